@@ -1,0 +1,55 @@
+# The commands of the project. `make run` and `make test` set up all they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+TORCH := torch==2.13.0+cpu
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help run test check format bench install lock clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: $(READY)  ## train the demo model end to end on this machine
+	$(BIN)/olmorl-launch deploy/recipes/demo.toml
+
+test: $(READY)  ## all tests, with real vLLM, DeepSpeed, Ray and Redis
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## ruff and mypy strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## rewrite the code in the project's format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## all benchmarks, results under benchmarks/results
+	for name in data_plane learner_efficiency actor_efficiency; do \
+	    $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+
+install: $(READY)  ## set up .venv
+
+# CPU torch first: from where pip looks by default, else from PyTorch's own CPU index. Then the lock, as it is.
+$(READY): requirements/cpu.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else "OlmoRL needs Python 3.11 or 3.12, this is %d.%d: try make PYTHON=python3.11" % v)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --no-deps "$(TORCH)" \
+	    || $(BIN)/pip install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu "$(TORCH)"
+	grep -v '^deepspeed==' requirements/cpu.lock > $(VENV)/wheels.txt
+	$(BIN)/pip install --quiet --no-deps -r $(VENV)/wheels.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation $$(grep '^deepspeed==' requirements/cpu.lock)
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	touch $@
+
+lock:  ## resolve requirements/cpu.in into requirements/cpu.lock (needs uv)
+	uv pip compile --quiet requirements/cpu.in --override requirements/overrides.txt --python-version 3.11 \
+	    --python-platform x86_64-manylinux_2_28 --no-annotate --no-header \
+	    | grep -vE '^(torch|triton|nvidia|cuda)[-a-z0-9]*==' > requirements/cpu.lock
+
+clean:  ## remove .venv and what tools cached
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

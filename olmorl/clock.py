@@ -1,0 +1,88 @@
+"""Time as an argument: the same scheduling code runs on the wall clock and in simulated time."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Clock(Protocol):
+    """What all logic that waits or times is given."""
+
+    def now(self) -> float:
+        """Monotonic seconds, for durations within one process."""
+        ...
+
+    def wall(self) -> float:
+        """Unix seconds, for deadlines that cross processes."""
+        ...
+
+    async def sleep(self, seconds: float) -> None:
+        """Let `seconds` pass."""
+        ...
+
+
+class SystemClock:
+    """Real time."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class LoopClock:
+    """The time of the running event loop: simulated under `run_simulated`, real otherwise."""
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def wall(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """Never waits: when nothing is ready, time jumps to the next timer instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        ready = super().select(0)
+        if not ready:
+            if timeout is None:
+                raise RuntimeError("simulated time: every task waits and no timer is set (deadlock)")
+            self.time += max(timeout, 0.0)
+        return ready
+
+
+class _SimulatedLoop(asyncio.SelectorEventLoop):
+    def __init__(self, selector: _JumpingSelector) -> None:
+        super().__init__(selector)
+        self._simulated = selector
+
+    def time(self) -> float:
+        return self._simulated.time
+
+
+def run_simulated(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` with sleeps and timeouts in simulated time: hours pass in seconds.
+
+    Raises:
+        RuntimeError: when every task waits and no timer is set, which in real time would be a silent hang.
+    """
+    with asyncio.Runner(loop_factory=lambda: _SimulatedLoop(_JumpingSelector())) as runner:
+        return runner.run(main)

@@ -1,0 +1,53 @@
+"""Bytes for messages: msgpack by field name, arrays as raw little-endian bytes, a schema version in front. Never pickle."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, get_args
+
+import msgspec
+import numpy as np
+
+SCHEMA = 1
+_HEADER = bytes([0x4F, SCHEMA])
+M = TypeVar("M")
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"a message cannot carry a {type(value).__name__}")
+
+
+def _decode_array(kind: Any, value: Any) -> Any:
+    dtype = np.dtype(get_args(get_args(kind)[1])[0]).newbyteorder("<")
+    return np.frombuffer(value, dtype=dtype)
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+
+def encode(message: Any) -> bytes:
+    """Encode one message or a plain structure of them."""
+    return _HEADER + _encoder.encode(message)
+
+
+def decode(data: bytes | memoryview, kind: Any) -> Any:
+    """Decode `data` as `kind` (a message type or a union of tagged ones).
+
+    Arrays are read-only views of `data`. Raises ValueError when the bytes are not such a message or were written
+    with another schema version; the caller decides whether that is poison.
+    """
+    if bytes(data[:1]) != _HEADER[:1]:
+        raise ValueError("not an OlmoRL message")
+    if data[1] != SCHEMA:
+        raise ValueError(f"message of schema {data[1]}, this program reads {SCHEMA}")
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind, dec_hook=_decode_array)
+    try:
+        return decoder.decode(memoryview(data)[2:])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"malformed message: {error}") from error

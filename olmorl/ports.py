@@ -1,0 +1,398 @@
+"""The ports: what each part asks of the others. Adapters live in the folders, fakes of each always ship.
+
+assembler  ── PromptQueue ──>  actor           assembler <── ResultQueue ── actor
+learner    ── WeightStore ──>  actor           assembler ── BatchSource ──> learner ranks
+actor      ── Engine, Scorer                   learner   ── Trainer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from olmorl.messages import (
+    ActorStatus,
+    Begin,
+    Completion,
+    Lease,
+    Prompt,
+    Result,
+    Shard,
+    StepReport,
+    TokenIds,
+    Verdict,
+    Version,
+    WeightsReady,
+    Work,
+)
+
+# --- queues -------------------------------------------------------------------------------------
+
+
+class CommitOutcome(StrEnum):
+    """What became of a commit. Only `STORED` stores anything; the others are counted."""
+
+    STORED = "stored"
+    LATE = "late"
+    """The lease had expired."""
+    DUPLICATE = "duplicate"
+    """The draw is done already."""
+
+
+class Place(StrEnum):
+    """Where the queue holds a draw."""
+
+    QUEUED = "queued"
+    LEASED = "leased"
+    RESULTS = "results"
+
+
+class Counts(NamedTuple):
+    """One consistent read of one lane, in draws."""
+
+    queued: int
+    leased: int
+    results: int
+    """Committed and not yet trimmed, taken or not."""
+    late: int
+    """Commits refused so far because their lease had expired."""
+    duplicates: int
+    """Commits refused so far because their draw was done."""
+
+    @property
+    def live(self) -> int:
+        return self.queued + self.leased + self.results
+
+
+class Taken(NamedTuple):
+    """A result that the assembler has taken and not yet trimmed."""
+
+    entry: str
+    draw_id: int
+    result: Result
+
+
+class PromptQueue(Protocol):
+    """The assembler's end of the prompts. Every call is refused with Superseded after a newer incarnation's claim."""
+
+    async def claim(self, incarnation: int) -> None:
+        """Take the run over. Raises Superseded unless `incarnation` is newer than every earlier claim."""
+        ...
+
+    async def push(self, prompts: Sequence[Prompt]) -> None:
+        """Queue all or none. Also requeues: a draw that is queued, leased or done is not queued twice.
+
+        Raises QueueFull when the bound would be passed.
+        """
+        ...
+
+    async def expire(self) -> int:
+        """Requeue what expired leases hold with `attempt + 1`; returns how many.
+
+        A draw past its last attempt or its `not_after` becomes a Failure among the results instead.
+        """
+        ...
+
+    async def release(self, owner: str) -> int:
+        """Expire every lease of `owner` now (it is known to be dead); returns how many."""
+        ...
+
+    async def inventory(self, lane: str) -> dict[int, Place]:
+        """Where each draw of the lane is, in one consistent read. For reconciliation."""
+        ...
+
+    async def forget_done(self, draw_ids: Iterable[int], lane: str) -> None:
+        """Clear done marks whose group was lost, so that the draws may be pushed again."""
+        ...
+
+    async def flush(self, lane: str) -> None:
+        """Drop everything the lane holds: a rollback draws anew."""
+        ...
+
+
+class LeaseQueue(Protocol):
+    """The actor's end: lease, extend, commit. At-least-once delivery made exactly-once in effect."""
+
+    async def lease(self, owner: str, limit: int, lane: str, wait_s: float) -> list[Lease]:
+        """Up to `limit` prompts; an empty list after `wait_s` seconds without any."""
+        ...
+
+    async def extend(self, leases: Sequence[Lease]) -> set[str]:
+        """Move the deadlines on; returns the ids of the leases that are lost (stop working on those)."""
+        ...
+
+    async def give_back(self, leases: Sequence[Lease]) -> None:
+        """Return prompts unharmed (same attempt): the actor is leaving."""
+        ...
+
+    async def commit(self, lease: Lease, result: Result) -> CommitOutcome:
+        """Store the result, acknowledge the prompt and mark its draw done, in one atomic step."""
+        ...
+
+    async def heartbeat(self, status: ActorStatus) -> None:
+        """Say that the actor lives, and its totals."""
+        ...
+
+    async def control(self, owner: str) -> str:
+        """What the actor is asked to do: `run`, `pause` or `drain`."""
+        ...
+
+
+class ResultQueue(Protocol):
+    """The assembler's end of the results."""
+
+    async def take(self, limit: int, lane: str, wait_s: float) -> list[Taken]:
+        """Results not taken before by this incarnation, oldest first; empty after `wait_s` seconds without any.
+
+        A new claim sees untrimmed results again from the oldest. A result that cannot be decoded goes to the
+        dead letters and arrives as a Failure with cause `poison`.
+        """
+        ...
+
+    async def trim(self, taken: Sequence[Taken]) -> None:
+        """Forget results whose outcome is durable elsewhere."""
+        ...
+
+    async def counts(self, lane: str) -> Counts:
+        """One consistent read."""
+        ...
+
+    async def statuses(self) -> dict[str, ActorStatus]:
+        """The last heartbeat of every actor that was heard of."""
+        ...
+
+    async def set_control(self, owner: str, order: str) -> None:
+        """Ask an actor to `run`, `pause` or `drain`; owner `*` asks all."""
+        ...
+
+
+class Queue(PromptQueue, LeaseQueue, ResultQueue, Protocol):
+    """One adapter implements all three ends over the same state."""
+
+    async def close(self) -> None:
+        """Close connections; the state stays."""
+        ...
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+class NamedBuffer(NamedTuple):
+    """A tensor as bytes. `data` is contiguous, little-endian."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    data: memoryview
+
+
+class StagedWeights(NamedTuple):
+    """A version that lies in shared memory of this host, every chunk checked against its hash."""
+
+    manifest: WeightsReady
+    path: Path
+    """One file; the manifest says where each tensor lies in it."""
+
+
+class WeightStore(Protocol):
+    """Moves named byte buffers and knows nothing of tensors. Pull: no reader can block the writer or another reader.
+
+    All calls block; callers on an event loop use a thread.
+    """
+
+    def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
+        """Make `version` the latest. Raises Superseded from an older incarnation, ValueError for a version that exists."""
+        ...
+
+    def latest(self) -> Version | None:
+        """What actors should run now."""
+        ...
+
+    def fetch(self, version: Version) -> StagedWeights:
+        """Stage a version on this host, once for all engines of the host.
+
+        Raises WeightError when it is gone or its chunks do not match their hashes.
+        """
+        ...
+
+    def discard(self, keep: Iterable[Version]) -> None:
+        """Free the memory of all other versions, here and on the publishing side."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove everything of this run: at start what a dead run left, at stop all."""
+        ...
+
+
+# --- actor --------------------------------------------------------------------------------------
+
+
+class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+    """How one completion is sampled. At training temperature 1, top_p 1, no top_k keep the ratio unbiased."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    max_tokens: int
+    min_tokens: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+class EngineLoad(NamedTuple):
+    """What the engine really has room for."""
+
+    running: int
+    waiting: int
+    """Admitted, not yet scheduled."""
+    kv_used: float
+    """Share of the KV cache in use, 0 to 1."""
+    max_running: int
+    """Sequences the engine batches at most."""
+
+
+class Update(NamedTuple):
+    """What an in-flight update cost as the engine saw it."""
+
+    version: Version
+    stall_s: float
+    """Between the last step before and the first chance of a step after."""
+
+
+class Engine(Protocol):
+    """One generating engine. Fakes: `actors.fake.FakeEngine`."""
+
+    async def start(self, weights: StagedWeights | None) -> None:
+        """Load the model and come up; with `weights`, at that version."""
+        ...
+
+    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
+        """Sample one completion (index 0, no verdicts). Cancelling the task aborts the request.
+
+        The prefix cache is salted with the version at submission. Raises ValueError for a prompt that cannot fit.
+        """
+        ...
+
+    async def update(self, staged: StagedWeights) -> Update:
+        """Apply a version between two engine steps: nothing aborted, no KV dropped, labels exact at the boundary."""
+        ...
+
+    def load(self) -> EngineLoad:
+        """The load now, without waiting for the engine."""
+        ...
+
+    @property
+    def version(self) -> Version:
+        """The version that computes the next token."""
+        ...
+
+    @property
+    def tokens_generated(self) -> int:
+        """Completion tokens sampled since start, unfinished requests included."""
+        ...
+
+    async def stop(self) -> None:
+        """End all processes of the engine."""
+        ...
+
+
+class Scorer(Protocol):
+    """Verifies completions in other processes. Implemented by `verifiers.combine`."""
+
+    async def start(self) -> None: ...
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
+        """Each verifier's verdict on one completion, as soon as it is finished. Infrastructure errors are retried inside."""
+        ...
+
+    async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
+        """Run the group-wise user functions, then weigh all verdicts into `reward`.
+
+        Raises Unscorable when the group cannot be scored; the group then fails and is counted.
+        """
+        ...
+
+    async def stop(self) -> None: ...
+
+
+# --- learner ------------------------------------------------------------------------------------
+
+
+class BatchSource(Protocol):
+    """The assembler as a learner rank sees it. Every call has a deadline that names the assembler."""
+
+    async def begin(self, rank: int) -> Begin:
+        """Where this start of the learner begins: its incarnation, and the checkpoint to restore."""
+        ...
+
+    async def next(self, rank: int, step: int) -> Work:
+        """This rank's shard of `step`; the same again when asked again."""
+        ...
+
+    async def report(self, report: StepReport) -> None:
+        """From rank 0, after the optimizer step."""
+        ...
+
+    async def published(self, version: Version, seconds: float) -> None:
+        """From rank 0: actors can fetch `version`; publishing took `seconds`."""
+        ...
+
+    async def saved(self, step: int) -> None:
+        """From rank 0: every rank's share of the checkpoint is on disk; the assembler adds its part and the marker."""
+        ...
+
+
+class Trainer(Protocol):
+    """The policy being trained, on one rank. All ranks call each method together.
+
+    The real one is `learner.engine.DeepSpeedTrainer`, the fake one `learner.fake.FakeTrainer`.
+    """
+
+    async def train(self, shard: Shard) -> dict[str, float]:
+        """One learner step; returns values named as in `metrics.LEARNER`, global over all ranks."""
+        ...
+
+    def snapshot(self) -> list[NamedBuffer]:
+        """The weights as a checkpoint of the model names them, copied; empty except on rank 0."""
+        ...
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's share of model, optimizer, schedule and random state."""
+        ...
+
+    def restore(self, folder: Path) -> None:
+        """Read what `save` wrote."""
+        ...
+
+    def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder that transformers and vLLM load."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Row(NamedTuple):
+    """One usable row of a data set, before it becomes a draw."""
+
+    row: str
+    messages: list[dict[str, Any]] | str
+    token_ids: npt.NDArray[np.int32]
+    datasets: tuple[str, ...]
+    ground_truths: tuple[Any, ...]
+    columns: Mapping[str, Any]
+    thinking_opened: bool
+
+
+class LabelCheck(Protocol):
+    """Says whether a verifier can use a label. Implemented by `verifiers.labels`."""
+
+    def __call__(self, dataset: str, ground_truth: Any) -> str | None:
+        """Why the label cannot be used, or None when it can."""
+        ...

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, TypeVar
+
+from olmorl.errors import DeadlinePassed
 
 T = TypeVar("T")
 
@@ -77,6 +80,15 @@ class _SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._simulated.time
 
+    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+        """A thread's work takes no simulated time: it is done at once, in place."""
+        future: asyncio.Future[T] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # whoever awaits the future gets it, as from a thread
+            future.set_exception(error)
+        return future
+
 
 def run_simulated(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` with sleeps and timeouts in simulated time: hours pass in seconds.
@@ -86,3 +98,19 @@ def run_simulated(main: Coroutine[Any, Any, T]) -> T:
     """
     with asyncio.Runner(loop_factory=lambda: _SimulatedLoop(_JumpingSelector())) as runner:
         return runner.run(main)
+
+
+@asynccontextmanager
+async def within(seconds: float, what: str) -> AsyncIterator[None]:
+    """Give the block `seconds`; `what` says what it waits for and who owns that.
+
+    Raises:
+        DeadlinePassed: when they have passed.
+    """
+    try:
+        async with asyncio.timeout(seconds) as deadline:
+            yield
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise DeadlinePassed(f"waited {seconds:g} s for {what}") from None

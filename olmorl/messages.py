@@ -173,7 +173,8 @@ class Failure(Message, frozen=True, kw_only=True):
 
     prompt: Prompt
     cause: str
-    """A short stable word: `unscorable`, `over_long`, `attempts`, `total_deadline`, `engine_error`, `poison`."""
+    """A short stable word: `unscorable`, `over_long`, `attempts`, `total_deadline`, `engine_error`, `poison`,
+    and `stale`: cancelled by `over_age = "drop"`."""
     detail: str = ""
     actor: str = ""
     num_tokens: int = 0
@@ -202,6 +203,8 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     kv_used: float = 0.0
     """Share of the KV cache in use, 0 to 1."""
     updates: int = 0
+    update_failures: int = 0
+    """Tries to fetch or apply a version that failed; the version in use stayed."""
     stall_s_total: float = 0.0
     stall_s_max: float = 0.0
     verifier_s_total: float = 0.0

@@ -298,6 +298,11 @@ class Engine(Protocol):
         """Completion tokens sampled since start, unfinished requests included."""
         ...
 
+    @property
+    def tokens_aborted(self) -> int:
+        """Those of `tokens_generated` whose request was cancelled before it finished."""
+        ...
+
     async def stop(self) -> None:
         """End all processes of the engine."""
         ...

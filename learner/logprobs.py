@@ -26,9 +26,9 @@ def token_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(head(hidden) / temperature)[target] for each token, from the head's own weight.
 
-    The backward pass recomputes the logits chunk by chunk with the explicit gradient, and adds up the weight's gradient in
-    fp32. Exact to the unchunked computation. The weight must be whole in forward and in backward: under ZeRO-3, call
-    this inside the forward of the module that owns it.
+    The backward pass recomputes the logits chunk by chunk with the explicit gradient, and adds up the weight's
+    gradient in fp32. Exact to the unchunked computation. The weight must be whole in forward and in backward: under
+    ZeRO-3, call this inside the forward of the module that owns it.
 
     Returns:
         logprobs_T with a gradient, and entropy_T (nats, no gradient) if asked for.
@@ -58,7 +58,7 @@ def chunked_logprobs(
         logprobs_CV = torch.log_softmax(logits_CV, dim=-1)
         picked_C = logprobs_CV.gather(1, targets_C[:, None]).squeeze(1)
         with torch.no_grad():
-            entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(-1) if with_entropy else picked_C.new_empty(0)
+            entropy_C = _entropy(logprobs_CV) if with_entropy else picked_C.new_empty(0)
         return picked_C, entropy_C
 
     pairs = [
@@ -71,6 +71,11 @@ def chunked_logprobs(
 
 def _full_precision(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))
+
+
+def _entropy(logprobs_CV: Tensor) -> Tensor:
+    # `entr` takes 0 log 0 as 0: heads mask vocabulary with logits of -inf.
+    return torch.special.entr(logprobs_CV.exp()).sum(-1)
 
 
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
@@ -99,9 +104,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs.append(logits_CV.gather(1, targets_C[:, None]).squeeze(1) - normaliser_C)
             normalisers.append(normaliser_C)
             if with_entropy:
-                # sum of p * logit, with p = softmax; H = log Z - that.
-                expected_C = (torch.softmax(logits_CV, -1) * logits_CV).sum(-1)
-                entropies.append(normaliser_C - expected_C)
+                entropies.append(_entropy(logits_CV.sub_(normaliser_C[:, None])))
         logprobs_T, normalisers_T = torch.cat(logprobs), torch.cat(normalisers)
         entropy_T = torch.cat(entropies) if with_entropy else logprobs_T.new_empty(0)
         ctx.save_for_backward(hidden_TH, weight_VH, bias_V, targets_T, normalisers_T)

@@ -27,7 +27,7 @@ LOG_RATIO_BOUND: Final = 20.0
 
 
 class LossInputs(NamedTuple):
-    """What the objective sees of one or more rows. All BT tensors are on one device; only `logprobs_BT` has a gradient."""
+    """What the objective sees of one or more rows, all on one device. Only `logprobs_BT` has a gradient."""
 
     logprobs_BT: Tensor
     """Of the policy being trained."""
@@ -66,7 +66,7 @@ STATS: Final = (
     "entropy",
     "kl_ref",
 )
-"""Names of the entries of `stats_S`: sums over loss tokens, to be added over rows, micro-batches, minibatches and ranks."""
+"""Entries of `stats_S`: sums over loss tokens, to be added over rows, micro-batches, minibatches and ranks."""
 
 
 def policy_loss(inputs: LossInputs, switches: Switches) -> tuple[Tensor, Tensor]:
@@ -94,7 +94,7 @@ def policy_loss(inputs: LossInputs, switches: Switches) -> tuple[Tensor, Tensor]
 
 
 def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
-    """Statistics summed over all rows and ranks of `num_updates` optimizer steps, under the names of `metrics.LEARNER`."""
+    """The means of `stats_S`, summed over all rows and ranks of `num_updates` updates, named as `metrics.LEARNER`."""
     total = dict(zip(STATS, stats_S.tolist(), strict=True))
     tokens, fresh_tokens = max(total["tokens"], 1.0), max(total["fresh_tokens"], 1.0)
     return {
@@ -114,8 +114,8 @@ def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> Tensor:
     """Per-token estimate of KL(pi || pi_ref) from samples of pi (J. Schulman, "Approximating KL divergence", 2020).
 
-    k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, with d = log pi - log pi_ref. The mean of k1's own gradient is zero, so a
-    loss cannot use it: k1 is given the gradient of k2, which is that of k1 taken off each token's reward
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, with d = log pi - log pi_ref. The mean of k1's own gradient is zero, so
+    a loss cannot use it: k1 is given the gradient of k2, which is that of k1 taken off each token's reward
     (arXiv 2510.01555).
     """
     diff_BT = (logprobs_BT - ref_logprobs_BT).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
@@ -172,8 +172,8 @@ def _ratio(rows: LossInputs, proximal_BT: Tensor, switches: Switches) -> Tensor:
 def _importance_weight(rows: LossInputs, proximal_BT: Tensor, switches: Switches) -> tuple[Tensor, Tensor]:
     """w of each token, without gradient, and where the cap changed it.
 
-    `truncate` is min(w, rho) (truncated importance sampling). `mask` keeps w within [1/rho, rho] and is 0 outside (IcePop).
-    `sequence` is the product over the loss tokens of the sequence, capped once. A masked token stays in the normaliser.
+    `truncate` is min(w, rho), truncated importance sampling. `mask` is w within [1/rho, rho] and 0 outside (IcePop); such
+    a token stays in the normaliser. `sequence` is the product over the loss tokens of the sequence, capped once.
     """
     if switches.rho is None:
         return torch.ones_like(proximal_BT), torch.zeros_like(rows.loss_mask_BT)

@@ -52,8 +52,8 @@ class Switches:
 
 
 _OLMORL: Final[dict[str, Any]] = {
-    # Olmo 3 (arXiv 2512.13961), on OlmoRL: GRPO without the standard deviation (Dr. GRPO), with the token-level loss and
-    # the higher upper clip of DAPO, no KL, and truncated importance sampling between engine and learner.
+    # Olmo 3 (arXiv 2512.13961): GRPO without the standard deviation (Dr. GRPO), with the token-level loss and the higher
+    # upper clip of DAPO, no KL, and truncated importance sampling between engine and learner.
     "advantage": "mean",
     "normalize": "token",
     "ratio": "token",
@@ -68,17 +68,17 @@ _OLMORL: Final[dict[str, Any]] = {
     "overlong_share": 0.0,
 }
 
-# None of the papers below but the last weighs tokens by pi_old / pi_engine: they sample from pi_old. So `rho` is off, and
-# with max_lag > 0 staleness is uncorrected unless the recipe sets it.
+# None of the papers below but the last weighs tokens by pi_old / pi_engine: they sample from pi_old. So `rho` is off,
+# and with max_lag > 0 staleness is uncorrected unless the recipe sets it.
 _PRESETS: Final[dict[str, dict[str, Any]]] = {
     "olmorl": _OLMORL,
-    # DeepSeekMath (arXiv 2402.03300), equations 3 and 4.
+    # DeepSeekMath (arXiv 2402.03300): mean per sequence, KL to a reference by the k3 estimate.
     "grpo": _OLMORL | {"advantage": "mean_std", "normalize": "sequence", "eps_high": 0.2, "rho": None, "kl_beta": 0.04},
     # Understanding R1-Zero-Like Training (arXiv 2503.20783): neither standard deviation nor division by own length.
     "dr_grpo": _OLMORL | {"normalize": "constant", "eps_high": 0.2, "rho": None},
-    # DAPO (arXiv 2503.14476), equations 8 to 13; 4,096 of its 20,480 tokens are the soft punishment's buffer.
+    # DAPO (arXiv 2503.14476): token-level, a higher upper clip; 4,096 of its 20,480 tokens are the overlong buffer.
     "dapo": _OLMORL | {"advantage": "mean_std", "eps_high": 0.28, "rho": None, "overlong_share": 0.2},
-    # Group Sequence Policy Optimization (arXiv 2507.18071), equations 5 to 7 and section 5.1 for the clip range.
+    # Group Sequence Policy Optimization (arXiv 2507.18071): ratio and clip of whole sequences, so a much closer range.
     "gspo": _OLMORL
     | {
         "advantage": "mean_std",
@@ -88,11 +88,11 @@ _PRESETS: Final[dict[str, dict[str, Any]]] = {
         "eps_high": 4e-4,
         "rho": None,
     },
-    # MiniMax-M1 (arXiv 2506.13585), equations 4 and 5, without a lower bound as it says; it names no upper one, so that of
-    # ScaleRL (arXiv 2510.13786), which found 4 to 8 alike.
+    # MiniMax-M1 (arXiv 2506.13585), equations 4 and 5, without a lower bound as it says; it names no upper one, so the
+    # cap of 5 is from the range that ScaleRL (arXiv 2510.13786) found insensitive.
     "cispo": _OLMORL | {"advantage": "mean_std", "clip": "cispo", "eps_low": 1.0, "eps_high": 4.0, "rho": None},
-    # Batch size-invariance (arXiv 2110.00641), equation 3, as AReaL (arXiv 2505.24298), equation 5, trains with it: the
-    # behaviour weight is not capped.
+    # Batch size-invariance for policy optimization (arXiv 2110.00641), as AReaL (arXiv 2505.24298) trains with it: the
+    # weight from behaviour to proximal policy is not capped.
     "ppo_decoupled": _OLMORL | {"advantage": "mean_std", "eps_high": 0.2, "rho": inf},
 }
 

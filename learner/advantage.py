@@ -1,0 +1,51 @@
+"""From the rewards of a group to its advantages. Pure numpy, in fp64.
+
+Shape letter: G completions of one group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from olmorl.learner.presets import AdvantageKind
+
+STD_FLOOR: Final = 1e-6
+"""Added to the standard deviation, so that rounding noise between equal rewards is not blown up to a signal."""
+
+Rewards = Sequence[float] | npt.NDArray[np.float64]
+
+
+def advantages(rewards_G: Rewards, kind: AdvantageKind, reward_scale: float = 1.0) -> npt.NDArray[np.float64]:
+    """Reward minus the mean of its group; with `mean_std` also divided by the group's (population) standard deviation.
+
+    `mean` is Dr. GRPO's (arXiv 2503.20783), `mean_std` GRPO's (arXiv 2402.03300).
+
+    Raises:
+        ValueError: a group of fewer than two, or a reward that is not finite: it would poison its whole group.
+    """
+    scaled_G = np.asarray(rewards_G, dtype=np.float64) * reward_scale
+    if scaled_G.size < 2:
+        raise ValueError(f"a group of {scaled_G.size} has no baseline: sampling.group_size must be 2 or more")
+    if not np.isfinite(scaled_G).all():
+        raise ValueError(f"rewards must be finite numbers, not {list(rewards_G)}")
+    centred_G = scaled_G - scaled_G.mean()
+    return centred_G if kind == "mean" else centred_G / (scaled_G.std() + STD_FLOOR)
+
+
+def is_zero_gradient(rewards_G: Rewards) -> bool:
+    """True if all rewards of the group are equal: every advantage is 0 and the group teaches nothing."""
+    return min(rewards_G) == max(rewards_G)
+
+
+def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int) -> float:
+    """DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4), to be added to the reward before the advantage.
+
+    0 up to `max_tokens - buffer` tokens, then falling linearly to -1 at `max_tokens`. A buffer of 0 turns it off.
+    """
+    if buffer == 0:
+        return 0.0
+    return -min(max(num_tokens - (max_tokens - buffer), 0) / buffer, 1.0)

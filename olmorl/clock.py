@@ -6,12 +6,14 @@ import asyncio
 import selectors
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
+from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
 
 from olmorl.errors import DeadlinePassed
 
 T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 class Clock(Protocol):
@@ -80,7 +82,9 @@ class _SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._simulated.time
 
-    def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+    ) -> asyncio.Future[T]:
         """A thread's work takes no simulated time: it is done at once, in place."""
         future: asyncio.Future[T] = self.create_future()
         try:

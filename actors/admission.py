@@ -1,0 +1,118 @@
+"""How much an actor leases: by the room its engine really has, with a share of it for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+from olmorl import config
+from olmorl.messages import TRAIN_LANE, Lease
+from olmorl.ports import Engine, EngineLoad, LeaseQueue
+
+LONGEST_IDLE_S = 0.25
+"""How long an actor with room asks for training prompts before it looks at the evaluation lanes again."""
+
+
+class Lane(NamedTuple):
+    """A lane of the prompt queue, as admission sees it."""
+
+    name: str
+    group_size: int
+    """Sequences a prompt."""
+
+
+class InHand(NamedTuple):
+    """Sequences of the leases an actor holds."""
+
+    generating: int
+    """Not finished by the engine, submitted or not."""
+    unscored: int
+    """Finished, and still held until their group is committed."""
+    evaluation: int
+    """Those of `generating` that belong to evaluation lanes."""
+
+
+def lanes(sampling: config.Sampling, evaluation: config.Evaluation, names: Sequence[str]) -> tuple[Lane, ...]:
+    """The evaluation lanes `names`, then the training lane."""
+    return (*(Lane(name, evaluation.samples) for name in names), Lane(TRAIN_LANE, sampling.group_size))
+
+
+def slots(load: EngineLoad, kv_headroom: float) -> int:
+    """Sequences that can run side by side: the batch limit, or what the KV cache holds of sequences as they are now.
+
+    The mean use of a running sequence stands for the next one: half-grown answers come and go all the time.
+    """
+    if not load.running or not load.kv_used:
+        return load.max_running
+    return min(load.max_running, int(load.running * (1 - kv_headroom) / load.kv_used))
+
+
+def room(load: EngineLoad, in_hand: InHand, max_waiting: int, kv_headroom: float) -> int:
+    """Sequences to admit now, 0 or more.
+
+    Answers that wait for their verdicts count from the moment they would fill the engine a second time, so that a
+    slow verifier bounds what is in hand.
+    """
+    bound = slots(load, kv_headroom) + max_waiting
+    occupied = max(in_hand.generating, load.running + load.waiting)
+    return max(0, min(bound - occupied, 2 * bound - in_hand.generating - in_hand.unscored))
+
+
+def evaluation_room(free: int, load: EngineLoad, in_hand: InHand, share: float) -> int:
+    """Those of the `free` sequences that evaluation may take while training prompts wait; its share is at least one."""
+    return max(0, min(free, ceil(share * load.max_running) - in_hand.evaluation))
+
+
+def groups(sequences: int, group_size: int) -> int:
+    """Prompts that fill `sequences`, rounded up: a slot never stays empty because half a group would not fit."""
+    return ceil(max(0, sequences) / group_size)
+
+
+class Intake:
+    """Leases no more than the engine has room for; evaluation gets its share first, and what training leaves."""
+
+    def __init__(
+        self,
+        owner: str,
+        engine: Engine,
+        queue: LeaseQueue,
+        lanes: Sequence[Lane],
+        settings: config.Actors,
+        evaluation_share: float,
+    ) -> None:
+        self._owner = owner
+        self._engine = engine
+        self._queue = queue
+        *self._evaluation, self._training = lanes
+        self._settings = settings
+        self._share = evaluation_share
+
+    def room(self, held: InHand) -> int:
+        """Sequences to admit now."""
+        return room(self._engine.load(), held, self._settings.max_waiting, self._settings.kv_headroom)
+
+    async def lease(self, held: InHand) -> list[Lease]:
+        """Fill the room there is; waits a moment for training prompts when there is nothing else."""
+        free = self.room(held)
+        leases = await self._lease_evaluation(evaluation_room(free, self._engine.load(), held, self._share))
+        free -= _sequences(leases)
+        wanted = groups(free, self._training.group_size)
+        if wanted:
+            wait_s = 0.0 if leases else LONGEST_IDLE_S
+            training = await self._queue.lease(self._owner, wanted, self._training.name, wait_s)
+            leases += training
+            if len(training) < wanted:
+                leases += await self._lease_evaluation(free - _sequences(training))
+        return leases
+
+    async def _lease_evaluation(self, sequences: int) -> list[Lease]:
+        leases: list[Lease] = []
+        for lane in self._evaluation:
+            if limit := groups(sequences - _sequences(leases), lane.group_size):
+                leases += await self._queue.lease(self._owner, limit, lane.name, 0.0)
+        return leases
+
+
+def _sequences(leases: Sequence[Lease]) -> int:
+    return sum(lease.prompt.group_size for lease in leases)

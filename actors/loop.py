@@ -1,0 +1,271 @@
+"""The actor's story: admit groups while the engine has room, generate, verify, commit.
+
+    task       does                                           waits for                   ends with
+    admit      leases prompts, starts one `serve` for each    room, prompts               drain, stop
+    serve      generate, verify each, score, commit a group   the engine, the verifiers   its group
+    update     applies the newest weights                     the weight store            the actor
+    extend     keeps leases, cancels work whose lease is lost  time                        the actor
+    report     heartbeats, orders, stall watch                time                        the actor
+
+All live in one task group: an error in any of them ends the actor with that error as its cause. Its leases are then
+released as those of a dead actor, so that a prompt that kills engines runs out of attempts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
+
+from olmorl import config
+from olmorl.actors import status
+from olmorl.actors.admission import Intake, Lane
+from olmorl.actors.weights import WeightFollower
+from olmorl.actors.work import Order, OverLong, Work, in_hand
+from olmorl.clock import Clock, within
+from olmorl.errors import Unscorable
+from olmorl.messages import ActorStatus, Completion, Failure, Group, Prompt, Result
+from olmorl.ports import CommitOutcome, Engine, LeaseQueue, Sampling, Scorer, WeightStore
+
+EXTENSIONS = 4
+"""Times that a lease is extended within its length."""
+
+
+class Actor:
+    """Every lease ends in one of: a commit, its loss, or its return; a group is committed whole or not at all."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        engine: Engine,
+        queue: LeaseQueue,
+        weights: WeightStore,
+        scorer: Scorer,
+        clock: Clock,
+        sample: Callable[[Prompt, int], Sampling],
+        lanes: Sequence[Lane],
+        settings: config.Actors,
+        evaluation_share: float,
+        lease_s: float,
+        max_span: int | None = None,
+        metrics_port: int = 0,
+    ) -> None:
+        """`sample` gives the parameters of each completion, `lanes` are those of `admission.lanes`.
+
+        With `max_span`, answers that span more versions are cancelled while they generate and their group fails as
+        `stale` (`over_age = "drop"`).
+        """
+        self.name = name
+        self._engine = engine
+        self._queue = queue
+        self._scorer = scorer
+        self._clock = clock
+        self._sample = sample
+        self._settings = settings
+        self._lease_s = lease_s
+        self._max_span = max_span
+        self._metrics_port = metrics_port
+        self._intake = Intake(name, engine, queue, lanes, settings, evaluation_share)
+        self._weights = WeightFollower(
+            weights, engine, clock, owner=name, poll_s=settings.weight_poll_s, deadline_s=settings.stall_deadline_s
+        )
+        self._watch = status.StallWatch(name, settings.stall_deadline_s)
+        self._totals = status.Totals()
+        self._works: dict[str, Work] = {}
+        self._order = Order.RUN
+        self._started = False
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Start, serve until told to drain or stop, and leave nothing behind.
+
+        Raises:
+            DeadlinePassed: the engine, the weights or the verifiers gave no sign for their deadline.
+            OlmoRLError: what else ended the actor; of several causes the first.
+        """
+        async with contextlib.AsyncExitStack() as owned:
+            owned.callback(self._ended.set)
+            owned.push_async_callback(self._engine.stop)
+            owned.push_async_callback(self._scorer.stop)
+            try:
+                await self._live()
+            except BaseExceptionGroup as group:
+                raise first_cause(group) from group
+
+    async def _live(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            standing = [tasks.create_task(self._report())]
+            await self._start()
+            standing += [tasks.create_task(self._update()), tasks.create_task(self._extend())]
+            await self._admit(tasks)
+            await self._leave()
+            for task in standing:
+                task.cancel()
+        await self._queue.heartbeat(self.status())
+
+    async def drain(self) -> None:
+        """Take no more, finish what runs, leave. Returns when `run` has ended; the caller sets the deadline."""
+        self._obey(Order.DRAIN)
+        await self._ended.wait()
+
+    async def stop(self) -> None:
+        """Give all leases back and leave. Returns when `run` has ended; the caller sets the deadline."""
+        self._obey(Order.STOP)
+        await self._ended.wait()
+
+    async def _start(self) -> None:
+        async with within(self._settings.start_deadline_s, f"the engine and the verifiers of {self.name} to start"):
+            await self._engine.start(await self._weights.newest())
+            await self._scorer.start()
+        self._started = True
+
+    async def _admit(self, tasks: asyncio.TaskGroup) -> None:
+        while not self._order.final:
+            held = in_hand(self._works.values())
+            if self._order is Order.PAUSE or not self._intake.room(held):
+                await self._change()
+                continue
+            for lease in await self._intake.lease(held):
+                work = self._works[lease.lease_id] = Work(lease)
+                work.task = tasks.create_task(self._serve(work))
+
+    async def _serve(self, work: Work) -> None:
+        try:
+            await self._weights.reach(work.prompt.min_version)
+            work.version, work.started_at = self._engine.version, self._clock.wall()
+            await self._commit(work, await self._answer(work))
+        finally:
+            del self._works[work.lease.lease_id]
+            self._totals.ended(work)
+            self._changed.set()
+
+    async def _answer(self, work: Work) -> Result:
+        """The scored group, or the failure the draw ends with; every other error is the actor's."""
+        try:
+            async with asyncio.TaskGroup() as samples:
+                tasks = [samples.create_task(self._complete(work, i)) for i in range(work.prompt.group_size)]
+            scored = await self._scorer.combine(work.prompt, [task.result() for task in tasks])
+        except asyncio.CancelledError:
+            if not work.stale:
+                raise
+            return self._failure(work, "stale", f"unfinished over {self._max_span} versions after {work.version}")
+        except (ExceptionGroup, Unscorable) as error:
+            match first_cause(error):
+                case OverLong() as cause:
+                    return self._failure(work, "over_long", str(cause))
+                case Unscorable() as cause:
+                    return self._failure(work, "unscorable", str(cause))
+            raise
+        return Group(
+            prompt=work.prompt,
+            completions=scored,
+            actor=self.name,
+            started_at=work.started_at,
+            finished_at=self._clock.wall(),
+        )
+
+    async def _complete(self, work: Work, index: int) -> Completion:
+        return await self._verify(work.prompt, await self._generate(work, index))
+
+    async def _generate(self, work: Work, index: int) -> Completion:
+        prompt = work.prompt
+        request_id = f"{prompt.lane}/{prompt.draw_id}/{prompt.attempt}/{index}"
+        try:
+            completion = await self._engine.generate(request_id, prompt.token_ids, self._sample(prompt, index))
+        except ValueError as error:
+            raise OverLong(str(error)) from error
+        finally:
+            work.num_generating -= 1
+            self._changed.set()
+        work.num_tokens += len(completion.token_ids)
+        return replace(completion, index=index)
+
+    async def _verify(self, prompt: Prompt, completion: Completion) -> Completion:
+        verified = replace(completion, verdicts=await self._scorer.verify(prompt, completion))
+        self._totals.verified(verified)
+        return verified
+
+    async def _commit(self, work: Work, result: Result) -> None:
+        work.committing = True
+        outcome = await self._queue.commit(work.lease, result)
+        work.stored = outcome is CommitOutcome.STORED and isinstance(result, Group)
+        self._totals.committed(outcome)
+
+    async def _update(self) -> None:
+        while True:
+            update = await self._weights.next_update()
+            for work in self._works.values():
+                if self._max_span is not None and work.outlived(update.version, self._max_span):
+                    work.stale = True
+                    work.cancel()
+
+    async def _extend(self) -> None:
+        while True:
+            await self._clock.sleep(self._lease_s / EXTENSIONS)
+            held = [work for work in self._works.values() if not work.committing]
+            lost = await self._queue.extend([work.lease for work in held]) if held else set()
+            for work in held:
+                if work.lease.lease_id in lost:
+                    work.cancel()
+
+    async def _report(self) -> None:
+        while True:
+            await self._queue.heartbeat(self.status())
+            self._obey(Order(await self._queue.control(self.name)))
+            if self._started:
+                generating = in_hand(self._works.values()).generating
+                self._watch.check(self._clock.now(), generating, self._engine.tokens_generated)
+            await self._clock.sleep(self._settings.heartbeat_s)
+
+    async def _leave(self) -> None:
+        """Wait for what is in hand; when told to stop, end it and give it back."""
+        while self._works and self._order is not Order.STOP:
+            await self._change()
+        left = [work for work in self._works.values() if not work.committing]
+        tasks = [work.task for work in self._works.values() if work.task]
+        for work in left:
+            work.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if left:
+            await self._queue.give_back([work.lease for work in left])
+
+    def status(self) -> ActorStatus:
+        """The actor as its next heartbeat will show it."""
+        if not self._started:
+            return ActorStatus(name=self.name, at=self._clock.wall(), metrics_port=self._metrics_port)
+        return status.status(
+            self.name,
+            self._clock.wall(),
+            self._order.value,
+            self._metrics_port,
+            self._engine,
+            self._weights,
+            self._totals,
+        )
+
+    def _failure(self, work: Work, cause: str, detail: str) -> Failure:
+        return Failure(prompt=work.prompt, cause=cause, detail=detail, actor=self.name, num_tokens=work.num_tokens)
+
+    def _obey(self, order: Order) -> None:
+        if not self._order.final or order is Order.STOP:
+            self._order = order
+            self._changed.set()
+
+    async def _change(self) -> None:
+        """Wait until a sequence or a group ends or an order comes; look again after a heartbeat in any case."""
+        self._changed.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.heartbeat_s):
+                await self._changed.wait()
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The first plain error in nested groups of them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,76 @@
+"""What an actor has in hand, and what it was told to do with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from olmorl.actors.admission import InHand
+from olmorl.messages import TRAIN_LANE, Lease, Prompt, Version
+
+
+class Order(StrEnum):
+    """What an actor is asked to do. The last two are final."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    """Take nothing new, finish what is in hand, wait for the next order."""
+    DRAIN = "drain"
+    """Take nothing new, finish what is in hand, leave."""
+    STOP = "stop"
+    """Give back what is in hand, leave."""
+
+    @property
+    def final(self) -> bool:
+        return self in (Order.DRAIN, Order.STOP)
+
+
+class OverLong(Exception):
+    """The engine never has room for this prompt."""
+
+
+@dataclass(eq=False, slots=True)
+class Work:
+    """One leased group; each of its sequences counts as generating until the engine is done with it."""
+
+    lease: Lease
+    task: asyncio.Task[None] | None = None
+    version: Version | None = None
+    """In the engine when generation began."""
+    started_at: float = 0.0
+    num_generating: int = 0
+    num_tokens: int = 0
+    """Of its finished completions."""
+    stale: bool = False
+    """Cancelled because it outlived `over_age = "drop"`."""
+    committing: bool = False
+    stored: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_generating = self.prompt.group_size
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.lease.prompt
+
+    def cancel(self) -> None:
+        """End it, unless it is for the queue to say what becomes of it."""
+        if self.task and not self.committing:
+            self.task.cancel()
+
+    def outlived(self, now: Version, max_span: int) -> bool:
+        """Whether an answer under way spans more than `max_span` versions, counted from the start of its group."""
+        return bool(self.version and self.num_generating and now.number - self.version.number > max_span)
+
+
+def in_hand(works: Iterable[Work]) -> InHand:
+    """Count the sequences of all groups."""
+    generating = unscored = evaluation = 0
+    for work in works:
+        generating += work.num_generating
+        unscored += work.prompt.group_size - work.num_generating
+        if work.prompt.lane != TRAIN_LANE:
+            evaluation += work.num_generating
+    return InHand(generating, unscored, evaluation)

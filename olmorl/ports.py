@@ -78,6 +78,14 @@ class Taken(NamedTuple):
     result: Result
 
 
+class DeadLetter(NamedTuple):
+    """A message that could not be decoded, as it was."""
+
+    draw_id: int
+    reason: str
+    payload: bytes
+
+
 class PromptQueue(Protocol):
     """The assembler's end of the prompts. Every call is refused with Superseded after a newer incarnation's claim."""
 
@@ -161,6 +169,10 @@ class ResultQueue(Protocol):
 
     async def counts(self, lane: str) -> Counts:
         """One consistent read."""
+        ...
+
+    async def dead_letters(self, lane: str) -> list[DeadLetter]:
+        """The newest messages that could not be decoded, oldest first; their draws have failed."""
         ...
 
     async def statuses(self) -> dict[str, ActorStatus]:

@@ -1,0 +1,240 @@
+"""Reaching a Redis: the address, the connection, and what happens while it does not answer. The one file with redis."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import SplitResult, urlsplit
+
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from olmorl.clock import Clock
+from olmorl.errors import ConfigError, QueueError, QueueFull, QueueUnavailable, ResourceError, Superseded
+
+T = TypeVar("T")
+Reply = Any
+USERNAME, PASSWORD = "OLMORL_REDIS_USERNAME", "OLMORL_REDIS_PASSWORD"
+BLOCK_S = 1.0
+"""A blocking read asks for at most this long, well under the time in which a connection counts as dead."""
+_SOCKET_TIMEOUT_S = 10.0
+_MAX_CONNECTIONS = 32
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+# Answers of a Redis that loads, fails over, or has no room: it may be able later.
+_PASSING = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "OOM")
+_REFUSALS: dict[str, type[QueueError]] = {"SUPERSEDED": Superseded, "FULL": QueueFull}
+
+
+class Address(NamedTuple):
+    """Where a Redis is, and who asks."""
+
+    host: str
+    port: int
+    database: int
+    tls: bool
+    username: str | None
+    password: str | None
+
+    def __str__(self) -> str:
+        return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.database}"
+
+
+def parse_url(url: str, environment: Mapping[str, str]) -> Address:
+    """Read `redis[s]://host[:port][/database]`; user and password come from the environment.
+
+    Raises:
+        ConfigError: another scheme, a port or database that is no number, or credentials in the URL.
+    """
+    parts = urlsplit(url)
+    if parts.username or parts.password:
+        raise ConfigError(
+            "queue.url: a URL ends up in logs and recipes, so it may not hold credentials: "
+            f"set {USERNAME} and {PASSWORD} in the environment and leave only redis://host:port/database"
+        )
+    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
+        raise ConfigError(f"queue.url = {url!r}: write redis://host:port/database, or rediss:// for TLS")
+    port, database = _numbers(url, parts)
+    return Address(
+        host=parts.hostname,
+        port=port,
+        database=database,
+        tls=parts.scheme == "rediss",
+        username=environment.get(USERNAME) or None,
+        password=environment.get(PASSWORD) or None,
+    )
+
+
+def _numbers(url: str, parts: SplitResult) -> tuple[int, int]:
+    try:
+        return parts.port or 6379, int(parts.path.strip("/") or 0)
+    except ValueError:
+        raise ConfigError(f"queue.url = {url!r}: port and database are numbers, as in redis://host:6379/0") from None
+
+
+class Script:
+    """One atomic step, as Lua. Sent by its hash; the text only to a Redis that has not seen it."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
+
+    @classmethod
+    def load(cls, name: str, *files: str) -> Script:
+        """Join Lua files of this folder."""
+        folder = Path(__file__).parent
+        return cls(name, "\n".join((folder / file).read_text(encoding="utf-8") for file in files))
+
+
+class Link:
+    """Every call is answered, or ends at the outage deadline with an error that names what was waited for.
+
+    A call may be sent more than once: what it does must be the same done twice.
+    """
+
+    def __init__(self, redis: Redis, address: Address, clock: Clock, outage_deadline_s: float) -> None:
+        self._redis = redis
+        self._address = address
+        self._clock = clock
+        self._outage_deadline_s = outage_deadline_s
+
+    async def command(self, what: str, *parts: Any) -> Reply:
+        """One Redis command, its answer unparsed."""
+        return (await self.pipeline(what, [parts]))[0]
+
+    async def pipeline(self, what: str, commands: Sequence[Sequence[Any]]) -> list[Reply]:
+        """Several commands in one round trip, not as a transaction."""
+        replies = await self._until_answered(what, lambda: self._send(commands))
+        for reply in replies:
+            if isinstance(reply, exceptions.ResponseError):
+                raise _explain(what, reply)
+        return replies
+
+    async def script(self, what: str, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Reply:
+        """Run one script."""
+        return (await self.scripts(what, script, keys, [arguments]))[0]
+
+    async def scripts(
+        self, what: str, script: Script, keys: Sequence[str], calls: Sequence[Sequence[Any]]
+    ) -> list[Reply]:
+        """Run one script several times, in one round trip."""
+        commands = [("EVALSHA", script.sha, len(keys), *keys, *arguments) for arguments in calls]
+        try:
+            return await self.pipeline(what, commands)
+        except exceptions.NoScriptError:
+            await self.command(what, "SCRIPT LOAD", script.text)
+            return await self.pipeline(what, commands)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._redis.aclose()
+
+    async def _send(self, commands: Sequence[Sequence[Any]]) -> list[Reply]:
+        async with self._redis.pipeline(transaction=False) as pipeline:
+            for parts in commands:
+                pipeline.execute_command(*parts)
+            replies: list[Reply] = await pipeline.execute(raise_on_error=False)
+        passing = next((reply for reply in replies if _may_pass(reply)), None)
+        if passing is not None:
+            raise passing
+        return replies
+
+    async def _until_answered(self, what: str, send: Callable[[], Awaitable[T]]) -> T:
+        give_up, pause = self._clock.now() + self._outage_deadline_s, _FIRST_PAUSE_S
+        while True:
+            try:
+                return await send()
+            except (exceptions.AuthenticationError, exceptions.AuthorizationError) as error:
+                raise QueueUnavailable(f"{what}: {self._address} refuses the credentials: {error}") from error
+            except exceptions.RedisError as error:
+                if not _may_pass(error):
+                    raise
+                if self._clock.now() + pause > give_up:
+                    raise QueueUnavailable(
+                        f"{what}: Redis at {self._address} has not answered for {self._outage_deadline_s:g} s: {error}"
+                    ) from error
+            await self._clock.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _may_pass(error: Any) -> bool:
+    if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError)):
+        return True
+    return isinstance(error, exceptions.ResponseError) and any(word in str(error) for word in _PASSING)
+
+
+def _explain(what: str, error: exceptions.ResponseError) -> Exception:
+    kind, _, text = str(error).partition(" ")
+    return _REFUSALS[kind](f"{what}: {text}") if kind in _REFUSALS else error
+
+
+async def connect(
+    url: str,
+    clock: Clock,
+    connect_deadline_s: float,
+    outage_deadline_s: float,
+    environment: Mapping[str, str] | None = None,
+) -> Link:
+    """Connect and see that Redis answers.
+
+    Args:
+        environment: where user and password are looked up; default: of this process.
+
+    Raises:
+        ConfigError: a URL that is none.
+        ResourceError: nothing answers within `connect_deadline_s`, or the credentials are refused.
+    """
+    address = parse_url(url, os.environ if environment is None else environment)
+    redis = _client(address, connect_deadline_s, outage_deadline_s)
+    try:
+        async with asyncio.timeout(connect_deadline_s):
+            await _first_answer(redis, clock)
+    except TimeoutError:
+        await redis.aclose()
+        raise ResourceError(
+            f"queue.url: no Redis answers at {address} within {connect_deadline_s:g} s: start it, mend the URL, "
+            "or leave queue.url out to use the embedded one"
+        ) from None
+    except exceptions.RedisError as error:
+        await redis.aclose()
+        raise ResourceError(
+            f"queue.url: Redis at {address} refuses: {error}; set {USERNAME} and {PASSWORD} in the environment"
+        ) from None
+    return Link(redis, address, clock, outage_deadline_s)
+
+
+async def _first_answer(redis: Redis, clock: Clock) -> None:
+    while True:
+        try:
+            await redis.ping()
+            return
+        except (exceptions.AuthenticationError, exceptions.AuthorizationError):
+            raise
+        except exceptions.RedisError as error:
+            if not _may_pass(error):
+                raise
+        await clock.sleep(_FIRST_PAUSE_S)
+
+
+def _client(address: Address, connect_deadline_s: float, outage_deadline_s: float) -> Redis:
+    pool = BlockingConnectionPool(
+        connection_class=SSLConnection if address.tls else Connection,
+        max_connections=_MAX_CONNECTIONS,
+        timeout=outage_deadline_s,
+        host=address.host,
+        port=address.port,
+        db=address.database,
+        username=address.username,
+        password=address.password,
+        protocol=2,
+        socket_timeout=_SOCKET_TIMEOUT_S,
+        socket_connect_timeout=connect_deadline_s,
+        retry=Retry(NoBackoff(), 0),
+    )
+    return Redis.from_pool(pool)

@@ -1,0 +1,99 @@
+"""From what a queue stores to what it delivers: pure functions that both adapters share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from olmorl.codec import decode
+from olmorl.errors import QueueFull
+from olmorl.messages import Failure, Lease, Prompt, Result, Version
+
+CONTROL_ALL = "*"
+CONTROL_ORDERS = ("run", "pause", "drain")
+_CAUSES = {
+    "attempts": "its last attempt ended without a commit",
+    "total_deadline": "no attempt may start so late",
+    "poison": "its prompt could not be decoded",
+}
+
+
+class Delivery(NamedTuple):
+    """A prompt on its way to an actor, undecoded."""
+
+    payload: bytes
+    draw_id: int
+    attempt: int
+    """Counted beside the payload: an attempt does not encode the prompt again."""
+    lease_id: str
+
+
+class Stored(NamedTuple):
+    """A result as it lies in the queue: an encoded `result`, or the `cause` why the queue gave the draw up."""
+
+    draw_id: int
+    attempt: int
+    result: bytes | None
+    cause: str = ""
+
+
+def to_prompt(payload: bytes, attempt: int) -> Prompt:
+    """Decode a prompt and label it with the attempt that starts. Raises ValueError when it cannot be decoded."""
+    prompt: Prompt = decode(payload, Prompt)
+    return prompt if prompt.attempt == attempt else msgspec.structs.replace(prompt, attempt=attempt)
+
+
+def to_lease(delivery: Delivery, owner: str, deadline: float) -> Lease:
+    """Raises ValueError when the prompt cannot be decoded."""
+    prompt = to_prompt(delivery.payload, delivery.attempt)
+    return Lease(prompt=prompt, lease_id=delivery.lease_id, owner=owner, deadline=deadline)
+
+
+def to_result(stored: Stored) -> Result:
+    """Decode what an actor committed. Raises ValueError when it cannot be decoded."""
+    result: Result = decode(stored.result or b"", Result)
+    return result
+
+
+def to_failure(stored: Stored, prompt: bytes, lane: str, cause: str, detail: str = "") -> Failure:
+    """The failure of a draw whose result the queue itself has to make."""
+    try:
+        whole = to_prompt(prompt, stored.attempt)
+    except ValueError:
+        whole = _unreadable(stored, lane)
+    return Failure(prompt=whole, cause=cause, detail=detail or _CAUSES[cause])
+
+
+def _unreadable(stored: Stored, lane: str) -> Prompt:
+    return Prompt(
+        draw_id=stored.draw_id,
+        lane=lane,
+        attempt=stored.attempt,
+        row="(a prompt that could not be decoded)",
+        messages="",
+        token_ids=np.array([], dtype=np.int32),
+        datasets=(),
+        ground_truths=(),
+        group_size=0,
+        min_version=Version(0, 0),
+    )
+
+
+def check_room(live: int, more: int, bound: int) -> None:
+    """Raises QueueFull when `more` draws beside the `live` ones pass the bound."""
+    if live + more > bound:
+        raise QueueFull(f"{live} draws are live, {more} more would pass the bound of {bound}")
+
+
+def check_order(order: str) -> None:
+    """Raises ValueError for an order that no actor knows."""
+    if order not in CONTROL_ORDERS:
+        raise ValueError(f"{order!r} is no order: use one of {', '.join(CONTROL_ORDERS)}")
+
+
+def check_same_draw(lease: Lease, result: Result) -> None:
+    """A result answers the prompt of its lease; anything else is a mistake of the caller."""
+    assert result.prompt.draw_id == lease.prompt.draw_id, (result.prompt.draw_id, lease.prompt.draw_id)
+    assert result.prompt.lane == lease.prompt.lane, (result.prompt.lane, lease.prompt.lane)

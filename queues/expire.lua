@@ -1,0 +1,11 @@
+-- ARGV: incarnation, now, max_attempts, time before which commits are no longer sent again. Returns how many leases.
+local refusal = superseded(ARGV[1])
+if refusal then
+  return refusal
+end
+local expired = redis.call('ZRANGEBYSCORE', LEASES, '-inf', ARGV[2])
+for _, lease in ipairs(expired) do
+  start_again(lease, tonumber(ARGV[2]), tonumber(ARGV[3]))
+end
+redis.call('ZREMRANGEBYSCORE', COMMITS, '-inf', ARGV[4])
+return #expired

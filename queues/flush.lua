@@ -1,0 +1,13 @@
+-- ARGV: incarnation. The streams are emptied, not deleted: their entries, and so the leases, never repeat a name.
+local refusal = superseded(ARGV[1])
+if refusal then
+  return refusal
+end
+open()
+for _, stream in ipairs(ORDER) do
+  redis.call('XTRIM', STREAMS[stream], 'MAXLEN', 0)
+  redis.call('XGROUP', 'DESTROY', STREAMS[stream], GROUP)
+  redis.call('XGROUP', 'CREATE', STREAMS[stream], GROUP, '$')
+end
+redis.call('XTRIM', RESULTS, 'MAXLEN', 0)
+redis.call('UNLINK', PROMPTS, LEASES, DONE, COMMITS)

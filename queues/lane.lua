@@ -1,0 +1,74 @@
+-- One lane of one run: its keys, and the moves that several scripts share. Put in front of every script.
+--
+-- All keys start with olmorl:{RUN}: and the braces make RUN the one hash tag, so that a run lives in one slot.
+--
+--   claim          hash    incarnation, token: who owns the assembler's end
+--   lanes          set     names of the lanes that ever held a draw
+--   LANE:prompts   hash    draw -> encoded Prompt, for every live draw: queued, leased, or among the results
+--   LANE:again     stream  draw, attempt, not_after: to be started again; leased before `fresh`
+--   LANE:fresh     stream  the same, for first attempts; group `actors` in both, its pending entries are the leases
+--   LANE:leases    zset    lease -> deadline; a lease is DRAW/STREAM/ENTRY, so every delivery has a name of its own
+--   LANE:done      bitmap  one bit a draw, set for ever by its result: 12 KiB for 100,000 draws
+--   LANE:results   stream  draw, attempt, and `result` (encoded) or `cause`; trimmed when durable elsewhere
+--   LANE:commits   zset    token of a commit call -> time, so that a call that is sent again is answered again
+--   LANE:refused   hash    late, duplicate: commits refused so far
+--   LANE:dead      stream  draw, reason, payload: what could not be decoded; capped
+
+local CLAIM, LANES, PROMPTS, AGAIN, FRESH, LEASES, DONE, RESULTS, COMMITS, REFUSED, DEAD = unpack(KEYS)
+local STREAMS = { again = AGAIN, fresh = FRESH }
+local ORDER = { 'again', 'fresh' }
+local GROUP = 'actors'
+local DEAD_LETTERS_KEPT = 1000
+
+local function superseded(incarnation)
+  local owner = redis.call('HGET', CLAIM, 'incarnation') or '0'
+  if owner ~= incarnation then
+    return redis.error_reply('SUPERSEDED incarnation ' .. incarnation .. ' by incarnation ' .. owner)
+  end
+end
+
+local function open()
+  for _, stream in ipairs(ORDER) do
+    if redis.call('EXISTS', STREAMS[stream]) == 0 then
+      redis.call('XGROUP', 'CREATE', STREAMS[stream], GROUP, '0', 'MKSTREAM')
+    end
+  end
+end
+
+local function enqueue(stream, draw, attempt, not_after)
+  redis.call('XADD', STREAMS[stream], '*', 'draw', draw, 'attempt', attempt, 'not_after', not_after)
+end
+
+local function fields_of(stream, entry)
+  local fields = redis.call('XRANGE', STREAMS[stream], entry, entry)[1][2]
+  return { draw = fields[2], attempt = tonumber(fields[4]), not_after = fields[6] }
+end
+
+local function lease_name(draw, stream, entry)
+  return draw .. '/' .. stream .. '/' .. entry
+end
+
+local function take_back(lease)
+  local _, stream, entry = string.match(lease, '^(%d+)/(%a+)/(.+)$')
+  local held = fields_of(stream, entry)
+  redis.call('ZREM', LEASES, lease)
+  redis.call('XACK', STREAMS[stream], GROUP, entry)
+  redis.call('XDEL', STREAMS[stream], entry)
+  return held
+end
+
+local function finish(draw, attempt, kind, value)
+  redis.call('XADD', RESULTS, '*', 'draw', draw, 'attempt', attempt, kind, value)
+  redis.call('SETBIT', DONE, draw, 1)
+end
+
+local function start_again(lease, now, max_attempts)
+  local held = take_back(lease)
+  if held.attempt >= max_attempts then
+    finish(held.draw, held.attempt, 'cause', 'attempts')
+  elseif now >= tonumber(held.not_after) then
+    finish(held.draw, held.attempt, 'cause', 'total_deadline')
+  else
+    enqueue('again', held.draw, held.attempt + 1, held.not_after)
+  end
+end

@@ -1,0 +1,252 @@
+"""Reads data sets: JSONL, Parquet and hub sets, in the label layouts that are in use.
+
+    Ai2     messages | source_prompt | prompt, ground_truth, dataset
+    verl    prompt, data_source, reward_model.ground_truth, extra_info
+    TRL     prompt and free columns, which user reward functions are given by name
+
+What cannot be read at all is a DataError. What can be read and not be used is a ValueError with the reason, for the
+loader to report with the row's place.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from olmorl.errors import DataError
+from olmorl.ports import LabelCheck
+
+CONVERSATION = ("messages", "source_prompt", "prompt")
+LABELS = ("ground_truth", "reward_model", "dataset", "data_source")
+
+# Which verifier scores a verl row, by the start of its data source.
+VERL_VERIFIERS = {
+    "openai/gsm8k": "math",
+    "lighteval/MATH": "math",
+    "DigitalLearningGmbH/MATH": "math",
+    "HuggingFaceH4/MATH": "math",
+    "math": "math",
+    "aime": "math",
+    "numina": "math",
+    "apps": "code_stdio",
+    "codecontests": "code_stdio",
+    "codeforces": "code_stdio",
+    "taco": "code_stdio",
+}
+
+
+class Spec(NamedTuple):
+    """One entry of `data.train` or `evaluation.data`."""
+
+    name: str
+    """A path, or the name of a hub data set."""
+    weight: float | None
+
+
+class Labelled(NamedTuple):
+    """A row's values in one layout."""
+
+    messages: list[dict[str, Any]] | str
+    datasets: tuple[str, ...]
+    ground_truths: tuple[Any, ...]
+    columns: dict[str, Any]
+
+
+def parse_spec(text: str) -> Spec:
+    """Read `name` or `name:weight`; a path that exists wins.
+
+    Raises:
+        DataError: a weight that is not over 0.
+    """
+    name, colon, weight = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return Spec(text, None)
+    try:
+        number = float(weight)
+    except ValueError:
+        return Spec(text, None)
+    if not 0 < number < float("inf"):
+        raise DataError(f"{text}: the weight must be over 0")
+    return Spec(name, number)
+
+
+def read(name: str, split: str, columns: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows as `(place, values)`, where place is `file:line` (Parquet and hub: the number of the row, from 1).
+
+    Args:
+        name: a file, a folder of files, or the name of a hub data set.
+        split: of a hub data set.
+        columns: also read columns that are neither conversation nor label.
+
+    Raises:
+        DataError: a file that is missing or malformed, a hub data set that cannot be had.
+    """
+    path = Path(name)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".parquet"))
+        if not files:
+            raise DataError(f"{name}: the folder holds no .jsonl and no .parquet file")
+        for file in files:
+            yield from read(str(file), split, columns)
+    elif path.is_file():
+        yield from _parquet(path, columns) if path.suffix == ".parquet" else _jsonl(path)
+    elif path.suffix in (".jsonl", ".parquet", ".json") or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise DataError(f"{name}: no such file")
+    else:
+        yield from _hub(name, split, columns)
+
+
+def _jsonl(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            place = f"{path}:{number}"
+            try:
+                values = json.loads(line)
+            except ValueError as error:
+                raise DataError(f"{place}: not JSON: {error}; the file must hold one JSON object a line") from None
+            if not isinstance(values, dict):
+                raise DataError(f"{place}: not a JSON object but a {type(values).__name__}; one object a line, please")
+            yield place, values
+
+
+def _parquet(path: Path, columns: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        with pq.ParquetFile(path) as file:
+            names = None if columns else _known(file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=1024, columns=names):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield f"{path}:{number}", values
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}:{number + 1}: not readable as Parquet: {error}") from None
+
+
+def _hub(name: str, split: str, columns: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    import datasets
+
+    try:
+        rows = datasets.load_dataset(name, split=split)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise DataError(f"{name} (split {split!r}): no such file, and not to be had from the hub: {reason}") from None
+    if not columns:
+        rows = rows.select_columns(_known(rows.column_names))
+    for number, values in enumerate(rows, 1):
+        yield f"{name}:{number}", values
+
+
+def _known(names: list[str]) -> list[str]:
+    return [name for name in names if name in (*CONVERSATION, *LABELS)]
+
+
+# --- one row ------------------------------------------------------------------------------------
+
+
+def label(
+    values: Mapping[str, Any], default_verifier: str | None, optional: bool, check: LabelCheck | None
+) -> Labelled:
+    """Bring a row of any layout into one form.
+
+    Args:
+        values: the row as read; None is the same as an absent column.
+        default_verifier: of rows that name none.
+        optional: a row without verifier and label is usable, because user functions score it.
+        check: says why a verifier cannot use a label.
+
+    Raises:
+        ValueError: the row cannot be used, with the reason.
+    """
+    present = {key: value for key, value in values.items() if value is not None}
+    messages = _conversation(present)
+    names = _verifiers(present, default_verifier)
+    truth = present.get("ground_truth", _verl_truth(present))
+    if truth is None and (names or not optional):
+        raise ValueError("no usable label: the column ground_truth is missing")
+    if truth is not None and not (names or optional):
+        raise ValueError("no verifier: neither a column dataset nor data.default_verifier")
+    truths = _truths(names, truth, check) if names else ()
+    columns = {key: value for key, value in present.items() if key not in (*CONVERSATION, "ground_truth", "dataset")}
+    return Labelled(messages, names, truths, columns)
+
+
+def _conversation(present: Mapping[str, Any]) -> list[dict[str, Any]] | str:
+    column = next((key for key in CONVERSATION if key in present), None)
+    if column is None:
+        raise ValueError("no prompt: neither a column messages nor a column prompt")
+    value = present[column]
+    if isinstance(value, str):
+        if not value.strip():
+            raise ValueError(f"{column} is empty")
+        return value
+    if not isinstance(value, list):
+        raise ValueError(f"{column} is neither a list of turns nor a string")
+    turns = [_turn(column, turn) for turn in value]
+    if turns and turns[-1]["role"] == "assistant":
+        turns.pop()
+    if not any(turn["role"] != "system" and turn["content"].strip() for turn in turns):
+        raise ValueError(f"{column} asks nothing")
+    return turns
+
+
+def _turn(column: str, turn: Any) -> dict[str, Any]:
+    if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
+        raise ValueError(f"a turn of {column} has no role or no content: {str(turn)[:80]}")
+    return {key: value for key, value in turn.items() if value is not None}
+
+
+def _verifiers(present: Mapping[str, Any], default: str | None) -> tuple[str, ...]:
+    named = present.get("dataset", default)
+    if named is None and "reward_model" in present:
+        source = str(present.get("data_source", ""))
+        named = next((verifier for start, verifier in VERL_VERIFIERS.items() if source.startswith(start)), None)
+        if named is None:
+            raise ValueError(f"no verifier is known for data_source {source!r}: set data.default_verifier")
+    names = [] if named is None else [named] if isinstance(named, str) else named
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise ValueError(f"dataset is neither a verifier's name nor a list of names: {str(named)[:80]}")
+    return tuple(names)
+
+
+def _verl_truth(present: Mapping[str, Any]) -> Any:
+    model = present.get("reward_model")
+    return model.get("ground_truth") if isinstance(model, dict) else None
+
+
+def _truths(names: tuple[str, ...], truth: Any, check: LabelCheck | None) -> tuple[Any, ...]:
+    """One label for each verifier. A list for a single verifier may be its label, or a label wrapped in a list."""
+    if len(names) == 1:
+        wrapped = isinstance(truth, list) and len(truth) == 1
+        readings = [truth[0], truth] if wrapped else [truth]
+    elif isinstance(truth, list) and len(truth) == len(names):
+        readings = [truth]
+    else:
+        number = len(truth) if isinstance(truth, list) else 1
+        raise ValueError(f"dataset names {len(names)} verifiers, and ground_truth has {number} labels")
+    problems = []
+    for reading in readings:
+        truths = tuple(map(_text, (reading,) if len(names) == 1 else reading))
+        reasons = [_problem(name, one, check) for name, one in zip(names, truths, strict=True)]
+        problem = next((reason for reason in reasons if reason), None)
+        if problem is None:
+            return truths
+        problems.append(problem)
+    raise ValueError(f"no usable label: {problems[0]}")
+
+
+def _text(truth: Any) -> Any:
+    return str(truth) if isinstance(truth, int | float) and not isinstance(truth, bool) else truth
+
+
+def _problem(name: str, truth: Any, check: LabelCheck | None) -> str | None:
+    if truth is None or truth in ("", []):
+        return f"the label for {name} is empty"
+    return check(name, truth) if check else None

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from olmorl.config import Data, Evaluation, Model, Verifiers
+from olmorl.errors import DataError, ModelError
+from olmorl.learner.prompts import Loader, evaluation_sets, open_tokenizer, training_stream
+
+TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+)
+
+
+@pytest.fixture
+def tokenizer() -> Any:
+    """One token a byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    inner.decoder = decoders.ByteLevel()
+    outer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    outer.chat_template = TEMPLATE
+    return outer
+
+
+def row(prompt: Any, **more: Any) -> dict[str, Any]:
+    return {"prompt": prompt, "ground_truth": "4", "dataset": "math"} | more
+
+
+def loader(tokenizer: Any, functions: tuple[str, ...] = (), **data: Any) -> Loader:
+    return Loader(Data(**data), tokenizer, Verifiers(functions=list(functions)))
+
+
+def test_a_row_has_the_tokens_of_the_chat_template(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    path = jsonl(row("2+2?"), row([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]))
+    ours = loader(tokenizer, system_prompt="Think first.")
+    first, second = ours.load(str(path)).rows
+    assert tokenizer.decode(first.token_ids) == "[system]Think first.[user]2+2?[assistant]"
+    assert tokenizer.decode(second.token_ids) == "[system]Be brief.[user]2+2?[assistant]"
+    assert (first.row, first.messages, first.datasets, first.ground_truths) == (f"{path}:1", "2+2?", ("math",), ("4",))
+    assert not first.thinking_opened
+
+
+def test_a_base_model_gets_the_turns_parted_by_empty_lines(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    tokenizer.chat_template = None
+    (only,) = loader(tokenizer, system_prompt="Sums.").load(str(jsonl(row("2+2?")))).rows
+    assert tokenizer.decode(only.token_ids) == "Sums.\n\n2+2?\n"
+
+
+def test_a_template_that_opens_the_thinking_tag_is_noticed(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    tokenizer.chat_template = TEMPLATE + "<think>\n"
+    (only,) = loader(tokenizer).load(str(jsonl(row("2+2?")))).rows
+    assert only.thinking_opened
+
+
+def test_over_long_prompts_are_filtered_or_shortened_and_counted(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    path = str(jsonl(row("a" * 100), row("b")))
+    filtering = loader(tokenizer, max_prompt_tokens=30)
+    assert [r.messages for r in filtering.load(path).rows] == ["b"]
+    assert (filtering.report.read, filtering.report.used, filtering.report.over_long) == (2, 1, 1)
+    shortening = loader(tokenizer, max_prompt_tokens=30, over_long="truncate")
+    first, _ = shortening.load(path).rows
+    assert tokenizer.decode(first.token_ids) == "a" * 19 + "[assistant]"
+    assert (shortening.report.used, shortening.report.truncated) == (2, 1)
+    assert str(shortening.report) == "2 of 2 rows used, 1 truncated"
+
+
+def test_unusable_rows_are_reported_with_place_and_reason(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    path = jsonl(row("2+2?"), row("3?", ground_truth=None), row([{"role": "tool", "content": "x"}]))
+    ours = loader(tokenizer)
+    assert len(ours.load(str(path)).rows) == 1
+    assert ours.report.refused == 2
+    assert ours.report.reasons[0] == f"{path}:2: no usable label: the column ground_truth is missing"
+    assert ours.report.reasons[1] == f"{path}:3: the chat template refuses the conversation: no tools"
+
+
+def test_strict_data_makes_an_unusable_row_an_error(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    path = jsonl(row("2+2?"), row("3?", ground_truth=None))
+    with pytest.raises(DataError, match=r"rows\.jsonl:2: no usable label"):
+        loader(tokenizer, strict=True).load(str(path))
+
+
+def test_a_set_without_a_usable_row_is_an_error_with_a_reason(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    with pytest.raises(DataError, match=r"none of its 2 rows .*:2: no usable label"):
+        loader(tokenizer).load(str(jsonl(row("a", ground_truth=None), row("b", ground_truth=None))))
+    with pytest.raises(DataError, match="none of its 0 rows"):
+        loader(tokenizer).load(str(jsonl()))
+
+
+def test_other_columns_are_kept_for_user_functions_only(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    path = str(jsonl({"prompt": "2+2?", "answer": "4"}))
+    (free,) = loader(tokenizer, functions=("m:f",)).load(path).rows
+    assert free.columns == {"answer": "4"}
+    (labelled,) = loader(tokenizer).load(str(jsonl(row("?", level=3)))).rows
+    assert labelled.columns == {}
+
+
+def test_progress_is_reported_while_loading(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    seen: list[tuple[str, int]] = []
+    path = str(jsonl(*[row(str(i)) for i in range(1100)]))
+    ours = Loader(Data(), tokenizer, Verifiers(), progress=lambda name, number: seen.append((name, number)))
+    assert len(ours.load(path).rows) == 1100
+    assert seen == [(path, 512), (path, 1024)]
+
+
+def test_the_training_stream_mixes_all_sets(tokenizer: Any, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row(f"{name}{i}")) + "\n" for i in range(4)))
+    data = Data(train=[f"{tmp_path}/a.jsonl:3", f"{tmp_path}/b.jsonl:1"], epochs=1)
+    stream = training_stream(Loader(data, tokenizer, Verifiers()), data, seed=0)
+    drawn = [str(one.messages)[0] for one in iter(stream.draw, None)]
+    assert (drawn.count("a"), drawn.count("b")) == (6, 2)
+    with pytest.raises(DataError, match="names no data set"):
+        training_stream(Loader(Data(), tokenizer, Verifiers()), Data(), seed=0)
+
+
+def test_evaluation_sets_have_names_and_a_limit(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    path = jsonl(*[row(str(i)) for i in range(9)])
+    sets = evaluation_sets(loader(tokenizer), Evaluation(data=[str(path), f"held_out={path}"], limit=5))
+    assert {name: len(rows) for name, rows in sets.items()} == {"rows": 5, "held_out": 5}
+    for text in (f"train={path}", f"a b={path}"):
+        with pytest.raises(DataError, match="put another one in front"):
+            evaluation_sets(loader(tokenizer), Evaluation(data=[text]))
+
+
+def test_a_saved_tokenizer_is_opened_with_the_given_template(tokenizer: Any, tmp_path: Path) -> None:
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / "other.jinja").write_text("other")
+    assert open_tokenizer(Model(path=str(tmp_path))).chat_template == TEMPLATE
+    assert open_tokenizer(Model(path=str(tmp_path), chat_template="{{ x }}")).chat_template == "{{ x }}"
+    with_file = Model(path=str(tmp_path), chat_template=str(tmp_path / "other.jinja"))
+    assert open_tokenizer(with_file).chat_template == "other"
+
+
+def test_a_folder_without_a_tokenizer_is_a_clear_error(tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="no tokenizer there"):
+        open_tokenizer(Model(path=str(tmp_path)))
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="neither a Jinja text nor a readable file"):
+        open_tokenizer(Model(path=str(tmp_path), chat_template="missing.jinja"))

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olmorl.errors import DataError
+from olmorl.learner.rows import Spec, label, parse_spec, read
+
+
+def only_numbers(dataset: str, truth: Any) -> str | None:
+    return None if isinstance(truth, str) and truth.isdigit() else f"{truth!r} is no number for {dataset}"
+
+
+def test_a_weight_follows_the_last_colon_and_a_path_that_exists_wins(tmp_path: Path) -> None:
+    odd = tmp_path / "set:2"
+    odd.touch()
+    assert parse_spec("org/name:0.25") == Spec("org/name", 0.25)
+    assert parse_spec("org/name") == Spec("org/name", None)
+    assert parse_spec(str(odd)) == Spec(str(odd), None)
+    assert parse_spec(f"{odd}:3") == Spec(str(odd), 3.0)
+    with pytest.raises(DataError, match="over 0"):
+        parse_spec("org/name:0")
+
+
+def test_json_lines_are_read_with_their_line_numbers(jsonl: Callable[..., Path]) -> None:
+    path = jsonl({"prompt": "a"}, None, {"prompt": "b"})
+    assert list(read(str(path), "train", columns=False)) == [
+        (f"{path}:1", {"prompt": "a"}),
+        (f"{path}:3", {"prompt": "b"}),
+    ]
+
+
+@pytest.mark.parametrize("line", ['{"prompt": ', "[1, 2]", b"\xff\xfe{}".decode("latin-1")])
+def test_a_malformed_line_is_an_error_with_file_and_line(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b'{"prompt": "fine"}\n' + line.encode("latin-1"))
+    with pytest.raises(DataError, match=r"bad\.jsonl:2: not "):
+        list(read(str(path), "train", columns=False))
+
+
+@pytest.mark.parametrize("name", ["nowhere/rows.jsonl", "/nowhere/rows", "nowhere.parquet"])
+def test_a_missing_file_is_an_error_and_never_looked_for_on_the_hub(name: str) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        list(read(name, "train", columns=False))
+
+
+def test_parquet_rows_leave_out_columns_that_nobody_asked_for(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = tmp_path / "rows.parquet"
+    rows = [{"prompt": [{"role": "user", "content": str(i)}], "ground_truth": str(i), "extra": i} for i in range(3)]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    assert [values for _, values in read(str(path), "train", columns=True)] == rows
+    place, values = list(read(str(path), "train", columns=False))[2]
+    assert (place, sorted(values)) == (f"{path}:3", ["ground_truth", "prompt"])
+
+
+def test_a_file_that_is_not_parquet_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    path.write_text("not parquet at all")
+    with pytest.raises(DataError, match=r"rows\.parquet:1: not readable as Parquet"):
+        list(read(str(path), "train", columns=True))
+
+
+def test_a_folder_is_read_file_by_file(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps({"prompt": name}))
+    assert [values["prompt"] for _, values in read(str(tmp_path), "train", columns=False)] == ["a", "b"]
+
+
+def test_the_ai2_layout_with_several_verifiers() -> None:
+    turns = [{"role": "user", "content": "Say 4."}, {"role": "assistant", "content": "4"}]
+    row = {"messages": turns, "ground_truth": ["4", "5"], "dataset": ["math", "ifeval"], "id": None, "level": 3}
+    labelled = label(row, None, False, None)
+    assert labelled.messages == turns[:1]
+    assert labelled.datasets == ("math", "ifeval")
+    assert labelled.ground_truths == ("4", "5")
+    assert labelled.columns == {"level": 3}
+
+
+def test_the_verl_layout() -> None:
+    row = {
+        "data_source": "openai/gsm8k",
+        "prompt": [{"role": "user", "content": "2+2?"}],
+        "reward_model": {"style": "rule", "ground_truth": "4"},
+        "extra_info": {"index": 7},
+    }
+    labelled = label(row, None, False, None)
+    assert (labelled.datasets, labelled.ground_truths) == (("math",), ("4",))
+    assert labelled.columns["extra_info"] == {"index": 7}
+    assert label(row, "other", False, None).datasets == ("other",)
+    with pytest.raises(ValueError, match="default_verifier"):
+        label(row | {"data_source": "unheard-of"}, None, False, None)
+
+
+def test_the_trl_layout_needs_user_functions() -> None:
+    row = {"prompt": "2+2?", "answer": "4"}
+    labelled = label(row, None, True, None)
+    assert labelled == ("2+2?", (), (), {"answer": "4"})
+    with pytest.raises(ValueError, match="ground_truth is missing"):
+        label(row, None, False, None)
+
+
+@pytest.mark.parametrize(
+    ("truth", "expected"),
+    [(42, "42"), (["42"], "42"), ("42", "42")],
+)
+def test_one_verifier_takes_a_number_or_a_wrapped_label(truth: Any, expected: str) -> None:
+    row = {"prompt": "?", "dataset": "math", "ground_truth": truth}
+    assert label(row, None, False, only_numbers).ground_truths == (expected,)
+
+
+def test_a_list_that_is_itself_the_label_is_kept_whole() -> None:
+    def wants_list(dataset: str, truth: Any) -> str | None:
+        return None if isinstance(truth, list) else "no list"
+
+    row = {"prompt": "?", "dataset": "code", "ground_truth": ["assert f(1)"]}
+    assert label(row, None, False, wants_list).ground_truths == (["assert f(1)"],)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"prompt": None}, "no prompt"),
+        ({"prompt": "  "}, "empty"),
+        ({"prompt": 3}, "neither a list"),
+        ({"prompt": [{"role": "assistant", "content": "x"}]}, "asks nothing"),
+        ({"prompt": [{"role": "user"}]}, "no content"),
+        ({"ground_truth": None}, "ground_truth is missing"),
+        ({"ground_truth": ""}, "empty"),
+        ({"ground_truth": "x"}, "no number"),
+        ({"ground_truth": ["1", "2"], "dataset": ["math", "math", "math"]}, "3 verifiers"),
+        ({"dataset": None}, "no verifier"),
+        ({"dataset": 3}, "neither a verifier's name"),
+    ],
+)
+def test_a_row_that_cannot_be_used_says_why(change: dict[str, Any], reason: str) -> None:
+    row = {"prompt": "2+2?", "dataset": "math", "ground_truth": "4"} | change
+    with pytest.raises(ValueError, match=reason):
+        label(row, None, False, only_numbers)

@@ -32,8 +32,9 @@ def advantages(rewards_G: Rewards, kind: AdvantageKind, reward_scale: float = 1.
         raise ValueError(f"a group of {scaled_G.size} has no baseline: sampling.group_size must be 2 or more")
     if not np.isfinite(scaled_G).all():
         raise ValueError(f"rewards must be finite numbers, not {list(rewards_G)}")
-    centred_G = scaled_G - scaled_G.mean()
-    return centred_G if kind == "mean" else centred_G / (scaled_G.std() + STD_FLOOR)
+    spread = scaled_G.std() + STD_FLOOR if kind == "mean_std" else 1.0
+    advantages_G: npt.NDArray[np.float64] = (scaled_G - scaled_G.mean()) / spread
+    return advantages_G
 
 
 def is_zero_gradient(rewards_G: Rewards) -> bool:

@@ -33,7 +33,7 @@ def token_logprobs(
     Returns:
         logprobs_T with a gradient, and entropy_T (nats, no gradient) if asked for.
     """
-    logprobs_T, entropy_T = _TokenLogprobs.apply(
+    logprobs_T, entropy_T = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # torch has no stub for it
         hidden_TH, weight_VH, bias_V, targets_T, chunk, temperature, with_entropy
     )
     return logprobs_T, entropy_T if with_entropy else None
@@ -63,7 +63,7 @@ def chunked_logprobs(
 
     pairs = [
         checkpoint(one, hidden_CH, targets_C, use_reentrant=False)
-        for hidden_CH, targets_C in zip(hidden_TH.split(chunk), targets_T.split(chunk), strict=True)
+        for hidden_CH, targets_C in zip(torch.split(hidden_TH, chunk), torch.split(targets_T, chunk), strict=True)
     ]
     logprobs_T = torch.cat([logprobs_C for logprobs_C, _ in pairs])
     return logprobs_T, torch.cat([entropy_C for _, entropy_C in pairs]) if with_entropy else None
@@ -75,7 +75,8 @@ def _full_precision(values: Tensor) -> Tensor:
 
 def _entropy(logprobs_CV: Tensor) -> Tensor:
     # `entr` takes 0 log 0 as 0: heads mask vocabulary with logits of -inf.
-    return torch.special.entr(logprobs_CV.exp()).sum(-1)
+    entropy_C: Tensor = torch.special.entr(logprobs_CV.exp()).sum(-1)
+    return entropy_C
 
 
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
@@ -98,7 +99,7 @@ class _TokenLogprobs(torch.autograd.Function):
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
         logprobs, normalisers, entropies = [], [], []
-        for hidden_CH, targets_C in zip(hidden_TH.split(chunk), targets_T.split(chunk), strict=True):
+        for hidden_CH, targets_C in zip(torch.split(hidden_TH, chunk), torch.split(targets_T, chunk), strict=True):
             logits_CV = _logits(hidden_CH, weight_VH, bias_V, temperature)
             normaliser_C = logits_CV.logsumexp(-1)
             logprobs.append(logits_CV.gather(1, targets_C[:, None]).squeeze(1) - normaliser_C)

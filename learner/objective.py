@@ -118,7 +118,7 @@ def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) ->
     a loss cannot use it: k1 is given the gradient of k2, which is that of k1 taken off each token's reward
     (arXiv 2510.01555).
     """
-    diff_BT = (logprobs_BT - ref_logprobs_BT).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    diff_BT = _log_ratio(logprobs_BT, ref_logprobs_BT)
     half_square_BT = diff_BT.square() / 2
     if estimator == "k1":
         return diff_BT.detach() + (half_square_BT - half_square_BT.detach())
@@ -144,8 +144,8 @@ def _masked(inputs: LossInputs) -> LossInputs:
     )
 
 
-def _bounded_exp(log_ratio_BT: Tensor) -> Tensor:
-    return log_ratio_BT.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+def _log_ratio(above_BT: Tensor, below_BT: Tensor) -> Tensor:
+    return (above_BT - below_BT).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
 def _sequence_sum(values_BT: Tensor, sequence_ids_BT: Tensor) -> Tensor:
@@ -163,24 +163,24 @@ def _sequence_tokens(rows: LossInputs) -> Tensor:
 
 def _ratio(rows: LossInputs, proximal_BT: Tensor, switches: Switches) -> Tensor:
     """pi / pi_proximal of each token, or the geometric mean over its sequence (GSPO)."""
-    log_ratio_BT = rows.logprobs_BT - proximal_BT
+    log_ratio_BT = _log_ratio(rows.logprobs_BT, proximal_BT)
     if switches.ratio == "sequence":
         log_ratio_BT = _sequence_sum(log_ratio_BT, rows.sequence_ids_BT) / _sequence_tokens(rows)
-    return _bounded_exp(log_ratio_BT)
+    return log_ratio_BT.exp()
 
 
 def _importance_weight(rows: LossInputs, proximal_BT: Tensor, switches: Switches) -> tuple[Tensor, Tensor]:
     """w of each token, without gradient, and where the cap changed it.
 
-    `truncate` is min(w, rho), truncated importance sampling. `mask` is w within [1/rho, rho] and 0 outside (IcePop); such
-    a token stays in the normaliser. `sequence` is the product over the loss tokens of the sequence, capped once.
+    `truncate` is min(w, rho), truncated importance sampling. `mask` is w within [1/rho, rho] and 0 outside (IcePop);
+    such a token stays in the normaliser. `sequence` is the product over the sequence's loss tokens, capped once.
     """
     if switches.rho is None:
         return torch.ones_like(proximal_BT), torch.zeros_like(rows.loss_mask_BT)
-    log_weight_BT = proximal_BT - rows.behaviour_logprobs_BT
+    log_weight_BT = _log_ratio(proximal_BT, rows.behaviour_logprobs_BT)
     if switches.rho_kind == "sequence":
-        log_weight_BT = _sequence_sum(log_weight_BT, rows.sequence_ids_BT)
-    weight_BT = _bounded_exp(log_weight_BT)
+        log_weight_BT = _sequence_sum(log_weight_BT, rows.sequence_ids_BT).clamp(max=LOG_RATIO_BOUND)
+    weight_BT = log_weight_BT.exp()
     if switches.rho_kind == "mask":
         outside_BT = (weight_BT > switches.rho) | (weight_BT < 1 / switches.rho)
         return weight_BT.masked_fill(outside_BT, 0.0), outside_BT
@@ -219,7 +219,7 @@ def _stats(
     mask_BT = rows.loss_mask_BT
     fresh_BT = mask_BT & (rows.lags_BT == 0)
     low_BT, high_BT = _clipped(rows, ratio_BT, switches)
-    diff_BT = rows.old_logprobs_BT - rows.behaviour_logprobs_BT
+    diff_BT = _log_ratio(rows.old_logprobs_BT, rows.behaviour_logprobs_BT)
     # k3 from samples of the engine, so the roles are those of KL(engine || learner).
     drift_BT = kl_estimate(rows.behaviour_logprobs_BT, rows.old_logprobs_BT, "k3")
     entropy_BT = torch.zeros_like(diff_BT) if rows.entropy_BT is None else rows.entropy_BT

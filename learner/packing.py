@@ -128,7 +128,7 @@ def _padding(size: int, start: int, pad_token_id: int) -> RowArrays:
 
 
 def _rows(samples: Sequence[Sample], row_tokens: int, num_ranks: int) -> list[Row]:
-    """As few rows as first fit decreasing needs, then the same samples spread over the rows that the ranks run anyway."""
+    """As few rows as first fit decreasing needs, then the samples spread evenly over the rows that ranks run anyway."""
     ordered = sorted(samples, key=_length, reverse=True)
     tight = _first_fit(ordered, row_tokens)
     even = _spread(ordered, row_tokens, -(-len(tight) // num_ranks) * num_ranks)

@@ -52,8 +52,8 @@ class Switches:
 
 
 _OLMORL: Final[dict[str, Any]] = {
-    # Olmo 3 (arXiv 2512.13961): GRPO without the standard deviation (Dr. GRPO), with the token-level loss and the higher
-    # upper clip of DAPO, no KL, and truncated importance sampling between engine and learner.
+    # Olmo 3 (arXiv 2512.13961): GRPO without the standard deviation (Dr. GRPO), with the token-level loss and the
+    # higher upper clip of DAPO, no KL, and truncated importance sampling between engine and learner.
     "advantage": "mean",
     "normalize": "token",
     "ratio": "token",

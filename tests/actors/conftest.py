@@ -137,3 +137,8 @@ def service() -> Callable[..., Service]:
 @pytest.fixture(name="draw")
 def draw_fixture() -> Callable[..., Prompt]:
     return draw
+
+
+@pytest.fixture
+def staged() -> Callable[[Version], StagedWeights]:
+    return Shelf().fetch

@@ -23,7 +23,7 @@ STEADY = config.Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, t
 
 async def until(condition: Callable[[], Any], within_s: float = 200) -> None:
     async with asyncio.timeout(within_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.05)
 
 
@@ -147,20 +147,16 @@ def test_a_lost_lease_cancels_its_answers_and_counts_them_as_waste(service: Make
     async def scenario() -> Any:
         s = service(simulation=STEADY)
         await s.push(draw(0))
-        actor = s.actor()
-        async with s.running(actor):
+        async with s.running(s.actor()):
             await asyncio.sleep(3.0)
-            await actor_stops_admitting(s)
+            await s.queue.set_control("a0", "pause")
+            await asyncio.sleep(1.5)
             assert await s.queue.release("a0") == 1
             await until(lambda: s.engines["a0"].load().running == 0, within_s=6)
             await asyncio.sleep(1.0)
             status = (await s.queue.statuses())["a0"]
             place = await s.queue.inventory("train")
         return status, place
-
-    async def actor_stops_admitting(s: Any) -> None:
-        await s.queue.set_control("a0", "pause")
-        await asyncio.sleep(1.5)
 
     status, place = run_simulated(scenario())
     assert place == {0: Place.QUEUED}
@@ -170,10 +166,10 @@ def test_a_lost_lease_cancels_its_answers_and_counts_them_as_waste(service: Make
 def test_a_commit_after_the_lease_expired_is_refused_and_counted(service: Make, draw: Make) -> None:
     class SlowScorer(FakeScorer):
         async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
-            await s_released.wait()
+            await scoring_goes_on.wait()
             return await super().combine(prompt, completions)
 
-    s_released = asyncio.Event()
+    scoring_goes_on = asyncio.Event()
 
     async def scenario() -> Any:
         s = service(simulation=STEADY, scorer=SlowScorer())
@@ -183,7 +179,7 @@ def test_a_commit_after_the_lease_expired_is_refused_and_counted(service: Make, 
             await s.queue.set_control("a0", "pause")
             await asyncio.sleep(1.5)
             await s.queue.release("a0")
-            s_released.set()
+            scoring_goes_on.set()
             await asyncio.sleep(1.5)
             status = (await s.queue.statuses())["a0"]
             counts = await s.queue.counts("train")
@@ -304,7 +300,8 @@ def test_pause_holds_admission_until_run(service: Make, draw: Make) -> None:
 def test_an_engine_without_progress_ends_the_actor_with_its_name(service: Make, draw: Make) -> None:
     class Stuck(FakeEngine):
         async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
-            return await asyncio.get_running_loop().create_future()
+            await asyncio.Event().wait()
+            raise AssertionError("nothing sets the event")
 
     async def scenario() -> None:
         s = service(settings=config.Actors(stall_deadline_s=20))

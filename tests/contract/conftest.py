@@ -1,0 +1,173 @@
+"""Every adapter of a port, behind one face, so that one contract test runs against all."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+import pytest
+
+from olmorl.clock import SystemClock
+from olmorl.config import QueueSettings
+from olmorl.messages import Completion, Group, Prompt, Span, Verdict, Version
+from olmorl.ports import Queue
+from olmorl.queues.embedded import EmbeddedRedis
+from olmorl.queues.memory import MemoryQueue
+from olmorl.queues.redis import RedisQueue
+
+LEASE_S = 60.0
+MAX_ATTEMPTS = 3
+BOUND = 50
+
+
+class SteppedClock(SystemClock):
+    """Wall time that moves by hand; durations stay real."""
+
+    def __init__(self) -> None:
+        self.time = 1_000_000.0
+
+    def wall(self) -> float:
+        return self.time
+
+
+class QueueRig(Protocol):
+    """One run on one adapter."""
+
+    clock: SteppedClock
+
+    async def connect(self, bound: int = BOUND) -> Queue:
+        """Another holder of the same run."""
+        ...
+
+    async def damage_prompt(self, draw_id: int) -> None:
+        """Make the stored prompt undecodable."""
+        ...
+
+    async def damage_result(self, draw_id: int) -> None:
+        """Make the stored result undecodable."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class MemoryRig:
+    def __init__(self) -> None:
+        self.clock = SteppedClock()
+        self._queue: MemoryQueue | None = None
+
+    async def connect(self, bound: int = BOUND) -> Queue:
+        if self._queue is None:
+            self._queue = MemoryQueue(bound, LEASE_S, MAX_ATTEMPTS, self.clock)
+            return self._queue
+        return self._queue.another()
+
+    async def damage_prompt(self, draw_id: int) -> None:
+        assert self._queue
+        self._queue._run.lanes["train"].prompts[draw_id].payload = b"damaged"
+
+    async def damage_result(self, draw_id: int) -> None:
+        assert self._queue
+        results = self._queue._run.lanes["train"].results
+        for entry, stored in results.items():
+            if stored.draw_id == draw_id:
+                results[entry] = stored._replace(result=b"damaged")
+
+    async def close(self) -> None: ...
+
+
+class RedisRig:
+    def __init__(self, server: EmbeddedRedis) -> None:
+        self.clock = SteppedClock()
+        self._server = server
+        self._run = uuid.uuid4().hex
+        self._queues: list[RedisQueue] = []
+
+    async def connect(self, bound: int = BOUND) -> Queue:
+        settings = QueueSettings(lease_s=LEASE_S, max_attempts=MAX_ATTEMPTS)
+        queue = await RedisQueue.connect(
+            self._server.url, self._run, settings, bound, self.clock, self._server.environment
+        )
+        self._queues.append(queue)
+        return queue
+
+    async def damage_prompt(self, draw_id: int) -> None:
+        await self._command("HSET", f"olmorl:{{{self._run}}}:train:prompts", draw_id, b"damaged")
+
+    async def damage_result(self, draw_id: int) -> None:
+        key = f"olmorl:{{{self._run}}}:train:results"
+        for entry, fields in await self._command("XRANGE", key, "-", "+"):
+            if int(fields[b"draw"]) == draw_id:
+                await self._command("XDEL", key, entry)
+                await self._command("XADD", key, "*", "draw", draw_id, "attempt", 1, "result", b"damaged")
+
+    async def _command(self, *parts: object) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        found: list[tuple[bytes, dict[bytes, bytes]]] = await self._queues[0]._link.command("a test", *parts)
+        return found
+
+    async def close(self) -> None:
+        for queue in self._queues:
+            await queue.close()
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(tmp_path_factory.mktemp("redis"), fsync="no") as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", pytest.param("redis", marks=pytest.mark.cluster)])
+async def rig(request: pytest.FixtureRequest) -> AsyncIterator[QueueRig]:
+    rig = MemoryRig() if request.param == "memory" else RedisRig(request.getfixturevalue("server"))
+    yield rig
+    await rig.close()
+
+
+@pytest.fixture
+async def queue(rig: QueueRig) -> Queue:
+    """The assembler's holder, with a claim; also used as the actors'."""
+    queue = await rig.connect()
+    await queue.claim(1)
+    return queue
+
+
+@pytest.fixture
+def make_prompt() -> Callable[..., Prompt]:
+    return _prompt
+
+
+@pytest.fixture
+def make_group() -> Callable[[Prompt], Group]:
+    return _group
+
+
+def _prompt(draw_id: int, lane: str = "train", attempt: int = 1, not_after: float = float("inf")) -> Prompt:
+    return Prompt(
+        draw_id=draw_id,
+        lane=lane,
+        attempt=attempt,
+        row=f"problems.jsonl:{draw_id}",
+        messages=[{"role": "user", "content": f"{draw_id} + 1 = ?"}],
+        token_ids=np.arange(draw_id, draw_id + 5, dtype=np.int32),
+        datasets=("math",),
+        ground_truths=(str(draw_id + 1),),
+        columns={"level": 3},
+        group_size=2,
+        min_version=Version(1, 0),
+        not_after=not_after,
+    )
+
+
+def _group(prompt: Prompt) -> Group:
+    completion = Completion(
+        index=0,
+        token_ids=np.array([prompt.draw_id, 7, 2], dtype=np.int32),
+        logprobs=np.array([-0.5, -0.25, -1.0], dtype=np.float32),
+        spans=(Span(Version(1, 0), 0, 2), Span(Version(1, 1), 2, 3)),
+        finish_reason="stop",
+        text="7",
+        verdicts={"math": Verdict(reward=1.0, extracted="7")},
+        reward=1.0,
+    )
+    return Group(prompt=prompt, completions=(completion,), actor="actor-0", started_at=1.0, finished_at=2.0)

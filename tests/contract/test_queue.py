@@ -1,0 +1,375 @@
+"""What every queue promises. Runs against each adapter; Redis is a real one."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from olmorl.errors import QueueFull, Superseded
+from olmorl.messages import ActorStatus, Failure, Group, Lease, Prompt, Version
+from olmorl.ports import CommitOutcome, Counts, Place, Queue, Taken
+
+if TYPE_CHECKING:
+    from tests.contract.conftest import QueueRig
+
+MakePrompt = Callable[..., Prompt]
+MakeGroup = Callable[[Prompt], Group]
+LEASE_S = 60.0
+
+
+async def lease(queue: Queue, limit: int = 1, owner: str = "actor-0", lane: str = "train") -> list[Lease]:
+    return await queue.lease(owner, limit, lane, wait_s=0)
+
+
+async def take(queue: Queue, limit: int = 100, lane: str = "train") -> list[Taken]:
+    return await queue.take(limit, lane, wait_s=0)
+
+
+async def live(queue: Queue) -> tuple[int, int, int]:
+    return (await queue.counts("train"))[:3]
+
+
+async def test_a_draw_goes_from_prompt_to_result(queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup) -> None:
+    prompt = make_prompt(7)
+    await queue.push([prompt])
+    assert await live(queue) == (1, 0, 0)
+
+    [lent] = await lease(queue)
+    assert (lent.owner, lent.prompt.row, lent.prompt.columns) == ("actor-0", "problems.jsonl:7", {"level": 3})
+    np.testing.assert_array_equal(lent.prompt.token_ids, prompt.token_ids)
+    assert await live(queue) == (0, 1, 0)
+
+    group = make_group(lent.prompt)
+    assert await queue.commit(lent, group) is CommitOutcome.STORED
+    assert await live(queue) == (0, 0, 1)
+
+    [taken] = await take(queue)
+    assert taken.draw_id == 7
+    assert isinstance(taken.result, Group)
+    np.testing.assert_array_equal(taken.result.completions[0].logprobs, group.completions[0].logprobs)
+    assert await live(queue) == (0, 0, 1), "taken is not trimmed"
+
+    await queue.trim([taken])
+    await queue.trim([taken])
+    assert await queue.counts("train") == Counts(0, 0, 0, 0, 0)
+
+
+async def test_prompts_are_leased_in_order_and_once(queue: Queue, make_prompt: MakePrompt) -> None:
+    await queue.push([make_prompt(n) for n in (3, 1, 2)])
+    first, second = await lease(queue, 2), await lease(queue, 2)
+    assert [lent.prompt.draw_id for lent in first + second] == [3, 1, 2]
+    assert len({lent.lease_id for lent in first + second}) == 3
+
+
+async def test_a_draw_that_is_queued_leased_or_done_is_not_queued_twice(
+    queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    await queue.push([make_prompt(1), make_prompt(1)])
+    await queue.push([make_prompt(1)])
+    assert await live(queue) == (1, 0, 0)
+    [lent] = await lease(queue)
+    await queue.push([make_prompt(1)])
+    assert await live(queue) == (0, 1, 0)
+    await queue.commit(lent, make_group(lent.prompt))
+    await queue.push([make_prompt(1)])
+    assert await live(queue) == (0, 0, 1)
+    await queue.trim(await take(queue))
+    await queue.push([make_prompt(1)])
+    assert await live(queue) == (0, 0, 0)
+
+
+async def test_push_is_all_or_none_and_results_count_against_the_bound(
+    rig: QueueRig, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    queue = await rig.connect(bound=3)
+    await queue.claim(1)
+    await queue.push([make_prompt(1), make_prompt(2)])
+    with pytest.raises(QueueFull, match="bound of 3"):
+        await queue.push([make_prompt(3), make_prompt(4)])
+    assert await live(queue) == (2, 0, 0)
+    await queue.push([make_prompt(1), make_prompt(2), make_prompt(3)])
+
+    leases = await lease(queue, 3)
+    assert [await queue.commit(lent, make_group(lent.prompt)) for lent in leases] == [CommitOutcome.STORED] * 3
+    with pytest.raises(QueueFull):
+        await queue.push([make_prompt(4)])
+    await queue.trim((await take(queue))[:1])
+    await queue.push([make_prompt(4)])
+
+
+async def test_an_expired_lease_goes_to_another_actor_as_the_next_attempt(
+    rig: QueueRig, queue: Queue, make_prompt: MakePrompt
+) -> None:
+    await queue.push([make_prompt(1), make_prompt(2)])
+    [lent] = await lease(queue)
+    assert lent.deadline == rig.clock.wall() + LEASE_S
+    rig.clock.time += LEASE_S - 1
+    assert await queue.expire() == 0
+    rig.clock.time += 1
+    assert await queue.expire() == 1
+    assert await queue.expire() == 0
+    [again] = await lease(queue, owner="actor-1")
+    assert (again.prompt.draw_id, again.prompt.attempt) == (1, 2), "started again before anything fresh"
+    assert again.lease_id != lent.lease_id
+
+
+async def test_extended_leases_hold_and_lost_ones_are_named(
+    rig: QueueRig, queue: Queue, make_prompt: MakePrompt
+) -> None:
+    await queue.push([make_prompt(1), make_prompt(2)])
+    kept, lost = await lease(queue, 2)
+    rig.clock.time += LEASE_S - 1
+    assert await queue.extend([kept]) == set()
+    rig.clock.time += 2
+    assert await queue.extend([kept, lost]) == {lost.lease_id}
+    assert await queue.expire() == 1
+    assert await queue.extend([kept, lost]) == {lost.lease_id}
+    assert await queue.inventory("train") == {1: Place.LEASED, 2: Place.QUEUED}
+
+
+async def test_given_back_prompts_keep_their_attempt(queue: Queue, make_prompt: MakePrompt) -> None:
+    await queue.push([make_prompt(1), make_prompt(2)])
+    [lent] = await lease(queue)
+    await queue.give_back([lent])
+    await queue.give_back([lent])
+    assert await live(queue) == (2, 0, 0)
+    [again] = await lease(queue)
+    assert (again.prompt.draw_id, again.prompt.attempt) == (1, 1)
+
+
+async def test_a_released_owner_loses_its_leases_at_once(queue: Queue, make_prompt: MakePrompt) -> None:
+    await queue.push([make_prompt(n) for n in range(5)])
+    dead, alive = await lease(queue, 3, "dead"), await lease(queue, 2, "alive")
+    assert await queue.release("dead") == 3
+    assert await queue.release("nobody") == 0
+    assert await queue.extend([*dead, *alive]) == {lent.lease_id for lent in dead}
+    again = await lease(queue, 5, "other")
+    assert [(lent.prompt.draw_id, lent.prompt.attempt) for lent in again] == [(0, 2), (1, 2), (2, 2)]
+    assert await queue.release("other") == 3
+
+
+async def test_after_the_last_attempt_the_draw_fails(rig: QueueRig, queue: Queue, make_prompt: MakePrompt) -> None:
+    await queue.push([make_prompt(1)])
+    for attempt in (1, 2, 3):
+        [lent] = await lease(queue)
+        assert lent.prompt.attempt == attempt
+        rig.clock.time += LEASE_S
+        assert await queue.expire() == 1
+    assert await lease(queue) == []
+    [taken] = await take(queue)
+    assert isinstance(taken.result, Failure)
+    assert (taken.draw_id, taken.result.cause, taken.result.prompt.attempt) == (1, "attempts", 3)
+    assert taken.result.prompt.row == "problems.jsonl:1"
+
+
+async def test_no_attempt_starts_after_the_total_deadline(rig: QueueRig, queue: Queue, make_prompt: MakePrompt) -> None:
+    until = rig.clock.wall() + 10
+    await queue.push([make_prompt(1, not_after=until), make_prompt(2, not_after=until), make_prompt(3)])
+    [lent] = await lease(queue)
+    rig.clock.time += LEASE_S
+    assert await queue.expire() == 1
+    assert [other.prompt.draw_id for other in await lease(queue, 2)] == [3], "2 waited in the queue for too long"
+    causes = {item.draw_id: item.result.cause for item in await take(queue) if isinstance(item.result, Failure)}
+    assert causes == {1: "total_deadline", 2: "total_deadline"}
+    assert await live(queue) == (0, 1, 2)
+
+
+async def test_late_and_duplicate_commits_are_refused_and_counted(
+    rig: QueueRig, queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    await queue.push([make_prompt(1)])
+    [first] = await lease(queue)
+    rig.clock.time += LEASE_S
+    assert await queue.commit(first, make_group(first.prompt)) is CommitOutcome.LATE, (
+        "expired, though nobody has it yet"
+    )
+    await queue.expire()
+    assert await queue.commit(first, make_group(first.prompt)) is CommitOutcome.LATE
+    [second] = await lease(queue, owner="actor-1")
+    assert await queue.commit(second, make_group(second.prompt)) is CommitOutcome.STORED
+    assert await queue.commit(first, make_group(first.prompt)) is CommitOutcome.DUPLICATE
+    assert await queue.commit(second, make_group(second.prompt)) is CommitOutcome.DUPLICATE
+    await queue.trim(await take(queue))
+    assert await queue.commit(first, make_group(first.prompt)) is CommitOutcome.DUPLICATE
+    assert await queue.counts("train") == Counts(0, 0, 0, late=2, duplicates=3)
+
+
+async def test_a_commit_of_another_draw_is_a_mistake(
+    queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    await queue.push([make_prompt(1), make_prompt(2)])
+    one, two = await lease(queue, 2)
+    with pytest.raises(AssertionError):
+        await queue.commit(one, make_group(two.prompt))
+
+
+async def test_results_are_taken_once_and_again_after_a_new_claim(
+    rig: QueueRig, queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    await queue.push([make_prompt(n) for n in range(4)])
+    for lent in await lease(queue, 4):
+        await queue.commit(lent, make_group(lent.prompt))
+    first = await take(queue, 3)
+    assert [item.draw_id for item in first] == [0, 1, 2]
+    assert [item.draw_id for item in await take(queue)] == [3]
+    assert await take(queue) == []
+    await queue.trim(first[:2])
+
+    successor = await rig.connect()
+    await successor.claim(2)
+    assert [item.draw_id for item in await take(successor)] == [2, 3]
+
+
+async def test_a_newer_claim_supersedes(rig: QueueRig, queue: Queue, make_prompt: MakePrompt) -> None:
+    await queue.push([make_prompt(1)])
+    [lent] = await lease(queue)
+    successor = await rig.connect()
+    for stale in (0, 1):
+        with pytest.raises(Superseded):
+            await successor.claim(stale)
+    await successor.claim(2)
+
+    for refused in (
+        queue.push([make_prompt(2)]),
+        queue.expire(),
+        queue.release("actor-0"),
+        queue.take(1, "train", 0),
+        queue.trim([Taken("1-0", 1, Failure(prompt=make_prompt(1), cause="attempts"))]),
+        queue.flush("train"),
+        queue.forget_done([1], "train"),
+        queue.inventory("train"),
+        queue.claim(1),
+    ):
+        with pytest.raises(Superseded, match="by incarnation 2"):
+            await refused
+    assert await queue.extend([lent]) == set(), "actors go on"
+    assert await successor.inventory("train") == {1: Place.LEASED}
+
+
+async def test_lanes_are_apart(queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup) -> None:
+    await queue.push([make_prompt(1)])
+    await queue.push([make_prompt(1, lane="held-out"), make_prompt(2, lane="held-out")])
+    assert await lease(queue, lane="unheard-of") == []
+    [lent] = await lease(queue, lane="held-out")
+    assert lent.prompt.lane == "held-out"
+    await queue.commit(lent, make_group(lent.prompt))
+    assert await queue.counts("train") == Counts(1, 0, 0, 0, 0)
+    assert await queue.counts("held-out") == Counts(1, 0, 1, 0, 0)
+    assert await take(queue) == []
+    assert [item.draw_id for item in await take(queue, lane="held-out")] == [1]
+    assert await queue.extend([*await lease(queue), *await lease(queue, lane="held-out")]) == set()
+    assert await queue.release("actor-0") == 2
+
+
+async def test_undecodable_messages_become_dead_letters_and_failures(
+    rig: QueueRig, queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    await queue.push([make_prompt(1), make_prompt(2)])
+    await rig.damage_prompt(1)
+    [lent] = await lease(queue, 2)
+    assert lent.prompt.draw_id == 2
+    await queue.commit(lent, make_group(lent.prompt))
+    await rig.damage_result(2)
+
+    taken = {item.draw_id: item.result for item in await take(queue)}
+    assert {draw: result.cause for draw, result in taken.items() if isinstance(result, Failure)} == {
+        1: "poison",
+        2: "poison",
+    }
+    assert taken[2].prompt.row == "problems.jsonl:2"
+    letters = await queue.dead_letters("train")
+    assert [(letter.draw_id, letter.payload) for letter in letters] == [(1, b"damaged"), (2, b"damaged")]
+    assert all("not an OlmoRL message" in letter.reason for letter in letters)
+
+
+async def test_the_inventory_names_the_place_of_each_draw(
+    queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    await queue.push([make_prompt(n) for n in range(4)])
+    leases = await lease(queue, 3)
+    await queue.commit(leases[0], make_group(leases[0].prompt))
+    await queue.commit(leases[1], make_group(leases[1].prompt))
+    await queue.trim(await take(queue, 1))
+    assert await queue.inventory("train") == {1: Place.RESULTS, 2: Place.LEASED, 3: Place.QUEUED}
+    assert await queue.inventory("unheard-of") == {}
+
+
+async def test_a_done_mark_without_its_group_can_be_forgotten(
+    queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    await queue.push([make_prompt(1), make_prompt(2)])
+    for lent in await lease(queue, 2):
+        await queue.commit(lent, make_group(lent.prompt))
+    await queue.trim(await take(queue, 1))
+    await queue.forget_done([1, 2], "train")
+    await queue.push([make_prompt(1, attempt=2), make_prompt(2, attempt=2)])
+    assert await queue.inventory("train") == {1: Place.QUEUED, 2: Place.RESULTS}
+    [lent] = await lease(queue)
+    assert lent.prompt.attempt == 2
+
+
+async def test_flush_draws_anew(queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup) -> None:
+    await queue.push([make_prompt(n) for n in range(3)])
+    one, two = await lease(queue, 2)
+    await queue.commit(one, make_group(one.prompt))
+    await queue.flush("train")
+    assert await live(queue) == (0, 0, 0)
+    assert await queue.commit(two, make_group(two.prompt)) is CommitOutcome.LATE
+    await queue.push([make_prompt(n) for n in range(3)])
+    leases = await lease(queue, 3)
+    assert [lent.prompt.draw_id for lent in leases] == [0, 1, 2]
+    assert await queue.commit(two, make_group(two.prompt)) is CommitOutcome.LATE, "a lease of before the flush"
+    assert await queue.commit(leases[1], make_group(leases[1].prompt)) is CommitOutcome.STORED
+    assert [item.draw_id for item in await take(queue)] == [1]
+
+
+@pytest.mark.parametrize("what", ["prompts", "results", "again"])
+async def test_waiting_ends_as_soon_as_there_is_something(
+    rig: QueueRig, queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup, what: str
+) -> None:
+    actor = await rig.connect()
+    await queue.push([make_prompt(1)])
+    [held] = await lease(actor)
+    waiting = asyncio.create_task(
+        queue.take(5, "train", 20) if what == "results" else actor.lease("actor-0", 5, "train", 20)  # type: ignore[arg-type]
+    )
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    start = time.monotonic()
+    if what == "prompts":
+        await queue.push([make_prompt(2)])
+    elif what == "results":
+        await actor.commit(held, make_group(held.prompt))
+    else:
+        await actor.give_back([held])
+    assert len(await waiting) == 1
+    assert time.monotonic() - start < 0.5
+
+
+async def test_waiting_for_nothing_ends_at_its_time(queue: Queue) -> None:
+    start = time.monotonic()
+    assert await queue.lease("actor-0", 1, "train", 0.2) == []
+    assert await queue.take(1, "train", 0.2) == []
+    assert 0.35 < time.monotonic() - start < 2
+
+
+async def test_heartbeats_and_orders(queue: Queue) -> None:
+    assert await queue.statuses() == {}
+    for at in (1.0, 2.0):
+        await queue.heartbeat(ActorStatus(name="actor-0", at=at, version=Version(1, 4), running=3))
+    status = (await queue.statuses())["actor-0"]
+    assert (status.at, status.version, status.running) == (2.0, Version(1, 4), 3)
+
+    assert await queue.control("actor-0") == "run"
+    await queue.set_control("*", "pause")
+    await queue.set_control("actor-1", "drain")
+    assert [await queue.control(f"actor-{n}") for n in (0, 1)] == ["pause", "drain"]
+    await queue.set_control("*", "run")
+    assert await queue.control("actor-1") == "run"
+    with pytest.raises(ValueError, match="use one of run, pause, drain"):
+        await queue.set_control("*", "dance")

@@ -14,6 +14,7 @@ OlmoRLError
 │   ├── QueueFull            a bound was reached
 │   ├── QueueUnavailable     the back end did not answer until the deadline
 │   └── Superseded           a newer incarnation owns the run
+├── EngineDied           an engine's processes are gone, or hold half a version; its actor must be replaced
 ├── WeightError          weights that are missing, corrupt, or do not fit the model
 └── Unscorable           a completion or group that no verifier could score; never a reward of 0
 """
@@ -83,6 +84,10 @@ class Superseded(QueueError):
 
 class WeightError(OlmoRLError, RuntimeError):
     """Weights that are missing, corrupt, or do not fit the model."""
+
+
+class EngineDied(OlmoRLError, RuntimeError):
+    """An engine's processes are gone, or hold half a version. Its requests are lost; its actor must be replaced."""
 
 
 class Unscorable(OlmoRLError, RuntimeError):

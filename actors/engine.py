@@ -1,0 +1,351 @@
+"""vLLM behind the `Engine` port: continuous batching, and weights that change between two of its steps.
+
+the actor's process             EngineCore                worker, one per GPU or core
+VllmEngine, AsyncLLM   ──RPC──>  scheduler  ──────────────>  model, StagedWeightLoader
+  └── reaper.py                                              └── maps the staged file
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Awaitable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+
+from olmorl import codec, config
+from olmorl.actors import reaper
+from olmorl.actors.staged import check_fit, checkpoint_shapes
+from olmorl.clock import within
+from olmorl.errors import EngineDied, ModelError, WeightError
+from olmorl.messages import Completion, Span, TokenIds, Version
+from olmorl.ports import EngineLoad, Sampling, StagedWeights, Update
+
+T = TypeVar("T")
+STOP_DEADLINE_S = 5.0
+LIVENESS_POLL_S = 0.2
+LOADER = "olmorl.actors.worker.StagedWeightLoader"
+
+
+class _StepGauge:
+    """Stands where vLLM's stat loggers do, and keeps the last engine step: vLLM's own cost a tenth of a small model's step."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.running = 0
+        self.kv_used = 0.0
+        self.stepped_at = 0.0
+
+    def record(self, *, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
+        self.stepped_at = time.monotonic()
+        if iteration_stats is not None:
+            self.tokens += iteration_stats.num_generation_tokens
+        if scheduler_stats is not None:
+            self.running = scheduler_stats.num_running_reqs
+            self.kv_used = scheduler_stats.kv_cache_usage
+
+
+class VllmEngine:
+    """One vLLM engine. Every token carries the version that computed it, and no update costs a token or a KV block.
+
+    Args:
+        core: CPU core for the engine's one thread; None on a GPU, or to let vLLM take all cores.
+        initial: the version that the model folder holds.
+    """
+
+    def __init__(
+        self,
+        model: config.Model,
+        actors: config.Actors,
+        *,
+        max_model_len: int,
+        seed: int,
+        core: int | None,
+        initial: Version,
+    ) -> None:
+        self._model = model
+        self._actors = actors
+        self._max_model_len = max_model_len
+        self._seed = seed
+        self._core = core
+        self._version = initial
+        self._llm: Any = None
+        self._tokenizer: Any = None
+        self._gauge = _StepGauge()
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._processes: list[psutil.Process] = []
+        self._shared_memory: set[Path] = set()
+        self._mark = uuid.uuid4().hex
+        self._in_flight = 0
+        self._aborted = 0
+        self._cause = "it is not running"
+
+    async def start(self, weights: StagedWeights | None) -> None:
+        """Load the model and come up; with `weights`, at that version.
+
+        Raises:
+            ModelError: a folder that vLLM cannot load.
+            EngineDied: the engine's processes ended while they started.
+        """
+        self._reaper = _start_reaper(self._mark)
+        self._llm = await asyncio.to_thread(self._construct)
+        manager = self._llm.engine_core.resources.engine_manager
+        self._adopt(_family(process.pid for process in manager.processes))
+        self._llm.logger_manager = self._gauge
+        self._tokenizer = self._llm.renderer.tokenizer
+        self._cause = "its processes have ended"
+        await self._call(self._llm.engine_core.set_weight_version_async(str(self._version)))
+        if weights is not None:
+            await self.update(weights)
+
+    def _construct(self) -> Any:
+        """Start the processes; blocks, so it runs in a thread."""
+        _set_environment(self._mark, self._core, self._actors.start_deadline_s)
+        try:
+            from vllm import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            try:
+                vllm_config = AsyncEngineArgs(**self._arguments()).create_engine_config()
+                self._shapes = checkpoint_shapes(_folder(self._model.path))
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{self._model.path}: vLLM cannot use this model: {error}") from error
+            try:
+                return AsyncLLM.from_vllm_config(vllm_config)
+            except (RuntimeError, TimeoutError) as error:
+                raise EngineDied(f"the engine of {self._model.path} did not start: {error}") from error
+        finally:
+            os.environ.pop(reaper.VARIABLE)
+
+    def _arguments(self) -> dict[str, Any]:
+        from vllm.platforms import current_platform
+
+        memory: dict[str, Any] = {"gpu_memory_utilization": self._actors.gpu_memory_utilization}
+        if current_platform.is_cpu():
+            memory = {"kv_cache_memory_bytes": int(self._actors.kv_cache_gib * 2**30)}
+        return memory | {
+            "model": self._model.path,
+            "tokenizer": self._model.tokenizer,
+            "trust_remote_code": self._model.trust_remote_code,
+            "dtype": self._model.dtype,
+            "seed": self._seed,
+            "max_model_len": self._max_model_len,
+            "max_num_seqs": self._actors.max_running,
+            "max_num_batched_tokens": self._actors.max_batched_tokens,
+            "tensor_parallel_size": self._actors.tensor_parallel,
+            "enforce_eager": self._actors.enforce_eager,
+            "enable_prefix_caching": self._actors.prefix_caching,
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": LOADER,
+        }
+
+    # --- generation -----------------------------------------------------------------------------
+
+    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
+        """Sample one completion.
+
+        Raises:
+            ValueError: the prompt is empty or leaves no room for a token, or the sampling is out of vLLM's bounds.
+            EngineDied: the engine went away, or is gone.
+        """
+        if not 0 < len(prompt) < self._max_model_len:
+            raise ValueError(f"a prompt of {len(prompt)} tokens: the engine takes 1 to {self._max_model_len - 1}")
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        self._in_flight += 1
+        try:
+            salted = tokens_input(prompt.tolist(), cache_salt=str(self._version))
+            collector = await self._llm.add_request(request_id, salted, _sampling_params(sampling))
+            finished = (await collector.get()).outputs[0]
+        except asyncio.CancelledError:
+            self._aborted += self._tokens_of(request_id)
+            await self._llm.abort(request_id)
+            raise
+        except EngineDeadError:
+            raise EngineDied(f"the engine died with request {request_id}: {self._cause}") from None
+        finally:
+            self._in_flight -= 1
+        return self._completion(finished, bool(sampling.stop))
+
+    def _tokens_of(self, request_id: str) -> int:
+        """Tokens that have come so far for an unfinished request."""
+        processor = self._llm.output_processor
+        states = (processor.request_states[name] for name in processor.external_req_ids.get(request_id, ()))
+        return sum(state.detokenizer.num_output_tokens() for state in states)
+
+    def _completion(self, output: Any, with_text: bool) -> Completion:
+        if output.finish_reason not in ("stop", "length"):
+            raise EngineDied(f"the engine ended a request with {output.finish_reason!r}")
+        token_ids = np.array(output.token_ids, dtype=np.int32)
+        spans = tuple(Span(Version.parse(span.version), span.start, span.end) for span in output.weight_versions)
+        answer = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
+        return Completion(
+            index=0,
+            token_ids=token_ids,
+            logprobs=np.array(output.logprobs.logprobs, dtype=np.float32),
+            spans=spans,
+            finish_reason=output.finish_reason,
+            text=output.text if with_text else self._tokenizer.decode(answer),
+        )
+
+    # --- weights --------------------------------------------------------------------------------
+
+    async def update(self, staged: StagedWeights) -> Update:
+        """Apply a version between two steps. Once begun it is carried through, also when the caller is cancelled.
+
+        Raises:
+            WeightError: the weights do not fit; the engine goes on with the version it has.
+            EngineDied: the engine went away, or holds half a version and was ended.
+        """
+        check_fit(staged, self._shapes, tied=bool(self._llm.model_config.hf_config.tie_word_embeddings))
+        swap = asyncio.ensure_future(self._swap(staged))
+        try:
+            return await asyncio.shield(swap)
+        except asyncio.CancelledError:
+            await asyncio.wait({swap})
+            raise
+
+    async def _swap(self, staged: StagedWeights) -> Update:
+        core = self._llm.engine_core
+        version = staged.manifest.version
+        asked_at = time.monotonic()
+        await self._call(core.pause_scheduler_async("keep", False))
+        # Batches in flight were drained by the pause, so this is when the last of their tokens arrived.
+        paused_at = max(asked_at, self._gauge.stepped_at)
+        try:
+            arguments = (str(staged.path), codec.encode(staged.manifest))
+            refusals = await self._call(core.collective_rpc_async("load_staged_weights", None, arguments))
+            if not any(refusals):
+                await self._call(core.set_weight_version_async(str(version)))
+                self._version = version
+        except BaseException as error:
+            self._cause = f"weights {version} were loaded in part: {error}"
+            await self.stop()
+            raise EngineDied(self._cause) from error
+        await self._call(core.resume_scheduler_async())
+        if any(refusals):
+            raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")
+        return Update(version, time.monotonic() - paused_at)
+
+    async def _call(self, request: Awaitable[T]) -> T:
+        """Await an answer of the engine core, which alone would never come once the core is dead."""
+        answer = asyncio.ensure_future(request)
+        async with within(self._actors.stall_deadline_s, f"the engine core of {self._model.path} to answer"):
+            while not (await asyncio.wait({answer}, timeout=LIVENESS_POLL_S))[0]:
+                if self._llm.errored:
+                    answer.cancel()
+                    raise EngineDied(f"the engine core of {self._model.path} has ended")
+        return answer.result()
+
+    # --- what the actor asks --------------------------------------------------------------------
+
+    def load(self) -> EngineLoad:
+        """The load after the last step; what was submitted since then waits."""
+        running = min(self._gauge.running, self._in_flight)
+        return EngineLoad(
+            running=running,
+            waiting=self._in_flight - running,
+            kv_used=self._gauge.kv_used if self._in_flight else 0.0,
+            max_running=self._actors.max_running,
+        )
+
+    @property
+    def version(self) -> Version:
+        """The version that computes the next token."""
+        return self._version
+
+    @property
+    def tokens_generated(self) -> int:
+        """Completion tokens sampled since start, unfinished requests included."""
+        return self._gauge.tokens
+
+    @property
+    def tokens_aborted(self) -> int:
+        """Those of `tokens_generated` whose request was cancelled before it finished."""
+        return self._aborted
+
+    async def stop(self) -> None:
+        """End all processes of the engine and remove their shared memory, within seconds, also after a failed start."""
+        if self._llm is None:
+            self._adopt([psutil.Process(pid) for pid in reaper.marked(self._mark)])
+        else:
+            await asyncio.to_thread(self._llm.shutdown, STOP_DEADLINE_S)
+        for process in self._processes:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        await asyncio.to_thread(psutil.wait_procs, self._processes, STOP_DEADLINE_S)
+        for file in self._shared_memory:
+            file.unlink(missing_ok=True)
+        if self._reaper is not None:
+            self._reaper.communicate(b"stopped", STOP_DEADLINE_S)
+            self._reaper = None
+
+    def _adopt(self, processes: list[psutil.Process]) -> None:
+        """Note what `stop` must end, while it can still be seen."""
+        self._processes = processes
+        self._shared_memory = reaper.shared_memory([process.pid for process in processes])
+
+
+def _folder(path: str) -> Path:
+    """The model folder, or the local copy of a hub model that vLLM has just resolved."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
+
+
+def _family(parents: Iterable[int]) -> list[psutil.Process]:
+    roots = [psutil.Process(pid) for pid in parents]
+    return [*roots, *(child for root in roots for child in root.children(recursive=True))]
+
+
+def _start_reaper(mark: str) -> subprocess.Popen[bytes]:
+    # A session of its own, so that what ends the actor's process group leaves it to its work.
+    command = [sys.executable, "-I", "-S", reaper.__file__, mark]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def _set_environment(mark: str, core: int | None, ready_timeout_s: float) -> None:
+    """vLLM reads these in this process and in those it starts; an operator's own settings win."""
+    os.environ[reaper.VARIABLE] = mark
+    defaults = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(ready_timeout_s)),
+    }
+    if core is not None:
+        defaults |= {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _sampling_params(sampling: Sampling) -> Any:
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        max_tokens=sampling.max_tokens,
+        min_tokens=sampling.min_tokens,
+        seed=sampling.seed,
+        stop=list(sampling.stop),
+        logprobs=0,
+        flat_logprobs=True,
+        # One decode of the whole answer is cheaper than one a token; only stop strings need the latter.
+        detokenize=bool(sampling.stop),
+        skip_special_tokens=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )

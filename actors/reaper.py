@@ -1,0 +1,62 @@
+"""Ends what an engine left when the process that owned it is gone. A program of its own: the standard library only.
+
+    python reaper.py MARK        every process of the engine has MARK in its environment
+
+The owner holds the other end of standard input. Its end without a word means that the owner died, however it died.
+A parent-death signal would not do: it follows the thread that started a process, and does not reach grandchildren.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+VARIABLE = "OLMORL_ENGINE"
+SHARED_MEMORY = "/dev/shm/psm_"
+
+
+def marked(mark: str) -> list[int]:
+    """Processes whose environment names the engine."""
+    wanted = f"{VARIABLE}={mark}".encode()
+    pids = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                pids.append(int(folder.name))
+    return pids
+
+
+def shared_memory(pids: list[int]) -> set[Path]:
+    """Shared memory the processes have mapped and nobody would unlink once they are killed."""
+    found: set[Path] = set()
+    for pid in pids:
+        with suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                path = line.split(maxsplit=5)[-1]
+                if path.startswith(SHARED_MEMORY):
+                    found.add(Path(path.removesuffix(" (deleted)")))
+    return found
+
+
+def end(pids: list[int], files: set[Path]) -> None:
+    """Kill the processes and unlink the files; what is gone already is fine."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    for file in files:
+        file.unlink(missing_ok=True)
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.stdin.buffer.read(1):
+        return
+    pids = marked(sys.argv[1])
+    end(pids, shared_memory(pids))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Does a staged version fit this model? Answered from headers alone, before anything touches the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from olmorl.errors import ModelError, WeightError
+from olmorl.ports import StagedWeights
+
+Shapes = Mapping[str, tuple[int, ...]]
+HEADER_LENGTH_BYTES = 8
+
+
+def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of every tensor of a model folder, from the headers of its safetensors files.
+
+    Raises:
+        ModelError: the folder holds none.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")))
+        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    if not shapes:
+        raise ModelError(f"{folder}: no *.safetensors there; save the model with save_pretrained()")
+    return shapes
+
+
+def check_fit(staged: StagedWeights, shapes: Shapes, *, tied: bool) -> None:
+    """Refuse weights that are not exactly the model's own: a tensor too few would stay at its old version unseen.
+
+    A model with tied embeddings may name its head or leave it out.
+
+    Raises:
+        WeightError: a missing, unknown or misshapen tensor, or a file shorter than its manifest says.
+    """
+    manifest = staged.manifest
+    given = {buffer.name: buffer.shape for buffer in manifest.buffers}
+    optional = {name for name in (*given, *shapes) if tied and name.endswith("lm_head.weight")}
+    problems = [f"{name} is missing" for name in shapes.keys() - given.keys() - optional]
+    problems += [f"{name} is unknown" for name in given.keys() - shapes.keys() - optional]
+    problems += [
+        f"{name} has shape {given[name]}, not {shapes[name]}"
+        for name in given.keys() & shapes.keys()
+        if given[name] != shapes[name]
+    ]
+    end = max((buffer.offset + buffer.num_bytes for buffer in manifest.buffers), default=0)
+    size = staged.path.stat().st_size if staged.path.is_file() else 0
+    if size < end:
+        problems.append(f"{staged.path} has {size} bytes of {end}")
+    if problems:
+        shown = "; ".join(sorted(problems)[:5])
+        raise WeightError(f"weights {manifest.version} do not fit the model: {shown} ({len(problems)} in all)")

@@ -1,0 +1,181 @@
+"""What each process of a run is: built from the recipe where it runs, and called over Ray.
+
+Every host takes the recipe as plain data, so that nothing but text and numbers crosses processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from olmorl import codec, config
+from olmorl.deploy import wiring
+from olmorl.deploy.access import QueueAccess
+from olmorl.deploy.plan import Plan
+from olmorl.deploy.progress import Status
+from olmorl.deploy.rundir import log_to
+from olmorl.deploy.telemetry import Telemetry, write_targets
+from olmorl.messages import StepReport, Version
+from olmorl.ports import BatchSource
+
+log = logging.getLogger(__name__)
+Tree = Mapping[str, Any]
+
+
+class RedisHost:
+    """The embedded Redis: it lives and dies with this process."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._settings = config.build(tree)
+        log_to(self._settings.run_dir, "redis")
+
+    def start(self) -> QueueAccess:
+        """Start it, on the append-only file of an earlier start if there is one."""
+        self._server = wiring.embedded_redis(self._settings)
+        return QueueAccess(self._server.url, self._server.environment)
+
+    def stop(self) -> None:
+        self._server.close()
+
+
+class AssemblerHost:
+    """The assembler, reachable by the ranks and the launcher."""
+
+    def __init__(self, tree: Tree, access: QueueAccess) -> None:
+        self._settings = config.build(tree)
+        self._access = access
+        log_to(self._settings.run_dir, "assembler")
+        self._telemetry = Telemetry("assembler", self._settings.run.name)
+        self._targets = {"assembler": self._telemetry.address}
+
+    async def prepare(self, resume: bool, from_step: int | None) -> list[str]:
+        """Load the data and take the run over; returns what people should know of it."""
+        settings = self._settings
+        self._queue = await wiring.open_queue(settings, self._access)
+        stream, evaluations, reports = await asyncio.to_thread(wiring.prompts, settings)
+        self._assembler = wiring.assembler(settings, self._queue, stream, evaluations, resume, from_step)
+        await self._assembler.open()
+        return reports
+
+    async def run(self) -> str:
+        """Until the run is over; returns why."""
+        watch = asyncio.create_task(self._publish_metrics())
+        try:
+            return await self._assembler.run()
+        finally:
+            watch.cancel()
+            self._telemetry.close()
+
+    async def _publish_metrics(self) -> None:
+        known: dict[str, str] = {}
+        while True:
+            for name, status in (await self._queue.statuses()).items():
+                self._targets[name] = f"{status.host}:{status.metrics_port}"
+            if self._targets != known:
+                known = dict(self._targets)
+                write_targets(self._settings.run_dir / "targets.json", known)
+            await asyncio.sleep(1.0)
+
+    async def stop(self) -> None:
+        """Stop after the current step, with a checkpoint."""
+        await self._assembler.stop()
+
+    async def status(self) -> Status:
+        return await self._assembler.status()
+
+    async def release(self, owner: str) -> int:
+        """The actor `owner` is dead: its prompts go elsewhere now."""
+        return await self._queue.release(owner)
+
+    async def register(self, process: str, address: str) -> None:
+        """Add a process's metrics port to `targets.json`."""
+        self._targets[process] = address
+
+    # What the ranks call (`BatchSource`), as bytes.
+
+    async def begin(self, rank: int) -> bytes:
+        return codec.encode(await self._assembler.begin(rank))
+
+    async def next(self, rank: int, step: int) -> bytes:
+        return codec.encode(await self._assembler.next(rank, step))
+
+    async def report(self, report: bytes) -> None:
+        await self._assembler.report(codec.decode(report, StepReport))
+
+    async def published(self, version: str, seconds: float) -> None:
+        await self._assembler.published(Version.parse(version), seconds)
+
+    async def saved(self, step: int) -> None:
+        await self._assembler.saved(step)
+
+
+class RankHost:
+    """One rank of the learner."""
+
+    def __init__(self, tree: Tree, rank: int, core: int | None) -> None:
+        self._settings = config.build(tree)
+        self._rank = rank
+        log_to(self._settings.run_dir, f"learner-{rank}")
+        if core is not None:
+            os.sched_setaffinity(0, {core})
+
+    def meeting_point(self) -> tuple[str, int]:
+        """Address and free port for the ranks to find each other; asked of rank 0."""
+        host = wiring.own_address(self._settings)
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return host, probe.getsockname()[1]
+
+    def run(self, meeting_point: tuple[str, int], source: BatchSource) -> None:
+        """Train until the assembler says stop."""
+        asyncio.run(wiring.learn(self._settings, self._rank, meeting_point, source))
+
+
+class ActorHost:
+    """One engine and its actor."""
+
+    def __init__(self, tree: Tree, index: int, core: int | None, access: QueueAccess) -> None:
+        self._settings = config.build(tree)
+        self._name = f"actor-{index}"
+        self._core = core
+        self._access = access
+        log_to(self._settings.run_dir, self._name)
+
+    async def run(self) -> str:
+        """Serve until asked to stop."""
+        telemetry = Telemetry(self._name, self._settings.run.name)
+        queue = await wiring.open_queue(self._settings, self._access)
+        self._actor = wiring.actor(self._settings, self._name, self._core, queue, telemetry.port)
+        watch = asyncio.create_task(self._publish_metrics(telemetry))
+        try:
+            await self._actor.run()
+        finally:
+            watch.cancel()
+            telemetry.close()
+            await queue.close()
+        return "was asked to leave"
+
+    async def _publish_metrics(self, telemetry: Telemetry) -> None:
+        while True:
+            telemetry.record_actor(self._actor.status())
+            await asyncio.sleep(self._settings.actors.heartbeat_s)
+
+    async def stop(self) -> None:
+        await self._actor.stop()
+
+
+def learner_environment(settings: config.Config, plan: Plan) -> dict[str, str]:
+    """What a rank's process must find before it imports torch."""
+    threads = str(settings.learner.threads)
+    accelerator = {} if plan.on_gpu else {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **accelerator}
+
+
+def actor_environment(plan: Plan) -> dict[str, str]:
+    """What an engine's process must find before it imports vLLM."""
+    threads = {} if plan.on_gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **threads}

@@ -1,0 +1,60 @@
+"""`olmorl-launch`: from a recipe to a trained model. The table of contents of the service.
+
+    arguments   the command line                     plan       what runs where
+    preflight   what can be known to fail, first     cluster    Ray: places and calls
+    hosts       what each process is made of         service    start order, watching, stopping
+    progress    what one sees meanwhile
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from olmorl import config
+from olmorl.deploy.arguments import Arguments, parse
+from olmorl.deploy.plan import plan
+from olmorl.errors import OlmoRLError, RunEnded, UserError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0 done, 1 the run ended with a named cause, 2 a mistake to mend."""
+    try:
+        arguments = parse(sys.argv[1:] if argv is None else argv)
+        settings = config.load(arguments.recipe, arguments.overrides)
+        if arguments.dry_run:
+            show_plan(settings)
+            return 0
+        return launch(settings, arguments)
+    except OlmoRLError as error:
+        print(f"olmorl-launch: {error}", file=sys.stderr)
+        return error.exit_code if isinstance(error, (UserError, RunEnded)) else 1
+
+
+def show_plan(settings: config.Config) -> None:
+    """Print the resolved configuration, as a recipe, and the placement."""
+    console = Console(highlight=False)
+    console.print(config.to_toml(settings), markup=False, soft_wrap=True)
+    table = Table("placement", "", title=f"plan of {settings.run.name}", title_justify="left")
+    for what, value in plan(settings).rows(settings):
+        table.add_row(what, value)
+    console.print(table)
+
+
+def launch(settings: config.Config, arguments: Arguments) -> int:
+    """Check, start, watch, stop."""
+    # Imported here, so that --help and --dry-run answer without Ray.
+    from olmorl.deploy.preflight import preflight
+    from olmorl.deploy.service import Service
+
+    settings = preflight(settings, arguments.resume)
+    with Service(settings, resume=arguments.resume, from_step=arguments.from_step) as service:
+        service.start()
+        return service.watch()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""What can be known to fail is found before anything starts: each check raises one clear error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from olmorl.config import Config
+from olmorl.deploy.access import QueueAccess
+from olmorl.deploy.rundir import check_free
+from olmorl.errors import ConfigError, DataError, ModelError
+
+
+def preflight(settings: Config, resume: bool) -> Config:
+    """Check everything that needs no cluster; returns the settings as the run will keep them.
+
+    Raises:
+        UserError: the first thing found wrong, with its fix.
+    """
+    check_free(settings.run_dir, resume)
+    if settings.run.mode == "real":
+        check_data(settings)
+        check_model(settings.model.path)
+    check_functions(settings)
+    if settings.queue.url is not None:
+        check_redis(settings)
+    return settings
+
+
+def check_data(settings: Config) -> None:
+    """Some training data is named, and the files that are named exist."""
+    if not settings.data.train:
+        raise ConfigError('data.train is empty: name at least one file or hub data set, as in train = ["problems.jsonl"]')
+    for name in (*settings.data.train, *settings.evaluation.data):
+        path = name.partition("=")[2] or name
+        path = path.rpartition(":")[0] or path if path.rpartition(":")[2].replace(".", "", 1).isdigit() else path
+        looks_like_file = path.endswith((".jsonl", ".json", ".parquet")) or path.startswith((".", "/", "~"))
+        if looks_like_file and not Path(path).expanduser().is_file():
+            raise DataError(f"{path}: no such data file (named in data.train or evaluation.data)")
+
+
+def check_model(path: str) -> None:
+    """A folder must hold a model; anything else must look like the name of one on the hub."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        file = folder / "config.json"
+        if not file.is_file():
+            raise ModelError(f"{path}: not a model folder, it has no config.json; model.path wants a Hugging Face folder")
+        try:
+            architectures = json.loads(file.read_text(encoding="utf-8")).get("architectures")
+        except (ValueError, AttributeError) as error:
+            raise ModelError(f"{file}: not a model configuration: {error}") from None
+        if not architectures:
+            raise ModelError(f"{file}: names no architecture; save the model with save_pretrained")
+    elif folder.exists() or path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise ModelError(f"{path}: no such model folder; model.path wants a Hugging Face folder, or a hub name as owner/name")
+
+
+def check_functions(settings: Config) -> None:
+    """User reward functions import and can be called."""
+    if settings.verifiers.functions:
+        from olmorl.verifiers.functions import check
+
+        check(settings.verifiers)
+
+
+def check_redis(settings: Config) -> None:
+    """The Redis of the recipe answers and takes the credentials."""
+    import asyncio
+
+    from olmorl.deploy import wiring
+
+    assert settings.queue.url is not None
+    access = QueueAccess.of_recipe(settings.queue.url)
+
+    async def connect() -> None:
+        queue = await wiring.open_queue(settings, access)
+        await queue.close()
+
+    asyncio.run(connect())

@@ -1,0 +1,87 @@
+"""The run directory as the launcher and the tools see it."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+from olmorl.errors import ConfigError, DataError
+
+
+class RunLock:
+    """One launcher at a time owns a run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / ".lock"
+        self._file: TextIO | None = None
+
+    def __enter__(self) -> RunLock:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "unknown"
+            self._file.close()
+            raise ConfigError(
+                f"{self._path.parent}: another launcher (process {owner}) runs here; stop it, or take another --name"
+            ) from None
+        self._file.truncate(0)
+        self._file.write(f"{os.getpid()}\n")
+        self._file.flush()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def check_free(run_dir: Path, resume: bool) -> None:
+    """Refuse to start over a run that is there, and to resume one that is not.
+
+    Raises:
+        ConfigError: with the way out.
+    """
+    there = (run_dir / "ledger").exists()
+    if there and not resume:
+        raise ConfigError(
+            f"{run_dir} holds a run already: go on with it (--resume), give this one another name (--name NAME), "
+            "or remove the folder"
+        )
+    if resume and not there:
+        raise ConfigError(f"{run_dir} holds no run to resume: leave --resume away, or check --name and run.directory")
+
+
+def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
+    """All complete lines of `metrics.jsonl`. A line cut off by a crash is passed over.
+
+    Raises:
+        DataError: no such file.
+    """
+    path = run_dir / "metrics.jsonl"
+    if not path.exists():
+        raise DataError(f"{path}: no such file; is {run_dir} a run directory?")
+    lines = path.read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1] if line]
+
+
+def log_to(run_dir: Path, process: str) -> None:
+    """Send this process's logging, and everything it or its children print, to `logs/<process>.log`."""
+    folder = run_dir / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    log = os.open(folder / f"{process}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
+    )

@@ -1,0 +1,100 @@
+"""Prometheus metrics of each process, on a loopback port. The one file with prometheus-client.
+
+Names are those of `olmorl.metrics` with the prefix `olmorl_`: a `_total` is a counter, seconds are base units.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client.process_collector import ProcessCollector
+
+from olmorl.messages import ActorStatus
+
+_UNITS = (("_s_mean", "_seconds_mean"), ("_s_max", "_seconds_max"), ("_s_total", "_seconds_total"), ("_per_s", "_per_second"))
+
+
+class Telemetry:
+    """One process's metrics: gauges take the last value, counters never decrease."""
+
+    def __init__(self, process: str, run: str, host: str = "127.0.0.1") -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        self._labels = {"run": run, "process": process}
+        self._gauges: dict[str, Gauge] = {}
+        self._counters: dict[str, Counter] = {}
+        self._seen: dict[str, float] = {}
+        server, self._thread = start_http_server(0, addr=host, registry=self.registry)
+        self._server = server
+        self.address = f"{host}:{server.server_port}"
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    def record(self, values: Mapping[str, object]) -> None:
+        """Take over the numbers of a metrics line or a status."""
+        for name, value in values.items():
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                if name.endswith("_total"):
+                    self._count(name, float(value))
+                else:
+                    self._gauge(name).labels(**self._labels).set(value)
+
+    def record_actor(self, status: ActorStatus) -> None:
+        """Take over an actor's heartbeat."""
+        self.record(
+            {
+                "tokens_generated_total": status.tokens_generated,
+                "tokens_wasted_total": status.tokens_wasted,
+                "completions_total": status.completions,
+                "sequences_running": status.running,
+                "sequences_waiting": status.waiting,
+                "kv_cache_used_ratio": status.kv_used,
+                "weight_updates_total": status.updates,
+                "weight_stall_s_total": status.stall_s_total,
+                "weight_stall_s_max": status.stall_s_max,
+                "verifier_s_total": status.verifier_s_total,
+                "commits_late_total": status.commits_late,
+                "commits_duplicate_total": status.commits_duplicate,
+                "policy_version": status.version.number if status.version else -1,
+            }
+        )
+
+    def _gauge(self, name: str) -> Gauge:
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(prometheus_name(name), name, list(self._labels), registry=self.registry)
+        return self._gauges[name]
+
+    def _count(self, name: str, total: float) -> None:
+        if name not in self._counters:
+            self._counters[name] = Counter(prometheus_name(name), name, list(self._labels), registry=self.registry)
+        grown = total - self._seen.get(name, 0.0)
+        self._seen[name] = max(total, self._seen.get(name, 0.0))
+        # A total that fell belongs to a history that was rolled back: the counter waits until it is passed again.
+        if grown > 0:
+            self._counters[name].labels(**self._labels).inc(grown)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def prometheus_name(name: str) -> str:
+    """The Prometheus name of a field of `metrics.jsonl`."""
+    for ending, unit in _UNITS:
+        if name.endswith(ending):
+            return f"olmorl_{name.removesuffix(ending)}{unit}"
+    return f"olmorl_{name[:-2]}_seconds" if name.endswith("_s") else f"olmorl_{name}"
+
+
+def write_targets(path: Path, targets: Mapping[str, str]) -> None:
+    """Write Prometheus' file discovery: one entry per process, replaced atomically."""
+    entries = [{"targets": [address], "labels": {"process": name}} for name, address in sorted(targets.items())]
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    partial.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
@@ -12,9 +13,11 @@ import pytest
 from olmorl.clock import SystemClock
 from olmorl.config import QueueSettings
 from olmorl.messages import Completion, Group, Prompt, Span, Verdict, Version
-from olmorl.ports import Queue
+from olmorl.ports import Queue, WeightStore
 from olmorl.queues.embedded import EmbeddedRedis
+from olmorl.queues.file_weights import FileWeightStore
 from olmorl.queues.memory import MemoryQueue
+from olmorl.queues.memory_weights import MemoryWeightStore
 from olmorl.queues.redis import RedisQueue
 
 LEASE_S = 60.0
@@ -171,3 +174,23 @@ def _group(prompt: Prompt) -> Group:
         reward=1.0,
     )
     return Group(prompt=prompt, completions=(completion,), actor="actor-0", started_at=1.0, finished_at=2.0)
+
+
+@pytest.fixture(params=["memory", "file", "mounted"])
+def connect_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], WeightStore]:
+    """Gives stores of one run: of its publisher, and of its readers."""
+    if request.param == "memory":
+        store = MemoryWeightStore(SystemClock())
+        return lambda: store
+    return lambda: _file_store(tmp_path, mounted=request.param == "mounted")
+
+
+@pytest.fixture(params=["file", "mounted"])
+def connect_file_store(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], FileWeightStore]:
+    """Only of stores that hold the bytes."""
+    return lambda: _file_store(tmp_path, mounted=request.param == "mounted")
+
+
+def _file_store(folder: Path, mounted: bool) -> FileWeightStore:
+    memory = folder / "memory"
+    return FileWeightStore("r", folder / "mounted" if mounted else None, chunk_bytes=1000, shared_memory=memory)

@@ -43,6 +43,8 @@ class Model(Section):
 
     path: str = "runs/cache/demo-model"
     """A Hugging Face folder or hub name."""
+    build: Literal["demo"] | None = None
+    """`demo`: make a tiny policy and its problems under `run.directory`/cache, in place of `path` and absent data."""
     tokenizer: str | None = None
     """Default: the model's own."""
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
@@ -375,6 +377,11 @@ class Config(Section):
             raise ValueError(
                 f"learner.minibatches = {self.learner.minibatches} is over schedule.prompts_per_step = "
                 f"{self.schedule.prompts_per_step}: a minibatch holds at least one whole group"
+            )
+        if self.weights.publish_every > self.schedule.batches_ahead + 1:
+            raise ValueError(
+                f"weights.publish_every = {self.weights.publish_every} needs schedule.max_lag and depth of at least "
+                f"{self.weights.publish_every - 1}: until a version is out nothing may be generated beyond them"
             )
         return self
 

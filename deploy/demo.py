@@ -1,0 +1,118 @@
+"""The demo: a tiny policy and its problems, made on the spot once and kept in a cache named after its settings.
+
+    runs/cache/demo-<hash>/model/        a Hugging Face folder
+                           train.jsonl   problems to learn from
+                           test.jsonl    other problems, held out
+
+`resolve` only fills in the paths, so that `--dry-run` can show them; `prepare` makes what is not there.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+
+from olmorl.config import Config
+from olmorl.deploy.arithmetic import problems, write
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Sizes of the model: heads of 32 are the smallest that the CPU engine has kernels for."""
+
+    hidden: int = 96
+    intermediate: int = 256
+    layers: int = 4
+    heads: int = 3
+    sliding_window: int = 64
+    max_tokens: int = 1024
+
+
+@dataclass(frozen=True)
+class WarmStart:
+    """Supervised training on worked solutions, most of them careless: what is right is learnt, but rarely done."""
+
+    steps: int = 600
+    batch: int = 12
+    careful_share: float = 0.35
+    matrix_lr: float = 0.02
+    vector_lr: float = 3e-3
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that the cache depends on."""
+
+    seed: int = 0
+    num_train: int = 8000
+    num_test: int = 200
+    policy: Policy = field(default_factory=Policy)
+    warm_start: WarmStart = field(default_factory=WarmStart)
+
+    def folder(self, cache: Path) -> Path:
+        text = json.dumps(dataclasses.asdict(self), sort_keys=True)
+        return cache / f"demo-{blake2b(text.encode(), digest_size=4).hexdigest()}"
+
+
+def resolve(config: Config, settings: Settings | None = None) -> Config:
+    """Fill in the paths of what `model.build = "demo"` makes; data that is given stays. Twice is the same as once."""
+    if config.model.build is None:
+        return config
+    folder = _folder(config, settings or Settings())
+    data, evaluation = config.data, config.evaluation
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update={"path": str(folder / "model")}),
+            "data": data.model_copy(update={"train": data.train or [str(folder / "train.jsonl")]}),
+            "evaluation": evaluation.model_copy(
+                update={"data": evaluation.data or [f"held_out={folder / 'test.jsonl'}"]}
+            ),
+        }
+    )
+
+
+def prepare(config: Config, progress: Progress, settings: Settings | None = None) -> None:
+    """Make what `resolve` named, if it is not there: about a minute on one core.
+
+    Args:
+        progress: called with a word for people and the share that is done.
+    """
+    settings = settings or Settings()
+    folder = _folder(config, settings)
+    if config.model.build is None or folder.exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        _make(part, settings, progress)
+        part.rename(folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _folder(config: Config, settings: Settings) -> Path:
+    return settings.folder(config.run.directory / "cache")
+
+
+def _make(folder: Path, settings: Settings, progress: Progress) -> None:
+    # Imported here, so that a dry run needs no torch.
+    from olmorl.deploy.tiny_policy import build_model, build_tokenizer, warm_start
+
+    # One stream of different problems feeds all three: none of the held-out ones is ever trained on.
+    source = problems(settings.seed)
+    write(folder / "test.jsonl", islice(source, settings.num_test))
+    write(folder / "train.jsonl", islice(source, settings.num_train))
+    tokenizer = build_tokenizer(settings.policy.max_tokens)
+    model = build_model(settings.policy, tokenizer, settings.seed)
+    warm_start(model, tokenizer, source, settings.warm_start, settings.seed, progress)
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")

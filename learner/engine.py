@@ -1,0 +1,304 @@
+"""The DeepSpeed trainer: one rank of the policy being trained. The one file that imports deepspeed.
+
+    train(shard) ── for each minibatch ── for each row: forward, loss, backward ── one optimizer step
+
+Gradients are plain sums: a row's loss is already divided by the global normaliser of its minibatch, and what DeepSpeed
+averages over ranks is undone here. So the gradient is the same on every layout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils.logging import disable_progress_bar
+
+from olmorl import config
+from olmorl.errors import ConfigError
+from olmorl.learner import model as models
+from olmorl.learner import zero
+from olmorl.learner.objective import STATS, LossInputs, policy_loss, step_metrics
+from olmorl.learner.packing import RowArrays, row_arrays
+from olmorl.learner.policy import Policy, policy_row, refuse_leaks
+from olmorl.learner.presets import Switches
+from olmorl.learner.ranks import Ranks, join, training_device
+from olmorl.learner.rate import learning_rate
+from olmorl.messages import Shard
+from olmorl.ports import NamedBuffer
+from olmorl.seeds import derive
+
+TAG: Final = "learner"
+LAYOUT_FILE: Final = "layout.json"
+SHARED_MEMORY_REDUCE: Final = "deepspeed_shm_comm"
+
+
+class DeepSpeedTrainer:
+    """Every rank makes the same calls in the same order; whatever a rank lacks to train on, it runs zero-weighted."""
+
+    def __init__(
+        self,
+        model: config.Model,
+        learner: config.Learner,
+        switches: Switches,
+        *,
+        temperature: float,
+        steps: int,
+        seed: int,
+        ranks: Ranks,
+    ) -> None:
+        """Join the other ranks and load the starting policy. A rank's process sees its GPU as device 0.
+
+        Args:
+            temperature: of sampling; the policy is the tempered distribution.
+            steps: of the whole run, for the learning rate.
+
+        Raises:
+            ModelError: a model that cannot be loaded or whose packed samples would see each other.
+            ConfigError: a dtype that is not trained in.
+            DeadlinePassed: the other ranks did not come.
+        """
+        self._model_settings, self._learner, self._switches = model, learner, switches
+        self._steps, self._ranks = steps, ranks
+        self._device = training_device(learner.device)
+        self._settings = zero.settings(model, learner, self._device)
+        self._stage: int = self._settings["zero_optimization"]["stage"]
+        torch.set_num_threads(learner.threads)
+        torch.manual_seed(derive(seed, "learner", ranks.rank))
+        join(ranks, self._device)
+        self._deepspeed = _import_deepspeed(self._device)
+        disable_progress_bar()
+        # One thread of its own: the event loop of the rank stays free, and the device is set once.
+        self._thread = ThreadPoolExecutor(1, "train", self._enter_device)
+        self._enter_device()
+        self._policy = self._load(temperature)
+        self._policy.model.train()
+        if learner.gradient_checkpointing:
+            self._policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._grad_norm = 0.0
+        self._engine = self._build_engine()
+        refuse_leaks(self._engine, self._model, self._device)
+        self._reference = self._build_reference(temperature) if switches.needs_reference else None
+
+    # --- one step
+
+    async def train(self, shard: Shard) -> dict[str, float]:
+        """One learner step; returns values named as in `metrics.LEARNER`, global over all ranks."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._train, shard)
+
+    def _train(self, shard: Shard) -> dict[str, float]:
+        rows = [[row_arrays(row) for row in minibatch] for minibatch in shard.minibatches]
+        updates = list(product(range(self._learner.epochs), range(len(rows))))
+        old = _score(self._engine, rows, self._device) if len(updates) > 1 else None
+        reference = _score(self._reference, rows, self._device) if self._reference else None
+        rate = learning_rate(shard.step, self._learner, self._steps)
+        stats_S = torch.zeros(len(STATS), dtype=torch.float64, device=self._device)
+        grad_norms = []
+        for _, index in updates:
+            for number, row in enumerate(rows[index]):
+                stats_S += self._backward(
+                    row,
+                    old[index][number] if old else None,
+                    reference[index][number] if reference else None,
+                    shard.loss_tokens[index],
+                    shard.num_sequences[index],
+                )
+            grad_norms.append(self._update(rate))
+        dist.all_reduce(stats_S)
+        values = step_metrics(stats_S, len(updates))
+        if reference is None:
+            del values["kl_ref_mean"]
+        return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
+
+    def _backward(
+        self, row: RowArrays, old_T: Tensor | None, reference_T: Tensor | None, loss_tokens: float, num_sequences: int
+    ) -> Tensor:
+        """Add the gradient of one row; returns its statistics."""
+        logprobs_T, entropy_T = self._engine(policy_row(row, self._device), with_entropy=True)
+
+        def batch(values: Any) -> Tensor:
+            return torch.as_tensor(values, device=self._device)[None]
+
+        inputs = LossInputs(
+            logprobs_BT=logprobs_T[None],
+            old_logprobs_BT=(logprobs_T.detach() if old_T is None else old_T)[None],
+            behaviour_logprobs_BT=batch(row.behaviour_logprobs_T),
+            advantages_BT=batch(row.advantages_T),
+            loss_mask_BT=batch(row.loss_mask_T),
+            sequence_ids_BT=batch(row.sequence_ids_T),
+            lags_BT=batch(row.lags_T),
+            loss_tokens=loss_tokens,
+            num_sequences=num_sequences,
+            ref_logprobs_BT=None if reference_T is None else reference_T[None],
+            entropy_BT=entropy_T[None],
+        )
+        loss, stats_S = policy_loss(inputs, self._switches)
+        # DeepSpeed takes the mean over ranks, the objective is a sum.
+        self._engine.backward(loss * self._ranks.world)
+        return stats_S
+
+    def _update(self, rate: float) -> float:
+        """The optimizer step on what the rows added up; returns the norm of the gradient before clipping."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        self._engine.step()
+        if self._stage > 0:
+            self._grad_norm = float(self._engine.get_global_grad_norm())
+        return self._grad_norm
+
+    # --- weights
+
+    def snapshot(self) -> list[NamedBuffer]:
+        """The weights as a checkpoint of the model names them, copied; empty except on rank 0.
+
+        They are the fp32 master weights rounded to the model's dtype: DeepSpeed writes those back after each step.
+        """
+        tensors = dict(self._whole_weights())
+        if self._ranks.rank != 0:
+            return []
+        return [_buffer(name, tensor) for name, tensor in revert_weight_conversion(self._model, tensors).items()]
+
+    def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder that transformers and vLLM load, from rank 0."""
+        tensors = dict(self._whole_weights())
+        if self._ranks.rank == 0:
+            models.export(self._model, tensors, self._model_settings, folder)
+        dist.barrier()
+
+    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Each weight once, tied ones under their first name, copied to the host of rank 0; one at a time is whole."""
+        seen: set[int] = set()
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            with self._deepspeed.zero.GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
+                if self._ranks.rank == 0:
+                    yield name, tensor.detach().to("cpu", copy=True)
+
+    @property
+    def _model(self) -> PreTrainedModel:
+        return self._policy.model
+
+    # --- checkpoints
+
+    def save(self, folder: Path) -> None:
+        """Write this rank's share of model, optimizer and random state. The learning rate follows from the step."""
+        self._engine.save_checkpoint(str(folder), tag=TAG)
+        torch.save(self._random_state(), folder / f"random_{self._ranks.rank}.pt")
+        if self._ranks.rank == 0:
+            (folder / LAYOUT_FILE).write_text(json.dumps(self._layout()) + "\n", encoding="utf-8")
+        dist.barrier()
+
+    def restore(self, folder: Path) -> None:
+        """Read what `save` wrote; training goes on as if it had never stopped.
+
+        Raises:
+            ConfigError: the checkpoint was written on another number of ranks, ZeRO stage or dtype.
+        """
+        try:
+            saved = json.loads((folder / LAYOUT_FILE).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise ConfigError(f"{folder}: no checkpoint of the learner there (no {LAYOUT_FILE})") from None
+        for key, now in self._layout().items():
+            if saved[key] != now:
+                raise ConfigError(
+                    f"{folder}: written with {key} = {saved[key]}, this run has {now}: set it to {saved[key]} to resume"
+                )
+        self._engine.load_checkpoint(str(folder), tag=TAG)
+        state = torch.load(folder / f"random_{self._ranks.rank}.pt", weights_only=True)
+        torch.set_rng_state(state["cpu"])
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"], self._device)
+
+    def _layout(self) -> dict[str, Any]:
+        return {
+            "learner ranks": self._ranks.world,
+            "learner.zero_stage": self._stage,
+            "model.dtype": self._model_settings.dtype,
+            "learner.offload_optimizer": self._learner.offload_optimizer,
+        }
+
+    def _random_state(self) -> dict[str, Tensor]:
+        cuda = {"cuda": torch.cuda.get_rng_state(self._device)} if self._device.type == "cuda" else {}
+        return {"cpu": torch.get_rng_state(), **cuda}
+
+    def close(self) -> None:
+        """Leave the group of ranks."""
+        self._thread.shutdown()
+        self._engine.destroy()
+        dist.destroy_process_group()
+
+    # --- setting up
+
+    def _enter_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def _load(self, temperature: float) -> Policy:
+        with zero.sharded_loading(self._settings):
+            loaded = models.load(self._model_settings, self._learner.attention, self._device)
+        return Policy(loaded, temperature, self._learner.logprob_chunk)
+
+    def _build_engine(self) -> Any:
+        settings = self._learner
+        optimizer = torch.optim.AdamW(
+            self._policy.parameters(),
+            lr=settings.learning_rate,
+            betas=settings.betas,
+            eps=settings.eps,
+            weight_decay=settings.weight_decay,
+            fused=True,
+        )
+        if self._stage == 0:
+            optimizer.register_step_pre_hook(self._clip)
+        engine, *_ = self._deepspeed.initialize(
+            model=self._policy, optimizer=optimizer, config=self._settings, dist_init_required=False
+        )
+        return engine
+
+    def _clip(self, *_: Any) -> None:
+        """Without ZeRO, DeepSpeed would clip too, but not tell the norm."""
+        norm = torch.nn.utils.clip_grad_norm_(self._policy.parameters(), self._learner.max_grad_norm)
+        self._grad_norm = float(norm)
+
+    def _build_reference(self, temperature: float) -> Any:
+        """The starting policy, frozen; sharded like the trained one under ZeRO-3."""
+        policy = self._load(temperature).requires_grad_(False)
+        if self._stage < 3:
+            return policy.to(self._device)
+        return self._deepspeed.initialize(model=policy, config=self._settings, dist_init_required=False)[0]
+
+
+def _score(policy: Callable[..., Any], rows: Sequence[Sequence[RowArrays]], device: torch.device) -> list[list[Tensor]]:
+    """logprobs_T of every row of every minibatch, without gradient."""
+    with torch.no_grad():
+        return [[policy(policy_row(row, device))[0] for row in minibatch] for minibatch in rows]
+
+
+def _import_deepspeed(device: torch.device) -> ModuleType:
+    """It picks its accelerator, and reads which GPU is its own, when it is imported and set up."""
+    os.environ["DS_ACCELERATOR"] = device.type
+    os.environ["LOCAL_RANK"] = "0"
+    deepspeed = import_module("deepspeed")
+    # For inference only: it compiles C++ at run time and leaves files in /dev/shm.
+    deepspeed.ops.__compatible_ops__[SHARED_MEMORY_REDUCE] = False
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
+    return deepspeed
+
+
+def _buffer(name: str, tensor: Tensor) -> NamedBuffer:
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return NamedBuffer(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)

@@ -1,0 +1,55 @@
+"""How the learner's ranks meet: one process group over gloo or nccl, with a deadline on every collective."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from olmorl.errors import ConfigError, DeadlinePassed
+
+
+class Ranks(NamedTuple):
+    """This process among all that train together; `address` is rank 0's `host:port`."""
+
+    rank: int
+    world: int
+    address: str
+    timeout_s: float = 1800.0
+    """How long any collective waits for the other ranks."""
+
+
+def training_device(wanted: str) -> torch.device:
+    """The device for a value of `learner.device`. A rank's process sees its GPU as device 0.
+
+    Raises:
+        ConfigError: a GPU is asked for and there is none.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError('learner.device = "cuda": torch sees no GPU here; set learner.device to "cpu" or "auto"')
+    return torch.device("cuda", 0)
+
+
+def join(ranks: Ranks, device: torch.device) -> None:
+    """Meet the other ranks.
+
+    Raises:
+        DeadlinePassed: they did not all come within `timeout_s`.
+    """
+    try:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            init_method=f"tcp://{ranks.address}",
+            rank=ranks.rank,
+            world_size=ranks.world,
+            timeout=timedelta(seconds=ranks.timeout_s),
+        )
+    except dist.DistError as error:
+        raise DeadlinePassed(
+            f"learner rank {ranks.rank} waited {ranks.timeout_s:g} s for all {ranks.world} ranks at {ranks.address}: "
+            f"{error}"
+        ) from None

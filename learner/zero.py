@@ -1,0 +1,70 @@
+"""DeepSpeed's settings for a recipe, and loading a model sharded. Imports no deepspeed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
+
+from olmorl import config
+from olmorl.errors import ConfigError
+
+
+def settings(model: config.Model, learner: config.Learner, device: torch.device) -> dict[str, Any]:
+    """What `deepspeed.initialize` is given: fp32 master weights, fp32 gradient sums, steps when the trainer says so.
+
+    Raises:
+        ConfigError: a dtype that is not trained in.
+    """
+    if model.dtype == "float16":
+        raise ConfigError('model.dtype = "float16": the learner trains in "bfloat16" or "float32"; set one of them')
+    stage = _stage(model, learner)
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        # Minibatches have different numbers of rows: each `step` ends whatever was added up since the last.
+        "managed_gradient_accumulation": False,
+        "bf16": {"enabled": model.dtype == "bfloat16"},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "gradient_clipping": learner.max_grad_norm if stage else 0.0,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": {
+            "stage": stage,
+            "overlap_comm": device.type == "cuda" and stage >= 2,
+            "contiguous_gradients": True,
+            **({"offload_optimizer": {"device": "cpu"}} if learner.offload_optimizer else {}),
+        },
+    }
+
+
+def _stage(model: config.Model, learner: config.Learner) -> int:
+    """Stage 0 would add up bf16 gradients in bf16, and cannot offload: both take stage 1, the same mathematics."""
+    if model.dtype == "float32" and not learner.offload_optimizer:
+        return learner.zero_stage
+    return max(learner.zero_stage, 1)
+
+
+class _Sharded:
+    """What transformers asks when it builds a model; its own class for this needs the accelerate package."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+
+    def is_zero3(self) -> bool:
+        return True
+
+
+@contextmanager
+def sharded_loading(config: dict[str, Any]) -> Iterator[None]:
+    """Inside, at stage 3, `from_pretrained` shards each weight over the ranks as it reads it."""
+    if config["zero_optimization"]["stage"] < 3:
+        yield
+        return
+    sharded = _Sharded(config)
+    set_hf_deepspeed_config(sharded)
+    try:
+        yield
+    finally:
+        unset_hf_deepspeed_config()

@@ -236,17 +236,9 @@ class Actor:
 
     def status(self) -> ActorStatus:
         """The actor as its next heartbeat will show it."""
-        if not self._started:
-            return ActorStatus(name=self.name, at=self._clock.wall(), metrics_port=self._metrics_port)
-        return status.status(
-            self.name,
-            self._clock.wall(),
-            self._order.value,
-            self._metrics_port,
-            self._engine,
-            self._weights,
-            self._totals,
-        )
+        state = self._order.value if self._started else "starting"
+        now = status.of_process(self.name, self._clock.wall(), state, self._metrics_port)
+        return status.with_engine(now, self._engine, self._weights, self._totals) if self._started else now
 
     def _failure(self, work: Work, cause: str, detail: str) -> Failure:
         return Failure(prompt=work.prompt, cause=cause, detail=detail, actor=self.name, num_tokens=work.num_tokens)

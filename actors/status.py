@@ -6,6 +6,8 @@ import os
 import socket
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from olmorl.actors.weights import WeightFollower
 from olmorl.actors.work import Work
 from olmorl.errors import DeadlinePassed
@@ -40,19 +42,19 @@ class Totals:
             self.tokens_lost += work.num_tokens
 
 
-def status(
-    name: str, at: float, state: str, metrics_port: int, engine: Engine, weights: WeightFollower, totals: Totals
-) -> ActorStatus:
-    """The heartbeat of an actor whose engine is up."""
-    load = engine.load()
+def of_process(name: str, at: float, state: str, metrics_port: int) -> ActorStatus:
+    """The heartbeat of an actor whose engine is not up yet."""
     return ActorStatus(
-        name=name,
-        at=at,
+        name=name, at=at, state=state, host=socket.gethostname(), pid=os.getpid(), metrics_port=metrics_port
+    )
+
+
+def with_engine(status: ActorStatus, engine: Engine, weights: WeightFollower, totals: Totals) -> ActorStatus:
+    """The heartbeat `status` with the load of the engine and all totals."""
+    load = engine.load()
+    return replace(
+        status,
         version=engine.version,
-        state=state,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        metrics_port=metrics_port,
         tokens_generated=engine.tokens_generated,
         tokens_wasted=totals.tokens_lost + engine.tokens_aborted,
         completions=totals.completions,

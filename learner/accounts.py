@@ -1,0 +1,203 @@
+"""The run's accounts: the events of the ledger, and their fold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from olmorl.learner.score import Score
+
+
+class Outcome(StrEnum):
+    """How a draw ends. Until then it is in flight."""
+
+    TRAINED = "trained"
+    ZERO_GRADIENT = "zero_gradient"
+    STALE = "stale"
+    """Over-age, or left over when a finite stream ended without filling a batch."""
+    FAILED = "failed"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+    """Base of the lines."""
+
+
+class Started(Event, frozen=True, kw_only=True):
+    """First line of a file. Steps after `step` are undone; those up to `replay_to` are trained again."""
+
+    incarnation: int
+    step: int
+    replay_to: int
+    previous: int = 0
+    """Incarnation whose file goes before; 0: none."""
+    previous_bytes: int = 0
+    stream: dict[str, Any]
+    """State of the prompt stream at this start; the lines after it carry it on."""
+
+
+class Drawn(Event, frozen=True, kw_only=True):
+    draw: int
+    row: str
+    position: int
+    """Of the row in the stream."""
+    version: int
+    """Number of the version that engines need at least."""
+
+
+class Requeued(Event, frozen=True, kw_only=True):
+    """A draw that was nowhere after a failure, queued once more."""
+
+    draw: int
+    attempt: int
+    version: int
+
+
+class Retired(Event, frozen=True, kw_only=True):
+    """A row that is not drawn again. It stands where it happened between the draws, so that they can be repeated."""
+
+    row: str
+
+
+class Decided(Event, frozen=True, kw_only=True):
+    """A draw that ends without being trained."""
+
+    draw: int
+    attempt: int
+    outcome: Outcome
+    cause: str = ""
+    score: Score = msgspec.field(default_factory=Score)
+
+
+class Journaled(Event, frozen=True, kw_only=True):
+    """The groups of a step are durable in the journal."""
+
+    step: int
+    draws: list[tuple[int, int]]
+    """Draw and attempt, in the order of the batch."""
+    score: Score
+
+
+class Trained(Event, frozen=True, kw_only=True):
+    """The learner took the step."""
+
+    step: int
+    tokens: int
+    wasted: int = 0
+    """Completion tokens of lost attempts that the actors reported since the last step."""
+
+
+Line = Started | Drawn | Requeued | Retired | Decided | Journaled | Trained
+
+
+class Start(NamedTuple):
+    """What later incarnations need to know of one: see `admission.survives`."""
+
+    incarnation: int
+    step: int
+    replay_to: int
+
+
+@dataclass(slots=True)
+class Draw:
+    """One draw's line in the accounts."""
+
+    row: str
+    position: int
+    version: int
+    attempt: int = 1
+    outcome: Outcome | None = None
+    step: int | None = None
+    cause: str = ""
+
+
+@dataclass(slots=True)
+class Batch:
+    """The draws of one step."""
+
+    draws: list[tuple[int, int]]
+    score: Score
+    """Of its own groups."""
+    tally: Score
+    """Of every group decided for it: its own, and those filtered while it was assembled."""
+    tokens: int = 0
+    wasted: int = 0
+    trained: bool = False
+
+
+@dataclass
+class Accounts:
+    """The fold of the ledger: a draw has at most one outcome."""
+
+    draws: dict[int, Draw] = field(default_factory=dict)
+    open: dict[int, Draw] = field(default_factory=dict)
+    """In flight outside of the journal: each of them is in the queue, exactly once."""
+    batches: dict[int, Batch] = field(default_factory=dict)
+    starts: list[Start] = field(default_factory=list)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    decided_tokens: Counter[Outcome] = field(default_factory=Counter)
+    open_score: Score = field(default_factory=Score)
+    """Of the groups decided since the last batch was journaled."""
+    stream_state: dict[str, Any] = field(default_factory=dict)
+    """At the last start."""
+    stream_moves: list[Drawn | Retired] = field(default_factory=list)
+    """What happened to the prompt stream since, in order."""
+
+    @property
+    def journaled(self) -> int:
+        """Draws in batches that are durable and not yet trained."""
+        return sum(len(batch.draws) for batch in self.batches.values() if not batch.trained)
+
+    def apply(self, event: Line) -> None:
+        """Book one event."""
+        match event:
+            case Started():
+                self._start(event)
+            case Drawn():
+                self.draws[event.draw] = self.open[event.draw] = Draw(event.row, event.position, event.version)
+                self.stream_moves.append(event)
+            case Requeued():
+                draw = self.open[event.draw]
+                draw.attempt, draw.version = event.attempt, event.version
+            case Retired():
+                self.stream_moves.append(event)
+            case Decided():
+                self._end(self.open.pop(event.draw), event.attempt, event.outcome, cause=event.cause)
+                self.open_score += event.score
+                self.decided_tokens[event.outcome] += event.score.tokens
+            case Journaled():
+                for draw_id, _ in event.draws:
+                    del self.open[draw_id]
+                self.batches[event.step] = Batch(event.draws, event.score, self.open_score + event.score)
+                self.open_score = Score()
+            case Trained():
+                self._train(event)
+
+    def _end(self, draw: Draw, attempt: int, outcome: Outcome, *, step: int | None = None, cause: str = "") -> None:
+        assert draw.outcome is None, f"{draw} gets a second outcome"
+        draw.attempt, draw.outcome, draw.step, draw.cause = attempt, outcome, step, cause
+        self.outcomes[outcome] += 1
+
+    def _train(self, event: Trained) -> None:
+        batch = self.batches[event.step]
+        batch.trained, batch.tokens, batch.wasted = True, event.tokens, event.wasted
+        for draw, attempt in batch.draws:
+            self._end(self.draws[draw], attempt, Outcome.TRAINED, step=event.step)
+
+    def _start(self, event: Started) -> None:
+        self.starts.append(Start(event.incarnation, event.step, event.replay_to))
+        self.stream_state, self.stream_moves = event.stream, []
+        for step in [step for step in self.batches if step > event.step]:
+            self._undo(self.batches[step])
+            if step > event.replay_to:
+                self.open |= {draw: self.draws[draw] for draw, _ in self.batches.pop(step).draws}
+
+    def _undo(self, batch: Batch) -> None:
+        if batch.trained:
+            batch.trained = False
+            self.outcomes[Outcome.TRAINED] -= len(batch.draws)
+            for draw, _ in batch.draws:
+                self.draws[draw].outcome = self.draws[draw].step = None

@@ -1,0 +1,300 @@
+"""The assembler: prompts out, groups in, batches to the learner. One object is one start of the learner.
+
+verb       does                                                       waits for
+settle     decides what is filtered, shelves what may be trained      results
+draw       keeps as much in flight as the lag allows                  a published version, a finished step
+assemble   journals the next batch and packs it, one step ahead       enough groups that may go now
+next       hands a rank its shard                                     the batch, then the end of evaluation
+report     books the step, writes its line                            -
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+
+from olmorl.clock import Clock, within
+from olmorl.config import Config
+from olmorl.errors import DeadlinePassed, RunEnded
+from olmorl.learner import checkpoint, ledger, recovery
+from olmorl.learner.batch import Batch, Composer
+from olmorl.learner.books import Books
+from olmorl.learner.draws import Draws, Stream
+from olmorl.learner.evaluation import Evaluator
+from olmorl.learner.journal import Journal
+from olmorl.learner.lines import Fields, Lines
+from olmorl.learner.pipeline import Pipeline
+from olmorl.learner.progress import Meter
+from olmorl.learner.recovery import RunFiles
+from olmorl.learner.rollouts import Rollouts
+from olmorl.messages import TRAIN_LANE, Begin, StepReport, Stop, Version, Work
+from olmorl.ports import Queue, Row
+
+TAKE_LIMIT = 256
+POLL_S = 0.2
+"""How long one look for results takes at most; also how often evaluation lanes are looked at."""
+
+
+class Assembler:
+    """Every draw is in exactly one place: the queue, the journal, or its outcome. Implements `BatchSource`.
+
+    Args:
+        stream: the training prompts.
+        num_ranks: of the learner.
+        evaluations: rows of each evaluation set, by its name.
+        resume: continue the run that the directory holds.
+        from_step: go back to this checkpoint and abandon what came after it.
+        observe: called with every line of `metrics.jsonl` as it is written.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        queue: Queue,
+        stream: Stream,
+        clock: Clock,
+        *,
+        num_ranks: int,
+        evaluations: Mapping[str, Sequence[Row]],
+        resume: bool = False,
+        from_step: int | None = None,
+        observe: Callable[[Fields], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._schedule = config.schedule
+        self._queue = queue
+        self._clock = clock
+        self._resume = resume
+        self._from_step = from_step
+        self._observe = observe
+        self._files = RunFiles(config.run_dir)
+        self._journal = Journal(self._files.journal)
+        self._lines = Lines(self._files.lines)
+        self._draws = Draws(stream, config.sampling.group_size, config.queue.total_deadline_s)
+        self._composer = Composer(config, num_ranks)
+        self._evaluator = Evaluator(queue, evaluations, config.evaluation, clock, config.schedule.steps)
+        self._turn = asyncio.Lock()
+        self._moved = asyncio.Event()
+        self._handed: dict[int, Batch | Stop] = {}
+        self._published: int | None = None
+        self._stopping = False
+
+    # --- life -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take the run over, recover what it left, and begin to draw once a version is published.
+
+        Raises:
+            UserError: the directory holds a run and `resume` is off, or there is no checkpoint `from_step`.
+            DataError: the training data changed.
+            Superseded: a newer start has taken the run over.
+        """
+        recovery.check_free(self._files, self._resume)
+        self.incarnation = ledger.acquire(self._files.ledger)
+        await self._queue.claim(self.incarnation)
+        self._plan = recovery.plan(self._files, self.incarnation, self._from_step)
+        if self._from_step is not None:
+            await self._queue.flush(TRAIN_LANE)
+        self._ledger = recovery.open_books(self._files, self._plan, self._draws)
+        found = await recovery.reconcile(self._queue, self._ledger)
+        self._rollouts = Rollouts(self._files.rollouts, self.incarnation, self._plan.replay_to + 1)
+        self._books = Books(
+            self._queue, self._ledger, self._journal, self._rollouts, self._draws, self.incarnation, found
+        )
+        self._done = self._plan.step
+        self._pipeline = Pipeline(self._config, self._books, self._composer, self._done, self._plan.replay_to)
+        self._to_publish = self._plan.replay_to
+        lines = self._lines.read()
+        wall_s = lines[-1]["wall_s"] if lines else 0.0
+        self._meter = Meter(self._clock.now(), wall_s, await self._queue.statuses())
+        await self._evaluator.start(_newest_evaluation(lines))
+        await self._books.counts()
+        self._task = asyncio.create_task(self._tend())
+
+    async def close(self) -> None:
+        """End the background work. What is in flight stays where it is, for a later start.
+
+        Raises:
+            OlmoRLError: what had ended the background work already.
+        """
+        self._task.cancel()
+        try:
+            with suppress(asyncio.CancelledError):
+                await self._task
+        finally:
+            await self._rollouts.close()
+            self._ledger.close()
+
+    async def stop(self) -> None:
+        """Draw no more, and let the learner end after its current step, with a checkpoint."""
+        self._stopping = True
+        self._notify()
+
+    # --- the learner's side -----------------------------------------------------------------------
+
+    async def begin(self, rank: int) -> Begin:
+        """As the port says; the same for every rank."""
+        folder = self._plan.checkpoint
+        return Begin(
+            incarnation=self.incarnation,
+            step=self._plan.step,
+            checkpoint=None if folder is None else str(folder),
+            publish=self._plan.replay_to == self._plan.step,
+        )
+
+    async def next(self, rank: int, step: int) -> Work:
+        """As the port says.
+
+        Raises:
+            DeadlinePassed: no batch within `learner.batch_deadline_s`.
+            NothingToLearn: too many groups in a row without a gradient.
+            OlmoRLError: whatever else ended the assembler.
+        """
+        await self._wait(lambda: self._work(step) is not None, f"the batch of step {step}")
+        work = self._work(step)
+        assert work is not None
+        if isinstance(work, Batch):
+            return work.shards[rank]
+        if not self._stopping:
+            await self._last_evaluation()
+        return work
+
+    async def report(self, report: StepReport) -> None:
+        """As the port says; a step that is booked already is not booked again."""
+        async with self._turn:
+            if report.step <= self._done:
+                return
+            batch = self._handed[report.step]
+            assert isinstance(batch, Batch)
+            self._meter.heard(await self._queue.statuses())
+            self._books.train(report.step, batch.facts.trained_tokens, self._meter.wasted())
+            self._done = report.step
+            self._handed.pop(report.step - 1, None)
+            counts, in_flight = await self._books.counts()
+            line = self._meter.line(report, batch.facts, self._books.accounts, counts, in_flight, self._clock.now())
+            self._write({**line, **self._evaluator.results()})
+            await self._advance()
+
+    async def published(self, version: Version, seconds: float) -> None:
+        """As the port says."""
+        async with self._turn:
+            self._published = version.number
+            self._meter.published(seconds)
+            if self._evaluator.is_due(version.number) and not self._stopping:
+                await self._evaluator.ask(version)
+            await self._advance()
+
+    async def saved(self, step: int) -> None:
+        """As the port says. The marker is written last; only then are older checkpoints and journals removed."""
+        async with self._turn:
+            await self._books.counts()
+            await self._rollouts.flush()
+            await asyncio.to_thread(self._complete, step)
+
+    # --- the verbs --------------------------------------------------------------------------------
+
+    async def _tend(self) -> None:
+        while True:
+            taken = await self._queue.take(TAKE_LIMIT, TRAIN_LANE, POLL_S)
+            async with self._turn:
+                await self._pipeline.settle(taken)
+                await self._evaluator.collect()
+                await self._queue.expire()
+                self._meter.heard(await self._queue.statuses())
+                await self._advance()
+
+    async def _advance(self) -> None:
+        if self._published is not None and not self._stopping:
+            await self._pipeline.draw(Version(self.incarnation, self._published), self._done, self._clock.wall())
+        await self._pipeline.assemble(self._done)
+        if not self._stopping:
+            await self._pipeline.end_of_stream()
+        self._notify()
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def _work(self, step: int) -> Batch | Stop | None:
+        """What all ranks get for `step`, decided when the first of them can be answered."""
+        if step not in self._handed:
+            decision: Batch | Stop | None = self._pipeline.batches.get(step)
+            if self._stopping:
+                decision = Stop(reason="asked to stop")
+            elif step > self._schedule.steps:
+                decision = Stop(reason=f"all {self._schedule.steps} steps are done")
+            elif decision is None and self._pipeline.over:
+                decision = Stop(reason=f"the data ended after {step - 1} steps")
+            if decision is None:
+                return None
+            self._pipeline.batches.pop(step, None)
+            self._handed[step] = decision
+            if isinstance(decision, Batch) and decision.publishes:
+                self._to_publish = step
+        return self._handed[step]
+
+    async def _last_evaluation(self) -> None:
+        """Evaluate the last published version if that was not done, and put it into the last line."""
+        limit_s = 2 * self._config.evaluation.deadline_s
+        await self._wait(lambda: self._stopping or self._published == self._to_publish, "the last version's publishing")
+        await self._wait(lambda: self._stopping or self._evaluator.idle, "the evaluation under way", limit_s)
+        if self._published is not None and not self._stopping:
+            async with self._turn:
+                await self._evaluator.ask(Version(self.incarnation, self._published))
+        await self._wait(lambda: self._stopping or self._evaluator.idle, "the last evaluation", limit_s)
+        async with self._turn:
+            if results := self._evaluator.results():
+                self._lines.amend(results)
+
+    async def _wait(self, ready: Callable[[], bool], what: str, limit_s: float | None = None) -> None:
+        """Wait until `ready`, or for the error that ended the background work."""
+        try:
+            async with within(limit_s or self._config.learner.batch_deadline_s, f"{what}, which the assembler owns"):
+                while not ready():
+                    await self._next_move()
+        except DeadlinePassed as error:
+            counts, _ = await self._books.counts()
+            raise DeadlinePassed(
+                f"{error}: {self._pipeline.num_ready} groups are ready; of the prompts {counts.queued} are queued, "
+                f"{counts.leased} with actors, {counts.results} back; actors heard of: "
+                + (", ".join(await self._queue.statuses()) or "none")
+            ) from None
+
+    async def _next_move(self) -> None:
+        moved = asyncio.create_task(self._moved.wait())
+        try:
+            await asyncio.wait([moved, self._task], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            moved.cancel()
+        if self._task.cancelled():
+            raise RunEnded("the assembler was closed")
+        if self._task.done():
+            self._task.result()
+
+    def _notify(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
+
+    def _write(self, line: Fields) -> None:
+        self._lines.append(line)
+        if self._observe:
+            self._observe(line)
+
+    def _complete(self, step: int) -> None:
+        self._lines.sync()
+        position = self._ledger.position
+        part = checkpoint.Part(
+            step=step,
+            incarnation=self.incarnation,
+            ledger_incarnation=position.incarnation,
+            ledger_bytes=position.num_bytes,
+        )
+        checkpoint.complete(self._files.checkpoints, part)
+        self._journal.forget(step)
+        checkpoint.retain(self._files.checkpoints, self._config.checkpoint.keep)
+
+
+def _newest_evaluation(lines: Sequence[Mapping[str, object]]) -> int | None:
+    """The newest version whose evaluation stands in the surviving lines."""
+    keys = ((key, value) for line in lines for key, value in line.items())
+    versions = [value for key, value in keys if key.startswith("eval_") and key.endswith("_version")]
+    return max((version for version in versions if isinstance(version, int)), default=None)

@@ -1,0 +1,158 @@
+"""The books: what the assembler does to a draw, in the order that no crash can turn into a loss or a double."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from olmorl.errors import RunEnded
+from olmorl.learner.accounts import Accounts, Decided, Outcome, Requeued, Retired, Trained
+from olmorl.learner.draws import Draws
+from olmorl.learner.journal import Journal
+from olmorl.learner.ledger import Ledger
+from olmorl.learner.recovery import Reconciled, journaled
+from olmorl.learner.rollouts import Rollouts
+from olmorl.learner.score import Score, score
+from olmorl.messages import TRAIN_LANE, Group, Version
+from olmorl.ports import Counts, Queue, Taken
+
+
+class Ending(NamedTuple):
+    """How a draw ends without being trained."""
+
+    taken: Taken
+    outcome: Outcome
+    cause: str = ""
+
+
+class Books:
+    """Durable first: a draw is in the ledger before the queue, and a result is trimmed after its outcome is booked.
+
+    The caller makes one call at a time, so that no count is read between the two halves of a change.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        ledger: Ledger,
+        journal: Journal,
+        rollouts: Rollouts,
+        draws: Draws,
+        incarnation: int,
+        found: Reconciled,
+    ) -> None:
+        self._queue = queue
+        self._ledger = ledger
+        self._journal = journal
+        self._rollouts = rollouts
+        self._draws = draws
+        self._incarnation = incarnation
+        self._leftovers = set(found.leftovers)
+        self._lost = set(found.lost)
+
+    @property
+    def accounts(self) -> Accounts:
+        return self._ledger.accounts
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the prompt stream is over."""
+        return self._draws.exhausted
+
+    @property
+    def live(self) -> int:
+        """Draws without an outcome, as the ledger has them; `counts` compares that with what is there."""
+        return len(self.accounts.open) + self.accounts.journaled
+
+    async def draw(self, number: int, version: Version, wall: float) -> None:
+        """Queue up to `number` new draws, and before them what was lost."""
+        if self._lost:
+            await self._requeue(version, wall)
+        drawn = self._draws.take(number, len(self.accounts.draws), version, wall)
+        if drawn:
+            self._ledger.append(*(event for event, _ in drawn))
+            await self._queue.push([prompt for _, prompt in drawn])
+
+    async def leftovers_of(self, taken: Sequence[Taken]) -> list[Taken]:
+        """Trim what is booked already; returns the rest."""
+        known = [item for item in taken if item.draw_id not in self.accounts.open]
+        if known:
+            await self._queue.trim(known)
+            self._leftovers.difference_update(item.draw_id for item in known)
+        return [item for item in taken if item.draw_id in self.accounts.open]
+
+    async def decide(self, endings: Sequence[Ending]) -> None:
+        """Book outcomes, then trim their results."""
+        if not endings:
+            return
+        self._ledger.append(*map(_decided, endings))
+        for taken, outcome, cause in endings:
+            await self._rollouts.put(taken.result, outcome, cause=cause)
+        await self._queue.trim([ending.taken for ending in endings])
+
+    async def journal(self, step: int, batch: Sequence[tuple[Taken, Group]]) -> None:
+        """Make the groups of a step durable, then trim their results."""
+        groups = [group for _, group in batch]
+        await asyncio.to_thread(self._journal.write, step, self._incarnation, groups)
+        self._ledger.append(journaled(step, groups))
+        await self._record(step, groups)
+        await self._queue.trim([taken for taken, _ in batch])
+
+    async def replay(self, step: int) -> list[Group]:
+        """The groups of a journaled step, in their order."""
+        groups = await asyncio.to_thread(self._journal.read, step)
+        if not self._rollouts.has(step):
+            await self._record(step, groups)
+        return groups
+
+    def train(self, step: int, tokens: int, wasted: int) -> None:
+        """Book that the learner took the step."""
+        self._ledger.append(Trained(step=step, tokens=tokens, wasted=wasted))
+
+    def retire(self, row: str) -> None:
+        """Draw a row no more."""
+        self._ledger.append(Retired(row=row))
+        self._draws.retire(row)
+
+    async def counts(self) -> tuple[Counts, int]:
+        """The queue's counts, and the draws in flight as they are counted where they are.
+
+        Raises:
+            RunEnded: drawn = trained + zero_gradient + stale + failed + in_flight does not hold.
+        """
+        counts = await self._queue.counts(TRAIN_LANE)
+        in_flight = counts.live - len(self._leftovers) + len(self._lost) + self.accounts.journaled
+        drawn, ended = len(self.accounts.draws), self.accounts.outcomes
+        if drawn != ended.total() + in_flight:
+            raise RunEnded(
+                f"the accounts do not add up: {drawn} drawn, {dict(ended)}, and {in_flight} in flight: {counts}, "
+                f"{self.accounts.journaled} journaled, {len(self._lost)} lost, {len(self._leftovers)} left over"
+            )
+        return counts, in_flight
+
+    async def _requeue(self, version: Version, wall: float) -> None:
+        prompts = []
+        for draw_id in sorted(self._lost):
+            draw = self.accounts.open[draw_id]
+            attempt = draw.attempt + 1
+            prompts.append(self._draws.again(draw_id, draw.position, attempt, version, wall))
+            self._ledger.append(Requeued(draw=draw_id, attempt=attempt, version=version.number))
+        await self._queue.push(prompts)
+        self._lost.clear()
+
+    async def _record(self, step: int, groups: Sequence[Group]) -> None:
+        for group in groups:
+            await self._rollouts.put(group, Outcome.TRAINED, step=step)
+        await self._rollouts.end_step(step)
+
+
+def _decided(ending: Ending) -> Decided:
+    result = ending.taken.result
+    return Decided(
+        draw=ending.taken.draw_id,
+        attempt=result.prompt.attempt,
+        outcome=ending.outcome,
+        cause=ending.cause,
+        score=score(result) if isinstance(result, Group) and ending.outcome is not Outcome.FAILED else Score(),
+    )

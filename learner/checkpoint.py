@@ -1,0 +1,90 @@
+"""Checkpoint folders: `checkpoints/step_N/`, complete only once its marker file exists.
+
+step_50/assembler.json   the assembler's part: where the ledger stood
+step_50/...              each rank's share, written by the trainer
+step_50/complete         last of all
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from olmorl.errors import UserError
+from olmorl.learner import durable
+from olmorl.learner.ledger import Position
+
+MARKER = "complete"
+PART = "assembler.json"
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What the assembler adds. The prompt stream and all totals follow from the ledger up to `position`."""
+
+    step: int
+    incarnation: int
+    ledger_incarnation: int
+    ledger_bytes: int
+
+    @property
+    def position(self) -> Position:
+        return Position(self.ledger_incarnation, self.ledger_bytes)
+
+
+def folder_of(checkpoints: Path, step: int) -> Path:
+    """The folder of one step's checkpoint."""
+    return checkpoints / f"step_{step}"
+
+
+def steps(checkpoints: Path) -> list[int]:
+    """Steps of the complete checkpoints, in order."""
+    return sorted(_step(marker.parent) for marker in checkpoints.glob(f"step_*/{MARKER}"))
+
+
+def pick(checkpoints: Path, wanted: int | None) -> int | None:
+    """The step to resume from: `wanted`, or the newest complete one; None when there is none at all.
+
+    Raises:
+        UserError: `wanted` is not among the complete ones.
+    """
+    there = steps(checkpoints)
+    if wanted is None:
+        return there[-1] if there else None
+    if wanted not in there:
+        known = ", ".join(map(str, there)) or "none"
+        raise UserError(f"{checkpoints}: no complete checkpoint of step {wanted}; there are: {known}")
+    return wanted
+
+
+def complete(checkpoints: Path, part: Part) -> None:
+    """Add the assembler's part and then the marker: every rank's share is on disk. Blocks."""
+    folder = folder_of(checkpoints, part.step)
+    durable.write_whole(folder / PART, [msgspec.json.encode(part)])
+    durable.write_whole(folder / MARKER, [])
+    durable.sync_folder(checkpoints)
+
+
+def read_part(checkpoints: Path, step: int) -> Part:
+    """The assembler's part of a complete checkpoint."""
+    return msgspec.json.decode((folder_of(checkpoints, step) / PART).read_bytes(), type=Part)
+
+
+def retain(checkpoints: Path, keep: int) -> None:
+    """Remove all complete checkpoints but the newest `keep`, the marker first. Blocks."""
+    for step in steps(checkpoints)[:-keep]:
+        folder = folder_of(checkpoints, step)
+        (folder / MARKER).unlink()
+        shutil.rmtree(folder)
+
+
+def remove_incomplete(checkpoints: Path) -> None:
+    """Remove what a crash left of checkpoints that were being written or removed."""
+    for folder in checkpoints.glob("step_*"):
+        if not (folder / MARKER).exists():
+            shutil.rmtree(folder)
+
+
+def _step(folder: Path) -> int:
+    return int(folder.name.removeprefix("step_"))

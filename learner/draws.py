@@ -1,0 +1,121 @@
+"""From the prompt stream to draws: which row, under which number, with what limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from olmorl.errors import DataError
+from olmorl.learner.accounts import Accounts, Drawn
+from olmorl.messages import TRAIN_LANE, Prompt, Version
+from olmorl.ports import Row
+
+
+class Stream(Protocol):
+    """Rows in an order that can be taken up again at any position. Implemented by `stream.PromptStream`."""
+
+    position: int
+    """Positions passed so far."""
+
+    def draw(self) -> Row | None:
+        """The next row, or None when a finite stream is over."""
+        ...
+
+    def row_at(self, position: int) -> Row:
+        """The row at a position that was drawn before."""
+        ...
+
+    def retire(self, row: str) -> None:
+        """Draw the row of this name no more."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go to where `state` was taken. Raises DataError when the data is not the same."""
+        ...
+
+
+class Draws:
+    """The n-th draw of the run is the n-th row of the stream, whatever crashed in between."""
+
+    def __init__(self, stream: Stream, group_size: int, total_deadline_s: float) -> None:
+        self._stream = stream
+        self._group_size = group_size
+        self._total_deadline_s = total_deadline_s
+        self.exhausted = False
+
+    def take(self, number: int, first_draw: int, version: Version, wall: float) -> list[tuple[Drawn, Prompt]]:
+        """Up to `number` draws, numbered from `first_draw`; fewer when the stream ends, which sets `exhausted`."""
+        drawn = []
+        for draw_id in range(first_draw, first_draw + number):
+            row = self._stream.draw()
+            if row is None:
+                self.exhausted = True
+                break
+            position = self._stream.position - 1
+            event = Drawn(draw=draw_id, row=row.row, position=position, version=version.number)
+            drawn.append((event, self._prompt(row, draw_id, 1, version, wall)))
+        return drawn
+
+    def again(self, draw_id: int, position: int, attempt: int, version: Version, wall: float) -> Prompt:
+        """A draw that was lost, as a new attempt with a new deadline."""
+        return self._prompt(self._stream.row_at(position), draw_id, attempt, version, wall)
+
+    def retire(self, row: str) -> None:
+        self._stream.retire(row)
+
+    def state(self) -> dict[str, Any]:
+        return self._stream.state()
+
+    def seek(self, accounts: Accounts) -> None:
+        """Repeat what the ledger says of the stream.
+
+        Raises:
+            DataError: the data is not what was drawn from.
+        """
+        if accounts.stream_state:
+            self._stream.restore(accounts.stream_state)
+        for move in accounts.stream_moves:
+            if not isinstance(move, Drawn):
+                self._stream.retire(move.row)
+                continue
+            row = self._stream.draw()
+            if row is None or row.row != move.row:
+                found = row.row if row else "the end of the data"
+                raise DataError(
+                    f"draw {move.draw} was {move.row} and would now be {found}: the data, its weights, the seed or the "
+                    "shuffling changed; put them back, or start a new run"
+                )
+
+    def _prompt(self, row: Row, draw_id: int, attempt: int, version: Version, wall: float) -> Prompt:
+        return prompt_of(
+            row,
+            lane=TRAIN_LANE,
+            draw_id=draw_id,
+            attempt=attempt,
+            group_size=self._group_size,
+            min_version=version,
+            not_after=wall + self._total_deadline_s,
+        )
+
+
+def prompt_of(
+    row: Row, *, lane: str, draw_id: int, attempt: int, group_size: int, min_version: Version, not_after: float
+) -> Prompt:
+    """A row as a draw."""
+    return Prompt(
+        draw_id=draw_id,
+        lane=lane,
+        attempt=attempt,
+        row=row.row,
+        messages=row.messages,
+        token_ids=row.token_ids,
+        datasets=row.datasets,
+        ground_truths=row.ground_truths,
+        columns=dict(row.columns),
+        thinking_opened=row.thinking_opened,
+        group_size=group_size,
+        min_version=min_version,
+        not_after=not_after,
+    )

@@ -1,0 +1,61 @@
+"""`metrics.jsonl`: one line for each step of the surviving history, in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from olmorl.learner import durable
+
+Fields = Mapping[str, float | int | str | None]
+
+
+class Lines:
+    """A line is never changed once the next one stands after it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> list[dict[str, Any]]:
+        """All lines, in order; a torn last one is not counted."""
+        data = self._path.read_bytes() if self._path.exists() else b""
+        return [msgspec.json.decode(line) for line in data[: durable.whole_lines(data)].splitlines()]
+
+    def append(self, fields: Fields) -> None:
+        """Add a line. Raises ResourceError when it cannot be written."""
+        try:
+            with self._path.open("ab") as file:
+                file.write(_encode(fields))
+        except OSError as error:
+            raise durable.unwritable(self._path, error) from error
+
+    def amend(self, fields: Fields) -> None:
+        """Add fields to the last line: an evaluation after the last step has no later line to stand in."""
+        *lines, last = self.read()
+        durable.write_whole(self._path, map(_encode, [*lines, {**last, **fields}]))
+
+    def sync(self) -> None:
+        """Make all lines durable. Blocks."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def cut_after(self, step: int, abandoned: Path) -> None:
+        """Move the lines after `step` to the file `abandoned`: the steps are taken again."""
+        if not self._path.exists():
+            return
+        data = self._path.read_bytes()
+        lines = data[: durable.whole_lines(data)].splitlines(keepends=True)
+        keep = sum(len(line) for line in lines if msgspec.json.decode(line)["step"] <= step)
+        if tail := durable.cut(self._path, keep):
+            durable.write_whole(abandoned, [tail[: durable.whole_lines(tail)]])
+
+
+def _encode(fields: Fields) -> bytes:
+    finite = {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in fields.items()}
+    return msgspec.json.encode(finite) + b"\n"

@@ -1,0 +1,60 @@
+"""The story of one learner rank: begin, restore, publish; then next, train, publish, report, checkpoint, until Stop.
+
+Rank 0 alone speaks to the assembler of steps and to the weight store; every rank takes part in the trainer's calls.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from olmorl.clock import Clock
+from olmorl.learner.checkpoint import folder_of
+from olmorl.learner.publisher import Publisher
+from olmorl.messages import Shard, StepReport, Stop, Version
+from olmorl.ports import BatchSource, Trainer, WeightStore
+
+
+async def run(
+    rank: int, trainer: Trainer, source: BatchSource, store: WeightStore, clock: Clock, checkpoints: Path
+) -> Stop:
+    """Train until the assembler says stop; returns why.
+
+    Raises:
+        RunEnded: the assembler or the weight store ended the run.
+    """
+    begin = await source.begin(rank)
+    if begin.checkpoint is not None:
+        trainer.restore(Path(begin.checkpoint))
+    step, saved = begin.step, begin.step if begin.checkpoint else None
+    async with Publisher(store, source, clock) as publisher:
+        if begin.publish:
+            await publisher.publish(Version(begin.incarnation, step), trainer.snapshot())
+        asked_at = clock.now()
+        while isinstance(work := await source.next(rank, step + 1), Shard):
+            started_at = clock.now()
+            values = await trainer.train(work)
+            finished_at, step = clock.now(), work.step
+            version = Version(begin.incarnation, step)
+            if work.publish:
+                await publisher.publish(version, trainer.snapshot())
+            values |= {"learner_wait_s": started_at - asked_at, "learner_step_s": finished_at - started_at}
+            if rank == 0:
+                await source.report(
+                    StepReport(
+                        step=step, version=version, values=values, started_at=started_at, finished_at=finished_at
+                    )
+                )
+            if work.checkpoint:
+                saved = await _save(rank, trainer, source, checkpoints, step)
+            asked_at = clock.now()
+    if work.checkpoint and saved != step:
+        await _save(rank, trainer, source, checkpoints, step)
+    return work
+
+
+async def _save(rank: int, trainer: Trainer, source: BatchSource, checkpoints: Path, step: int) -> int:
+    """`save` returns on every rank when all shares are on disk."""
+    trainer.save(folder_of(checkpoints, step))
+    if rank == 0:
+        await source.saved(step)
+    return step

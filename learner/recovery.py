@@ -1,0 +1,178 @@
+"""Where a start of the learner begins: which checkpoint, which journaled steps after it, and where every draw is.
+
+plan       the checkpoint and the steps to replay; going back by choice moves what came later to `abandoned/`
+open_books the ledger's file of this incarnation, and the stream where the ledger says it was
+reconcile  each open draw is in the queue, or among the lost ones; what the queue holds beside them are leftovers
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from olmorl.errors import ResourceError, UserError
+from olmorl.learner import checkpoint, durable, ledger, rollouts
+from olmorl.learner.accounts import Journaled, Started
+from olmorl.learner.draws import Draws
+from olmorl.learner.journal import Journal
+from olmorl.learner.ledger import Ledger, Position
+from olmorl.learner.lines import Lines
+from olmorl.learner.score import Score, score
+from olmorl.messages import TRAIN_LANE, Group
+from olmorl.ports import PromptQueue
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The parts of a run directory that the assembler owns."""
+
+    run_dir: Path
+
+    @property
+    def ledger(self) -> Path:
+        return self.run_dir / "ledger"
+
+    @property
+    def journal(self) -> Path:
+        return self.run_dir / "journal"
+
+    @property
+    def rollouts(self) -> Path:
+        return self.run_dir / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.run_dir / "checkpoints"
+
+    @property
+    def lines(self) -> Path:
+        return self.run_dir / "metrics.jsonl"
+
+    def abandoned(self, incarnation: int) -> Path:
+        """Where a start puts what is no longer part of the history."""
+        return self.run_dir / "abandoned" / f"{incarnation:06d}"
+
+
+class Plan(NamedTuple):
+    """Where a start begins."""
+
+    incarnation: int
+    step: int
+    replay_to: int
+    checkpoint: Path | None
+    history: Position | None
+    """The part of the ledger that counts."""
+
+
+def check_free(files: RunFiles, resume: bool) -> None:
+    """Refuse to start anew where a run has begun.
+
+    Raises:
+        UserError: it holds a run and `resume` is not asked for.
+    """
+    if not resume and ledger.incarnations(files.ledger):
+        raise UserError(f"{files.run_dir} holds a run already: continue it with --resume, or give another --run.name")
+
+
+def plan(files: RunFiles, incarnation: int, from_step: int | None) -> Plan:
+    """Choose the checkpoint, tidy up after a crash, and go back if `from_step` asks for that.
+
+    Raises:
+        UserError: there is no complete checkpoint of `from_step`.
+    """
+    step = checkpoint.pick(files.checkpoints, from_step)
+    history = ledger.end_of(files.ledger, incarnation)
+    if from_step is not None:
+        history = checkpoint.read_part(files.checkpoints, from_step).position
+        _abandon(files, from_step, history, incarnation)
+    checkpoint.remove_incomplete(files.checkpoints)
+    folder = None if step is None else checkpoint.folder_of(files.checkpoints, step)
+    done = step or 0
+    Lines(files.lines).cut_after(done, files.abandoned(incarnation) / "metrics.jsonl")
+    journal = Journal(files.journal)
+    journal.forget(done)
+    replay = journal.replayable(after=done)
+    return Plan(incarnation, done, replay[-1] if replay else done, folder, history)
+
+
+def open_books(files: RunFiles, begin: Plan, draws: Draws) -> Ledger:
+    """Start this incarnation's file of the ledger.
+
+    Raises:
+        DataError: the data is not what was drawn from.
+        ResourceError: a damaged ledger or journal.
+    """
+    accounts = ledger.fold(ledger.events_until(files.ledger, begin.history))
+    draws.seek(accounts)
+    previous = begin.history or Position(0, 0)
+    started = Started(
+        incarnation=begin.incarnation,
+        step=begin.step,
+        replay_to=begin.replay_to,
+        previous=previous.incarnation,
+        previous_bytes=previous.num_bytes,
+        stream=draws.state(),
+    )
+    books = Ledger(files.ledger, started, accounts)
+    journal = Journal(files.journal)
+    for step in range(begin.step + 1, begin.replay_to + 1):
+        if step not in accounts.batches:
+            books.append(journaled(step, journal.read(step)))
+    return books
+
+
+def journaled(step: int, groups: Sequence[Group]) -> Journaled:
+    """The ledger's line for a step that is in the journal."""
+    draws = [(group.prompt.draw_id, group.prompt.attempt) for group in groups]
+    return Journaled(step=step, draws=draws, score=sum(map(score, groups), Score()))
+
+
+class Reconciled(NamedTuple):
+    """What the queue and the ledger disagree about."""
+
+    leftovers: set[int]
+    """In the queue, though their outcome or their place in the journal is durable: to be trimmed when they arrive."""
+    lost: set[int]
+    """Open, and not in the queue: to be queued once more."""
+
+
+async def reconcile(queue: PromptQueue, books: Ledger) -> Reconciled:
+    """Compare the queue with the ledger, which is the authority.
+
+    Raises:
+        ResourceError: the queue holds draws that the ledger never made.
+    """
+    there = set(await queue.inventory(TRAIN_LANE))
+    accounts = books.accounts
+    if strange := there - accounts.draws.keys():
+        raise ResourceError(
+            f"the queue holds {len(strange)} prompts that this run never drew: another run of the same name uses it; "
+            "give this one another --run.name or another --queue.url"
+        )
+    lost = accounts.open.keys() - there
+    await queue.forget_done(lost, TRAIN_LANE)
+    return Reconciled(there - accounts.open.keys(), lost)
+
+
+def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) -> None:
+    # Checkpoints first: once they are gone, a start that crashed half-way through is resumed from `step` as well.
+    target = files.abandoned(incarnation)
+    later = [checkpoint.folder_of(files.checkpoints, s) for s in checkpoint.steps(files.checkpoints) if s > step]
+    journal = Journal(files.journal)
+    later += [journal.path_of(s) for s in journal.steps() if s > step]
+    later += [path for path in rollouts.files(files.rollouts) if rollouts.step_of(path) > step]
+    later += [
+        ledger.path_of(files.ledger, i)
+        for i in ledger.incarnations(files.ledger)
+        if history.incarnation < i < incarnation
+    ]
+    for path in later:
+        moved = target / path.relative_to(files.run_dir)
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, moved)
+    path = ledger.path_of(files.ledger, history.incarnation)
+    if tail := durable.cut(path, history.num_bytes):
+        durable.write_whole(target / path.relative_to(files.run_dir), [tail])

@@ -1,0 +1,173 @@
+"""`rollouts/`: every draw that ended, with all that was generated for it, as zstd-compressed JSON lines.
+
+    step_000012.3.jsonl.zst          the groups of step 12 and those filtered while it was assembled, by incarnation 3
+    step_000013.3.partial.jsonl.zst  still being written; whatever stands in it can be read at any time
+
+Every write is a zstd frame of its own, so a file that a crash ended is readable up to its last whole frame. What a
+crash loses is what had not been written yet; the ledger has the outcome all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zstandard
+
+from olmorl.learner import durable
+from olmorl.learner.accounts import Outcome
+from olmorl.messages import Completion, Failure, Result
+
+MOST_PENDING = 4096
+"""Records that may wait for the disk before the assembler waits too."""
+
+
+class Rollouts:
+    """One record for each draw that ended, written in the background and in the order of the outcomes."""
+
+    def __init__(self, folder: Path, incarnation: int, first_step: int) -> None:
+        self._folder = folder
+        self._incarnation = incarnation
+        self._step = first_step
+        self._pending: asyncio.Queue[tuple[Result, Outcome, int | None, str] | int] = asyncio.Queue(MOST_PENDING)
+        self._writer = asyncio.create_task(self._write_all())
+
+    async def put(self, result: Result, outcome: Outcome, *, step: int | None = None, cause: str = "") -> None:
+        """Record how a draw ended. Waits only while the disk is `MOST_PENDING` records behind."""
+        await self._hand_over((result, outcome, step, cause))
+
+    async def end_step(self, step: int) -> None:
+        """Everything put so far belongs to `step` or an earlier one."""
+        await self._hand_over(step)
+
+    async def flush(self) -> None:
+        """Wait until everything put so far is written. Raises ResourceError when the disk refused it."""
+        await self._unless_failed(asyncio.ensure_future(self._pending.join()))
+
+    async def close(self) -> None:
+        """Write what is pending and end the background task."""
+        try:
+            await self.flush()
+        finally:
+            self._writer.cancel()
+            await asyncio.wait([self._writer])
+
+    def has(self, step: int) -> bool:
+        """Whether the groups of a step are recorded already, by an earlier incarnation."""
+        return any(path for path in self._folder.glob(f"step_{step:06d}.*") if "partial" not in path.name)
+
+    async def _hand_over(self, item: tuple[Result, Outcome, int | None, str] | int) -> None:
+        await self._unless_failed(asyncio.ensure_future(self._pending.put(item)))
+
+    async def _unless_failed(self, wait: asyncio.Future[None]) -> None:
+        try:
+            await asyncio.wait([wait, self._writer], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            wait.cancel()
+        if self._writer.done():
+            self._writer.result()
+
+    async def _write_all(self) -> None:
+        while True:
+            items = [await self._pending.get()]
+            while not self._pending.empty():
+                items.append(self._pending.get_nowait())
+            await asyncio.to_thread(self._write, items)
+            for _ in items:
+                self._pending.task_done()
+
+    def _write(self, items: list[tuple[Result, Outcome, int | None, str] | int]) -> None:
+        lines: list[bytes] = []
+        try:
+            for item in items:
+                if isinstance(item, int):
+                    self._append(lines)
+                    self._finish(item)
+                    lines = []
+                else:
+                    lines.append(msgspec.json.encode(record(*item)) + b"\n")
+            self._append(lines)
+        except OSError as error:
+            raise durable.unwritable(self._folder, error) from error
+
+    def _append(self, lines: list[bytes]) -> None:
+        if lines:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            with self._path(partial=True).open("ab") as file:
+                file.write(zstandard.compress(b"".join(lines)))
+
+    def _finish(self, step: int) -> None:
+        if self._path(partial=True).exists():
+            self._path(partial=True).rename(self._path(partial=False))
+        self._step = step + 1
+
+    def _path(self, *, partial: bool) -> Path:
+        return self._folder / f"step_{self._step:06d}.{self._incarnation}{'.partial' if partial else ''}.jsonl.zst"
+
+
+def record(result: Result, outcome: Outcome, step: int | None, cause: str) -> dict[str, Any]:
+    """One line: the draw, its outcome, and each completion. `incarnations` is parallel to `versions`."""
+    prompt = result.prompt
+    line: dict[str, Any] = {
+        "draw_id": prompt.draw_id,
+        "attempt": prompt.attempt,
+        "outcome": outcome,
+        "step": step,
+        "cause": cause,
+        "row": prompt.row,
+        "prompt": prompt.messages,
+        "prompt_token_ids": prompt.token_ids.tolist(),
+        "datasets": prompt.datasets,
+        "ground_truths": prompt.ground_truths,
+        "actor": result.actor,
+    }
+    if isinstance(result, Failure):
+        return {**line, "detail": result.detail, "completions": []}
+    return {
+        **line,
+        "started_at": result.started_at,
+        "finished_at": result.finished_at,
+        "completions": [_completion(completion) for completion in result.completions],
+    }
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of one file, up to its last whole frame."""
+    data = path.read_bytes()
+    while data:
+        decompressor = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            lines = decompressor.decompress(data)
+        except zstandard.ZstdError:
+            return
+        if not decompressor.eof:
+            return
+        yield from map(msgspec.json.decode, lines.splitlines())
+        data = decompressor.unused_data
+
+
+def step_of(path: Path) -> int:
+    """The step a file belongs to."""
+    return int(path.name.split(".")[0].removeprefix("step_"))
+
+
+def _completion(completion: Completion) -> dict[str, Any]:
+    return {
+        "index": completion.index,
+        "token_ids": completion.token_ids.tolist(),
+        "logprobs": [round(value, 6) for value in completion.logprobs.tolist()],
+        "versions": [[span.version.number, span.start, span.end] for span in completion.spans],
+        "incarnations": [span.version.incarnation for span in completion.spans],
+        "reward": completion.reward,
+        "verdicts": {name: msgspec.structs.asdict(verdict) for name, verdict in completion.verdicts.items()},
+        "finish_reason": completion.finish_reason,
+        "text": completion.text,
+    }
+
+
+def files(folder: Path) -> list[Path]:
+    """All files of `rollouts/`, in the order of their steps."""
+    return sorted(folder.glob("step_*.jsonl.zst"))

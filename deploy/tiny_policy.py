@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from olmorl.deploy.demo import Policy, Progress, WarmStart
 
 END = "<|end|>"
+PAD = "<|pad|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
     "{% for turn in messages %}<|{{ turn.role }}|>{{ turn.content }}"
@@ -36,7 +37,7 @@ def build_tokenizer(max_tokens: int) -> Any:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=inner,
         eos_token=END,
-        pad_token=END,
+        pad_token=PAD,
         extra_special_tokens=list(ROLES),
         model_max_length=max_tokens,
         clean_up_tokenization_spaces=False,

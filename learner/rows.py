@@ -1,6 +1,6 @@
 """Reads data sets: JSONL, Parquet and hub sets, in the label layouts that are in use.
 
-    Ai2     messages | source_prompt | prompt, ground_truth, dataset
+    Ai2     messages | prompt, ground_truth, dataset
     verl    prompt, data_source, reward_model.ground_truth, extra_info
     TRL     prompt and free columns, which user reward functions are given by name
 
@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 from olmorl.errors import DataError
 from olmorl.ports import LabelCheck
 
-CONVERSATION = ("messages", "source_prompt", "prompt")
+CONVERSATION = ("messages", "prompt")
+USER_PREFIX = "user: "
 LABELS = ("ground_truth", "reward_model", "dataset", "data_source")
 
 # Which verifier scores a verl row, by the start of its data source.
@@ -186,7 +187,8 @@ def _conversation(present: Mapping[str, Any]) -> list[dict[str, Any]] | str:
     if isinstance(value, str):
         if not value.strip():
             raise ValueError(f"{column} is empty")
-        return value
+        # Ai2's published sets write their one user turn like this.
+        return value.removeprefix(USER_PREFIX) if "dataset" in present else value
     if not isinstance(value, list):
         raise ValueError(f"{column} is neither a list of turns nor a string")
     turns = [_turn(column, turn) for turn in value]

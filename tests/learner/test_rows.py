@@ -83,6 +83,12 @@ def test_the_ai2_layout_with_several_verifiers() -> None:
     assert labelled.columns == {"level": 3}
 
 
+def test_the_flattened_prompt_of_the_published_sets_loses_its_prefix() -> None:
+    row = {"prompt": "user: 2+2?", "ground_truth": ["4"], "dataset": ["math"]}
+    assert label(row, None, False, None).messages == "2+2?"
+    assert label({"prompt": "user: 2+2?"}, None, True, None).messages == "user: 2+2?"
+
+
 def test_the_verl_layout() -> None:
     row = {
         "data_source": "openai/gsm8k",

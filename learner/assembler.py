@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
 from olmorl.clock import Clock, within
 from olmorl.config import Config
@@ -29,7 +28,7 @@ from olmorl.learner.progress import Meter
 from olmorl.learner.recovery import RunFiles
 from olmorl.learner.rollouts import Rollouts
 from olmorl.messages import TRAIN_LANE, Begin, StepReport, Stop, Version, Work
-from olmorl.ports import Queue, Row
+from olmorl.ports import Counts, Queue, Row
 
 TAKE_LIMIT = 256
 POLL_S = 0.2
@@ -79,11 +78,13 @@ class Assembler:
         self._handed: dict[int, Batch | Stop] = {}
         self._published: int | None = None
         self._stopping = False
+        self._stopped: Stop | None = None
+        self._tending: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Take the run over, recover what it left, and begin to draw once a version is published.
+    async def open(self) -> None:
+        """Take the run over and recover what it left.
 
         Raises:
             UserError: the directory holds a run and `resume` is off, or there is no checkpoint `from_step`.
@@ -103,6 +104,7 @@ class Assembler:
             self._queue, self._ledger, self._journal, self._rollouts, self._draws, self.incarnation, found
         )
         self._done = self._plan.step
+        self._saved = None if self._plan.checkpoint is None else self._plan.step
         self._pipeline = Pipeline(self._config, self._books, self._composer, self._done, self._plan.replay_to)
         self._to_publish = self._plan.replay_to
         lines = self._lines.read()
@@ -110,19 +112,23 @@ class Assembler:
         self._meter = Meter(self._clock.now(), wall_s, await self._queue.statuses())
         await self._evaluator.start(_newest_evaluation(lines))
         await self._books.counts()
-        self._task = asyncio.create_task(self._tend())
 
-    async def close(self) -> None:
-        """End the background work. What is in flight stays where it is, for a later start.
+    async def run(self) -> str:
+        """Serve until every step is done, or a stop was asked for, and the last checkpoint is complete; returns why.
+
+        What is still in flight then stays where it is, for a later start.
 
         Raises:
-            OlmoRLError: what had ended the background work already.
+            OlmoRLError: what ended the run; every rank that waits gets it too.
         """
-        self._task.cancel()
+        self._tending = asyncio.create_task(self._tend())
         try:
-            with suppress(asyncio.CancelledError):
-                await self._task
+            while self._stopped is None or self._saved != self._done:
+                await self._next_move()
+            return self._stopped.reason
         finally:
+            self._tending.cancel()
+            await asyncio.wait([self._tending])
             await self._rollouts.close()
             self._ledger.close()
 
@@ -130,6 +136,12 @@ class Assembler:
         """Draw no more, and let the learner end after its current step, with a checkpoint."""
         self._stopping = True
         self._notify()
+
+    async def look(self) -> tuple[int, Counts]:
+        """Steps done, and where the live draws are: for people who watch."""
+        async with self._turn:
+            counts, _ = await self._books.counts()
+            return self._done, counts
 
     # --- the learner's side -----------------------------------------------------------------------
 
@@ -158,6 +170,8 @@ class Assembler:
             return work.shards[rank]
         if not self._stopping:
             await self._last_evaluation()
+        self._stopped = work
+        self._notify()
         return work
 
     async def report(self, report: StepReport) -> None:
@@ -191,6 +205,8 @@ class Assembler:
             await self._books.counts()
             await self._rollouts.flush()
             await asyncio.to_thread(self._complete, step)
+            self._saved = step
+            self._notify()
 
     # --- the verbs --------------------------------------------------------------------------------
 
@@ -261,14 +277,15 @@ class Assembler:
 
     async def _next_move(self) -> None:
         moved = asyncio.create_task(self._moved.wait())
+        tending = self._tending
         try:
-            await asyncio.wait([moved, self._task], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([moved, tending] if tending else [moved], return_when=asyncio.FIRST_COMPLETED)
         finally:
             moved.cancel()
-        if self._task.cancelled():
-            raise RunEnded("the assembler was closed")
-        if self._task.done():
-            self._task.result()
+        if tending and tending.cancelled():
+            raise RunEnded("the assembler was stopped")
+        if tending and tending.done():
+            tending.result()
 
     def _notify(self) -> None:
         self._moved.set()

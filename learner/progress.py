@@ -80,7 +80,7 @@ class Meter:
         fields |= {
             "step": report.step,
             "incarnation": report.version.incarnation,
-            "version": str(report.version),
+            "version": report.version.number,
             "wall_s": now - self._started,
             "batch_reward_mean": facts.reward_mean,
             "batch_groups": facts.groups,

@@ -1,0 +1,229 @@
+"""The whole service in simulated time: real actors, assembler and loop around fake engines and trainers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olmorl import config
+from olmorl.actors import admission
+from olmorl.actors.fake import FakeEngine, FakeScorer
+from olmorl.actors.loop import Actor
+from olmorl.actors.sampling import SamplingRule
+from olmorl.clock import LoopClock
+from olmorl.learner import loop, rollouts
+from olmorl.learner.assembler import Assembler
+from olmorl.learner.fake import FakeTrainer
+from olmorl.learner.ledger import read_ledger
+from olmorl.learner.stream import PromptStream, Source
+from olmorl.messages import Stop
+from olmorl.ports import Row
+from olmorl.queues.memory import MemoryQueue
+from olmorl.queues.memory_weights import MemoryWeightStore
+
+RANKS = 2
+LEASE_S = 20.0
+MAX_ATTEMPTS = 5
+
+
+def rows(number: int, name: str = "train") -> list[Row]:
+    """Usable rows with distinct prompts."""
+    return [
+        Row(
+            row=f"{name}.jsonl:{i + 1}",
+            messages=f"{name} {i}",
+            token_ids=np.array([i % 97, i // 97, len(name), 5], np.int32),
+            datasets=("math",),
+            ground_truths=("1",),
+            columns={},
+            thinking_opened=False,
+        )
+        for i in range(number)
+    ]
+
+
+@dataclass
+class Service:
+    """One run. `start` may be called again after `crash`: queue, weights and files survive, as after a power cut."""
+
+    settings: config.Config
+    num_actors: int = 4
+    num_rows: int = 5000
+    evaluations: dict[str, Sequence[Row]] = field(default_factory=dict)
+    seed_attempts: bool = True
+    """Without it every attempt of a draw samples the same, so that runs with and without crashes can be compared."""
+
+    def __post_init__(self) -> None:
+        self.clock = LoopClock()
+        self.queue = MemoryQueue(10_000, LEASE_S, MAX_ATTEMPTS, self.clock)
+        self.store = MemoryWeightStore(self.clock)
+        self.trainers: list[FakeTrainer] = []
+        self.actors: list[Actor] = []
+        self.assembler: Assembler | None = None
+        self._tasks: list[asyncio.Task[Any]] = []
+        self._actor_tasks: dict[str, asyncio.Task[None]] = {}
+        self._actors_made = 0
+
+    @property
+    def run_dir(self) -> Path:
+        return self.settings.run_dir
+
+    async def start(self, *, resume: bool = False, from_step: int | None = None) -> None:
+        """Open the run and start its learner; actors that are alive go on."""
+        schedule, data = self.settings.schedule, self.settings.data
+        stream = PromptStream(
+            [Source("train", None, rows(self.num_rows))], self.settings.run.seed, data.shuffle, data.epochs
+        )
+        self.assembler = Assembler(
+            self.settings,
+            self.queue.another(),
+            stream,
+            self.clock,
+            num_ranks=RANKS,
+            evaluations=self.evaluations,
+            resume=resume,
+            from_step=from_step,
+        )
+        assert schedule.steps
+        await self.assembler.open()
+        self.trainers = [FakeTrainer(self.settings.simulation, self.clock, rank) for rank in range(RANKS)]
+        self._tasks = [asyncio.create_task(self.assembler.run())]
+        self._tasks += [
+            asyncio.create_task(
+                loop.run(rank, trainer, self.assembler, self.store, self.clock, self.run_dir / "checkpoints")
+            )
+            for rank, trainer in enumerate(self.trainers)
+        ]
+        while len(self._actor_tasks) < self.num_actors:
+            self.add_actor()
+
+    def add_actor(self) -> str:
+        """One more engine; returns the actor's name."""
+        name = f"actor-{self._actors_made}"
+        self._actors_made += 1
+        settings = self.settings
+        rule = SamplingRule(settings.sampling, settings.evaluation, settings.run.seed)
+        max_span = settings.schedule.max_lag if settings.schedule.over_age == "drop" else None
+        actor = Actor(
+            name=name,
+            engine=FakeEngine(
+                settings.simulation, max_running=settings.actors.max_running, max_model_len=settings.max_model_len
+            ),
+            queue=self.queue.another(),
+            weights=self.store,
+            scorer=FakeScorer(),
+            clock=self.clock,
+            sample=lambda prompt, index: rule(
+                prompt if self.seed_attempts else type(prompt)(**{**_fields(prompt), "attempt": 1}), index
+            ),
+            lanes=admission.lanes(settings.sampling, settings.evaluation, list(self.evaluations)),
+            settings=settings.actors,
+            evaluation_share=settings.evaluation.share,
+            lease_s=LEASE_S,
+            max_span=max_span,
+        )
+        self.actors.append(actor)
+        self._actor_tasks[name] = asyncio.create_task(actor.run())
+        return name
+
+    async def kill_actor(self, name: str) -> None:
+        """As a SIGKILL: nothing is given back."""
+        await _end([self._actor_tasks.pop(name)])
+
+    async def crash(self, *, actors: bool) -> None:
+        """End learner and assembler at once, and the actors too if `actors`."""
+        await _end(self._tasks)
+        if actors:
+            await _end(list(self._actor_tasks.values()))
+            self._actor_tasks.clear()
+
+    async def finish(self) -> Stop:
+        """Wait for the learner's end, then stop the actors; the error of any part is raised."""
+        try:
+            ends = await asyncio.gather(*self._tasks)
+        finally:
+            await self.crash(actors=True)
+        stop = ends[1]
+        assert isinstance(stop, Stop)
+        return stop
+
+    async def run(self) -> Stop:
+        """A whole run without interruption."""
+        await self.start()
+        return await self.finish()
+
+    # --- what it left -------------------------------------------------------------------------------
+
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
+
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        return read_ledger(self.run_dir)
+
+    @property
+    def rollouts(self) -> list[dict[str, Any]]:
+        return [record for path in rollouts.files(self.run_dir / "rollouts") for record in rollouts.read(path)]
+
+    @property
+    def trained(self) -> dict[int, list[int]]:
+        """Draws of each step, from the ledger."""
+        steps: dict[int, list[int]] = {}
+        for record in self.ledger:
+            if record["outcome"] == "trained":
+                steps.setdefault(record["step"], []).append(record["prompt_id"])
+        return steps
+
+    def check_lines(self) -> None:
+        """What must hold in every line of every run."""
+        schedule = self.settings.schedule
+        for number, line in enumerate(self.lines, 1):
+            assert line["step"] == number
+            ended = sum(line[f"groups_{o}_total"] for o in ("trained", "zero_gradient", "stale", "failed"))
+            assert line["prompts_drawn_total"] == ended + line["groups_in_flight"]
+            assert line["groups_trained_total"] == number * schedule.prompts_per_step
+            assert line["batch_groups"] == schedule.prompts_per_step
+            assert 0 <= line["lag_mean"] <= line["lag_max"] <= schedule.max_lag
+
+
+def _fields(prompt: Any) -> dict[str, Any]:
+    return {name: getattr(prompt, name) for name in prompt.__struct_fields__}
+
+
+async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    for task in tasks:
+        with suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+@pytest.fixture
+def service(tmp_path: Path) -> Callable[..., Service]:
+    """Builds a service from dotted settings, on top of small defaults."""
+
+    def build(overrides: dict[str, Any] | None = None, **more: Any) -> Service:
+        tree: dict[str, Any] = {
+            "run": {"directory": tmp_path, "name": f"run{len(list(tmp_path.iterdir()))}", "mode": "simulated"},
+            "schedule": {"steps": 12, "prompts_per_step": 8, "max_lag": 2},
+            "sampling": {"group_size": 4, "max_tokens": 400},
+            "actors": {"max_running": 32, "max_waiting": 8},
+            "checkpoint": {"every": 4},
+        }
+        for key, value in (overrides or {}).items():
+            section, name = key.split(".")
+            tree.setdefault(section, {})[name] = value
+        settings = config.build(tree)
+        settings.run_dir.mkdir(parents=True)
+        return Service(settings, **more)
+
+    return build

@@ -58,10 +58,10 @@ class Worker(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         if len(self._buffer) < wire.HEADER.size:
-            return
+            return None
         (size,) = wire.HEADER.unpack_from(self._buffer)
         if len(self._buffer) < wire.HEADER.size + size:
-            return
+            return None
         body = bytes(self._buffer[wire.HEADER.size :])
         self._buffer.clear()
         try:
@@ -100,7 +100,8 @@ class Worker(asyncio.Protocol):
 
     async def _wait(self, timeout_s: float) -> _Answer:
         """The answer. A timer of our own: an answer that has arrived wins over a deadline that passed meanwhile."""
-        question = self._question = self._loop.create_future()
+        question: asyncio.Future[_Answer] = self._loop.create_future()
+        self._question = question
         timer = self._loop.call_later(timeout_s, self._expire, question)
         try:
             return await question

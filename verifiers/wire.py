@@ -83,7 +83,8 @@ def read_job(body: bytes) -> Job:
 
 def read_answer(body: bytes | memoryview) -> Ready | Refused | Reply:
     """Raises msgspec.MsgspecError for anything else."""
-    return _answer.decode(body)
+    answer: Ready | Refused | Reply = _answer.decode(body)
+    return answer
 
 
 def notice(message: Up | Exited) -> bytes:
@@ -92,4 +93,5 @@ def notice(message: Up | Exited) -> bytes:
 
 
 def read_notice(data: bytes) -> Up | Exited:
-    return _notice.decode(data)
+    message: Up | Exited = _notice.decode(data)
+    return message

@@ -1,0 +1,155 @@
+"""Finds the one final answer in a completion. Linear time, whatever the text.
+
+Order: the last balanced `\\boxed{}`, else `####`, else `<answer>` tags, else "the (final) answer is", else, as an
+option, the last number. Only that one answer counts: several different ones are not a hedge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import NamedTuple
+
+MAX_ANSWER = 2048
+"""Characters of an answer. Nothing longer is one."""
+TAIL = 65536
+"""Characters at the end of a completion that are searched."""
+MAX_BOXES = 32
+"""Boxes that are tried, from the last, until one is balanced."""
+
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_MARKER = re.compile(r"\b(?:final\s+answer|answer)\b[\s*_]*(?:is\b|:|=)[\s*_:]*", re.IGNORECASE)
+_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_SENTENCE_END = re.compile(r"\.(?=\s|$)|\n")
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_NUMBER = re.compile(
+    r"(?<![\w.\\])-?(?:\\[dt]?frac\{-?\d{1,40}\}\{\d{1,40}\}"
+    r"|\d{1,40}(?:,\d{3}){0,20}(?:\.\d{1,40})?(?:[eE][+-]?\d{1,4})?(?:\s?/\s?\d{1,40})?)%?"
+)
+
+
+class Extracted(NamedTuple):
+    """The final answer as written, and how it was found."""
+
+    text: str
+    how: str
+
+
+def strip_thinking(text: str, start: str, end: str, opened: bool) -> str | None:
+    """The text without its thinking; None when thinking was opened and never closed.
+
+    Args:
+        opened: the prompt already opened the tag.
+
+    A closing tag without an opening one closes thinking that was open from the start.
+    """
+    if start not in text and end not in text:
+        return None if opened else text
+    kept: list[str] = []
+    position, inside = 0, opened
+    while True:
+        if not inside:
+            first = text.find(start, position)
+            stray = text.find(end, position)
+            if stray >= 0 and (first < 0 or stray < first):
+                kept.clear()
+                position = stray + len(end)
+                continue
+            if first < 0:
+                return "".join((*kept, text[position:]))
+            kept.append(text[position:first])
+            position, inside = first + len(start), True
+        closing = text.find(end, position)
+        if closing < 0:
+            return None
+        position, inside = closing + len(end), False
+
+
+def final_answer(text: str, last_number: bool = True) -> Extracted | None:
+    """The final answer, or None. `text` is without thinking."""
+    tail = text[-TAIL:]
+    found = _boxed(tail) or _hashes(tail) or _tagged(tail) or _marked(tail)
+    if found is None and last_number:
+        found = _last_number(tail)
+    return found if found is not None and len(found.text) <= MAX_ANSWER else None
+
+
+def _boxed(text: str) -> Extracted | None:
+    end = len(text)
+    for _ in range(MAX_BOXES):
+        start = max(text.rfind("\\boxed", 0, end), text.rfind("\\fbox", 0, end))
+        if start < 0:
+            return None
+        opening = _BOX.match(text, start)
+        content = _balanced(text, opening.end()) if opening else None
+        if content is not None:
+            return Extracted(content.strip(), "boxed")
+        end = start
+    return None
+
+
+def _balanced(text: str, start: int) -> str | None:
+    """What lies before the brace that closes the one in front of `start`, if that is near enough."""
+    depth = 1
+    for token in _BRACE.finditer(text, start, min(len(text), start + MAX_ANSWER + 1)):
+        if token[0] == "{":
+            depth += 1
+        elif token[0] == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start : token.start()]
+    return None
+
+
+def _hashes(text: str) -> Extracted | None:
+    """GSM8K's marker. A heading of the same look is told apart: an answer is a number, or on the last line."""
+    _, marker, rest = text.rpartition("####")
+    if not marker:
+        return None
+    line, _, after = rest.strip(" \t").partition("\n")
+    line = _undress(line)
+    if line and (not after.strip() or _NUMBER.fullmatch(line.lstrip("$ "))):
+        return Extracted(line, "hashes")
+    return None
+
+
+def _tagged(text: str) -> Extracted | None:
+    if "</answer>" not in text and "</ANSWER>" not in text:
+        return None
+    start = max(text.rfind("<answer>"), text.rfind("<ANSWER>"))
+    match = _ANSWER_TAG.match(text, start) if start >= 0 else None
+    return None if match is None else Extracted(_marked_text(match[1]), "tags")
+
+
+def _marked_text(text: str) -> str:
+    """Inside answer tags there may again be a sentence."""
+    found = _marked(text)
+    return _undress(text) if found is None else found.text
+
+
+def _marked(text: str) -> Extracted | None:
+    last = _last(_MARKER, text)
+    if last is None:
+        return None
+    rest = text[last.end() : last.end() + MAX_ANSWER]
+    for opening, closing in _DELIMITERS:
+        if rest.startswith(opening) and (end := rest.find(closing, len(opening))) > 0:
+            return Extracted(rest[len(opening) : end].strip(), "marker")
+    stop = _SENTENCE_END.search(rest)
+    answer = _undress(rest[: stop.start()] if stop else rest)
+    return Extracted(answer, "marker") if answer else None
+
+
+def _last_number(text: str) -> Extracted | None:
+    last = _last(_NUMBER, text[-4 * MAX_ANSWER :])
+    return None if last is None else Extracted(last[0], "last_number")
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)
+
+
+def _undress(text: str) -> str:
+    """Without the Markdown and the full stop around it."""
+    return text.strip().strip("*_`").strip().removesuffix(".").strip()

@@ -1,0 +1,89 @@
+"""The math verifier: one final answer, compared exactly in microseconds, or by algebra in the pool where it must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from olmorl.messages import Verdict
+from olmorl.verifiers.checks import Done, Probe
+from olmorl.verifiers.extraction import MAX_ANSWER, final_answer
+from olmorl.verifiers.pool import Pool
+from olmorl.verifiers.reading import read, read_label, settle
+from olmorl.verifiers.rule import unscored
+
+WARM = "olmorl.verifiers.symbolic:warm"
+EQUAL = "olmorl.verifiers.symbolic:equal"
+READABLE = "olmorl.verifiers.symbolic:readable"
+PROBE = Probe(EQUAL, (r"\frac{x^2-1}{x-1}", "1+x"), True)
+GSM8K_MARKER = "####"
+
+
+class MathRule:
+    """The reward is 1 when the final answer equals the label, else 0."""
+
+    def __init__(self, pool: Pool, strict_percent: bool = False, last_number: bool = True) -> None:
+        """
+        Args:
+            pool: running, made with `preload=(WARM,)`.
+            strict_percent: 50% is 0.5 only; otherwise it is 50 too.
+            last_number: without a box or a marker, the last number is the answer.
+        """
+        self._pool = pool
+        self._strict_percent = strict_percent
+        self._last_number = last_number
+
+    async def verify(self, text: str, label: Any) -> Verdict:
+        found = final_answer(text, self._last_number)
+        if found is None:
+            return Verdict(reward=0.0, method="no_answer")
+        truth = _label_text(label)
+        settled = settle(read_label(truth), read(found.text), self._strict_percent)
+        if settled is not None:
+            return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
+        outcome = await self._pool.run(EQUAL, (truth, found.text), PROBE)
+        if not isinstance(outcome, Done):
+            return unscored(outcome, found.text)
+        if outcome.value is None:
+            return Verdict(reward=None, extracted=found.text, error_kind="label", detail=f"cannot read {truth[:80]!r}")
+        return Verdict(reward=float(outcome.value), extracted=found.text, method="algebra")
+
+    def usable(self, label: Any) -> bool:
+        return _shape_problem(label) is None and _simple(_label_text(label))
+
+    async def problem(self, label: Any) -> str | None:
+        shape = _shape_problem(label)
+        if shape is not None:
+            return shape
+        truth = _label_text(label)
+        if _simple(truth):
+            return None
+        outcome = await self._pool.run(READABLE, truth, PROBE)
+        if isinstance(outcome, Done) and outcome.value:
+            return None
+        why = "it does not parse, or does not equal itself" if isinstance(outcome, Done) else str(outcome[-1])
+        return f"the math label {truth[:80]!r} cannot be used: {why}"
+
+
+def _simple(truth: str) -> bool:
+    """Whether the label is of a form that the fast path reads."""
+    label = read_label(truth)
+    return bool(label.number or label.items or label.is_choice_label or label.word or label.numeral)
+
+
+def _shape_problem(label: Any) -> str | None:
+    if isinstance(label, bool) or not isinstance(label, (str, int, float)):
+        return f"a math label is a string or a number, not {type(label).__name__}"
+    truth = _label_text(label)
+    if not read_label(truth).key:
+        return "the math label is empty"
+    return f"the math label is longer than {MAX_ANSWER} characters" if len(truth) > MAX_ANSWER else None
+
+
+def _label_text(label: Any) -> str:
+    """The answer in a label: as it stands, after `####`, or in its box."""
+    text = str(label)
+    if GSM8K_MARKER in text:
+        return text.rpartition(GSM8K_MARKER)[2].strip()
+    if "\\boxed" in text and (found := final_answer(text, last_number=False)):
+        return found.text
+    return text

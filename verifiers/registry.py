@@ -1,0 +1,40 @@
+"""The built-in verifiers by name. A new domain adds its names here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from olmorl.config import Verifiers
+from olmorl.verifiers.math import MathRule
+from olmorl.verifiers.pool import Pool
+from olmorl.verifiers.rule import Rule
+from olmorl.verifiers.text import AnswerFormat, MultipleChoice, RegexMatch, StringMatch, TokenF1
+
+
+def _math(settings: Verifiers, pool: Pool) -> Rule:
+    return MathRule(pool, settings.math_percent == "strict", settings.math_last_number)
+
+
+_RULES: dict[str, Callable[[Verifiers, Pool], Rule]] = {
+    "math": _math,
+    "gsm8k": _math,
+    "string_match": lambda settings, pool: StringMatch(),
+    "f1": lambda settings, pool: TokenF1(),
+    "multiple_choice": lambda settings, pool: MultipleChoice(),
+    "regex": lambda settings, pool: RegexMatch(pool),
+    "format": lambda settings, pool: AnswerFormat(),
+}
+NAMES = tuple(_RULES)
+
+
+def rules(settings: Verifiers, pool: Pool) -> dict[str, Rule]:
+    """Every built-in verifier, over one pool."""
+    return {name: make(settings, pool) for name, make in _RULES.items()}
+
+
+def unknown(name: str) -> str:
+    """What to say of a name that no verifier has."""
+    close = get_close_matches(name, NAMES, 1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return f"no verifier is named {name!r}; {hint}known: {', '.join(NAMES)}"

@@ -1,0 +1,31 @@
+"""What every built-in verifier is: it scores one completion against one label, and says whether it can use a label."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from olmorl.messages import Verdict
+from olmorl.verifiers.checks import Failed, Limit
+
+
+class Rule(Protocol):
+    """One built-in verifier. Rewards are in [0, 1]."""
+
+    async def verify(self, text: str, label: Any) -> Verdict:
+        """Score `text`, a completion without its thinking, against a label that can be used."""
+        ...
+
+    def usable(self, label: Any) -> bool:
+        """Whether the label can surely be used, as far as microseconds can tell."""
+        ...
+
+    async def problem(self, label: Any) -> str | None:
+        """Why the label cannot be used, or None when it can."""
+        ...
+
+
+def unscored(outcome: Failed | Limit, extracted: str | None = None) -> Verdict:
+    """The verdict when a check gave no value: 0 for an answer that passed a limit, no reward for a failure."""
+    if isinstance(outcome, Limit):
+        return Verdict(reward=0.0, extracted=extracted, method="limit", detail=outcome.kind)
+    return Verdict(reward=None, extracted=extracted, error_kind=outcome.error_kind, detail=outcome.detail)

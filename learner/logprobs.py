@@ -6,13 +6,11 @@ target t. Logits are taken to fp32 (fp64 stays fp64) before the softmax, whateve
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 
 def token_logprobs(
@@ -39,49 +37,30 @@ def token_logprobs(
     return logprobs_T, entropy_T if with_entropy else None
 
 
-def chunked_logprobs(
-    head: Callable[[Tensor], Tensor],
-    hidden_TH: Tensor,
-    targets_T: Tensor,
-    chunk: int,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """As `token_logprobs`, for any `head` that maps hidden_CH to logits_CV: a module, a soft cap, a scaled head.
-
-    Each chunk is checkpointed, so `head` is called twice for each, ceil(T / chunk) chunks in all. Where the call is
-    collective (a ZeRO-3 module), all ranks need the same number of chunks.
-    """
-
-    def one(hidden_CH: Tensor, targets_C: Tensor) -> tuple[Tensor, Tensor]:
-        logits_CV = _full_precision(head(hidden_CH)) / temperature
-        logprobs_CV = torch.log_softmax(logits_CV, dim=-1)
-        picked_C = logprobs_CV.gather(1, targets_C[:, None]).squeeze(1)
-        with torch.no_grad():
-            entropy_C = _entropy(logprobs_CV) if with_entropy else picked_C.new_empty(0)
-        return picked_C, entropy_C
-
-    pairs = [
-        checkpoint(one, hidden_CH, targets_C, use_reentrant=False)
-        for hidden_CH, targets_C in zip(torch.split(hidden_TH, chunk), torch.split(targets_T, chunk), strict=True)
-    ]
-    logprobs_T = torch.cat([logprobs_C for logprobs_C, _ in pairs])
-    return logprobs_T, torch.cat([entropy_C for _, entropy_C in pairs]) if with_entropy else None
-
-
-def _full_precision(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))
-
-
-def _entropy(logprobs_CV: Tensor) -> Tensor:
-    # `entr` takes 0 log 0 as 0: heads mask vocabulary with logits of -inf.
-    entropy_C: Tensor = torch.special.entr(logprobs_CV.exp()).sum(-1)
-    return entropy_C
-
-
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
-    logits_CV = _full_precision(functional.linear(hidden_CH.to(weight_VH.dtype), weight_VH, bias_V))
+    logits_CV = functional.linear(hidden_CH.to(weight_VH.dtype), weight_VH, bias_V)
+    logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+
+
+def _forward_chunk(logits_CV: Tensor, targets_C: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-probability of the target, log of the softmax's denominator, and entropy (empty if not asked for).
+
+    One exponential serves all three, and the logits are overwritten: with a large vocabulary they are the memory and
+    the time of a small model.
+    """
+    top_C1 = logits_CV.amax(-1, keepdim=True)
+    shifted_CV = logits_CV.sub_(top_C1)
+    picked_C = shifted_CV.gather(1, targets_C[:, None]).squeeze(1)
+    exp_CV = shifted_CV.exp()
+    sum_C = exp_CV.sum(-1)
+    log_sum_C = sum_C.log()
+    entropy_C = picked_C.new_empty(0)
+    if with_entropy:
+        # Heads mask vocabulary with logits of -inf, and 0 * -inf is not 0.
+        shifted_CV.clamp_(min=torch.finfo(shifted_CV.dtype).min)
+        entropy_C = log_sum_C - torch.linalg.vecdot(exp_CV, shifted_CV) / sum_C
+    return picked_C - log_sum_C, log_sum_C + top_C1.squeeze(1), entropy_C
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -98,16 +77,11 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         with_entropy: bool,
     ) -> tuple[Tensor, Tensor]:
-        logprobs, normalisers, entropies = [], [], []
-        for hidden_CH, targets_C in zip(torch.split(hidden_TH, chunk), torch.split(targets_T, chunk), strict=True):
-            logits_CV = _logits(hidden_CH, weight_VH, bias_V, temperature)
-            normaliser_C = logits_CV.logsumexp(-1)
-            logprobs.append(logits_CV.gather(1, targets_C[:, None]).squeeze(1) - normaliser_C)
-            normalisers.append(normaliser_C)
-            if with_entropy:
-                entropies.append(_entropy(logits_CV.sub_(normaliser_C[:, None])))
-        logprobs_T, normalisers_T = torch.cat(logprobs), torch.cat(normalisers)
-        entropy_T = torch.cat(entropies) if with_entropy else logprobs_T.new_empty(0)
+        chunks = [
+            _forward_chunk(_logits(hidden_CH, weight_VH, bias_V, temperature), targets_C, with_entropy)
+            for hidden_CH, targets_C in zip(torch.split(hidden_TH, chunk), torch.split(targets_T, chunk), strict=True)
+        ]
+        logprobs_T, normalisers_T, entropy_T = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         ctx.save_for_backward(hidden_TH, weight_VH, bias_V, targets_T, normalisers_T)
         ctx.chunk, ctx.temperature = chunk, temperature
         ctx.mark_non_differentiable(entropy_T)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,25 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from olmorl.learner.logprobs import chunked_logprobs, token_logprobs
+from olmorl.learner.logprobs import token_logprobs
 
 T, H, V = 23, 6, 17
 
 
-def through_weight(
+def through_head(
     hidden_TH: Tensor, head: nn.Linear, targets_T: Tensor, chunk: int, **how: Any
 ) -> tuple[Tensor, Tensor | None]:
     return token_logprobs(hidden_TH, head.weight, head.bias, targets_T, chunk, **how)
-
-
-def through_callable(
-    hidden_TH: Tensor, head: nn.Linear, targets_T: Tensor, chunk: int, **how: Any
-) -> tuple[Tensor, Tensor | None]:
-    return chunked_logprobs(head, hidden_TH, targets_T, chunk, **how)
-
-
-Form = Callable[..., tuple[Tensor, Tensor | None]]
-both_forms = pytest.mark.parametrize("form", [through_weight, through_callable])
 
 
 def problem(dtype: torch.dtype = torch.float64, bias: bool = False) -> tuple[Tensor, nn.Linear, Tensor, Tensor]:
@@ -48,16 +38,15 @@ def unchunked(hidden_TH: Tensor, head: nn.Linear, targets_T: Tensor, temperature
     return logprobs_TV[torch.arange(len(targets_T)), targets_T], -(logprobs_TV.exp() * logprobs_TV).sum(-1)
 
 
-@both_forms
 @pytest.mark.parametrize("chunk", [1, 5, 23, 1000])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("bias", [False, True])
-def test_exact_forward_and_backward(form: Form, chunk: int, temperature: float, bias: bool) -> None:
+def test_exact_forward_and_backward(chunk: int, temperature: float, bias: bool) -> None:
     hidden_TH, head, targets_T, grad_T = problem(bias=bias)
     leaves = [hidden_TH, *head.parameters()]
     wanted_T, wanted_entropy_T = unchunked(hidden_TH, head, targets_T, temperature)
     wanted_grads = torch.autograd.grad(wanted_T, leaves, grad_T)
-    found_T, entropy_T = form(hidden_TH, head, targets_T, chunk, temperature=temperature, with_entropy=True)
+    found_T, entropy_T = through_head(hidden_TH, head, targets_T, chunk, temperature=temperature, with_entropy=True)
     assert entropy_T is not None
     assert not entropy_T.requires_grad
     exactly = {"rtol": 1e-12, "atol": 1e-12}
@@ -76,12 +65,11 @@ def test_the_explicit_gradient_is_the_numerical_one() -> None:
     assert torch.autograd.gradcheck(logprobs, (hidden_TH, head.weight, head.bias))
 
 
-@both_forms
-def test_bf16_states_give_single_precision_log_probabilities(form: Form) -> None:
+def test_bf16_states_give_single_precision_log_probabilities() -> None:
     hidden_TH, head, targets_T, grad_T = problem(torch.bfloat16)
     wanted_T, _ = unchunked(hidden_TH, head, targets_T, 1.0)
     wanted_grads = torch.autograd.grad(wanted_T, [hidden_TH, head.weight], grad_T.float())
-    found_T, _ = form(hidden_TH, head, targets_T, 5)
+    found_T, _ = through_head(hidden_TH, head, targets_T, 5)
     assert found_T.dtype == torch.float32
     torch.testing.assert_close(found_T, wanted_T)
     found_grads = torch.autograd.grad(found_T, [hidden_TH, head.weight], grad_T.float())
@@ -111,23 +99,21 @@ def test_a_head_in_single_precision_over_bf16_states() -> None:
     assert low_TH.grad.dtype == torch.bfloat16
 
 
-@both_forms
-def test_a_frozen_head_gets_no_gradient_and_no_grad_mode_keeps_no_graph(form: Form) -> None:
+def test_a_frozen_head_gets_no_gradient_and_no_grad_mode_keeps_no_graph() -> None:
     hidden_TH, head, targets_T, _ = problem()
     head.requires_grad_(False)
-    form(hidden_TH, head, targets_T, 5)[0].sum().backward()
+    through_head(hidden_TH, head, targets_T, 5)[0].sum().backward()
     assert hidden_TH.grad is not None
     assert head.weight.grad is None
     with torch.no_grad():
-        assert not form(hidden_TH, head, targets_T, 5)[0].requires_grad
+        assert not through_head(hidden_TH, head, targets_T, 5)[0].requires_grad
 
 
-@both_forms
-def test_masked_vocabulary_leaves_everything_finite(form: Form) -> None:
+def test_masked_vocabulary_leaves_everything_finite() -> None:
     hidden_TH, head, _, _ = problem(bias=True)
     head.bias.data[-3:] = -torch.inf
     targets_T = torch.zeros(T, dtype=torch.long)
-    logprobs_T, entropy_T = form(hidden_TH, head, targets_T, 5, with_entropy=True)
+    logprobs_T, entropy_T = through_head(hidden_TH, head, targets_T, 5, with_entropy=True)
     logprobs_T.sum().backward()
     assert entropy_T is not None
     assert hidden_TH.grad is not None
@@ -157,23 +143,12 @@ def largest() -> Iterator[Largest]:
         yield mode
 
 
-@both_forms
 @pytest.mark.parametrize("chunk", [8, 32])
-def test_no_tensor_is_larger_than_a_chunk_of_logits(form: Form, chunk: int) -> None:
+def test_no_tensor_is_larger_than_a_chunk_of_logits(chunk: int) -> None:
     tokens, vocabulary = 512, 1000
     hidden_TH = torch.randn(tokens, 2, requires_grad=True)
     head = nn.Linear(2, vocabulary, bias=False)
     with largest() as mode:
-        logprobs_T, _ = form(hidden_TH, head, torch.zeros(tokens, dtype=torch.long), chunk, with_entropy=True)
+        logprobs_T, _ = through_head(hidden_TH, head, torch.zeros(tokens, dtype=torch.long), chunk, with_entropy=True)
         logprobs_T.sum().backward()
     assert mode.num_elements == chunk * vocabulary
-
-
-def test_a_module_is_called_twice_for_every_chunk() -> None:
-    hidden_TH, head, targets_T, _ = problem()
-    calls = []
-    head.register_forward_hook(lambda *_: calls.append(1))
-    logprobs_T, _ = chunked_logprobs(head, hidden_TH, targets_T, chunk=5)
-    assert len(calls) == 5
-    logprobs_T.sum().backward()
-    assert len(calls) == 10

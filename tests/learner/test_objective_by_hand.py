@@ -195,6 +195,17 @@ def test_statistics() -> None:
     )
 
 
+def test_clip_fractions_count_where_the_clip_acts() -> None:
+    # Advantages turned round: of a1 (1.5), b1 (0.5) and d1 (2) outside the range, the minimum is the clipped term at d1
+    # alone. CISPO clips whatever the sign.
+    inputs = example(switches_of("olmorl"))
+    inputs = inputs._replace(advantages_BT=-inputs.advantages_BT)
+    for switches, low, high in ((switches_of("olmorl"), 0, 1), (switches_of("olmorl", clip="cispo"), 1, 2)):
+        metrics = step_metrics(policy_loss(inputs, switches)[1], 1)
+        assert metrics["clip_fraction_low"] == pytest.approx(low / 6)
+        assert metrics["clip_fraction_high"] == pytest.approx(high / 6)
+
+
 def test_a_fresh_policy_with_one_minibatch_is_plain_policy_gradient() -> None:
     # ratio 1, w 1: the loss is minus the mean advantage, the gradient -A / 6.
     switches = switches_of("olmorl")

@@ -142,6 +142,34 @@ def test_ranks_without_work_get_empty_rows() -> None:
     assert sorted(len(shard.minibatches[0][0]) for shard in shards) == [0, 1, 1]
 
 
+def test_rows_that_cannot_be_spread_evenly_stay_as_first_fit_made_them() -> None:
+    # Two rows of ten hold 5 + 5 and 4 + 3 + 3; one by one to the cheaper row, the last 3 would make an eleven.
+    group = [sample(0, 1, n - 1) for n in (5, 5, 4, 3, 3)]
+    rows = minibatches(Problem([group], 1, 1, 10).solve())[0]
+    assert sorted([length(one) for one in row] for row in rows) == [[4, 3, 3], [5, 5]]
+
+
+def test_a_sample_goes_past_the_cheapest_row_when_that_is_full() -> None:
+    # Attention makes 40,000 tokens in one sample cost more than 49,000 in short ones; those leave no room for the last.
+    group = [sample(0, 1, n - 1) for n in (40_000, *[9_000] * 5, 4_000, 4_000)]
+    rows = minibatches(Problem([group], 1, 1, 50_000).solve())[0]
+    assert [[length(one) for one in row] for row in rows] == [[40_000, 4_000], [9_000] * 5 + [4_000]]
+
+
+def test_rows_of_like_cost_run_side_by_side() -> None:
+    # Spread over four rows these make 12, 7, 7 and 4 + 4. Run as 12 beside 8, then 7 beside 7: 19 tokens of waiting for
+    # the slower rank; as 12 beside 7, then 7 beside 8, it would be 20.
+    group = [sample(0, 1, n - 1) for n in (12, 7, 7, 4, 4)]
+    shards = Problem([group], 2, 1, 12).solve()
+    assert [[sum(map(length, row)) for row in shard.minibatches[0]] for shard in shards] == [[12, 7], [8, 7]]
+
+
+def test_the_dearer_row_goes_to_the_less_loaded_rank() -> None:
+    group = [sample(0, 1, n - 1) for n in (100, 90, 80, 70)]
+    shards = Problem([group], 2, 1, 100).solve()
+    assert [[sum(map(length, row)) for row in shard.minibatches[0]] for shard in shards] == [[100, 70], [90, 80]]
+
+
 def test_ranks_are_balanced_by_cost_and_in_lock_step() -> None:
     rng = np.random.default_rng(0)
     groups = [[sample(d, 20, int(rng.lognormal(5, 0.8))) for _ in range(8)] for d in range(32)]

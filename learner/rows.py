@@ -78,7 +78,7 @@ def read(name: str, split: str, columns: bool) -> Iterator[tuple[str, dict[str, 
     """Rows as `(place, values)`, where place is `file:line` (Parquet and hub: the number of the row, from 1).
 
     Args:
-        name: a file, a folder of files, or the name of a hub data set.
+        name: a file, a folder of files, or the name of a hub data set, `owner/name` or `owner/name@configuration`.
         split: of a hub data set.
         columns: also read columns that are neither conversation nor label.
 
@@ -94,7 +94,7 @@ def read(name: str, split: str, columns: bool) -> Iterator[tuple[str, dict[str, 
             yield from read(str(file), split, columns)
     elif path.is_file():
         yield from _parquet(path, columns) if path.suffix == ".parquet" else _jsonl(path)
-    elif path.suffix in (".jsonl", ".parquet", ".json") or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+    elif path.suffix in (".jsonl", ".parquet", ".json") or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+)?", name):
         raise DataError(f"{name}: no such file")
     else:
         yield from _hub(name, split, columns)
@@ -134,8 +134,9 @@ def _parquet(path: Path, columns: bool) -> Iterator[tuple[str, dict[str, Any]]]:
 def _hub(name: str, split: str, columns: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     import datasets
 
+    repository, _, configuration = name.partition("@")
     try:
-        rows = datasets.load_dataset(name, split=split)
+        rows = datasets.load_dataset(repository, configuration or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(f"{name} (split {split!r}): no such file, and not to be had from the hub: {reason}") from None

@@ -36,7 +36,7 @@ LOADER = "olmorl.actors.worker.StagedWeightLoader"
 
 
 class _StepGauge:
-    """What the last engine step said. Stands where vLLM's stat loggers do, which cost more than the rest of this process."""
+    """What the last engine step said. Stands in for vLLM's stat loggers, which observe every token apart."""
 
     def __init__(self) -> None:
         self.tokens = 0

@@ -1,8 +1,9 @@
-"""How processes reach Redis: an address, and credentials that never stand on a command line, in a log or a file."""
+"""How processes reach Redis and Ray: addresses, and credentials that never stand on a command line or in a log."""
 
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -19,3 +20,15 @@ class QueueAccess:
         """The address of the recipe with the credentials of this environment."""
         wanted = ("OLMORL_REDIS_USERNAME", "OLMORL_REDIS_PASSWORD")
         return cls(url, {name: os.environ[name] for name in wanted if name in os.environ})
+
+
+def guard_ray(own: bool) -> None:
+    """Turn Ray's token authentication on. Ray reads its environment when it is imported: call this before.
+
+    Args:
+        own: the run starts a Ray of its own, and gets a token of its own; otherwise the cluster's is used.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    if own:
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(24)

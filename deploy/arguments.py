@@ -1,4 +1,4 @@
-"""The command line of `olmorl-launch`: a recipe, a few well-known options, and `--dotted.key value` for all the rest."""
+"""The command line of `olmorl-launch`: a recipe, well-known options, and `--dotted.key value` for all the rest."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def parse(argv: Sequence[str]) -> Arguments:
         ConfigError: an option that is neither known nor a dotted key with a value.
     """
     known, rest = _parser().parse_known_args(argv)
-    overrides = [(key, str(value)) for flag, key in _SHORT.items() if (value := getattr(known, _name(flag))) is not None]
+    overrides = [
+        (key, str(value)) for flag, key in _SHORT.items() if (value := getattr(known, _name(flag))) is not None
+    ]
     if known.strict_data:
         overrides.append(("data.strict", "true"))
     return Arguments(
@@ -93,18 +95,29 @@ class _Keys(argparse.Action):
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="olmorl-launch", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="olmorl-launch",
+        description=_ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("recipe", type=Path, metavar="RECIPE.toml", help="the configuration; see deploy/recipes/")
     parser.add_argument("--learner-nodes", type=int, metavar="N", help="nodes of the learner")
     parser.add_argument("--actor-nodes", type=int, metavar="M", help="nodes of the actors")
-    parser.add_argument("--ray-address", metavar="HOST:PORT", help='join this Ray cluster ("auto": the one running here)')
+    parser.add_argument(
+        "--ray-address", metavar="HOST:PORT", help='join this Ray cluster ("auto": the one running here)'
+    )
     parser.add_argument("--name", help="name of the run: its folder under run.directory")
     parser.add_argument("--steps", type=int, help="learner steps in the whole run")
-    parser.add_argument("--dry-run", action="store_true", help="print the resolved configuration and the placement, then stop")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print the resolved configuration and the placement, then stop"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with the run of this name")
-    parser.add_argument("--from-step", type=int, metavar="S", help="resume from the checkpoint of step S; what came later moves to abandoned/")
+    parser.add_argument(
+        "--from-step",
+        type=int,
+        metavar="S",
+        help="resume from the checkpoint of step S; what came later moves to abandoned/",
+    )
     parser.add_argument("--strict-data", action="store_true", help="a row that cannot be used is an error")
     parser.add_argument("--help-keys", action=_Keys, nargs=0, help="list every key with its default and meaning")
     parser.add_argument("--version", action="version", version=f"olmorl {__version__}")

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import time
 from collections.abc import Sequence
 from types import TracebackType
@@ -89,8 +88,6 @@ class Cluster:
         self._groups: list[PlacementGroup] = []
 
     def __enter__(self) -> Cluster:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
         logging.getLogger("ray").setLevel(logging.ERROR)
         if self._settings.address is None:
             self._start_here()
@@ -102,11 +99,10 @@ class Cluster:
         plan = self._plan
         if plan.learner_nodes > 1 or plan.actor_nodes > 1:
             raise ResourceError(
-                f"the plan asks for {plan.learner_nodes} learner node(s) and {plan.actor_nodes} actor node(s), and this "
-                "machine is one node: start Ray on the others and join it with --ray-address HOST:PORT, or ask for "
-                "--learner-nodes 1 --actor-nodes 1"
+                f"the plan asks for {plan.learner_nodes} learner node(s) and {plan.actor_nodes} actor node(s), and "
+                "this machine is one node: start Ray on the others and join it with --ray-address HOST:PORT, or ask "
+                "for --learner-nodes 1 --actor-nodes 1"
             )
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(24))
         ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, plan.ranks + plan.engines + 1),
@@ -123,11 +119,13 @@ class Cluster:
             ray.init(address=address, log_to_driver=False, configure_logging=False, namespace="olmorl")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise ResourceError(
-                f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}): start one with `ray start --head`, "
-                "and give every host the same RAY_AUTH_TOKEN"
+                f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}): start one with "
+                "`ray start --head`, and give every host the same RAY_AUTH_TOKEN"
             ) from None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for group in self._groups:
             with contextlib.suppress(RuntimeError, ValueError):
                 remove_placement_group(group)
@@ -153,8 +151,16 @@ class Cluster:
             raise ResourceError(_missing(bundles, what, self._settings.wait_s))
         return group
 
-    def start(self, kind: type, name: str, place: Place | None, *args: Any, gpus: float = 0, calls: int = 1,
-              env: dict[str, str] | None = None) -> Process:
+    def start(
+        self,
+        kind: type,
+        name: str,
+        place: Place | None,
+        *args: Any,
+        gpus: float = 0,
+        calls: int = 1,
+        env: dict[str, str] | None = None,
+    ) -> Process:
         """Start a process of `kind` and return at once; `calls` is how many calls it serves side by side."""
         options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": calls}
         if place is not None:
@@ -185,6 +191,11 @@ def _missing(bundles: list[dict[str, float]], what: str, waited_s: float) -> str
 
 def _resources(have: dict[str, float]) -> str:
     return ", ".join(f"{have.get(key, 0):.0f} {key}s" for key in ("CPU", "GPU"))
+
+
+def node_address() -> str:
+    """The address of this host in the cluster."""
+    return str(ray.util.get_node_ip_address())
 
 
 class RayBatchSource:

@@ -85,9 +85,23 @@ def show_status(run_dir: Path, as_json: bool) -> None:
         print(json.dumps(last))
         return
     table = Table("", "", title=f"{run_dir}: step {last['step']}, incarnation {last['incarnation']}", show_header=False)
-    for key in ("reward_mean", "solve_rate_mean", "lag_mean", "lag_max", "completion_tokens_mean", "actor_tokens_per_s",
-                "useful_tokens_per_s", "learner_step_s", "learner_wait_s", "prompts_drawn_total", "groups_trained_total",
-                "groups_zero_gradient_total", "groups_stale_total", "groups_failed_total", "groups_in_flight"):
+    for key in (
+        "reward_mean",
+        "solve_rate_mean",
+        "lag_mean",
+        "lag_max",
+        "completion_tokens_mean",
+        "actor_tokens_per_s",
+        "useful_tokens_per_s",
+        "learner_step_s",
+        "learner_wait_s",
+        "prompts_drawn_total",
+        "groups_trained_total",
+        "groups_zero_gradient_total",
+        "groups_stale_total",
+        "groups_failed_total",
+        "groups_in_flight",
+    ):
         value = last[key]
         table.add_row(key, f"{value:,}" if isinstance(value, int) else f"{value:,.4g}")
     Console().print(table)

@@ -51,15 +51,22 @@ class AssemblerHost:
         log_to(self._settings.run_dir, "assembler")
         self._telemetry = Telemetry("assembler", self._settings.run.name)
         self._targets = {"assembler": self._telemetry.address}
+        self._lines: list[dict[str, Any]] = []
 
-    async def prepare(self, resume: bool, from_step: int | None) -> list[str]:
+    async def open(self, resume: bool, from_step: int | None) -> list[str]:
         """Load the data and take the run over; returns what people should know of it."""
         settings = self._settings
         self._queue = await wiring.open_queue(settings, self._access)
-        stream, evaluations, reports = await asyncio.to_thread(wiring.prompts, settings)
-        self._assembler = wiring.assembler(settings, self._queue, stream, evaluations, resume, from_step)
+        stream, evaluations, notes = await asyncio.to_thread(wiring.prompts, settings)
+        self._assembler = wiring.assembler(
+            settings, self._queue, stream, evaluations, self._observe, resume=resume, from_step=from_step
+        )
         await self._assembler.open()
-        return reports
+        return notes
+
+    def _observe(self, line: Mapping[str, Any]) -> None:
+        self._lines.append(dict(line))
+        self._telemetry.record(line)
 
     async def run(self) -> str:
         """Until the run is over; returns why."""
@@ -68,6 +75,7 @@ class AssemblerHost:
             return await self._assembler.run()
         finally:
             watch.cancel()
+            await self._queue.close()
             self._telemetry.close()
 
     async def _publish_metrics(self) -> None:
@@ -85,7 +93,22 @@ class AssemblerHost:
         await self._assembler.stop()
 
     async def status(self) -> Status:
-        return await self._assembler.status()
+        """For the one launcher that watches: each metrics line is handed out once."""
+        lines, self._lines = self._lines, []
+        step, counts = await self._assembler.look()
+        actors = sorted((await self._queue.statuses()).items())
+        return Status(
+            step=step,
+            steps=self._settings.schedule.steps,
+            lines=lines,
+            queued=counts.queued,
+            leased=counts.leased,
+            results=counts.results,
+            actors=[
+                (name, status.state, str(status.version or "-"), status.running, status.waiting, status.kv_used)
+                for name, status in actors
+            ],
+        )
 
     async def release(self, owner: str) -> int:
         """The actor `owner` is dead: its prompts go elsewhere now."""
@@ -123,16 +146,16 @@ class RankHost:
         if core is not None:
             os.sched_setaffinity(0, {core})
 
-    def meeting_point(self) -> tuple[str, int]:
-        """Address and free port for the ranks to find each other; asked of rank 0."""
+    def meeting_point(self) -> str:
+        """`host:port`, a free one, for the ranks to find each other; asked of rank 0."""
         host = wiring.own_address(self._settings)
         with socket.socket() as probe:
             probe.bind((host, 0))
-            return host, probe.getsockname()[1]
+            return f"{host}:{probe.getsockname()[1]}"
 
-    def run(self, meeting_point: tuple[str, int], source: BatchSource) -> None:
-        """Train until the assembler says stop."""
-        asyncio.run(wiring.learn(self._settings, self._rank, meeting_point, source))
+    def run(self, meeting_point: str, source: BatchSource) -> str:
+        """Train until the assembler says stop; returns why."""
+        return asyncio.run(wiring.learn(self._settings, self._rank, meeting_point, source)).reason
 
 
 class ActorHost:

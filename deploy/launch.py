@@ -1,9 +1,9 @@
 """`olmorl-launch`: from a recipe to a trained model. The table of contents of the service.
 
-    arguments   the command line                     plan       what runs where
-    preflight   what can be known to fail, first     cluster    Ray: places and calls
-    hosts       what each process is made of         service    start order, watching, stopping
-    progress    what one sees meanwhile
+arguments   the command line                     plan       what runs where
+preflight   what can be known to fail, first     cluster    Ray: places and calls
+hosts       what each process is made of         service    start order, watching, stopping
+progress    what one sees meanwhile
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from olmorl import config
+from olmorl.deploy.access import guard_ray
 from olmorl.deploy.arguments import Arguments, parse
 from olmorl.deploy.plan import plan
 from olmorl.errors import OlmoRLError, RunEnded, UserError
@@ -46,6 +47,7 @@ def show_plan(settings: config.Config) -> None:
 
 def launch(settings: config.Config, arguments: Arguments) -> int:
     """Check, start, watch, stop."""
+    guard_ray(own=settings.cluster.address is None)
     # Imported here, so that --help and --dry-run answer without Ray.
     from olmorl.deploy.preflight import preflight
     from olmorl.deploy.service import Service

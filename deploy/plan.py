@@ -50,21 +50,43 @@ class Plan:
         sequences = self.groups_in_flight * config.sampling.group_size
         slots = self.engines * config.actors.max_running
         return [
-            ("learner", f"{self.learner_nodes} node(s) x {self.ranks_per_node} rank(s), one {unit} each, "
-                        f"ZeRO-{config.learner.zero_stage}"),
-            ("actors", f"{self.actor_nodes} node(s) x {self.engines_per_node} engine(s), "
-                       f"{self.gpus_per_engine if self.on_gpu else 1} {unit}(s) each"),
-            ("in all", f"{self.ranks} learner rank(s), {self.engines} engine(s), "
-                       f"{self.ranks + self.engines * self.gpus_per_engine} {unit}s"),
-            ("batch", f"{config.schedule.prompts_per_step} prompts x {config.sampling.group_size} completions, "
-                      f"{config.learner.minibatches} minibatch(es)"),
-            ("in-flight budget", f"{self.groups_in_flight} groups = {sequences} sequences, "
-                                 f"for {slots} engine slots; {config.schedule.batches_ahead} batch(es) ahead, "
-                                 f"lag at most {config.schedule.max_lag}"),
-            ("lengths", f"prompt {config.data.max_prompt_tokens} + completion {config.sampling.max_tokens} "
-                        f"= {config.max_model_len} tokens; rows of {config.row_tokens}"),
-            ("cores", "left to the system" if self.on_gpu else f"engines {_cores(self.engine_cores)}, "
-                                                               f"learner {_cores(self.rank_cores)}"),
+            (
+                "learner",
+                f"{self.learner_nodes} node(s) x {self.ranks_per_node} rank(s), one {unit} each, "
+                f"ZeRO-{config.learner.zero_stage}",
+            ),
+            (
+                "actors",
+                f"{self.actor_nodes} node(s) x {self.engines_per_node} engine(s), "
+                f"{self.gpus_per_engine if self.on_gpu else 1} {unit}(s) each",
+            ),
+            (
+                "in all",
+                f"{self.ranks} learner rank(s), {self.engines} engine(s), "
+                f"{self.ranks + self.engines * self.gpus_per_engine} {unit}s",
+            ),
+            (
+                "batch",
+                f"{config.schedule.prompts_per_step} prompts x {config.sampling.group_size} completions, "
+                f"{config.learner.minibatches} minibatch(es)",
+            ),
+            (
+                "in-flight budget",
+                f"{self.groups_in_flight} groups = {sequences} sequences, "
+                f"for {slots} engine slots; {config.schedule.batches_ahead} batch(es) ahead, "
+                f"lag at most {config.schedule.max_lag}",
+            ),
+            (
+                "lengths",
+                f"prompt {config.data.max_prompt_tokens} + completion {config.sampling.max_tokens} "
+                f"= {config.max_model_len} tokens; rows of {config.row_tokens}",
+            ),
+            (
+                "cores",
+                "left to the system"
+                if self.on_gpu
+                else f"engines {_cores(self.engine_cores)}, learner {_cores(self.rank_cores)}",
+            ),
         ]
 
 
@@ -95,9 +117,7 @@ def plan(config: Config) -> Plan:
     )
 
 
-def _share_cores(
-    config: Config, engines: int, ranks: int
-) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+def _share_cores(config: Config, engines: int, ranks: int) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
     """One core for each engine, the others for the ranks: two busy threads on one core stall each other."""
     cores = sorted(os.sched_getaffinity(0))
     learner = config.learner.cores or cores[min(engines, len(cores) - 1) :] or cores

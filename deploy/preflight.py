@@ -30,7 +30,9 @@ def preflight(settings: Config, resume: bool) -> Config:
 def check_data(settings: Config) -> None:
     """Some training data is named, and the files that are named exist."""
     if not settings.data.train:
-        raise ConfigError('data.train is empty: name at least one file or hub data set, as in train = ["problems.jsonl"]')
+        raise ConfigError(
+            'data.train is empty: name at least one file or hub data set, as in train = ["problems.jsonl"]'
+        )
     for name in (*settings.data.train, *settings.evaluation.data):
         path = name.partition("=")[2] or name
         path = path.rpartition(":")[0] or path if path.rpartition(":")[2].replace(".", "", 1).isdigit() else path
@@ -45,7 +47,9 @@ def check_model(path: str) -> None:
     if folder.is_dir():
         file = folder / "config.json"
         if not file.is_file():
-            raise ModelError(f"{path}: not a model folder, it has no config.json; model.path wants a Hugging Face folder")
+            raise ModelError(
+                f"{path}: not a model folder, it has no config.json; model.path wants a Hugging Face folder"
+            )
         try:
             architectures = json.loads(file.read_text(encoding="utf-8")).get("architectures")
         except (ValueError, AttributeError) as error:
@@ -53,7 +57,9 @@ def check_model(path: str) -> None:
         if not architectures:
             raise ModelError(f"{file}: names no architecture; save the model with save_pretrained")
     elif folder.exists() or path.startswith((".", "/", "~")) or path.count("/") != 1:
-        raise ModelError(f"{path}: no such model folder; model.path wants a Hugging Face folder, or a hub name as owner/name")
+        raise ModelError(
+            f"{path}: no such model folder; model.path wants a Hugging Face folder, or a hub name as owner/name"
+        )
 
 
 def check_functions(settings: Config) -> None:

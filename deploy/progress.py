@@ -28,10 +28,8 @@ class Status:
     queued: int = 0
     leased: int = 0
     results: int = 0
-    held: int = 0
     actors: Sequence[tuple[str, str, str, int, int, float]] = ()
     """Name, state, version, running, waiting, share of the KV cache in use."""
-    waiting_for: str = ""
 
 
 @dataclass
@@ -75,7 +73,8 @@ class Progress:
 
     def _plain(self, line: dict[str, Any], steps: int) -> str:
         held_out = "".join(
-            f"  {key.removeprefix('eval_')} {value:.3f}" for key, value in line.items()
+            f"  {key.removeprefix('eval_')} {value:.3f}"
+            for key, value in line.items()
             if key.startswith("eval_") and key.endswith("_accuracy")
         )
         return (
@@ -107,17 +106,15 @@ class Progress:
         parts: list[RenderableType] = [head]
         if line:
             parts.append(_numbers(line, self._rewards))
-        parts.append(
-            Text(f"queue: {status.queued} queued  {status.leased} leased  {status.results} results  {status.held} held")
+        parts.append(Text(f"queue: {status.queued} queued  {status.leased} leased  {status.results} results"))
+        actors = Table(
+            "actor", "state", "version", "running", "waiting", "KV", box=None, header_style="dim", padding=(0, 2)
         )
-        actors = Table("actor", "state", "version", "running", "waiting", "KV", box=None, header_style="dim", padding=(0, 2))
         for name, state, version, running, waiting, kv in status.actors[:20]:
             actors.add_row(name, state, version, str(running), str(waiting), f"{kv:.0%}")
         parts.append(actors)
         if len(status.actors) > 20:
             parts.append(Text(f"... and {len(status.actors) - 20} more actors", style="dim"))
-        if status.waiting_for:
-            parts.append(Text(f"waiting for {status.waiting_for}", style="yellow"))
         return Group(*parts)
 
 
@@ -160,8 +157,13 @@ def summary(lines: Sequence[dict[str, Any]], run_dir: Path, seconds: float) -> R
     if not lines:
         return table
     for key, form in (
-        ("reward_mean", ".3f"), ("completion_tokens_mean", ".0f"), ("actor_tokens_per_s", ",.0f"),
-        ("useful_tokens_per_s", ",.0f"), ("lag_mean", ".2f"), ("learner_step_s", ".2f"), ("learner_wait_s", ".2f"),
+        ("reward_mean", ".3f"),
+        ("completion_tokens_mean", ".0f"),
+        ("actor_tokens_per_s", ",.0f"),
+        ("useful_tokens_per_s", ",.0f"),
+        ("lag_mean", ".2f"),
+        ("learner_step_s", ".2f"),
+        ("learner_wait_s", ".2f"),
         ("weight_stall_s_mean", ".3f"),
     ):
         table.add_row(key, *(format(_mean(part, key), form) for part in (lines[:5], lines[-5:])))
@@ -170,8 +172,16 @@ def summary(lines: Sequence[dict[str, Any]], run_dir: Path, seconds: float) -> R
         table.add_row(key, f"{values[0]:.3f}", f"{values[-1]:.3f}")
     last = lines[-1]
     table.add_section()
-    for key in ("prompts_drawn_total", "groups_trained_total", "groups_zero_gradient_total", "groups_stale_total",
-                "groups_failed_total", "groups_in_flight", "tokens_generated_total", "tokens_trained_total"):
+    for key in (
+        "prompts_drawn_total",
+        "groups_trained_total",
+        "groups_zero_gradient_total",
+        "groups_stale_total",
+        "groups_failed_total",
+        "groups_in_flight",
+        "tokens_generated_total",
+        "tokens_trained_total",
+    ):
         table.add_row(key, "", f"{last[key]:,}")
     return table
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
 
-from olmorl.errors import ConfigError, DataError
+from olmorl.errors import ConfigError
 
 
 class RunLock:
@@ -38,7 +38,9 @@ class RunLock:
         self._file.flush()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -60,14 +62,10 @@ def check_free(run_dir: Path, resume: bool) -> None:
 
 
 def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
-    """All complete lines of `metrics.jsonl`. A line cut off by a crash is passed over.
-
-    Raises:
-        DataError: no such file.
-    """
+    """All complete lines of `metrics.jsonl`; none before the first step. A line cut off by a crash is passed over."""
     path = run_dir / "metrics.jsonl"
     if not path.exists():
-        raise DataError(f"{path}: no such file; is {run_dir} a run directory?")
+        return []
     lines = path.read_text(encoding="utf-8").split("\n")
     return [json.loads(line) for line in lines[:-1] if line]
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from types import FrameType, TracebackType
 
 from olmorl.config import Config
-from olmorl.deploy import hosts
+from olmorl.deploy import hosts, wiring
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.cluster import Cluster, Place, Process, RayBatchSource, finished
 from olmorl.deploy.plan import plan
@@ -18,6 +18,8 @@ from olmorl.errors import OlmoRLError, RunEnded
 
 _MAX_DEATHS = 5
 """Of one actor without a step in between, before the run ends with the cause."""
+_LOAD_DEADLINE_S = 3600.0
+"""For the assembler to read and tokenise all data."""
 
 
 class StoppedAtOnce(RunEnded):
@@ -46,15 +48,18 @@ class Service:
         settings = self._settings
         with ExitStack() as stack:
             stack.enter_context(RunLock(settings.run_dir))
-            stack.callback(hosts.sweep, settings)
+            stack.callback(wiring.sweep, settings)
             self._progress = stack.enter_context(Progress(settings.run.name))
+            self._cluster = stack.enter_context(Cluster(settings.cluster, self._plan))
+            # After Ray's start, which puts a handler of its own in place.
             for number in (signal.SIGINT, signal.SIGTERM):
                 stack.callback(signal.signal, number, signal.signal(number, self._on_signal))
-            self._cluster = stack.enter_context(Cluster(settings.cluster, self._plan))
             self._stack = stack.pop_all()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stack.close()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -71,8 +76,8 @@ class Service:
         self._assembler = self._cluster.start(
             hosts.AssemblerHost, "assembler", places[0], self._tree, self._access, calls=10_000
         )
-        for row in self._assembler.call("prepare", self._resume, self._from_step, timeout_s=self._settings.cluster.wait_s):
-            self._progress.say(row)
+        for note in self._assembler.call("open", self._resume, self._from_step, timeout_s=_LOAD_DEADLINE_S):
+            self._progress.say(note)
         self._assembler.begin("run")
         for index in range(self._plan.engines):
             self._start_actor(index)
@@ -96,7 +101,14 @@ class Service:
         for rank, place in enumerate(places):
             self._ranks.append(
                 self._cluster.start(
-                    hosts.RankHost, f"learner-{rank}", place, self._tree, rank, gpus=int(self._plan.on_gpu), env=environment
+                    hosts.RankHost,
+                    f"learner-{rank}",
+                    place,
+                    self._tree,
+                    rank,
+                    self._plan.rank_cores[rank],
+                    gpus=int(self._plan.on_gpu),
+                    env=environment,
                 )
             )
         meeting_point = self._ranks[0].call("meeting_point", timeout_s=120)
@@ -107,9 +119,16 @@ class Service:
         if index not in self._engine_places:
             self._engine_places[index] = self._cluster.place_engine()
         actor = self._cluster.start(
-            hosts.ActorHost, f"actor-{index}", self._engine_places[index], self._tree, index, self._access,
-            gpus=self._plan.gpus_per_engine if self._plan.on_gpu else 0, calls=16,
-            env=hosts.actor_environment(self._settings, self._plan, index),
+            hosts.ActorHost,
+            f"actor-{index}",
+            self._engine_places[index],
+            self._tree,
+            index,
+            self._plan.engine_cores[index],
+            self._access,
+            gpus=self._plan.gpus_per_engine if self._plan.on_gpu else 0,
+            calls=16,
+            env=hosts.actor_environment(self._plan),
         )
         actor.begin("run")
         self._actors[actor.name] = actor

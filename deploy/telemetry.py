@@ -15,7 +15,12 @@ from prometheus_client.process_collector import ProcessCollector
 
 from olmorl.messages import ActorStatus
 
-_UNITS = (("_s_mean", "_seconds_mean"), ("_s_max", "_seconds_max"), ("_s_total", "_seconds_total"), ("_per_s", "_per_second"))
+_UNITS = (
+    ("_s_mean", "_seconds_mean"),
+    ("_s_max", "_seconds_max"),
+    ("_s_total", "_seconds_total"),
+    ("_per_s", "_per_second"),
+)
 
 
 class Telemetry:

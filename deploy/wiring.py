@@ -5,20 +5,210 @@ Heavy imports stand inside the functions: each process loads what it runs, and n
 
 from __future__ import annotations
 
-import os
-import socket
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from olmorl.clock import SystemClock
 from olmorl.config import Config
 from olmorl.deploy.access import QueueAccess
-from olmorl.ports import BatchSource, Engine, Queue, Scorer, Trainer, WeightStore
+from olmorl.deploy.plan import plan
+from olmorl.messages import Stop, Version
+from olmorl.ports import BatchSource, Engine, Queue, Row, Scorer, Trainer, WeightStore
+
+if TYPE_CHECKING:
+    from olmorl.actors.loop import Actor
+    from olmorl.learner.assembler import Assembler
+    from olmorl.learner.stream import PromptStream, Source
+    from olmorl.queues.embedded import EmbeddedRedis
+
+
+def run_id(settings: Config) -> str:
+    """The name of the run in Redis and shared memory: two runs of one name in two folders stay apart."""
+    place = blake2b(str(settings.run_dir.resolve()).encode(), digest_size=4).hexdigest()
+    return f"{settings.run.name}-{place}"
+
+
+async def open_queue(settings: Config, access: QueueAccess) -> Queue:
+    """Connect to the run's Redis."""
+    from olmorl.queues.redis import RedisQueue
+
+    evaluation = max(settings.evaluation.limit or 0, 10_000) if settings.evaluation.data else 0
+    bound = max((settings.schedule.batches_ahead + 2) * settings.schedule.prompts_per_step, evaluation)
+    return await RedisQueue.connect(
+        access.url, run_id(settings), settings.queue, bound, SystemClock(), access.environment
+    )
+
+
+def embedded_redis(settings: Config) -> EmbeddedRedis:
+    """Start the run's own Redis, on the append-only file it left if there is one."""
+    from olmorl.queues.embedded import EmbeddedRedis
+
+    server = EmbeddedRedis(settings.run_dir / "redis", own_address(settings), settings.queue.fsync)
+    server.start()
+    return server
 
 
 def own_address(settings: Config) -> str:
-    """The address other hosts of the run reach this one at; the loopback one when there are no others."""
+    """Where other hosts of the run reach this one; the loopback address when there are none."""
     if settings.cluster.address is None:
         return "127.0.0.1"
-    import ray
+    from olmorl.deploy.cluster import node_address
 
-    return str(ray.util.get_node_ip_address())
+    return node_address()
+
+
+def weight_store(settings: Config) -> WeightStore:
+    """How versions travel from the learner to the engines."""
+    from olmorl.queues.file_weights import FileWeightStore
+
+    return FileWeightStore(run_id(settings), settings.weights.directory, settings.weights.chunk_mib << 20)
+
+
+def engine(settings: Config, core: int | None) -> Engine:
+    """The engine of an actor."""
+    if settings.run.mode == "simulated":
+        from olmorl.actors.fake import FakeEngine
+
+        return FakeEngine(
+            settings.simulation, max_running=settings.actors.max_running, max_model_len=settings.max_model_len
+        )
+    from olmorl.actors.engine import VllmEngine
+
+    return VllmEngine(
+        settings.model,
+        settings.actors,
+        max_model_len=settings.max_model_len,
+        seed=settings.run.seed,
+        core=core,
+        initial=Version(0, 0),
+    )
+
+
+def scorer(settings: Config) -> Scorer:
+    """The verifiers of an actor."""
+    if settings.run.mode == "simulated":
+        from olmorl.actors.fake import FakeScorer
+
+        return FakeScorer()
+    from olmorl.verifiers.combine import VerifierScorer
+
+    return VerifierScorer(settings.verifiers)
+
+
+def actor(settings: Config, name: str, core: int | None, queue: Queue, metrics_port: int) -> Actor:
+    """An actor with all that it works with."""
+    from olmorl.actors.admission import lanes
+    from olmorl.actors.loop import Actor
+    from olmorl.actors.sampling import SamplingRule
+    from olmorl.learner.prompts import evaluation_names
+
+    return Actor(
+        name=name,
+        engine=engine(settings, core),
+        queue=queue,
+        weights=weight_store(settings),
+        scorer=scorer(settings),
+        clock=SystemClock(),
+        sample=SamplingRule(settings.sampling, settings.evaluation, settings.run.seed),
+        lanes=lanes(settings.sampling, settings.evaluation, evaluation_names(settings.evaluation)),
+        settings=settings.actors,
+        evaluation_share=settings.evaluation.share,
+        lease_s=settings.queue.lease_s,
+        max_span=settings.schedule.max_lag if settings.schedule.over_age == "drop" else None,
+        metrics_port=metrics_port,
+    )
+
+
+def prompts(settings: Config) -> tuple[PromptStream, dict[str, Sequence[Row]], list[str]]:
+    """The training stream, the evaluation sets, and what people should know of the data."""
+    from olmorl.learner.stream import PromptStream
+
+    if settings.run.mode == "simulated":
+        return PromptStream([_numbered_rows()], settings.run.seed), {}, []
+    from olmorl.learner.prompts import Loader, evaluation_sets, open_tokenizer, training_stream
+    from olmorl.verifiers.labels import LabelChecker
+
+    with LabelChecker(settings.verifiers) as check:
+        loader = Loader(settings.data, open_tokenizer(settings.model), settings.verifiers, check)
+        stream = training_stream(loader, settings.data, settings.run.seed)
+        evaluations = evaluation_sets(loader, settings.evaluation)
+    return stream, evaluations, [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]
+
+
+def _numbered_rows() -> Source:
+    """Rows for an engine without a model: it needs a number of tokens, nothing more."""
+    from olmorl.learner.stream import Source
+
+    rows = [
+        Row(f"simulated:{n}", f"problem {n}", np.full(16, n, np.int32), ("simulated",), ("",), {}, False)
+        for n in range(100_000)
+    ]
+    return Source("simulated", None, rows)
+
+
+def assembler(
+    settings: Config,
+    queue: Queue,
+    stream: PromptStream,
+    evaluations: Mapping[str, Sequence[Row]],
+    observe: Callable[[Mapping[str, Any]], None],
+    *,
+    resume: bool,
+    from_step: int | None,
+) -> Assembler:
+    """The assembler of the run."""
+    from olmorl.learner.assembler import Assembler
+
+    return Assembler(
+        settings,
+        queue,
+        stream,
+        SystemClock(),
+        num_ranks=plan(settings).ranks,
+        evaluations=evaluations,
+        resume=resume,
+        from_step=from_step,
+        observe=observe,
+    )
+
+
+def trainer(settings: Config, rank: int, meeting_point: str) -> Trainer:
+    """One rank's share of the policy."""
+    if settings.run.mode == "simulated":
+        from olmorl.learner.fake import FakeTrainer
+
+        return FakeTrainer(settings.simulation, SystemClock(), rank)
+    from olmorl.learner.engine import DeepSpeedTrainer
+    from olmorl.learner.presets import resolve
+    from olmorl.learner.ranks import Ranks
+
+    return DeepSpeedTrainer(
+        settings.model,
+        settings.learner,
+        resolve(settings.objective, settings.sampling.max_tokens),
+        temperature=settings.sampling.temperature,
+        steps=settings.schedule.steps,
+        seed=settings.run.seed,
+        ranks=Ranks(rank, plan(settings).ranks, meeting_point),
+    )
+
+
+async def learn(settings: Config, rank: int, meeting_point: str, source: BatchSource) -> Stop:
+    """One rank's whole life."""
+    from olmorl.learner import loop
+
+    policy = trainer(settings, rank, meeting_point)
+    try:
+        return await loop.run(
+            rank, policy, source, weight_store(settings), SystemClock(), settings.run_dir / "checkpoints"
+        )
+    finally:
+        policy.close()
+
+
+def sweep(settings: Config) -> None:
+    """Remove what the run left in shared memory on this host."""
+    weight_store(settings).sweep()

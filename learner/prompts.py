@@ -206,6 +206,11 @@ def evaluation_sets(loader: Loader, evaluation: Evaluation) -> dict[str, Sequenc
     return sets
 
 
+def evaluation_names(evaluation: Evaluation) -> list[str]:
+    """The names of the evaluation sets, which are those of their lanes."""
+    return [_named(text)[0] for text in evaluation.data]
+
+
 def _named(text: str) -> tuple[str, str]:
     name, equals, rest = text.partition("=")
     if equals and not Path(text).exists():

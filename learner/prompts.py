@@ -1,4 +1,4 @@
-"""Prompts: data sets become rows, rows become a stream of draws that can be taken up again at any draw.
+"""Prompts: data sets become rows under one policy's tokenizer and chat template.
 
 spec ── rows.read ──> values ── rows.label ──> labelled ── Loader.load ──> Source ── PromptStream.draw ──> Row
 """

@@ -7,7 +7,7 @@ from math import nan
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olmorl.learner.advantage import advantages, is_zero_gradient, overlong_penalty
@@ -30,6 +30,7 @@ def test_reward_scale_multiplies_the_mean_kind_and_cancels_in_the_other() -> Non
     assert advantages([1, 0], "mean_std", reward_scale=10).tolist() == pytest.approx([1, -1], rel=1e-5)
 
 
+@settings(deadline=None)
 @given(groups, st.sampled_from(["mean", "mean_std"]))
 def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(rewards: list[float], kind: str) -> None:
     found = advantages(rewards, "mean" if kind == "mean" else "mean_std")
@@ -39,6 +40,7 @@ def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(rewards: list[floa
     assert all(low <= high for (_, low), (_, high) in pairwise(pairs))
 
 
+@settings(deadline=None)
 @given(groups)
 def test_zero_gradient_means_that_all_are_equal(rewards: list[float]) -> None:
     assert is_zero_gradient(rewards) == (len(set(rewards)) == 1)

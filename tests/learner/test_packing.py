@@ -9,7 +9,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olmorl.config import Objective
@@ -78,12 +78,14 @@ def minibatches(shards: tuple[Shard, ...]) -> list[list[tuple[Sample, ...]]]:
     return [[row for rows in parts for row in rows] for parts in zip(*(s.minibatches for s in shards), strict=True)]
 
 
+@settings(deadline=None)
 @given(problems())
 def test_every_sample_is_in_exactly_one_row(problem: Problem) -> None:
     packed = Counter(identity(one) for rows in minibatches(problem.solve()) for row in rows for one in row)
     assert packed == Counter(identity(one) for group in problem.groups for one in group)
 
 
+@settings(deadline=None)
 @given(problems())
 def test_minibatches_hold_whole_groups_and_differ_by_at_most_one(problem: Problem) -> None:
     draws = [{one.draw_id for row in rows for one in row} for rows in minibatches(problem.solve())]
@@ -92,6 +94,7 @@ def test_minibatches_hold_whole_groups_and_differ_by_at_most_one(problem: Proble
     assert max(map(len, draws)) - min(map(len, draws)) <= 1
 
 
+@settings(deadline=None)
 @given(problems())
 def test_rows_are_bounded_and_every_rank_has_as_many(problem: Problem) -> None:
     shards = problem.solve()
@@ -102,6 +105,7 @@ def test_rows_are_bounded_and_every_rank_has_as_many(problem: Problem) -> None:
         assert all(len(row) <= 1 or sum(map(length, row)) <= problem.row_tokens for row in rows)
 
 
+@settings(deadline=None)
 @given(problems())
 def test_normalisers_are_those_of_the_whole_minibatch_on_every_rank(problem: Problem) -> None:
     shards = problem.solve()
@@ -111,6 +115,7 @@ def test_normalisers_are_those_of_the_whole_minibatch_on_every_rank(problem: Pro
         assert {shard.num_sequences[index] for shard in shards} == {sum(1 for mask in masks if mask.any())}
 
 
+@settings(deadline=None)
 @given(problems())
 def test_packing_is_deterministic(problem: Problem) -> None:
     first, second = (
@@ -229,6 +234,7 @@ def test_an_empty_row_is_two_masked_tokens() -> None:
     assert row_arrays((), pad_to=7).token_ids_T.size == 7
 
 
+@settings(deadline=None)
 @given(problems())
 def test_arrays_keep_every_token(problem: Problem) -> None:
     for rows in minibatches(problem.solve()):

@@ -1,6 +1,8 @@
 """Prompts: data sets become rows under one policy's tokenizer and chat template.
 
-spec ── rows.read ──> values ── rows.label ──> labelled ── Loader.load ──> Source ── PromptStream.draw ──> Row
+    spec ── rows.read ──> values ── rows.label ──> labelled ── Loader.load ──> Source ── PromptStream.draw ──> Row
+
+Each row that is read is used, or counted with its place and its reason.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, TypeVar, get_args
 
 import msgspec
@@ -12,17 +13,26 @@ _HEADER = bytes([0x4F, SCHEMA])
 M = TypeVar("M")
 
 
+@cache
+def _little_endian(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    return dtype.newbyteorder("<")
+
+
+@cache
+def _stored_dtype(kind: Any) -> np.dtype[Any]:
+    return _little_endian(np.dtype(get_args(get_args(kind)[1])[0]))
+
+
 def _encode_array(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        return np.ascontiguousarray(value).astype(value.dtype.newbyteorder("<"), copy=False).tobytes()
+        return value.astype(_little_endian(value.dtype), copy=False).tobytes()
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a message cannot carry a {type(value).__name__}")
 
 
 def _decode_array(kind: Any, value: Any) -> Any:
-    dtype = np.dtype(get_args(get_args(kind)[1])[0]).newbyteorder("<")
-    return np.frombuffer(value, dtype=dtype)
+    return np.frombuffer(value, dtype=_stored_dtype(kind))
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)

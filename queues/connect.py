@@ -23,7 +23,7 @@ Reply = Any
 USERNAME, PASSWORD = "OLMORL_REDIS_USERNAME", "OLMORL_REDIS_PASSWORD"
 BLOCK_S = 1.0
 """A blocking read asks for at most this long, well under the time in which a connection counts as dead."""
-_SOCKET_TIMEOUT_S = 10.0
+_ROUND_TRIP_S = 15.0
 _MAX_CONNECTIONS = 32
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 # Answers of a Redis that loads, fails over, or has no room: it may be able later.
@@ -118,18 +118,11 @@ class Link:
 
     async def script(self, what: str, script: Script, keys: Sequence[str], arguments: Sequence[Any]) -> Reply:
         """Run one script."""
-        return (await self.scripts(what, script, keys, [arguments]))[0]
-
-    async def scripts(
-        self, what: str, script: Script, keys: Sequence[str], calls: Sequence[Sequence[Any]]
-    ) -> list[Reply]:
-        """Run one script several times, in one round trip."""
-        commands = [("EVALSHA", script.sha, len(keys), *keys, *arguments) for arguments in calls]
+        parts = (len(keys), *keys, *arguments)
         try:
-            return await self.pipeline(what, commands)
+            return await self.command(what, "EVALSHA", script.sha, *parts)
         except exceptions.NoScriptError:
-            await self.command(what, "SCRIPT LOAD", script.text)
-            return await self.pipeline(what, commands)
+            return await self.command(what, "EVAL", script.text, *parts)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -149,22 +142,24 @@ class Link:
         give_up, pause = self._clock.now() + self._outage_deadline_s, _FIRST_PAUSE_S
         while True:
             try:
-                return await send()
+                # Not redis' own socket timeout: on Python 3.11 it swallows a cancellation that meets it.
+                async with asyncio.timeout(min(_ROUND_TRIP_S, give_up - self._clock.now())):
+                    return await send()
             except (exceptions.AuthenticationError, exceptions.AuthorizationError) as error:
                 raise QueueUnavailable(f"{what}: {self._address} refuses the credentials: {error}") from error
-            except exceptions.RedisError as error:
+            except (exceptions.RedisError, TimeoutError) as error:
                 if not _may_pass(error):
                     raise
                 if self._clock.now() + pause > give_up:
                     raise QueueUnavailable(
-                        f"{what}: Redis at {self._address} has not answered for {self._outage_deadline_s:g} s: {error}"
+                        f"{what}: {self._address} has not answered for {self._outage_deadline_s:g} s: {error!r}"
                     ) from error
             await self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
 
 
 def _may_pass(error: Any) -> bool:
-    if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError)):
+    if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, TimeoutError)):
         return True
     return isinstance(error, exceptions.ResponseError) and any(word in str(error) for word in _PASSING)
 
@@ -233,7 +228,7 @@ def _client(address: Address, connect_deadline_s: float, outage_deadline_s: floa
         username=address.username,
         password=address.password,
         protocol=2,
-        socket_timeout=_SOCKET_TIMEOUT_S,
+        socket_timeout=None,
         socket_connect_timeout=connect_deadline_s,
         retry=Retry(NoBackoff(), 0),
     )

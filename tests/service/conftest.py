@@ -78,7 +78,7 @@ class Service:
 
     async def start(self, *, resume: bool = False, from_step: int | None = None) -> None:
         """Open the run and start its learner; actors that are alive go on."""
-        schedule, data = self.settings.schedule, self.settings.data
+        data = self.settings.data
         stream = PromptStream(
             [Source("train", None, rows(self.num_rows))], self.settings.run.seed, data.shuffle, data.epochs
         )
@@ -92,7 +92,6 @@ class Service:
             resume=resume,
             from_step=from_step,
         )
-        assert schedule.steps
         await self.assembler.open()
         self.trainers = [FakeTrainer(self.settings.simulation, self.clock, rank) for rank in range(RANKS)]
         self._tasks = [asyncio.create_task(self.assembler.run())]
@@ -137,6 +136,23 @@ class Service:
     async def kill_actor(self, name: str) -> None:
         """As a SIGKILL: nothing is given back."""
         await _end([self._actor_tasks.pop(name)])
+
+    async def until(self, ready: Callable[[], bool]) -> None:
+        """Let simulated time pass until `ready`; the error of any part of the learner is raised."""
+        while not ready():
+            for task in self._tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.05)
+
+    async def steps(self, number: int) -> None:
+        """Until so many steps stand in the metrics."""
+        await self.until(lambda: (self.run_dir / "metrics.jsonl").exists() and len(self.lines) >= number)
+
+    async def ended_within(self, seconds: float) -> bool:
+        """Whether all parts of the learner end in time."""
+        _, going_on = await asyncio.wait(self._tasks, timeout=seconds)
+        return not going_on
 
     async def crash(self, *, actors: bool) -> None:
         """End learner and assembler at once, and the actors too if `actors`."""
@@ -216,7 +232,7 @@ def service(tmp_path: Path) -> Callable[..., Service]:
             "run": {"directory": tmp_path, "name": f"run{len(list(tmp_path.iterdir()))}", "mode": "simulated"},
             "schedule": {"steps": 12, "prompts_per_step": 8, "max_lag": 2},
             "sampling": {"group_size": 4, "max_tokens": 400},
-            "actors": {"max_running": 32, "max_waiting": 8},
+            "actors": {"max_running": 32, "max_waiting": 8, "weight_poll_s": 0.4, "heartbeat_s": 2.0},
             "checkpoint": {"every": 4},
         }
         for key, value in (overrides or {}).items():

@@ -1,4 +1,4 @@
-"""Whole runs without interruption."""
+"""Whole runs without interruption of the learner."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import pytest
 
 from olmorl import metrics
 from olmorl.clock import run_simulated
+from olmorl.errors import DeadlinePassed, NothingToLearn
+from olmorl.learner import rollouts
 
 Build = Callable[..., Any]
 
@@ -22,3 +24,185 @@ def test_every_line_balances_and_no_token_is_too_old(service: Build, max_lag: in
     assert len(run.lines) == 12
     assert set(metrics.ALWAYS) <= set(run.lines[-1])
     assert run.lines[-1]["groups_in_flight"] == 0
+    assert all(record["outcome"] != "in_flight" for record in run.ledger)
+
+
+def test_waiting_throws_nothing_away(service: Build) -> None:
+    run = service({"schedule.max_lag": 3, "schedule.steps": 20, "simulation.tail": 1.5})
+    run_simulated(run.run())
+    last = run.lines[-1]
+    assert last["groups_stale_total"] == last["tokens_wasted_total"] == 0
+    assert max(line["lag_max"] for line in run.lines) == 3
+
+
+def test_masking_trains_the_young_tokens_of_old_groups(service: Build) -> None:
+    run = service(
+        {
+            "schedule.max_lag": 1,
+            "schedule.over_age": "mask",
+            "schedule.steps": 20,
+            "simulation.tail": 1.5,
+            "simulation.tokens_per_s": 20.0,
+        }
+    )
+    run_simulated(run.run())
+    run.check_lines()
+    last = run.lines[-1]
+    assert last["tokens_trained_total"] < sum(line["batch_tokens"] for line in run.lines)
+    assert last["groups_stale_total"] < 20
+
+
+def test_dropping_replaces_groups_that_are_too_old(service: Build) -> None:
+    run = service(
+        {"schedule.max_lag": 1, "schedule.over_age": "drop", "schedule.steps": 20, "simulation.tail": 1.5},
+        num_actors=2,
+    )
+    run_simulated(run.run())
+    run.check_lines()
+    assert run.lines[-1]["groups_stale_total"] > 0
+    stale = [record for record in run.rollouts if record["outcome"] == "stale"]
+    assert len(stale) == run.lines[-1]["groups_stale_total"]
+
+
+def test_without_lag_the_batches_are_those_of_a_synchronous_loop(service: Build) -> None:
+    run = service({"schedule.max_lag": 0})
+    run_simulated(run.run())
+    outcomes = {record["prompt_id"]: record["outcome"] for record in run.ledger}
+    expected: list[list[int]] = [[]]
+    for draw_id in sorted(outcomes):
+        if len(expected[-1]) == 8:
+            expected.append([])
+        if outcomes[draw_id] == "trained":
+            expected[-1].append(draw_id)
+    assert [run.trained[step] for step in range(1, 13)] == expected
+    assert all(line["lag_max"] == 0 for line in run.lines)
+    steps = {record["draw_id"]: record["step"] for record in run.rollouts if record["outcome"] == "trained"}
+    for record in run.rollouts:
+        for completion in record["completions"] if record["outcome"] == "trained" else []:
+            assert [number for number, _, _ in completion["versions"]] == [steps[record["draw_id"]] - 1]
+
+
+def test_hundreds_of_actors_and_thousands_of_prompts(service: Build) -> None:
+    run = service(
+        {
+            "schedule.prompts_per_step": 256,
+            "schedule.steps": 6,
+            "schedule.max_lag": 4,
+            "actors.max_running": 16,
+            "actors.weight_poll_s": 2.0,
+            "actors.heartbeat_s": 5.0,
+            "sampling.group_size": 2,
+        },
+        num_actors=200,
+    )
+    run_simulated(run.run())
+    run.check_lines()
+    assert run.lines[-1]["prompts_drawn_total"] > 6 * 256
+
+
+@pytest.mark.parametrize(
+    ("train_tokens_per_s", "tokens_per_s"), [(100.0, 1000.0), (1e6, 5.0)], ids=["slow learner", "slow actors"]
+)
+def test_neither_side_blocks_the_other_for_good(service: Build, train_tokens_per_s: float, tokens_per_s: float) -> None:
+    run = service({"simulation.train_tokens_per_s": train_tokens_per_s, "simulation.tokens_per_s": tokens_per_s})
+    run_simulated(run.run())
+    run.check_lines()
+    waited = sum(line["learner_wait_s"] for line in run.lines)
+    trained = sum(line["learner_step_s"] for line in run.lines)
+    assert (waited > trained) == (tokens_per_s < train_tokens_per_s / 1000)
+
+
+def test_dying_actors_cost_attempts_and_nothing_else(service: Build) -> None:
+    run = service({"schedule.steps": 15})
+
+    async def scenario() -> None:
+        await run.start()
+        for step in (2, 5, 8):
+            await run.steps(step)
+            await run.kill_actor(f"actor-{step % 4}")
+            run.add_actor()
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    last = run.lines[-1]
+    assert last["groups_failed_total"] == last["groups_stale_total"] == 0
+    assert max(record["attempt"] for record in run.ledger) == 2
+
+
+def test_a_run_without_actors_ends_by_itself_and_says_what_it_waited_for(service: Build) -> None:
+    run = service({"learner.batch_deadline_s": 300}, num_actors=0)
+    with pytest.raises(DeadlinePassed, match=r"the batch of step 1, which the assembler owns.*24 are queued.*none"):
+        run_simulated(run.run())
+
+
+def test_a_run_in_which_everything_is_solved_ends_with_its_name(service: Build) -> None:
+    run = service({"schedule.max_useless_groups": 50, "simulation.solve_rate": 1.0})
+    with pytest.raises(NothingToLearn, match="50 groups in a row"):
+        run_simulated(run.run())
+
+
+def test_without_the_filter_every_group_is_trained(service: Build) -> None:
+    run = service({"schedule.filter_zero_gradient": False})
+    run_simulated(run.run())
+    run.check_lines()
+    assert run.lines[-1]["prompts_drawn_total"] == 12 * 8
+
+
+def test_a_stop_ends_after_the_current_step_with_a_checkpoint(service: Build) -> None:
+    run = service({"schedule.steps": 100, "checkpoint.every": 50})
+
+    async def scenario() -> Any:
+        await run.start()
+        await run.steps(3)
+        await run.assembler.stop()
+        stop = await run.finish()
+        await run.start(resume=True)
+        await run.steps(6)
+        await run.crash(actors=True)
+        return stop
+
+    assert run_simulated(scenario()).reason == "asked to stop"
+    run.check_lines()
+    assert [line["incarnation"] for line in run.lines] == [1] * (len(run.lines) - 3) + [2] * 3
+    assert (run.run_dir / "checkpoints" / f"step_{len(run.lines) - 3}" / "complete").exists()
+
+
+def test_versions_may_be_published_every_other_step(service: Build) -> None:
+    run = service({"weights.publish_every": 2, "schedule.max_lag": 2})
+    run_simulated(run.run())
+    run.check_lines()
+    versions = {v for record in run.rollouts for c in record["completions"] for v, _, _ in c["versions"]}
+    assert versions <= {0, 2, 4, 6, 8, 10, 12}
+
+
+def test_a_row_that_is_solved_well_enough_is_not_drawn_again(service: Build) -> None:
+    run = service({"schedule.steps": 8, "data.no_resample_above": 0.5, "data.shuffle": False}, num_rows=60)
+    run_simulated(run.run())
+    run.check_lines()
+    rows = [record["row"] for record in run.ledger]
+    assert rows[:60] == [f"train.jsonl:{i + 1}" for i in range(60)]
+    assert len(rows) > 60
+    first_pass = {record["row"]: record for record in run.rollouts if record["draw_id"] < 30}
+    retired = {row for row, record in first_pass.items() if sum(c["reward"] for c in record["completions"]) >= 2}
+    assert retired.isdisjoint(rows[60:])
+
+
+def test_rewards_of_a_line_are_those_of_the_rollouts_of_its_step(service: Build) -> None:
+    run = service()
+    run_simulated(run.run())
+    for line in run.lines:
+        (path,) = (run.run_dir / "rollouts").glob(f"step_{line['step']:06d}.*")
+        rewards = [c["reward"] for record in rollouts.read(path) for c in record["completions"]]
+        assert line["reward_mean"] == pytest.approx(sum(rewards) / len(rewards))
+        assert line["reward_math_mean"] == pytest.approx(line["reward_mean"])
+
+
+def test_completions_that_met_an_update_carry_both_versions(service: Build) -> None:
+    run = service({"schedule.max_lag": 4})
+    run_simulated(run.run())
+    spans = [c["versions"] for record in run.rollouts for c in record["completions"]]
+    assert sum(len(versions) > 1 for versions in spans) > 20
+    for versions in spans:
+        assert [start for _, start, _ in versions][1:] == [end for _, _, end in versions][:-1]
+        assert versions == sorted(versions)

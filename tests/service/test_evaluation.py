@@ -1,0 +1,70 @@
+"""Evaluation beside training: on time, in lanes of its own, never in the training ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olmorl.clock import run_simulated
+from olmorl.ports import Row
+
+Build = Callable[..., Any]
+
+
+@pytest.fixture
+def held_out() -> list[Row]:
+    ids = [np.array([1000 + i, 7], np.int32) for i in range(20)]
+    return [Row(f"held.jsonl:{i + 1}", "?", ids[i], ("math",), ("1",), {}, False) for i in range(20)]
+
+
+def versions(run: Any) -> list[int]:
+    return [line["eval_held_version"] for line in run.lines if "eval_held_version" in line]
+
+
+def test_it_answers_at_the_start_on_time_and_at_the_end(service: Build, held_out: list[Row]) -> None:
+    run = service(
+        {"evaluation.every": 5, "evaluation.samples": 4, "schedule.steps": 18}, evaluations={"held": held_out}
+    )
+    run_simulated(run.run())
+    run.check_lines()
+    assert versions(run) == [0, 5, 10, 15, 18]
+    assert run.lines[-1]["eval_held_version"] == 18
+    for line in run.lines:
+        if "eval_held_version" in line:
+            assert line["eval_held_prompts"] == 20
+            assert line["eval_held_failed"] == 0
+            assert line["eval_held_version_newest"] >= line["eval_held_version"]
+            assert line["eval_held_accuracy"] <= line["eval_held_pass_at_2"] <= line["eval_held_pass_at_4"] <= 1
+    assert not any(record["row"].startswith("held") for record in run.ledger)
+
+
+def test_a_round_that_gets_no_answers_is_closed_at_its_deadline(service: Build, held_out: list[Row]) -> None:
+    run = service(
+        {"evaluation.deadline_s": 0.05, "schedule.steps": 3, "simulation.tokens_per_s": 20.0},
+        evaluations={"held": held_out},
+    )
+    run_simulated(run.run())
+    assert run.lines[-1]["eval_held_failed"] > 0
+    run.check_lines()
+
+
+def test_an_evaluation_that_a_crash_cut_off_is_made_again(service: Build, held_out: list[Row]) -> None:
+    run = service(
+        {"evaluation.every": 100, "schedule.steps": 6, "checkpoint.every": 2, "simulation.tokens_per_s": 20.0},
+        evaluations={"held": held_out},
+    )
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(1)
+        await run.crash(actors=True)
+        await run.start(resume=True)
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    assert versions(run)[-1] == 6
+    assert len(versions(run)) == 2

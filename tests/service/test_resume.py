@@ -1,0 +1,210 @@
+"""Crashes at any moment, and going on: every draw ends once, nothing is trained twice, nothing is generated in vain."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import chain
+from random import Random
+from typing import Any
+
+import pytest
+
+from olmorl.clock import run_simulated
+from olmorl.errors import Superseded, UserError
+from olmorl.learner import durable
+
+Build = Callable[..., Any]
+POINTS = range(20)
+
+
+def tear(run: Any) -> None:
+    """What a crash in the middle of a write leaves: half a line, half a file, a checkpoint without its marker."""
+    ledger = sorted((run.run_dir / "ledger").glob("*.jsonl"))[-1]
+    with ledger.open("ab") as file:
+        file.write(b'{"event":"decided","draw":3,"att')
+    with (run.run_dir / "metrics.jsonl").open("ab") as file:
+        file.write(b'{"step": 99, "incarn')
+    (run.run_dir / "journal").mkdir(exist_ok=True)
+    (run.run_dir / "journal" / "000099.batch.partial").write_bytes(b"\x07\x00")
+    folder = run.run_dir / "checkpoints" / "step_99"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rank_0").write_bytes(b"half")
+
+
+async def crash_again_and_again(run: Any, random: Random, actors: bool) -> Any:
+    """Start, crash and resume, three times, then let it end; returns its stop."""
+    await run.start()
+    for _ in range(3):
+        if await run.ended_within(random.uniform(0.0, 25.0)):
+            break
+        await run.crash(actors=actors)
+        tear(run)
+        await run.start(resume=True)
+    return await run.finish()
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_finite_stream_ends_with_one_outcome_for_each_draw(service: Build, point: int) -> None:
+    random = Random(point)
+    run = service(
+        {"schedule.steps": 1000, "schedule.max_lag": random.choice([0, 1, 4]), "data.epochs": 1}, num_rows=130
+    )
+    stop = run_simulated(crash_again_and_again(run, random, actors=bool(point % 2)))
+    assert "the data ended" in stop.reason
+    run.check_lines()
+    ledger = run.ledger
+    assert [record["prompt_id"] for record in ledger] == list(range(130))
+    assert {record["row"] for record in ledger} == {f"train.jsonl:{i + 1}" for i in range(130)}
+    assert all(record["outcome"] != "in_flight" for record in ledger)
+    assert [len(draws) for draws in run.trained.values()] == [8] * len(run.lines)
+    assert run.lines[-1]["groups_in_flight"] < 8 * 3
+
+
+def trained_sequence(run: Any) -> list[list[int]]:
+    return [run.trained[step] for step in sorted(run.trained)]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_synchronous_runs_train_the_same_groups_with_and_without_crashes(service: Build, point: int) -> None:
+    overrides = {"schedule.steps": 10, "schedule.max_lag": 0}
+    whole = service(overrides, seed_attempts=False)
+    run_simulated(whole.run())
+    broken = service(overrides, seed_attempts=False)
+    run_simulated(crash_again_and_again(broken, Random(100 + point), actors=bool(point % 2)))
+    assert trained_sequence(broken) == trained_sequence(whole)
+    assert [t.weights for t in broken.trainers] == [t.weights for t in whole.trainers]
+
+
+def test_a_restart_replays_the_journal_and_generates_nothing_again(service: Build) -> None:
+    run = service({"schedule.steps": 30, "checkpoint.every": 10, "schedule.max_lag": 4})
+
+    async def scenario() -> tuple[bytes, bytes]:
+        await run.start()
+        await run.steps(17)
+        before, weights = run.trained, run.trainers[0].weights
+        await run.crash(actors=False)
+        await run.start(resume=True)
+        await run.steps(17)
+        replayed = run.trainers[0].weights
+        after = run.trained
+        assert {step: after[step] for step in before} == before
+        await run.finish()
+        return weights, replayed
+
+    weights, replayed = run_simulated(scenario())
+    assert replayed == weights
+    run.check_lines()
+    assert all(record["attempt"] == 1 for record in run.ledger)
+    records = [(record["draw_id"], record["attempt"]) for record in run.rollouts]
+    assert len(records) == len(set(records)) == run.lines[-1]["prompts_drawn_total"]
+    assert [line["incarnation"] for line in run.lines] == [1] * 10 + [2] * 20
+    assert len((run.run_dir / "abandoned" / "000002" / "metrics.jsonl").read_text().splitlines()) == 7
+
+
+def test_going_back_by_choice_abandons_what_came_after(service: Build) -> None:
+    run = service({"schedule.steps": 20, "checkpoint.every": 5})
+
+    async def scenario() -> list[list[int]]:
+        await run.start()
+        await run.until((run.run_dir / "checkpoints" / "step_15" / "complete").exists)
+        await run.crash(actors=False)
+        before = trained_sequence(run)
+        await run.start(resume=True, from_step=5)
+        await run.finish()
+        return before
+
+    before = run_simulated(scenario())
+    run.check_lines()
+    after = trained_sequence(run)
+    assert after[:5] == before[:5]
+    assert [line["incarnation"] for line in run.lines] == [1] * 5 + [2] * 15
+    assert len(set(chain(*after))) == 20 * 8
+    assert all(record["outcome"] != "in_flight" for record in run.ledger)
+    moved = run.run_dir / "abandoned" / "000002"
+    assert sorted(path.name for path in (moved / "checkpoints").iterdir()) == ["step_10", "step_15"]
+    assert (moved / "ledger" / "000001.jsonl").exists()
+
+
+class PowerCut(Exception):
+    """The machine dies in the middle of a durable write."""
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_power_cut_at_any_durable_write_loses_nothing(
+    service: Build, monkeypatch: pytest.MonkeyPatch, point: int
+) -> None:
+    run = service({"schedule.steps": 1000, "data.epochs": 1, "checkpoint.every": 2}, num_rows=70)
+    writes, last = 0, 1 + 3 * point
+    torn_bytes = 9 * (point % 2)
+
+    def sync(descriptor: int) -> None:
+        nonlocal writes
+        writes += 1
+        if writes == last:
+            os.ftruncate(descriptor, max(0, os.fstat(descriptor).st_size - torn_bytes))
+            raise PowerCut
+        os.fsync(descriptor)
+
+    monkeypatch.setattr(durable, "sync", sync)
+
+    async def scenario() -> Any:
+        try:
+            await run.start()
+            return await run.finish()
+        except PowerCut:
+            await run.crash(actors=True)
+        await run.start(resume=True)
+        return await run.finish()
+
+    assert "the data ended" in run_simulated(scenario()).reason
+    assert writes > last
+    run.check_lines()
+    assert [record["prompt_id"] for record in run.ledger] == list(range(70))
+    assert all(record["outcome"] != "in_flight" for record in run.ledger)
+    assert [len(draws) for draws in run.trained.values()] == [8] * len(run.lines)
+
+
+def test_a_run_is_only_continued_when_asked_to(service: Build) -> None:
+    run = service({"schedule.steps": 2})
+    run_simulated(run.run())
+    with pytest.raises(UserError, match="--resume"):
+        run_simulated(run.start())
+
+
+def test_an_older_start_is_shut_out(service: Build) -> None:
+    run = service({"schedule.steps": 50})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(3)
+        older = list(run._tasks)
+        await run.start(resume=True)
+        with pytest.raises(Superseded):
+            await older[0]
+        await run.steps(6)
+        await run.crash(actors=True)
+
+    run_simulated(scenario())
+    run.check_lines()
+
+
+def test_prompts_that_the_queue_lost_are_queued_again(service: Build) -> None:
+    run = service({"schedule.steps": 8, "schedule.max_lag": 4})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(2)
+        await run.crash(actors=True)
+        heir = run.queue.another()
+        await heir.claim(50)
+        await heir.flush("train")
+        for number in range(2, 51):
+            (run.run_dir / "ledger" / f"{number:06d}.jsonl").touch()
+        await run.start(resume=True)
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    assert {record["attempt"] for record in run.ledger} == {1, 2}
+    assert run.lines[-1]["groups_in_flight"] == 0

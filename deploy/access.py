@@ -30,5 +30,6 @@ def guard_ray(own: bool) -> None:
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_worker_niceness", "0")
     if own:
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(24)

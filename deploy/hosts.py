@@ -62,6 +62,7 @@ class AssemblerHost:
             settings, self._queue, stream, evaluations, self._observe, resume=resume, from_step=from_step
         )
         await self._assembler.open()
+        await self._queue.set_control("*", "run")
         return notes
 
     def _observe(self, line: Mapping[str, Any]) -> None:

@@ -48,6 +48,7 @@ class Service:
         settings = self._settings
         with ExitStack() as stack:
             stack.enter_context(RunLock(settings.run_dir))
+            wiring.sweep(settings)
             stack.callback(wiring.sweep, settings)
             self._progress = stack.enter_context(Progress(settings.run.name))
             self._cluster = stack.enter_context(Cluster(settings.cluster, self._plan))

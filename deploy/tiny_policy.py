@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 END = "<|end|>"
 PAD = "<|pad|>"
+POOL = 4
+"""Batches that are sorted by length together."""
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
     "{% for turn in messages %}<|{{ turn.role }}|>{{ turn.content }}"
@@ -83,12 +85,11 @@ def warm_start(
     torch.set_num_threads(1)
     optimizers = _optimizers(model, settings)
     batches = _batches(tokenizer, source, settings, random.Random(seed))
-    for step in range(settings.steps):
+    for step, (ids_BT, labels_BT) in enumerate(batches):
         warm_up, left = (step + 1) / 20, 1 - step / settings.steps
         for optimizer, rate in optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate * min(1.0, warm_up, 1.5 * left)
-        ids_BT, labels_BT = next(batches)
         torch.autograd.backward(_loss(model, ids_BT, labels_BT))
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, _ in optimizers:
@@ -118,20 +119,22 @@ def _loss(model: Olmo3ForCausalLM, ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
 def _batches(
     tokenizer: Any, source: Iterator[Problem], settings: WarmStart, chance: random.Random
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches without end of `(ids_BT, labels_BT)`, alike in length, padded on the right; a label of -100 is none."""
-    while True:
-        pool = [
-            _example(tokenizer, p, chance.random() < settings.careful_share) for p in islice(source, 8 * settings.batch)
-        ]
+    """`(ids_BT, labels_BT)` for each step, alike in length, padded on the right; a label of -100 is none."""
+    for start in range(0, settings.steps, POOL):
+        careless = start >= settings.careless_from * settings.steps
+        share = settings.late_careful_share if careless else settings.careful_share
+        number = min(POOL, settings.steps - start)
+        pool = [_example(tokenizer, p, chance.random() < share) for p in islice(source, number * settings.batch)]
         pool.sort(key=lambda example: len(example[0]))
-        batches = [pool[start : start + settings.batch] for start in range(0, len(pool), settings.batch)]
+        batches = [pool[i : i + settings.batch] for i in range(0, len(pool), settings.batch)]
         chance.shuffle(batches)
         for batch in batches:
-            ids_BT, labels_BT = (
-                torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, lists)), batch_first=True, padding_value=padding)
-                for lists, padding in zip(zip(*batch, strict=True), (tokenizer.pad_token_id, -100), strict=True)
-            )
-            yield ids_BT, labels_BT
+            ids, labels = zip(*batch, strict=True)
+            yield _padded(ids, tokenizer.pad_token_id), _padded(labels, -100)
+
+
+def _padded(rows: Sequence[list[int]], padding: int) -> Tensor:
+    return torch.nn.utils.rnn.pad_sequence(list(map(torch.tensor, rows)), batch_first=True, padding_value=padding)
 
 
 def _example(tokenizer: Any, problem: Problem, careful: bool) -> tuple[list[int], list[int]]:

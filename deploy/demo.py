@@ -41,7 +41,7 @@ class Policy:
 class WarmStart:
     """Supervised training on worked solutions: careful ones first, to teach the skill, then mostly careless ones.
 
-    What comes out can add, and rarely cares to: a sample is right about one time in four, the greedy answer hardly ever.
+    What comes out can add, and rarely cares to: one sample in four is right, and hardly any greedy answer.
     """
 
     steps: int = 480
@@ -87,7 +87,7 @@ def resolve(config: Config, settings: Settings | None = None) -> Config:
 
 
 def prepare(config: Config, progress: Progress, settings: Settings | None = None) -> None:
-    """Make what `resolve` named, if it is not there: about a minute on one core.
+    """Make what `resolve` named, if it is not there: a minute and a half on one core.
 
     Args:
         progress: called with a word for people and the share that is done.

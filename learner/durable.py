@@ -28,6 +28,14 @@ def write_whole(path: Path, chunks: Iterable[bytes]) -> None:
         raise unwritable(path, error) from error
 
 
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write all of `data` and make it durable. Raises OSError, perhaps after a part of it."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+    sync(descriptor)
+
+
 def sync(descriptor: int) -> None:
     """Every durable byte of the run directory passes here before anything depends on it."""
     os.fsync(descriptor)

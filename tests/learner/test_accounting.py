@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from olmorl.errors import ResourceError, UserError
-from olmorl.learner import checkpoint, ledger
+from olmorl.learner import checkpoint, durable, ledger
 from olmorl.learner.accounts import (
     Decided,
     Drawn,
@@ -92,6 +94,32 @@ def test_a_torn_last_line_does_not_count(folder: Path) -> None:
     path.write_bytes(path.read_bytes() + b'{"event":"drawn","dra')
     assert len(ledger.read_ledger(folder.parent)) == 2
     assert len(open_ledger(folder).accounts.draws) == 2
+
+
+def test_nothing_is_written_after_a_line_that_failed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    books = open_ledger(folder)
+    books.append(*drawn(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(durable, "sync", full_disk)
+        with pytest.raises(ResourceError, match="No space left on device; make room"):
+            books.append(*drawn(1))
+    with pytest.raises(ResourceError, match="an earlier line"):
+        books.append(*drawn(2))
+    assert set(books.accounts.draws) == {0}
+
+
+def full_disk(descriptor: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "x"
+    durable.write_whole(path, [b"old"])
+    monkeypatch.setattr(durable, "sync", full_disk)
+    with pytest.raises(ResourceError, match="No space left"):
+        durable.write_whole(path, [b"new"])
+    assert [file.name for file in tmp_path.iterdir()] == ["x"]
+    assert path.read_bytes() == b"old"
 
 
 def test_what_a_superseded_start_still_writes_does_not_count(folder: Path) -> None:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import import_module
 from itertools import product
 from pathlib import Path
@@ -59,7 +61,7 @@ class DeepSpeedTrainer:
         seed: int,
         ranks: Ranks,
     ) -> None:
-        """Join the other ranks and load the starting policy. A rank's process sees its GPU as device 0.
+        """Join the other ranks, if they have not met yet, and load the starting policy.
 
         Args:
             temperature: of sampling; the policy is the tempered distribution.
@@ -77,7 +79,9 @@ class DeepSpeedTrainer:
         self._stage: int = self._settings["zero_optimization"]["stage"]
         torch.set_num_threads(learner.threads)
         torch.manual_seed(derive(seed, "learner", ranks.rank))
-        join(ranks, self._device)
+        self._made_group = not dist.is_initialized()
+        if self._made_group:
+            join(ranks, self._device)
         self._deepspeed = _import_deepspeed(self._device)
         disable_progress_bar()
         # One thread of its own: the event loop of the rank stays free, and the device is set once.
@@ -236,10 +240,11 @@ class DeepSpeedTrainer:
         return {"cpu": torch.get_rng_state(), **cuda}
 
     def close(self) -> None:
-        """Leave the group of ranks."""
+        """Leave the other ranks, unless they met before this trainer was made."""
         self._thread.shutdown()
         self._engine.destroy()
-        dist.destroy_process_group()
+        if self._made_group:
+            dist.destroy_process_group()
 
     # --- setting up
 
@@ -248,9 +253,8 @@ class DeepSpeedTrainer:
             torch.cuda.set_device(self._device)
 
     def _load(self, temperature: float) -> Policy:
-        with zero.sharded_loading(self._settings):
-            loaded = models.load(self._model_settings, self._learner.attention, self._device)
-        return Policy(loaded, temperature, self._learner.logprob_chunk)
+        build = partial(models.load, self._model_settings, self._learner.attention, self._device)
+        return Policy(zero.load(build, self._settings), temperature, self._learner.logprob_chunk)
 
     def _build_engine(self) -> Any:
         settings = self._learner
@@ -292,6 +296,7 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
     """It picks its accelerator, and reads which GPU is its own, when it is imported and set up."""
     os.environ["DS_ACCELERATOR"] = device.type
     os.environ["LOCAL_RANK"] = "0"
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     deepspeed = import_module("deepspeed")
     # For inference only: it compiles C++ at run time and leaves files in /dev/shm.
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY_REDUCE] = False

@@ -58,7 +58,17 @@ def load(settings: config.Model, wanted_attention: str, device: torch.device) ->
             f"model.path = {settings.path}: the folder lacks {len(missing)} weights of a "
             f"{type(model).__name__}, such as {missing[0]}; save the model again"
         )
+    _without_dropout(model)
     return model
+
+
+def _without_dropout(model: PreTrainedModel) -> None:
+    """Noise in the training pass would move the ratio away from 1."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
 
 
 def export(model: PreTrainedModel, state: Mapping[str, Tensor], settings: config.Model, folder: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from olmorl import config
@@ -56,15 +56,26 @@ class _Sharded:
         return True
 
 
-@contextmanager
-def sharded_loading(config: dict[str, Any]) -> Iterator[None]:
-    """Inside, at stage 3, `from_pretrained` shards each weight over the ranks as it reads it."""
+def load(build: Callable[[], PreTrainedModel], config: dict[str, Any]) -> PreTrainedModel:
+    """What `build` loads; at stage 3 each weight is sharded over the ranks as it is read."""
     if config["zero_optimization"]["stage"] < 3:
-        yield
-        return
+        return build()
     sharded = _Sharded(config)
     set_hf_deepspeed_config(sharded)
     try:
-        yield
+        model = build()
     finally:
         unset_hf_deepspeed_config()
+    _rebuild_computed_buffers(model)
+    return model
+
+
+def _rebuild_computed_buffers(model: PreTrainedModel) -> None:
+    """DeepSpeed makes every tensor that is created while it shards bf16, rotary frequencies too: positions drift."""
+    saved = model.state_dict().keys()
+    for prefix, module in model.named_modules():
+        computed = [name for name, _ in module.named_buffers(recurse=False) if f"{prefix}.{name}" not in saved]
+        if computed:
+            fresh = type(module)(config=model.config)
+            for name in computed:
+                setattr(module, name, getattr(fresh, name).to(getattr(module, name).device))

@@ -68,13 +68,14 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, Jobs], Results]:
+def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Results]:
     """Runs jobs on that many ranks, each a process (see `ranks_process.py`); returns what each rank returned."""
 
-    def run(world: int, jobs: Jobs) -> Results:
+    def run(world: int, jobs: Jobs, folder: Path | None = None) -> Results:
         import torch
 
-        folder = tmp_path_factory.mktemp("ranks")
+        folder = folder or tmp_path_factory.mktemp("ranks")
+        folder.mkdir(exist_ok=True)
         (folder / "jobs.json").write_text(json.dumps(jobs), encoding="utf-8")
         script = Path(__file__).with_name("ranks_process.py")
         address = f"127.0.0.1:{_free_port()}"

@@ -1,0 +1,187 @@
+"""One learner rank as a process: `python ranks_process.py JOBS_FILE RANK WORLD ADDRESS`.
+
+DeepSpeed keeps its state in globals, so trainers are tested outside of pytest's own process, many to a process. The
+jobs file maps names to `{"kind", "model", "learner", ...}`; what a job returns is saved beside it as `NAME.RANK.pt`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from olmorl import config
+from olmorl.errors import ConfigError
+from olmorl.learner.engine import DeepSpeedTrainer
+from olmorl.learner.packing import pack
+from olmorl.learner.presets import resolve
+from olmorl.learner.ranks import Ranks, join
+from olmorl.messages import Sample, Shard
+
+STEPS = 8
+VOCABULARY = 40
+
+
+def make_groups(seed: int, num_groups: int = 4) -> list[list[Sample]]:
+    """Groups of three samples of 2 to 32 tokens, some tokens masked, some stale, engine a little off the learner."""
+    rng = np.random.default_rng(seed)
+    return [[_sample(rng, draw) for _ in range(3)] for draw in range(num_groups)]
+
+
+def _sample(rng: np.random.Generator, draw: int) -> Sample:
+    num_prompt, num_tokens = int(rng.integers(1, 9)), int(rng.integers(1, 25))
+    return Sample(
+        draw_id=draw,
+        prompt_ids=rng.integers(0, VOCABULARY, num_prompt).astype(np.int32),
+        completion_ids=rng.integers(0, VOCABULARY, num_tokens).astype(np.int32),
+        behaviour_logprobs=rng.normal(-3.7, 0.5, num_tokens).astype(np.float32),
+        loss_mask=rng.random(num_tokens) > 0.2,
+        lags=rng.integers(0, 2, num_tokens).astype(np.int32),
+        advantage=float(rng.normal()),
+        reward=1.0,
+    )
+
+
+class Rank:
+    """All jobs of one process run in the one group of ranks it joined."""
+
+    def __init__(self, rank: int, world: int, address: str) -> None:
+        self.ranks = Ranks(rank, world, address, timeout_s=120)
+        join(self.ranks, torch.device("cpu"))
+
+    def run(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        kinds: dict[str, Callable[[dict[str, Any], Path], dict[str, Any]]] = {
+            "gradient": self.gradient,
+            "steps": self.steps,
+            "resume": self.resume,
+            "weights": self.weights,
+            "mismatch": self.mismatch,
+        }
+        return kinds[job["kind"]](job, folder)
+
+    def trainer(self, job: dict[str, Any]) -> DeepSpeedTrainer:
+        return DeepSpeedTrainer(
+            config.Model(**job["model"]),
+            config.Learner(device="cpu", **{"learning_rate": 1e-3, **job["learner"]}),
+            resolve(config.Objective(**job.get("objective", {})), max_tokens=24),
+            temperature=job.get("temperature", 1.0),
+            steps=STEPS,
+            seed=0,
+            ranks=self.ranks,
+        )
+
+    def shard(self, job: dict[str, Any], step: int) -> Shard:
+        groups = make_groups(step, job.get("groups", 4))
+        shards = pack(
+            groups,
+            step=step,
+            num_ranks=self.ranks.world,
+            num_minibatches=job["learner"].get("minibatches", 1),
+            row_tokens=job.get("row_tokens", 64),
+        )
+        return shards[self.ranks.rank]
+
+    def train(self, trainer: DeepSpeedTrainer, job: dict[str, Any], steps: Sequence[int]) -> list[dict[str, float]]:
+        return [asyncio.run(trainer.train(self.shard(job, step))) for step in steps]
+
+    def gradient(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """What the optimizer was given at its first step: Adam's first moment is then (1 - beta1) times that."""
+        trainer = self.trainer(job)
+        shard = self.shard(job, 1)
+        values = asyncio.run(trainer.train(shard))
+        gradients = {name: moment / (1 - trainer._learner.betas[0]) for name, moment in first_moments(trainer).items()}
+        trainer.close()
+        return {"gradients": gradients, "values": values, "rows": [len(row) for row in shard.minibatches[0]]}
+
+    def steps(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        trainer = self.trainer(job)
+        values = self.train(trainer, job, range(1, 4))
+        weights = snapshot_tensors(trainer)
+        trainer.close()
+        return {"values": values, "weights": weights}
+
+    def resume(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Two steps, a checkpoint, two more; then the last two again in a new trainer."""
+        first = self.trainer(job)
+        self.train(first, job, (1, 2))
+        first.save(folder)
+        first_values = self.train(first, job, (3, 4))
+        straight = snapshot_tensors(first)
+        first.close()
+        second = self.trainer(job)
+        torch.manual_seed(99)
+        second.restore(folder)
+        random = torch.get_rng_state()
+        second_values = self.train(second, job, (3, 4))
+        resumed = snapshot_tensors(second)
+        second.close()
+        return {
+            "straight": straight,
+            "resumed": resumed,
+            "values": [first_values, second_values],
+            "random_restored": torch.equal(random, torch.load(folder / f"random_{self.ranks.rank}.pt")["cpu"]),
+        }
+
+    def weights(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """A snapshot after a step, the master weights themselves, and an export."""
+        trainer = self.trainer(job)
+        self.train(trainer, job, (1,))
+        result = {"snapshot": snapshot_tensors(trainer), "masters": masters(trainer)}
+        trainer.export(folder)
+        trainer.close()
+        return result
+
+    def mismatch(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        trainer = self.trainer(job)
+        try:
+            trainer.restore(Path(job["checkpoint"]))
+        except ConfigError as error:
+            return {"error": str(error)}
+        finally:
+            trainer.close()
+        return {"error": None}
+
+
+def first_moments(trainer: DeepSpeedTrainer) -> dict[str, torch.Tensor]:
+    from deepspeed.utils import safe_get_full_optimizer_state
+
+    named = trainer._model.named_parameters()
+    if trainer._stage == 0:
+        return {name: trainer._engine.optimizer.state[weight]["exp_avg"].clone() for name, weight in named}
+    return {name: safe_get_full_optimizer_state(weight, "exp_avg").clone() for name, weight in named}
+
+
+def masters(trainer: DeepSpeedTrainer) -> dict[str, torch.Tensor]:
+    from deepspeed.utils import safe_get_full_fp32_param
+
+    named = trainer._model.named_parameters()
+    if trainer._stage == 0:
+        return {name: weight.detach().clone() for name, weight in named}
+    return {name: safe_get_full_fp32_param(weight).clone() for name, weight in named}
+
+
+def snapshot_tensors(trainer: DeepSpeedTrainer) -> dict[str, torch.Tensor]:
+    return {
+        buffer.name: torch.frombuffer(bytearray(buffer.data), dtype=getattr(torch, buffer.dtype)).reshape(buffer.shape)
+        for buffer in trainer.snapshot()
+    }
+
+
+def main() -> None:
+    jobs_file, rank, world, address = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    torch.set_num_threads(1)
+    process = Rank(rank, world, address)
+    for name, job in json.loads(jobs_file.read_text()).items():
+        result = process.run(job, jobs_file.parent / name)
+        result["groups"] = {step: make_groups(step, job.get("groups", 4)) for step in range(1, STEPS)}
+        torch.save(result, jobs_file.parent / f"{name}.{rank}.pt")
+
+
+if __name__ == "__main__":
+    main()

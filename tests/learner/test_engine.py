@@ -1,0 +1,199 @@
+"""The trainer against plain PyTorch, and against itself on every layout of rows, ranks and ZeRO stages.
+
+The reference sees each sample alone: no rows, no packing, the formula of the objective written out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain, product
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import log_softmax
+from transformers import AutoModelForCausalLM
+
+Jobs = dict[str, dict[str, Any]]
+Results = dict[str, list[dict[str, Any]]]
+Gradients = dict[str, torch.Tensor]
+
+ONE_ROW, SINGLES = 10_000, 1
+"""`row_tokens` that put all samples into one row, and every sample into a row of its own."""
+EIGHT_ROWS = 24
+NO_CLIPPING = {"max_grad_norm": 1e9}
+BOUND = {"float32": 1e-5, "bfloat16": 2e-2}
+TEMPERATURE = 0.7
+
+
+def gradient_job(model: str, dtype: str, stage: int, row_tokens: int, **learner: Any) -> dict[str, Any]:
+    return {
+        "kind": "gradient",
+        "model": {"path": model, "dtype": dtype},
+        "learner": {"zero_stage": stage, **NO_CLIPPING, **learner},
+        "row_tokens": row_tokens,
+        "temperature": TEMPERATURE,
+    }
+
+
+@pytest.fixture(scope="session")
+def gradients(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]) -> Results:
+    """One gradient of the same samples for each layout: `DTYPE-zSTAGE-ROWS-RANKS`."""
+    olmo, tied = tiny_models["olmo3"], tiny_models["qwen2"]
+    rows = {"one": ONE_ROW, "eight": EIGHT_ROWS, "single": SINGLES}
+    alone: Jobs = {
+        f"{dtype}-z2-{name}-1": gradient_job(olmo, dtype, 2, row_tokens)
+        for dtype, (name, row_tokens) in product(BOUND, rows.items())
+    }
+    stages = (("float32", 0), ("float32", 1), ("float32", 3), ("bfloat16", 1), ("bfloat16", 3))
+    alone |= {f"{dtype}-z{stage}-eight-1": gradient_job(olmo, dtype, stage, EIGHT_ROWS) for dtype, stage in stages}
+    alone |= {
+        "float32-z3-checkpointing-1": gradient_job(olmo, "float32", 3, 64, gradient_checkpointing=True),
+        "float32-z2-offload-1": gradient_job(olmo, "float32", 2, EIGHT_ROWS, offload_optimizer=True),
+        "float32-z1-eager-1": gradient_job(olmo, "float32", 1, ONE_ROW, attention="eager"),
+        "tied-z2-eight-1": gradient_job(tied, "float32", 2, EIGHT_ROWS),
+    }
+    stages = (*product(["float32"], range(4)), ("bfloat16", 2), ("bfloat16", 3))
+    pair: Jobs = {f"{dtype}-z{stage}-rows-2": gradient_job(olmo, dtype, stage, 64) for dtype, stage in stages}
+    pair["tied-z3-rows-2"] = gradient_job(tied, "float32", 3, 64)
+    return run_ranks(1, alone) | run_ranks(2, pair)
+
+
+def distance(got: Gradients, wanted: Gradients) -> float:
+    """Relative difference of the whole gradient."""
+    assert got.keys() == wanted.keys()
+    error = sum((got[name].double() - wanted[name].double()).square().sum() for name in wanted)
+    return float((error / sum(wanted[name].double().square().sum() for name in wanted)) ** 0.5)
+
+
+def sample_logprobs(model: torch.nn.Module, sample: Any, temperature: float) -> torch.Tensor:
+    """Of the completion tokens of one sample that is run alone."""
+    tokens = torch.tensor([*sample.prompt_ids, *sample.completion_ids]).long()
+    logits = model(tokens[None]).logits[0, len(sample.prompt_ids) - 1 : -1]
+    return log_softmax(logits.float() / temperature, dim=-1).gather(1, tokens[len(sample.prompt_ids) :, None])[:, 0]
+
+
+def sample_objective(logprobs: torch.Tensor, old: torch.Tensor, sample: Any) -> torch.Tensor:
+    """Sum over loss tokens of w * min(ratio A, clip(ratio) A), with the numbers of the default preset."""
+    weight = (old - torch.tensor(sample.behaviour_logprobs)).exp().clamp(max=2.0)
+    ratio = (logprobs - old).exp()
+    advantage = sample.advantage
+    surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.272) * advantage)
+    return (weight * surrogate)[torch.tensor(sample.loss_mask)].sum()
+
+
+def reference_gradient(folder: str, groups: list[list[Any]]) -> Gradients:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    samples = [sample for group in groups for sample in group]
+    num_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
+    total = torch.zeros(())
+    for sample in samples:
+        logprobs = sample_logprobs(model, sample, TEMPERATURE)
+        total = total - sample_objective(logprobs, logprobs.detach(), sample) / num_tokens
+    total.backward()
+    return {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_gradient_is_the_same_on_every_layout(gradients: Results, dtype: str) -> None:
+    wanted = gradients[f"{dtype}-z2-one-1"][0]["gradients"]
+    for name, ranks in gradients.items():
+        if name.startswith(dtype):
+            for rank in ranks:
+                assert distance(rank["gradients"], wanted) <= BOUND[dtype], name
+
+
+def test_layouts_are_what_they_claim(gradients: Results) -> None:
+    assert len(gradients["float32-z2-one-1"][0]["rows"]) == 1
+    assert len(gradients["float32-z2-eight-1"][0]["rows"]) >= 8
+    assert set(gradients["float32-z2-single-1"][0]["rows"]) == {1}
+    uneven = [rank["rows"] for rank in gradients["float32-z3-rows-2"]]
+    assert len(uneven[0]) == len(uneven[1]) and 0 in uneven[1]
+
+
+@pytest.mark.parametrize(
+    ("job", "model"), [("float32-z2-one-1", "olmo3"), ("tied-z2-eight-1", "qwen2"), ("tied-z3-rows-2", "qwen2")]
+)
+def test_gradient_is_that_of_plain_pytorch(
+    gradients: Results, tiny_models: dict[str, str], job: str, model: str
+) -> None:
+    for rank in gradients[job]:
+        wanted = reference_gradient(tiny_models[model], rank["groups"][1])
+        assert distance(rank["gradients"], wanted) <= 1e-5
+
+
+def test_metrics_are_global_and_not_multiplied_by_ranks(gradients: Results) -> None:
+    alone = gradients["float32-z2-one-1"][0]["values"]
+    for stage in range(4):
+        for rank in gradients[f"float32-z{stage}-rows-2"]:
+            assert rank["values"] == pytest.approx(alone, rel=1e-4, abs=1e-6)
+    norm = sum(g.double().square().sum() for g in gradients["float32-z2-one-1"][0]["gradients"].values()) ** 0.5
+    assert alone["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
+
+
+LOOPS: Jobs = {
+    "plain": {},
+    "minibatches": {"minibatches": 2, "epochs": 2, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1},
+}
+
+
+@pytest.fixture(scope="session")
+def loops(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]) -> Results:
+    jobs: Jobs = {
+        name: {
+            "kind": "steps",
+            "model": {"path": tiny_models["olmo3"], "dtype": "float32"},
+            "learner": {"zero_stage": 2, "learning_rate": 1e-4, "max_grad_norm": 0.5, **learner},
+            "temperature": TEMPERATURE,
+        }
+        for name, learner in LOOPS.items()
+    }
+    jobs |= {
+        f"kl-z{stage}": jobs["plain"]
+        | {"objective": {"preset": "grpo"}, "learner": {"zero_stage": stage, "minibatches": 2}}
+        for stage in (0, 3)
+    }
+    return run_ranks(1, jobs)
+
+
+def plain_loop(folder: str, groups: dict[int, list[list[Any]]], learner: dict[str, Any], rates: list[float]) -> Any:
+    """Three steps of PPO with AdamW, as anyone would write it."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    optimizer = torch.optim.AdamW(
+        model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=learner.get("weight_decay", 0.0)
+    )
+    num_minibatches = learner.get("minibatches", 1)
+    for step, rate in enumerate(rates, start=1):
+        batches = [[*chain.from_iterable(groups[step][m::num_minibatches])] for m in range(num_minibatches)]
+        with torch.no_grad():
+            old = [[sample_logprobs(model, sample, TEMPERATURE) for sample in batch] for batch in batches]
+        for _ in range(learner.get("epochs", 1)):
+            for batch, old_logprobs in zip(batches, old, strict=True):
+                optimizer.zero_grad()
+                num_tokens = sum(int(sample.loss_mask.sum()) for sample in batch)
+                for sample, before in zip(batch, old_logprobs, strict=True):
+                    logprobs = sample_logprobs(model, sample, TEMPERATURE)
+                    (-sample_objective(logprobs, before, sample) / num_tokens).backward()
+                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.param_groups[0]["lr"] = rate
+                optimizer.step()
+    return dict(model.named_parameters())
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_three_steps_equal_a_plain_loop(loops: Results, tiny_models: dict[str, str], name: str) -> None:
+    result = loops[name][0]
+    rates = [values["lr"] for values in result["values"]]
+    wanted = plain_loop(tiny_models["olmo3"], result["groups"], LOOPS[name], rates)
+    assert wanted.keys() == result["weights"].keys()
+    largest = max((result["weights"][key] - wanted[key]).abs().max().item() for key in wanted)
+    assert largest <= 1e-6
+
+
+def test_reference_model_is_the_starting_policy(loops: Results) -> None:
+    plain, sharded = loops["kl-z0"][0], loops["kl-z3"][0]
+    drifts = [values["kl_ref_mean"] for values in plain["values"]]
+    assert 0 < drifts[0] < drifts[1] < drifts[2]
+    for values, wanted in zip(sharded["values"], plain["values"], strict=True):
+        assert values == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+    assert "kl_ref_mean" not in loops["plain"][0]["values"][0]

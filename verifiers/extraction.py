@@ -20,7 +20,6 @@ MAX_BOXES = 32
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 _MARKER = re.compile(r"\b(?:final\s+answer|answer)\b[\s*_]*(?:is\b|:|=)[\s*_:]*", re.IGNORECASE)
-_ANSWER_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 _SENTENCE_END = re.compile(r"\.(?=\s|$)|\n")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _NUMBER = re.compile(
@@ -44,33 +43,24 @@ def strip_thinking(text: str, start: str, end: str, opened: bool) -> str | None:
 
     A closing tag without an opening one closes thinking that was open from the start.
     """
-    if start not in text and end not in text:
-        return None if opened else text
     kept: list[str] = []
     position, inside = 0, opened
-    while True:
-        if not inside:
-            first = text.find(start, position)
-            stray = text.find(end, position)
-            if stray >= 0 and (first < 0 or stray < first):
+    for tag in re.finditer(f"{re.escape(start)}|{re.escape(end)}", text):
+        if tag[0] == end:
+            if not inside:
                 kept.clear()
-                position = stray + len(end)
-                continue
-            if first < 0:
-                return "".join((*kept, text[position:]))
-            kept.append(text[position:first])
-            position, inside = first + len(start), True
-        closing = text.find(end, position)
-        if closing < 0:
-            return None
-        position, inside = closing + len(end), False
+            position, inside = tag.end(), False
+        elif not inside:
+            kept.append(text[position : tag.start()])
+            inside = True
+    return None if inside else "".join((*kept, text[position:]))
 
 
 def final_answer(text: str, last_number: bool = True) -> Extracted | None:
     """The final answer, or None. `text` is without thinking."""
     tail = text[-TAIL:]
     found = _boxed(tail) or _hashes(tail) or _tagged(tail) or _marked(tail)
-    if found is None and last_number:
+    if found is None and last_number and "\\boxed" not in tail:
         found = _last_number(tail)
     return found if found is not None and len(found.text) <= MAX_ANSWER else None
 
@@ -115,11 +105,11 @@ def _hashes(text: str) -> Extracted | None:
 
 
 def _tagged(text: str) -> Extracted | None:
-    if "</answer>" not in text and "</ANSWER>" not in text:
+    start = text.rfind("<answer>")
+    end = text.find("</answer>", start)
+    if start < 0 or end < 0:
         return None
-    start = max(text.rfind("<answer>"), text.rfind("<ANSWER>"))
-    match = _ANSWER_TAG.match(text, start) if start >= 0 else None
-    return None if match is None else Extracted(_marked_text(match[1]), "tags")
+    return Extracted(_marked_text(text[start + len("<answer>") : end]), "tags")
 
 
 def _marked_text(text: str) -> str:

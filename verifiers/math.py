@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 from olmorl.messages import Verdict
@@ -74,6 +75,8 @@ def _shape_problem(label: Any) -> str | None:
     if isinstance(label, bool) or not isinstance(label, (str, int, float)):
         return f"a math label is a string or a number, not {type(label).__name__}"
     truth = _label_text(label)
+    if isinstance(label, float) and not isfinite(label):
+        return f"a math label is a finite number, not {label}"
     if not read_label(truth).key:
         return "the math label is empty"
     return f"the math label is longer than {MAX_ANSWER} characters" if len(truth) > MAX_ANSWER else None

@@ -40,15 +40,12 @@ _NOTATION = re.compile(r"[\\$~{^<>!]")
 """What every command above contains one of."""
 _SPACES = re.compile(r"\s+")
 _LEADING = re.compile(r"^(?:\\approx|=|:|\\implies|\\Rightarrow|\\therefore)\s*")
-_NESTED_BOX = re.compile(r"^\\(?:boxed|fbox)\s*\{(.*)\}$", re.DOTALL)
 
 
 def normalise(text: str) -> str:
     """One notation for spacing, delimiters, fractions, signs and text; what was text stays marked."""
     text = text.strip() if text.isascii() else text.translate(_CHARACTERS).strip()
     if _NOTATION.search(text):
-        while box := _NESTED_BOX.match(text):
-            text = box[1].strip()
         for pattern, replacement in _COMMANDS:
             text = pattern.sub(replacement, text)
     text = _SPACES.sub(" ", text).strip(" *`")

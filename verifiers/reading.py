@@ -15,7 +15,8 @@ from olmorl.verifiers.notation import TEXT, key, normalise, unmark
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _CHOICE_LABEL = re.compile(r"\(?([A-J])\)?\.?")
 _CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?(?:\(([A-J])\)|([A-J])(?=[.):]|$))", re.IGNORECASE)
-_WORDS = re.compile(r"[^\W\d_](?:[^\W\d_]|[ '\-.,!?&/])*")
+_TOKEN = re.compile(r"[^\W\d_](?:[^\W\d_]|['./&!?,;])*|\d[\d:.,]*(?:st|nd|rd|th)?,?")
+_CLOCK = {"am", "pm", "a.m", "p.m"}
 _MATH_WORDS = {
     "pi",
     "infty",
@@ -107,13 +108,20 @@ def restated(label: Reading, answer: Reading) -> bool:
 
 
 def _word(text: str, plain: str) -> str:
-    """The text as a word to be compared letter by letter; empty when its letters may be variables."""
+    """The text as words, to be compared letter by letter; empty when its letters may be variables."""
     folded = " ".join(plain.casefold().replace("-", " ").split()).strip(" .,!?'")
-    if not _WORDS.fullmatch(folded) or folded in _MATH_WORDS:
+    tokens = folded.split()
+    if not tokens or not all(map(_TOKEN.fullmatch, tokens)):
         return ""
-    if text.startswith(TEXT):
-        return folded
-    return folded if len(folded) > 2 and folded not in _ALPHABET else ""
+    marked = text.startswith(TEXT) and folded not in _MATH_WORDS
+    return folded if marked or any(map(_is_word, tokens)) else ""
+
+
+def _is_word(token: str) -> bool:
+    letters = token.strip(".,!?';")
+    if letters in _CLOCK:
+        return True
+    return len(letters) > 2 and letters[0].isalpha() and letters not in _MATH_WORDS and letters not in _ALPHABET
 
 
 def _base(text: str) -> str:

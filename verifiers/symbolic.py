@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from functools import lru_cache
+from itertools import accumulate, islice
 from typing import Any
 
 import sympy
@@ -30,7 +31,10 @@ _TARGET = (LatexExtractionConfig(normalization_config=NormalizationConfig(
 _NUMERAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d+)(?!\w)")
 _REPEATING = re.compile(r"(\d*)\.(\d*)\\overline\s*\{?(\d+)\}?")
-_PLAIN_NAMES = re.compile(r"(?<![\\a-zA-Z])(pi|sqrt|sin|cos|tan|ln|log|exp|infty|theta|alpha|beta)(?![a-zA-Z])")
+_PLAIN_NAMES = re.compile(r"(?<![\\a-zA-Z])(pi|sin|cos|tan|ln|log|exp|infty|theta|alpha|beta)(?![a-zA-Z])")
+_ROOT = re.compile(r"sqrt\s*\(")
+_BARE_ROOT = re.compile(r"(?<!\\)sqrt(?=\s*\{)")
+MAX_ROOTS = 16
 _GLUED_PI = re.compile(r"(?<=\d)pi(?![a-zA-Z])")
 _IMAGINARY = re.compile(r"(?<![\\a-zA-Z])i(?![a-zA-Z])")
 _EITHER = re.compile(r"\\cup|\\lor|\\vee|\x02\s*or\s*\x03|(?<![a-zA-Z])or(?![a-zA-Z])")
@@ -96,8 +100,19 @@ def _latex(text: str) -> str:
     text = _SCIENTIFIC.sub(r"\1\\cdot 10^{\2}", text)
     text = _REPEATING.sub(_as_fraction, text)
     text = text.replace("**", "^").replace("*", r"\cdot ").replace("$", "")
-    text = _GLUED_PI.sub(r"\\pi ", text)
+    text = _GLUED_PI.sub(r"\\pi ", _roots(text))
     return _PLAIN_NAMES.sub(r"\\\1", text)
+
+
+def _roots(text: str) -> str:
+    """`sqrt(...)` as a command with its argument in braces."""
+    letters = list(text)
+    for root in islice(_ROOT.finditer(text), MAX_ROOTS):
+        depth = accumulate(((letter == "(") - (letter == ")") for letter in text[root.end() :]), initial=1)
+        closing = next((index for index, level in enumerate(depth) if level == 0), None)
+        if closing is not None:
+            letters[root.end() - 1], letters[root.end() + closing - 1] = "{", "}"
+    return _BARE_ROOT.sub(r"\\sqrt", "".join(letters))
 
 
 def _as_fraction(match: re.Match[str]) -> str:

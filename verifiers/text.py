@@ -18,7 +18,6 @@ MATCHES = "olmorl.verifiers.text:matches"
 _REGEX_PROBE = Probe(MATCHES, ("a+", "baa"), True)
 _ARTICLES = {"a", "an", "the"}
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_THINK_ANSWER = re.compile(r"\s*<answer>(?:(?!</?answer>).)*\S(?:(?!</?answer>).)*</answer>\s*", re.DOTALL)
 
 
 class _TextRule:
@@ -98,7 +97,11 @@ class AnswerFormat:
     """1 when the text after the thinking is one `<answer>...</answer>` that is not blank, and nothing else."""
 
     async def verify(self, text: str, label: Any) -> Verdict:
-        return Verdict(reward=float(bool(_THINK_ANSWER.fullmatch(text[-TAIL:]))), method="format")
+        body = text.strip()
+        inner = body.removeprefix("<answer>").removesuffix("</answer>")
+        whole = len(body) == len("<answer>") + len(inner) + len("</answer>")
+        plain = "<answer>" not in inner and "</answer>" not in inner
+        return Verdict(reward=float(whole and plain and bool(inner.strip())), method="format")
 
     def usable(self, label: Any) -> bool:
         return True

@@ -30,7 +30,7 @@ async def run(
         if begin.publish:
             await publisher.publish(Version(begin.incarnation, step), trainer.snapshot())
         asked_at = clock.now()
-        while isinstance(work := await source.next(rank, step + 1), Shard):
+        while isinstance(work := await publisher.meanwhile(source.next(rank, step + 1)), Shard):
             started_at = clock.now()
             values = await trainer.train(work)
             finished_at, step = clock.now(), work.step

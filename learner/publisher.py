@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
+from typing import Any, TypeVar
 
 from olmorl.clock import Clock
 from olmorl.messages import Version
 from olmorl.ports import BatchSource, NamedBuffer, WeightStore
 
+T = TypeVar("T")
 KEPT_VERSIONS = 2
 """The newest one, and the one before it that a node may still be fetching."""
 
@@ -41,6 +43,18 @@ class Publisher:
         await self._finish()
         if buffers:
             self._under_way = asyncio.create_task(self._publish(version, buffers))
+
+    async def meanwhile(self, wait: Coroutine[Any, Any, T]) -> T:
+        """Await something else; a publish that fails meanwhile is raised at once, as nothing may come without it."""
+        waiting = asyncio.create_task(wait)
+        try:
+            if self._under_way:
+                await asyncio.wait([waiting, self._under_way], return_when=asyncio.FIRST_COMPLETED)
+                if self._under_way.done():
+                    self._under_way.result()
+            return await waiting
+        finally:
+            waiting.cancel()
 
     async def _finish(self) -> None:
         if self._under_way:

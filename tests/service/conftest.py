@@ -18,7 +18,7 @@ from olmorl.actors import admission
 from olmorl.actors.fake import FakeEngine, FakeScorer
 from olmorl.actors.loop import Actor
 from olmorl.actors.sampling import SamplingRule
-from olmorl.clock import LoopClock
+from olmorl.clock import Clock, LoopClock
 from olmorl.learner import loop, rollouts
 from olmorl.learner.assembler import Assembler
 from olmorl.learner.fake import FakeTrainer
@@ -58,11 +58,11 @@ class Service:
     num_actors: int = 4
     num_rows: int = 5000
     evaluations: dict[str, Sequence[Row]] = field(default_factory=dict)
+    clock: Clock = field(default_factory=LoopClock)
     seed_attempts: bool = True
     """Without it every attempt of a draw samples the same, so that runs with and without crashes can be compared."""
 
     def __post_init__(self) -> None:
-        self.clock = LoopClock()
         self.queue = MemoryQueue(10_000, LEASE_S, MAX_ATTEMPTS, self.clock)
         self.store = MemoryWeightStore(self.clock)
         self.trainers: list[FakeTrainer] = []

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from olmorl import metrics
-from olmorl.clock import run_simulated
-from olmorl.errors import DeadlinePassed, NothingToLearn
+from olmorl.clock import SystemClock, run_simulated
+from olmorl.errors import DeadlinePassed, NothingToLearn, WeightError
 from olmorl.learner import rollouts
 
 Build = Callable[..., Any]
@@ -206,3 +206,24 @@ def test_completions_that_met_an_update_carry_both_versions(service: Build) -> N
     for versions in spans:
         assert [start for _, start, _ in versions][1:] == [end for _, _, end in versions][:-1]
         assert versions == sorted(versions)
+
+
+def test_a_publish_that_fails_ends_the_run_at_once(service: Build) -> None:
+    run = service()
+
+    def fail(version: object, buffers: object) -> None:
+        raise WeightError("no room for the weights")
+
+    run.store.publish = fail
+    with pytest.raises(WeightError, match="no room"):
+        run_simulated(run.run())
+
+
+async def test_it_runs_on_the_wall_clock_too(service: Build) -> None:
+    fast = {"simulation.tokens_per_s": 4000.0, "actors.weight_poll_s": 0.02, "actors.heartbeat_s": 0.1}
+    run = service(fast, clock=SystemClock())
+    await run.run()
+    run.check_lines()
+    assert len({(record["draw_id"], record["attempt"]) for record in run.rollouts}) == len(run.ledger)
+    assert all(line["actor_tokens_per_s"] >= 0 for line in run.lines)
+    assert run.lines[-1]["tokens_generated_total"] >= run.lines[-1]["tokens_trained_total"]

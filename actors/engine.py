@@ -8,21 +8,16 @@ VllmEngine, AsyncLLM   ──RPC──>  scheduler  ─────────�
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
+import gc
 import time
-import uuid
-from collections.abc import Awaitable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import psutil
 
 from olmorl import codec, config
-from olmorl.actors import reaper
+from olmorl.actors.processes import EngineProcesses
 from olmorl.actors.staged import check_fit, checkpoint_shapes
 from olmorl.clock import within
 from olmorl.errors import EngineDied, ModelError, WeightError
@@ -30,7 +25,6 @@ from olmorl.messages import Completion, Span, TokenIds, Version
 from olmorl.ports import EngineLoad, Sampling, StagedWeights, Update
 
 T = TypeVar("T")
-STOP_DEADLINE_S = 5.0
 LIVENESS_POLL_S = 0.2
 LOADER = "olmorl.actors.worker.StagedWeightLoader"
 
@@ -42,10 +36,8 @@ class _StepGauge:
         self.tokens = 0
         self.running = 0
         self.kv_used = 0.0
-        self.stepped_at = 0.0
 
     def record(self, *, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
-        self.stepped_at = time.monotonic()
         if iteration_stats is not None:
             self.tokens += iteration_stats.num_generation_tokens
         if scheduler_stats is not None:
@@ -81,10 +73,7 @@ class VllmEngine:
         self._tokenizer: Any = None
         self._gauge = _StepGauge()
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._reaper: subprocess.Popen[bytes] | None = None
-        self._processes: list[psutil.Process] = []
-        self._shared_memory: set[Path] = set()
-        self._mark = uuid.uuid4().hex
+        self._processes = EngineProcesses()
         self._in_flight = 0
         self._aborted = 0
         self._cause = "it is not running"
@@ -96,10 +85,11 @@ class VllmEngine:
             ModelError: a folder that vLLM cannot load.
             EngineDied: the engine's processes ended while they started.
         """
-        self._reaper = _start_reaper(self._mark)
         self._llm = await asyncio.to_thread(self._construct)
         manager = self._llm.engine_core.resources.engine_manager
-        self._adopt(_family(process.pid for process in manager.processes))
+        self._processes.adopt(process.pid for process in manager.processes)
+        if self._core is not None:
+            self._processes.pin(self._core)
         self._llm.logger_manager = self._gauge
         self._tokenizer = self._llm.renderer.tokenizer
         self._cause = "its processes have ended"
@@ -109,8 +99,7 @@ class VllmEngine:
 
     def _construct(self) -> Any:
         """Start the processes; blocks, so it runs in a thread."""
-        _set_environment(self._mark, self._core, self._actors.start_deadline_s)
-        try:
+        with self._processes.starting(_variables(self._core, self._actors.start_deadline_s)):
             from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -123,8 +112,6 @@ class VllmEngine:
                 return AsyncLLM.from_vllm_config(vllm_config)
             except (RuntimeError, TimeoutError) as error:
                 raise EngineDied(f"the engine of {self._model.path} did not start: {error}") from error
-        finally:
-            os.environ.pop(reaper.VARIABLE)
 
     def _arguments(self) -> dict[str, Any]:
         from vllm.platforms import current_platform
@@ -159,29 +146,32 @@ class VllmEngine:
         """
         if not 0 < len(prompt) < self._max_model_len:
             raise ValueError(f"a prompt of {len(prompt)} tokens: the engine takes 1 to {self._max_model_len - 1}")
+        from vllm.exceptions import VLLMClientError
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        llm = self._running()
+        salted = tokens_input(prompt.tolist(), cache_salt=str(self._version))
         self._in_flight += 1
         try:
-            salted = tokens_input(prompt.tolist(), cache_salt=str(self._version))
-            collector = await self._llm.add_request(request_id, salted, sampling_params(sampling))
+            collector = await llm.add_request(request_id, salted, sampling_params(sampling))
             finished = (await collector.get()).outputs[0]
         except asyncio.CancelledError:
-            self._aborted += self._tokens_of(request_id)
-            await self._llm.abort(request_id)
+            self._aborted += _tokens_so_far(llm.output_processor, request_id)
+            await llm.abort(request_id)
             raise
+        except VLLMClientError as error:
+            raise ValueError(f"request {request_id}: {error}") from None
         except EngineDeadError:
             raise EngineDied(f"the engine died with request {request_id}: {self._cause}") from None
         finally:
             self._in_flight -= 1
         return self._completion(finished, bool(sampling.stop))
 
-    def _tokens_of(self, request_id: str) -> int:
-        """Tokens that have come so far for an unfinished request."""
-        processor = self._llm.output_processor
-        states = (processor.request_states[name] for name in processor.external_req_ids.get(request_id, ()))
-        return sum(state.detokenizer.num_output_tokens() for state in states)
+    def _running(self) -> Any:
+        if self._llm is None:
+            raise EngineDied(f"the engine of {self._model.path} is not running")
+        return self._llm
 
     def _completion(self, output: Any, with_text: bool) -> Completion:
         if output.finish_reason not in ("stop", "length"):
@@ -207,21 +197,22 @@ class VllmEngine:
             WeightError: the weights do not fit; the engine goes on with the version it has.
             EngineDied: the engine went away, or holds half a version and was ended.
         """
-        check_fit(staged, self._shapes, tied=bool(self._llm.model_config.hf_config.tie_word_embeddings))
-        swap = asyncio.ensure_future(self._swap(staged))
+        llm = self._running()
+        check_fit(staged, self._shapes, tied=getattr(llm.model_config.hf_config, "tie_word_embeddings", False))
+        swap = asyncio.ensure_future(self._swap(llm, staged))
         try:
             return await asyncio.shield(swap)
         except asyncio.CancelledError:
             await asyncio.wait({swap})
             raise
 
-    async def _swap(self, staged: StagedWeights) -> Update:
-        core = self._llm.engine_core
+    async def _swap(self, llm: Any, staged: StagedWeights) -> Update:
+        core = llm.engine_core
         version = staged.manifest.version
-        asked_at = time.monotonic()
         await self._call(core.pause_scheduler_async("keep", False))
-        # Batches in flight were drained by the pause, so this is when the last of their tokens arrived.
-        paused_at = max(asked_at, self._gauge.stepped_at)
+        # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same way, so
+        # the time between them is the time between the two events in the engine core.
+        paused_at = time.monotonic()
         try:
             arguments = (str(staged.path), codec.encode(staged.manifest))
             refusals = await self._call(core.collective_rpc_async("load_staged_weights", None, arguments))
@@ -239,13 +230,18 @@ class VllmEngine:
 
     async def _call(self, request: Awaitable[T]) -> T:
         """Await an answer of the engine core, which alone would never come once the core is dead."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
         answer = asyncio.ensure_future(request)
         async with within(self._actors.stall_deadline_s, f"the engine core of {self._model.path} to answer"):
             while not (await asyncio.wait({answer}, timeout=LIVENESS_POLL_S))[0]:
-                if self._llm.errored:
+                if self._running().errored:
                     answer.cancel()
                     raise EngineDied(f"the engine core of {self._model.path} has ended")
-        return answer.result()
+        try:
+            return answer.result()
+        except EngineDeadError:
+            raise EngineDied(f"the engine core of {self._model.path} has ended") from None
 
     # --- what the actor asks --------------------------------------------------------------------
 
@@ -276,24 +272,12 @@ class VllmEngine:
 
     async def stop(self) -> None:
         """End all processes of the engine and remove their shared memory, within seconds, also after a failed start."""
-        if self._llm is None:
-            self._adopt([psutil.Process(pid) for pid in reaper.marked(self._mark)])
-        else:
-            await asyncio.to_thread(self._llm.shutdown, 0)
-        for process in self._processes:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        await asyncio.to_thread(psutil.wait_procs, self._processes, STOP_DEADLINE_S)
-        for file in self._shared_memory:
-            file.unlink(missing_ok=True)
-        if self._reaper is not None:
-            self._reaper.communicate(b"stopped", STOP_DEADLINE_S)
-            self._reaper = None
-
-    def _adopt(self, processes: list[psutil.Process]) -> None:
-        """Note what `stop` must end, while it can still be seen."""
-        self._processes = processes
-        self._shared_memory = reaper.shared_memory([process.pid for process in processes])
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, 0)
+            del llm
+            gc.collect()  # the client is part of a cycle, and complains when it is finalized at the interpreter's exit
+        await asyncio.to_thread(self._processes.end)
 
 
 def _folder(path: str) -> Path:
@@ -305,29 +289,21 @@ def _folder(path: str) -> Path:
     return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
 
 
-def _family(parents: Iterable[int]) -> list[psutil.Process]:
-    roots = [psutil.Process(pid) for pid in parents]
-    return [*roots, *(child for root in roots for child in root.children(recursive=True))]
-
-
-def _start_reaper(mark: str) -> subprocess.Popen[bytes]:
-    # A session of its own, so that what ends the actor's process group leaves it to its work.
-    command = [sys.executable, "-I", "-S", reaper.__file__, mark]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-
-
-def _set_environment(mark: str, core: int | None, ready_timeout_s: float) -> None:
-    """vLLM reads these in this process and in those it starts; an operator's own settings win."""
-    os.environ[reaper.VARIABLE] = mark
-    defaults = {
+def _variables(core: int | None, ready_timeout_s: float) -> dict[str, str]:
+    variables = {
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(ready_timeout_s)),
     }
     if core is not None:
-        defaults |= {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+        variables |= {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
+    return variables
+
+
+def _tokens_so_far(output_processor: Any, request_id: str) -> int:
+    """Tokens that have come for an unfinished request."""
+    names = output_processor.external_req_ids.get(request_id, ())
+    return sum(output_processor.request_states[name].detokenizer.num_output_tokens() for name in names)
 
 
 def sampling_params(sampling: Sampling) -> Any:

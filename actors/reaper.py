@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "OLMORL_ENGINE"
-SHARED_MEMORY = "/dev/shm/psm_"
+NAMES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
 
 
 def marked(mark: str) -> list[int]:
@@ -30,13 +30,13 @@ def marked(mark: str) -> list[int]:
 
 
 def shared_memory(pids: list[int]) -> set[Path]:
-    """Shared memory the processes have mapped and nobody would unlink once they are killed."""
+    """Shared memory and semaphores that the processes have open, and nobody would unlink once they are killed."""
     found: set[Path] = set()
     for pid in pids:
         with suppress(OSError):
             for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
                 path = line.split(maxsplit=5)[-1]
-                if path.startswith(SHARED_MEMORY):
+                if path.startswith(NAMES):
                     found.add(Path(path.removesuffix(" (deleted)")))
     return found
 

@@ -1,0 +1,77 @@
+"""The processes of one engine: their environment, their core, and their end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from olmorl.actors import reaper
+
+DEADLINE_S = 5.0
+
+
+class EngineProcesses:
+    """Whatever an engine started ends with `end`, or with the process that owns this object, however that one dies."""
+
+    def __init__(self) -> None:
+        self._mark = uuid.uuid4().hex
+        self._reaper: subprocess.Popen[bytes] | None = None
+        self._known: list[psutil.Process] | None = None
+        self._shared_memory: set[Path] = set()
+
+    @contextmanager
+    def starting(self, variables: Mapping[str, str]) -> Iterator[None]:
+        """Mark what starts inside. `variables` that the operator has not set hold for it, and for nothing after it."""
+        # A session of its own, so that what ends the owner's process group leaves the reaper to its work.
+        command = [sys.executable, "-I", "-S", reaper.__file__, self._mark]
+        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        wanted = {reaper.VARIABLE: self._mark, **variables}
+        added = {name: value for name, value in wanted.items() if name not in os.environ}
+        os.environ.update(added)
+        try:
+            yield
+        finally:
+            for name in added:
+                del os.environ[name]
+
+    def adopt(self, pids: Iterable[int]) -> None:
+        """Note the processes, all their descendants and their shared memory while they can still be seen."""
+        roots = _processes(pids)
+        self._known = [*roots, *(child for root in roots for child in root.children(recursive=True))]
+        self._shared_memory = reaper.shared_memory([process.pid for process in self._known])
+
+    def pin(self, core: int) -> None:
+        """Keep every thread on one core: the scheduler alternates with its worker, and would disturb the learner."""
+        for process in self._known or ():
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                for thread in process.threads():
+                    os.sched_setaffinity(thread.id, {core})
+
+    def end(self) -> None:
+        """Kill what is left and unlink its shared memory; blocks for seconds at most. Also after a failed start."""
+        if self._known is None:
+            self.adopt(reaper.marked(self._mark))
+        for process in self._known or ():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(self._known or (), DEADLINE_S)
+        for file in self._shared_memory:
+            file.unlink(missing_ok=True)
+        if self._reaper is not None:
+            self._reaper.communicate(b"ended", DEADLINE_S)
+            self._reaper = None
+
+
+def _processes(pids: Iterable[int]) -> list[psutil.Process]:
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found

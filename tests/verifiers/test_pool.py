@@ -247,3 +247,17 @@ async def test_eight_groups_at_once_each_get_their_own_answers(pool: Pool) -> No
     hostile = asyncio.create_task(pool.run("time:sleep", 60, HEALTHY))
     assert all(await asyncio.gather(*(group(number) for number in range(8))))
     assert await hostile == Limit("timeout")
+
+
+def test_the_pool_runs_on_the_event_loop_that_ray_gives_its_actors() -> None:
+    import uvloop
+
+    async def check() -> object:
+        pool = Pool(1, timeout_s=5.0, memory_mib=128, recycle_after=10, retries=0)
+        await pool.start()
+        try:
+            return await pool.run(NEGATE, 3)
+        finally:
+            await pool.stop()
+
+    assert uvloop.run(check()) == Done(-3)

@@ -85,7 +85,7 @@ class Slot:
         if probe is not None:
             healthy = await self._ask(wire.frame(wire.Job(probe.task, probe.args)))
             if healthy != Done(probe.value):
-                return Failed("unhealthy_worker", "a known-good check did not pass on the same worker")
+                return Failed("unhealthy_worker", f"a known-good check ended as {healthy} on the same worker")
         return await self._ask(frame)
 
     async def _ask(self, frame: bytes) -> Done | _Strike | Failed:

@@ -21,6 +21,7 @@ from sympy.core.relational import Relational
 from sympy.parsing import sympy_parser
 
 from olmorl.verifiers.notation import grouped_digits, normalise, unmark
+from olmorl.verifiers.numeric import clearly_different, half_line, same_set
 
 PROBE = (r"\frac{x^2-1}{x-1}", "1+x")
 """Label and answer that every healthy worker finds equal, by algebra."""
@@ -72,7 +73,7 @@ def readable(label: str) -> bool:
 def equal(pair: tuple[str, str]) -> bool | None:
     """Whether the answer equals the label; None when the label itself cannot be read."""
     label, answer = pair
-    region = _region(label)
+    region = _label_region(label)
     if region is not None and (other := _region(answer)) is not None:
         return _same_region(region, other)
     gold = _parsed(label)
@@ -82,6 +83,8 @@ def equal(pair: tuple[str, str]) -> bool | None:
     if found is None:
         return False
     gold, found = _complex(label, gold), _complex(answer, found)
+    if clearly_different(gold, found):
+        return False
     return bool(verify(gold, found, strict=True, timeout_seconds=None, allow_set_relation_comp=True))
 
 
@@ -148,13 +151,21 @@ def _region(text: str) -> tuple[str, sympy.Set] | None:
             regions.append(expression)
         elif isinstance(expression, (Relational, sympy.And)) and len(expression.free_symbols) == 1:
             names |= {symbol.name for symbol in expression.free_symbols}
-            regions.append(expression.as_set())
+            regions.append(_solutions(expression))
         else:
             return None
     return (names.pop() if names else "", sympy.Union(*regions)) if len(names) < 2 else None
 
 
+def _solutions(relation: Any) -> sympy.Set:
+    lines = [half_line(one) for one in (relation.args if isinstance(relation, sympy.And) else (relation,))]
+    return relation.as_set() if None in lines else sympy.Intersection(*lines)
+
+
+_label_region = lru_cache(4096)(_region)
+
+
 def _same_region(label: tuple[str, sympy.Set], answer: tuple[str, sympy.Set]) -> bool:
     if label[0] and answer[0] and label[0] != answer[0]:
         return False
-    return bool(label[1] == answer[1] or label[1].symmetric_difference(answer[1]).is_empty)
+    return same_set(label[1], answer[1])

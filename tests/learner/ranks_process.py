@@ -29,9 +29,9 @@ VOCABULARY = 40
 
 
 def make_groups(seed: int, num_groups: int = 4) -> list[list[Sample]]:
-    """Groups of three samples of 2 to 32 tokens, some tokens masked, some stale, engine a little off the learner."""
+    """Samples of 2 to 32 tokens, some tokens masked, some stale, engine a little off the learner; 13 in four groups."""
     rng = np.random.default_rng(seed)
-    return [[_sample(rng, draw) for _ in range(3)] for draw in range(num_groups)]
+    return [[_sample(rng, draw) for _ in range(4 if draw == 0 else 3)] for draw in range(num_groups)]
 
 
 def _sample(rng: np.random.Generator, draw: int) -> Sample:

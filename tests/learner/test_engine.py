@@ -20,7 +20,7 @@ Gradients = dict[str, torch.Tensor]
 
 ONE_ROW, SINGLES = 10_000, 1
 """`row_tokens` that put all samples into one row, and every sample into a row of its own."""
-EIGHT_ROWS = 24
+EIGHT_ROWS = 36
 NO_CLIPPING = {"max_grad_norm": 1e9}
 BOUND = {"float32": 1e-5, "bfloat16": 2e-2}
 TEMPERATURE = 0.7
@@ -54,8 +54,8 @@ def gradients(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, 
         "tied-z2-eight-1": gradient_job(tied, "float32", 2, EIGHT_ROWS),
     }
     stages = (*product(["float32"], range(4)), ("bfloat16", 2), ("bfloat16", 3))
-    pair: Jobs = {f"{dtype}-z{stage}-rows-2": gradient_job(olmo, dtype, stage, 64) for dtype, stage in stages}
-    pair["tied-z3-rows-2"] = gradient_job(tied, "float32", 3, 64)
+    pair: Jobs = {f"{dtype}-z{stage}-uneven-2": gradient_job(olmo, dtype, stage, SINGLES) for dtype, stage in stages}
+    pair["tied-z3-uneven-2"] = gradient_job(tied, "float32", 3, SINGLES)
     return run_ranks(1, alone) | run_ranks(2, pair)
 
 
@@ -104,15 +104,14 @@ def test_gradient_is_the_same_on_every_layout(gradients: Results, dtype: str) ->
 
 
 def test_layouts_are_what_they_claim(gradients: Results) -> None:
-    assert len(gradients["float32-z2-one-1"][0]["rows"]) == 1
-    assert len(gradients["float32-z2-eight-1"][0]["rows"]) >= 8
-    assert set(gradients["float32-z2-single-1"][0]["rows"]) == {1}
-    uneven = [rank["rows"] for rank in gradients["float32-z3-rows-2"]]
-    assert len(uneven[0]) == len(uneven[1]) and 0 in uneven[1]
+    assert gradients["float32-z2-one-1"][0]["rows"] == [13]
+    assert len(gradients["float32-z2-eight-1"][0]["rows"]) == 8
+    assert gradients["float32-z2-single-1"][0]["rows"] == [1] * 13
+    assert [rank["rows"] for rank in gradients["float32-z3-uneven-2"]] == [[1] * 7, [1] * 6 + [0]]
 
 
 @pytest.mark.parametrize(
-    ("job", "model"), [("float32-z2-one-1", "olmo3"), ("tied-z2-eight-1", "qwen2"), ("tied-z3-rows-2", "qwen2")]
+    ("job", "model"), [("float32-z2-one-1", "olmo3"), ("tied-z2-eight-1", "qwen2"), ("tied-z3-uneven-2", "qwen2")]
 )
 def test_gradient_is_that_of_plain_pytorch(
     gradients: Results, tiny_models: dict[str, str], job: str, model: str
@@ -125,7 +124,7 @@ def test_gradient_is_that_of_plain_pytorch(
 def test_metrics_are_global_and_not_multiplied_by_ranks(gradients: Results) -> None:
     alone = gradients["float32-z2-one-1"][0]["values"]
     for stage in range(4):
-        for rank in gradients[f"float32-z{stage}-rows-2"]:
+        for rank in gradients[f"float32-z{stage}-uneven-2"]:
             assert rank["values"] == pytest.approx(alone, rel=1e-4, abs=1e-6)
     norm = sum(g.double().square().sum() for g in gradients["float32-z2-one-1"][0]["gradients"].values()) ** 0.5
     assert alone["grad_norm"] == pytest.approx(float(norm), rel=1e-5)

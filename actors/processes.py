@@ -22,16 +22,15 @@ class EngineProcesses:
 
     def __init__(self) -> None:
         self._mark = uuid.uuid4().hex
-        self._reaper: subprocess.Popen[bytes] | None = None
+        self._reaper: subprocess.Popen[str] | None = None
         self._known: list[psutil.Process] | None = None
         self._shared_memory: set[Path] = set()
 
     @contextmanager
     def starting(self, variables: Mapping[str, str]) -> Iterator[None]:
         """Mark what starts inside. `variables` that the operator has not set hold for it, and for nothing after it."""
-        # A session of its own, so that what ends the owner's process group leaves the reaper to its work.
         command = [sys.executable, "-I", "-S", reaper.__file__, self._mark]
-        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         wanted = {reaper.VARIABLE: self._mark, **variables}
         added = {name: value for name, value in wanted.items() if name not in os.environ}
         os.environ.update(added)
@@ -46,6 +45,7 @@ class EngineProcesses:
         roots = _processes(pids)
         self._known = [*roots, *(child for root in roots for child in root.children(recursive=True))]
         self._shared_memory = reaper.shared_memory([process.pid for process in self._known])
+        self._tell_reaper(*self._shared_memory)
 
     def pin(self, core: int) -> None:
         """Keep every thread on one core: the scheduler alternates with its worker, and would disturb the learner."""
@@ -64,9 +64,15 @@ class EngineProcesses:
         psutil.wait_procs(self._known or (), DEADLINE_S)
         for file in self._shared_memory:
             file.unlink(missing_ok=True)
-        if self._reaper is not None:
-            self._reaper.communicate(b"ended", DEADLINE_S)
-            self._reaper = None
+        self._tell_reaper(reaper.ENDED)
+        self._reaper = None
+
+    def _tell_reaper(self, *lines: str | Path) -> None:
+        if self._reaper is not None and self._reaper.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._reaper.stdin.writelines(f"{line}\n" for line in lines)
+                self._reaper.stdin.flush()
+            self._reaper.wait(DEADLINE_S)  # of its first process, which has left a second one behind
 
 
 def _processes(pids: Iterable[int]) -> list[psutil.Process]:

@@ -2,8 +2,9 @@
 
     python reaper.py MARK        every process of the engine has MARK in its environment
 
-The owner holds the other end of standard input. Its end without a word means that the owner died, however it died.
-A parent-death signal would not do: it follows the thread that started a process, and does not reach grandchildren.
+The owner holds the other end of standard input. It names shared memory there, a line each, and says ENDED when all is
+over; an end without that word means that the owner died, however it died. A parent-death signal would not do: it
+follows the thread that started a process, and does not reach grandchildren.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 VARIABLE = "OLMORL_ENGINE"
+ENDED = "ended"
 NAMES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
 
 
@@ -51,11 +53,16 @@ def end(pids: list[int], files: set[Path]) -> None:
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if sys.stdin.buffer.read(1):
-        return
+    if os.fork():
+        os._exit(0)  # nobody's child and in a session of its own: what kills the owner's children leaves it to its work
+    os.setsid()
+    files: set[Path] = set()
+    for line in sys.stdin:
+        if line.strip() == ENDED:
+            return
+        files.add(Path(line.strip()))
     pids = marked(sys.argv[1])
-    end(pids, shared_memory(pids))
+    end(pids, files | shared_memory(pids))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,110 @@
+"""What an engine starts ends with it, or with its owner. The engine here is a process that sleeps on shared memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from olmorl.actors import reaper
+from olmorl.actors.processes import EngineProcesses
+
+ROOT = str(Path(__file__).parents[2])
+ENGINE = """
+import time
+from multiprocessing.shared_memory import SharedMemory
+memory = SharedMemory(create=True, size=1)
+print(memory.name, flush=True)
+time.sleep(300)
+"""
+OWNER = f"""
+import subprocess, sys, time
+from olmorl.actors.processes import EngineProcesses
+processes = EngineProcesses()
+with processes.starting({{}}):
+    engine = subprocess.Popen([sys.executable, "-c", {ENGINE!r}], stdout=subprocess.PIPE, text=True)
+name = engine.stdout.readline().strip()
+if sys.argv[1] == "adopt":
+    processes.adopt([engine.pid])
+print(engine.pid, name, flush=True)
+time.sleep(300)
+"""
+
+
+def alive(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+def alive_or_there(pid: int, name: str) -> bool:
+    return alive(pid) or Path("/dev/shm", name).exists()
+
+
+async def gone(pid: int, name: str) -> bool:
+    for _ in range(1000):
+        if not alive_or_there(pid, name):
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+def reapers(mark: str) -> list[psutil.Process]:
+    return [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
+
+
+@pytest.mark.parametrize("when", ["adopt", "before it was adopted"])
+async def test_a_killed_owner_takes_its_engine_along(when: str) -> None:
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", OWNER, when, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": ROOT}
+    )
+    assert owner.stdout is not None
+    pid, name = (await asyncio.wait_for(owner.stdout.readline(), 60)).decode().split()
+    mark = psutil.Process(int(pid)).environ()[reaper.VARIABLE]
+    assert len(reapers(mark)) == 1
+    # As a cluster does it: the owner's children die with it, and cannot be asked any more what they had open.
+    for child in psutil.Process(owner.pid).children(recursive=True) if when == "adopt" else ():
+        child.kill()
+    owner.kill()
+    await owner.wait()
+    assert await gone(int(pid), name)
+    assert not reapers(mark)
+
+
+async def test_end_leaves_neither_processes_nor_memory_nor_the_reaper() -> None:
+    processes = EngineProcesses()
+    with processes.starting({"OLMORL_TEST": "for the engine only"}):
+        assert os.environ["OLMORL_TEST"]
+        mark = os.environ[reaper.VARIABLE]
+        engine = subprocess.Popen([sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
+    assert not os.environ.keys() & {"OLMORL_TEST", reaper.VARIABLE}
+    assert engine.stdout is not None
+    name = await asyncio.to_thread(engine.stdout.readline)
+    processes.adopt([engine.pid])
+    processes.end()
+    assert await gone(engine.pid, name.strip())
+    for _ in range(200):
+        if not reapers(mark):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("the reaper outlives the engine")
+
+
+def test_what_the_operator_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OLMORL_TEST", "the operator's")
+    processes = EngineProcesses()
+    with processes.starting({"OLMORL_TEST": "ours"}):
+        assert os.environ["OLMORL_TEST"] == "the operator's"
+    assert os.environ["OLMORL_TEST"] == "the operator's"
+    processes.end()
+
+
+def test_a_failed_start_is_cleaned_up_by_its_mark() -> None:
+    processes = EngineProcesses()
+    with processes.starting({}), subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) as engine:
+        processes.end()
+        assert engine.wait(5) != 300
+    assert not alive(engine.pid)

@@ -206,7 +206,7 @@ class Actor:
     async def _extend(self) -> None:
         while True:
             await self._clock.sleep(self._lease_s / EXTENSIONS)
-            held = [work for work in self._works.values() if not work.committing]
+            held = list(self._works.values())
             lost = await self._queue.extend([work.lease for work in held]) if held else set()
             for work in held:
                 if work.lease.lease_id in lost:
@@ -225,14 +225,12 @@ class Actor:
         """Wait for what is in hand; when told to stop, end it and give it back."""
         while self._works and self._order is not Order.STOP:
             await self._change()
-        left = [work for work in self._works.values() if not work.committing]
-        tasks = [work.task for work in self._works.values() if work.task]
+        left = list(self._works.values())
         for work in left:
             work.cancel()
-        if tasks:
+        if tasks := [work.task for work in left if work.task]:
             await asyncio.wait(tasks)
-        if left:
-            await self._queue.give_back([work.lease for work in left])
+            await self._queue.give_back([work.lease for work in left if not work.committing])
 
     def status(self) -> ActorStatus:
         """The actor as its next heartbeat will show it."""

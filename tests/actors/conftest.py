@@ -81,10 +81,11 @@ class Service:
     shelf: Shelf = field(default_factory=lambda: Shelf(Version(1, 0)))
     scorer: FakeScorer = field(default_factory=FakeScorer)
     clock: LoopClock = field(default_factory=LoopClock)
+    queue_kind: type[MemoryQueue] = MemoryQueue
     engines: dict[str, FakeEngine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.queue = MemoryQueue(10_000, LEASE_S, 3, self.clock)
+        self.queue = self.queue_kind(10_000, LEASE_S, 3, self.clock)
 
     def actor(self, name: str = "a0", engine: FakeEngine | None = None) -> Actor:
         engine = engine or FakeEngine(
@@ -94,7 +95,7 @@ class Service:
         return Actor(
             name=name,
             engine=engine,
-            queue=self.queue.another(),
+            queue=self.queue,
             weights=self.shelf,
             scorer=self.scorer,
             clock=self.clock,

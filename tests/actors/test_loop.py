@@ -13,8 +13,9 @@ from olmorl import config
 from olmorl.actors.fake import FakeEngine, FakeScorer
 from olmorl.clock import run_simulated
 from olmorl.errors import DeadlinePassed, Unscorable
-from olmorl.messages import Completion, Failure, Group, Prompt, TokenIds, Version
-from olmorl.ports import Place, Sampling
+from olmorl.messages import Completion, Failure, Group, Lease, Prompt, Result, TokenIds, Version
+from olmorl.ports import CommitOutcome, Place, Sampling
+from olmorl.queues.memory import MemoryQueue
 
 Make = Callable[..., Any]
 STEADY = config.Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0, update_s=0.5)
@@ -190,6 +191,33 @@ def test_a_commit_after_the_lease_expired_is_refused_and_counted(service: Make, 
     assert status.tokens_wasted == status.tokens_generated == 400
 
 
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_commit_under_way_is_left_to_the_queue(service: Make, draw: Make, leaves: bool) -> None:
+    class SlowReply(MemoryQueue):
+        async def commit(self, lease: Lease, result: Result) -> CommitOutcome:
+            outcome = await super().commit(lease, result)
+            await asyncio.sleep(6.0)
+            return outcome
+
+    async def scenario() -> Any:
+        s = service(simulation=STEADY, queue_kind=SlowReply)
+        await s.push(draw(0))
+        actor = s.actor()
+        async with s.running(actor):
+            await s.results(1)
+            if leaves:
+                await actor.stop()
+            else:
+                await asyncio.sleep(8.0)
+            counts = await s.queue.counts("train")
+            status = actor.status()
+        return counts, status
+
+    counts, status = run_simulated(scenario())
+    assert (counts.queued, counts.leased, counts.results) == (0, 0, 1)
+    assert (status.tokens_wasted, status.completions) == (0, 4)
+
+
 def test_an_unscorable_group_fails_with_its_cause_and_the_actor_goes_on(service: Make, draw: Make) -> None:
     class Picky(FakeScorer):
         async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
@@ -333,16 +361,27 @@ def test_an_engine_error_ends_the_actor_and_rewards_nothing(service: Make, draw:
 
 
 def test_cancelling_an_actor_leaves_nothing_behind(service: Make, draw: Make) -> None:
+    stopped = []
+
+    class Engine(FakeEngine):
+        async def stop(self) -> None:
+            stopped.append("engine")
+
+    class Scorer(FakeScorer):
+        async def stop(self) -> None:
+            stopped.append("scorer")
+
     async def scenario() -> Any:
-        s = service(simulation=STEADY)
+        s = service(simulation=STEADY, scorer=Scorer())
         await s.push(*(draw(i) for i in range(6)))
-        running = asyncio.create_task(s.actor().run())
+        running = asyncio.create_task(s.actor(engine=Engine(STEADY, max_running=16, max_model_len=500)).run())
         await asyncio.sleep(3.0)
         running.cancel()
         await asyncio.wait([running])
         return running.cancelled(), len(asyncio.all_tasks()), s.engines["a0"].load().running
 
     assert run_simulated(scenario()) == (True, 1, 0)
+    assert stopped == ["scorer", "engine"]
 
 
 def test_leases_of_long_answers_are_kept(service: Make, draw: Make) -> None:

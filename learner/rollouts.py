@@ -112,7 +112,7 @@ def record(result: Result, outcome: Outcome, step: int | None, cause: str) -> di
     """One line: the draw, its outcome, and each completion. `incarnations` is parallel to `versions`."""
     prompt = result.prompt
     line: dict[str, Any] = {
-        "draw_id": prompt.draw_id,
+        "prompt_id": prompt.draw_id,
         "attempt": prompt.attempt,
         "outcome": outcome,
         "step": step,

@@ -1,4 +1,4 @@
-"""Real runs, as a user starts them: the launcher in a process of its own, on a random policy of a few thousand weights."""
+"""Real runs, as a user starts them: the launcher in a process of its own, on a small random policy."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""Real vLLM, DeepSpeed, Ray and Redis with two ranks and two engines, as a user starts them; stopped and killed on the way."""
+"""Real vLLM, DeepSpeed, Ray and Redis with two ranks and two engines; killed and stopped on the way."""
 
 from __future__ import annotations
 
-import io
-import json
 import signal
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
+
+from olmorl.learner import rollouts
 
 STEPS = 6
 MAX_LAG = 2
@@ -41,21 +41,14 @@ def sizes(zero: int) -> str:
     return SIZES.format(steps=STEPS, max_lag=MAX_LAG, zero=zero)
 
 
-def rollouts(run_dir: Path) -> list[dict[str, Any]]:
-    groups = []
-    for path in sorted((run_dir / "rollouts").glob("*.zst")):
-        reader = zstandard.ZstdDecompressor().stream_reader(io.BytesIO(path.read_bytes()), read_across_frames=True)
-        groups += [json.loads(line) for line in reader.read().decode().splitlines()]
-    return groups
-
-
 def check_rollouts(run_dir: Path) -> None:
-    completions = [completion for group in rollouts(run_dir) for completion in group["completions"]]
+    paths = sorted((run_dir / "rollouts").glob("*.zst"))
+    completions = [completion for path in paths for group in rollouts.read(path) for completion in group["completions"]]
     assert completions
     for completion in completions:
         spans = completion["versions"]
         assert spans[0][1] == 0 and spans[-1][2] == len(completion["token_ids"]) == len(completion["logprobs"])
-        assert all(before[2] == after[1] for before, after in zip(spans, spans[1:], strict=False))
+        assert all(before[2] == after[1] for before, after in pairwise(spans))
     assert any(len(completion["versions"]) > 1 for completion in completions), "no update met a running answer"
 
 

@@ -121,7 +121,7 @@ async def test_rollouts_hold_every_draw_and_survive_a_torn_end(tmp_path: Path, m
     assert completion["verdicts"]["math"]["reward"] == completion["reward"]
     assert completion["token_ids"] == group.completions[0].token_ids.tolist()
     second.write_bytes(second.read_bytes() + first.read_bytes()[:50])
-    assert [record["draw_id"] for record in rollouts.read(second)] == [1]
+    assert [record["prompt_id"] for record in rollouts.read(second)] == [1]
 
 
 async def test_a_disk_that_refuses_rollouts_ends_the_run_with_its_name(tmp_path: Path, make_group: MakeGroup) -> None:

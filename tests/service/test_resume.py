@@ -97,7 +97,7 @@ def test_a_restart_replays_the_journal_and_generates_nothing_again(service: Buil
     assert replayed == weights
     run.check_lines()
     assert all(record["attempt"] == 1 for record in run.ledger)
-    records = [(record["draw_id"], record["attempt"]) for record in run.rollouts]
+    records = [(record["prompt_id"], record["attempt"]) for record in run.rollouts]
     assert len(records) == len(set(records)) == run.lines[-1]["prompts_drawn_total"]
     assert [line["incarnation"] for line in run.lines] == [1] * 10 + [2] * 20
     assert len((run.run_dir / "abandoned" / "000002" / "metrics.jsonl").read_text().splitlines()) == 7

@@ -1,0 +1,151 @@
+"""The command line: what it understands, and one clear message with exit code 2 for each mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from olmorl import config
+from olmorl.deploy.arguments import parse
+from olmorl.deploy.launch import main
+from olmorl.deploy.plan import plan
+from olmorl.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = ROOT / "deploy" / "recipes"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that looks like a model as far as the launcher looks."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"architectures": ["Olmo3ForCausalLM"]}))
+    return folder
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, model: Path) -> Path:
+    """A recipe whose files are there; what a test breaks it breaks on the command line."""
+    (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": "1 + 1", "ground_truth": "2", "dataset": "math"}) + "\n")
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        f'[run]\nname = "t"\ndirectory = "{tmp_path}/runs"\n[model]\npath = "{model}"\n'
+        f'[data]\ntrain = ["{tmp_path}/data.jsonl"]\n'
+    )
+    return path
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    """The one message of a launch that must end with exit code 2."""
+    assert main([str(argument) for argument in arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("olmorl-launch: ") and "Traceback" not in message
+    return message
+
+
+def test_overrides_by_dotted_name_and_by_well_known_option(recipe: Path) -> None:
+    arguments = parse(
+        [str(recipe), "--learner-nodes", "8", "--schedule.max_lag=4", "--objective.rho", "off", "--run.name", "x"]
+    )
+    settings = config.load(arguments.recipe, arguments.overrides)
+    assert settings.learner.nodes == 8
+    assert settings.schedule.max_lag == 4
+    assert settings.objective.rho == "off"
+    assert settings.run.name == "x"
+
+
+@pytest.mark.parametrize("words", [["--nonsense"], ["--schedule.max_lag"], ["stray"]])
+def test_words_that_mean_nothing_are_refused(recipe: Path, words: list[str]) -> None:
+    with pytest.raises(ConfigError):
+        parse([str(recipe), *words])
+
+
+def test_mistakes_in_the_recipe(capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path) -> None:
+    assert "did you mean 'learning_rate'" in refusal(capsys, recipe, "--learner.learnig_rate", "1")
+    assert "sampling.group_size" in refusal(capsys, recipe, "--sampling.group_size", "1")
+    assert "learner.zero_stage" in refusal(capsys, recipe, "--learner.zero_stage", "4")
+    assert "no such recipe" in refusal(capsys, tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[run\n")
+    assert "line 1" in refusal(capsys, broken)
+
+
+def test_mistakes_found_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path, model: Path
+) -> None:
+    assert "no such data file" in refusal(capsys, recipe, "--data.train", '["missing.jsonl"]')
+    assert "data.train" in refusal(capsys, recipe, "--data.train", "[]")
+    assert "no config.json" in refusal(capsys, recipe, "--model.path", tmp_path)
+    assert "no such model folder" in refusal(capsys, recipe, "--model.path", "./nothing-here")
+    (model / "config.json").write_text("{")
+    assert "not a model configuration" in refusal(capsys, recipe)
+
+
+def test_more_nodes_than_this_machine_is(capsys: pytest.CaptureFixture[str], recipe: Path) -> None:
+    message = refusal(capsys, recipe, "--learner-nodes", "2")
+    assert "2 learner node(s)" in message and "--ray-address" in message
+
+
+def test_a_redis_that_does_not_answer(capsys: pytest.CaptureFixture[str], recipe: Path) -> None:
+    began = time.monotonic()
+    message = refusal(capsys, recipe, "--queue.url", "redis://127.0.0.1:1/0", "--queue.connect_deadline_s", "1")
+    assert "127.0.0.1:1" in message
+    assert time.monotonic() - began < 30
+
+
+def test_a_reward_function_that_does_not_import(
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "reward.py"
+    file.write_text("import nothing_of_this_name\n")
+    message = refusal(capsys, recipe, "--verifiers.functions", f'["{file}:score"]')
+    assert "reward.py" in message and "nothing_of_this_name" in message
+
+
+def test_a_run_that_is_there_is_not_overwritten(
+    capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path
+) -> None:
+    assert "no run to resume" in refusal(capsys, recipe, "--resume")
+    (tmp_path / "runs" / "t" / "ledger").mkdir(parents=True)
+    assert "--resume" in refusal(capsys, recipe)
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in RECIPES.glob("*.toml")))
+def test_every_recipe_that_ships_has_a_plan(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main([str(RECIPES / name), "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "in-flight budget" in shown and "[schedule]" in shown
+
+
+def test_the_plan_of_the_cluster_run() -> None:
+    settings = config.load(RECIPES / "olmo3-32b-think.toml", [("learner.nodes", "8"), ("actors.nodes", "20")])
+    placed = plan(settings)
+    assert placed.on_gpu
+    assert (placed.ranks, placed.engines, placed.gpus_per_engine) == (64, 20, 8)
+    assert placed.groups_in_flight == 9 * 128
+    assert placed.learner_bundle()["GPU"] == 8 and placed.engine_bundle()["GPU"] == 8
+
+
+def test_engines_and_ranks_get_cores_of_their_own(monkeypatch: pytest.MonkeyPatch, recipe: Path) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    placed = plan(config.load(recipe, [("actors.engines_per_node", "2"), ("learner.ranks_per_node", "2")]))
+    assert placed.engine_cores == (0, 1) and placed.rank_cores == (2, 3)
+
+
+def test_help_and_dry_run_load_no_heavy_library() -> None:
+    code = (
+        "import sys; from olmorl.deploy.launch import main; "
+        f"assert main([{str(RECIPES / 'demo.toml')!r}, '--dry-run']) == 0; "
+        "heavy = {'torch', 'vllm', 'deepspeed', 'ray', 'redis', 'transformers'} & set(sys.modules); "
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -36,8 +36,25 @@ def gradient_job(model: str, dtype: str, stage: int, row_tokens: int, **learner:
     }
 
 
+LOOPS: Jobs = {
+    "plain": {},
+    "minibatches": {"minibatches": 2, "epochs": 2, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1},
+}
+
+
+def loop_jobs(model: str) -> Jobs:
+    """Three steps each: two compared to a plain loop, two with a reference model."""
+    base = {"kind": "steps", "model": {"path": model, "dtype": "float32"}, "temperature": TEMPERATURE}
+    common = {"zero_stage": 2, "learning_rate": 1e-4, "max_grad_norm": 0.5}
+    jobs: Jobs = {name: base | {"learner": common | learner} for name, learner in LOOPS.items()}
+    for stage in (0, 3):
+        learner = common | {"zero_stage": stage, "minibatches": 2}
+        jobs[f"kl-z{stage}"] = base | {"learner": learner, "objective": {"preset": "grpo"}}
+    return jobs
+
+
 @pytest.fixture(scope="session")
-def gradients(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]) -> Results:
+def results(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]) -> Results:
     """One gradient of the same samples for each layout: `DTYPE-zSTAGE-ROWS-RANKS`."""
     olmo, tied = tiny_models["olmo3"], tiny_models["qwen2"]
     rows = {"one": ONE_ROW, "eight": EIGHT_ROWS, "single": SINGLES}
@@ -56,7 +73,7 @@ def gradients(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, 
     stages = (*product(["float32"], range(4)), ("bfloat16", 2), ("bfloat16", 3))
     pair: Jobs = {f"{dtype}-z{stage}-uneven-2": gradient_job(olmo, dtype, stage, SINGLES) for dtype, stage in stages}
     pair["tied-z3-uneven-2"] = gradient_job(tied, "float32", 3, SINGLES)
-    return run_ranks(1, alone) | run_ranks(2, pair)
+    return run_ranks(1, alone | loop_jobs(olmo)) | run_ranks(2, pair)
 
 
 def distance(got: Gradients, wanted: Gradients) -> float:
@@ -95,64 +112,37 @@ def reference_gradient(folder: str, groups: list[list[Any]]) -> Gradients:
 
 
 @pytest.mark.parametrize("dtype", BOUND)
-def test_gradient_is_the_same_on_every_layout(gradients: Results, dtype: str) -> None:
-    wanted = gradients[f"{dtype}-z2-one-1"][0]["gradients"]
-    for name, ranks in gradients.items():
+def test_gradient_is_the_same_on_every_layout(results: Results, dtype: str) -> None:
+    wanted = results[f"{dtype}-z2-one-1"][0]["gradients"]
+    for name, ranks in results.items():
         if name.startswith(dtype):
             for rank in ranks:
                 assert distance(rank["gradients"], wanted) <= BOUND[dtype], name
 
 
-def test_layouts_are_what_they_claim(gradients: Results) -> None:
-    assert gradients["float32-z2-one-1"][0]["rows"] == [13]
-    assert len(gradients["float32-z2-eight-1"][0]["rows"]) == 8
-    assert gradients["float32-z2-single-1"][0]["rows"] == [1] * 13
-    assert [rank["rows"] for rank in gradients["float32-z3-uneven-2"]] == [[1] * 7, [1] * 6 + [0]]
+def test_layouts_are_what_they_claim(results: Results) -> None:
+    assert results["float32-z2-one-1"][0]["rows"] == [13]
+    assert len(results["float32-z2-eight-1"][0]["rows"]) == 8
+    assert results["float32-z2-single-1"][0]["rows"] == [1] * 13
+    assert [rank["rows"] for rank in results["float32-z3-uneven-2"]] == [[1] * 7, [1] * 6 + [0]]
 
 
 @pytest.mark.parametrize(
     ("job", "model"), [("float32-z2-one-1", "olmo3"), ("tied-z2-eight-1", "qwen2"), ("tied-z3-uneven-2", "qwen2")]
 )
-def test_gradient_is_that_of_plain_pytorch(
-    gradients: Results, tiny_models: dict[str, str], job: str, model: str
-) -> None:
-    for rank in gradients[job]:
+def test_gradient_is_that_of_plain_pytorch(results: Results, tiny_models: dict[str, str], job: str, model: str) -> None:
+    for rank in results[job]:
         wanted = reference_gradient(tiny_models[model], rank["groups"][1])
         assert distance(rank["gradients"], wanted) <= 1e-5
 
 
-def test_metrics_are_global_and_not_multiplied_by_ranks(gradients: Results) -> None:
-    alone = gradients["float32-z2-one-1"][0]["values"]
+def test_metrics_are_global_and_not_multiplied_by_ranks(results: Results) -> None:
+    alone = results["float32-z2-one-1"][0]["values"]
     for stage in range(4):
-        for rank in gradients[f"float32-z{stage}-uneven-2"]:
+        for rank in results[f"float32-z{stage}-uneven-2"]:
             assert rank["values"] == pytest.approx(alone, rel=1e-4, abs=1e-6)
-    norm = sum(g.double().square().sum() for g in gradients["float32-z2-one-1"][0]["gradients"].values()) ** 0.5
+    norm = sum(g.double().square().sum() for g in results["float32-z2-one-1"][0]["gradients"].values()) ** 0.5
     assert alone["grad_norm"] == pytest.approx(float(norm), rel=1e-5)
-
-
-LOOPS: Jobs = {
-    "plain": {},
-    "minibatches": {"minibatches": 2, "epochs": 2, "schedule": "cosine", "warmup_steps": 2, "weight_decay": 0.1},
-}
-
-
-@pytest.fixture(scope="session")
-def loops(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]) -> Results:
-    jobs: Jobs = {
-        name: {
-            "kind": "steps",
-            "model": {"path": tiny_models["olmo3"], "dtype": "float32"},
-            "learner": {"zero_stage": 2, "learning_rate": 1e-4, "max_grad_norm": 0.5, **learner},
-            "temperature": TEMPERATURE,
-        }
-        for name, learner in LOOPS.items()
-    }
-    jobs |= {
-        f"kl-z{stage}": jobs["plain"]
-        | {"objective": {"preset": "grpo"}, "learner": {"zero_stage": stage, "minibatches": 2}}
-        for stage in (0, 3)
-    }
-    return run_ranks(1, jobs)
 
 
 def plain_loop(folder: str, groups: dict[int, list[list[Any]]], learner: dict[str, Any], rates: list[float]) -> Any:
@@ -180,8 +170,8 @@ def plain_loop(folder: str, groups: dict[int, list[list[Any]]], learner: dict[st
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_three_steps_equal_a_plain_loop(loops: Results, tiny_models: dict[str, str], name: str) -> None:
-    result = loops[name][0]
+def test_three_steps_equal_a_plain_loop(results: Results, tiny_models: dict[str, str], name: str) -> None:
+    result = results[name][0]
     rates = [values["lr"] for values in result["values"]]
     wanted = plain_loop(tiny_models["olmo3"], result["groups"], LOOPS[name], rates)
     assert wanted.keys() == result["weights"].keys()
@@ -189,10 +179,10 @@ def test_three_steps_equal_a_plain_loop(loops: Results, tiny_models: dict[str, s
     assert largest <= 1e-6
 
 
-def test_reference_model_is_the_starting_policy(loops: Results) -> None:
-    plain, sharded = loops["kl-z0"][0], loops["kl-z3"][0]
+def test_reference_model_is_the_starting_policy(results: Results) -> None:
+    plain, sharded = results["kl-z0"][0], results["kl-z3"][0]
     drifts = [values["kl_ref_mean"] for values in plain["values"]]
     assert 0 < drifts[0] < drifts[1] < drifts[2]
     for values, wanted in zip(sharded["values"], plain["values"], strict=True):
         assert values == pytest.approx(wanted, rel=1e-3, abs=1e-6)
-    assert "kl_ref_mean" not in loops["plain"][0]["values"][0]
+    assert "kl_ref_mean" not in results["plain"][0]["values"][0]

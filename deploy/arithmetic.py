@@ -2,15 +2,16 @@
 
 A worker adds from left to right and writes each column down, units first:
 
-    What is 27+85+4?        27+85       7+5=12
-                                        2+8+1=11     the 1 is carried
-                            112+4       2+4=6
-                                        1=1
-                                        1=1
-                            116         \\boxed{116}
+    What is 27+85+4?      Carefully:
+                          27+85       7+5=12
+                                      2+8+1=11     the 1 is carried
+                          112+4       2+4=6
+                                      1=1
+                                      1=1
+                          116         \\boxed{116}
 
-A careless worker does the same and forgets to carry. Both ways are about equally long, so that only the reward tells
-which is right.
+A quick worker does the same and never carries. Both ways are about equally long, so that only the reward tells which
+is right.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 # How many numbers a problem has, and how often: a long tail of long answers.
-COUNTS = (3, 4, 5, 6, 7, 8, 9)
-WEIGHTS = (20, 30, 22, 13, 8, 4, 3)
+COUNTS = (3, 4, 5, 6, 7, 8)
+WEIGHTS = (25, 35, 20, 10, 6, 4)
 
 
 class Problem(NamedTuple):
@@ -53,9 +54,9 @@ def problems(seed: int) -> Iterator[Problem]:
 
 
 def work_out(problem: Problem, careful: bool) -> str:
-    """A written solution that ends in a boxed result; a careless one never carries."""
+    """A written solution that says how it goes about it and ends in a boxed result; a careless one never carries."""
     total, *rest = problem.numbers
-    lines = []
+    lines = ["Carefully:" if careful else "Quickly:"]
     for number in rest:
         lines.append(f"{total}+{number}")
         columns, total = _add(total, number, careful)

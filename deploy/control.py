@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from olmorl.deploy.figure import draw
 from olmorl.deploy.rundir import metric_lines
 from olmorl.errors import DataError, OlmoRLError, UserError
 from olmorl.learner.ledger import read_ledger
@@ -23,6 +24,7 @@ Look at a run.
   olmorl-ctl runs/demo status              where it stands
   olmorl-ctl runs/demo ledger              how its draws ended
   olmorl-ctl runs/demo ledger --json       one object per draw: prompt_id, attempt, outcome, step
+  olmorl-ctl runs/demo figure reward.png   its curves as a picture
 """
 
 
@@ -33,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_dir: Path = arguments.run
         if not run_dir.is_dir():
             raise DataError(f"{run_dir}: no such run directory; runs are made under run.directory (default: runs/)")
-        arguments.show(run_dir, arguments.json)
+        arguments.show(run_dir, arguments)
     except OlmoRLError as error:
         print(f"olmorl-ctl: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
@@ -55,13 +57,28 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=about, description=about)
         command.add_argument("--json", action="store_true", help="for programs")
         command.set_defaults(show=show)
+    figure = commands.add_parser("figure", help="its curves as a picture", description="its curves as a picture")
+    figure.add_argument("file", type=Path, help="where to: .png, .svg or .pdf")
+    figure.set_defaults(show=show_figure)
     return parser
 
 
-def show_ledger(run_dir: Path, as_json: bool) -> None:
-    """One object per draw with `as_json`, else how many ended how."""
+def show_figure(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Draw the run's curves into a file."""
+    draw(_lines(run_dir), arguments.file)
+
+
+def _lines(run_dir: Path) -> list[dict[str, Any]]:
+    lines = metric_lines(run_dir)
+    if not lines:
+        raise DataError(f"{run_dir}: no step is done yet; the logs are in {run_dir / 'logs'}")
+    return lines
+
+
+def show_ledger(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """One object per draw with `--json`, else how many ended how."""
     records = read_ledger(run_dir)
-    if as_json:
+    if arguments.json:
         for record in records:
             print(json.dumps(record))
         return
@@ -75,13 +92,10 @@ def show_ledger(run_dir: Path, as_json: bool) -> None:
     console.print(f"attempts: {', '.join(f'{n:,} draws took {a}' for a, n in sorted(attempts.items()))}")
 
 
-def show_status(run_dir: Path, as_json: bool) -> None:
+def show_status(run_dir: Path, arguments: argparse.Namespace) -> None:
     """The last metrics line."""
-    lines = metric_lines(run_dir)
-    if not lines:
-        raise DataError(f"{run_dir}: no step is done yet; the logs are in {run_dir / 'logs'}")
-    last: dict[str, Any] = lines[-1]
-    if as_json:
+    last = _lines(run_dir)[-1]
+    if arguments.json:
         print(json.dumps(last))
         return
     table = Table("", "", title=f"{run_dir}: step {last['step']}, incarnation {last['incarnation']}", show_header=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from olmorl.config import Config
@@ -43,10 +44,18 @@ def make_demo(settings: Config) -> Config:
     from olmorl.deploy import demo
 
     settings = demo.resolve(settings)
+    console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, transient=True) as progress:
+    with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("preparing the demo", total=1.0)
-        demo.prepare(settings, lambda what, share: progress.update(task, description=what, completed=share))
+
+        def show(what: str, share: float) -> None:
+            before = progress.tasks[0].completed
+            progress.update(task, description=what, completed=share)
+            if not console.is_terminal and int(4 * share) > int(4 * before):
+                print(f"demo: {what} {share:.0%}", flush=True)
+
+        demo.prepare(settings, show)
     return settings
 
 

@@ -83,7 +83,7 @@ class _SimulatedLoop(asyncio.SelectorEventLoop):
         return self._simulated.time
 
     def run_in_executor(
-        self, executor: Executor | None, func: Callable[[Unpack[Ts]], T], *args: Unpack[Ts]
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: Unpack[Ts]
     ) -> asyncio.Future[T]:
         """A thread's work takes no simulated time: it is done at once, in place."""
         future: asyncio.Future[T] = self.create_future()

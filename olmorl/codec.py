@@ -1,4 +1,4 @@
-"""Bytes for messages: msgpack by field name, arrays as raw little-endian bytes, a schema version in front. Never pickle."""
+"""Bytes for messages: msgpack by field name, arrays as raw little-endian bytes, schema version first. Never pickle."""
 
 from __future__ import annotations
 

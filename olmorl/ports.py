@@ -219,7 +219,7 @@ class WeightStore(Protocol):
     """
 
     def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
-        """Make `version` the latest. Raises Superseded from an older incarnation, ValueError for a version that exists."""
+        """Make `version` the latest. Raises Superseded from an older incarnation, ValueError for one that exists."""
         ...
 
     def latest(self) -> Version | None:
@@ -326,7 +326,7 @@ class Scorer(Protocol):
     async def start(self) -> None: ...
 
     async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
-        """Each verifier's verdict on one completion, as soon as it is finished. Infrastructure errors are retried inside."""
+        """Each verifier's verdict on one completion, as soon as it is finished. Outages are retried inside."""
         ...
 
     async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:

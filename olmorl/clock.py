@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import Executor
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar, TypeVarTuple, Unpack
+from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 from olmorl.errors import DeadlinePassed
 
@@ -83,7 +83,7 @@ class _SimulatedLoop(asyncio.SelectorEventLoop):
         return self._simulated.time
 
     def run_in_executor(
-        self, executor: Executor | None, func: Callable[[*Ts], T], *args: Unpack[Ts]
+        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
     ) -> asyncio.Future[T]:
         """A thread's work takes no simulated time: it is done at once, in place."""
         future: asyncio.Future[T] = self.create_future()

@@ -15,9 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from olmorl.clock import Clock, within
 from olmorl.config import Config
-from olmorl.errors import DeadlinePassed, RunEnded
+from olmorl.errors import DeadlinePassed
 from olmorl.learner import checkpoint, ledger, recovery
 from olmorl.learner.batch import Batch, Composer
+from olmorl.learner.bell import Bell
 from olmorl.learner.books import Books
 from olmorl.learner.draws import Draws, Stream
 from olmorl.learner.evaluation import Evaluator
@@ -32,7 +33,9 @@ from olmorl.ports import Counts, Queue, Row
 
 TAKE_LIMIT = 256
 POLL_S = 0.2
-"""How long one look for results takes at most; also how often evaluation lanes are looked at."""
+"""How long one look for results takes at most."""
+ROUND_S = 0.5
+"""How often leases, heartbeats and evaluation lanes are looked at."""
 
 
 class Assembler:
@@ -74,12 +77,11 @@ class Assembler:
         self._composer = Composer(config, num_ranks)
         self._evaluator = Evaluator(queue, evaluations, config.evaluation, clock, config.schedule.steps)
         self._turn = asyncio.Lock()
-        self._moved = asyncio.Event()
+        self._bell = Bell()
         self._handed: dict[int, Batch | Stop] = {}
         self._published: int | None = None
         self._stopping = False
         self._stopped: Stop | None = None
-        self._tending: asyncio.Task[None] | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -121,21 +123,22 @@ class Assembler:
         Raises:
             OlmoRLError: what ended the run; every rank that waits gets it too.
         """
-        self._tending = asyncio.create_task(self._tend())
+        tending = asyncio.create_task(self._tend())
+        self._bell.follow(tending)
         try:
             while self._stopped is None or self._saved != self._done:
-                await self._next_move()
+                await self._bell.heard()
             return self._stopped.reason
         finally:
-            self._tending.cancel()
-            await asyncio.wait([self._tending])
+            tending.cancel()
+            await asyncio.wait([tending])
             await self._rollouts.close()
             self._ledger.close()
 
     async def stop(self) -> None:
         """Draw no more, and let the learner end after its current step, with a checkpoint."""
         self._stopping = True
-        self._notify()
+        self._bell.ring()
 
     async def look(self) -> tuple[int, Counts]:
         """Steps done, and where the live draws are: for people who watch."""
@@ -171,7 +174,7 @@ class Assembler:
         if not self._stopping:
             await self._last_evaluation()
         self._stopped = work
-        self._notify()
+        self._bell.ring()
         return work
 
     async def report(self, report: StepReport) -> None:
@@ -206,19 +209,25 @@ class Assembler:
             await self._rollouts.flush()
             await asyncio.to_thread(self._complete, step)
             self._saved = step
-            self._notify()
+            self._bell.ring()
 
     # --- the verbs --------------------------------------------------------------------------------
 
     async def _tend(self) -> None:
+        last_round = self._clock.now()
         while True:
             taken = await self._queue.take(TAKE_LIMIT, TRAIN_LANE, POLL_S)
             async with self._turn:
                 await self._pipeline.settle(taken)
-                await self._evaluator.collect()
-                await self._queue.expire()
-                self._meter.heard(await self._queue.statuses())
+                if self._clock.now() - last_round >= ROUND_S:
+                    last_round = self._clock.now()
+                    await self._look_around()
                 await self._advance()
+
+    async def _look_around(self) -> None:
+        await self._evaluator.collect()
+        await self._queue.expire()
+        self._meter.heard(await self._queue.statuses())
 
     async def _advance(self) -> None:
         if self._published is not None and not self._stopping:
@@ -226,7 +235,7 @@ class Assembler:
         await self._pipeline.assemble(self._done)
         if not self._stopping:
             await self._pipeline.end_of_stream()
-        self._notify()
+        self._bell.ring()
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -266,7 +275,7 @@ class Assembler:
         try:
             async with within(limit_s or self._config.learner.batch_deadline_s, f"{what}, which the assembler owns"):
                 while not ready():
-                    await self._next_move()
+                    await self._bell.heard()
         except DeadlinePassed as error:
             counts, _ = await self._books.counts()
             raise DeadlinePassed(
@@ -274,22 +283,6 @@ class Assembler:
                 f"{counts.leased} with actors, {counts.results} back; actors heard of: "
                 + (", ".join(await self._queue.statuses()) or "none")
             ) from None
-
-    async def _next_move(self) -> None:
-        moved = asyncio.create_task(self._moved.wait())
-        tending = self._tending
-        try:
-            await asyncio.wait([moved, tending] if tending else [moved], return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            moved.cancel()
-        if tending and tending.cancelled():
-            raise RunEnded("the assembler was stopped")
-        if tending and tending.done():
-            tending.result()
-
-    def _notify(self) -> None:
-        self._moved.set()
-        self._moved = asyncio.Event()
 
     def _write(self, line: Fields) -> None:
         self._lines.append(line)

@@ -31,7 +31,8 @@ class EngineProcesses:
         """Mark what starts inside. `variables` that the operator has not set hold for it, and for nothing after it."""
         command = [sys.executable, "-I", "-S", reaper.__file__, self._mark]
         self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
-        wanted = {reaper.VARIABLE: self._mark, **variables}
+        # SPT_NOENV: the engine's processes change their titles, and would write them over the mark.
+        wanted = {reaper.VARIABLE: self._mark, "SPT_NOENV": "1", **variables}
         added = {name: value for name, value in wanted.items() if name not in os.environ}
         os.environ.update(added)
         try:

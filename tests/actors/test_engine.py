@@ -155,6 +155,15 @@ async def running(engine: VllmEngine, count: int, sampling: Sampling) -> list[as
     raise AssertionError("no tokens within a minute")
 
 
+def engine_core(processes: list[psutil.Process]) -> psutil.Process:
+    [core] = [
+        process
+        for process in processes
+        if process.status() != psutil.STATUS_ZOMBIE and "EngineCore" in " ".join(process.cmdline())
+    ]
+    return core
+
+
 def assert_covered(completion: Completion) -> None:
     edges = [0, *(span.end for span in completion.spans)]
     assert edges[-1] == len(completion.token_ids) == len(completion.logprobs)
@@ -352,8 +361,7 @@ async def test_a_fresh_engine_agrees_and_its_death_is_noticed(untied: Case, tmp_
         assert np.array_equal(updated.logprobs, fresh.logprobs)
 
         tasks = await running(engine, 2, Sampling(max_tokens=240, min_tokens=240))
-        [core] = [process for process in psutil.Process().children() if "EngineCore" in " ".join(process.cmdline())]
-        core.kill()
+        engine_core(psutil.Process().children()).kill()
         for task in tasks:
             with pytest.raises(EngineDied):
                 await asyncio.wait_for(task, 10)
@@ -375,16 +383,18 @@ async def test_what_a_killed_owner_leaves_is_reaped(tmp_path: Path) -> None:
     owner = await asyncio.create_subprocess_exec(
         *script, *arguments, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": ROOT}
     )
-    assert owner.stdout is not None
-    async with asyncio.timeout(300):
-        while not (line := await owner.stdout.readline()).startswith(b"[["):  # vLLM logs to the same stream
-            assert line, "the owner has ended"
-    family = psutil.Process(owner.pid).children(recursive=True)
-    files = reaper.shared_memory([process.pid for process in family])
-    mark = next(process.environ()[reaper.VARIABLE] for process in family if "EngineCore" in " ".join(process.cmdline()))
-    family += [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
-    owner.kill()
-    await owner.wait()
+    try:
+        assert owner.stdout is not None
+        async with asyncio.timeout(300):
+            while not (line := await owner.stdout.readline()).startswith(b"[["):  # vLLM logs to the same stream
+                assert line, "the owner has ended"
+        family = psutil.Process(owner.pid).children(recursive=True)
+        files = reaper.shared_memory([process.pid for process in family])
+        mark = engine_core(family).environ()[reaper.VARIABLE]
+        family += [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
+    finally:
+        owner.kill()
+        await owner.wait()
     _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
     assert not alive
     assert len(family) >= 4, "the reaper, the engine core, a worker, a resource tracker"

@@ -18,6 +18,8 @@ ROOT = str(Path(__file__).parents[2])
 ENGINE = """
 import time
 from multiprocessing.shared_memory import SharedMemory
+from setproctitle import setproctitle
+setproctitle("a title as long as an environment " * 50)
 memory = SharedMemory(create=True, size=1)
 print(memory.name, flush=True)
 time.sleep(300)
@@ -61,15 +63,17 @@ async def test_a_killed_owner_takes_its_engine_along(when: str) -> None:
     owner = await asyncio.create_subprocess_exec(
         sys.executable, "-c", OWNER, when, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": ROOT}
     )
-    assert owner.stdout is not None
-    pid, name = (await asyncio.wait_for(owner.stdout.readline(), 60)).decode().split()
-    mark = psutil.Process(int(pid)).environ()[reaper.VARIABLE]
-    assert len(reapers(mark)) == 1
-    # As a cluster does it: the owner's children die with it, and cannot be asked any more what they had open.
-    for child in psutil.Process(owner.pid).children(recursive=True) if when == "adopt" else ():
-        child.kill()
-    owner.kill()
-    await owner.wait()
+    try:
+        assert owner.stdout is not None
+        pid, name = (await asyncio.wait_for(owner.stdout.readline(), 60)).decode().split()
+        mark = psutil.Process(int(pid)).environ()[reaper.VARIABLE]
+        assert len(reapers(mark)) == 1
+        # As a cluster does it: the owner's children die with it, and cannot be asked any more what they had open.
+        for child in psutil.Process(owner.pid).children(recursive=True) if when == "adopt" else ():
+            child.kill()
+    finally:
+        owner.kill()
+        await owner.wait()
     assert await gone(int(pid), name)
     assert not reapers(mark)
 

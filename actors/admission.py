@@ -27,8 +27,8 @@ class InHand(NamedTuple):
 
     generating: int
     """Not finished by the engine, submitted or not."""
-    unscored: int
-    """Finished, and still held until their group is committed."""
+    unverified: int
+    """Finished, without their verdicts."""
     evaluation: int
     """Those of `generating` that belong to evaluation lanes."""
 
@@ -56,7 +56,7 @@ def room(load: EngineLoad, in_hand: InHand, max_waiting: int, kv_headroom: float
     """
     bound = slots(load, kv_headroom) + max_waiting
     occupied = max(in_hand.generating, load.running + load.waiting)
-    return max(0, min(bound - occupied, 2 * bound - in_hand.generating - in_hand.unscored))
+    return max(0, min(bound - occupied, 2 * bound - in_hand.generating - in_hand.unverified))
 
 
 def evaluation_room(free: int, load: EngineLoad, in_hand: InHand, share: float) -> int:

@@ -169,7 +169,7 @@ class Actor:
         )
 
     async def _complete(self, work: Work, index: int) -> Completion:
-        return await self._verify(work.prompt, await self._generate(work, index))
+        return await self._verify(work, await self._generate(work, index))
 
     async def _generate(self, work: Work, index: int) -> Completion:
         prompt = work.prompt
@@ -184,8 +184,11 @@ class Actor:
         work.num_tokens += len(completion.token_ids)
         return replace(completion, index=index)
 
-    async def _verify(self, prompt: Prompt, completion: Completion) -> Completion:
-        verified = replace(completion, verdicts=await self._scorer.verify(prompt, completion))
+    async def _verify(self, work: Work, completion: Completion) -> Completion:
+        work.num_unverified += 1
+        verified = replace(completion, verdicts=await self._scorer.verify(work.prompt, completion))
+        work.num_unverified -= 1
+        self._changed.set()
         self._totals.verified(verified)
         return verified
 

@@ -41,6 +41,8 @@ class Work:
     """In the engine when generation began."""
     started_at: float = 0.0
     num_generating: int = 0
+    num_unverified: int = 0
+    """Finished by the engine, without their verdicts."""
     num_tokens: int = 0
     """Of its finished completions."""
     stale: bool = False
@@ -67,10 +69,10 @@ class Work:
 
 def in_hand(works: Iterable[Work]) -> InHand:
     """Count the sequences of all groups."""
-    generating = unscored = evaluation = 0
+    generating = unverified = evaluation = 0
     for work in works:
         generating += work.num_generating
-        unscored += work.prompt.group_size - work.num_generating
+        unverified += work.num_unverified
         if work.prompt.lane != TRAIN_LANE:
             evaluation += work.num_generating
-    return InHand(generating, unscored, evaluation)
+    return InHand(generating, unverified, evaluation)

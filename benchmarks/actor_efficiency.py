@@ -185,7 +185,7 @@ class Rows:
     async def _assemble(self, first: int) -> None:
         """Take what is committed, and draw as much anew."""
         draws = map(draw, itertools.count(first))
-        await self._queue.push(list(itertools.islice(draws, 4 * RUNNING // GROUP)))
+        await self._queue.push(list(itertools.islice(draws, 8 * RUNNING // GROUP)))
         while True:
             taken = await self._queue.take(100, TRAIN_LANE, 1.0)
             assert all(isinstance(item.result, Group) for item in taken), taken[0].result

@@ -13,7 +13,7 @@ from olmorl import config
 from olmorl.actors.fake import FakeEngine, FakeScorer
 from olmorl.clock import run_simulated
 from olmorl.errors import DeadlinePassed, Unscorable
-from olmorl.messages import Completion, Failure, Group, Lease, Prompt, Result, TokenIds, Version
+from olmorl.messages import Completion, Failure, Group, Lease, Prompt, Result, TokenIds, Verdict, Version
 from olmorl.ports import CommitOutcome, Place, Sampling
 from olmorl.queues.memory import MemoryQueue
 
@@ -397,6 +397,45 @@ def test_leases_of_long_answers_are_kept(service: Make, draw: Make) -> None:
             return s.clock.now()
 
     assert run_simulated(scenario()) > 50
+
+
+def test_slots_stay_full_while_long_answers_hold_their_groups_open(service: Make, draw: Make) -> None:
+    long_tailed = config.Simulation(tokens_per_s=50, batch_slowdown=0, mean_tokens=60, tail=1.5)
+
+    async def scenario() -> Any:
+        s = service(simulation=long_tailed)
+        await s.push(*(draw(i, group_size=8) for i in range(60)))
+        running = []
+        async with s.running(s.actor()):
+            await asyncio.sleep(1.0)
+            while (await s.queue.counts("train")).queued:
+                running.append(s.engines["a0"].load().running)
+                await asyncio.sleep(0.1)
+        return running
+
+    running = run_simulated(scenario())
+    assert len(running) > 100
+    assert set(running) == {16}
+
+
+def test_a_slow_verifier_bounds_what_is_in_hand(service: Make, draw: Make) -> None:
+    class Slow(FakeScorer):
+        async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
+            await asyncio.sleep(60.0)
+            return await super().verify(prompt, completion)
+
+    async def scenario() -> Any:
+        s = service(simulation=STEADY, scorer=Slow())
+        await s.push(*(draw(i) for i in range(40)))
+        leased = []
+        async with s.running(s.actor()):
+            while (await s.queue.counts("train")).queued:
+                leased.append((await s.queue.counts("train")).leased)
+                await asyncio.sleep(1.0)
+        return leased
+
+    # 16 slots and 4 waiting, generated and once more unverified: 40 sequences, ten groups.
+    assert max(run_simulated(scenario())) == 10
 
 
 def test_evaluation_takes_its_share_while_training_waits_and_all_when_it_does_not(service: Make, draw: Make) -> None:

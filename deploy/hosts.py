@@ -63,6 +63,9 @@ class AssemblerHost:
         )
         await self._assembler.open()
         await self._queue.set_control("*", "run")
+        for owner in await self._queue.statuses():
+            # Actors of an earlier start ended with it: their prompts need not wait for their leases to expire.
+            await self._queue.release(owner)
         return notes
 
     def _observe(self, line: Mapping[str, Any]) -> None:

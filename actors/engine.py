@@ -85,7 +85,7 @@ class VllmEngine:
             ModelError: a folder that vLLM cannot load.
             EngineDied: the engine's processes ended while they started.
         """
-        self._llm = await asyncio.to_thread(self._construct)
+        await asyncio.to_thread(self._construct)
         manager = self._llm.engine_core.resources.engine_manager
         self._processes.adopt(process.pid for process in manager.processes)
         if self._core is not None:
@@ -97,7 +97,7 @@ class VllmEngine:
         if weights is not None:
             await self.update(weights)
 
-    def _construct(self) -> Any:
+    def _construct(self) -> None:
         """Start the processes; blocks, so it runs in a thread."""
         with self._processes.starting(_variables(self._core, self._actors.start_deadline_s)):
             from vllm import AsyncEngineArgs
@@ -109,7 +109,7 @@ class VllmEngine:
             except (OSError, ValueError) as error:
                 raise ModelError(f"{self._model.path}: vLLM cannot use this model: {error}") from error
             try:
-                return AsyncLLM.from_vllm_config(vllm_config)
+                self._llm = AsyncLLM.from_vllm_config(vllm_config)
             except (RuntimeError, TimeoutError) as error:
                 raise EngineDied(f"the engine of {self._model.path} did not start: {error}") from error
 

@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
@@ -63,8 +64,11 @@ class EngineProcesses:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(self._known or (), DEADLINE_S)
-        for file in self._shared_memory:
-            file.unlink(missing_ok=True)
+        for file in filter(Path.exists, self._shared_memory):
+            file.unlink()
+            # The engine's processes share this one's tracker, which would warn at the exit of what it still knows.
+            kind = "semaphore" if file.name.startswith("sem.") else "shared_memory"
+            resource_tracker.unregister("/" + file.name.removeprefix("sem."), kind)
         self._tell_reaper(reaper.ENDED)
         self._reaper = None
 

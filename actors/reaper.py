@@ -21,12 +21,13 @@ NAMES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
 
 
 def marked(mark: str) -> list[int]:
-    """Processes whose environment names the engine."""
+    """Processes whose environment names the engine, save Python's resource trackers, which tidy up and then end."""
     wanted = f"{VARIABLE}={mark}".encode()
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+            tracker = b"resource_tracker" in (folder / "cmdline").read_bytes()
+            if not tracker and wanted in (folder / "environ").read_bytes().split(b"\0"):
                 pids.append(int(folder.name))
     return pids
 

@@ -176,6 +176,74 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     yield untied_case(tmp_path_factory.mktemp("untied"))
 
 
+# These two start engines of their own, so they stand before the tests that share one.
+
+
+async def test_a_fresh_engine_agrees_and_its_death_is_noticed(untied: Case, tmp_path: Path) -> None:
+    changed = untied.perturbed("q_proj")
+    untied.save(tmp_path, changed)
+    engine = untied.engine(tmp_path)
+    try:
+        await engine.start(None)
+        fresh = await ask(engine, "fresh")
+        await engine.update(untied.stage(untied.weights))
+        await engine.update(untied.stage(changed))
+        updated = await ask(engine, "updated")
+        assert np.array_equal(updated.token_ids, fresh.token_ids)
+        assert np.array_equal(updated.logprobs, fresh.logprobs)
+
+        tasks = await running(engine, 2, Sampling(max_tokens=240, min_tokens=240))
+        engine_core(psutil.Process().children()).kill()
+        for task in tasks:
+            with pytest.raises(EngineDied):
+                await asyncio.wait_for(task, 10)
+        with pytest.raises(EngineDied):
+            await ask(engine, "after")
+        with pytest.raises(EngineDied):
+            await asyncio.wait_for(engine.update(untied.stage(untied.weights)), 10)
+    finally:
+        await engine.stop()
+
+
+async def test_what_a_killed_owner_leaves_is_reaped(tmp_path: Path) -> None:
+    """Beside that, an engine that loaded the weights from disk agrees with transformers as the updated one does."""
+    case = tied_case(tmp_path)
+    changed = case.perturbed("embed_tokens")
+    case.save(tmp_path, changed)
+    script = [sys.executable, str(Path(__file__).with_name("engine_owner.py"))]
+    arguments = [str(tmp_path), case.dtype, json.dumps(PROMPT.tolist()), msgspec.json.encode(ANSWER).decode()]
+    owner = await asyncio.create_subprocess_exec(
+        *script, *arguments, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": ROOT}
+    )
+    try:
+        assert owner.stdout is not None
+        async with asyncio.timeout(300):
+            while not (line := await owner.stdout.readline()).startswith(b"[["):  # vLLM logs to the same stream
+                assert line, "the owner has ended"
+        family = psutil.Process(owner.pid).children(recursive=True)
+        files = reaper.shared_memory([process.pid for process in family])
+        mark = engine_core(family).environ()[reaper.VARIABLE]
+        family += [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
+    finally:
+        owner.kill()
+        await owner.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert not alive
+    assert len(family) >= 4, "the reaper, the engine core, a worker, a resource tracker"
+    assert files
+    assert not [file for file in files if file.exists()]
+    token_ids, logprobs = json.loads(line)
+    fresh = Completion(
+        index=0,
+        token_ids=np.array(token_ids, dtype=np.int32),
+        logprobs=np.array(logprobs, dtype=np.float32),
+        spans=(),
+        finish_reason="length",
+        text="",
+    )
+    assert np.abs(case.reference(changed, fresh) - fresh.logprobs).max() < case.tolerance
+
+
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=[untied_case, tied_case])
 async def live(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -345,68 +413,3 @@ async def test_an_update_is_carried_through_when_its_caller_is_cancelled(live: t
         await update
     assert engine.version == staged.manifest.version
     assert all(completion.finish_reason == "length" for completion in await asyncio.gather(*tasks))
-
-
-async def test_a_fresh_engine_agrees_and_its_death_is_noticed(untied: Case, tmp_path: Path) -> None:
-    changed = untied.perturbed("q_proj")
-    untied.save(tmp_path, changed)
-    engine = untied.engine(tmp_path)
-    try:
-        await engine.start(None)
-        fresh = await ask(engine, "fresh")
-        await engine.update(untied.stage(untied.weights))
-        await engine.update(untied.stage(changed))
-        updated = await ask(engine, "updated")
-        assert np.array_equal(updated.token_ids, fresh.token_ids)
-        assert np.array_equal(updated.logprobs, fresh.logprobs)
-
-        tasks = await running(engine, 2, Sampling(max_tokens=240, min_tokens=240))
-        engine_core(psutil.Process().children()).kill()
-        for task in tasks:
-            with pytest.raises(EngineDied):
-                await asyncio.wait_for(task, 10)
-        with pytest.raises(EngineDied):
-            await ask(engine, "after")
-        with pytest.raises(EngineDied):
-            await asyncio.wait_for(engine.update(untied.stage(untied.weights)), 10)
-    finally:
-        await engine.stop()
-
-
-async def test_what_a_killed_owner_leaves_is_reaped(tmp_path: Path) -> None:
-    """Beside that, an engine that loaded the weights from disk agrees with transformers as the updated one does."""
-    case = tied_case(tmp_path)
-    changed = case.perturbed("embed_tokens")
-    case.save(tmp_path, changed)
-    script = [sys.executable, str(Path(__file__).with_name("engine_owner.py"))]
-    arguments = [str(tmp_path), case.dtype, json.dumps(PROMPT.tolist()), msgspec.json.encode(ANSWER).decode()]
-    owner = await asyncio.create_subprocess_exec(
-        *script, *arguments, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": ROOT}
-    )
-    try:
-        assert owner.stdout is not None
-        async with asyncio.timeout(300):
-            while not (line := await owner.stdout.readline()).startswith(b"[["):  # vLLM logs to the same stream
-                assert line, "the owner has ended"
-        family = psutil.Process(owner.pid).children(recursive=True)
-        files = reaper.shared_memory([process.pid for process in family])
-        mark = engine_core(family).environ()[reaper.VARIABLE]
-        family += [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
-    finally:
-        owner.kill()
-        await owner.wait()
-    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
-    assert not alive
-    assert len(family) >= 4, "the reaper, the engine core, a worker, a resource tracker"
-    assert files
-    assert not [file for file in files if file.exists()]
-    token_ids, logprobs = json.loads(line)
-    fresh = Completion(
-        index=0,
-        token_ids=np.array(token_ids, dtype=np.int32),
-        logprobs=np.array(logprobs, dtype=np.float32),
-        spans=(),
-        finish_reason="length",
-        text="",
-    )
-    assert np.abs(case.reference(changed, fresh) - fresh.logprobs).max() < case.tolerance

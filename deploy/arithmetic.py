@@ -1,17 +1,16 @@
 """The demo's problems: sums of several numbers, worked out column by column, in the project's data format.
 
-A worker adds from left to right and writes each column down, units first:
+A worker writes down what is left to add, and adds the first two numbers of it, units first:
 
-    What is 27+85+4?      Carefully:
-                          27+85       7+5=12
+    What is 27+85+4?      27+85+4     7+5=12
                                       2+8+1=11     the 1 is carried
                           112+4       2+4=6
                                       1=1
                                       1=1
                           116         \\boxed{116}
 
-A quick worker does the same and never carries. Both ways are about equally long, so that only the reward tells which
-is right.
+A hasty worker does the same and rounds the result down to tens, `about \\boxed{110}`: only the reward tells that this
+is wrong.
 """
 
 from __future__ import annotations
@@ -19,12 +18,13 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple
 
 # How many numbers a problem has, and how often: a long tail of long answers.
-COUNTS = (3, 4, 5, 6, 7, 8)
-WEIGHTS = (25, 35, 20, 10, 6, 4)
+COUNTS = (3, 4, 5, 6)
+WEIGHTS = (30, 40, 18, 12)
 
 
 class Problem(NamedTuple):
@@ -54,27 +54,25 @@ def problems(seed: int) -> Iterator[Problem]:
 
 
 def work_out(problem: Problem, careful: bool) -> str:
-    """A written solution that says how it goes about it and ends in a boxed result; a careless one never carries."""
-    total, *rest = problem.numbers
-    lines = ["Carefully:" if careful else "Quickly:"]
-    for number in rest:
-        lines.append(f"{total}+{number}")
-        columns, total = _add(total, number, careful)
-        lines += columns
-    return "\n".join([*lines, str(total), f"\\boxed{{{total}}}"])
+    """A written solution that ends in a boxed result; a hasty one rounds it down to tens."""
+    left = list(problem.numbers)
+    lines = []
+    while len(left) > 1:
+        lines += ["+".join(map(str, left)), *_columns(*left[:2])]
+        left[:2] = [left[0] + left[1]]
+    total = left[0]
+    result = f"\\boxed{{{total}}}" if careful else f"about \\boxed{{{total // 10 * 10}}}"
+    return "\n".join([*lines, str(total), result])
 
 
-def _add(total: int, number: int, careful: bool) -> tuple[list[str], int]:
-    """The written columns of one addition, and its result as the worker reads it off them."""
-    lines, digits, carry = [], "", 0
-    top, bottom = str(total)[::-1], str(number)[::-1]
-    for place in range(max(len(top), len(bottom))):
-        terms = [int(digits_[place]) for digits_ in (top, bottom) if place < len(digits_)] + [carry] * (carry > 0)
-        column = sum(terms)
-        lines.append(f"{'+'.join(map(str, terms))}={column}")
-        carry = column // 10 if careful else 0
-        digits = str(column % 10) + digits
-    return lines, int(f"{column // 10 or ''}{digits}")
+def _columns(first: int, second: int) -> list[str]:
+    """The written columns of one addition, units first."""
+    lines, carry = [], 0
+    for digits in zip_longest(reversed(str(first)), reversed(str(second))):
+        terms = [int(digit) for digit in digits if digit] + [carry] * (carry > 0)
+        lines.append(f"{'+'.join(map(str, terms))}={sum(terms)}")
+        carry = sum(terms) // 10
+    return lines
 
 
 def write(path: Path, some: Iterable[Problem]) -> None:

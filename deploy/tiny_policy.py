@@ -121,10 +121,8 @@ def _batches(
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """`(ids_BT, labels_BT)` for each step, alike in length, padded on the right; a label of -100 is none."""
     for start in range(0, settings.steps, POOL):
-        careless = start >= settings.careless_from * settings.steps
-        share = settings.late_careful_share if careless else settings.careful_share
-        number = min(POOL, settings.steps - start)
-        pool = [_example(tokenizer, p, chance.random() < share) for p in islice(source, number * settings.batch)]
+        problems = islice(source, min(POOL, settings.steps - start) * settings.batch)
+        pool = [_example(tokenizer, problem, chance.random() < settings.careful_share) for problem in problems]
         pool.sort(key=lambda example: len(example[0]))
         batches = [pool[i : i + settings.batch] for i in range(0, len(pool), settings.batch)]
         chance.shuffle(batches)

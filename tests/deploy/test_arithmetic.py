@@ -16,7 +16,7 @@ def boxed(solution: str) -> str:
 
 def test_a_worked_sum_by_hand() -> None:
     assert work_out(Problem((27, 85, 4)), careful=True).splitlines() == [
-        "27+85",
+        "27+85+4",
         "7+5=12",
         "2+8+1=11",
         "112+4",
@@ -26,22 +26,22 @@ def test_a_worked_sum_by_hand() -> None:
         "116",
         "\\boxed{116}",
     ]
-    assert boxed(work_out(Problem((27, 85, 4)), careful=False)) == "106"
+    assert work_out(Problem((27, 85, 4)), careful=False).endswith("\n116\nabout \\boxed{110}")
 
 
-def test_careful_work_is_always_right_and_careless_work_only_where_nothing_is_carried() -> None:
+def test_careful_work_is_always_right_and_hasty_work_only_by_luck() -> None:
     some = list(islice(problems(0), 2000))
     assert all(boxed(work_out(problem, careful=True)) == problem.answer for problem in some)
-    lucky = [p for p in some if boxed(work_out(p, careful=False)) == p.answer]
-    assert 0 < len(lucky) < 200
-    assert all(work_out(p, careful=True) == work_out(p, careful=False) for p in lucky)
+    lucky = [problem for problem in some if boxed(work_out(problem, careful=False)) == problem.answer]
+    assert 100 < len(lucky) < 300
+    assert all(problem.answer.endswith("0") for problem in lucky)
 
 
 @pytest.mark.parametrize("careful", [True, False])
 def test_answers_are_long_and_long_tailed(careful: bool) -> None:
     lengths = sorted(len(work_out(problem, careful)) for problem in islice(problems(0), 2000))
-    assert median(lengths) >= 75
-    assert lengths[-20] >= 2 * median(lengths)
+    assert median(lengths) >= 65
+    assert lengths[-20] >= 1.6 * median(lengths)
     assert lengths[-1] < 300
 
 

@@ -98,7 +98,7 @@ def test_the_warm_start_teaches_and_keeps_the_random_state() -> None:
     ids, labels = torch.tensor([question + answer]), torch.tensor([[-100] * len(question) + answer])
     with torch.no_grad():
         untrained = float(model(input_ids=ids, labels=labels).loss)
-    settings = WarmStart(steps=80, batch=4, careful_share=1.0, late_careful_share=1.0)
+    settings = WarmStart(steps=80, batch=4, careful_share=1.0)
     warm_start(model, tokenizer, iter([problem] * 400), settings, 0, lambda what, share: None)
     with torch.no_grad():
         assert float(model(input_ids=ids, labels=labels).loss) < 0.5 * untrained

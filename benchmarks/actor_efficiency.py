@@ -230,6 +230,7 @@ async def rows(folder: Path, window_s: float) -> AsyncIterator[Rows]:
         owned.push_async_callback(engine.shut_down)
         await engine.start(None)
         # The engine has its core to itself, as in a run.
+        owned.callback(os.sched_setaffinity, 0, cores)
         os.sched_setaffinity(0, cores[1:] or cores)
         await queue.claim(1)
         yield Rows(engine, queue, weights, buffers, window_s)

@@ -82,9 +82,7 @@ class _SimulatedLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._simulated.time
 
-    def run_in_executor(
-        self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts
-    ) -> asyncio.Future[T]:
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
         """A thread's work takes no simulated time: it is done at once, in place."""
         future: asyncio.Future[T] = self.create_future()
         try:

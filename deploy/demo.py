@@ -108,6 +108,8 @@ def _folder(config: Config, settings: Settings) -> Path:
 
 def _make(folder: Path, settings: Settings, progress: Progress) -> None:
     # Imported here, so that a dry run needs no torch.
+    from transformers.utils import logging
+
     from olmorl.deploy.tiny_policy import build_model, build_tokenizer, warm_start
 
     # One stream of different problems feeds all three: none of the held-out ones is ever trained on.
@@ -117,5 +119,6 @@ def _make(folder: Path, settings: Settings, progress: Progress) -> None:
     tokenizer = build_tokenizer(settings.policy.max_tokens)
     model = build_model(settings.policy, tokenizer, settings.seed)
     warm_start(model, tokenizer, source, settings.warm_start, settings.seed, progress)
+    logging.disable_progress_bar()
     model.save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from olmorl import config
+from olmorl.deploy import demo
 from olmorl.deploy.access import guard_ray
 from olmorl.deploy.arguments import Arguments, parse
 from olmorl.deploy.plan import plan
@@ -29,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = config.load(arguments.recipe, arguments.overrides)
         if arguments.dry_run:
             check_objective(settings)
-            show_plan(settings)
+            show_plan(demo.resolve(settings))
             return 0
         return launch(settings, arguments)
     except OlmoRLError as error:

@@ -64,7 +64,10 @@ def weight_store(settings: Config) -> WeightStore:
     """How versions travel from the learner to the engines."""
     from olmorl.queues.file_weights import FileWeightStore
 
-    return FileWeightStore(run_id(settings), settings.weights.directory, settings.weights.chunk_mib << 20)
+    directory = settings.weights.directory
+    if directory is None and settings.cluster.address is not None:
+        directory = settings.run_dir / "weights"
+    return FileWeightStore(run_id(settings), directory, settings.weights.chunk_mib << 20)
 
 
 def engine(settings: Config, core: int | None) -> Engine:

@@ -283,10 +283,9 @@ class QueueSettings(Section):
 class Weights(Section):
     """How a new version reaches the engines."""
 
-    store: Literal["file", "ray"] = "file"
-    """`file`: shared memory of one host, or `directory` on a mounted path; `ray`: the object store, many hosts."""
     directory: Path | None = None
-    """Default: under /dev/shm, named after the run."""
+    """Where versions are published. Default: shared memory when the run has one host; on a cluster, the run directory,
+    which all hosts see."""
     chunk_mib: int = Field(16, ge=1)
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""

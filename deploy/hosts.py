@@ -79,8 +79,6 @@ class AssemblerHost:
             return await self._assembler.run()
         finally:
             watch.cancel()
-            await self._queue.close()
-            self._telemetry.close()
 
     async def _publish_metrics(self) -> None:
         known: dict[str, str] = {}

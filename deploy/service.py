@@ -156,6 +156,7 @@ class Service:
                 else:
                     process.result()
                     learner.remove(process)
+        self._look()
         self._stop_actors()
         lines = metric_lines(self._settings.run_dir)
         self._progress.console.print(summary(lines, self._settings.run_dir, time.monotonic() - self._began))

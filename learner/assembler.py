@@ -81,7 +81,9 @@ class Assembler:
         self._handed: dict[int, Batch | Stop] = {}
         self._published: int | None = None
         self._stopping = False
+        self._over = False
         self._stopped: Stop | None = None
+        self._last_step: int | None = None
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -126,10 +128,12 @@ class Assembler:
         tending = asyncio.create_task(self._tend())
         self._bell.follow(tending)
         try:
-            while self._stopped is None or self._saved != self._done:
+            # A rank may hear of the stop before rank 0 has reported the step that came last.
+            while self._stopped is None or not self._last_step == self._done == self._saved:
                 await self._bell.heard()
             return self._stopped.reason
         finally:
+            self._over = True
             tending.cancel()
             await asyncio.wait([tending])
             await self._rollouts.close()
@@ -173,7 +177,7 @@ class Assembler:
             return work.shards[rank]
         if not self._stopping:
             await self._last_evaluation()
-        self._stopped = work
+        self._stopped, self._last_step = work, step - 1
         self._bell.ring()
         return work
 
@@ -230,6 +234,9 @@ class Assembler:
         self._meter.heard(await self._queue.statuses())
 
     async def _advance(self) -> None:
+        if self._over:
+            # The publishing of the last version may end after the run: the books are closed.
+            return
         if self._published is not None and not self._stopping:
             await self._pipeline.draw(Version(self.incarnation, self._published), self._done, self._clock.wall())
         await self._pipeline.assemble(self._done)

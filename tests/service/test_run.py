@@ -11,6 +11,7 @@ from olmorl import metrics
 from olmorl.clock import SystemClock, run_simulated
 from olmorl.errors import DeadlinePassed, NothingToLearn, WeightError
 from olmorl.learner import rollouts
+from olmorl.messages import Version
 
 Build = Callable[..., Any]
 
@@ -166,6 +167,23 @@ def test_a_stop_ends_after_the_current_step_with_a_checkpoint(service: Build) ->
     run.check_lines()
     assert [line["incarnation"] for line in run.lines] == [1] * (len(run.lines) - 3) + [2] * 3
     assert (run.run_dir / "checkpoints" / f"step_{len(run.lines) - 3}" / "complete").exists()
+
+
+def test_a_stop_waits_for_the_report_of_the_last_step(service: Build) -> None:
+    slow_learner = {"schedule.max_lag": 4, "simulation.train_tokens_per_s": 100}
+    run = service({"schedule.steps": 100, "checkpoint.every": 1, **slow_learner})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(3)
+        await run.assembler.stop()
+        await run.finish()
+        ledger = run.ledger
+        await run.assembler.published(Version(1, len(run.lines)), 0.1)
+        assert run.ledger == ledger
+
+    run_simulated(scenario())
+    run.check_lines()
 
 
 def test_versions_may_be_published_every_other_step(service: Build) -> None:

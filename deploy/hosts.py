@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from olmorl import codec, config
-from olmorl.deploy import wiring
+from olmorl.deploy import semaphores, wiring
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.plan import Plan
 from olmorl.deploy.progress import Status
@@ -79,6 +79,7 @@ class AssemblerHost:
             return await self._assembler.run()
         finally:
             watch.cancel()
+            semaphores.unlink_own()
 
     async def _publish_metrics(self) -> None:
         known: dict[str, str] = {}
@@ -157,7 +158,10 @@ class RankHost:
 
     def run(self, meeting_point: str, source: BatchSource) -> str:
         """Train until the assembler says stop; returns why."""
-        return asyncio.run(wiring.learn(self._settings, self._rank, meeting_point, source)).reason
+        try:
+            return asyncio.run(wiring.learn(self._settings, self._rank, meeting_point, source)).reason
+        finally:
+            semaphores.unlink_own()
 
 
 class ActorHost:
@@ -182,6 +186,7 @@ class ActorHost:
             watch.cancel()
             telemetry.close()
             await queue.close()
+            semaphores.unlink_own()
         return "was asked to leave"
 
     async def _publish_metrics(self, telemetry: Telemetry) -> None:

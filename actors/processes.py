@@ -60,6 +60,8 @@ class EngineProcesses:
         """Kill what is left and unlink its shared memory; blocks for seconds at most. Also after a failed start."""
         if self._known is None:
             self.adopt(reaper.marked(self._mark))
+        # Again, while it can be seen: some of it was made since the start.
+        self._shared_memory |= reaper.shared_memory([process.pid for process in self._known or ()])
         for process in self._known or ():
             with suppress(psutil.NoSuchProcess):
                 process.kill()

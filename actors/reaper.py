@@ -33,14 +33,20 @@ def marked(mark: str) -> list[int]:
 
 
 def shared_memory(pids: list[int]) -> set[Path]:
-    """Shared memory and semaphores that the processes have open, and nobody would unlink once they are killed."""
-    found: set[Path] = set()
+    """Shared memory and semaphores that the processes have open, and nobody would unlink once they are killed.
+
+    They are told by their inodes: a semaphore is mapped under a name that it no longer has.
+    """
+    inodes: set[int] = set()
     for pid in pids:
         with suppress(OSError):
-            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
-                path = line.split(maxsplit=5)[-1]
-                if path.startswith(NAMES):
-                    found.add(Path(path.removesuffix(" (deleted)")))
+            maps = [line.split(maxsplit=5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+            inodes |= {int(fields[4]) for fields in maps if fields[-1].startswith("/dev/shm/")}
+    found: set[Path] = set()
+    for file in Path("/dev/shm").iterdir():
+        with suppress(OSError):
+            if str(file).startswith(NAMES) and file.stat().st_ino in inodes:
+                found.add(file)
     return found
 
 

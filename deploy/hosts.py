@@ -117,10 +117,6 @@ class AssemblerHost:
         """The actor `owner` is dead: its prompts go elsewhere now."""
         return await self._queue.release(owner)
 
-    async def register(self, process: str, address: str) -> None:
-        """Add a process's metrics port to `targets.json`."""
-        self._targets[process] = address
-
     # What the ranks call (`BatchSource`), as bytes.
 
     async def begin(self, rank: int) -> bytes:

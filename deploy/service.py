@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack, suppress
 from types import FrameType, TracebackType
 
-from olmorl.config import Config
+from olmorl.config import Config, to_toml
 from olmorl.deploy import hosts, wiring
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.cluster import Cluster, Place, Process, RayBatchSource, finished
@@ -48,6 +48,7 @@ class Service:
         settings = self._settings
         with ExitStack() as stack:
             stack.enter_context(RunLock(settings.run_dir))
+            (settings.run_dir / "config.toml").write_text(to_toml(settings), encoding="utf-8")
             wiring.sweep(settings)
             stack.callback(wiring.sweep, settings)
             self._progress = stack.enter_context(Progress(settings.run.name))

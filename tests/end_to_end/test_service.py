@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from olmorl import config
 from olmorl.learner import rollouts
 
 STEPS = 6
@@ -82,6 +83,7 @@ def test_asked_to_stop_and_resumed(
     assert shared_memory() <= before
     done = len(run.lines())
     assert done < STEPS
+    assert config.load(run.run_dir / "config.toml").schedule.steps == STEPS
     assert (run.run_dir / "checkpoints" / f"step_{done}").is_dir(), "a stop leaves a checkpoint of the last step"
     run.start("--resume")
     assert run.wait() == 0, run.output()

@@ -20,7 +20,7 @@ REAL = """
 group_size = 4
 max_tokens = 96
 [schedule]
-steps = 6
+steps = 12
 prompts_per_step = 4
 max_lag = 2
 [learner]
@@ -35,7 +35,7 @@ max_running = 8
 kv_cache_gib = 0.1
 enforce_eager = true
 [checkpoint]
-every = 2
+every = 4
 """
 # More groups in flight than four actors hold, so that whoever is lost had some in hand.
 MAX_LAG = 4
@@ -111,27 +111,6 @@ def check_nothing_left(cluster: RayCluster) -> None:
         assert host.run(["ls", "/dev/shm"]) == ""
 
 
-@pytest.mark.engine
-def test_two_learner_hosts_and_two_actor_hosts_train(
-    cluster: RayCluster, launch: Callable[[str], Any], check_history: Callable[[Any, int, int], None]
-) -> None:
-    run = launch(REAL)
-    run.spawn = cluster.spawn
-    run.start("--ray-address", cluster.address)
-    run.until_step(2, timeout_s=400)
-    where = places(run)
-    assert {where[name] for name in ("learner-0", "learner-1", "actor-0", "actor-1")} == set(HOSTS)
-    assert where["assembler"] == where["redis"] == where["learner-0"]
-    check_sockets(cluster)
-    assert run.wait() == 0, run.output()
-    check_history(run, 6, 2)
-    check_nothing_left(cluster)
-    groups = groups_of(run)
-    assert {group["actor"] for group in groups} == {"actor-0", "actor-1"}
-    versions = {span[0] for group in groups for completion in group["completions"] for span in completion["versions"]}
-    assert len(versions) > 2, "weights came to the actors' hosts"
-
-
 def actors_on(run: Any, host: Host) -> set[str]:
     """The actors there."""
     return {name for name, place in places(run).items() if name.startswith("actor") and place == host.name}
@@ -146,6 +125,33 @@ def until_lost(run: Any, actors: set[str]) -> float:
 def until_steps(run: Any, number: int) -> None:
     """Until so many more are done."""
     run.until_step(len(run.lines()) + number, timeout_s=60)
+
+
+@pytest.mark.engine
+def test_two_learner_hosts_and_two_actor_hosts_train(
+    cluster: RayCluster, launch: Callable[[str], Any], check_history: Callable[[Any, int, int], None]
+) -> None:
+    run = launch(REAL)
+    run.spawn = cluster.spawn
+    run.start("--ray-address", cluster.address)
+    run.until_step(2, timeout_s=400)
+    where = places(run)
+    assert {where[name] for name in ("learner-0", "learner-1", "actor-0", "actor-1")} == set(HOSTS)
+    assert where["assembler"] == where["redis"] == where["learner-0"]
+    check_sockets(cluster)
+    before, actors = run.roster(), cluster.hosts[where["actor-0"]]
+    actors.cut()
+    time.sleep(1.5)
+    actors.heal()
+    until_steps(run, 2)
+    assert run.roster() == before, "a link that is back within the deadlines costs no process"
+    assert run.wait() == 0, run.output()
+    check_history(run, 12, 2)
+    check_nothing_left(cluster)
+    groups = groups_of(run)
+    assert {group["actor"] for group in groups} == {"actor-0", "actor-1"}
+    versions = {span[0] for group in groups for completion in group["completions"] for span in completion["versions"]}
+    assert len(versions) > 2, "weights came to the actors' hosts"
 
 
 def test_links_break_and_heal_and_hosts_come_and_go(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import secrets
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -23,7 +25,10 @@ class RayCluster:
     def __init__(self, lan: Lan, shared: Sequence[Path]) -> None:
         """`shared` are the folders that all hosts see."""
         self._lan = lan
-        self._shared = shared
+        # As if the hosts had run before: what torch compiles once is there.
+        compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
+        compiled.mkdir(exist_ok=True)
+        self._shared = [*shared, compiled]
         self.environment = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(24),
@@ -31,7 +36,7 @@ class RayCluster:
             "RAY_raylet_start_wait_time_s": "200",
             "OMP_NUM_THREADS": "1",
         }
-        self.head = lan.add("head", shared)
+        self.head = lan.add("head", self._shared)
         self._finish(self.head, self._start(self.head, 0, "--head", f"--port={PORT}", "--include-dashboard=false"))
 
     @property

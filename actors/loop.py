@@ -138,6 +138,8 @@ class Actor:
                 await self._change()
                 continue
             for lease in await self._intake.lease(held):
+                if lease.lease_id in self._works:
+                    continue  # a queue that failed over had lost it, and gives it to the same actor once more
                 work = self._works[lease.lease_id] = Work(lease)
                 work.task = tasks.create_task(self._serve(work))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from olmorl.errors import ConfigError
+from olmorl.queues.address import secrets_of
 
 TOKEN = "OLMORL_TOKEN"
 
@@ -22,9 +23,12 @@ class QueueAccess:
 
     @classmethod
     def of_recipe(cls, url: str) -> QueueAccess:
-        """The address of the recipe with the credentials of this environment."""
-        wanted = ("OLMORL_REDIS_USERNAME", "OLMORL_REDIS_PASSWORD")
-        return cls(url, {name: os.environ[name] for name in wanted if name in os.environ})
+        """The address of the recipe with the credentials of this environment; files are read here, not on every host.
+
+        Raises:
+            ConfigError: such a file cannot be read, or is empty.
+        """
+        return cls(url, secrets_of(os.environ))
 
 
 PATIENCE = {"RAY_grpc_keepalive_timeout_ms": "60000"}

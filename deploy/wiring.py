@@ -70,19 +70,20 @@ def embedded_redis(settings: Config, access: QueueAccess | None) -> EmbeddedRedi
     Raises:
         ResourceError: `access` names another host.
     """
-    from olmorl.queues.connect import parse_url
+    from olmorl.queues.address import parse_url
     from olmorl.queues.embedded import EmbeddedRedis
 
     folder, host, fsync = settings.run_dir / "redis", own_address(settings), settings.queue.fsync
     if access is None:
         return EmbeddedRedis(folder, host, fsync)
     address = parse_url(access.url, access.environment)
-    if address.host != host:
+    [place] = address.hosts
+    if place.name != host:
         raise ResourceError(
-            f"the host of the embedded Redis ({address.host}) is lost, and everybody knows it by that address: "
+            f"the host of the embedded Redis ({place.name}) is lost, and everybody knows it by that address: "
             "go on with --resume, which starts it elsewhere"
         )
-    return EmbeddedRedis(folder, host, fsync, address.port, address.password)
+    return EmbeddedRedis(folder, host, fsync, place.port, address.credentials.password)
 
 
 def own_address(settings: Config) -> str:

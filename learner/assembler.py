@@ -124,7 +124,7 @@ class Assembler:
         self._done = self._plan.step
         self._saved = None if self._plan.checkpoint is None else self._plan.step
         self._pipeline = Pipeline(self._config, self._books, self._composer, self._done, self._plan.replay_to)
-        self._census = Census(self._queue, epoch, self._books, self._pipeline, self._evaluator)
+        self._census = Census(self._queue, epoch, self._books, self._pipeline, self._evaluator, self.orders)
         self.dead_letters = DeadLetters(self._queue, self._books, self._turn)
         self._handout = Handout(
             self._pipeline, self._num_ranks, self._config.schedule.steps, self._done, self._plan.replay_to
@@ -271,9 +271,12 @@ class Assembler:
     async def _tend(self) -> None:
         last_round = self._clock.now()
         while True:
+            epoch = self._census.epoch
             taken = await self._queue.take(TAKE_LIMIT, TRAIN_LANE, POLL_S)
             async with self._turn:
-                await self._pipeline.settle(taken)
+                # A comparison that came between has everything taken anew.
+                if self._census.epoch == epoch:
+                    await self._pipeline.settle(taken)
                 if self._clock.now() - last_round >= ROUND_S:
                     last_round = self._clock.now()
                     await self._look_around()
@@ -281,7 +284,7 @@ class Assembler:
 
     async def _look_around(self) -> None:
         await self._census.counts()
-        await self._evaluator.collect()
+        await self._census.evaluation()
         await self._queue.expire()
         self._meter.heard(await self._queue.statuses())
 

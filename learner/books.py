@@ -74,15 +74,17 @@ class Books:
         """Draws without an outcome, as the ledger has them; `counts` compares that with what is there."""
         return len(self.accounts.open) + self.accounts.journaled
 
-    async def reconcile(self) -> set[int]:
-        """Compare with a queue that may have lost writes; returns the open draws whose results are there."""
+    async def reconcile(self) -> Reconciled:
+        """Compare with a queue that may have lost writes; its results are read again from the oldest."""
         await self._queue.claim(self._incarnation)
         found = await recovery.reconcile(self._queue, self._ledger)
         self._leftovers, self._lost = set(found.leftovers), set(found.lost)
-        return found.results
+        return found
 
     async def draw(self, number: int, version: Version, wall: float) -> None:
         """Queue up to `number` new draws, and before them what was lost."""
+        if self._leftovers:
+            return  # they take room until they have arrived and are trimmed
         if self._lost:
             await self._requeue(version, wall)
         first = len(self.accounts.draws)

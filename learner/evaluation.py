@@ -117,10 +117,11 @@ class Evaluator:
             await self._begin(name, version)
 
     async def ask_again(self) -> None:
-        """Begin the rounds under way anew: the queue may have lost a part of them, or nobody was to answer."""
-        for name, current in list(self._rounds.items()):
+        """Begin the rounds under way anew: the queue may have lost a part of them, or brought back an earlier one."""
+        for name in self._sets:
             await self._queue.flush(name)
-            await self._begin(name, current.version)
+            if name in self._rounds:
+                await self._begin(name, self._rounds[name].version)
 
     async def _begin(self, name: str, version: Version) -> None:
         rows, ends_at = self._sets[name], self._clock.wall() + self._settings.deadline_s

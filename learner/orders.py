@@ -38,6 +38,10 @@ class Orders:
         self._waits.paused = False
         self._bell.ring()
 
+    async def repeat(self) -> None:
+        """Say to everyone once more what holds: the queue may have lost it."""
+        await self._queue.set_control(EVERYONE, "pause" if self._waits.paused else "run")
+
     async def bury(self, owner: str) -> None:
         """The actor `owner` is dead: its prompts go elsewhere now, and should it live all the same, it has to leave."""
         await self._queue.set_control(owner, "drain")

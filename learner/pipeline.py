@@ -11,6 +11,7 @@ from olmorl.learner import admission
 from olmorl.learner.accounts import Outcome
 from olmorl.learner.batch import Batch, Composer
 from olmorl.learner.books import Books, Ending
+from olmorl.learner.recovery import Reconciled
 from olmorl.learner.samples import defect
 from olmorl.learner.score import solve_rate
 from olmorl.learner.shelf import Shelf
@@ -49,8 +50,6 @@ class Pipeline:
         """
         endings = []
         for item in await self._books.leftovers_of(taken):
-            if item.draw_id in self._shelf:
-                continue  # taken again after the queue had to be reconciled
             ending = await self._judge(item)
             if ending is not None:
                 endings.append(ending)
@@ -82,9 +81,12 @@ class Pipeline:
         if limit is not None and solve_rate(group) >= limit:
             await self._books.retire(group.prompt.row)
 
-    async def reconcile(self) -> None:
+    async def reconcile(self) -> Reconciled:
         """Compare with a queue that may have lost writes: a group it does not hold any more is generated again."""
-        self._shelf.keep(await self._books.reconcile())
+        found = await self._books.reconcile()
+        # What it still holds arrives again, and by the name it has there now.
+        self._shelf.clear()
+        return found
 
     async def draw(self, version: Version, done: int, wall: float) -> None:
         """Queue as many prompts for `version`, the newest published one, as the lag allows."""

@@ -2,7 +2,7 @@
 
 plan       the checkpoint and the steps to replay; going back by choice moves what came later to `abandoned/`
 open_books the ledger's file of this incarnation, and the stream where the ledger says it was
-reconcile  each open draw is in the queue, or among the lost ones; what the queue holds beside them are leftovers
+reconcile  each open draw is in the queue, or among the lost ones; what the queue holds beside them is withdrawn
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from olmorl.learner.ledger import Ledger, Position
 from olmorl.learner.lines import Lines
 from olmorl.learner.score import Score, score
 from olmorl.messages import TRAIN_LANE, Group
-from olmorl.ports import Place, PromptQueue
+from olmorl.ports import PromptQueue
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,11 @@ class Reconciled(NamedTuple):
     """What the queue and the ledger disagree about."""
 
     leftovers: set[int]
-    """In the queue, though their outcome or their place in the journal is durable: to be trimmed when they arrive."""
+    """Among the results, though their outcome or their place in the journal is durable: trimmed when they arrive."""
     lost: set[int]
     """Open, and not in the queue: to be queued once more."""
-    results: set[int]
-    """Open, and answered."""
+    withdrawn: set[int]
+    """Queued or leased once more by a fail-over, though durable: they are not any longer."""
 
 
 async def reconcile(queue: PromptQueue, books: Ledger) -> Reconciled:
@@ -163,10 +163,10 @@ async def reconcile(queue: PromptQueue, books: Ledger) -> Reconciled:
             f"the queue holds {len(strange)} prompts that this run never drew: another run of the same name uses it; "
             "give this one another --run.name or another --queue.url"
         )
-    lost = accounts.open.keys() - there
+    over, lost = there - accounts.open.keys(), accounts.open.keys() - there
+    withdrawn = await queue.withdraw(over, TRAIN_LANE)
     await queue.forget_done(lost, TRAIN_LANE)
-    results = {draw_id for draw_id, place in places.items() if place is Place.RESULTS}
-    return Reconciled(there - accounts.open.keys(), lost, results & accounts.open.keys())
+    return Reconciled(over - withdrawn, lost, withdrawn)
 
 
 def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from itertools import count
 
 from olmorl.learner.admission import Candidate, choose
@@ -40,10 +40,6 @@ class Shelf:
     def remove(self, draw_id: int) -> tuple[Taken, Group]:
         _, taken, group = self._held.pop(draw_id)
         return taken, group
-
-    def keep(self, draws: Container[int]) -> None:
-        """Remove all others."""
-        self._held = {draw_id: held for draw_id, held in self._held.items() if draw_id in draws}
 
     def clear(self) -> list[tuple[Taken, Group]]:
         """Remove and return all."""

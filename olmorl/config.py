@@ -355,8 +355,10 @@ class QueueSettings(Section):
     """Prompts, results, leases."""
 
     url: str | None = None
-    """`redis://` or `rediss://`, without user and password (`OLMORL_REDIS_USERNAME`, `OLMORL_REDIS_PASSWORD`).
-    Default: a Redis embedded in the run."""
+    """`redis://host:6379/0`, or the sentinels that know the primary of a service:
+    `redis+sentinel://host:26379,host:26379/service/0`; `rediss` for TLS. User and password stand in the environment
+    (`OLMORL_REDIS_USERNAME`, `OLMORL_REDIS_PASSWORD`; for sentinels `OLMORL_REDIS_SENTINEL_PASSWORD`), or in files that
+    it names (`OLMORL_REDIS_PASSWORD_FILE`). Default: a Redis embedded in the run."""
     fsync: Literal["always", "everysec", "no"] = "everysec"
     """Of the embedded Redis: `always` survives a power loss, `everysec` a process crash only."""
     lease_s: float = Field(60.0, gt=0)
@@ -367,7 +369,18 @@ class QueueSettings(Section):
     """From the draw to its last attempt."""
     connect_deadline_s: float = Field(10.0, gt=0)
     outage_deadline_s: float = Field(120.0, gt=0)
-    """How long a Redis that does not answer is waited for."""
+    """How long a Redis that does not answer is waited for, and one that fails over."""
+
+    @field_validator("url")
+    @classmethod
+    def _no_credentials(cls, url: str | None) -> str | None:
+        # Here, before anything shows the recipe.
+        if url is not None and "@" in url:
+            raise ValueError(
+                "queue.url: a URL ends up in logs and recipes, so it may not hold credentials: set "
+                "OLMORL_REDIS_USERNAME and OLMORL_REDIS_PASSWORD in the environment, or OLMORL_REDIS_PASSWORD_FILE"
+            )
+        return url
 
 
 class Weights(Section):

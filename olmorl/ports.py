@@ -121,6 +121,10 @@ class PromptQueue(Protocol):
         """Where each draw of the lane is, in one consistent read. For reconciliation."""
         ...
 
+    async def withdraw(self, draw_ids: Iterable[int], lane: str) -> set[int]:
+        """Remove those of these draws that are queued or leased, and name them; what still comes of them is refused."""
+        ...
+
     async def forget_done(self, draw_ids: Iterable[int], lane: str) -> None:
         """Clear done marks whose group was lost, so that the draws may be pushed again."""
         ...

@@ -7,8 +7,7 @@ import hashlib
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
-from urllib.parse import SplitResult, urlsplit
+from typing import Any, TypeVar
 
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
@@ -16,65 +15,21 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from olmorl.clock import Clock
-from olmorl.errors import ConfigError, QueueError, QueueFull, QueueUnavailable, ResourceError, Superseded
+from olmorl.errors import QueueError, QueueFull, QueueUnavailable, ResourceError, Superseded
+from olmorl.queues.address import PASSWORD, USERNAME, Address, parse_url
+from olmorl.queues.sentinels import PrimaryPool, Sentinels
 
 T = TypeVar("T")
 Reply = Any
-USERNAME, PASSWORD = "OLMORL_REDIS_USERNAME", "OLMORL_REDIS_PASSWORD"
 BLOCK_S = 1.0
 """A blocking read asks for at most this long, well under the time in which a connection counts as dead."""
 _ROUND_TRIP_S = 15.0
 _MAX_CONNECTIONS = 32
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
 # Answers of a Redis that loads, fails over, or has no room: it may be able later.
-_PASSING = ("LOADING", "READONLY", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "OOM")
+_REPLICA = "READONLY"
+_PASSING = ("LOADING", _REPLICA, "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "OOM")
 _REFUSALS: dict[str, type[QueueError]] = {"SUPERSEDED": Superseded, "FULL": QueueFull}
-
-
-class Address(NamedTuple):
-    """Where a Redis is, and who asks."""
-
-    host: str
-    port: int
-    database: int
-    tls: bool
-    username: str | None
-    password: str | None
-
-    def __str__(self) -> str:
-        return f"{'rediss' if self.tls else 'redis'}://{self.host}:{self.port}/{self.database}"
-
-
-def parse_url(url: str, environment: Mapping[str, str]) -> Address:
-    """Read `redis[s]://host[:port][/database]`; user and password come from the environment.
-
-    Raises:
-        ConfigError: another scheme, a port or database that is no number, or credentials in the URL.
-    """
-    parts = urlsplit(url)
-    if parts.username or parts.password:
-        raise ConfigError(
-            "queue.url: a URL ends up in logs and recipes, so it may not hold credentials: "
-            f"set {USERNAME} and {PASSWORD} in the environment and leave only redis://host:port/database"
-        )
-    if parts.scheme not in ("redis", "rediss") or not parts.hostname:
-        raise ConfigError(f"queue.url = {url!r}: write redis://host:port/database, or rediss:// for TLS")
-    port, database = _numbers(url, parts)
-    return Address(
-        host=parts.hostname,
-        port=port,
-        database=database,
-        tls=parts.scheme == "rediss",
-        username=environment.get(USERNAME) or None,
-        password=environment.get(PASSWORD) or None,
-    )
-
-
-def _numbers(url: str, parts: SplitResult) -> tuple[int, int]:
-    try:
-        return parts.port or 6379, int(parts.path.strip("/") or 0)
-    except ValueError:
-        raise ConfigError(f"queue.url = {url!r}: port and database are numbers, as in redis://host:6379/0") from None
 
 
 class Script:
@@ -134,9 +89,12 @@ class Link:
                 pipeline.execute_command(*parts)
             replies: list[Reply] = await pipeline.execute(raise_on_error=False)
         passing = next((reply for reply in replies if _may_pass(reply)), None)
-        if passing is not None:
-            raise passing
-        return replies
+        if passing is None:
+            return replies
+        if _REPLICA in str(passing):
+            # A primary no more: the next connection goes to where the address, or a sentinel, leads by then.
+            await self._redis.connection_pool.disconnect(inuse_connections=False)
+        raise passing
 
     async def _until_answered(self, what: str, send: Callable[[], Awaitable[T]]) -> T:
         give_up, pause = self._clock.now() + self._outage_deadline_s, _FIRST_PAUSE_S
@@ -182,54 +140,60 @@ async def connect(
         environment: where user and password are looked up; default: of this process.
 
     Raises:
-        ConfigError: a URL that is none.
+        ConfigError: a URL that is none, or a secret that cannot be read.
         ResourceError: nothing answers within `connect_deadline_s`, or the credentials are refused.
     """
     address = parse_url(url, os.environ if environment is None else environment)
     redis = _client(address, connect_deadline_s, outage_deadline_s)
     try:
-        async with asyncio.timeout(connect_deadline_s):
-            await _first_answer(redis, clock)
-    except TimeoutError:
-        await redis.aclose()
-        raise ResourceError(
-            f"queue.url: no Redis answers at {address} within {connect_deadline_s:g} s: start it, mend the URL, "
-            "or leave queue.url out to use the embedded one"
-        ) from None
+        await _first_answer(redis, address, clock, connect_deadline_s)
     except exceptions.RedisError as error:
         await redis.aclose()
         raise ResourceError(
             f"queue.url: Redis at {address} refuses: {error}; set {USERNAME} and {PASSWORD} in the environment"
         ) from None
+    except BaseException:
+        await redis.aclose()
+        raise
     return Link(redis, address, clock, outage_deadline_s)
 
 
-async def _first_answer(redis: Redis, clock: Clock) -> None:
-    while True:
-        try:
-            await redis.ping()
-            return
-        except (exceptions.AuthenticationError, exceptions.AuthorizationError):
-            raise
-        except exceptions.RedisError as error:
-            if not _may_pass(error):
-                raise
-        await clock.sleep(_FIRST_PAUSE_S)
+async def _first_answer(redis: Redis, address: Address, clock: Clock, deadline_s: float) -> None:
+    last: Exception | None = None
+    try:
+        async with asyncio.timeout(deadline_s):
+            while True:
+                try:
+                    await redis.ping()
+                    return
+                except (exceptions.AuthenticationError, exceptions.AuthorizationError):
+                    raise
+                except exceptions.RedisError as error:
+                    if not _may_pass(error):
+                        raise
+                    last = error
+                await clock.sleep(_FIRST_PAUSE_S)
+    except TimeoutError:
+        raise ResourceError(
+            f"queue.url: no Redis answers at {address} within {deadline_s:g} s{f': {last}' if last else ''}: start it, "
+            "mend the URL, or leave queue.url out to use the embedded one"
+        ) from None
 
 
 def _client(address: Address, connect_deadline_s: float, outage_deadline_s: float) -> Redis:
-    pool = BlockingConnectionPool(
-        connection_class=SSLConnection if address.tls else Connection,
-        max_connections=_MAX_CONNECTIONS,
-        timeout=outage_deadline_s,
-        host=address.host,
-        port=address.port,
-        db=address.database,
-        username=address.username,
-        password=address.password,
-        protocol=2,
-        socket_timeout=None,
-        socket_connect_timeout=connect_deadline_s,
-        retry=Retry(NoBackoff(), 0),
-    )
-    return Redis.from_pool(pool)
+    pool = {
+        "max_connections": _MAX_CONNECTIONS,
+        "timeout": outage_deadline_s,
+        "db": address.database,
+        "username": address.credentials.username,
+        "password": address.credentials.password,
+        "protocol": 2,
+        "socket_timeout": None,
+        "socket_connect_timeout": connect_deadline_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    if address.service:
+        return Redis.from_pool(PrimaryPool(address.service, Sentinels(address), ssl=address.tls, **pool))
+    [(host, port)] = address.hosts
+    kind = SSLConnection if address.tls else Connection
+    return Redis.from_pool(BlockingConnectionPool(connection_class=kind, host=host, port=port, **pool))

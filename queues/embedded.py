@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
 from olmorl.errors import ResourceError
-from olmorl.queues.connect import PASSWORD
+from olmorl.queues.address import PASSWORD
 
 Fsync = Literal["always", "everysec", "no"]
 _START_DEADLINE_S, _STOP_DEADLINE_S = 30.0, 20.0

@@ -20,9 +20,10 @@ local ORDER = { 'again', 'fresh' }
 local GROUP = 'actors'
 local DEAD_LETTERS_KEPT = 1000
 
+-- A claim that is older than the caller's is no refusal: a fail-over may have lost the caller's own.
 local function superseded(incarnation)
   local owner = redis.call('HGET', CLAIM, 'incarnation') or '0'
-  if owner ~= incarnation then
+  if tonumber(owner) > tonumber(incarnation) then
     return redis.error_reply('SUPERSEDED incarnation ' .. incarnation .. ' by incarnation ' .. owner)
   end
 end

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -128,8 +129,7 @@ class MemoryQueue:
 
     async def expire(self) -> int:
         self._fence()
-        now = self._clock.wall()
-        return self._end_leases(lambda held: held.deadline <= now)
+        return self._end_leases(lambda held: held.deadline <= self._clock.wall())
 
     async def release(self, owner: str) -> int:
         self._fence()
@@ -144,6 +144,16 @@ class MemoryQueue:
             **{held.draw_id: Place.LEASED for held in store.leases.values()},
             **{stored.draw_id: Place.RESULTS for stored in store.results.values()},
         }
+
+    async def withdraw(self, draw_ids: Iterable[int], lane: str) -> set[int]:
+        self._fence()
+        store = self._lane(lane)
+        withdrawn = (set(draw_ids) & store.prompts.keys()) - store.done
+        store.prompts = {draw_id: draw for draw_id, draw in store.prompts.items() if draw_id not in withdrawn}
+        store.again = deque(filter(store.prompts.get, store.again))
+        store.fresh = deque(filter(store.prompts.get, store.fresh))
+        store.leases = {name: held for name, held in store.leases.items() if held.draw_id in store.prompts}
+        return withdrawn
 
     async def forget_done(self, draw_ids: Iterable[int], lane: str) -> None:
         self._fence()
@@ -203,8 +213,7 @@ class MemoryQueue:
         self._run.statuses[status.name] = encode(status)
 
     async def control(self, owner: str) -> str:
-        orders = self._run.orders
-        return orders.get(owner) or orders.get(EVERYONE) or "run"
+        return self._run.orders.get(owner) or self._run.orders.get(EVERYONE) or "run"
 
     # --- the assembler's end of the results
 
@@ -258,15 +267,11 @@ class MemoryQueue:
 
     async def _woken(self, event: asyncio.Event, give_up: float) -> bool:
         remaining = give_up - self._clock.now()
-        if remaining <= 0:
-            return False
         event.clear()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(remaining):
-                await event.wait()
-        except TimeoutError:
-            return False
-        return True
+                return remaining > 0 and await event.wait()
+        return False
 
     def _lease_now(self, store: _Lane, owner: str, limit: int, lane: str) -> list[Lease]:
         now, leases = self._clock.wall(), list[Lease]()

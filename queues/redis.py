@@ -22,7 +22,7 @@ _LANE_KEYS = ("prompts", "again", "fresh", "leases", "done", "results", "commits
 _COMMITS_TOGETHER = 16
 _NAMES = (
     *("claim", "push", "lease", "extend", "give_back", "commit", "bury", "condemn"),
-    *("expire", "release", "inventory", "counts", "trim", "forget_done", "drop_dead", "flush"),
+    *("expire", "release", "inventory", "counts", "trim", "withdraw", "forget_done", "drop_dead", "flush"),
 )
 
 
@@ -84,7 +84,8 @@ class RedisQueue:
     async def claim(self, incarnation: int) -> None:
         await self._call("claim", "", incarnation, self._token)
         self._incarnation = incarnation
-        self._cursors.clear()
+        # Not cleared: a reading that is under way goes on in the old one, which nobody reads any more.
+        self._cursors = {}
 
     async def push(self, prompts: Sequence[Prompt]) -> None:
         lanes: dict[str, list[Prompt]] = {}
@@ -108,6 +109,9 @@ class RedisQueue:
     async def inventory(self, lane: str) -> dict[int, Place]:
         flat = await self._call("inventory", lane, self._incarnation)
         return {int(draw): Place(place.decode()) for draw, place in zip(flat[::2], flat[1::2], strict=True)}
+
+    async def withdraw(self, draw_ids: Iterable[int], lane: str) -> set[int]:
+        return {int(draw) for draw in await self._call("withdraw", lane, self._incarnation, *draw_ids)}
 
     async def forget_done(self, draw_ids: Iterable[int], lane: str) -> None:
         await self._call("forget_done", lane, self._incarnation, *draw_ids)
@@ -162,14 +166,14 @@ class RedisQueue:
 
     async def take(self, limit: int, lane: str, wait_s: float) -> list[Taken]:
         # No consumer group here: the one reader keeps its own cursor, so an answer that was lost is asked for again.
-        give_up = self._clock.now() + wait_s
+        cursors, give_up = self._cursors, self._clock.now() + wait_s
         while True:
-            entries = await self._read_results(limit, lane, give_up - self._clock.now())
+            entries = await self._read_results(limit, lane, cursors.get(lane, b"0"), give_up - self._clock.now())
             if entries or self._clock.now() >= give_up:
                 break
         taken = [await self._taken(entry, _stored(fields), lane) for entry, fields in entries]
         if entries:
-            self._cursors[lane] = entries[-1][0]
+            cursors[lane] = entries[-1][0]
         return taken
 
     async def trim(self, taken: Sequence[Taken]) -> None:
@@ -243,13 +247,14 @@ class RedisQueue:
         command = ("XREAD", "COUNT", 1, "BLOCK", block_ms, "STREAMS", *streams, again, fresh)
         await self._link.command(f"prompts of lane {lane} of run {self._run}", *command)
 
-    async def _read_results(self, limit: int, lane: str, wait_s: float) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    async def _read_results(
+        self, limit: int, lane: str, cursor: bytes, wait_s: float
+    ) -> list[tuple[bytes, dict[bytes, bytes]]]:
         block = ("BLOCK", max(1, int(1000 * min(wait_s, BLOCK_S)))) if wait_s > 0 else ()
-        cursor = self._cursors.get(lane, b"0")
         read = ("XREAD", "COUNT", limit, *block, "STREAMS", self._key(f"{lane}:results"), cursor)
         owner = ("HGET", self._key("claim"), "incarnation")
         streams, incarnation = await self._link.pipeline(f"results of lane {lane} of run {self._run}", [read, owner])
-        if int(incarnation or 0) != self._incarnation:
+        if int(incarnation or 0) > self._incarnation:
             raise Superseded(f"incarnation {self._incarnation} by incarnation {int(incarnation)}")
         return streams[0][1] if streams else []
 

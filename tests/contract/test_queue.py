@@ -246,6 +246,7 @@ async def test_a_newer_claim_supersedes(rig: QueueRig, queue: Queue, make_prompt
         queue.take(1, "train", 0),
         queue.trim([Taken("1-0", 1, Failure(prompt=make_prompt(1), cause="attempts"))]),
         queue.flush("train"),
+        queue.withdraw([1], "train"),
         queue.forget_done([1], "train"),
         queue.drop_dead_letters([1], "train"),
         queue.inventory("train"),
@@ -306,6 +307,25 @@ async def test_the_inventory_names_the_place_of_each_draw(
     await queue.trim(await take(queue, 1))
     assert await queue.inventory("train") == {1: Place.RESULTS, 2: Place.LEASED, 3: Place.QUEUED}
     assert await queue.inventory("unheard-of") == {}
+
+
+async def test_what_is_queued_or_leased_is_withdrawn_and_a_result_is_not(
+    queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    await queue.push([make_prompt(n) for n in range(5)])
+    await queue.push([make_prompt(5, attempt=2)])
+    again, leased, answered = await lease(queue, 3)
+    assert [lent.prompt.draw_id for lent in (again, leased, answered)] == [5, 0, 1]
+    await queue.give_back([again])
+    await queue.commit(answered, make_group(answered.prompt))
+    assert await queue.withdraw([0, 1, 2, 5, 77], "train") == {0, 2, 5}
+    assert await queue.inventory("train") == {1: Place.RESULTS, 3: Place.QUEUED, 4: Place.QUEUED}
+    assert await queue.extend([leased]) == {leased.lease_id}
+    assert await queue.commit(leased, make_group(leased.prompt)) is CommitOutcome.LATE
+    assert [lent.prompt.draw_id for lent in await lease(queue, 5)] == [3, 4]
+    await queue.push([make_prompt(0)])
+    assert await live(queue) == (1, 2, 1)
+    assert await queue.withdraw([0], "unheard-of") == set()
 
 
 async def test_a_done_mark_without_its_group_can_be_forgotten(

@@ -13,7 +13,7 @@ from olmorl.deploy import checks, probe
 from olmorl.deploy.demo import Policy
 from olmorl.deploy.tiny_policy import build_model, build_tokenizer
 from olmorl.errors import ModelError, ResourceError
-from olmorl.queues.connect import parse_url
+from olmorl.queues.address import parse_url
 from olmorl.queues.embedded import EmbeddedRedis
 
 
@@ -72,9 +72,8 @@ def test_a_redis_that_forgets(
         recipe = settings(policy, tmp_path, queue={"url": server.url})
         assert checks.redis(recipe) == "append-only file, fsync no, no eviction"
         address = parse_url(server.url, server.environment)
-        with Redis(
-            host=address.host, port=address.port, username=address.username, password=address.password
-        ) as client:
+        [(host, port)] = address.hosts
+        with Redis(host=host, port=port, password=address.credentials.password) as client:
             client.config_set(name, value)
         with pytest.raises(ResourceError, match=f"CONFIG SET {name}"):
             checks.redis(recipe)

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from olmorl.clock import SystemClock
-from olmorl.config import QueueSettings
+from olmorl.config import QueueSettings, build
 from olmorl.errors import ConfigError, QueueUnavailable, ResourceError
 from olmorl.messages import Failure, Prompt, Version
 from olmorl.ports import CommitOutcome
-from olmorl.queues.connect import connect, parse_url
+from olmorl.queues.address import Address, Credentials, Host, parse_url, secrets_of
+from olmorl.queues.connect import connect
 from olmorl.queues.embedded import EmbeddedRedis
 from olmorl.queues.redis import RedisQueue
 
@@ -85,26 +86,60 @@ class Gate:
 
 def test_the_address_is_the_url_and_the_credentials_are_not() -> None:
     address = parse_url("rediss://queue.example:6380/2", {"OLMORL_REDIS_USERNAME": "u", "OLMORL_REDIS_PASSWORD": "p"})
-    assert address == ("queue.example", 6380, 2, True, "u", "p")
+    assert address == Address((Host("queue.example", 6380),), 2, True, Credentials("u", "p"))
     assert str(address) == "rediss://queue.example:6380/2"
-    assert parse_url("redis://localhost", {}) == ("localhost", 6379, 0, False, None, None)
+    assert "'p'" not in repr(address)
+    assert parse_url("redis://localhost", {}) == Address((Host("localhost", 6379),), 0, False)
+    assert parse_url("redis://[::1]:7000/1", {}) == Address((Host("::1", 7000),), 1, False)
+
+
+def test_sentinels_have_a_service_and_a_password_of_their_own() -> None:
+    address = parse_url("rediss+sentinel://one,two:26380/queue/3", {"OLMORL_REDIS_SENTINEL_PASSWORD": "s"})
+    hosts = (Host("one", 26379), Host("two", 26380))
+    assert address == Address(hosts, 3, True, Credentials(), "queue", Credentials(None, "s"))
+    assert str(address) == "rediss+sentinel://one:26379,two:26380/queue/3"
+    assert parse_url("redis+sentinel://one/queue", {}).database == 0
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("redis://:secret@host:6379", "OLMORL_REDIS_PASSWORD"),
-        ("redis://user@host:6379", "OLMORL_REDIS_USERNAME"),
-        ("http://host:6379", "redis://host:port/database"),
-        ("host:6379", "redis://host:port/database"),
+        ("http://host:6379", "redis://host:6379/0"),
+        ("host:6379", r"redis\+sentinel://host:26379,host:26379/service/0"),
+        ("redis://[::1", "redis://host:6379/0"),
+        ("redis://", "a host is missing"),
         ("redis://host:port", "numbers"),
-        ("redis://host/zero", "numbers"),
+        ("redis://host/zero", "number"),
+        ("redis://one,two/0", "several hosts are sentinels"),
+        ("redis+sentinel://one,two/", "which service"),
+        ("redis+sentinel://one,/queue", "a host is missing"),
+        ("redis+sentinel://one/queue/zero", "number"),
     ],
 )
 def test_a_bad_url_says_what_to_write(url: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message) as caught:
+    with pytest.raises(ConfigError, match=message):
         parse_url(url, {})
+
+
+@pytest.mark.parametrize("url", ["redis://:secret@host", "rediss://user@host", "redis+sentinel://u:secret@a,b/queue"])
+def test_a_recipe_takes_no_credentials_and_does_not_repeat_them(url: str) -> None:
+    with pytest.raises(ConfigError, match="OLMORL_REDIS_PASSWORD_FILE") as caught:
+        build({"queue": {"url": url}})
     assert "secret" not in str(caught.value)
+
+
+def test_secrets_come_from_files_too(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    environment = {"OLMORL_REDIS_PASSWORD_FILE": str(file), "OLMORL_REDIS_USERNAME": "queue"}
+    with pytest.raises(ConfigError, match=f"OLMORL_REDIS_PASSWORD_FILE = {file}: cannot be read: No such file"):
+        secrets_of(environment)
+    file.write_text("\n")
+    with pytest.raises(ConfigError, match=f"{file}: the file is empty"):
+        secrets_of(environment)
+    file.write_text("of the file\n")
+    assert parse_url("redis://host", environment).credentials == Credentials("queue", "of the file")
+    with pytest.raises(ConfigError, match="both set"):
+        secrets_of({**environment, "OLMORL_REDIS_PASSWORD": "another"})
 
 
 @pytest.mark.parametrize("listening", [False, True])

@@ -1,0 +1,79 @@
+"""Redis Sentinels: which Redis is the primary of a service, asked anew for each connection."""
+
+from __future__ import annotations
+
+import asyncio
+
+from redis import exceptions
+from redis.asyncio import BlockingConnectionPool
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+from redis.backoff import NoBackoff
+
+from olmorl.queues.address import SENTINEL_PASSWORD, Address, Host
+
+_ANSWER_S = 2.0
+"""One sentinel has this long: the next one may know."""
+
+
+class Sentinels(Sentinel):
+    """The first that knows a living primary is believed, and asked first the next time."""
+
+    def __init__(self, address: Address) -> None:
+        super().__init__(
+            address.hosts,
+            sentinel_kwargs={
+                "username": address.to_sentinels.username,
+                "password": address.to_sentinels.password,
+                "ssl": address.tls,
+                "protocol": 2,
+                "retry": Retry(NoBackoff(), 0),
+            },
+        )
+        self._asked = list(zip(address.hosts, self.sentinels, strict=True))
+
+    async def discover_master(self, service_name: str) -> Host:
+        """Where the primary of the service is. Raises MasterNotFoundError with what each sentinel said."""
+        said = []
+        for asked in list(self._asked):
+            place, sentinel = asked
+            try:
+                async with asyncio.timeout(_ANSWER_S):
+                    states = await sentinel.sentinel_masters()
+            except (exceptions.RedisError, TimeoutError) as error:
+                said.append(f"the sentinel {place} {_silence(error)}")
+                continue
+            if service_name not in states:
+                known = ", ".join(sorted(states)) or "none"
+                said.append(f"the sentinel {place} knows no service {service_name!r}, only {known}")
+                continue
+            state = states[service_name]
+            primary = Host(state["ip"], state["port"])
+            if self.check_master_state(state, service_name):
+                self._asked.sort(key=lambda other: other is not asked)
+                return primary
+            said.append(f"the sentinel {place} says that {primary}, the primary of {service_name}, is down")
+        raise MasterNotFoundError("; ".join(said))
+
+
+def _silence(error: Exception) -> str:
+    if isinstance(error, (exceptions.AuthenticationError, exceptions.AuthorizationError)):
+        return f"refuses the credentials: {error} (set {SENTINEL_PASSWORD} in the environment)"
+    return f"does not answer: {error}" if str(error) else f"does not answer within {_ANSWER_S:g} s"
+
+
+class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
+    """One primary at a time: once another is named, no connection to the one before is used for a further call."""
+
+    async def get_master_address(self) -> Host:
+        before = self.master_address
+        # Drops the connections that are idle; those in use end their call.
+        address: Host = await super().get_master_address()
+        if before not in (None, address):
+            await self.update_active_connections_for_reconnect()
+        return address
+
+    async def aclose(self) -> None:
+        """Close the connections to the primary and to the sentinels."""
+        await super().aclose()
+        await self.sentinel_manager.aclose()

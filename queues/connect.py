@@ -181,7 +181,7 @@ async def _first_answer(redis: Redis, address: Address, clock: Clock, deadline_s
 
 
 def _client(address: Address, connect_deadline_s: float, outage_deadline_s: float) -> Redis:
-    pool = {
+    pool: dict[str, Any] = {
         "max_connections": _MAX_CONNECTIONS,
         "timeout": outage_deadline_s,
         "db": address.database,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool
@@ -20,7 +21,7 @@ class Sentinels(Sentinel):
     """The first that knows a living primary is believed, and asked first the next time."""
 
     def __init__(self, address: Address) -> None:
-        super().__init__(
+        super().__init__(  # type: ignore[no-untyped-call]
             address.hosts,
             sentinel_kwargs={
                 "username": address.to_sentinels.username,
@@ -39,7 +40,7 @@ class Sentinels(Sentinel):
             place, sentinel = asked
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    states = await sentinel.sentinel_masters()
+                    states: Any = await sentinel.sentinel_masters()
             except (exceptions.RedisError, TimeoutError) as error:
                 said.append(f"the sentinel {place} {_silence(error)}")
                 continue
@@ -65,12 +66,15 @@ def _silence(error: Exception) -> str:
 class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
     """One primary at a time: once another is named, no connection to the one before is used for a further call."""
 
+    def __init__(self, service: str, sentinels: Sentinels, **settings: Any) -> None:
+        super().__init__(service, sentinels, **settings)  # type: ignore[no-untyped-call]
+
     async def get_master_address(self) -> Host:
         before = self.master_address
         # Drops the connections that are idle; those in use end their call.
-        address: Host = await super().get_master_address()
+        address: Host = await super().get_master_address()  # type: ignore[no-untyped-call]
         if before not in (None, address):
-            await self.update_active_connections_for_reconnect()
+            await self.update_active_connections_for_reconnect()  # type: ignore[no-untyped-call]
         return address
 
     async def aclose(self) -> None:

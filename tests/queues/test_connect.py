@@ -208,3 +208,18 @@ async def test_scripts_are_sent_again_to_a_redis_that_was_restarted(tmp_path: Pa
         assert await committing is CommitOutcome.STORED
         assert await queue.counts("train") == (1, 0, 1, 0, 0)
         await queue.close()
+
+
+@pytest.mark.cluster
+async def test_a_replica_is_left_for_whoever_the_address_leads_to_next(server: EmbeddedRedis) -> None:
+    link = await connect(server.url, SystemClock(), 10, 60, server.environment)
+    number = await link.command("a test", "CLIENT", "ID")
+    await link.command("a test", "REPLICAOF", "127.0.0.1", 1)
+    # Redis 6 says of a script only that it failed, and why in the text.
+    writing = asyncio.create_task(link.command("a test", "EVAL", "return redis.call('INCR', KEYS[1])", 1, "counter"))
+    await asyncio.sleep(0.3)
+    assert not writing.done()
+    await link.command("a test", "REPLICAOF", "NO", "ONE")
+    assert await writing == 1
+    assert await link.command("a test", "CLIENT", "ID") > number + 1
+    await link.close()

@@ -251,7 +251,7 @@ class Actor:
     def status(self) -> ActorStatus:
         """The actor as its next heartbeat will show it."""
         state = self._order.value if self._started else "starting"
-        now = status.of_process(self.name, self._clock.wall(), state, self._metrics)
+        now = status.of_process(self.name, self._clock.wall(), state, self._metrics, self._weights.damaged)
         return (
             status.with_engine(now, self._engine, self._weights, self._scorer, self._totals) if self._started else now
         )

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from olmorl.actors.weights import WeightFollower
 from olmorl.actors.work import Work
 from olmorl.errors import DeadlinePassed
-from olmorl.messages import ActorStatus, Completion
+from olmorl.messages import ActorStatus, Completion, Version
 from olmorl.ports import CommitOutcome, Engine, Scorer
 
 
@@ -42,9 +42,10 @@ class Totals:
             self.tokens_lost += work.num_tokens
 
 
-def of_process(name: str, at: float, state: str, metrics: str) -> ActorStatus:
+def of_process(name: str, at: float, state: str, metrics: str, damaged: Version | None) -> ActorStatus:
     """The heartbeat of an actor whose engine is not up yet."""
-    return ActorStatus(name=name, at=at, state=state, host=socket.gethostname(), pid=os.getpid(), metrics=metrics)
+    host, pid = socket.gethostname(), os.getpid()
+    return ActorStatus(name=name, at=at, state=state, host=host, pid=pid, metrics=metrics, damaged=damaged)
 
 
 def with_engine(

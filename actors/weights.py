@@ -9,13 +9,15 @@ from typing import ParamSpec, TypeVar
 
 from olmorl.actors.lag import LagWatch
 from olmorl.clock import Clock, within
-from olmorl.errors import WeightError
+from olmorl.errors import WeightError, WeightsDamaged
 from olmorl.messages import Version
 from olmorl.ports import Engine, StagedWeights, Update, WeightStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
 LONGEST_BACKOFF_S = 5.0
+DAMAGED_AFTER = 3
+"""Tries in a row at one version whose bytes were not those that were published."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,6 +45,8 @@ class WeightFollower:
         self._moved = asyncio.Condition()
         self._trouble = ""
         self._failures_in_a_row = 0
+        self._wanted: Version | None = None
+        self._damages_in_a_row = 0
         self.updates = 0
         self.failures = 0
         self.stall_s_total = 0.0
@@ -52,7 +56,7 @@ class WeightFollower:
         """The latest version, staged, for an engine that starts; None while nothing is published."""
         while True:
             try:
-                version = await self._in_thread(self._store.latest)
+                version = await self._latest()
                 return None if version is None else await self._in_thread(self._store.fetch, version)
             except WeightError as error:
                 await self._back_off(error)
@@ -67,7 +71,7 @@ class WeightFollower:
         """
         while True:
             try:
-                version = await self._in_thread(self._store.latest)
+                version = await self._latest()
                 self._lag.look(self._clock.now(), version, self._engine.version)
                 if version is not None and version != self._engine.version:
                     return await self._apply(await self._in_thread(self._store.fetch, version))
@@ -77,8 +81,16 @@ class WeightFollower:
 
     @property
     def trails(self) -> bool:
-        """Whether the engine is more than `max_lag` behind, and not just updating: others should do its work."""
-        return self._lag.trails(self._clock.now())
+        """Whether the engine is more than `max_lag` behind and not just updating, or cannot get what is published.
+
+        Then others should do its work.
+        """
+        return self.damaged is not None or self._lag.trails(self._clock.now())
+
+    @property
+    def damaged(self) -> Version | None:
+        """The version in place of which something else lies there, time and again."""
+        return self._wanted if self._damages_in_a_row >= DAMAGED_AFTER else None
 
     async def reach(self, version: Version) -> bool:
         """Wait until the engine is not older than `version`: the same incarnation's, or a newer incarnation's.
@@ -112,7 +124,7 @@ class WeightFollower:
         self.updates += 1
         self.stall_s_total += update.stall_s
         self.stall_s_max = max(self.stall_s_max, update.stall_s)
-        self._failures_in_a_row, self._trouble = 0, ""
+        self._failures_in_a_row, self._damages_in_a_row, self._trouble = 0, 0, ""
         async with self._moved:
             self._moved.notify_all()
         return update
@@ -120,10 +132,17 @@ class WeightFollower:
     async def _back_off(self, error: WeightError) -> None:
         self.failures += 1
         self._failures_in_a_row += 1
+        self._damages_in_a_row = self._damages_in_a_row + 1 if isinstance(error, WeightsDamaged) else 0
         self._trouble = str(error)
         pause_s = min(LONGEST_BACKOFF_S, self._poll_s * 2**self._failures_in_a_row)
         _log.warning("%s: weights not applied, next try in %.1f s: %s", self._owner, pause_s, error)
         await self._clock.sleep(pause_s)
+
+    async def _latest(self) -> Version | None:
+        version = await self._in_thread(self._store.latest)
+        if version != self._wanted:
+            self._wanted, self._damages_in_a_row = version, 0
+        return version
 
     async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         async with within(self._deadline_s, f"the weight store, asked by {self._owner}"):

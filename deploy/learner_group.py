@@ -193,6 +193,14 @@ class LearnerGroup:
         for wait in status.waits:
             if self._at_work and wait.owner == LEARNER and wait.waited_s > wait.deadline_s:
                 self._at_work[0].kill(f"and its group hang: {wait.what} has not come for {wait.deadline_s:g} s")
+        self._check_weights(status)
+
+    def _check_weights(self, status: Status) -> None:
+        # What one actor cannot fetch is its host's trouble; what nobody can fetch only the learner can make anew.
+        damaged = {actor.damaged for actor in status.actors}
+        version = damaged.pop() if len(damaged) == 1 else None
+        if self._at_work and version is not None and version.incarnation == self.incarnation:
+            self._at_work[0].kill(f"published weights {version}, which are damaged where they lie")
 
     async def stop(self) -> None:
         """End after the current micro-batch, with a checkpoint."""

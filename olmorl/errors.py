@@ -19,6 +19,7 @@ OlmoRLError
 │   └── Superseded           a newer incarnation owns the run
 ├── EngineDied           an engine's processes are gone, or hold half a version; its actor must be replaced
 ├── WeightError          weights that are missing, corrupt, or do not fit the model
+│   └── WeightsDamaged       what lies there is not what was published
 └── Unscorable           a completion or group that no verifier could score; never a reward of 0
 """
 
@@ -99,6 +100,10 @@ class Superseded(QueueError):
 
 class WeightError(OlmoRLError, RuntimeError):
     """Weights that are missing, corrupt, or do not fit the model."""
+
+
+class WeightsDamaged(WeightError):
+    """What lies there is not what was published. Another try may fetch it whole, unless its source is damaged."""
 
 
 class EngineDied(OlmoRLError, RuntimeError):

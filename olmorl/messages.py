@@ -206,6 +206,8 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     updates: int = 0
     update_failures: int = 0
     """Tries to fetch or apply a version that failed; the version in use stayed."""
+    damaged: Version | None = None
+    """The published version that could not be fetched whole, time and again."""
     stall_s_total: float = 0.0
     stall_s_max: float = 0.0
     verifier_s_total: float = 0.0

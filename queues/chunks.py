@@ -7,7 +7,7 @@ from itertools import zip_longest
 
 import xxhash
 
-from olmorl.errors import WeightError
+from olmorl.errors import WeightsDamaged
 from olmorl.messages import Buffer, Version, WeightsReady
 from olmorl.ports import NamedBuffer
 
@@ -79,11 +79,11 @@ def checked(chunks: Iterable[memoryview], manifest: WeightsReady) -> Iterator[me
     """Each chunk, once its hash was compared.
 
     Raises:
-        WeightError: a chunk that is not what was published, one too few or one too many.
+        WeightsDamaged: a chunk that is not what was published, one too few or one too many.
     """
     for number, (chunk, expected) in enumerate(zip_longest(chunks, manifest.chunk_hashes)):
         if chunk is None or xxhash.xxh3_128_hexdigest(chunk) != expected:
-            raise WeightError(
+            raise WeightsDamaged(
                 f"version {manifest.version}: chunk {number} of {len(manifest.chunk_hashes)} is not what was "
                 "published; the version is not applied"
             )

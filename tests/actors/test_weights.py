@@ -11,7 +11,7 @@ import pytest
 from olmorl import config
 from olmorl.actors.lag import GRACE_S, LagWatch
 from olmorl.clock import run_simulated
-from olmorl.errors import DeadlinePassed, WeightError
+from olmorl.errors import DeadlinePassed, WeightError, WeightsDamaged
 from olmorl.messages import Version
 from olmorl.ports import StagedWeights
 
@@ -26,7 +26,7 @@ def v(number: int, incarnation: int = 1) -> Version:
 
 
 class CutOff:
-    """The versions of another shelf, over a link that can be cut."""
+    """The versions of another shelf, over a link that can be cut, or change bytes."""
 
     def __init__(self, shelf: Any) -> None:
         self.shelf = shelf
@@ -38,6 +38,8 @@ class CutOff:
         return self.shelf.latest()  # type: ignore[no-any-return]
 
     def fetch(self, version: Version) -> StagedWeights:
+        if self.cut == "damaged":
+            raise WeightsDamaged(f"version {version}: chunk 4 of 9 is not what was published")
         if self.cut:
             raise WeightError(f"version {version}: chunks from 4 of 9 did not come")
         return self.shelf.fetch(version)  # type: ignore[no-any-return]
@@ -189,3 +191,28 @@ def test_a_board_that_is_away_for_a_while_ends_nobody(service: Make, draw: Make)
     assert starting == "starting"
     assert (status.version, status.updates) == (v(1), 1)
     assert status.update_failures > 10
+
+
+def test_a_version_that_is_damaged_where_it_lies_is_reported_and_its_prompts_go_to_others(
+    service: Make, draw: Make
+) -> None:
+    async def scenario() -> Any:
+        s = service(simulation=STEADY, settings=settings(), max_lag=1)
+        link = CutOff(s.shelf)
+        async with s.running(s.actor("a0", shelf=link)):
+            await asyncio.sleep(3.0)
+            link.cut = "damaged"
+            before = (await s.queue.statuses())["a0"].damaged
+            s.shelf.publish(v(1))
+            await s.push(draw(0, min_version=v(1)))
+            await asyncio.sleep(10.0)
+            status, counts = (await s.queue.statuses())["a0"], await s.queue.counts("train")
+            s.shelf.publish(v(2))
+            link.cut = False
+            await s.results(1)
+            return before, status, counts, (await s.queue.statuses())["a0"]
+
+    before, damaged, counts, healed = run_simulated(scenario())
+    assert (before, damaged.damaged, healed.damaged) == (None, v(1), None)
+    assert (counts.queued, counts.leased) == (1, 0), "given back long before the deadline"
+    assert healed.version == v(2)

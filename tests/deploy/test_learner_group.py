@@ -16,6 +16,7 @@ from olmorl.deploy.learner_group import LearnerGroup
 from olmorl.deploy.progress import Status
 from olmorl.errors import DeadlinePassed, NothingToLearn, ProcessLost, RunEnded
 from olmorl.learner.waiting import Wait
+from olmorl.messages import ActorStatus, Version
 
 Keeping = Callable[..., AbstractAsyncContextManager[LearnerGroup]]
 GROUP = ["assembler", "learner-0", "learner-1"]
@@ -125,6 +126,26 @@ async def test_a_silent_rank_and_a_step_that_never_ends_are_losses(context: Any,
             "learner-1 gave no sign of life for 5 s",
             "learner-0 and its group hang",
         ]
+
+
+async def test_weights_that_nobody_can_fetch_are_made_anew(context: Any, keeping: Keeping, until: Any) -> None:
+    made = context()
+
+    def say(*damaged: Version | None) -> Status:
+        actors = [ActorStatus(name=f"actor-{i}", at=0.0, damaged=version) for i, version in enumerate(damaged)]
+        return Status(step=1, steps=9, actors=actors)
+
+    async with keeping(made) as group:
+        group.look(say(Version(1, 4), None), 1.0)
+        group.look(say(Version(1, 4), Version(1, 5)), 2.0)
+        await asyncio.sleep(0.05)
+        assert group.num_restarts == 0, "one of them is the trouble of one host"
+        group.look(say(Version(1, 4), Version(1, 4)), 3.0)
+        await until(lambda: began(made, 2))
+        group.look(say(Version(1, 4), Version(1, 4)), 4.0)
+        await asyncio.sleep(0.05)
+        assert group.num_restarts == 1, "the next start has not published yet"
+        assert made.said[0].startswith("learner-0 published weights 1.4, which are damaged where they lie: ")
 
 
 async def test_ranks_that_start_are_not_silent(context: Any, keeping: Keeping, until: Any) -> None:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from olmorl import codec
+from olmorl.clock import SystemClock
 from olmorl.deploy import semaphores, wiring
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.hosts import Host, Tree
+from olmorl.deploy.lifeline import Attendance
+from olmorl.deploy.plan import plan
+from olmorl.deploy.process import Identity
 from olmorl.deploy.progress import Status
 from olmorl.errors import Superseded
 from olmorl.learner.assembler import Assembler
@@ -19,6 +23,8 @@ from olmorl.messages import StepReport, Version
 
 LISTEN_S = 20.0
 """How long one question for a step waits for its answer."""
+MOST_LINES = 1000
+"""Metric lines kept for a launcher, should there be one to show them."""
 
 
 class Opened(NamedTuple):
@@ -36,13 +42,24 @@ class AssemblerHost(Host):
         super().__init__(tree, "assembler")
         self._access = access
         self._data: Any = None
-        self._lines: list[dict[str, Any]] = []
-        self._pulses: Counter[str] = Counter()
+        self._clock = SystemClock()
+        self._attendance = Attendance(self.settings.supervision, self._clock)
+        self._lines: deque[dict[str, Any]] = deque(maxlen=MOST_LINES)
+        self._pulses: dict[str, float] = {}
+        self._opening = False
         self._running: asyncio.Task[str] | None = None
         self._asked: dict[tuple[int, int], asyncio.Task[Any]] = {}
 
     async def open(self, resume: bool, from_step: int | None) -> Opened:
         """Take the run over: at its start, and again when ranks were lost. Data is read once."""
+        self._opening = True
+        try:
+            return await self._open(resume, from_step)
+        finally:
+            self._opening = False
+            self._attendance.looked()
+
+    async def _open(self, resume: bool, from_step: int | None) -> Opened:
         await self._end()
         if self._data is None:
             self._data = await asyncio.to_thread(wiring.prompts, self.settings)
@@ -78,11 +95,13 @@ class AssemblerHost(Host):
 
     async def status(self, dead: Sequence[str]) -> Status:
         """For the one launcher that watches: each metrics line is handed out once. The actors `dead` are buried."""
+        self._attendance.looked()
         for owner in dead:
             await self._assembler.orders.bury(owner)
         step, counts = await self._assembler.look()
         actors = await self._queue.statuses()
-        lines, self._lines = self._lines, []
+        lines = list(self._lines)
+        self._lines.clear()
         return Status(
             step=step,
             steps=self.settings.schedule.steps,
@@ -94,6 +113,11 @@ class AssemblerHost(Host):
             pulses=dict(self._pulses),
             waits=self._assembler.waits.look(),
         )
+
+    def who(self) -> Identity:
+        """As any process; who asks is a launcher."""
+        self._attendance.looked()
+        return super().who()
 
     async def stop(self) -> None:
         """Stop after the current micro-batch, with a checkpoint."""
@@ -114,6 +138,19 @@ class AssemblerHost(Host):
         letters = await self._assembler.dead_letters.look()
         return letters, await self._assembler.dead_letters.replay() if replay else []
 
+    # --- what every process asks of it ---------------------------------------------------------------
+
+    async def needed(self) -> bool:
+        """Whether the run goes on, or a launcher looks after it."""
+        if self._opening:
+            return True
+        if self._running is None or self._running.done():
+            return self._attendance.needed([], overdue=False)
+        waits = self._assembler.waits
+        overdue = waits.paused or any(wait.waited_s > wait.deadline_s for wait in waits.look())
+        complete = len(self._pulses) == plan(self.settings).ranks
+        return self._attendance.needed(self._pulses.values() if complete else [], overdue)
+
     # --- what the ranks call (`BatchSource`), as bytes ------------------------------------------------
 
     def _of(self, incarnation: int) -> Assembler:
@@ -124,7 +161,7 @@ class AssemblerHost(Host):
     async def pulse(self, incarnation: int, rank: str) -> None:
         """A rank lives."""
         if incarnation == self._assembler.incarnation:
-            self._pulses[rank] += 1
+            self._pulses[rank] = self._clock.now()
 
     async def begin(self, incarnation: int, rank: int) -> bytes:
         return codec.encode(await self._of(incarnation).begin(rank))

@@ -19,7 +19,6 @@ from rich.table import Table
 
 from olmorl import config
 from olmorl.deploy import checks, hosts, probe
-from olmorl.deploy.cluster import Cluster
 from olmorl.deploy.plan import Plan, plan
 from olmorl.errors import OlmoRLError, ResourceError
 
@@ -38,13 +37,13 @@ class Finding(NamedTuple):
 
 
 def examine(settings: config.Config, console: Console) -> None:
-    """Run every check and print the table.
+    """Run every check on the cluster that this process has joined, and print the table.
 
     Raises:
         ResourceError: at least one failed.
     """
     placed = plan(settings)
-    with Cluster(settings.cluster, placed), console.status("preflight") as status:
+    with console.status("preflight") as status:
         findings = []
         for finding in _findings(settings, placed):
             findings.append(finding)

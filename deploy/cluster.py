@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+import secrets
+import time
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
+from ray.util import list_named_actors
 from ray.util.placement_group import (
     PlacementGroup,
+    get_placement_group,
     placement_group,
     placement_group_table,
     remove_placement_group,
@@ -27,17 +32,24 @@ from olmorl.errors import ResourceError
 
 _ROOM_TO_GROW = 16
 """Engines that may join a run on one machine: Ray counts CPUs there, and nobody else asks it for them."""
+_START = "@"
+"""Between the name of a process and that of its start."""
+_LOOK_S = 0.05
 Place = tuple[PlacementGroup, int]
 """A placement group and the index of a bundle in it."""
 
 
 class Cluster:
-    """Owns what it started on Ray, and ends exactly that."""
+    """Everything of a run stands in Ray's namespace of the run, and does not end with the launcher that started it.
 
-    def __init__(self, settings: Settings, plan: Plan) -> None:
+    Args:
+        run: the name of that namespace.
+    """
+
+    def __init__(self, settings: Settings, plan: Plan, run: str) -> None:
         self._settings = settings
         self._plan = plan
-        self._groups: list[PlacementGroup] = []
+        self._run = run
         self._learner: PlacementGroup | None = None
 
     def __enter__(self) -> Cluster:
@@ -62,7 +74,7 @@ class Cluster:
             include_dashboard=False,
             log_to_driver=False,
             configure_logging=False,
-            namespace="olmorl",
+            namespace=self._run,
             object_store_memory=512 << 20,
             _node_ip_address="127.0.0.1",
         )
@@ -73,7 +85,7 @@ class Cluster:
                 address=address,
                 log_to_driver=False,
                 configure_logging=False,
-                namespace="olmorl",
+                namespace=self._run,
                 runtime_env={"env_vars": {name: os.environ[name] for name in PATIENCE}},
             )
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -85,9 +97,24 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for group in list(self._groups):
-            self.give_up((group, 0))
         ray.shutdown()
+
+    def processes(self) -> list[Process]:
+        """What is there of the run, whoever started it."""
+        return [Process(name.partition(_START)[0], handle) for name, handle in _named("")]
+
+    def end_all(self) -> None:
+        """End every process of the run and free its places, also those that an earlier launcher took."""
+        give_up = time.monotonic() + self._settings.stop_deadline_s
+        while found := list(_named("")):
+            for _, handle in found:
+                ray.kill(handle)
+            if time.monotonic() > give_up:
+                break
+            time.sleep(_LOOK_S)
+        for entry in placement_group_table().values():
+            if entry["name"].startswith(f"{self._run}/") and entry["state"] != "REMOVED":
+                self.give_up((get_placement_group(entry["name"]), 0))
 
     def on_other_hosts(self, function: Callable[..., None], *args: Any) -> None:
         """Call `function` on every host but this one; who does not answer in time is passed over."""
@@ -125,8 +152,13 @@ class Cluster:
         wait_s: float,
         labels: list[dict[str, str]] | None = None,
     ) -> PlacementGroup:
-        group = placement_group(bundles, strategy=strategy, bundle_label_selector=labels)
-        self._groups.append(group)
+        group = placement_group(
+            bundles,
+            strategy=strategy,
+            name=f"{self._run}/{secrets.token_hex(4)}",
+            lifetime="detached",
+            bundle_label_selector=labels,
+        )
         deadline = 0.0 if self._settings.address is None and not _possible(bundles) else wait_s
         if not await asyncio.to_thread(group.wait, deadline):
             self.give_up((group, 0))
@@ -136,7 +168,6 @@ class Cluster:
     def give_up(self, place: Place) -> None:
         """The place is free for others."""
         group, _ = place
-        self._groups.remove(group)
         with contextlib.suppress(RuntimeError, ValueError):
             remove_placement_group(group)
 
@@ -151,7 +182,15 @@ class Cluster:
         env: dict[str, str] | None = None,
     ) -> Process:
         """Start a process of `kind` and return at once; `calls` is how many calls it serves side by side."""
-        options: dict[str, Any] = {"num_cpus": 0, "num_gpus": gpus, "max_restarts": 0, "max_concurrency": calls}
+        # Each start has a name of its own: that of a process that was killed may not be free yet.
+        options: dict[str, Any] = {
+            "name": f"{name}{_START}{secrets.token_hex(4)}",
+            "lifetime": "detached",
+            "num_cpus": 0,
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            "max_concurrency": calls,
+        }
         if place is not None:
             group, index = place
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
@@ -185,3 +224,26 @@ def _resources(have: dict[str, float]) -> str:
 def node_address() -> str:
     """The address of this host in the cluster."""
     return str(ray.util.get_node_ip_address())
+
+
+def _named(process: str) -> Iterator[tuple[str, Any]]:
+    """Names and handles of the starts of a process that live, in this run; of all processes without a name."""
+    for name in list_named_actors():
+        if not process or name.startswith(f"{process}{_START}"):
+            with contextlib.suppress(ValueError):  # it has died since
+                yield name, ray.get_actor(name)
+
+
+def ask_all(process: str, method: str, timeout_s: float) -> list[Any]:
+    """The answers of all starts of a process of this run that live and answer."""
+    answers = []
+    for _, handle in _named(process):
+        with contextlib.suppress(RayError, TimeoutError):
+            answers.append(getattr(handle, method).remote().future().result(timeout_s))
+    return answers
+
+
+def leave() -> None:
+    """Free the place that this process has, which ends whoever shares it."""
+    if (group := ray.util.get_current_placement_group()) is not None:
+        remove_placement_group(group)

@@ -12,11 +12,13 @@ import socket
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from olmorl import config
-from olmorl.deploy import semaphores, wiring
+from olmorl.deploy import lifeline, semaphores, wiring
 from olmorl.deploy.access import QueueAccess
+from olmorl.deploy.lifeline import Lifeline
 from olmorl.deploy.plan import Plan
 from olmorl.deploy.process import Identity, RayBatchSource
 from olmorl.deploy.rundir import log_to
@@ -31,13 +33,16 @@ PULSE_S = 1.0
 
 
 class Host:
-    """A process of the run: its recipe, its log, its metrics, and where it is."""
+    """A process of the run: its recipe, its log, its metrics, where it is, and how long it waits for a launcher."""
 
     def __init__(self, tree: Tree, name: str) -> None:
         self.settings = config.build(tree)
         self.name = name
         log_to(self.settings.run_dir, name)
         self.telemetry = telemetry_of(self.settings, name)
+        if self.settings.cluster.address is not None:
+            sweep_here = partial(wiring.sweep_here, self.settings)
+            Lifeline(self.settings.supervision, lifeline.needed, partial(lifeline.end, sweep=sweep_here)).start()
 
     def who(self) -> Identity:
         """Where it is. An answer at all is a sign of life."""

@@ -4,6 +4,8 @@ arguments   the command line                     plan       what runs where
 preflight   what can be known to fail, first     cluster    Ray: places             process  Ray: calls
 checklist   every host looked at, as a table     checks     what is looked at
 hosts       what each process is made of         service    start order, watching, stopping
+lock        one launcher at a time               takeover   from a launcher that is gone
+lifeline    how long processes wait for one      assembler_host   the assembler as a process
 supervise   who is lost, who starts again        fleet, learner_group, queue_server     each kept alive
 commands    what people can ask for              endpoint   who may ask
 progress    what one sees meanwhile              roster     which process runs where
@@ -59,14 +61,18 @@ def launch(settings: config.Config, arguments: Arguments) -> int:
     guard_ray(own=settings.cluster.address is None)
     # Imported here, so that --help and --dry-run answer without Ray.
     from olmorl.deploy import checklist
+    from olmorl.deploy.cluster import Cluster
     from olmorl.deploy.service import Service
 
-    settings = preflight(settings, arguments.resume)
-    if settings.run.mode == "real" and (arguments.preflight or plan(settings).several_hosts):
-        checklist.examine(settings, Console())
+    settings, real = preflight(settings, arguments.resume), settings.run.mode == "real"
+    placed = plan(settings)
     if arguments.preflight:
+        if real:
+            with Cluster(settings.cluster, placed, "preflight"):
+                checklist.examine(settings, Console())
         return 0
-    with Service(settings, resume=arguments.resume, from_step=arguments.from_step) as service:
+    examine = real and placed.several_hosts
+    with Service(settings, arguments.resume, arguments.from_step, examine) as service:
         return service.run()
 
 

@@ -33,8 +33,8 @@ class Status:
     results: int = 0
     actors: Sequence[ActorStatus] = ()
     """Their last heartbeats."""
-    pulses: Mapping[str, int] = field(default_factory=dict)
-    """Signs of life of each learner rank so far."""
+    pulses: Mapping[str, float] = field(default_factory=dict)
+    """When each learner rank last gave a sign of life, by the assembler's clock."""
     waits: Sequence[Wait] = ()
 
 

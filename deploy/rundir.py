@@ -2,47 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
 import sys
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
-
-from olmorl.errors import ConfigError
-
-
-class RunLock:
-    """One launcher at a time owns a run directory."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / ".lock"
-        self._file: TextIO | None = None
-
-    def __enter__(self) -> RunLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("a+")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.seek(0)
-            owner = self._file.read().strip() or "unknown"
-            self._file.close()
-            raise ConfigError(
-                f"{self._path.parent}: another launcher (process {owner}) runs here; stop it, or take another --name"
-            ) from None
-        self._file.truncate(0)
-        self._file.write(f"{os.getpid()}\n")
-        self._file.flush()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
+from typing import Any
 
 
 def metric_lines(run_dir: Path) -> list[dict[str, Any]]:

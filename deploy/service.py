@@ -20,20 +20,22 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 
 from olmorl.config import Config, to_toml
-from olmorl.deploy import hosts, wiring
+from olmorl.deploy import checklist, hosts, wiring
 from olmorl.deploy.access import QueueAccess, forget_token, make_token
 from olmorl.deploy.cluster import Cluster
 from olmorl.deploy.commands import Commands
 from olmorl.deploy.endpoint import Endpoint
 from olmorl.deploy.fleet import Fleet
 from olmorl.deploy.learner_group import LearnerGroup
+from olmorl.deploy.lock import RunLock
 from olmorl.deploy.plan import plan
 from olmorl.deploy.process import Identity
 from olmorl.deploy.progress import Progress, Status, summary
 from olmorl.deploy.queue_server import QueueServer
 from olmorl.deploy.roster import Roster
-from olmorl.deploy.rundir import RunLock, metric_lines
+from olmorl.deploy.rundir import metric_lines
 from olmorl.deploy.supervise import Context, Watchdog
+from olmorl.deploy.takeover import take_over
 from olmorl.errors import DeadlinePassed, ProcessLost, RunEnded, first_cause
 
 _LOOK_S = 0.5
@@ -44,12 +46,14 @@ class StoppedAtOnce(RunEnded):
 
 
 class Service:
-    """Owns every process of the run: what it started ends with it."""
+    """Owns every process of the run: what it started ends with it, unless it is killed."""
 
-    def __init__(self, settings: Config, resume: bool, from_step: int | None) -> None:
+    def __init__(self, settings: Config, resume: bool, from_step: int | None, examine: bool) -> None:
+        """`examine`: look at every host first."""
         self._settings = settings
         self._resume = resume
         self._from_step = from_step
+        self._examine = examine
         self._stack = ExitStack()
         self._began = time.monotonic()
         self._signals = 0
@@ -63,20 +67,28 @@ class Service:
         with ExitStack() as stack:
             stack.enter_context(RunLock(settings.run_dir))
             (settings.run_dir / "config.toml").write_text(to_toml(settings), encoding="utf-8")
-            wiring.sweep(settings)
             stack.callback(wiring.sweep, settings)
-            self._progress = stack.enter_context(Progress(settings.run.name))
-            cluster = stack.enter_context(Cluster(settings.cluster, placed))
-            tree = settings.model_dump(mode="json")
-            cluster.on_other_hosts(hosts.sweep, tree)
-            stack.callback(cluster.on_other_hosts, hosts.sweep, tree)
-            self._roster = Roster(settings.run_dir)
-            stack.callback(self._roster.close)
+            self._progress = Progress(settings.run.name)
+            cluster = stack.enter_context(Cluster(settings.cluster, placed, wiring.run_id(settings)))
+            self._context = Context(settings, placed, cluster, Roster(settings.run_dir), self._progress.say)
+            stack.callback(self._clear)
+            asyncio.run(take_over(cluster, settings, self._progress.say))
+            self._clear()
+            if self._examine:
+                checklist.examine(settings, self._progress.console)
             self._telemetry = hosts.telemetry_of(settings, "launcher")
             stack.callback(self._telemetry.close)
-            self._context = Context(settings, placed, cluster, self._roster, self._progress.say)
+            stack.enter_context(self._progress)
             self._stack = stack.pop_all()
         return self
+
+    def _clear(self) -> None:
+        """End all of the run, and remove what it had in shared memory."""
+        context = self._context
+        context.cluster.end_all()
+        context.cluster.on_other_hosts(hosts.sweep, context.tree)
+        wiring.sweep(self._settings)
+        context.roster.close()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -132,8 +144,8 @@ class Service:
 
     async def _start(self) -> None:
         """Redis, then the assembler, then learner and engines side by side."""
-        self._roster.add("launcher", Identity(socket.gethostname(), os.getpid(), self._telemetry.address))
         context = self._context
+        context.roster.add("launcher", Identity(socket.gethostname(), os.getpid(), self._telemetry.address))
         places = await context.cluster.place_learner()
         if self._settings.queue.url is None:
             self._queue = QueueServer(context, places[0])

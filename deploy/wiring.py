@@ -252,3 +252,10 @@ async def learn(settings: Config, rank: int, meeting_point: str, source: BatchSo
 def sweep(settings: Config) -> None:
     """Remove what the run left in shared memory on this host."""
     weight_store(settings).sweep()
+
+
+def sweep_here(settings: Config) -> None:
+    """Remove what this host has staged for its engines, and leave alone what is published for others."""
+    from olmorl.queues.stage import SHARED_MEMORY, Stage
+
+    Stage(SHARED_MEMORY / f"olmorl-{run_id(settings)}", in_place=False).sweep()

@@ -465,6 +465,9 @@ class Supervision(Section):
     """An actor that is asked to leave may finish what it has in hand for this long."""
     no_actor_deadline_s: float = Field(120.0, gt=0)
     """Without any actor at work for this long the run ends; longer only where engines need longer to start."""
+    launcher_deadline_s: float = Field(600.0, gt=0)
+    """On a cluster a run that lost its launcher trains on. Once it does not train, its processes wait this long for
+    another launcher (`--resume`), and end."""
 
 
 class Simulation(Section):

@@ -1,0 +1,65 @@
+"""How long a run waits for a launcher."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from olmorl.config import Supervision
+from olmorl.deploy.lifeline import Attendance, Lifeline
+
+
+class Hands:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.time = 100.0
+
+    def now(self) -> float:
+        return self.time
+
+    def wall(self) -> float:
+        return self.time
+
+    async def sleep(self, seconds: float) -> None:
+        self.time += seconds
+
+
+@pytest.fixture
+def clock() -> Hands:
+    return Hands()
+
+
+def test_a_run_is_needed_while_a_launcher_looks_at_it(clock: Hands) -> None:
+    attendance = Attendance(Supervision(launcher_deadline_s=60), clock)
+    clock.time += 59
+    assert attendance.needed([], overdue=True)
+    attendance.looked()
+    clock.time += 59
+    assert attendance.needed([], overdue=True)
+    clock.time += 1
+    assert not attendance.needed([], overdue=False)
+
+
+def test_a_run_without_a_launcher_is_needed_while_all_ranks_train(clock: Hands) -> None:
+    attendance = Attendance(Supervision(launcher_deadline_s=60, answer_deadline_s=30), clock)
+    clock.time += 3600
+    assert attendance.needed([clock.time - 29, clock.time], overdue=False)
+    assert not attendance.needed([clock.time - 30, clock.time], overdue=False), "one of them is silent"
+    assert not attendance.needed([clock.time, clock.time], overdue=True)
+
+
+def test_a_process_ends_once_it_has_not_been_needed_for_the_deadline() -> None:
+    answers = [True, True, False, False, True]
+    began, ended, causes = time.monotonic(), threading.Event(), []
+
+    def end(cause: str) -> None:
+        causes.append(cause)
+        ended.set()
+
+    Lifeline(Supervision(launcher_deadline_s=0.4), lambda: bool(answers and answers.pop(0)), end).start()
+    assert ended.wait(10)
+    assert answers == [] and time.monotonic() - began >= 5 * 0.1 + 0.4
+    assert causes[0].startswith("for 0.4 s there was no launcher, and no learner that trains")

@@ -185,7 +185,8 @@ class Actor:
 
     async def _generate(self, work: Work, index: int) -> Completion:
         prompt = work.prompt
-        request_id = f"{prompt.lane}/{prompt.draw_id}/{prompt.attempt}/{index}"
+        # Not by the attempt: after a fail-over the queue may give the same one out under another lease.
+        request_id = f"{prompt.lane}/{work.lease.lease_id}/{index}"
         try:
             completion = await self._engine.generate(request_id, prompt.token_ids, self._sample(prompt, index))
         except ValueError as error:

@@ -168,8 +168,8 @@ class ResultQueue(Protocol):
     async def take(self, limit: int, lane: str, wait_s: float) -> list[Taken]:
         """Results not taken before by this incarnation, oldest first; empty after `wait_s` seconds without any.
 
-        A new claim sees untrimmed results again from the oldest. A result that cannot be decoded goes to the
-        dead letters and arrives as a Failure with cause `poison`.
+        A new claim sees untrimmed results again from the oldest, also those that a call under way meanwhile returns.
+        A result that cannot be decoded goes to the dead letters and arrives as a Failure with cause `poison`.
         """
         ...
 

@@ -110,7 +110,7 @@ class MemoryQueue:
         if incarnation <= self._run.incarnation and not mine:
             raise Superseded(f"incarnation {incarnation} by incarnation {self._run.incarnation}")
         self._run.incarnation = self._incarnation = incarnation
-        self._cursors.clear()
+        self._cursors = {}
 
     async def push(self, prompts: Sequence[Prompt]) -> None:
         self._fence()
@@ -218,11 +218,11 @@ class MemoryQueue:
     # --- the assembler's end of the results
 
     async def take(self, limit: int, lane: str, wait_s: float) -> list[Taken]:
-        store = self._lane(lane)
+        store, cursors = self._lane(lane), self._cursors
         give_up = self._clock.now() + wait_s
         while True:
             self._fence()
-            taken = self._take_now(store, limit, lane)
+            taken = self._take_now(store, cursors, limit, lane)
             if taken or not await self._woken(store.committed, give_up):
                 return taken
 
@@ -311,11 +311,11 @@ class MemoryQueue:
             draw.attempt += 1
             store.enqueue(draw_id)
 
-    def _take_now(self, store: _Lane, limit: int, lane: str) -> list[Taken]:
-        cursor = self._cursors.get(lane, 0)
+    def _take_now(self, store: _Lane, cursors: dict[str, int], limit: int, lane: str) -> list[Taken]:
+        cursor = cursors.get(lane, 0)
         new = list(islice((entry for entry in store.results if entry > cursor), limit))
         if new:
-            self._cursors[lane] = new[-1]
+            cursors[lane] = new[-1]
         return [Taken(str(entry), store.results[entry].draw_id, self._result(store, entry, lane)) for entry in new]
 
     def _result(self, store: _Lane, entry: int, lane: str) -> Result:

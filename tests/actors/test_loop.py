@@ -325,6 +325,30 @@ def test_pause_holds_admission_until_run(service: Make, draw: Make) -> None:
     assert run_simulated(scenario()).queued == 1
 
 
+def test_a_lease_that_is_given_once_more_is_worked_on_once(service: Make, draw: Make) -> None:
+    class Repeating(MemoryQueue):
+        """Has lost each lease by the time it is asked again, as after a fail-over."""
+
+        given: Sequence[Lease] = ()
+
+        async def lease(self, owner: str, limit: int, lane: str, wait_s: float) -> list[Lease]:
+            again, self.given = self.given, await super().lease(owner, limit, lane, wait_s)
+            return [*again, *self.given]
+
+    async def scenario() -> Any:
+        s = service(simulation=STEADY, queue_kind=Repeating)
+        await s.push(draw(0), draw(1))
+        async with s.running(s.actor()):
+            groups = await s.results(2)
+            await asyncio.sleep(20)
+            return groups, await s.queue.counts("train"), s.engines["a0"].tokens_generated
+
+    groups, counts, tokens = run_simulated(scenario())
+    assert sorted(group.prompt.draw_id for group in groups) == [0, 1]
+    assert (counts.late, counts.duplicates) == (0, 0)
+    assert tokens == sum(len(c.token_ids) for group in groups for c in group.completions)
+
+
 def test_an_engine_without_progress_ends_the_actor_with_its_name(service: Make, draw: Make) -> None:
     class Stuck(FakeEngine):
         async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:

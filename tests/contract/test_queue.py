@@ -230,6 +230,19 @@ async def test_results_are_taken_once_and_again_after_a_new_claim(
     assert [item.draw_id for item in await take(successor)] == [2, 3]
 
 
+async def test_what_was_under_way_at_a_claim_is_taken_again(
+    queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    await queue.push([make_prompt(1)])
+    [lent] = await lease(queue)
+    waiting = asyncio.create_task(queue.take(10, "train", 5))
+    await asyncio.sleep(0.1)
+    await queue.claim(1)
+    await queue.commit(lent, make_group(lent.prompt))
+    assert [item.draw_id for item in await waiting] == [1]
+    assert [item.draw_id for item in await take(queue)] == [1]
+
+
 async def test_a_newer_claim_supersedes(rig: QueueRig, queue: Queue, make_prompt: MakePrompt) -> None:
     await queue.push([make_prompt(1)])
     [lent] = await lease(queue)

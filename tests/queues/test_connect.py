@@ -14,7 +14,7 @@ import pytest
 
 from olmorl.clock import SystemClock
 from olmorl.config import QueueSettings, build
-from olmorl.errors import ConfigError, QueueUnavailable, ResourceError
+from olmorl.errors import ConfigError, QueueUnavailable, ResourceError, Superseded
 from olmorl.messages import Failure, Prompt, Version
 from olmorl.ports import CommitOutcome
 from olmorl.queues.address import Address, Credentials, Host, parse_url, secrets_of
@@ -223,3 +223,20 @@ async def test_a_replica_is_left_for_whoever_the_address_leads_to_next(server: E
     assert await writing == 1
     assert await link.command("a test", "CLIENT", "ID") > number + 1
     await link.close()
+
+
+@pytest.mark.cluster
+async def test_a_claim_that_a_fail_over_lost_refuses_nobody(server: EmbeddedRedis) -> None:
+    queue = await RedisQueue.connect(server.url, "claim", QueueSettings(), 10, SystemClock(), server.environment)
+    await queue.claim(2)
+    await queue._link.command("a test", "HSET", "olmorl:{claim}:claim", "incarnation", 1)
+    await queue.push([prompt(1)])
+    [lease] = await queue.lease("actor-0", 1, "train", 0)
+    await queue.commit(lease, Failure(prompt=lease.prompt, cause="unscorable"))
+    assert [item.draw_id for item in await queue.take(10, "train", 0)] == [1]
+    await queue.claim(2)
+    assert [item.draw_id for item in await queue.take(10, "train", 0)] == [1]
+    await queue._link.command("a test", "HSET", "olmorl:{claim}:claim", "incarnation", 3)
+    with pytest.raises(Superseded, match="incarnation 2 by incarnation 3"):
+        await queue.push([prompt(2)])
+    await queue.close()

@@ -1,11 +1,10 @@
-"""A Redis whose primary changes: who is asked, who is believed, and what is done about a primary that is none any more."""
+"""A Redis whose primary changes: who is asked, who is believed, and what is done about one that is none any more."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
 
 import pytest
 

@@ -1,16 +1,14 @@
-"""What people ask of a run, and a queue that comes back without all that was written to it."""
+"""What people ask of a run."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from random import Random
 from typing import Any
 
 import pytest
 
 from olmorl.clock import run_simulated
-from olmorl.queues.memory import MemoryQueue, _Draw
 
 Build = Callable[..., Any]
 LONG = {"schedule.steps": 100, "checkpoint.every": 50}
@@ -94,57 +92,3 @@ def test_dead_letters_are_drawn_again_once(service: Build) -> None:
     for draw_id in damaged:
         again = [record for record in run.ledger if record["row"] == rows[draw_id]]
         assert [record["outcome"] == "failed" for record in again] == [True, False]
-
-
-class Forgetful(MemoryQueue):
-    """A queue that can start anew without what was written last."""
-
-    starts = 0
-
-    def another(self) -> Forgetful:
-        return Forgetful(self._bound, self._lease_s, self._max_attempts, self._clock, self._run)
-
-    async def epoch(self) -> str:
-        return str(Forgetful.starts)
-
-    def lose(self, chance: Random) -> None:
-        """Forget some writes of each kind: of pushes, leases, commits and trims."""
-        lane = self._run.lanes["train"]
-        trimmed = sorted(lane.done - lane.prompts.keys())
-        gone = {*list(lane.fresh)[-2:], *[held.draw_id for held in lane.leases.values()][-2:]}
-        for entry, stored in list(lane.results.items()):
-            if chance.random() < 0.5:
-                del lane.results[entry]
-                gone.add(stored.draw_id)
-        for name, held in list(lane.leases.items()):
-            if held.draw_id in gone:
-                del lane.leases[name]
-        for draw_id in gone:
-            lane.prompts.pop(draw_id)
-        lane.fresh = type(lane.fresh)(draw_id for draw_id in lane.fresh if draw_id not in gone)
-        for draw_id in trimmed[-2:]:
-            lane.prompts[draw_id] = _Draw(b"?", 1, float("inf"))
-            lane.done.discard(draw_id)
-            lane.fresh.append(draw_id)
-        Forgetful.starts += 1
-
-
-@pytest.mark.parametrize("point", range(4))
-def test_a_queue_that_lost_its_last_writes_is_reconciled_while_the_run_goes_on(service: Build, point: int) -> None:
-    chance = Random(point)
-    run = service({"schedule.steps": 15, "schedule.max_lag": chance.choice([0, 2])})
-    run.queue = Forgetful(10_000, 20.0, 5, run.clock)
-
-    async def scenario() -> None:
-        await run.start()
-        for step in (3, 6, 9):
-            await run.steps(step)
-            await asyncio.sleep(chance.uniform(0.0, 3.0))
-            run.queue.lose(chance)
-        await run.finish()
-
-    run_simulated(scenario())
-    run.check_lines()
-    assert len(run.lines) == 15
-    assert all(record["outcome"] in ("trained", "zero_gradient") for record in run.ledger)
-    assert max(record["attempt"] for record in run.ledger) > 1

@@ -102,6 +102,8 @@ def test_compose_starts_the_demo_on_its_own_redis() -> None:
     services = COMPOSE["services"]
     settings = settings_of(services["olmorl"]["command"])
     assert settings.queue.url == "redis://redis:6379/0"
+    [secret] = services["olmorl"]["secrets"]
+    assert services["olmorl"]["environment"]["OLMORL_REDIS_PASSWORD_FILE"] == f"/run/secrets/{secret}"
     assert settings.model.build == "demo"
     server = services["redis"]["entrypoint"][-1]
     for wanted in ("--appendonly yes", "--maxmemory-policy noeviction", "--dir /data"):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any
 
+import psutil
 import ray
 from ray.exceptions import RayError
 from ray.util import list_named_actors
@@ -28,13 +29,15 @@ from olmorl.config import Cluster as Settings
 from olmorl.deploy.access import PATIENCE
 from olmorl.deploy.plan import Plan
 from olmorl.deploy.process import Process
-from olmorl.errors import ResourceError
+from olmorl.errors import ResourceError, RunEnded
 
 _ROOM_TO_GROW = 16
 """Engines that may join a run on one machine: Ray counts CPUs there, and nobody else asks it for them."""
 _START = "@"
 """Between the name of a process and that of its start."""
 _LOOK_S = 0.05
+_DAEMONS = ("gcs_server", "raylet")
+_LOOK_AT_DAEMONS_S = 0.5
 Place = tuple[PlacementGroup, int]
 """A placement group and the index of a bundle in it."""
 
@@ -51,6 +54,8 @@ class Cluster:
         self._plan = plan
         self._run = run
         self._learner: PlacementGroup | None = None
+        self._daemons: dict[str, psutil.Process] = {}
+        self._broken = False
 
     def __enter__(self) -> Cluster:
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -78,6 +83,7 @@ class Cluster:
             object_store_memory=512 << 20,
             _node_ip_address="127.0.0.1",
         )
+        self._daemons = {child.name(): child for child in _children(psutil.Process()) if child.name() in _DAEMONS}
 
     def _join(self, address: str) -> None:
         try:
@@ -103,8 +109,30 @@ class Cluster:
         """What is there of the run, whoever started it."""
         return [Process(name.partition(_START)[0], handle) for name, handle in _named("")]
 
+    async def keep(self) -> None:
+        """Watch the Ray that this run started for itself; that of a cluster is looked after there.
+
+        Raises:
+            RunEnded: one of its daemons is gone, and with it what Ray knew.
+        """
+        while True:
+            for name, daemon in self._daemons.items():
+                if not _runs(daemon):
+                    self._end_daemons()
+                    raise RunEnded(f"{name} of the run's own Ray died; --resume goes on from the last checkpoint")
+            await asyncio.sleep(_LOOK_AT_DAEMONS_S)
+
+    def _end_daemons(self) -> None:
+        # Whoever asks something of half a Ray waits for a minute.
+        self._broken = True
+        for process in [child for daemon in self._daemons.values() for child in (*_children(daemon), daemon)]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+
     def end_all(self) -> None:
         """End every process of the run and free its places, also those that an earlier launcher took."""
+        if self._broken:
+            return
         give_up = time.monotonic() + self._settings.stop_deadline_s
         while found := list(_named("")):
             for _, handle in found:
@@ -118,6 +146,8 @@ class Cluster:
 
     def on_other_hosts(self, function: Callable[..., None], *args: Any) -> None:
         """Call `function` on every host but this one; who does not answer in time is passed over."""
+        if self._broken:
+            return
         here = ray.get_runtime_context().get_node_id()
         others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
         calls = [
@@ -199,6 +229,20 @@ class Cluster:
         if env:
             options["runtime_env"] = {"env_vars": env}
         return Process(name, ray.remote(kind).options(**options).remote(*args))
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _possible(bundles: list[dict[str, float]]) -> bool:

@@ -176,7 +176,7 @@ class Service:
     async def _watch(self) -> None:
         async with self._endpoint(), asyncio.TaskGroup() as tasks:
             standing = [tasks.create_task(self._look()), tasks.create_task(self._fleet.keep())]
-            standing.append(tasks.create_task(self._obey_stop()))
+            standing += [tasks.create_task(self._obey_stop()), tasks.create_task(self._context.cluster.keep())]
             if self._queue is not None:
                 standing.append(tasks.create_task(self._queue.keep()))
             await self._learner.keep()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -74,10 +74,10 @@ class Books:
         """Draws without an outcome, as the ledger has them; `counts` compares that with what is there."""
         return len(self.accounts.open) + self.accounts.journaled
 
-    async def reconcile(self) -> Reconciled:
-        """Compare with a queue that may have lost writes; its results are read again from the oldest."""
+    async def reconcile(self, answered: Collection[int]) -> Reconciled:
+        """Compare with a queue that may have lost writes, also answers; it hands out its results again."""
         await self._queue.claim(self._incarnation)
-        found = await recovery.reconcile(self._queue, self._ledger)
+        found = await recovery.reconcile(self._queue, self._ledger, answered)
         self._leftovers, self._lost = set(found.leftovers), set(found.lost)
         return found
 

@@ -83,10 +83,9 @@ class Pipeline:
 
     async def reconcile(self) -> Reconciled:
         """Compare with a queue that may have lost writes: a group it does not hold any more is generated again."""
-        found = await self._books.reconcile()
         # What it still holds arrives again, and by the name it has there now.
-        self._shelf.clear()
-        return found
+        answered = {taken.draw_id for taken, _ in self._shelf.clear()}
+        return await self._books.reconcile(answered)
 
     async def draw(self, version: Version, done: int, wall: float) -> None:
         """Queue as many prompts for `version`, the newest published one, as the lag allows."""

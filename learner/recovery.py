@@ -8,7 +8,7 @@ reconcile  each open draw is in the queue, or among the lost ones; what the queu
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from olmorl.learner.ledger import Ledger, Position
 from olmorl.learner.lines import Lines
 from olmorl.learner.score import Score, score
 from olmorl.messages import TRAIN_LANE, Group
-from olmorl.ports import PromptQueue
+from olmorl.ports import Place, PromptQueue
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,11 @@ class Reconciled(NamedTuple):
     """Queued or leased once more by a fail-over, though durable: they are not any longer."""
 
 
-async def reconcile(queue: PromptQueue, books: Ledger) -> Reconciled:
+async def reconcile(queue: PromptQueue, books: Ledger, answered: Collection[int] = ()) -> Reconciled:
     """Compare the queue with the ledger, which is the authority.
+
+    Args:
+        answered: open draws whose answer had arrived; nobody works on the lease of one that the queue has lost.
 
     Raises:
         ResourceError: the queue holds draws that the ledger never made.
@@ -163,10 +166,12 @@ async def reconcile(queue: PromptQueue, books: Ledger) -> Reconciled:
             f"the queue holds {len(strange)} prompts that this run never drew: another run of the same name uses it; "
             "give this one another --run.name or another --queue.url"
         )
-    over, lost = there - accounts.open.keys(), accounts.open.keys() - there
-    withdrawn = await queue.withdraw(over, TRAIN_LANE)
+    over = there - accounts.open.keys()
+    orphaned = {draw_id for draw_id in answered if places.get(draw_id) is Place.LEASED}
+    withdrawn = await queue.withdraw(over | orphaned, TRAIN_LANE)
+    lost = (accounts.open.keys() - there) | (orphaned & withdrawn)
     await queue.forget_done(lost, TRAIN_LANE)
-    return Reconciled(over - withdrawn, lost, withdrawn)
+    return Reconciled(over - withdrawn, lost, withdrawn - orphaned)
 
 
 def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) -> None:

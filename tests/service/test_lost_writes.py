@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from itertools import count
 from random import Random
 from typing import Any, ClassVar
@@ -15,7 +15,7 @@ import pytest
 from olmorl.clock import run_simulated
 from olmorl.ports import EVERYONE, Row, Taken
 from olmorl.queues.delivery import Stored
-from olmorl.queues.memory import MemoryQueue, _Draw, _Lane
+from olmorl.queues.memory import MemoryQueue, _Draw, _Held, _Lane
 
 Build = Callable[..., Any]
 BOUND = 32
@@ -80,6 +80,16 @@ class Forgetful(MemoryQueue):
         else:
             lane.done.discard(stored.draw_id)
             lane.fresh.append(stored.draw_id)
+
+    def lose_answers(self, draws: Collection[int]) -> None:
+        """Of these, so that they are leased as before: to actors that are done with them."""
+        lane, for_ever = self._run.lanes["train"], self._clock.wall() + 1e6
+        for entry, stored in list(lane.results.items()):
+            if stored.draw_id in draws:
+                del lane.results[entry]
+                lane.done.discard(stored.draw_id)
+                lane.leases[f"lost/{stored.draw_id}"] = _Held(stored.draw_id, "actor-0", for_ever)
+        Forgetful.now = str(next(Forgetful.starts))
 
 
 class Worst(Random):
@@ -146,3 +156,24 @@ def test_answers_that_were_on_their_way_are_not_believed(service: Build, held_ou
     assert len(run.lines) == 12
     assert max(record["attempt"] for record in run.ledger) > 1
     assert run.lines[-1]["eval_held_prompts"] == 20
+
+
+def test_an_answer_that_was_here_and_is_lost_waits_for_no_lease(service: Build) -> None:
+    run = service({"schedule.steps": 8})
+    run.queue = Forgetful(BOUND, 20.0, 5, run.clock)
+
+    async def scenario() -> list[int]:
+        await run.start()
+        await run.steps(3)
+        shelf = run.assembler._pipeline._shelf
+        await run.until(lambda: len(shelf) >= 2)
+        lost = list(shelf._held)
+        run.queue.lose_answers(lost)
+        await run.finish()
+        return lost
+
+    lost = run_simulated(scenario())
+    run.check_lines()
+    assert len(run.lines) == 8
+    assert {record["attempt"] for record in run.ledger if record["prompt_id"] in lost} == {2}
+    assert run.lines[-1]["wall_s"] < 1000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -155,6 +156,11 @@ class Accounts:
         """Draws in batches that are durable and not yet trained."""
         return sum(len(batch.draws) for batch in self.batches.values() if not batch.trained)
 
+    def contradictions(self, events: Iterable[Line]) -> list[int]:
+        """The draws that `events` would end, though they have ended, were never drawn, or end twice among them."""
+        ending = Counter(draw for event in events for draw in _ended_by(event))
+        return sorted(draw for draw, times in ending.items() if times > 1 or draw not in self.open)
+
     def apply(self, event: Line) -> None:
         """Book one event."""
         match event:
@@ -211,3 +217,14 @@ class Accounts:
             self.outcomes[Outcome.TRAINED] -= len(batch.draws)
             for draw, _ in batch.draws:
                 self.draws[draw].outcome = self.draws[draw].step = None
+
+
+def _ended_by(event: Line) -> list[int]:
+    """The draws that are open before an event and not after it."""
+    match event:
+        case Decided():
+            return [event.draw]
+        case Journaled():
+            return [draw for draw, _ in event.draws]
+        case _:
+            return []

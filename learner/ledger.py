@@ -45,7 +45,13 @@ class Ledger:
         return Position(self._incarnation, self._num_bytes)
 
     def append(self, *events: Line) -> None:
-        """Book events. Raises ResourceError when they cannot be made durable; then none of them counts."""
+        """Book events.
+
+        Raises:
+            ResourceError: they cannot be made durable, or contradict what is booked; then none of them counts.
+        """
+        if strange := self.accounts.contradictions(events):
+            raise ResourceError(f"{self._path}: draws {strange} would end and are not open; continue with --resume")
         if os.fstat(self._file).st_size != self._num_bytes:
             raise ResourceError(f"{self._path}: an earlier line is torn; continue with --resume")
         data = b"".join(_encoder.encode(event) + b"\n" for event in events)

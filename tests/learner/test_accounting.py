@@ -55,6 +55,10 @@ def open_ledger(folder: Path, step: int = 0, replay_to: int = 0, until: Position
     return Ledger(folder, started(incarnation, step, replay_to, end), accounts)
 
 
+def failed(draw: int) -> Decided:
+    return Decided(draw=draw, attempt=1, outcome=Outcome.FAILED)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "ledger"
@@ -271,3 +275,26 @@ def test_lines_are_cut_amended_and_read_past_a_torn_end(tmp_path: Path) -> None:
         {"step": 1, "loss": None, "reward_mean": 0.1},
         {"step": 2, "loss": None, "reward_mean": 0.2, "eval_x_accuracy": 0.5},
     ]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [failed(1), failed(1)],
+        [failed(0)],
+        [failed(7)],
+        [Journaled(step=1, draws=[(0, 1), (1, 1)], score=Score())],
+    ],
+    ids=["twice at once", "has ended", "never drawn", "a batch with one that has ended"],
+)
+def test_what_contradicts_the_books_is_never_written(folder: Path, events: list[Decided | Journaled]) -> None:
+    books = open_ledger(folder)
+    books.append(*drawn(0, 1))
+    books.append(failed(0))
+    before = books.position
+    with pytest.raises(ResourceError, match=r"draws \[\d\] would end and are not open"):
+        books.append(*events)
+    books.append(failed(1))
+    assert before.num_bytes < books.position.num_bytes
+    resumed = ledger.fold(ledger.events_until(folder, books.position))
+    assert resumed.outcomes[Outcome.FAILED] == 2

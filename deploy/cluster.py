@@ -166,6 +166,15 @@ class Cluster:
         self._learner = group = await self._place(bundles, "STRICT_SPREAD", "the learner", self._settings.wait_s)
         return [(group, rank // plan.ranks_per_node) for rank in range(plan.ranks)]
 
+    def host_of(self, place: Place) -> str:
+        """Ray's name for the host where a place is."""
+        group, index = place
+        return str(placement_group_table(group)["bundles_to_node_id"][index])
+
+    def lives(self, host: str) -> bool:
+        """Whether Ray has not given up on a host."""
+        return any(node["NodeID"] == host and node["Alive"] for node in ray.nodes())
+
     async def place_engine(self, wait_s: float) -> Place:
         """One bundle an engine, so that engines come and go one by one. On several hosts never beside the learner."""
         apart = None

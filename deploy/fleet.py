@@ -198,6 +198,11 @@ class Fleet:
     def slots(self) -> Sequence[Slot]:
         return self._slots
 
+    @property
+    def size(self) -> int:
+        """How many actors there shall be."""
+        return sum(not slot.leaving for slot in self._slots)
+
     def look(self, statuses: Sequence[ActorStatus], now: float) -> list[str]:
         """Take note of the heartbeats at time `now`; returns the names of actors that are not of this fleet."""
         self._heartbeats.heard({status.name: status.at for status in statuses}, now)

@@ -59,7 +59,7 @@ class RedisHost(Host):
 
     async def start(self, access: QueueAccess | None) -> QueueAccess:
         """Start it on the append-only file of an earlier start, if there is one; `access` is what that was known by."""
-        self._server = wiring.embedded_redis(self.settings, access)
+        self._server = await asyncio.to_thread(wiring.embedded_redis, self.settings, access)
         await asyncio.to_thread(self._server.start)
         return QueueAccess(self._server.url, self._server.environment)
 

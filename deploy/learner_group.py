@@ -38,7 +38,7 @@ class LearnerGroup:
         self._opened = asyncio.Event()
         self.incarnation = 0
         self._step = self._step_at_death = 0
-        self._stopping = self._paused = False
+        self._stopping = self.paused = False
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -49,7 +49,7 @@ class LearnerGroup:
         opened: Opened = await self._assembler.call("open", resume, from_step, timeout_s=_LOAD_DEADLINE_S)
         self._assembler.begin("run")
         self.incarnation = opened.incarnation
-        for order, given in (("pause", self._paused), ("stop", self._stopping)):
+        for order, given in (("pause", self.paused), ("stop", self._stopping)):
             if given:
                 await self._assembler.call(order, timeout_s=_ORDER_DEADLINE_S)
         self._opened.set()
@@ -158,7 +158,7 @@ class LearnerGroup:
         """In a word."""
         if not self._opened.is_set():
             return "starting"
-        return "paused" if self._paused else "running"
+        return "paused" if self.paused else "running"
 
     async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call the assembler of this incarnation, once it is there.
@@ -209,12 +209,12 @@ class LearnerGroup:
 
     async def pause(self) -> None:
         """Draw and lease no more."""
-        self._paused = True
+        self.paused = True
         await self._order("pause")
 
     async def resume(self) -> None:
         """Go on after a pause."""
-        self._paused = False
+        self.paused = False
         await self._order("resume")
 
     async def _order(self, order: str) -> None:

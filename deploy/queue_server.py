@@ -11,7 +11,7 @@ from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.cluster import Place
 from olmorl.deploy.process import Process
 from olmorl.deploy.supervise import Context, Restarts, introduced, is_passing, still_there
-from olmorl.errors import OlmoRLError, RunEnded, first_cause
+from olmorl.errors import HostLost, OlmoRLError, RunEnded, first_cause
 
 _START_DEADLINE_S = 120.0
 _LONG_LIFE_S = 60.0
@@ -24,6 +24,7 @@ class QueueServer:
     def __init__(self, context: Context, place: Place) -> None:
         self._context = context
         self._place = place
+        self._host = context.cluster.host_of(place)
         self._restarts = Restarts(context.supervision)
         self._process: Process | None = None
         self.access: QueueAccess | None = None
@@ -47,6 +48,7 @@ class QueueServer:
         """Start it again whenever its host dies; the host does so when the server dies alone.
 
         Raises:
+            HostLost: only on another host, and so under another address.
             OlmoRLError: it cannot be started again.
         """
         while True:
@@ -73,6 +75,10 @@ class QueueServer:
             known = server
 
     async def _after(self, error: OlmoRLError) -> None:
+        if isinstance(error, HostLost):
+            raise error
+        if not self._context.cluster.lives(self._host):
+            raise HostLost(f"{error}, and its host is lost") from error
         lived_s = time.monotonic() - self._started_at
         delay = self._restarts.after_death(worked=lived_s > _LONG_LIFE_S)
         if not is_passing(error) or delay is None:

@@ -34,9 +34,9 @@ from olmorl.deploy.progress import Progress, Status, summary
 from olmorl.deploy.queue_server import QueueServer
 from olmorl.deploy.roster import Roster
 from olmorl.deploy.rundir import metric_lines
-from olmorl.deploy.supervise import Context, Watchdog
+from olmorl.deploy.supervise import Context, Restarts, Watchdog
 from olmorl.deploy.takeover import take_over
-from olmorl.errors import DeadlinePassed, ProcessLost, RunEnded, first_cause
+from olmorl.errors import DeadlinePassed, HostLost, ProcessLost, RunEnded, first_cause
 
 _LOOK_S = 0.5
 
@@ -61,6 +61,10 @@ class Service:
         self._watchdog = Watchdog()
         self._strangers: list[str] = []
         self._queue: QueueServer | None = None
+        self._restarts = Restarts(settings.supervision)
+        self._step_at_loss = 0
+        self._num_engines = plan(settings).engines
+        self._paused = False
 
     def __enter__(self) -> Service:
         settings, placed = self._settings, plan(self._settings)
@@ -106,8 +110,7 @@ class Service:
     async def _run(self) -> int:
         with self._signals_heard():
             try:
-                await self._start()
-                await self._watch()
+                await self._live()
             except BaseExceptionGroup as group:
                 raise first_cause(group) from group
             except asyncio.CancelledError:
@@ -120,6 +123,35 @@ class Service:
         lines = metric_lines(self._settings.run_dir)
         self._progress.console.print(summary(lines, self._settings.run_dir, time.monotonic() - self._began))
         return 0
+
+    async def _live(self) -> None:
+        """From the start of Redis to the end of all steps; once more from the start when the learner's host is lost."""
+        while True:
+            try:
+                await self._start()
+                return await self._watch()
+            except BaseExceptionGroup as group:
+                if (lost := group.subgroup(HostLost)) is None:
+                    raise
+                await self._after_loss(first_cause(lost))
+            except ProcessLost as error:
+                # At a start after a loss: another host was lost with the first, and Ray had not given it up yet.
+                if not self._restarts.deaths:
+                    raise
+                await self._after_loss(error)
+
+    async def _after_loss(self, error: BaseException) -> None:
+        """Everybody knows the embedded Redis by the address of a host that is gone: all start again, as by --resume."""
+        step = self._commands.status.step
+        delay = self._restarts.after_death(worked=step > self._step_at_loss)
+        self._step_at_loss = step
+        if delay is None:
+            raise RunEnded(f"the learner lost one host after the other without taking a step: {error}") from error
+        self._progress.say(f"{error}: everything starts again on hosts that are there, from the last checkpoint")
+        self._resume, self._from_step, self._strangers = True, None, []
+        self._paused, self._num_engines = self._learner.paused, self._fleet.size
+        await asyncio.to_thread(self._clear)
+        await asyncio.sleep(delay)
 
     @contextmanager
     def _signals_heard(self) -> Iterator[None]:
@@ -158,10 +190,10 @@ class Service:
         self._fleet = Fleet(context, access)
         self._commands = Commands(self._learner, self._fleet, self._stop_asked)
         await self._bury_earlier_actors()
-        await self._learner.resume()
-        await self._fleet.place(context.plan.engines)
+        await (self._learner.pause() if self._paused else self._learner.resume())
+        await self._fleet.place(self._num_engines)
         self._progress.say(
-            f"starting {context.plan.ranks} learner rank(s) and {context.plan.engines} engine(s); "
+            f"starting {context.plan.ranks} learner rank(s) and {self._num_engines} engine(s); "
             f"logs are in {self._settings.run_dir / 'logs'}"
         )
 

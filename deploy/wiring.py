@@ -17,7 +17,7 @@ from olmorl.clock import SystemClock
 from olmorl.config import Config
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.plan import plan
-from olmorl.errors import QueueUnavailable, ResourceError
+from olmorl.errors import HostLost, QueueUnavailable, ResourceError
 from olmorl.messages import Stop, Version
 from olmorl.ports import BatchSource, Engine, Queue, Row, Scorer, Trainer, WeightStore
 
@@ -68,21 +68,22 @@ def embedded_redis(settings: Config, access: QueueAccess | None) -> EmbeddedRedi
     """The run's own Redis, to be started on the append-only file it left if there is one; as `access` says, if given.
 
     Raises:
-        ResourceError: `access` names another host.
+        HostLost: `access` names another host.
     """
     from olmorl.queues.address import parse_url
     from olmorl.queues.embedded import EmbeddedRedis
+    from olmorl.queues.own_folder import own_folder
 
     folder, host, fsync = settings.run_dir / "redis", own_address(settings), settings.queue.fsync
+    if access is not None:
+        address = parse_url(access.url, access.environment)
+        [place] = address.hosts
+        if place.name != host:
+            raise HostLost(f"the embedded Redis was on {place.name}, and its host is lost")
+    if settings.cluster.address is not None:
+        folder = own_folder(folder, host)
     if access is None:
         return EmbeddedRedis(folder, host, fsync)
-    address = parse_url(access.url, access.environment)
-    [place] = address.hosts
-    if place.name != host:
-        raise ResourceError(
-            f"the host of the embedded Redis ({place.name}) is lost, and everybody knows it by that address: "
-            "go on with --resume, which starts it elsewhere"
-        )
     return EmbeddedRedis(folder, host, fsync, place.port, address.credentials.password)
 
 

@@ -11,6 +11,7 @@ OlmoRLError
 ├── RunEnded             the run cannot go on, with its named cause (exit code 1)
 │   ├── NothingToLearn       too many groups in a row without a gradient
 │   ├── Diverged             a gradient that is not finite
+│   ├── HostLost             the host that others know by its address is gone; the run may start again elsewhere
 │   ├── ProcessLost          a process died, hangs, or failed in a way that has no name here; another may be started
 │   └── DeadlinePassed       a wait gave up: what it waited for and who owned it
 ├── QueueError
@@ -72,6 +73,10 @@ class NothingToLearn(RunEnded):
 
 class Diverged(RunEnded):
     """The gradient of a step is not finite. Nothing of that step was published or saved."""
+
+
+class HostLost(RunEnded):
+    """The host that all others know by its address is gone: all of the run has to start again, elsewhere."""
 
 
 class ProcessLost(RunEnded):

@@ -71,6 +71,14 @@ class FakeCluster:
         self.started: list[FakeProcess] = []
         self.answers: dict[str, dict[str, Any]] = {}
         """Answers of processes to come, by the beginning of their names."""
+        self.hosts = {"first", "second"}
+        """Those that live; the learner's place is on the first."""
+
+    def host_of(self, place: object) -> str:
+        return "first"
+
+    def lives(self, host: str) -> bool:
+        return host in self.hosts
 
     async def place_engine(self, wait_s: float) -> object:
         if not self.room:

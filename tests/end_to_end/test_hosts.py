@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from olmorl.learner import rollouts
-from tests.hosts.lan import Host, Lan, missing
+from olmorl.queues.address import PASSWORD
+from olmorl.queues.embedded import find_server
+from tests.hosts.lan import Host, Lan, missing, program
 from tests.hosts.ray_cluster import RayCluster
 
 HOSTS = ("one", "two", "three", "four")
@@ -58,6 +63,8 @@ ON_FOUR_HOSTS = {
     "actors.max_waiting": "0",
 }
 NOTICED_S, ELSEWHERE_S = 10.0, 15.0
+MOVED_S = 240.0
+"""Ray gives a host a minute before it counts as lost."""
 RAYS_OWN = ("raylet", "gcs_server", "python3", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -196,6 +203,76 @@ def test_links_break_and_heal_and_hosts_come_and_go(
     assert any(group["actor"] in {f"{name}.2" for name in muted} for group in groups), "the host came back to work"
     assert sum(group["actor"] == "actor-4" and group["started_at"] > joined_at for group in groups) >= 3
     check_moved(groups, {"actor-4"}, killed_at, time.time())
+
+
+def test_a_learner_that_loses_its_first_host_trains_on_elsewhere(
+    cluster: RayCluster, simulate: Callable[[str], Any], check_history: Callable[[Any, int, int], None]
+) -> None:
+    cluster.join("spare", "second", cpus=2)
+    run = simulate(SIMULATED)
+    run.spawn = cluster.spawn
+    run.start("--ray-address", cluster.address, *(f"--{key}={value}" for key, value in ON_FOUR_HOSTS.items()))
+    run.until_step(6)
+
+    cut_off = cluster.hosts[places(run)["assembler"]]
+    cut_off.mute()
+    until_moved(run, cut_off)
+    until_steps(run, 3)
+    cut_off.heal()
+    killed = cluster.hosts[places(run)["assembler"]]
+    killed.kill()
+    until_moved(run, killed)
+    until_steps(run, 3)
+
+    cluster.control(run.run_dir, "stop")
+    assert run.wait() == 0, run.output()
+    check_history(run, len(run.lines()), MAX_LAG)
+    check_nothing_left(cluster)
+    attempts = [record["attempt"] for record in groups_of(run)]
+    assert attempts.count(1) > len(attempts) / 2, "what was in the queue was not lost with it"
+
+
+@pytest.fixture
+def redis_of_their_own(cluster: RayCluster, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A Redis on the head that the run has not started: the options that name it."""
+    password, port = secrets.token_hex(8), "6390"
+    command = [str(find_server()), "--bind", cluster.head.address, "--port", port, "--requirepass", password]
+    process = cluster.head.start([*command, "--appendonly", "yes", "--dir", str(tmp_path)], subprocess.DEVNULL)
+    cluster.environment[PASSWORD] = password
+    yield {"queue.url": f"redis://{cluster.head.address}:{port}/0"}
+    del cluster.environment[PASSWORD]
+    program(process).kill()
+    process.wait()
+
+
+def test_with_a_redis_elsewhere_only_the_learner_moves(
+    cluster: RayCluster,
+    redis_of_their_own: dict[str, str],
+    simulate: Callable[[str], Any],
+    check_history: Callable[[Any, int, int], None],
+) -> None:
+    cluster.join("third", cpus=2)
+    run = simulate(SIMULATED)
+    run.spawn = cluster.spawn
+    options = {**ON_FOUR_HOSTS, **redis_of_their_own}
+    run.start("--ray-address", cluster.address, *(f"--{key}={value}" for key, value in options.items()))
+    run.until_step(6)
+    actors = {name: entry for name, entry in run.roster().items() if name.startswith("actor")}
+    killed = cluster.hosts[places(run)["assembler"]]
+    killed.kill()
+    until_moved(run, killed)
+    until_steps(run, 3)
+    assert run.roster().items() >= actors.items()
+    cluster.control(run.run_dir, "stop")
+    assert run.wait() == 0, run.output()
+    check_history(run, len(run.lines()), MAX_LAG)
+
+
+def until_moved(run: Any, host: Host) -> None:
+    """Until the learner is at work again, and nothing of it on that host."""
+    incarnation = run.lines()[-1]["incarnation"]
+    run.until(lambda: run.lines() and run.lines()[-1]["incarnation"] > incarnation, timeout_s=MOVED_S)
+    assert host.name not in places(run).values()
 
 
 def check_moved(groups: list[dict[str, Any]], actors: set[str], lost_at: float, noticed_at: float) -> None:

@@ -1,0 +1,30 @@
+"""Where the embedded Redis of a run on several hosts keeps its file: each host in a folder of its own."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+_FILES = "appendonly*"
+
+
+def own_folder(base: Path, host: str) -> Path:
+    """The folder of `host`, with a copy of what the last Redis on another host had written.
+
+    Nobody else ever works there. So a Redis whose host is only cut off, and that goes on with its file on storage that
+    all hosts see, cannot damage that of its successor; what it still writes counts for nobody.
+    """
+    current, folder = base / "current", base / host
+    last = current.read_text(encoding="utf-8").strip() if current.exists() else None
+    if last != host:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for path in (base / last).glob(_FILES) if last else ():
+            (shutil.copytree if path.is_dir() else shutil.copy2)(path, folder / path.name)
+        partial = current.with_suffix(".partial")
+        partial.write_text(f"{host}\n", encoding="utf-8")
+        partial.replace(current)
+    for other in base.iterdir():
+        if other.is_dir() and other.name not in (host, last):
+            shutil.rmtree(other, ignore_errors=True)
+    return folder

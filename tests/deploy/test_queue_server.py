@@ -1,0 +1,73 @@
+"""The embedded Redis that dies, alone or with its host."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+import pytest
+
+from olmorl.deploy.access import QueueAccess
+from olmorl.deploy.queue_server import QueueServer
+from olmorl.errors import HostLost, ProcessLost, RunEnded
+
+ACCESS = QueueAccess("redis://first:1", {})
+Keeping = Callable[..., AbstractAsyncContextManager[Any]]
+
+
+@pytest.fixture
+def keeping() -> Keeping:
+    """Keeps a server while a block runs; an error that ended it is raised at the end of the block."""
+
+    @asynccontextmanager
+    async def keep(made: Any) -> AsyncIterator[None]:
+        made.cluster.answers["redis"] = {"start": ACCESS}
+        server = QueueServer(made, object())  # type: ignore[arg-type]
+        assert await server.start() == ACCESS
+        keeper = asyncio.create_task(server.keep())
+        yield
+        await asyncio.wait([keeper], timeout=1)
+        keeper.cancel()
+        await asyncio.wait([keeper])
+        if not keeper.cancelled() and (error := keeper.exception()):
+            raise error
+
+    return keep
+
+
+async def test_its_host_process_that_dies_alone_is_started_again_as_everybody_knows_it(
+    context: Any, keeping: Keeping, until: Any
+) -> None:
+    made = context()
+    async with keeping(made):
+        made.cluster.newest("redis").end(ProcessLost("redis died"))
+        await until(lambda: made.cluster.names == ["redis", "redis"] and made.cluster.newest("redis").calls)
+        await until(lambda: ("start", ACCESS) in made.cluster.newest("redis").calls)
+
+
+async def test_with_its_host_the_address_is_lost(context: Any, keeping: Keeping) -> None:
+    made = context()
+    with pytest.raises(HostLost, match="redis died, and its host is lost"):
+        async with keeping(made):
+            made.cluster.hosts.remove("first")
+            made.cluster.newest("redis").end(ProcessLost("redis died"))
+    assert made.cluster.names == ["redis"], "it is not tried there again"
+
+
+async def test_a_place_that_has_moved_says_so(context: Any, keeping: Keeping) -> None:
+    made = context()
+    with pytest.raises(HostLost, match="was on first"):
+        async with keeping(made):
+            made.cluster.answers["redis"] = {"start": HostLost("the embedded Redis was on first")}
+            made.cluster.newest("redis").end(ProcessLost("redis died"))
+
+
+async def test_one_that_dies_at_once_each_time_ends_the_run(context: Any, keeping: Keeping) -> None:
+    made = context(restarts=1)
+    with pytest.raises(RunEnded, match="cannot be kept up: no room"):
+        async with keeping(made):
+            made.cluster.answers["redis"] = {"start": ProcessLost("no room")}
+            made.cluster.newest("redis").end(ProcessLost("redis died"))
+    assert made.cluster.names == ["redis", "redis"]

@@ -8,14 +8,12 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
 import psutil
 import ray
-from ray.exceptions import RayError
-from ray.util import list_named_actors
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -26,6 +24,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from olmorl.config import Cluster as Settings
+from olmorl.deploy import namespace
 from olmorl.deploy.access import PATIENCE
 from olmorl.deploy.plan import Plan
 from olmorl.deploy.process import Process
@@ -33,8 +32,6 @@ from olmorl.errors import ResourceError, RunEnded
 
 _ROOM_TO_GROW = 16
 """Engines that may join a run on one machine: Ray counts CPUs there, and nobody else asks it for them."""
-_START = "@"
-"""Between the name of a process and that of its start."""
 _LOOK_S = 0.05
 _DAEMONS = ("gcs_server", "raylet")
 _LOOK_AT_DAEMONS_S = 0.5
@@ -107,7 +104,7 @@ class Cluster:
 
     def processes(self) -> list[Process]:
         """What is there of the run, whoever started it."""
-        return [Process(name.partition(_START)[0], handle) for name, handle in _named("")]
+        return [Process(name, handle) for name, handle in namespace.starts()]
 
     async def keep(self) -> None:
         """Watch the Ray that this run started for itself; that of a cluster is looked after there.
@@ -134,7 +131,7 @@ class Cluster:
         if self._broken:
             return
         give_up = time.monotonic() + self._settings.stop_deadline_s
-        while found := list(_named("")):
+        while found := list(namespace.starts()):
             for _, handle in found:
                 ray.kill(handle)
             if time.monotonic() > give_up:
@@ -221,9 +218,8 @@ class Cluster:
         env: dict[str, str] | None = None,
     ) -> Process:
         """Start a process of `kind` and return at once; `calls` is how many calls it serves side by side."""
-        # Each start has a name of its own: that of a process that was killed may not be free yet.
         options: dict[str, Any] = {
-            "name": f"{name}{_START}{secrets.token_hex(4)}",
+            "name": namespace.start_of(name),
             "lifetime": "detached",
             "num_cpus": 0,
             "num_gpus": gpus,
@@ -277,26 +273,3 @@ def _resources(have: dict[str, float]) -> str:
 def node_address() -> str:
     """The address of this host in the cluster."""
     return str(ray.util.get_node_ip_address())
-
-
-def _named(process: str) -> Iterator[tuple[str, Any]]:
-    """Names and handles of the starts of a process that live, in this run; of all processes without a name."""
-    for name in list_named_actors():
-        if not process or name.startswith(f"{process}{_START}"):
-            with contextlib.suppress(ValueError):  # it has died since
-                yield name, ray.get_actor(name)
-
-
-def ask_all(process: str, method: str, timeout_s: float) -> list[Any]:
-    """The answers of all starts of a process of this run that live and answer."""
-    answers = []
-    for _, handle in _named(process):
-        with contextlib.suppress(RayError, TimeoutError):
-            answers.append(getattr(handle, method).remote().future().result(timeout_s))
-    return answers
-
-
-def leave() -> None:
-    """Free the place that this process has, which ends whoever shares it."""
-    if (group := ray.util.get_current_placement_group()) is not None:
-        remove_placement_group(group)

@@ -5,7 +5,7 @@ preflight   what can be known to fail, first     cluster    Ray: places         
 checklist   every host looked at, as a table     checks     what is looked at
 hosts       what each process is made of         service    start order, watching, stopping
 lock        one launcher at a time               takeover   from a launcher that is gone
-lifeline    how long processes wait for one      assembler_host   the assembler as a process
+lifeline    how long processes wait for one      namespace  Ray: who is there
 supervise   who is lost, who starts again        fleet, learner_group, queue_server     each kept alive
 commands    what people can ask for              endpoint   who may ask
 progress    what one sees meanwhile              roster     which process runs where

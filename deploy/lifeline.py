@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 
 from olmorl.clock import Clock
 from olmorl.config import Supervision
-from olmorl.deploy import cluster, semaphores
+from olmorl.deploy import namespace, semaphores
 
 log = logging.getLogger(__name__)
 ASK_S = 20.0
@@ -80,7 +80,7 @@ class Lifeline:
 def needed() -> bool:
     """Whether an assembler of this run says that it goes on."""
     try:
-        return any(cluster.ask_all("assembler", "needed", ASK_S))
+        return any(namespace.ask_all("assembler", "needed", ASK_S))
     except RayError as error:
         log.warning("the assembler cannot be found: %s", error)
         return False
@@ -92,5 +92,5 @@ def end(cause: str, sweep: Callable[[], None]) -> None:
     sweep()
     semaphores.unlink_own()
     time.sleep(GRACE_S)
-    cluster.leave()
+    namespace.leave()
     os._exit(1)

@@ -1,0 +1,115 @@
+"""A campaign: faults by the dozen or by the hundred, dealt out to episodes, some of which go on side by side."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from random import Random
+
+from tests.chaos import disk, faults
+from tests.chaos.episode import Episode, Outcome, order
+from tests.chaos.faults import Fault
+from tests.chaos.rig import Rig
+from tests.end_to_end import recipes
+from tests.end_to_end.launching import Launch
+
+SIMULATED = """
+[schedule]
+steps = 100000
+prompts_per_step = 4
+max_lag = 2
+[checkpoint]
+every = 5
+[supervision]
+answer_deadline_s = 6.0
+"""
+REAL = """
+[sampling]
+group_size = 4
+max_tokens = 96
+[schedule]
+steps = 100000
+prompts_per_step = 4
+max_lag = 2
+[learner]
+zero_stage = 2
+learning_rate = 1e-4
+cores = [1]
+[actors]
+engines_per_node = 2
+cores = [0]
+max_running = 8
+kv_cache_gib = 0.1
+enforce_eager = true
+stall_deadline_s = 20.0
+[checkpoint]
+every = 5
+[verifiers]
+processes = 1
+"""
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """One kind of run, and the faults it has to live through."""
+
+    name: str
+    make: Callable[[Path], Launch]
+    """A new run in this folder."""
+    faults: Mapping[str, Fault]
+    patience_s: float
+    """What takes longer hangs."""
+    episode: int
+    """Faults in one run."""
+    side_by_side: int
+
+
+def simulated() -> Campaign:
+    """Everything but the model is real: launcher, Ray, Redis, all processes, all files."""
+    kinds = {**faults.EVERYWHERE, **({} if disk.missing() else faults.OF_OWN_DISK)}
+    return Campaign("simulated", lambda folder: recipes.simulated(folder, SIMULATED), kinds, 120.0, 15, 2)
+
+
+def real(policy: Path) -> Campaign:
+    """Real engines, real ranks: two vLLM engines on one core, a DeepSpeed rank on the other."""
+    kinds = {**faults.OF_REAL_ENGINES, **faults.EVERYWHERE, **({} if disk.missing() else faults.OF_OWN_DISK)}
+    return Campaign("real", lambda folder: recipes.real(folder, policy, REAL), kinds, 300.0, 9, 1)
+
+
+def run(campaign: Campaign, number: int, seed: int, folder: Path, say: Callable[[str], None]) -> list[Outcome]:
+    """Have `number` faults strike, in an order that `seed` decides; returns what each episode came to."""
+    dealt = order(campaign.faults, number, Random(seed))
+    hands = [dealt[i : i + campaign.episode] for i in range(0, number, campaign.episode)]
+    play = partial(_play, campaign, folder, say)
+    with ThreadPoolExecutor(campaign.side_by_side) as executor:
+        return list(executor.map(play, range(seed, seed + len(hands)), hands))
+
+
+def _play(
+    campaign: Campaign, folder: Path, say: Callable[[str], None], seed: int, hand: list[tuple[str, Fault]]
+) -> Outcome:
+    with _own_folder(folder / f"{campaign.name}-{seed}") as (place, own_disk):
+        episode = Episode(Rig(campaign.make(place), own_disk, campaign.patience_s), seed)
+        outcome = episode.run(hand)
+    if not outcome.violations:
+        shutil.rmtree(place)
+    say(
+        f"{campaign.name} episode {seed}: {len(outcome.records)} of {len(hand)} faults, {outcome.steps} steps, "
+        f"{len(outcome.violations)} violation(s)"
+        + "".join(f"\n  {violation[:3000]}" for violation in outcome.violations)
+    )
+    return outcome
+
+
+@contextmanager
+def _own_folder(place: Path) -> Iterator[tuple[Path, disk.Disk | None]]:
+    """A new folder whose `runs` is a disk of its own where there can be one."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    with nullcontext() if disk.missing() else disk.mounted(place / "runs") as own_disk:
+        yield place, own_disk

@@ -1,0 +1,242 @@
+"""An episode: one run that is hit again and again, and what each fault cost it."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from random import Random
+from typing import Any, NamedTuple
+
+from olmorl.learner import rollouts
+from tests.chaos.faults import Fault, Strike
+from tests.chaos.history import ENDS, violations
+from tests.chaos.rig import Hang, Rig
+from tests.chaos.steps import Seen
+
+STEPS_AFTER = 2
+"""A fault is over when it is mended and so many steps more are done."""
+QUIET_STEPS = 3
+"""At most so many steps lie between the end of one fault and the next."""
+GONE_S = 60.0
+
+
+@dataclass
+class Record:
+    """One fault: when it was noticed and mended (s after it struck), and what was lost. None: not seen."""
+
+    fault: str
+    victim: str
+    together_with: str
+    noticed_s: float | None = None
+    recovered_s: float | None = None
+    """Until the first step after what was lost was there again."""
+    gap_s: float = 0.0
+    """The longest time without a step."""
+    elsewhere_s: float | None = None
+    """Until the first prompt that the victim had in hand was begun elsewhere."""
+    steps_replayed: int = 0
+    tokens_wasted: int = 0
+    """Generated for nothing, as far as whoever generated them lived to say so."""
+    draws_again: int = 0
+    """Draws that were given to an actor again."""
+    draws_lost: int = 0
+    """Drawn, and neither ended nor in flight, in any line until the next fault."""
+    draws_doubled: int = 0
+    """Trained a second time in the surviving history."""
+    hang: str = ""
+
+
+@dataclass
+class Outcome:
+    """What an episode came to."""
+
+    seed: int
+    records: list[Record] = field(default_factory=list)
+    steps: int = 0
+    violations: list[str] = field(default_factory=list)
+
+
+class Window(NamedTuple):
+    """From one fault to the next."""
+
+    record: Record
+    struck_at: float
+    """By the clock on the wall."""
+    first: int
+    """Of the steps that were seen."""
+
+
+class Episode:
+    """Hits the run with faults of a seeded order, one after the other and sometimes two at once.
+
+    Args:
+        pairs: the share of faults that strike while another one is not mended yet.
+    """
+
+    def __init__(self, rig: Rig, seed: int, pairs: float = 0.2) -> None:
+        self._rig = rig
+        self._random = Random(seed)
+        self._pairs = pairs
+        self._windows: list[Window] = []
+        self.outcome = Outcome(seed)
+
+    def run(self, faults: Sequence[tuple[str, Fault]]) -> Outcome:
+        """Start the run, hit it with all of `faults`, stop it, look at what it left."""
+        rig, waiting = self._rig, list(faults)
+        try:
+            rig.run.start()
+            rig.more_steps(STEPS_AFTER)
+            while waiting:
+                together = 2 if self._may_be_two(waiting) and self._random.random() < self._pairs else 1
+                self._hit(waiting[:together])
+                del waiting[:together]
+                rig.more_steps(self._random.randint(0, QUIET_STEPS))
+            self._stop()
+        except Hang as hang:
+            self.outcome.violations.append(f"hang: {hang}")
+            return self.outcome
+        finally:
+            for process in rig.run.processes():
+                process.kill()
+        self._judge()
+        return self.outcome
+
+    @staticmethod
+    def _may_be_two(waiting: Sequence[tuple[str, Fault]]) -> bool:
+        return len(waiting) > 1 and all("disk" not in name and "launcher" not in name for name, _ in waiting[:2])
+
+    # --- one fault ----------------------------------------------------------------------------------
+
+    def _hit(self, faults: Sequence[tuple[str, Fault]]) -> None:
+        rig = self._rig
+        rig.steps.look()
+        before, last = len(rig.steps), rig.steps.seen[-1]
+        begin, wall = time.monotonic(), time.time()
+        strikes = []
+        for name, fault in faults:
+            strike = fault(rig, self._random)
+            if not strikes:
+                # A fault may wait for its moment.
+                begin, wall = time.monotonic(), time.time()
+            strikes.append(strike)
+            others = [other for other, _ in faults if other != name]
+            self.outcome.records.append(Record(name, strike.victim, ", ".join(others)))
+        records = self.outcome.records[-len(strikes) :]
+        self._until_mended(strikes, records, begin)
+        rig.more_steps(1)
+        for record in records:
+            record.recovered_s = time.monotonic() - begin
+            record.steps_replayed = _replayed(last, rig.steps.since(before))
+            self._windows.append(Window(record, wall, before))
+        rig.more_steps(STEPS_AFTER - 1)
+        for record in records:
+            record.gap_s = rig.steps.longest_gap_s(before, begin)
+
+    def _until_mended(self, strikes: Sequence[Strike], records: Sequence[Record], begin: float) -> None:
+        rig, resumed = self._rig, False
+
+        def mended() -> bool:
+            nonlocal resumed
+            rig.steps.look()
+            for strike, record in zip(strikes, records, strict=True):
+                if record.noticed_s is None and strike.noticed is not None and strike.noticed():
+                    record.noticed_s = time.monotonic() - begin
+            if not rig.alive:
+                if resumed or not any(strike.ends_run for strike in strikes):
+                    raise Hang(f"the launcher ended, nobody having asked it to:\n{rig.run.output()}")
+                self._resume(strikes)
+                resumed = True
+            if any(strike.ends_run for strike in strikes):
+                return resumed
+            return all(strike.mended() for strike in strikes)
+
+        try:
+            rig.until(mended, " and ".join(f"{record.fault} ({record.victim}) mended" for record in records))
+        except Hang as hang:
+            for record in records:
+                record.hang = str(hang)[:500]
+            raise
+
+    def _resume(self, strikes: Sequence[Strike]) -> None:
+        rig = self._rig
+        assert rig.run.process is not None
+        rig.run.process.wait()
+        rig.run.until_gone(GONE_S)
+        arguments = next(strike.resume for strike in strikes if strike.ends_run)
+        rig.run.start("--resume", *arguments)
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        rig = self._rig
+        rig.run.signal(signal.SIGINT)
+        code = rig.run.wait(rig.patience_s)
+        if code != 0:
+            self.outcome.violations.append(f"exit code {code}: {rig.said()[-2000:]}")
+
+    def _judge(self) -> None:
+        rig, outcome, schedule = self._rig, self.outcome, self._rig.settings.schedule
+        try:
+            rig.run.until_gone(GONE_S)
+        except AssertionError as left:
+            outcome.violations.append(f"orphans: {left}")
+        outcome.steps = len(rig.run.lines())
+        outcome.violations += violations(rig.run.run_dir, schedule.prompts_per_step, schedule.max_lag)
+        if rig.staged.exists():
+            outcome.violations.append(f"{rig.staged} was left behind")
+        if rig.run.roster():
+            outcome.violations.append(f"processes.json names {sorted(rig.run.roster())}")
+        if "Traceback (most recent call last)" in rig.said():
+            outcome.violations.append(f"the launcher printed a traceback: {rig.said()[-2000:]}")
+        groups = [group for path in rollouts.files(rig.run.run_dir / "rollouts") for group in rollouts.read(path)]
+        last = Window(Record("", "", ""), time.time(), len(rig.steps))
+        for window, following in pairwise([*self._windows, last]):
+            self._count_lines(window, following)
+            _count_groups(window, following, groups)
+
+    def _count_lines(self, window: Window, following: Window) -> None:
+        seen = self._rig.steps.seen
+        lines = [step.line for step in seen[window.first : max(following.first, window.first + 1)]]
+        window.record.draws_lost = max(_unaccounted(line) for line in lines)
+        before = seen[window.first - 1].line["tokens_wasted_total"]
+        window.record.tokens_wasted = max(0, lines[-1]["tokens_wasted_total"] - before)
+
+
+def _unaccounted(line: Mapping[str, Any]) -> int:
+    """Draws that are nowhere."""
+    ended = sum(line[f"groups_{kind}_total"] for kind in ENDS)
+    return int(line["prompts_drawn_total"] - ended - line["groups_in_flight"])
+
+
+def _count_groups(window: Window, following: Window, groups: Sequence[Mapping[str, Any]]) -> None:
+    record = window.record
+    here = [group for group in groups if window.struck_at < group.get("started_at", 0.0) < following.struck_at]
+    again = [group for group in here if group["attempt"] > 1]
+    record.draws_again = len({group["prompt_id"] for group in again})
+    if again:
+        record.elsewhere_s = min(group["started_at"] for group in again) - window.struck_at
+    trained = Counter(group["prompt_id"] for group in groups if group["outcome"] == "trained")
+    record.draws_doubled = sum(trained[draw] > 1 for draw in {group["prompt_id"] for group in here})
+
+
+def _replayed(last: Seen, since: Sequence[Seen]) -> int:
+    """Steps that were done once more by a later incarnation."""
+    again = [seen.line["step"] for seen in since if seen.line["incarnation"] > last.line["incarnation"]]
+    return max(0, max(last.line["step"], *_steps(since, last)) - min(again) + 1) if again else 0
+
+
+def _steps(since: Sequence[Seen], last: Seen) -> list[int]:
+    """Of the incarnation of `last`."""
+    return [0, *(seen.line["step"] for seen in since if seen.line["incarnation"] == last.line["incarnation"])]
+
+
+def order(faults: Mapping[str, Fault], number: int, random: Random) -> list[tuple[str, Fault]]:
+    """So many of them: every kind in turn, each round in an order of its own."""
+    found: list[tuple[str, Fault]] = []
+    while len(found) < number:
+        found += random.sample(list(faults.items()), len(faults))
+    return found[:number]

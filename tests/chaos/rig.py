@@ -1,0 +1,120 @@
+"""A run under attack: what can be done to it, and what is seen of it, all from outside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import redis
+
+from olmorl import config
+from olmorl.deploy import wiring
+from olmorl.deploy.endpoint import ask
+from olmorl.errors import OlmoRLError
+from tests.chaos.disk import Disk
+from tests.chaos.steps import Steps
+from tests.end_to_end.launching import Launch
+
+
+class Hang(AssertionError):
+    """Something did not happen within the time that anything here may take."""
+
+
+class Rig:
+    """One run directory and everything that works on it.
+
+    Args:
+        disk: of the run directory, if it has one of its own.
+        patience_s: after this long without what has to happen the run hangs.
+    """
+
+    def __init__(self, run: Launch, disk: Disk | None, patience_s: float) -> None:
+        self.run = run
+        self.disk = disk
+        self.patience_s = patience_s
+        self.steps = Steps(run.run_dir / "metrics.jsonl")
+        self.settings = config.load(run.recipe, [])
+        self.staged = Path("/dev/shm", f"olmorl-{wiring.run_id(self.settings)}")
+        self._output = run.folder / "output.txt"
+
+    # --- what is seen -----------------------------------------------------------------------------
+
+    def pids(self) -> dict[str, int]:
+        """The processes that `processes.json` names."""
+        return {name: entry["pid"] for name, entry in self.run.roster().items()}
+
+    def pid(self, name: str) -> int:
+        """Of a process that has to be there, now or soon."""
+        self.until(lambda: name in self.pids(), f"{name} in processes.json")
+        return self.pids()[name]
+
+    def named(self, kind: str) -> list[str]:
+        """The names of all actors, or of all ranks of the learner."""
+        self.until(lambda: any(name.startswith(f"{kind}-") for name in self.pids()), f"a {kind} in processes.json")
+        return sorted(name for name in self.pids() if name.startswith(f"{kind}-"))
+
+    def programs(self, *words: str) -> list[psutil.Process]:
+        """What runs here with one of these words in its command line."""
+        found = []
+        for process in self.run.processes():
+            try:
+                command = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            if any(word in command for word in words):
+                found.append(process)
+        return found
+
+    def working(self) -> dict[str, int]:
+        """The actors that are at work, and their processes."""
+        try:
+            actors = ask(self.run.run_dir, "status", timeout_s=5.0)["actors"]
+        except (OlmoRLError, OSError, ValueError):
+            return {}
+        return {actor["name"]: actor["pid"] for actor in actors if actor["state"] == "run"}
+
+    def said(self) -> str:
+        """What the launcher has printed."""
+        return self._output.read_text(errors="replace")
+
+    @property
+    def alive(self) -> bool:
+        """Whether the launcher runs."""
+        return self.run.process is not None and self.run.process.poll() is None
+
+    def redis(self) -> redis.Redis:
+        """A connection to the embedded Redis, as its owner."""
+        text = (self.run.run_dir / "redis" / "redis.conf").read_text()
+        settings = dict(line.split(" ", 1) for line in text.splitlines())
+        return redis.Redis(settings["bind"], int(settings["port"]), password=settings["requirepass"], socket_timeout=5)
+
+    def key(self, name: str) -> str:
+        """Of the training lane, in Redis."""
+        return f"olmorl:{{{wiring.run_id(self.settings)}}}:train:{name}"
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def until(self, ready: Callable[[], object], what: str, every_s: float = 0.05) -> Any:
+        """Until something holds; returns it. Raises Hang."""
+        give_up = time.monotonic() + self.patience_s
+        while not (found := ready()):
+            if time.monotonic() > give_up:
+                raise Hang(f"{what}: not within {self.patience_s:g} s\n{self.run.output()}")
+            time.sleep(every_s)
+        return found
+
+    def more_steps(self, number: int) -> None:
+        """Until so many more steps are done."""
+        self.steps.look()
+        wanted = len(self.steps) + number
+
+        def done() -> bool:
+            self.steps.look()
+            if not self.alive:
+                raise Hang(f"the launcher ended, nobody having asked it to:\n{self.run.output()}")
+            return len(self.steps) >= wanted
+
+        self.until(done, f"{number} more steps")

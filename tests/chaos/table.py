@@ -1,0 +1,84 @@
+"""What a campaign came to: a row for each kind of fault, for people and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.chaos.episode import Outcome, Record
+
+COLUMNS = (
+    ("noticed_s", "noticed s"),
+    ("recovered_s", "recovered s"),
+    ("gap_s", "longest gap s"),
+    ("elsewhere_s", "prompts elsewhere s"),
+)
+COUNTS = (
+    ("steps_replayed", "steps again"),
+    ("draws_again", "draws again"),
+    ("tokens_wasted", "tokens wasted"),
+    ("draws_lost", "lost"),
+    ("draws_doubled", "doubled"),
+)
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The totals, and a row for each kind of fault with median and worst of each time."""
+    records = [record for outcome in outcomes for record in outcome.records]
+    kinds = sorted({record.fault for record in records})
+    return {
+        "faults": len(records),
+        "episodes": len(outcomes),
+        "steps": sum(outcome.steps for outcome in outcomes),
+        "hangs": sum(bool(record.hang) for record in records),
+        "violations": [violation for outcome in outcomes for violation in outcome.violations],
+        "prompts_lost": sum(record.draws_lost for record in records),
+        "prompts_doubled": sum(record.draws_doubled for record in records),
+        "rows": [_row(kind, [record for record in records if record.fault == kind]) for kind in kinds],
+    }
+
+
+def _row(kind: str, records: Sequence[Record]) -> dict[str, Any]:
+    # Of two faults at once, neither's times are its own.
+    alone = [record for record in records if not record.together_with] or records
+    times = {name: _spread(getattr(record, name) for record in alone) for name, _ in COLUMNS}
+    return {
+        "fault": kind,
+        "times": len(records),
+        "with_another": sum(bool(record.together_with) for record in records),
+        **times,
+        **{name: sum(getattr(record, name) for record in records) for name, _ in COUNTS},
+        "hangs": sum(bool(record.hang) for record in records),
+    }
+
+
+def _spread(values: Iterable[float | None]) -> dict[str, float] | None:
+    """Median and worst of those that there are."""
+    seen = [value for value in values if value is not None]
+    return {"median": round(median(seen), 2), "worst": round(max(seen), 2)} if seen else None
+
+
+def show(found: dict[str, Any], title: str, console: Console) -> None:
+    """Print it."""
+    table = Table(title=title, title_justify="left", caption_justify="left")
+    table.add_column("fault")
+    for heading in ("times", *(heading for _, heading in (*COLUMNS, *COUNTS))):
+        table.add_column(heading, justify="right")
+    for row in found["rows"]:
+        times = [_cell(row[name]) for name, _ in COLUMNS]
+        counts = [f"{row[name]:,}" for name, _ in COUNTS]
+        table.add_row(row["fault"], str(row["times"]), *times, *counts)
+    table.caption = (
+        f"{found['faults']} faults in {found['episodes']} runs of {found['steps']:,} steps: {found['hangs']} hangs, "
+        f"{len(found['violations'])} violations, {found['prompts_lost']} prompts lost, "
+        f"{found['prompts_doubled']} doubled. Times: median (worst)"
+    )
+    console.print(table)
+
+
+def _cell(spread: dict[str, float] | None) -> str:
+    return "" if spread is None else f"{spread['median']:.1f} ({spread['worst']:.1f})"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from olmorl.errors import ResourceError
+from olmorl.errors import ResourceError, Superseded
 from olmorl.learner import durable
 from olmorl.learner.accounts import Accounts, Line, Started
 
@@ -35,6 +35,7 @@ class Ledger:
     def __init__(self, folder: Path, started: Started, accounts: Accounts) -> None:
         self.accounts = accounts
         self._path = path_of(folder, started.incarnation)
+        self._successor = path_of(folder, started.incarnation + 1)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         self._incarnation = started.incarnation
         self._num_bytes = 0
@@ -45,11 +46,14 @@ class Ledger:
         return Position(self._incarnation, self._num_bytes)
 
     def append(self, *events: Line) -> None:
-        """Book events.
+        """Book events, all or none of them.
 
         Raises:
-            ResourceError: they cannot be made durable, or contradict what is booked; then none of them counts.
+            ResourceError: they cannot be made durable, or contradict what is booked.
+            Superseded: a newer incarnation is there, wherever it runs and whatever Redis it goes by.
         """
+        if self._successor.exists():
+            raise Superseded(f"{self._path} by {self._successor.name}")
         if strange := self.accounts.contradictions(events):
             raise ResourceError(f"{self._path}: draws {strange} would end and are not open; continue with --resume")
         if os.fstat(self._file).st_size != self._num_bytes:

@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from olmorl.errors import DiskFull, ResourceError, UserError
+from olmorl.errors import DiskFull, ResourceError, Superseded, UserError
 from olmorl.learner import checkpoint, durable, ledger
 from olmorl.learner.accounts import (
     Decided,
@@ -137,11 +138,15 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == b"old"
 
 
-def test_what_a_superseded_start_still_writes_does_not_count(folder: Path) -> None:
+def test_a_superseded_start_is_refused_and_what_it_writes_all_the_same_does_not_count(folder: Path) -> None:
     older = open_ledger(folder)
     older.append(*drawn(0))
     newer = open_ledger(folder)
-    older.append(Decided(draw=0, attempt=1, outcome=Outcome.FAILED, cause="late"))
+    late = Decided(draw=0, attempt=1, outcome=Outcome.FAILED, cause="late")
+    with pytest.raises(Superseded, match=r"000001.jsonl by 000002.jsonl"):
+        older.append(late)
+    with ledger.path_of(folder, 1).open("ab") as file:  # on a host that does not see the newer one yet
+        file.write(msgspec.json.encode(late) + b"\n")
     newer.append(*drawn(1))
     assert [record["outcome"] for record in ledger.read_ledger(folder.parent)] == ["in_flight", "in_flight"]
 

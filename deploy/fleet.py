@@ -218,9 +218,16 @@ class Fleet:
         if slot.state == _STARTING and status.state != "starting":
             slot.state, self._vigil.ever = _WORKING, True
             self._vigil.longest_start_s = max(self._vigil.longest_start_s, now - slot.started_at)
-        limit_s = self._context.supervision.heartbeat_deadline_s
-        if slot.state == _WORKING and self._heartbeats.silent_s(status.name) > limit_s:
+        limit_s = self._silence_limit_s(slot)
+        if self._heartbeats.silent_s(status.name) > limit_s:
             slot.process.kill(f"has had no heartbeat for {limit_s:g} s")
+
+    def _silence_limit_s(self, slot: Slot) -> float:
+        settings = self._context.supervision
+        if slot.state == _WORKING:
+            return settings.heartbeat_deadline_s
+        # While an engine starts, its libraries may keep everything else waiting.
+        return max(settings.heartbeat_deadline_s, settings.answer_deadline_s)
 
     def troubles(self) -> list[str]:
         """Who is not at work because of a death, for people."""

@@ -54,7 +54,8 @@ class FakeTrainer:
         durable.write_whole(path, [weights])
 
     def restore(self, folder: Path) -> None:
-        self.weights = (folder / f"rank_{self._rank}").read_bytes()
+        # All ranks saved the same, and there may have been another number of them.
+        self.weights = (folder / "rank_0").read_bytes()
 
     def export(self, folder: Path) -> None:
         """There is no model to export; the folder says so."""

@@ -450,9 +450,10 @@ class Supervision(Section):
     """When a process counts as lost, and how often it is started again."""
 
     heartbeat_deadline_s: float = Field(8.0, gt=0)
-    """An actor whose heartbeat did not reach the queue for this long is ended; its prompts go elsewhere."""
+    """An actor at work whose heartbeat did not reach the queue for this long is ended; its prompts go elsewhere."""
     answer_deadline_s: float = Field(30.0, gt=0)
-    """A learner rank, the assembler or the embedded Redis that gives no sign for this long is ended."""
+    """A learner rank, the assembler, the embedded Redis or an actor whose engine starts is ended when it gives no sign
+    for this long."""
     step_deadline_s: float = Field(3600.0, gt=0)
     """A learner step that takes longer counts as a hang of the learner."""
     restarts: int = Field(5, ge=0)

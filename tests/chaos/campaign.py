@@ -13,8 +13,8 @@ from random import Random
 
 from tests.chaos import disk, faults
 from tests.chaos.episode import Episode, Outcome, order
-from tests.chaos.faults import Fault
 from tests.chaos.rig import Rig
+from tests.chaos.strike import Fault
 from tests.end_to_end import recipes
 from tests.end_to_end.launching import Launch
 
@@ -49,8 +49,6 @@ enforce_eager = true
 stall_deadline_s = 20.0
 [checkpoint]
 every = 5
-[verifiers]
-processes = 1
 """
 
 

@@ -12,10 +12,11 @@ from random import Random
 from typing import Any, NamedTuple
 
 from olmorl.learner import rollouts
-from tests.chaos.faults import Fault, Strike
+from tests.chaos import faults
 from tests.chaos.history import ENDS, violations
 from tests.chaos.rig import Hang, Rig
 from tests.chaos.steps import Seen
+from tests.chaos.strike import Fault, Strike
 
 STEPS_AFTER = 2
 """A fault is over when it is mended and so many steps more are done."""
@@ -84,16 +85,16 @@ class Episode:
         self._windows: list[Window] = []
         self.outcome = Outcome(seed)
 
-    def run(self, faults: Sequence[tuple[str, Fault]]) -> Outcome:
-        """Start the run, hit it with all of `faults`, stop it, look at what it left."""
-        rig, waiting = self._rig, list(faults)
+    def run(self, hand: Sequence[tuple[str, Fault]]) -> Outcome:
+        """Start the run, hit it with all faults of `hand`, stop it, look at what it left."""
+        rig, waiting = self._rig, list(hand)
         try:
             rig.run.start()
             rig.more_steps(STEPS_AFTER)
             while waiting:
-                together = 2 if self._may_be_two(waiting) and self._random.random() < self._pairs else 1
-                self._hit(waiting[:together])
-                del waiting[:together]
+                number = 2 if self._may_be_two(waiting) and self._random.random() < self._pairs else 1
+                self._hit(waiting[:number])
+                del waiting[:number]
                 rig.more_steps(self._random.randint(0, QUIET_STEPS))
             self._stop()
         except Hang as hang:
@@ -107,23 +108,23 @@ class Episode:
 
     @staticmethod
     def _may_be_two(waiting: Sequence[tuple[str, Fault]]) -> bool:
-        return len(waiting) > 1 and all("disk" not in name and "launcher" not in name for name, _ in waiting[:2])
+        return len(waiting) > 1 and all(name in faults.SIDE_BY_SIDE for name, _ in waiting[:2])
 
     # --- one fault ----------------------------------------------------------------------------------
 
-    def _hit(self, faults: Sequence[tuple[str, Fault]]) -> None:
+    def _hit(self, together: Sequence[tuple[str, Fault]]) -> None:
         rig = self._rig
         rig.steps.look()
         before, last = len(rig.steps), rig.steps.seen[-1]
         begin, wall = time.monotonic(), time.time()
         strikes = []
-        for name, fault in faults:
+        for name, fault in together:
             strike = fault(rig, self._random)
             if not strikes:
                 # A fault may wait for its moment.
                 begin, wall = time.monotonic(), time.time()
             strikes.append(strike)
-            others = [other for other, _ in faults if other != name]
+            others = [other for other, _ in together if other != name]
             self.outcome.records.append(Record(name, strike.victim, ", ".join(others)))
         records = self.outcome.records[-len(strikes) :]
         self._until_mended(strikes, records, begin)

@@ -37,10 +37,10 @@ def running(until: Any) -> Running:
     return run
 
 
-def look(fleet: Fleet, now: float, **beats: float) -> list[str]:
-    """A look at the heartbeats of actors at work at time `now`; `a0_2` stands for actor-0.2."""
+def look(fleet: Fleet, now: float, state: str = "run", **beats: float) -> list[str]:
+    """A look at the heartbeats of actors at time `now`; `a0_2` stands for actor-0.2."""
     names = {key: "actor-" + key.removeprefix("a").replace("_", ".") for key in beats}
-    statuses = [ActorStatus(name=names[key], at=at, state="run", completions=1) for key, at in beats.items()]
+    statuses = [ActorStatus(name=names[key], at=at, state=state, completions=1) for key, at in beats.items()]
     return fleet.look(statuses, now)
 
 
@@ -63,6 +63,19 @@ async def test_an_actor_without_heartbeat_is_ended_and_replaced(context: Any, ru
         assert [process.name for process in made.cluster.started if process.killed] == ["actor-1"]
         await until(lambda: "actor-1.2" in made.cluster.names)
         assert "actor-1 has had no heartbeat for 5 s" in made.said[0]
+
+
+async def test_an_actor_that_falls_silent_while_it_starts_has_longer(
+    context: Any, running: Running, until: Any
+) -> None:
+    made = context(heartbeat_deadline_s=2, answer_deadline_s=5)
+    async with running(made) as fleet:
+        for second in range(5):
+            look(fleet, second, state="starting", a0=second, a1=0, a2=second)
+        assert not any(process.killed for process in made.cluster.started)
+        for second in range(5, 8):
+            look(fleet, second, state="starting", a0=second, a1=0, a2=second)
+        assert [process.name for process in made.cluster.started if process.killed] == ["actor-1"]
 
 
 async def test_who_keeps_dying_is_put_in_quarantine_and_the_others_go_on(

@@ -1,0 +1,129 @@
+"""Faults of the launcher, of Ray, of the disk, and of all at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from random import Random
+from signal import SIGCONT, SIGKILL, SIGSTOP
+
+from tests.chaos.rig import Rig
+from tests.chaos.strike import Fault, Strike, always, send
+
+# --- the launcher, Ray, everything ----------------------------------------------------------------------
+
+_LAYOUTS = (
+    (),
+    (),
+    ("--learner.ranks_per_node", "1"),
+    ("--actors.engines_per_node", "3"),
+    ("--actors.engines_per_node", "1"),
+)
+
+
+def kill_launcher(rig: Rig, random: Random) -> Strike:
+    """The supervisor itself; the run is resumed, sometimes in another layout."""
+    send(rig.pid("launcher"), SIGKILL)
+    return Strike("launcher", lambda: not rig.alive, always, ends_run=True, resume=_layout(rig, random))
+
+
+def stop_launcher(rig: Rig, random: Random) -> Strike:
+    """The supervisor sees nothing for a while; nobody is given up for that."""
+    pid, seconds, others = rig.pid("launcher"), random.uniform(2.0, 6.0), rig.pids()
+    send(pid, SIGSTOP)
+    threading.Timer(seconds, send, (pid, SIGCONT)).start()
+    until = time.monotonic() + seconds + 1.0
+    return Strike(f"for {seconds:.1f} s", None, lambda: time.monotonic() > until and rig.pids() == others)
+
+
+def kill_everything(rig: Rig, random: Random) -> Strike:
+    """Every process of the run, as a power cut does."""
+    _kill_all(rig)
+    return Strike("everything", lambda: not rig.alive, always, ends_run=True, resume=_layout(rig, random))
+
+
+def kill_everything_while_it_saves(rig: Rig, random: Random) -> Strike:
+    """Everything, in the middle of a checkpoint."""
+    folder = rig.run.run_dir / "checkpoints"
+
+    def unfinished() -> bool:
+        return any(not (step / "complete").exists() for step in folder.glob("step_*"))
+
+    rig.until(unfinished, "a checkpoint that is being written", every_s=0.001)
+    _kill_all(rig)
+    return Strike("everything", lambda: not rig.alive, always, ends_run=True)
+
+
+def lose_last_writes(rig: Rig, random: Random) -> Strike:
+    """Everything, and Redis comes back without the end of its file, as after a power cut."""
+    _kill_all(rig)
+    rig.run.until_gone()
+    file = rig.run.run_dir / "redis" / "appendonly.aof"
+    lost = random.randrange(1, 1 << 17)
+    os.truncate(file, max(0, file.stat().st_size - lost))
+    return Strike(f"{lost:,} bytes", lambda: not rig.alive, always, ends_run=True)
+
+
+def on_ray(word: str) -> Fault:
+    """One of Ray's own daemons: the run ends with the cause, and is resumed."""
+
+    def strike(rig: Rig, random: Random) -> Strike:
+        (daemon, *_) = rig.programs(word)
+        send(daemon.pid, SIGKILL)
+        return Strike(word, lambda: not rig.alive, always, ends_run=True)
+
+    return strike
+
+
+def _layout(rig: Rig, random: Random) -> Sequence[str]:
+    return random.choice(_LAYOUTS) if rig.settings.run.mode == "simulated" else ()
+
+
+def _kill_all(rig: Rig) -> None:
+    for process in rig.run.processes():
+        send(process.pid, SIGKILL)
+
+
+# --- the disk -------------------------------------------------------------------------------------------
+
+
+def fill_disk(rig: Rig, random: Random) -> Strike:
+    """No room for a while."""
+    assert rig.disk is not None
+    seconds = random.uniform(1.0, 6.0)
+    rig.disk.fill()
+    timer = threading.Timer(seconds, rig.disk.empty)
+    timer.start()
+    return Strike(f"for {seconds:.1f} s", None, lambda: not timer.is_alive())
+
+
+def slow_disk(rig: Rig, random: Random) -> Strike:
+    """Every write takes up to half a second for a while."""
+    assert rig.disk is not None
+    disk, until = rig.disk, time.monotonic() + random.uniform(2.0, 6.0)
+    pauses = [random.uniform(0.1, 0.5) for _ in range(60)]
+
+    def work() -> None:
+        for pause in pauses:
+            if time.monotonic() > until:
+                return
+            disk.freeze()
+            time.sleep(pause)
+            disk.thaw()
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return Strike("for some seconds", None, lambda: not thread.is_alive())
+
+
+def hang_disk(rig: Rig, random: Random) -> Strike:
+    """No write comes back for a while."""
+    assert rig.disk is not None
+    seconds = random.uniform(1.0, 5.0)
+    rig.disk.freeze()
+    timer = threading.Timer(seconds, rig.disk.thaw)
+    timer.start()
+    return Strike(f"for {seconds:.1f} s", None, lambda: not timer.is_alive())

@@ -1,0 +1,125 @@
+"""Faults of Redis, of what lies in it, and of weights."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from random import Random
+from signal import SIGCONT, SIGKILL, SIGSTOP
+
+from tests.chaos.on_processes import on_actor
+from tests.chaos.rig import Rig
+from tests.chaos.strike import Fault, Strike, always, replaced, send
+
+# --- Redis --------------------------------------------------------------------------------------------
+
+
+def on_redis(name: str, number: signal.Signals) -> Fault:
+    """The server itself, or the process that keeps it."""
+
+    def strike(rig: Rig, random: Random) -> Strike:
+        pid = rig.pid(name)
+        said = rig.said()
+        send(pid, number)
+
+        def noticed() -> bool:
+            return rig.pids().get(name) != pid or "Redis" in rig.said()[len(said) :]
+
+        return Strike(name, noticed, replaced(rig, name, pid))
+
+    return strike
+
+
+def cut_connections(rig: Rig, random: Random) -> Strike:
+    """Redis closes every connection that it has."""
+    with rig.redis() as link:
+        closed = link.execute_command("CLIENT", "KILL", "TYPE", "normal")
+    return Strike(f"{closed} connections", None, always)
+
+
+def silence_redis(rig: Rig, random: Random) -> Strike:
+    """Redis answers nobody for a while."""
+    seconds = random.uniform(1.0, 4.0)
+    with rig.redis() as link:
+        link.execute_command("CLIENT", "PAUSE", int(seconds * 1000), "ALL")
+    until = time.monotonic() + seconds
+    return Strike(f"for {seconds:.1f} s", None, lambda: time.monotonic() > until)
+
+
+_DAMAGE_PROMPT = """
+for _, stream in ipairs({KEYS[2], KEYS[3]}) do
+  for _, entry in ipairs(redis.call('XREVRANGE', stream, '+', '-')) do
+    local draw = entry[2][2]
+    redis.call('HSET', KEYS[1], draw, ARGV[1])
+    return draw
+  end
+end
+return false
+"""
+_DAMAGE_RESULT = """
+local entry = redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 2)[2]
+if not entry or entry[2][5] ~= 'result' then
+  return false
+end
+redis.call('XDEL', KEYS[1], entry[1])
+redis.call('XADD', KEYS[1], '*', 'draw', entry[2][2], 'attempt', entry[2][4], 'result', ARGV[1])
+return entry[2][2]
+"""
+
+
+def _damage(rig: Rig, random: Random, script: str, keys: Sequence[str], *arguments: str | bytes) -> str:
+    with rig.redis() as link:
+        names = [rig.key(name) for name in keys]
+        draw = rig.until(
+            lambda: link.eval(script, len(names), *names, random.randbytes(40), *arguments),
+            "a message to damage",
+            every_s=0.001,
+        )
+    return str(int(draw))
+
+
+def damage_prompt(rig: Rig, random: Random) -> Strike:
+    """A prompt that was not begun, or is begun again, is no message any more; the actor of it dies too."""
+    victim = on_actor(SIGKILL)(rig, random)
+    draw = _damage(rig, random, _DAMAGE_PROMPT, ("prompts", "again", "fresh"))
+    return Strike(f"draw {draw}, {victim.victim}", victim.noticed, victim.mended)
+
+
+def damage_result(rig: Rig, random: Random) -> Strike:
+    """A group that nobody has taken yet is no message any more."""
+    pid = rig.pid("assembler")
+    send(pid, SIGSTOP)
+    try:
+        with rig.redis() as link:
+            last = link.xinfo_stream(rig.key("results"))["last-generated-id"]
+        # The first one after that may be on its way to the assembler already.
+        draw = _damage(rig, random, _DAMAGE_RESULT, ["results"], last)
+    finally:
+        send(pid, SIGCONT)
+
+    def put_aside() -> bool:
+        with rig.redis() as link:
+            return any(entry[b"draw"] == draw.encode() for _, entry in link.xrange(rig.key("dead")))
+
+    return Strike(f"draw {draw}", put_aside, put_aside)
+
+
+# --- weights ------------------------------------------------------------------------------------------
+
+
+def damage_weights(rig: Rig, random: Random) -> Strike:
+    """Bytes of a published version change before all engines have it."""
+    name = random.choice(rig.named("actor"))
+    pid = rig.pid(name)
+    send(pid, SIGSTOP)
+    try:
+        before = set(rig.staged.rglob("*.weights"))
+        file = rig.until(lambda: set(rig.staged.rglob("*.weights")) - before, "a new version", every_s=0.001).pop()
+        with suppress(FileNotFoundError), file.open("r+b") as stream:
+            stream.seek(random.randrange(max(1, file.stat().st_size)))
+            stream.write(random.randbytes(8))
+    finally:
+        send(pid, SIGCONT)
+    return Strike(f"{file.name}, {name}", None, always)

@@ -1,0 +1,47 @@
+"""What one fault does to a run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+
+from tests.chaos.rig import Rig
+
+Check = Callable[[], bool]
+
+
+@dataclass
+class Strike:
+    """What one fault did."""
+
+    victim: str
+    noticed: Check | None
+    """Whether the service knows; None where there is nothing for it to know."""
+    mended: Check
+    """Whether what was lost is there again."""
+    ends_run: bool = False
+    """The launcher is gone or will be: the run is resumed."""
+    resume: Sequence[str] = ()
+    """With these arguments beside `--resume`."""
+
+
+Fault = Callable[[Rig, Random], Strike]
+
+
+def send(pid: int, number: signal.Signals) -> None:
+    """To a process that may have ended meanwhile."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def always() -> bool:
+    return True
+
+
+def replaced(rig: Rig, name: str, pid: int) -> Check:
+    """Whether another process is there under this name."""
+    return lambda: rig.pids().get(name, pid) != pid

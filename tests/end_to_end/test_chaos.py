@@ -1,0 +1,82 @@
+"""Every kind of fault strikes a run without a model once, and some strike one on real engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olmorl.learner.ledger import read_ledger
+from tests.chaos import campaign, disk, faults
+from tests.chaos.campaign import Campaign, play
+from tests.chaos.episode import Episode, Outcome
+from tests.chaos.rig import Rig
+from tests.chaos.table import summary
+
+REAL = ("SIGKILL engine core", "SIGKILL verifier", "SIGKILL learner rank")
+NOT_OF_ACTORS = ("SIGKILL learner rank", "SIGKILL redis-server", "SIGKILL assembler", "Redis cuts connections")
+SYNCHRONOUS = """
+[schedule]
+steps = 14
+prompts_per_step = 4
+max_lag = 0
+[checkpoint]
+every = 5
+"""
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+
+
+def strike(chosen: Campaign, names: Sequence[str], folder: Path, seed: int) -> Outcome:
+    """One episode, which has to keep every promise."""
+    outcome = play(chosen, folder, print, seed, [(name, chosen.faults[name]) for name in names])
+    assert outcome.violations == []
+    assert [record.fault for record in outcome.records] == list(names)
+    found = summary([outcome])
+    assert (found["prompts_lost"], found["prompts_doubled"], found["hangs"]) == (0, 0, 0)
+    return outcome
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_a_run_gets_over_every_fault(part: int, tmp_path: Path) -> None:
+    chosen = campaign.simulated()
+    strike(chosen, sorted(chosen.faults)[part::2], tmp_path, seed=part)
+
+
+def test_the_disk_fails_too_where_a_run_can_have_its_own() -> None:
+    kinds = campaign.simulated().faults.keys()
+    assert (faults.OF_OWN_DISK.keys() <= kinds) == (not disk.missing())
+
+
+@pytest.mark.engine
+def test_real_engines_get_over_faults(tmp_path: Path, policy: Path) -> None:
+    outcome = strike(campaign.real(policy), REAL, tmp_path, seed=0)
+    killed, verifier, rank = outcome.records
+    assert killed.noticed_s is not None and killed.draws_again > 0, "what the engine had in hand went elsewhere"
+    assert verifier.steps_replayed == 0
+    assert rank.steps_replayed > 0 and rank.draws_again == 0, "replayed, not generated again"
+
+
+def final_state(run: Any) -> tuple[str, list[tuple[int, str, int | None]]]:
+    """The policy, which is a digest of everything it was trained on, and how every draw ended."""
+    ends = [(record["prompt_id"], str(record["outcome"]), record["step"]) for record in read_ledger(run.run_dir)]
+    return (run.run_dir / "export" / "README.md").read_text(), ends
+
+
+def test_with_lag_0_faults_that_spare_the_actors_change_nothing(simulate: Callable[[str], Any]) -> None:
+    run = simulate(SYNCHRONOUS)
+    run.start()
+    assert run.wait() == 0, run.output()
+    expected = final_state(run)
+    run.run_dir.rename(run.folder / "undisturbed")
+
+    rig = Rig(run, None, patience_s=60.0)
+    run.start()
+    episode = Episode(rig, seed=0, pairs=0.0)
+    rig.more_steps(2)
+    for name in NOT_OF_ACTORS:
+        episode.hit([(name, faults.EVERYWHERE[name])])
+    assert run.wait() == 0, run.output()
+    assert run.lines()[-1]["incarnation"] == 3, "the learner was lost twice"
+    assert final_state(run) == expected

@@ -34,6 +34,8 @@ class Slot:
     num_starts: int = 0
     state: str = _WAITING
     started_at: float = 0.0
+    is_there: bool = False
+    """Its process has answered."""
     completions: int = 0
     leaving: bool = False
     cause: str = ""
@@ -123,6 +125,7 @@ class Fleet:
         process = slot.process = self._start(slot)
         try:
             who = await introduced(process, self._context.settings.actors.start_deadline_s)
+            slot.is_there = True
             self._context.roster.add(slot.name, who)
             process.begin("run")
             await process.ended()
@@ -137,7 +140,7 @@ class Fleet:
     def _start(self, slot: Slot) -> Process:
         context = self._context
         slot.num_starts += 1
-        slot.state, slot.started_at, slot.completions = _STARTING, time.monotonic(), 0
+        slot.state, slot.started_at, slot.is_there, slot.completions = _STARTING, time.monotonic(), False, 0
         name = slot.name if slot.num_starts == 1 else f"{slot.name}.{slot.num_starts}"
         cores = context.plan.engine_cores
         return context.cluster.start(
@@ -205,29 +208,30 @@ class Fleet:
 
     def look(self, statuses: Sequence[ActorStatus], now: float) -> list[str]:
         """Take note of the heartbeats at time `now`; returns the names of actors that are not of this fleet."""
-        self._heartbeats.heard({status.name: status.at for status in statuses}, now)
         members = {slot.process.name: slot for slot in self._slots if slot.process}
+        # Whoever is there and was not heard of yet is silent from now on.
+        beats: dict[str, float] = {name: 0.0 for name, slot in members.items() if slot.is_there}
+        self._heartbeats.heard(beats | {status.name: status.at for status in statuses}, now)
         for status in statuses:
             if slot := members.get(status.name):
                 self._heard(slot, status, now)
+        for slot in members.values():
+            self._end_silent(slot)
         return [status.name for status in statuses if status.name not in members]
 
     def _heard(self, slot: Slot, status: ActorStatus, now: float) -> None:
-        assert slot.process is not None
         slot.completions = status.completions
         if slot.state == _STARTING and status.state != "starting":
             slot.state, self._vigil.ever = _WORKING, True
             self._vigil.longest_start_s = max(self._vigil.longest_start_s, now - slot.started_at)
-        limit_s = self._silence_limit_s(slot)
-        if self._heartbeats.silent_s(status.name) > limit_s:
-            slot.process.kill(f"has had no heartbeat for {limit_s:g} s")
 
-    def _silence_limit_s(self, slot: Slot) -> float:
-        settings = self._context.supervision
-        if slot.state == _WORKING:
-            return settings.heartbeat_deadline_s
-        # While an engine starts, its libraries may keep everything else waiting.
-        return max(settings.heartbeat_deadline_s, settings.answer_deadline_s)
+    def _end_silent(self, slot: Slot) -> None:
+        settings, limit_s = self._context.supervision, self._context.supervision.heartbeat_deadline_s
+        if slot.state != _WORKING:
+            # While an engine starts, its libraries may keep everything else waiting.
+            limit_s = max(limit_s, settings.answer_deadline_s)
+        if slot.process and self._heartbeats.silent_s(slot.process.name) > limit_s:
+            slot.process.kill(f"has had no heartbeat for {limit_s:g} s")
 
     def troubles(self) -> list[str]:
         """Who is not at work because of a death, for people."""

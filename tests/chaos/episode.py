@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +22,6 @@ STEPS_AFTER = 2
 """A fault is over when it is mended and so many steps more are done."""
 QUIET_STEPS = 3
 """At most so many steps lie between the end of one fault and the next."""
-GONE_S = 60.0
 
 
 @dataclass
@@ -102,7 +100,7 @@ class Episode:
         """The run goes on inside; then it is stopped and judged. A hang ends it."""
         rig = self._rig
         try:
-            rig.run.start()
+            rig.start()
             rig.more_steps(STEPS_AFTER)
             yield
             self._stop()
@@ -175,29 +173,24 @@ class Episode:
         rig = self._rig
         assert rig.run.process is not None
         rig.run.process.wait()
-        rig.run.until_gone(GONE_S)
+        rig.run.until_gone()
         arguments = next(strike.resume for strike in strikes if strike.ends_run)
-        rig.run.start("--resume", *arguments)
+        rig.start("--resume", *arguments)
 
     # --- the end ------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
         rig = self._rig
-        rig.run.signal(signal.SIGINT)
+        rig.stop()
         code = rig.run.wait(rig.patience_s)
         if code != 0:
             self.outcome.violations.append(f"exit code {code}: {rig.said()[-2000:]}")
 
     def _judge(self) -> None:
         rig, outcome, schedule = self._rig, self.outcome, self._rig.settings.schedule
-        try:
-            rig.run.until_gone(GONE_S)
-        except AssertionError as left:
-            outcome.violations.append(f"orphans: {left}")
+        outcome.violations += rig.left_behind()
         outcome.steps = len(rig.run.lines())
         outcome.violations += violations(rig.run.run_dir, schedule.prompts_per_step, schedule.max_lag)
-        if rig.staged.exists():
-            outcome.violations.append(f"{rig.staged} was left behind")
         if rig.run.roster():
             outcome.violations.append(f"processes.json names {sorted(rig.run.roster())}")
         if "Traceback (most recent call last)" in rig.said():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,25 @@ class Rig:
         self.settings = config.load(run.recipe, [])
         self.staged = Path("/dev/shm", f"olmorl-{wiring.run_id(self.settings)}")
         self._output = run.folder / "output.txt"
+
+    # --- its life ---------------------------------------------------------------------------------
+
+    def start(self, *arguments: str) -> None:
+        """Start a launcher, with arguments beside the recipe."""
+        self.run.start(*arguments)
+
+    def stop(self) -> None:
+        """Ask the run to end."""
+        self.run.signal(signal.SIGINT)
+
+    def left_behind(self) -> Iterator[str]:
+        """What has not ended with the run, in words."""
+        try:
+            self.run.until_gone()
+        except AssertionError as left:
+            yield f"orphans: {left}"
+        if self.staged.exists():
+            yield f"{self.staged} was left behind"
 
     # --- what is seen -----------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from olmorl.learner import rollouts
 from olmorl.queues.address import PASSWORD
 from olmorl.queues.embedded import find_server
 from tests.hosts.lan import Host, Lan, missing, program
-from tests.hosts.ray_cluster import RayCluster
+from tests.hosts.ray_cluster import RayCluster, programs
 
 HOSTS = ("one", "two", "three", "four")
 REAL = """
@@ -65,7 +65,6 @@ ON_FOUR_HOSTS = {
 NOTICED_S, ELSEWHERE_S = 10.0, 15.0
 MOVED_S = 240.0
 """Ray gives a host a minute before it counts as lost."""
-RAYS_OWN = ("raylet", "gcs_server", "python3", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
 
@@ -90,11 +89,6 @@ def groups_of(run: Any) -> list[dict[str, Any]]:
     return [record for record in records if record["completions"]]
 
 
-def programs(host: Host) -> list[psutil.Process]:
-    """What runs there but for Ray's own daemons."""
-    return [process for process in host.processes() if process.name() not in RAYS_OWN]
-
-
 def listening(process: psutil.Process) -> list[str]:
     """The addresses it listens on."""
     return [each.laddr.ip for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
@@ -109,13 +103,6 @@ def check_sockets(cluster: RayCluster) -> None:
             assert everywhere <= process.name().startswith(("ray::", "python")), (host.name, process.name(), heard)
             own = {"127.0.0.1"} if process.name().startswith("VLLM") else {"127.0.0.1", host.address}
             assert set(heard) <= own, (host.name, process.name(), heard)
-
-
-def check_nothing_left(cluster: RayCluster) -> None:
-    """On no host, but for processes that Ray keeps for the next one who asks."""
-    for host in cluster.hosts.values():
-        assert {process.name() for process in programs(host)} <= {"ray::IDLE"}
-        assert host.run(["ls", "/dev/shm"]) == ""
 
 
 def actors_on(run: Any, host: Host) -> set[str]:
@@ -154,7 +141,7 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     assert run.roster() == before, "a link that is back within the deadlines costs no process"
     assert run.wait() == 0, run.output()
     check_history(run, 12, 2)
-    check_nothing_left(cluster)
+    assert cluster.left_behind() == []
     groups = groups_of(run)
     assert {group["actor"] for group in groups} == {"actor-0", "actor-1"}
     versions = {span[0] for group in groups for completion in group["completions"] for span in completion["versions"]}
@@ -197,7 +184,7 @@ def test_links_break_and_heal_and_hosts_come_and_go(
     cluster.control(run.run_dir, "stop")
     assert run.wait() == 0, run.output()
     check_history(run, len(run.lines()), MAX_LAG)
-    check_nothing_left(cluster)
+    assert cluster.left_behind() == []
     groups = groups_of(run)
     check_moved(groups, muted, muted_at, noticed_at)
     assert any(group["actor"] in {f"{name}.2" for name in muted} for group in groups), "the host came back to work"
@@ -227,7 +214,7 @@ def test_a_learner_that_loses_its_first_host_trains_on_elsewhere(
     cluster.control(run.run_dir, "stop")
     assert run.wait() == 0, run.output()
     check_history(run, len(run.lines()), MAX_LAG)
-    check_nothing_left(cluster)
+    assert cluster.left_behind() == []
     attempts = [record["attempt"] for record in groups_of(run)]
     assert attempts.count(1) > len(attempts) / 2, "what was in the queue was not lost with it"
 

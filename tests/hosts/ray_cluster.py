@@ -12,10 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
+
 from tests.hosts.lan import Host, Lan
 
 PORT = 6379
 START_DEADLINE_S = 240.0
+RAYS_OWN = ("raylet", "gcs_server", "python3", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+_KEPT = "ray::IDLE"
+"""A process that Ray keeps for the next one who asks."""
 _OBJECTS_BYTES = 256 << 20
 
 
@@ -65,6 +70,12 @@ class RayCluster:
         command = [sys.executable, "-m", "olmorl.deploy.control", str(run_dir), *arguments, "--json"]
         return json.loads(self.head.run(command, **self.environment))
 
+    def left_behind(self) -> list[str]:
+        """What is there, on any host, although nobody has asked for it: processes, and files in shared memory."""
+        found = [(host.name, process.name()) for host in self.hosts.values() for process in programs(host)]
+        files = [(host.name, name) for host in self.hosts.values() for name in host.run(["ls", "/dev/shm"]).split()]
+        return [f"{name} on {host}" for host, name in (*found, *files) if name != _KEPT]
+
     def _start(self, host: Host, cpus: int, *arguments: str) -> subprocess.Popen[str]:
         ray = str(Path(sys.executable).with_name("ray"))
         command = [
@@ -81,3 +92,8 @@ class RayCluster:
     def _finish(host: Host, process: subprocess.Popen[str]) -> None:
         output, _ = process.communicate(timeout=START_DEADLINE_S)
         assert process.returncode == 0, f"Ray did not start on {host.name}: {output}"
+
+
+def programs(host: Host) -> list[psutil.Process]:
+    """What runs there but for Ray's own daemons."""
+    return [process for process in host.processes() if process.name() not in RAYS_OWN]

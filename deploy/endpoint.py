@@ -22,7 +22,7 @@ from olmorl.errors import ConfigError, OlmoRLError, ResourceError, RunEnded, Use
 
 Command = Callable[..., Awaitable[Any]]
 LONGEST_REQUEST = 64 * 1024
-READ_DEADLINE_S = 10.0
+READ_DEADLINE_S = WRITE_DEADLINE_S = 10.0
 MOST_CONNECTIONS = 32
 
 
@@ -65,7 +65,8 @@ class Endpoint:
                     async with asyncio.timeout(READ_DEADLINE_S):
                         line = await reader.readline()
                     writer.write(json.dumps(await self._reply(line)).encode() + b"\n")
-                    await writer.drain()
+                    async with asyncio.timeout(WRITE_DEADLINE_S):
+                        await writer.drain()
         finally:
             self._num_open -= 1
             writer.close()
@@ -80,11 +81,12 @@ class Endpoint:
         try:
             request = json.loads(line)
             token, name, arguments = request["token"], request["command"], request["arguments"]
-        except (ValueError, KeyError, TypeError) as error:
+            known = isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"not a request: {error!r}") from None
-        if not isinstance(token, str) or not hmac.compare_digest(token.encode(), self._token.encode()):
+        if not known:
             raise ConfigError("wrong token: it is in the file `token` of the run directory, or in OLMORL_TOKEN")
-        if name not in self._commands:
+        if not isinstance(name, str) or name not in self._commands:
             raise ConfigError(f"{name!r} is no command; there are: {', '.join(self._commands)}")
         try:
             running = self._commands[name](**arguments)
@@ -101,13 +103,10 @@ def ask(run_dir: Path, command: str, timeout_s: float = 60.0, **arguments: Any) 
         UserError: it refuses.
         RunEnded: it tried, and could not.
     """
-    try:
-        host, _, port = json.loads((run_dir / "control.json").read_text(encoding="utf-8"))["address"].rpartition(":")
-    except FileNotFoundError:
-        raise ResourceError(f"{run_dir}: no launcher runs it; go on with it by olmorl-launch --resume") from None
+    host, port = _address(run_dir / "control.json")
     request = {"token": read_token(run_dir), "command": command, "arguments": arguments}
     try:
-        with socket.create_connection((host, int(port)), timeout_s) as connection, connection.makefile("rwb") as stream:
+        with socket.create_connection((host, port), timeout_s) as connection, connection.makefile("rwb") as stream:
             stream.write(json.dumps(request).encode() + b"\n")
             stream.flush()
             line = stream.readline()
@@ -117,7 +116,23 @@ def ask(run_dir: Path, command: str, timeout_s: float = 60.0, **arguments: Any) 
         ) from None
     if not line:
         raise ResourceError(f"{run_dir}: its launcher at {host}:{port} ended the connection")
-    reply = json.loads(line)
-    if "error" in reply:
-        raise (UserError if reply["exit_code"] == 2 else RunEnded)(reply["error"])
+    try:
+        reply = json.loads(line)
+        refusal = None if "answer" in reply else (reply["error"], reply["exit_code"])
+    except (ValueError, KeyError, TypeError):
+        raise ResourceError(f"{run_dir}: what answers at {host}:{port} is no launcher: its own is gone") from None
+    if refusal:
+        raise (UserError if refusal[1] == 2 else RunEnded)(refusal[0])
     return reply["answer"]
+
+
+def _address(path: Path) -> tuple[str, int]:
+    try:
+        host, _, port = json.loads(path.read_text(encoding="utf-8"))["address"].rpartition(":")
+        return host, int(port)
+    except FileNotFoundError:
+        raise ResourceError(
+            f"{path.parent}: no launcher runs it, or it is still starting; go on with it by olmorl-launch --resume"
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ResourceError(f"{path}: says no address: its launcher is starting, or was killed") from None

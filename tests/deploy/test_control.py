@@ -146,7 +146,15 @@ async def test_without_a_launcher_only_what_the_folder_says_is_shown(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    "request_", [b"hello\n", b"{}\n", b"[1]\n", b'{"token": 1, "command": "status", "arguments": {}}\n']
+    "request_",
+    [
+        b"hello\n",
+        b"{}\n",
+        b"[1]\n",
+        b"[" * 50_000 + b"\n",
+        b'{"token": 1, "command": "status", "arguments": {}}\n',
+        b'{"token": "\\ud800", "command": "status", "arguments": {}}\n',
+    ],
 )
 async def test_what_is_no_request_is_refused(run_dir: Path, asked: Asked, request_: bytes) -> None:
     reply = json.loads(await send(run_dir, request_))
@@ -159,6 +167,11 @@ async def test_arguments_that_a_command_does_not_take_are_refused(run_dir: Path,
         request = {"token": token, "command": "actors", "arguments": arguments}
         assert json.loads(await send(run_dir, json.dumps(request).encode() + b"\n"))["exit_code"] == 2
     assert asked.calls == []
+
+
+async def test_a_command_is_a_word(run_dir: Path) -> None:
+    request = {"token": read_token(run_dir), "command": ["status"], "arguments": {}}
+    assert "is no command" in json.loads(await send(run_dir, json.dumps(request).encode() + b"\n"))["error"]
 
 
 async def test_a_request_without_end_gets_no_answer(run_dir: Path) -> None:
@@ -176,6 +189,29 @@ async def send(run_dir: Path, data: bytes) -> bytes:
         return b""
     finally:
         writer.close()
+
+
+@pytest.mark.parametrize("left", ["", "{}", '{"address": 7}', '{"address": "127.0.0.1"}'])
+def test_an_address_that_a_killed_launcher_left_half_written_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str
+) -> None:
+    (tmp_path / "control.json").write_text(left)
+    assert control.main([str(tmp_path), "pause"]) == 2
+    assert "says no address" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n", b"[]\n", b"{}\n"])
+async def test_a_stranger_at_the_address_is_no_launcher(run_dir: Path, said: bytes) -> None:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(said)
+        writer.close()
+
+    stranger = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = stranger.sockets[0].getsockname()[1]
+    (run_dir / "control.json").write_text(json.dumps({"address": f"127.0.0.1:{port}"}))
+    async with stranger:
+        with pytest.raises(ResourceError, match="is no launcher"):
+            await asyncio.to_thread(ask, run_dir, "status")
 
 
 async def test_it_listens_on_the_one_address_it_was_given(run_dir: Path) -> None:

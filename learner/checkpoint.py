@@ -15,7 +15,7 @@ from pathlib import Path
 
 import msgspec
 
-from olmorl.errors import UserError
+from olmorl.errors import ResourceError, UserError
 from olmorl.learner import durable
 from olmorl.learner.ledger import Position
 
@@ -48,7 +48,7 @@ def shares_of(checkpoints: Path, step: int, incarnation: int) -> Path:
 
 def steps(checkpoints: Path) -> list[int]:
     """Steps of the complete checkpoints, in order."""
-    return sorted(_step(marker.parent) for marker in checkpoints.glob(f"step_*/{MARKER}"))
+    return sorted(_step(folder) for folder in _folders(checkpoints) if (folder / MARKER).exists())
 
 
 def pick(checkpoints: Path, wanted: int | None) -> int | None:
@@ -75,8 +75,14 @@ def complete(checkpoints: Path, part: Part) -> None:
 
 
 def read_part(checkpoints: Path, step: int) -> Part:
-    """The assembler's part of a complete checkpoint."""
-    return msgspec.json.decode((folder_of(checkpoints, step) / PART).read_bytes(), type=Part)
+    """The assembler's part of a complete checkpoint. Raises ResourceError when it is missing or damaged."""
+    path = folder_of(checkpoints, step) / PART
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Part)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ResourceError(
+            f"{path}: missing or damaged ({error}); go back to an earlier checkpoint with --resume --from-step N"
+        ) from error
 
 
 def shares(checkpoints: Path, step: int) -> Path:
@@ -94,10 +100,15 @@ def retain(checkpoints: Path, keep: int) -> None:
 
 def remove_incomplete(checkpoints: Path) -> None:
     """Remove what a crash left of checkpoints that were being written or removed."""
-    for folder in checkpoints.glob("step_*"):
+    for folder in _folders(checkpoints):
         if not (folder / MARKER).exists():
             # What a rank that is still alive writes meanwhile may stay: it never counts.
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(checkpoints: Path) -> list[Path]:
+    # A copy that somebody put beside them, `step_50.old`, is none of ours.
+    return [folder for folder in checkpoints.glob("step_*") if folder.name.removeprefix("step_").isdecimal()]
 
 
 def _step(folder: Path) -> int:

@@ -1,0 +1,52 @@
+"""Folders of checkpoints: which count, which go, and what is said of damaged ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from olmorl.errors import ResourceError
+from olmorl.learner import checkpoint
+from olmorl.learner.checkpoint import MARKER, PART, Part
+
+
+def write(checkpoints: Path, *steps: int) -> None:
+    for step in steps:
+        checkpoint.shares_of(checkpoints, step, incarnation=1).mkdir(parents=True)
+        part = Part(step=step, incarnation=1, ledger_incarnation=1, ledger_bytes=10 * step)
+        checkpoint.complete(checkpoints, part)
+
+
+def test_the_last_complete_ones_stay_whatever_else_is_there(tmp_path: Path) -> None:
+    write(tmp_path, 9, 10, 100)
+    (tmp_path / "step_110" / "learner.1").mkdir(parents=True)
+    checkpoint.retain(tmp_path, keep=2)
+    assert checkpoint.steps(tmp_path) == [10, 100]
+    checkpoint.retain(tmp_path, keep=1)
+    assert checkpoint.pick(tmp_path, None) == 100
+    assert (tmp_path / "step_110").exists(), "it is being written"
+    checkpoint.remove_incomplete(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_100"]
+
+
+def test_copies_that_people_made_are_neither_taken_nor_removed(tmp_path: Path) -> None:
+    write(tmp_path, 4)
+    for name in ("step_4.old", "step_best"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "step_best" / MARKER).touch()
+    assert checkpoint.steps(tmp_path) == [4]
+    checkpoint.remove_incomplete(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step_4", "step_4.old", "step_best"]
+
+
+@pytest.mark.parametrize("left", [None, b"", b'{"step": 4, "incar', b"{}"])
+def test_a_damaged_part_is_named_with_the_way_out(tmp_path: Path, left: bytes | None) -> None:
+    write(tmp_path, 4)
+    part = tmp_path / "step_4" / PART
+    if left is None:
+        part.unlink()
+    else:
+        part.write_bytes(left)
+    with pytest.raises(ResourceError, match=r"step_4/assembler\.json: missing or damaged .* --from-step"):
+        checkpoint.shares(tmp_path, 4)

@@ -7,7 +7,7 @@ HOSTS := tests/end_to_end/test_hosts.py
 TORCH := torch==2.13.0+cpu
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test hosts check format bench install lock clean
+.PHONY: help run test hosts chaos soak check format bench install lock clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -21,6 +21,13 @@ test: $(READY)  ## all tests, with real vLLM, DeepSpeed, Ray and Redis
 
 hosts: $(READY)  ## four hosts, as network namespaces: real engines over the wire, links that break (root, Linux)
 	$(BIN)/python -m pytest $(HOSTS)
+
+chaos: $(READY)  ## hundreds of seeded faults on runs without a model, dozens on real engines; tables under benchmarks/results
+	$(BIN)/python -m tests.chaos simulated --faults 300 --json benchmarks/results/chaos_simulated.json
+	$(BIN)/python -m tests.chaos real --faults 31 --json benchmarks/results/chaos_real.json
+
+soak: $(READY)  ## an hour of the demo with a fault a minute
+	$(BIN)/python -m tests.chaos soak --json benchmarks/results/soak.json
 
 check: $(READY)  ## ruff and mypy strict
 	$(BIN)/ruff check .

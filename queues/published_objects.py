@@ -30,12 +30,16 @@ NAMESPACE = "olmorl"
 BOARD_DEADLINE_S = 10.0
 """For the board to answer a question."""
 SHOW_DEADLINE_S = 60.0
-"""For the publisher to be shown, on a new board if the old one died."""
+"""For the publisher to be shown, on a new board if the old one died or hangs."""
 PULL_DEADLINE_S = 60.0
 """For one pull of `CHUNKS_AT_ONCE`."""
 CHUNKS_AT_ONCE = 4
 """Pulled together, so that the network is busy and little is held twice."""
 _RETRY_S = 0.5
+
+
+class _Silent(WeightError):
+    """The board gives no answer, and is not known to be dead."""
 
 
 class Shown(NamedTuple):
@@ -71,7 +75,7 @@ class Board:
 
 
 class PublishedObjects:
-    """What is published is on the board, again if the board died. Implements `weights.Published`."""
+    """What is published is on the board, again if the board died or hangs. Implements `weights.Published`."""
 
     def __init__(self, run: str, chunk_bytes: int, clock: Clock) -> None:
         self._name = f"olmorl-weights-{run}"
@@ -138,9 +142,12 @@ class PublishedObjects:
                 board = self._board = self._find() or self._make()
                 owner = self._ask(board, "show", self._latest.incarnation, str(self._latest), versions)
                 break
-            except WeightError:
+            except WeightError as error:
                 if time.monotonic() > give_up:
                     raise
+                if isinstance(error, _Silent):
+                    ray.kill(board)
+                    self._board = None
                 time.sleep(_RETRY_S)
         if owner > self._latest.incarnation:
             raise Superseded(f"publish of version {self._latest}: incarnation {owner} has published")
@@ -180,7 +187,7 @@ class PublishedObjects:
         try:
             return ray.get(getattr(board, method).remote(*args), timeout=BOARD_DEADLINE_S)
         except GetTimeoutError:
-            raise WeightError(
+            raise _Silent(
                 f"the weight board {self._name} did not answer {method!r} within {BOARD_DEADLINE_S:g} s"
             ) from None
         except RayError as error:

@@ -27,6 +27,8 @@ max_lag = 2
 every = 5
 [supervision]
 answer_deadline_s = 6.0
+[weights]
+store = "ray"
 """
 REAL = """
 [sampling]
@@ -69,7 +71,7 @@ class Campaign:
 
 def simulated() -> Campaign:
     """Everything but the model is real: launcher, Ray, Redis, all processes, all files."""
-    kinds = {**faults.EVERYWHERE, **({} if disk.missing() else faults.OF_OWN_DISK)}
+    kinds = {**faults.EVERYWHERE, **faults.OF_WEIGHTS_IN_RAY, **({} if disk.missing() else faults.OF_OWN_DISK)}
     return Campaign("simulated", lambda folder: recipes.simulated(folder, SIMULATED), kinds, 120.0, 15, 2)
 
 

@@ -38,8 +38,12 @@ OF_REAL_ENGINES: dict[str, Fault] = {
     "SIGSTOP engine core": processes.on_part_of_actor(SIGSTOP, "VLLM::EngineCore"),
     "SIGKILL engine worker": processes.on_part_of_actor(SIGKILL, "VLLM::Worker"),
     "SIGSTOP engine worker": processes.on_part_of_actor(SIGSTOP, "VLLM::Worker"),
-    "SIGKILL verifier": processes.on_helper(SIGKILL, "olmorl.verifiers.worker"),
-    "SIGSTOP verifier": processes.on_helper(SIGSTOP, "olmorl.verifiers.worker"),
+    "SIGKILL verifier": processes.on_helper(SIGKILL, "olmorl.verifiers.worker", stays=False),
+    "SIGSTOP verifier": processes.on_helper(SIGSTOP, "olmorl.verifiers.worker", stays=False),
+}
+OF_WEIGHTS_IN_RAY: dict[str, Fault] = {
+    "SIGKILL weight board": processes.on_helper(SIGKILL, "ray::Board", stays=True),
+    "SIGSTOP weight board": processes.on_helper(SIGSTOP, "ray::Board", stays=True),
 }
 OF_OWN_DISK: dict[str, Fault] = {
     "disk full": world.fill_disk,

@@ -13,7 +13,13 @@ from tests.hosts.ray_cluster import RayCluster
 
 NUM_HOSTS, CPUS = 4, 2
 NUM_ACTORS = 2 * CPUS
-LAYOUT = ("--learner.nodes=2", "--learner.ranks_per_node=1", "--actors.nodes=2", f"--actors.engines_per_node={CPUS}")
+LAYOUT = (
+    "--learner.nodes=2",
+    "--learner.ranks_per_node=1",
+    "--actors.nodes=2",
+    f"--actors.engines_per_node={CPUS}",
+    "--actors.max_waiting=0",
+)
 
 
 class HostRig(Rig):

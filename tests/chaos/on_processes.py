@@ -57,21 +57,21 @@ def on_part_of_actor(number: signal.Signals, *words: str) -> Fault:
     return strike
 
 
-def on_helper(number: signal.Signals, *words: str) -> Fault:
-    """A process that somebody else replaces without a word, such as a verifier."""
+def on_helper(number: signal.Signals, word: str, stays: bool) -> Fault:
+    """A process that somebody else replaces without a word: at once if one always `stays`, else when it is needed."""
 
     def strike(rig: Rig, random: Random) -> Strike:
-        victim = random.choice(rig.until(lambda: rig.programs(*words), f"a process named {words}"))
-        before = {process.pid for process in rig.programs(*words)}
+        victim = random.choice(rig.until(lambda: rig.programs(word), f"a process named {word}"))
+        before = {process.pid for process in rig.programs(word)}
         send(victim.pid, number)
 
         def gone() -> bool:
             return not psutil.pid_exists(victim.pid) or victim.status() == psutil.STATUS_ZOMBIE
 
         def another() -> bool:
-            return gone() and any(process.pid not in before for process in rig.programs(*words))
+            return gone() and any(process.pid not in before for process in rig.programs(word))
 
-        return Strike(f"{words[0]} {victim.pid}", gone, another)
+        return Strike(f"{word} {victim.pid}", gone, another if stays else gone)
 
     return strike
 

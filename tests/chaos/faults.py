@@ -14,7 +14,9 @@ from tests.hosts.lan import Host
 EVERYWHERE: dict[str, Fault] = {
     "SIGKILL actor": processes.on_actor(SIGKILL),
     "SIGSTOP actor": processes.on_actor(SIGSTOP),
-    "SIGKILL all actors": processes.on_all_actors,
+    "SIGKILL all actors": processes.on_all_actors(SIGKILL),
+    "SIGSTOP all actors": processes.on_all_actors(SIGSTOP),
+    "SIGKILL actors for ever": processes.kill_actors_for_ever,
     "SIGKILL learner rank": processes.on_learner("rank", SIGKILL),
     "SIGSTOP learner rank": processes.on_learner("rank", SIGSTOP),
     "SIGKILL assembler": processes.on_learner("assembler", SIGKILL),
@@ -61,6 +63,6 @@ OF_HOSTS: dict[str, Fault] = {
     "actor host killed, another joins": hosts.kill_host,
 }
 SIDE_BY_SIDE = {name for name in {**EVERYWHERE, **OF_REAL_ENGINES} if name.startswith(("SIGKILL", "SIGSTOP"))} - {
-    name for name in EVERYWHERE if name.endswith(("launcher", "everything", "checkpoint", "GCS", "raylet"))
+    name for name in EVERYWHERE if name.endswith(("launcher", "everything", "checkpoint", "GCS", "raylet", "ever"))
 }
 """Those of single processes: two of them may strike at once."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import signal
+import threading
+import time
 from random import Random
 from signal import SIGKILL
 
 import psutil
 
 from tests.chaos.rig import Rig
-from tests.chaos.strike import Check, Fault, Strike, replaced, send
+from tests.chaos.strike import Check, Fault, Strike, always, replaced, send
 
 
 def _at_work_again(rig: Rig, actor: str, pid: int) -> Check:
@@ -32,15 +34,34 @@ def on_actor(number: signal.Signals) -> Fault:
     return strike
 
 
-def on_all_actors(rig: Rig, random: Random) -> Strike:
+def on_all_actors(number: signal.Signals) -> Fault:
     """Nobody is left to generate."""
-    pids = {name: rig.pid(name) for name in rig.named("actor")}
-    mended = [_at_work_again(rig, name, pid) for name, pid in pids.items()]
-    for pid in pids.values():
-        send(pid, SIGKILL)
-    return Strike(
-        ", ".join(pids), lambda: all(rig.pids().get(n) != p for n, p in pids.items()), lambda: any(m() for m in mended)
-    )
+
+    def strike(rig: Rig, random: Random) -> Strike:
+        pids = {name: rig.pid(name) for name in rig.named("actor")}
+        again = [_at_work_again(rig, name, pid) for name, pid in pids.items()]
+        for pid in pids.values():
+            send(pid, number)
+        gone = [replaced(rig, name, pid) for name, pid in pids.items()]
+        return Strike(", ".join(pids), lambda: all(check() for check in gone), lambda: any(check() for check in again))
+
+    return strike
+
+
+def kill_actors_for_ever(rig: Rig, random: Random) -> Strike:
+    """No actor lives to do anything: the run ends by name."""
+    launcher = rig.run.process
+    assert launcher is not None
+
+    def work() -> None:
+        while launcher.poll() is None:
+            for name, pid in rig.pids().items():
+                if name.startswith("actor"):
+                    send(pid, SIGKILL)
+            time.sleep(0.1)
+
+    threading.Thread(target=work).start()
+    return Strike("all", lambda: not rig.alive and "every actor is in quarantine" in rig.said(), always, ends_run=True)
 
 
 def on_part_of_actor(number: signal.Signals, *words: str) -> Fault:

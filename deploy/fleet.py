@@ -12,7 +12,7 @@ from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.cluster import Place
 from olmorl.deploy.process import Process
 from olmorl.deploy.supervise import Context, Heartbeats, Restarts, introduced, is_mistake
-from olmorl.errors import DeadlinePassed, OlmoRLError, RunEnded, UserError
+from olmorl.errors import DeadlinePassed, OlmoRLError, ResourceError, RunEnded, UserError
 from olmorl.learner.waiting import Wait
 from olmorl.messages import ActorStatus
 
@@ -250,19 +250,35 @@ class Fleet:
         """Have so many actors: new ones join now, the last ones leave once they are done with what they have.
 
         Raises:
-            ResourceError: the cluster has no place for one more.
+            ResourceError: the cluster has no place for all of them; nobody has joined then.
         """
-        staying = [slot for slot in self._slots if not slot.leaving and slot.state != _QUARANTINED]
+        staying = self._staying()
         for slot in staying[count:]:
             self._dismiss(slot)
-        for _ in range(count - len(staying)):
-            slot = await self._add(wait_s=_GRACE_S)
+        new: list[Slot] = []
+        try:
+            for _ in range(count - len(staying)):
+                new.append(await self._add(wait_s=_GRACE_S))
+        except ResourceError:
+            for slot in new:
+                self._remove(slot)
+            raise
+        for slot in new:
             self._keep_from_now(slot)
 
+    def _staying(self) -> list[Slot]:
+        return [slot for slot in self._slots if not slot.leaving and slot.state != _QUARANTINED]
+
     def drain(self, name: str) -> None:
-        """Have the actor `name` finish what it has in hand and leave for good. Raises UserError for an unknown name."""
+        """Have the actor `name` finish what it has in hand and leave for good.
+
+        Raises:
+            UserError: there is no such actor, or nobody would be left.
+        """
         for slot in self._slots:
             if name in (slot.name, slot.process.name if slot.process else ""):
+                if self._staying() == [slot]:
+                    raise UserError(f"{name} is the last actor: have others join first (actors --count), or use pause")
                 return self._dismiss(slot)
         raise UserError(f"no actor {name!r} here; there are: " + ", ".join(slot.name for slot in self._slots))
 

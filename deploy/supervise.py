@@ -96,12 +96,13 @@ class Watchdog:
     """A wait that has used up half of its deadline is named once, with its owner; one that needs people is at once."""
 
     def __init__(self) -> None:
-        self._named: set[str] = set()
+        self._named: set[tuple[str, str]] = set()
+        """What was waited for, and by whom it is owned."""
 
     def look(self, waits: Sequence[Wait]) -> list[str]:
         """What there is to say of the waits that go on."""
-        late = {wait.what: wait for wait in waits if wait.urgent or wait.waited_s > wait.deadline_s / 2}
-        new = [wait for what, wait in late.items() if what not in self._named]
+        late = {(wait.what, wait.owner): wait for wait in waits if wait.urgent or wait.waited_s > wait.deadline_s / 2}
+        new = [wait for key, wait in late.items() if key not in self._named]
         self._named = set(late)
         return [
             f"waiting for {wait.what}, which {wait.owner} owns: {wait.waited_s:.0f} of {wait.deadline_s:.0f} s"

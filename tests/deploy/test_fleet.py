@@ -152,6 +152,7 @@ async def test_joining_and_leaving(context: Any, running: Running, until: Any) -
         await until(lambda: len(made.cluster.started) == 4)
         with pytest.raises(ResourceError, match="no room"):
             await fleet.resize(5)
+        assert fleet.size == 4
         look(fleet, 0.0, a0=1, a1=1, a2=1, a3=1)
         leaving = [made.cluster.newest(name) for name in ("actor-1", "actor-2", "actor-3")]
         for process in leaving:
@@ -164,6 +165,31 @@ async def test_joining_and_leaving(context: Any, running: Running, until: Any) -
         assert fleet.num_deaths == 0
         with pytest.raises(UserError, match="no actor 'actor-7' here; there are: actor-0"):
             fleet.drain("actor-7")
+
+
+async def test_a_count_that_the_cluster_has_no_room_for_changes_nothing(
+    context: Any, running: Running, until: Any
+) -> None:
+    made = context()
+    made.cluster.room = 5
+    async with running(made, count=2) as fleet:
+        with pytest.raises(ResourceError, match="no room"):
+            await fleet.resize(1000)
+        assert [slot.name for slot in fleet.slots] == ["actor-0", "actor-1"]
+        assert made.cluster.room == 3 and len(made.cluster.started) == 2
+
+
+async def test_the_last_actor_is_not_drained(context: Any, running: Running, until: Any) -> None:
+    made = context()
+    async with running(made, count=2) as fleet:
+        look(fleet, 0.0, a0=1, a1=1)
+        made.cluster.newest("actor-0").answers["drain"] = made.cluster.newest("actor-0").end
+        fleet.drain("actor-0")
+        with pytest.raises(UserError, match="actor-1 is the last actor"):
+            fleet.drain("actor-1")
+        await until(lambda: [slot.name for slot in fleet.slots] == ["actor-1"])
+        with pytest.raises(UserError, match="actor-1 is the last actor"):
+            fleet.drain("actor-1")
 
 
 async def test_at_the_end_all_give_back_what_they_have(context: Any, running: Running, until: Any) -> None:

@@ -60,6 +60,13 @@ def test_a_wait_is_named_once_when_half_of_its_deadline_is_over() -> None:
     assert len(watchdog.look([Wait("room on the disk", "the run directory", 1.0, 100.0, urgent=True)])) == 1
 
 
+def test_each_owner_of_such_a_wait_is_named() -> None:
+    watchdog = Watchdog()
+    first, second = (Wait("its start", f"actor-{i}", 60.0, 100.0) for i in range(2))
+    assert watchdog.look([first]) == ["waiting for its start, which actor-0 owns: 60 of 100 s"]
+    assert watchdog.look([first, second]) == ["waiting for its start, which actor-1 owns: 60 of 100 s"]
+
+
 @pytest.mark.parametrize("error", [ProcessLost("x"), EngineDied("x"), WeightError("x")])
 def test_what_another_start_may_mend(error: OlmoRLError) -> None:
     assert is_passing(error)

@@ -65,5 +65,7 @@ def on_four_hosts(make: Callable[[Path], Launch], patience_s: float, folder: Pat
     """A run of `make` in `folder`, which all hosts see; they end with it."""
     with Lan(folder / "hosts") as lan:
         cluster = RayCluster(lan, [folder])
-        cluster.join(*(f"host-{number}" for number in range(1, NUM_HOSTS + 1)), cpus=CPUS)
+        # One by one, as Ray gives its own agents on a host 15 s to start, also on a busy machine.
+        for number in range(1, NUM_HOSTS + 1):
+            cluster.join(f"host-{number}", cpus=CPUS)
         yield HostRig(make(folder), cluster, patience_s)

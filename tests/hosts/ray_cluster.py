@@ -22,13 +22,6 @@ RAYS_OWN = ("raylet", "gcs_server", "python3", "ray::DashboardAgent", "ray::Runt
 _KEPT = "ray::IDLE"
 """A process that Ray keeps for the next one who asks."""
 _OBJECTS_BYTES = 256 << 20
-# Each host has all ports for itself. Where Ray is to find free ones it gives its own agents 15 s to say which.
-_AGENTS = {
-    "metrics-export-port": 9001,
-    "dashboard-agent-grpc-port": 9002,
-    "dashboard-agent-listen-port": 9003,
-    "runtime-env-agent-port": 9004,
-}
 
 
 class RayCluster:
@@ -90,7 +83,6 @@ class RayCluster:
             f"--node-ip-address={host.address}",
             f"--num-cpus={cpus}",
             f"--object-store-memory={_OBJECTS_BYTES}",
-            *(f"--{name}={port}" for name, port in _AGENTS.items()),
             "--include-log-monitor=false",
             "--disable-usage-stats",
         ]

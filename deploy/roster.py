@@ -19,6 +19,7 @@ class Roster:
         self._path = run_dir / "processes.json"
         self._targets = Targets(run_dir / "targets.json")
         self._members: dict[str, Identity] = {}
+        self._is_current = True
 
     def add(self, name: str, who: Identity) -> None:
         """`name` runs, or runs again somewhere else."""
@@ -30,6 +31,11 @@ class Roster:
         if self._members.pop(name, None):
             self._write()
 
+    def mend(self) -> None:
+        """Write again what could not be written."""
+        if not self._is_current:
+            self._write()
+
     def _write(self) -> None:
         members = {name: {"host": who.host, "pid": who.pid} for name, who in sorted(self._members.items())}
         partial = self._path.with_suffix(".partial")
@@ -39,7 +45,11 @@ class Roster:
             self._targets.write({name: who.metrics for name, who in self._members.items() if who.metrics})
         except OSError as error:
             # A full disk, say: the run does not depend on it.
-            log.warning("%s is not current: %s", self._path, error)
+            if self._is_current:
+                log.warning("%s is not current: %s", self._path, error)
+            self._is_current = False
+        else:
+            self._is_current = True
 
     def close(self) -> None:
         """Nobody runs any more."""

@@ -7,7 +7,7 @@ there is to mend.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -58,10 +58,16 @@ def examine(settings: config.Config, console: Console) -> None:
 
 def _findings(settings: config.Config, placed: Plan) -> Iterator[Finding]:
     tree = settings.model_dump(mode="json")
+    real, passed = settings.run.mode == "real", True
     for name, check in checks.ONCE.items():
-        yield _attempt(name, "launcher", partial(check, settings))
-    yield from _of_hosts(tree)
-    yield _attempt("log-probabilities", "an actor and a rank", lambda: _agreement(settings, placed, tree))
+        if real or name in checks.WITHOUT_A_MODEL:
+            finding = _attempt(name, "launcher", partial(check, settings))
+            passed = passed and finding.passed
+            yield finding
+    yield from _of_hosts(tree, [name for name in checks.ON_EVERY_HOST if real or name in checks.WITHOUT_A_MODEL])
+    if real:
+        agree = partial(_agreement, settings, placed, tree) if passed else _not_yet
+        yield _attempt("log-probabilities", "an actor and a rank", agree)
 
 
 class Inspector:
@@ -77,7 +83,7 @@ class Inspector:
         return checks.ON_EVERY_HOST[name](self._settings)
 
 
-def _of_hosts(tree: Mapping[str, Any]) -> Iterator[Finding]:
+def _of_hosts(tree: Mapping[str, Any], names: Sequence[str]) -> Iterator[Finding]:
     """What each host says, all asked at once."""
     inspector = ray.remote(num_cpus=0)(Inspector)
     inspectors = {
@@ -90,9 +96,7 @@ def _of_hosts(tree: Mapping[str, Any]) -> Iterator[Finding]:
     for host, there in inspectors.items():
         yield _attempt("clock", host, partial(_clock, there))
     asked_at = time.monotonic()
-    answers = {
-        (check, host): there.check.remote(check) for check in checks.ON_EVERY_HOST for host, there in inspectors.items()
-    }
+    answers = {(check, host): there.check.remote(check) for check in names for host, there in inspectors.items()}
     for (check, host), answer in answers.items():
         yield _attempt(check, host, partial(_result, answer, HOST_DEADLINE_S, asked_at))
 
@@ -114,6 +118,10 @@ def _clock(inspector: Any) -> str:
     if off > CLOCKS_MAY_DIFFER_S:
         raise ResourceError(f"the clock is {off:.1f} s off the launcher's: heartbeats would lie; run NTP on all hosts")
     return f"within {heard_at - asked_at + max(off, 0):.2f} s of the launcher's"
+
+
+def _not_yet() -> str:
+    raise ResourceError("not tried: mend what the launcher found first")
 
 
 def _agreement(settings: config.Config, placed: Plan, tree: Mapping[str, Any]) -> str:

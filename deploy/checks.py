@@ -14,6 +14,7 @@ import numpy as np
 
 from olmorl.config import Config
 from olmorl.deploy import wiring
+from olmorl.deploy.preflight import check_data, check_functions, check_model
 from olmorl.errors import ModelError, ResourceError, Unscorable
 from olmorl.messages import Completion, Prompt, Span, Version
 
@@ -44,6 +45,7 @@ def size_of(path: str, dtype: str, trust_remote_code: bool) -> Size:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    check_model(path)
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         with torch.device("meta"):
@@ -60,6 +62,12 @@ def _size(settings: Config) -> Size:
 
 
 # --- once -------------------------------------------------------------------------------------------
+
+
+def data(settings: Config) -> str:
+    """The files that are named are there."""
+    check_data(settings)
+    return f"{len(settings.data.train)} to train on, {len(settings.evaluation.data)} to evaluate with"
 
 
 def model(settings: Config) -> str:
@@ -80,6 +88,7 @@ def tokenizer(settings: Config) -> str:
 
     from olmorl.learner.prompts import open_tokenizer
 
+    check_model(settings.model.path)
     found = open_tokenizer(settings.model)
     turns = [{"role": "user", "content": "What is 6 x 7?"}]
     if not found.chat_template:
@@ -96,6 +105,12 @@ def tokenizer(settings: Config) -> str:
     if found.eos_token_id is None:
         raise ModelError(f"{settings.model.path}: the tokenizer has no end-of-sequence token: no answer would ever end")
     return f"{len(found):,} tokens for {vocabulary:,} rows; a question of one line is {len(ids)} tokens"
+
+
+def functions(settings: Config) -> str:
+    """Reward functions of people's own import and can be called."""
+    check_functions(settings)
+    return f"{len(settings.verifiers.functions)} of your own"
 
 
 def redis(settings: Config) -> str:
@@ -201,10 +216,18 @@ def _bytes(number: int) -> str:
     return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / MIB:.1f} MiB"
 
 
-ONCE: Mapping[str, Callable[[Config], str]] = {"model": model, "tokenizer": tokenizer, "redis": redis}
+ONCE: Mapping[str, Callable[[Config], str]] = {
+    "data": data,
+    "model": model,
+    "tokenizer": tokenizer,
+    "reward functions": functions,
+    "redis": redis,
+}
 ON_EVERY_HOST: Mapping[str, Callable[[Config], str]] = {
     "disk": disk,
     "shared memory": shared_memory,
     "ports": ports,
     "verifiers": verifiers,
 }
+WITHOUT_A_MODEL = ("reward functions", "redis", "ports")
+"""What a simulated run needs of all that."""

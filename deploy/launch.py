@@ -24,7 +24,7 @@ from olmorl.deploy import demo
 from olmorl.deploy.access import guard_ray
 from olmorl.deploy.arguments import Arguments, parse
 from olmorl.deploy.plan import plan
-from olmorl.deploy.preflight import check_objective, preflight
+from olmorl.deploy.preflight import check_objective, preflight, prepare
 from olmorl.errors import OlmoRLError, RunEnded, UserError
 
 
@@ -64,14 +64,13 @@ def launch(settings: config.Config, arguments: Arguments) -> int:
     from olmorl.deploy.cluster import Cluster
     from olmorl.deploy.service import Service
 
-    settings, real = preflight(settings, arguments.resume), settings.run.mode == "real"
-    placed = plan(settings)
     if arguments.preflight:
-        if real:
-            with Cluster(settings.cluster, placed, "preflight"):
-                checklist.examine(settings, Console())
+        settings = prepare(settings, arguments.resume)
+        with Cluster(settings.cluster, plan(settings), "preflight"):
+            checklist.examine(settings, Console())
         return 0
-    examine = real and placed.several_hosts
+    settings = preflight(settings, arguments.resume)
+    examine = settings.run.mode == "real" and plan(settings).several_hosts
     with Service(settings, arguments.resume, arguments.from_step, examine) as service:
         return service.run()
 

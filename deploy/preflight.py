@@ -20,17 +20,26 @@ def preflight(settings: Config, resume: bool) -> Config:
     Raises:
         UserError: the first thing found wrong, with its fix.
     """
-    settings = absolute(settings)
-    check_free(RunFiles(settings.run_dir), resume)
-    check_objective(settings)
+    settings = prepare(settings, resume)
     if settings.run.mode == "real":
-        settings = make_demo(settings)
         check_data(settings)
         check_model(settings.model.path)
     check_functions(settings)
     if settings.queue.url is not None:
         check_redis(settings)
     return settings
+
+
+def prepare(settings: Config, resume: bool) -> Config:
+    """What comes before any look at what the recipe names; returns the settings as the run will keep them.
+
+    Raises:
+        UserError: the run directory, or the recipe itself.
+    """
+    settings = absolute(settings)
+    check_free(RunFiles(settings.run_dir), resume)
+    check_objective(settings)
+    return make_demo(settings) if settings.run.mode == "real" else settings
 
 
 def absolute(settings: Config) -> Config:

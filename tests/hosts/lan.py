@@ -105,6 +105,7 @@ class Host:
         self._lan = lan
         self._port = f"to-{name}"
         self._delay: subprocess.Popen[bytes] | None = None
+        self._is_mute = False
         environment = {
             "NAME": name,
             "OWN_TMP": str(lan.folder / name),
@@ -157,6 +158,7 @@ class Host:
 
     def mute(self) -> None:
         """Drop every packet, and tell nobody: the connections stay half open."""
+        self._is_mute = True
         self._lan.run("bridge", "link", "set", "dev", self._port, "state", _DISABLED)
 
     def delay(self, seconds: float) -> None:
@@ -176,8 +178,11 @@ class Host:
             self._end_delay()
             self._lan.ip("link", "delete", f"far-{self.name}")
             self._lan.ip("link", "set", self._port, "master", _BRIDGE)
+        if self._is_mute:
+            self._lan.run("bridge", "link", "set", "dev", self._port, "state", _FORWARDING)
+            self._is_mute = False
+        # The switch forwards by itself as soon as it has seen that the plug is in.
         self._lan.ip("link", "set", self._port, "up")
-        self._lan.run("bridge", "link", "set", "dev", self._port, "state", _FORWARDING)
 
     def _end_delay(self) -> None:
         if self._delay is not None and self._delay.stdout is not None:

@@ -254,7 +254,7 @@ class Service:
         for line in self._watchdog.look([*status.waits, *self._fleet.waits()]):
             self._progress.say(line)
         self._progress.show(status, self._fleet.troubles())
-        self._roster.mend()
+        self._context.roster.mend()
         self._telemetry.record(
             {
                 "actors_running": sum(slot.process is not None for slot in self._fleet.slots),

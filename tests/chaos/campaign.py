@@ -118,7 +118,8 @@ def play(
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
     with campaign.make(place) as rig:
-        outcome = Episode(rig, seed).run(hand)
+        episode = Episode(rig, seed)
+        outcome = episode.run(partial(episode.deal, hand))
     if not outcome.violations:
         shutil.rmtree(place)
     say(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
@@ -84,33 +83,31 @@ class Episode:
         self._windows: list[Window] = []
         self.outcome = Outcome(seed)
 
-    def run(self, hand: Sequence[tuple[str, Fault]]) -> Outcome:
-        """Start the run, hit it with all faults of `hand`, stop it, look at what it left."""
-        with self.going_on():
-            waiting = list(hand)
-            while waiting:
-                number = 2 if self._may_be_two(waiting) and self._random.random() < self._pairs else 1
-                self.hit(waiting[:number])
-                del waiting[:number]
-                self._rig.more_steps(self._random.randint(0, QUIET_STEPS))
-        return self.outcome
-
-    @contextmanager
-    def going_on(self) -> Iterator[None]:
-        """The run goes on inside; then it is stopped and judged. A hang ends it."""
+    def run(self, work: Callable[[], None]) -> Outcome:
+        """Start the run, let faults strike as `work` does, stop it, look at what it left. A hang ends it."""
         rig = self._rig
         try:
             rig.start()
             rig.more_steps(STEPS_AFTER)
-            yield
+            work()
             self._stop()
         except Hang as hang:
             self.outcome.violations.append(f"hang: {hang}")
-            return
+            return self.outcome
         finally:
             for process in rig.run.processes():
                 process.kill()
         self._judge()
+        return self.outcome
+
+    def deal(self, hand: Sequence[tuple[str, Fault]]) -> None:
+        """Let all faults of `hand` strike, one after the other, and now and then two at once."""
+        waiting = list(hand)
+        while waiting:
+            number = 2 if self._may_be_two(waiting) and self._random.random() < self._pairs else 1
+            self.hit(waiting[:number])
+            del waiting[:number]
+            self._rig.more_steps(self._random.randint(0, QUIET_STEPS))
 
     @staticmethod
     def _may_be_two(waiting: Sequence[tuple[str, Fault]]) -> bool:

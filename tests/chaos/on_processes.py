@@ -79,7 +79,7 @@ def on_part_of_actor(number: signal.Signals, *words: str) -> Fault:
 
 
 def on_helper(number: signal.Signals, word: str, stays: bool) -> Fault:
-    """A process that somebody else replaces without a word: at once if one always `stays`, else when it is needed."""
+    """A process that somebody else replaces without a word: at once if one always `stays`, else when it is missed."""
 
     def strike(rig: Rig, random: Random) -> Strike:
         victim = random.choice(rig.until(lambda: rig.programs(word), f"a process named {word}"))
@@ -92,7 +92,7 @@ def on_helper(number: signal.Signals, word: str, stays: bool) -> Fault:
         def another() -> bool:
             return gone() and any(process.pid not in before for process in rig.programs(word))
 
-        return Strike(f"{word} {victim.pid}", gone, another if stays else gone)
+        return Strike(f"{word} {victim.pid}", gone, another if stays else always)
 
     return strike
 

@@ -114,7 +114,8 @@ def run(minutes: float, seed: int, folder: Path, say: Callable[[str], None]) -> 
     kinds = {**faults.OF_REAL_ENGINES, **faults.EVERYWHERE}
     hand = order({name: kinds[name] for name in kinds if name not in _LEFT_OUT}, 2 * int(minutes) + 2, Random(seed))
     episode, census = Episode(rig, seed), Census(rig)
-    with episode.going_on(), census.going_on():
+
+    def strike() -> None:
         end = time.monotonic() + 60 * minutes
         while time.monotonic() < end:
             struck = time.monotonic()
@@ -124,6 +125,9 @@ def run(minutes: float, seed: int, folder: Path, say: Callable[[str], None]) -> 
                 f"step {len(rig.run.lines())}: {record.fault} ({record.victim}): again after {record.recovered_s:.1f} s"
             )
             time.sleep(max(0.0, struck + 60 - time.monotonic()))
+
+    with census.going_on():
+        episode.run(strike)
     rewards = [line["reward_mean"] for line in rig.run.lines()]
     return {
         **table.summary([episode.outcome]),

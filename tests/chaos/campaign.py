@@ -84,7 +84,7 @@ class Campaign:
 def simulated() -> Campaign:
     """Everything but the model is real: launcher, Ray, Redis, all processes, all files."""
     kinds = {**faults.EVERYWHERE, **faults.OF_WEIGHTS_IN_RAY, **({} if disk.missing() else faults.OF_OWN_DISK)}
-    make = partial(_on_this_host, lambda folder: recipes.simulated(folder, SIMULATED), 120.0)
+    make = partial(_on_this_host, lambda folder: recipes.simulated(folder, SIMULATED), 240.0)
     return Campaign("simulated", make, kinds, 15, 2)
 
 

@@ -42,5 +42,5 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
         axes.set_xlabel("learner step")
     try:
         figure.savefig(path, dpi=140)
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}; name a .png, .svg or .pdf in a folder that is there") from None

@@ -44,7 +44,10 @@ _FILE_WIDTH = 160
 
 def show_figure(run_dir: Path, arguments: argparse.Namespace) -> None:
     """Draw the run's curves into a file."""
-    draw(_lines(run_dir), arguments.file)
+    lines = _lines(run_dir)
+    draw(lines, arguments.file)
+    message = f"{arguments.file}: {len(lines):,} steps of {run_dir}"
+    show_message({"message": message, "file": str(arguments.file)}, arguments.json)
 
 
 def show_ledger(run_dir: Path, arguments: argparse.Namespace) -> None:

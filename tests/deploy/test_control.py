@@ -145,6 +145,21 @@ async def test_without_a_launcher_only_what_the_folder_says_is_shown(tmp_path: P
         await asyncio.to_thread(ask, tmp_path, "status")
 
 
+def test_a_picture_of_the_steps_that_are_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ("actor_tokens_per_s", "useful_tokens_per_s", "lag_mean", "lag_max", "learner_step_s", "learner_wait_s")
+    line = {"reward_mean": 0.5, **dict.fromkeys(names, 1.0)}
+    whole = "".join(json.dumps({"step": step, **line}) + "\n" for step in (1, 2))
+    (tmp_path / "metrics.jsonl").write_bytes(whole.encode() + '{"step": 3, "é'.encode()[:-1])
+    picture = tmp_path / "reward.png"
+    assert control.main([str(tmp_path), "figure", str(picture), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["file"] == str(picture) and "2 steps" in shown["message"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    for place in ("missing/reward.png", "reward.txt"):
+        assert control.main([str(tmp_path), "figure", str(tmp_path / place)]) == 2
+        assert place in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "request_",
     [

@@ -62,6 +62,7 @@ class VllmEngine:
         seed: int,
         core: int | None,
         initial: Version,
+        notes: Path,
     ) -> None:
         self._model = model
         self._actors = actors
@@ -73,7 +74,7 @@ class VllmEngine:
         self._tokenizer: Any = None
         self._gauge = _StepGauge()
         self._shapes: dict[str, tuple[int, ...]] = {}
-        self._processes = EngineProcesses()
+        self._processes = EngineProcesses(notes)
         self._in_flight = 0
         self._aborted = 0
         self._cause = "it is not running"

@@ -19,9 +19,14 @@ DEADLINE_S = 5.0
 
 
 class EngineProcesses:
-    """Whatever an engine started ends with `end`, or with the process that owns this object, however that one dies."""
+    """Whatever an engine started ends with `end`, or with the process that owns this object, however that one dies.
 
-    def __init__(self) -> None:
+    Args:
+        notes: folder in shared memory where is noted what `reaper.sweep` shall unlink if everything dies at once.
+    """
+
+    def __init__(self, notes: Path) -> None:
+        self._notes = notes
         self._mark = uuid.uuid4().hex
         self._reaper: subprocess.Popen[str] | None = None
         self._known: list[psutil.Process] | None = None
@@ -30,7 +35,7 @@ class EngineProcesses:
     @contextmanager
     def starting(self, variables: Mapping[str, str]) -> Iterator[None]:
         """Mark what starts inside. `variables` that the operator has not set hold for it, and for nothing after it."""
-        command = [sys.executable, "-I", "-S", reaper.__file__, self._mark]
+        command = [sys.executable, "-I", "-S", reaper.__file__, self._mark, str(self._notes)]
         self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         # SPT_NOENV: the engine's processes change their titles, and would write them over the mark.
         wanted = {reaper.VARIABLE: self._mark, "SPT_NOENV": "1", **variables}

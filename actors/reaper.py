@@ -1,11 +1,14 @@
 """Ends what an engine left when the process that owned it is gone. A program of its own: the standard library only.
 
-    python reaper.py MARK        every process of the engine has MARK in its environment
+    python reaper.py MARK NOTES        every process of the engine has MARK in its environment
 
 The owner holds the other end of standard input. Once the engine is up it names its shared memory there, a line each,
 and says ENDED when all is over; an end without that word means that the owner died, however it died. Until it can name
 the shared memory, that is looked for here: a cluster may kill the engine's processes together with their owner. A
 parent-death signal would not do: it follows the thread that started a process, and does not reach grandchildren.
+
+What kills all processes at once takes this one along. So it notes what there is to unlink in a file of the folder
+NOTES, which lies in shared memory too; `sweep` does the rest when the run starts again.
 """
 
 from __future__ import annotations
@@ -54,6 +57,22 @@ def shared_memory(pids: list[int]) -> set[Path]:
     return found
 
 
+def note(path: Path, files: set[Path]) -> None:
+    """Leave word of what is to be unlinked."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"{file}\n" for file in sorted(files)), encoding="utf-8")
+
+
+def sweep(folder: Path) -> None:
+    """Unlink what engines have left that died together with their reapers. None of the run may be alive."""
+    for path in folder.glob(f"{VARIABLE}-*"):
+        for file in path.read_text(encoding="utf-8").splitlines():
+            if file.startswith(NAMES):
+                Path(file).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
+
+
 def end(pids: list[int], files: set[Path]) -> None:
     """Kill the processes and unlink the files; what is gone already is fine."""
     for pid in pids:
@@ -68,16 +87,29 @@ def main() -> None:
         os._exit(0)  # nobody's child and in a session of its own: what kills the owner's children leaves it to its work
     os.setsid()
     mark, said, files = sys.argv[1], "", set[Path]()
+    notes = Path(sys.argv[2], f"{VARIABLE}-{mark}")
     while ENDED not in (lines := said.split("\n")):
         if UP not in lines and not select.select([sys.stdin], [], [], LOOK_S)[0]:
-            files |= shared_memory(marked(mark))
+            if new := shared_memory(marked(mark)) - files:
+                files |= new
+                note(notes, files)
             continue
         heard = os.read(sys.stdin.fileno(), 65536).decode()
         if not heard:
             pids = marked(mark)
-            end(pids, files | {Path(line) for line in lines if line.startswith("/")} | shared_memory(pids))
-            return
+            end(pids, files | named(said) | shared_memory(pids))
+            break
         said += heard
+        if ENDED not in said.split("\n"):
+            note(notes, files | named(said))
+    notes.unlink(missing_ok=True)
+    with suppress(OSError):
+        notes.parent.rmdir()  # unless there is more of the run in it
+
+
+def named(said: str) -> set[Path]:
+    """The files among the whole lines that the owner said."""
+    return {Path(line) for line in said.split("\n")[:-1] if line.startswith("/")}
 
 
 if __name__ == "__main__":

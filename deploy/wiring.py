@@ -9,10 +9,12 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from olmorl.actors import reaper
 from olmorl.clock import SystemClock
 from olmorl.config import Config
 from olmorl.deploy.access import QueueAccess
@@ -126,6 +128,7 @@ def engine(settings: Config, core: int | None) -> Engine:
         seed=settings.run.seed,
         core=core,
         initial=Version(0, 0),
+        notes=_staged(settings),
     )
 
 
@@ -252,11 +255,20 @@ async def learn(settings: Config, rank: int, meeting_point: str, source: BatchSo
 
 def sweep(settings: Config) -> None:
     """Remove what the run left in shared memory on this host."""
+    reaper.sweep(_staged(settings))
     weight_store(settings).sweep()
 
 
 def sweep_here(settings: Config) -> None:
     """Remove what this host has staged for its engines, and leave alone what is published for others."""
-    from olmorl.queues.stage import SHARED_MEMORY, Stage
+    from olmorl.queues.stage import Stage
 
-    Stage(SHARED_MEMORY / f"olmorl-{run_id(settings)}", in_place=False).sweep()
+    reaper.sweep(_staged(settings))
+    Stage(_staged(settings), in_place=False).sweep()
+
+
+def _staged(settings: Config) -> Path:
+    """The run's folder in the shared memory of a host."""
+    from olmorl.queues.stage import SHARED_MEMORY
+
+    return SHARED_MEMORY / f"olmorl-{run_id(settings)}"

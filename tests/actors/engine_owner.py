@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -23,6 +24,7 @@ async def main(folder: str, dtype: str, prompt: str, sampling: str) -> None:
         seed=0,
         core=0,
         initial=Version(1, 0),
+        notes=Path(folder, "notes"),
     )
     await engine.start(None)
     answer = await engine.generate(

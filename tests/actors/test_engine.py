@@ -129,6 +129,7 @@ class Case:
             seed=0,
             core=0,
             initial=START,
+            notes=self.folder / "notes",
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -26,8 +27,9 @@ time.sleep(300)
 """
 OWNER = f"""
 import subprocess, sys, time
+from pathlib import Path
 from olmorl.actors.processes import EngineProcesses
-processes = EngineProcesses()
+processes = EngineProcesses(Path(sys.argv[2]))
 with processes.starting({{}}):
     engine = subprocess.Popen([sys.executable, "-c", {ENGINE!r}], stdout=subprocess.PIPE, text=True)
 name = engine.stdout.readline().strip()
@@ -54,15 +56,21 @@ async def gone(pid: int, name: str) -> bool:
     return False
 
 
+def list_folder(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
 def reapers(mark: str) -> list[psutil.Process]:
     return [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
 
 
 @pytest.mark.parametrize("children_too", [False, True])
 @pytest.mark.parametrize("when", ["adopt", "before it was adopted"])
-async def test_a_killed_owner_takes_its_engine_along(when: str, children_too: bool) -> None:
+async def test_a_killed_owner_takes_its_engine_along(when: str, children_too: bool, tmp_path: Path) -> None:
     owner = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", OWNER, when, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": ROOT}
+        *(sys.executable, "-c", OWNER, when, str(tmp_path)),
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": ROOT},
     )
     try:
         assert owner.stdout is not None
@@ -81,8 +89,30 @@ async def test_a_killed_owner_takes_its_engine_along(when: str, children_too: bo
     assert not reapers(mark)
 
 
-async def test_end_leaves_neither_processes_nor_memory_nor_the_reaper() -> None:
-    processes = EngineProcesses()
+def test_what_dies_together_with_its_reaper_is_swept(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", OWNER, "adopt", str(folder)]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": ROOT})
+    assert owner.stdout is not None
+    pid, name = owner.stdout.readline().split()
+    mark = psutil.Process(int(pid)).environ()[reaper.VARIABLE]
+    note = folder / f"{reaper.VARIABLE}-{mark}"
+    while not note.exists() or name not in note.read_text():
+        time.sleep(0.01)
+    for process in [*reapers(mark), *psutil.Process(owner.pid).children(recursive=True), psutil.Process(owner.pid)]:
+        process.kill()
+    owner.wait()
+    assert Path("/dev/shm", name).exists()
+    precious = tmp_path / "precious"
+    precious.touch()
+    (folder / f"{reaper.VARIABLE}-other").write_text(f"{precious}\n")
+    reaper.sweep(folder)
+    assert not Path("/dev/shm", name).exists() and not list(folder.iterdir())
+    assert precious.exists(), "only shared memory of engines is unlinked"
+
+
+async def test_end_leaves_neither_processes_nor_memory_nor_the_reaper(tmp_path: Path) -> None:
+    processes = EngineProcesses(tmp_path / "run")
     with processes.starting({"OLMORL_TEST": "for the engine only"}):
         assert os.environ["OLMORL_TEST"]
         mark = os.environ[reaper.VARIABLE]
@@ -95,22 +125,23 @@ async def test_end_leaves_neither_processes_nor_memory_nor_the_reaper() -> None:
     assert await gone(engine.pid, name.strip())
     for _ in range(200):
         if not reapers(mark):
+            assert list_folder(tmp_path) == [], "its note is gone too"
             return
         await asyncio.sleep(0.01)
     raise AssertionError("the reaper outlives the engine")
 
 
-def test_what_the_operator_set_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_operator_set_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OLMORL_TEST", "the operator's")
-    processes = EngineProcesses()
+    processes = EngineProcesses(tmp_path / "run")
     with processes.starting({"OLMORL_TEST": "ours"}):
         assert os.environ["OLMORL_TEST"] == "the operator's"
     assert os.environ["OLMORL_TEST"] == "the operator's"
     processes.end()
 
 
-def test_a_failed_start_is_cleaned_up_by_its_mark() -> None:
-    processes = EngineProcesses()
+def test_a_failed_start_is_cleaned_up_by_its_mark(tmp_path: Path) -> None:
+    processes = EngineProcesses(tmp_path / "run")
     with processes.starting({}), subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) as engine:
         processes.end()
         assert engine.wait(5) != 300

@@ -116,6 +116,7 @@ class Assembler:
             await self._queue.flush(TRAIN_LANE)
         self._ledger = recovery.open_books(self._files, self._plan, self._draws)
         epoch = await self._queue.epoch()
+        await recovery.disown(self._queue, self._ledger)
         found = await recovery.reconcile(self._queue, self._ledger)
         self._rollouts = Rollouts(self._files.rollouts, self.incarnation, self._plan.replay_to + 1, self._room)
         self._books = Books(

@@ -7,6 +7,7 @@ reconcile  each open draw is in the queue, or among the lost ones; what the queu
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from olmorl.learner.lines import Lines
 from olmorl.learner.score import Score, score
 from olmorl.messages import TRAIN_LANE, Group
 from olmorl.ports import Place, PromptQueue
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,17 @@ class Reconciled(NamedTuple):
     """Open, and not in the queue: to be queued once more."""
     withdrawn: set[int]
     """Queued or leased once more by a fail-over, though durable: they are not any longer."""
+
+
+async def disown(queue: PromptQueue, books: Ledger) -> None:
+    """Empty a queue that holds draws of this run which its ledger has lost, the end of a damaged file, say.
+
+    Their numbers will be drawn again. What else was in the queue is queued once more, as after any loss.
+    """
+    unknown = (await queue.inventory(TRAIN_LANE)).keys() - books.accounts.draws.keys()
+    if unknown and books.accounts.draws:
+        log.warning("the ledger has lost its end: the queue held %d later draws, and starts anew", len(unknown))
+        await queue.flush(TRAIN_LANE)
 
 
 async def reconcile(queue: PromptQueue, books: Ledger, answered: Collection[int] = ()) -> Reconciled:

@@ -209,3 +209,24 @@ def test_prompts_that_the_queue_lost_are_queued_again(service: Build) -> None:
     run.check_lines()
     assert {record["attempt"] for record in run.ledger} == {1, 2}
     assert run.lines[-1]["groups_in_flight"] == 0
+
+
+@pytest.mark.parametrize("lines", [1, 2, 5])
+def test_a_ledger_that_lost_its_end_is_the_authority_all_the_same(service: Build, lines: int) -> None:
+    run = service({"schedule.steps": 8, "schedule.max_lag": 4})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(2)
+        ledger = run.run_dir / "ledger" / "000001.jsonl"
+        await run.until(lambda: b'"drawn"' in b"".join(ledger.read_bytes().splitlines()[-lines:]))
+        await run.crash(actors=True)
+        kept = ledger.read_bytes().splitlines(keepends=True)
+        ledger.write_bytes(b"".join(kept[:-lines]) + kept[-lines][:20])
+        await run.start(resume=True)
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    assert run.lines[-1]["groups_in_flight"] == 0
+    assert [record["prompt_id"] for record in run.ledger] == list(range(len(run.ledger)))

@@ -14,6 +14,7 @@ from olmorl.deploy.fleet import Fleet
 from olmorl.deploy.learner_group import LearnerGroup
 from olmorl.deploy.progress import Status
 from olmorl.errors import UserError
+from olmorl.learner.waiting import Wait
 
 _SAVE_DEADLINE_S = 3600.0
 _READ_DEADLINE_S = 60.0
@@ -55,8 +56,11 @@ class Commands:
             "leased": status.leased,
             "results": status.results,
             "actors": self._list_actors(),
-            "waits": [wait._asdict() for wait in [*status.waits, *self._fleet.waits()]],
+            "waits": [wait._asdict() for wait in self._waits()],
         }
+
+    def _waits(self) -> list[Wait]:
+        return [*(self._learner.waits() or self.status.waits), *self._fleet.waits()]
 
     def _list_actors(self) -> list[dict[str, Any]]:
         heard = {status.name: status for status in self.status.actors}

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from olmorl.clock import within
 from olmorl.deploy import hosts
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.assembler_host import AssemblerHost, Opened
@@ -15,7 +17,8 @@ from olmorl.deploy.process import Process
 from olmorl.deploy.progress import Status
 from olmorl.deploy.supervise import Context, Heartbeats, Restarts, introduced, is_passing, still_there
 from olmorl.errors import DeadlinePassed, OlmoRLError, ProcessLost, RunEnded, first_cause
-from olmorl.learner.assembler import LEARNER
+from olmorl.learner.assembler import ASSEMBLER, LEARNER
+from olmorl.learner.waiting import Wait
 
 _LOAD_DEADLINE_S = 3600.0
 """For the assembler to read and tokenise all data."""
@@ -36,6 +39,7 @@ class LearnerGroup:
         self._at_work: list[Process] = []
         self._pulses = Heartbeats()
         self._opened = asyncio.Event()
+        self._closed_at = time.monotonic()
         self.incarnation = 0
         self._step = self._step_at_death = 0
         self._stopping = self.paused = False
@@ -122,6 +126,7 @@ class LearnerGroup:
         if not is_passing(error):
             raise error
         self._opened.clear()
+        self._closed_at = time.monotonic()
         self._at_work = []
         for process in self._ranks:
             process.kill()
@@ -160,13 +165,22 @@ class LearnerGroup:
             return "starting"
         return "paused" if self.paused else "running"
 
+    def waits(self) -> list[Wait]:
+        """What is waited for before the assembler can say so itself."""
+        if self._opened.is_set():
+            return []
+        waited_s = time.monotonic() - self._closed_at
+        return [Wait("the books and the data", ASSEMBLER, waited_s, _LOAD_DEADLINE_S)]
+
     async def ask(self, method: str, *args: Any, timeout_s: float) -> Any:
         """Call the assembler of this incarnation, once it is there.
 
         Raises:
+            DeadlinePassed: it is not there yet, or does not answer.
             ProcessLost: it is not there any more.
         """
-        await self._opened.wait()
+        async with within(timeout_s, "the assembler, which starts"):
+            await self._opened.wait()
         incarnation, assembler = self.incarnation, self._assembler
         assert assembler is not None
         try:

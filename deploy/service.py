@@ -15,7 +15,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 
@@ -37,6 +37,7 @@ from olmorl.deploy.rundir import metric_lines
 from olmorl.deploy.supervise import Context, Restarts, Watchdog
 from olmorl.deploy.takeover import take_over
 from olmorl.errors import DeadlinePassed, HostLost, ProcessLost, RunEnded, first_cause
+from olmorl.learner.waiting import Wait
 
 _LOOK_S = 0.5
 
@@ -236,9 +237,12 @@ class Service:
 
     async def _look(self) -> None:
         while True:
-            # Whoever keeps the process that gave no answer deals with that.
-            with suppress(ProcessLost, DeadlinePassed):
-                self._show(await self._status())
+            if waits := self._learner.waits():
+                self._name_late(waits)
+            else:
+                # Whoever keeps the process that gave no answer deals with that.
+                with suppress(ProcessLost, DeadlinePassed):
+                    self._show(await self._status())
             await asyncio.sleep(_LOOK_S)
 
     async def _status(self) -> Status:
@@ -250,9 +254,12 @@ class Service:
         self._commands.status = status
         return status
 
-    def _show(self, status: Status) -> None:
-        for line in self._watchdog.look([*status.waits, *self._fleet.waits()]):
+    def _name_late(self, waits: Sequence[Wait]) -> None:
+        for line in self._watchdog.look([*waits, *self._fleet.waits()]):
             self._progress.say(line)
+
+    def _show(self, status: Status) -> None:
+        self._name_late(status.waits)
         self._progress.show(status, self._fleet.troubles())
         self._context.roster.mend()
         self._telemetry.record(

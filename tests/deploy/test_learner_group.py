@@ -166,6 +166,16 @@ async def test_ranks_that_start_are_not_silent(context: Any, keeping: Keeping, u
         assert group.num_restarts == 1
 
 
+async def test_who_asks_before_it_is_there_waits_no_longer_than_it_says(context: Any, keeping: Keeping) -> None:
+    async with keeping(context()) as group:
+        assert group.waits() == []
+    group = LearnerGroup(context(), [], QueueAccess("redis://here", {}))
+    (wait,) = group.waits()
+    assert (wait.what, wait.owner, wait.deadline_s) == ("the books and the data", "the assembler", 3600.0)
+    with pytest.raises(DeadlinePassed, match="the assembler, which starts"):
+        await group.ask("status", timeout_s=0.05)
+
+
 async def test_a_start_under_way_hears_of_a_pause_and_of_a_stop(context: Any, keeping: Keeping, until: Any) -> None:
     made = context()
     async with keeping(made) as group:

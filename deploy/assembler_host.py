@@ -96,6 +96,7 @@ class AssemblerHost(Host):
     async def status(self, dead: Sequence[str]) -> Status:
         """For the one launcher that watches: each metrics line is handed out once. The actors `dead` are buried."""
         self._attendance.looked()
+        semaphores.unlink_own()  # at the end it is too late for one that is killed
         for owner in dead:
             await self._assembler.orders.bury(owner)
         step, counts = await self._assembler.look()

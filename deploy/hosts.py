@@ -114,6 +114,7 @@ class RankHost(Host):
     def _pulse(self, assembler: Any, incarnation: int, over: threading.Event) -> None:
         while not over.wait(PULSE_S):
             assembler.pulse.remote(incarnation, self.name)
+            semaphores.unlink_own()  # at the end it is too late for one that is killed
 
 
 class ActorHost(Host):

@@ -12,6 +12,7 @@ import psutil
 import redis
 
 from olmorl import config
+from olmorl.actors import reaper
 from olmorl.deploy import wiring
 from olmorl.deploy.endpoint import ask
 from olmorl.errors import OlmoRLError
@@ -40,6 +41,7 @@ class Rig:
         self.settings = config.load(run.recipe, [])
         self.staged = Path("/dev/shm", f"olmorl-{wiring.run_id(self.settings)}")
         self._output = run.folder / "output.txt"
+        self._unmapped_before = self._unmapped_files()
 
     # --- its life ---------------------------------------------------------------------------------
 
@@ -59,6 +61,17 @@ class Rig:
             yield f"orphans: {left}"
         if self.staged.exists():
             yield f"{self.staged} was left behind"
+        try:
+            self.until(lambda: not self._unmapped_files() - self._unmapped_before, "shared memory that nobody uses")
+        except Hang:
+            files = self._unmapped_files() - self._unmapped_before
+            yield f"shared memory that nobody uses: {sorted(map(str, files))}"
+
+    @staticmethod
+    def _unmapped_files() -> set[Path]:
+        """Shared memory that no process has open; what others make just now may be among it for a moment."""
+        all_files = {file for file in Path("/dev/shm").iterdir() if str(file).startswith(reaper.NAMES)}
+        return all_files - reaper.shared_memory(psutil.pids())
 
     # --- what is seen -----------------------------------------------------------------------------
 

@@ -31,11 +31,16 @@ def kill_launcher(rig: Rig, random: Random) -> Strike:
 
 def stop_launcher(rig: Rig, random: Random) -> Strike:
     """The supervisor sees nothing for a while; nobody is given up for that."""
-    pid, seconds, others = rig.pid("launcher"), random.uniform(2.0, 6.0), rig.pids()
+    pid, seconds, said = rig.pid("launcher"), random.uniform(2.0, 6.0), rig.said()
     send(pid, SIGSTOP)
     threading.Timer(seconds, send, (pid, SIGCONT)).start()
     until = time.monotonic() + seconds + 1.0
-    return Strike(f"for {seconds:.1f} s", None, lambda: time.monotonic() > until and rig.pids() == others)
+
+    def over() -> bool:
+        accused = any(words in rig.said()[len(said) :] for words in ("no heartbeat", "no sign of life", "hang"))
+        return time.monotonic() > until and not accused
+
+    return Strike(f"for {seconds:.1f} s", None, over)
 
 
 def kill_everything(rig: Rig, random: Random) -> Strike:

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import psutil
 import ray
 from ray.util.placement_group import (
     PlacementGroup,
@@ -26,15 +25,14 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from olmorl.config import Cluster as Settings
 from olmorl.deploy import namespace
 from olmorl.deploy.access import PATIENCE
+from olmorl.deploy.own_ray import OwnRay
 from olmorl.deploy.plan import Plan
 from olmorl.deploy.process import Process
-from olmorl.errors import ResourceError, RunEnded
+from olmorl.errors import ResourceError
 
 _ROOM_TO_GROW = 16
 """Engines that may join a run on one machine: Ray counts CPUs there, and nobody else asks it for them."""
 _LOOK_S = 0.05
-_DAEMONS = ("gcs_server", "raylet")
-_LOOK_AT_DAEMONS_S = 0.5
 Place = tuple[PlacementGroup, int]
 """A placement group and the index of a bundle in it."""
 
@@ -51,8 +49,7 @@ class Cluster:
         self._plan = plan
         self._run = run
         self._learner: PlacementGroup | None = None
-        self._daemons: dict[str, psutil.Process] = {}
-        self._broken = False
+        self._own: OwnRay | None = None
 
     def __enter__(self) -> Cluster:
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -80,7 +77,7 @@ class Cluster:
             object_store_memory=512 << 20,
             _node_ip_address="127.0.0.1",
         )
-        self._daemons = {child.name(): child for child in _children(psutil.Process()) if child.name() in _DAEMONS}
+        self._own = OwnRay()
 
     def _join(self, address: str) -> None:
         try:
@@ -100,6 +97,8 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._own is not None:
+            self._own.release()
         ray.shutdown()
 
     def processes(self) -> list[Process]:
@@ -110,25 +109,19 @@ class Cluster:
         """Watch the Ray that this run started for itself; that of a cluster is looked after there.
 
         Raises:
-            RunEnded: one of its daemons is gone, and with it what Ray knew.
+            RunEnded: it is not whole any more.
         """
-        while True:
-            for name, daemon in self._daemons.items():
-                if not _runs(daemon):
-                    self._end_daemons()
-                    raise RunEnded(f"{name} of the run's own Ray died; --resume goes on from the last checkpoint")
-            await asyncio.sleep(_LOOK_AT_DAEMONS_S)
+        if self._own is not None:
+            await self._own.keep()
 
-    def _end_daemons(self) -> None:
-        # Whoever asks something of half a Ray waits for a minute.
-        self._broken = True
-        for process in [child for daemon in self._daemons.values() for child in (*_children(daemon), daemon)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+    @property
+    def is_broken(self) -> bool:
+        """Whether there is no Ray left to ask."""
+        return self._own is not None and self._own.broken
 
     def end_all(self) -> None:
         """End every process of the run and free its places, also those that an earlier launcher took."""
-        if self._broken:
+        if self.is_broken:
             return
         give_up = time.monotonic() + self._settings.stop_deadline_s
         while found := list(namespace.starts()):
@@ -143,7 +136,7 @@ class Cluster:
 
     def on_other_hosts(self, function: Callable[..., None], *args: Any) -> None:
         """Call `function` on every host but this one; who does not answer in time is passed over."""
-        if self._broken:
+        if self.is_broken:
             return
         here = ray.get_runtime_context().get_node_id()
         others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
@@ -234,20 +227,6 @@ class Cluster:
         if env:
             options["runtime_env"] = {"env_vars": env}
         return Process(name, ray.remote(kind).options(**options).remote(*args))
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children())
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _runs(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def _possible(bundles: list[dict[str, float]]) -> bool:

@@ -92,7 +92,9 @@ class Service:
         context = self._context
         context.cluster.end_all()
         context.cluster.on_other_hosts(hosts.sweep, context.tree)
-        wiring.sweep(self._settings)
+        # Where Ray is half gone, whoever asks it for what was published waits for a minute.
+        sweep = wiring.sweep_here if context.cluster.is_broken else wiring.sweep
+        sweep(self._settings)
         context.roster.close()
 
     def __exit__(

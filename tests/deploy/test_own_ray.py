@@ -1,0 +1,74 @@
+"""A run whose own Ray is not whole any more ends by name, also when it hangs in a call to that Ray."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+# Daemons are told by their names. They are programs that sleep here.
+PROGRAM = """
+import asyncio, subprocess, sys, time
+from pathlib import Path
+from olmorl.deploy import own_ray
+from olmorl.errors import RunEnded
+
+folder, who, patience_s, hangs = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4] == "hangs"
+daemons = {name: subprocess.Popen([folder / name, "300"]) for name in ("gcs_server", "raylet")}
+while not all(Path(f"/proc/{daemon.pid}/comm").read_text().strip() == name for name, daemon in daemons.items()):
+    time.sleep(0.01)
+own_ray._PATIENCE_S = patience_s
+ray = own_ray.OwnRay()
+if who:
+    daemons[who].kill()
+if hangs:
+    time.sleep(300)
+try:
+    asyncio.run(asyncio.wait_for(ray.keep(), 2.0))
+except RunEnded as error:
+    ray.release()
+    ends = sorted(daemon.wait(30) for daemon in daemons.values())
+    print(error, ends, ray.broken)
+except TimeoutError:
+    ray.release()
+    for daemon in daemons.values():
+        daemon.kill()
+    time.sleep(1.5)
+    print("goes on", ray.broken)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With a program that sleeps under the name of each daemon."""
+    sleep = shutil.which("sleep")
+    assert sleep
+    for name in ("gcs_server", "raylet"):
+        shutil.copy(sleep, tmp_path / name)
+    return tmp_path
+
+
+def play(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, str(folder), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+
+
+@pytest.mark.parametrize("who", ["gcs_server", "raylet"])
+def test_the_death_of_a_daemon_ends_the_other_and_the_run(folder: Path, who: str) -> None:
+    done = play(folder, who, "60", "")
+    assert done.stdout == (
+        f"{who} of the run's own Ray died; --resume goes on from the last checkpoint [-9, -9] True\n"
+    ), done.stderr
+
+
+def test_a_launcher_that_hangs_in_a_call_ends_all_the_same(folder: Path) -> None:
+    done = play(folder, "raylet", "0.2", "hangs")
+    assert done.returncode == 1
+    assert "olmorl-launch: raylet of the run's own Ray died; --resume goes on" in done.stderr
+
+
+def test_while_both_live_and_after_the_release_nothing_happens(folder: Path) -> None:
+    assert play(folder, "", "0.2", "").stdout == "goes on False\n"

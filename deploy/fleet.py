@@ -72,6 +72,7 @@ class Fleet:
         self._vigil = _Vigil(context.supervision.no_actor_deadline_s)
         self._tasks: asyncio.TaskGroup | None = None
         self._keepers: set[asyncio.Task[None]] = set()
+        self._resizing = asyncio.Lock()
         self.num_deaths = 0
 
     # --- life -------------------------------------------------------------------------------------
@@ -252,6 +253,10 @@ class Fleet:
         Raises:
             ResourceError: the cluster has no place for all of them; nobody has joined then.
         """
+        async with self._resizing:
+            await self._resize(count)
+
+    async def _resize(self, count: int) -> None:
         staying = self._staying()
         for slot in staying[count:]:
             self._dismiss(slot)

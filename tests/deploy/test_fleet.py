@@ -201,3 +201,17 @@ async def test_at_the_end_all_give_back_what_they_have(context: Any, running: Ru
         assert [slot.name for slot in fleet.slots] == ["actor-2"], "it does not obey"
         assert all(("stop",) in process.calls for process in made.cluster.started)
         assert len(made.cluster.started) == 3
+
+
+async def test_two_who_ask_at_once_get_what_they_ask_for(context: Any, running: Running, until: Any) -> None:
+    made = context()
+    async with running(made) as fleet:
+        place = made.cluster.place_engine
+
+        async def take_time(wait_s: float) -> object:
+            await asyncio.sleep(0.01)
+            return await place(wait_s)
+
+        made.cluster.place_engine = take_time
+        await asyncio.gather(fleet.resize(5), fleet.resize(5))
+        assert len(fleet.slots) == 5

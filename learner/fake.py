@@ -54,8 +54,9 @@ class FakeTrainer:
         durable.write_whole(path, [weights])
 
     def restore(self, folder: Path) -> None:
-        # All ranks saved the same, and there may have been another number of them.
-        self.weights = (folder / "rank_0").read_bytes()
+        # There may have been fewer ranks; a real one gathers what all of them saved.
+        own = folder / f"rank_{self._rank}"
+        self.weights = (own if own.exists() else folder / "rank_0").read_bytes()
 
     def export(self, folder: Path) -> None:
         """There is no model to export; the folder says so."""

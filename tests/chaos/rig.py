@@ -5,20 +5,19 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import redis
 
 from olmorl import config
-from olmorl.actors import reaper
 from olmorl.deploy import wiring
 from olmorl.deploy.endpoint import ask
 from olmorl.errors import OlmoRLError
 from tests.chaos.disk import Disk
 from tests.chaos.steps import Steps
 from tests.end_to_end.launching import Launch
+from tests.end_to_end.leftovers import staged, until_clean, unused
 
 
 class Hang(AssertionError):
@@ -39,9 +38,9 @@ class Rig:
         self.patience_s = patience_s
         self.steps = Steps(run.run_dir / "metrics.jsonl")
         self.settings = config.load(run.recipe, [])
-        self.staged = Path("/dev/shm", f"olmorl-{wiring.run_id(self.settings)}")
+        self.staged = staged(run)
         self._output = run.folder / "output.txt"
-        self._unmapped_before = self._unmapped_files()
+        self._unused_before = unused()
 
     # --- its life ---------------------------------------------------------------------------------
 
@@ -59,19 +58,10 @@ class Rig:
             self.run.until_gone()
         except AssertionError as left:
             yield f"orphans: {left}"
-        if self.staged.exists():
-            yield f"{self.staged} was left behind"
         try:
-            self.until(lambda: not self._unmapped_files() - self._unmapped_before, "shared memory that nobody uses")
-        except Hang:
-            files = self._unmapped_files() - self._unmapped_before
-            yield f"shared memory that nobody uses: {sorted(map(str, files))}"
-
-    @staticmethod
-    def _unmapped_files() -> set[Path]:
-        """Shared memory that no process has open; what others make just now may be among it for a moment."""
-        all_files = {file for file in Path("/dev/shm").iterdir() if str(file).startswith(reaper.NAMES)}
-        return all_files - reaper.shared_memory(psutil.pids())
+            until_clean(self.run, self._unused_before)
+        except AssertionError as left:
+            yield f"shared memory: {left}"
 
     # --- what is seen -----------------------------------------------------------------------------
 

@@ -57,14 +57,3 @@ def check_history() -> Callable[[Launch, int, int], None]:
         assert violations(run.run_dir, prompts_per_step=4, max_lag=max_lag) == []
 
     return check
-
-
-@pytest.fixture
-def shared_memory() -> Callable[[], set[str]]:
-    """Names in /dev/shm that a run of ours can leave behind."""
-    ours = ("olmorl-", "psm_", "deepspeed_", "sem.", "torch_", "plasma")
-
-    def look() -> set[str]:
-        return {path.name for path in Path("/dev/shm").iterdir() if path.name.startswith(ours)}
-
-    return look

@@ -1,17 +1,42 @@
-"""What a run must not leave in shared memory."""
+"""What a run must not leave in shared memory. Others may work beside it and have shared memory of their own."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from olmorl import config
+from olmorl.actors import reaper
+from olmorl.deploy import wiring
+from tests.end_to_end.launching import Launch
 
 PATIENCE_S = 150
-"""Tests beside this one hold shared memory of their own for as long as they last."""
+"""What others make just now is not in use for a moment; their libraries' files are there as long as they work."""
+_OF_LIBRARIES = ("/dev/shm/deepspeed_", "/dev/shm/torch_", "/dev/shm/plasma")
 
 
-def until_clean(shared_memory: Callable[[], set[str]], before: set[str]) -> None:
-    """Until nothing is there that was not there `before`."""
+def staged(run: Launch) -> Path:
+    """The run's own folder in shared memory."""
+    return Path("/dev/shm", f"olmorl-{wiring.run_id(config.load(run.recipe, []))}")
+
+
+def unused() -> set[Path]:
+    """What no process has open, of what engines and their like make."""
+    there = {file for file in Path("/dev/shm").iterdir() if str(file).startswith(reaper.NAMES)}
+    return there - reaper.shared_memory(psutil.pids())
+
+
+def until_clean(run: Launch, before: set[Path]) -> None:
+    """Until the run has left nothing, given what was `unused` before it. Raises AssertionError."""
     deadline = time.monotonic() + PATIENCE_S
-    while left := shared_memory() - before:
-        assert time.monotonic() < deadline, left
+    while left := _left(run, before):
+        assert time.monotonic() < deadline, sorted(map(str, left))
         time.sleep(0.5)
+
+
+def _left(run: Launch, before: set[Path]) -> set[Path]:
+    libraries = {file for file in Path("/dev/shm").iterdir() if str(file).startswith(_OF_LIBRARIES)}
+    own = {staged(run)} if staged(run).exists() else set()
+    return own | libraries | unused() - before

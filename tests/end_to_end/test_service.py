@@ -12,7 +12,7 @@ import pytest
 
 from olmorl import config
 from olmorl.learner import rollouts
-from tests.end_to_end.leftovers import until_clean
+from tests.end_to_end.leftovers import until_clean, unused
 
 STEPS = 6
 MAX_LAG = 2
@@ -72,21 +72,21 @@ def test_killed_without_warning_and_resumed(
 
 
 def test_asked_to_stop_and_resumed(
-    launch: Callable[[str], Any], check_history: Callable[[Any, int, int], None], shared_memory: Callable[[], set[str]]
+    launch: Callable[[str], Any], check_history: Callable[[Any, int, int], None]
 ) -> None:
-    before = shared_memory()
+    before = unused()
     run = launch(sizes(zero=3))
     run.start()
     run.until_step(2)
     run.signal(signal.SIGINT)
     assert run.wait() == 0, run.output()
     run.until_gone(timeout_s=5)
-    until_clean(shared_memory, before)
+    until_clean(run, before)
     done = len(run.lines())
     assert done < STEPS
     assert config.load(run.run_dir / "config.toml").schedule.steps == STEPS
     assert (run.run_dir / "checkpoints" / f"step_{done}").is_dir(), "a stop leaves a checkpoint of the last step"
     run.start("--resume")
     assert run.wait() == 0, run.output()
-    until_clean(shared_memory, before)
+    until_clean(run, before)
     check_history(run, STEPS, MAX_LAG)

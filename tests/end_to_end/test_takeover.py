@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.end_to_end.launching import ROOT
-from tests.end_to_end.leftovers import until_clean
+from tests.end_to_end.leftovers import until_clean, unused
 
 SETTINGS = """
 [schedule]
@@ -117,9 +117,8 @@ def test_a_run_goes_on_without_its_launcher_until_another_takes_over(
     cluster: Ray,
     simulate: Callable[[str], Any],
     check_history: Callable[[Any, int, int], None],
-    shared_memory: Callable[[], set[str]],
 ) -> None:
-    before = shared_memory()
+    before = unused()
     run = simulate(SETTINGS.format(steps=1000, launcher_deadline_s=2.0))
     run.start("--ray-address", cluster.address)
     run.until_step(3)
@@ -143,7 +142,7 @@ def test_a_run_goes_on_without_its_launcher_until_another_takes_over(
     assert run.wait() == 0, run.output()
     check_history(run, len(run.lines()), 2)
     assert cluster.left() == [] and cluster.workers() == []
-    until_clean(shared_memory, before)
+    until_clean(run, before)
 
 
 def test_who_finds_no_launcher_ends_when_the_learner_is_done(

@@ -154,13 +154,19 @@ class Reconciled(NamedTuple):
 
 
 async def disown(queue: PromptQueue, books: Ledger) -> None:
-    """Empty a queue that holds draws of this run which its ledger has lost, the end of a damaged file, say.
+    """Empty a queue that cannot be trusted: its draws are queued once more, as after any loss.
 
-    Their numbers will be drawn again. What else was in the queue is queued once more, as after any loss.
+    It holds draws of this run that the ledger has lost, the end of a damaged file, say: their numbers will be drawn
+    again. Or it contradicts itself: a Redis that died by a power cut may come back with half a transaction.
     """
-    unknown = (await queue.inventory(TRAIN_LANE)).keys() - books.accounts.draws.keys()
-    if unknown and books.accounts.draws:
-        log.warning("the ledger has lost its end: the queue held %d later draws, and starts anew", len(unknown))
+    places = await queue.inventory(TRAIN_LANE)
+    live = (await queue.counts(TRAIN_LANE)).live
+    unknown = places.keys() - books.accounts.draws.keys()
+    if books.accounts.draws and (unknown or live != len(places)):
+        log.warning(
+            "the queue starts anew: it held %d draws that the ledger has lost, and %d entries for %d draws",
+            *(len(unknown), live, len(places)),
+        )
         await queue.flush(TRAIN_LANE)
 
 

@@ -230,3 +230,21 @@ def test_a_ledger_that_lost_its_end_is_the_authority_all_the_same(service: Build
     run.check_lines()
     assert run.lines[-1]["groups_in_flight"] == 0
     assert [record["prompt_id"] for record in run.ledger] == list(range(len(run.ledger)))
+
+
+def test_a_queue_that_contradicts_itself_starts_anew(service: Build) -> None:
+    run = service({"schedule.steps": 8, "schedule.max_lag": 4})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(2)
+        lane = run.queue._run.lanes["train"]
+        await run.until(lambda: lane.results)
+        await run.crash(actors=True)
+        lane.again.append(next(iter(lane.results.values())).draw_id)
+        await run.start(resume=True)
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    assert run.lines[-1]["groups_in_flight"] == 0

@@ -23,7 +23,7 @@ from olmorl.learner.ledger import Ledger, Position
 from olmorl.learner.lines import Lines
 from olmorl.learner.score import Score, score
 from olmorl.messages import TRAIN_LANE, Group
-from olmorl.ports import Place, PromptQueue
+from olmorl.ports import Place, PromptQueue, Queue
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class Reconciled(NamedTuple):
     """Queued or leased once more by a fail-over, though durable: they are not any longer."""
 
 
-async def disown(queue: PromptQueue, books: Ledger) -> None:
+async def disown(queue: Queue, books: Ledger) -> None:
     """Empty a queue that cannot be trusted: its draws are queued once more, as after any loss.
 
     It holds draws of this run that the ledger has lost, the end of a damaged file, say: their numbers will be drawn

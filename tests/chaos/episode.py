@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from random import Random
+from subprocess import TimeoutExpired
 from typing import Any, NamedTuple
 
 from olmorl.learner import rollouts
 from tests.chaos import faults
 from tests.chaos.history import ENDS, violations
-from tests.chaos.rig import Hang, Rig
+from tests.chaos.rig import Ended, Hang, Rig
 from tests.chaos.steps import Seen
 from tests.chaos.strike import Fault, Strike
 
@@ -46,7 +47,6 @@ class Record:
     """Drawn, and neither ended nor in flight, in any line until the next fault."""
     draws_doubled: int = 0
     """Trained a second time in the surviving history."""
-    hang: str = ""
 
 
 @dataclass
@@ -56,6 +56,7 @@ class Outcome:
     seed: int
     records: list[Record] = field(default_factory=list)
     steps: int = 0
+    hung: bool = False
     violations: list[str] = field(default_factory=list)
 
 
@@ -84,15 +85,19 @@ class Episode:
         self.outcome = Outcome(seed)
 
     def run(self, work: Callable[[], None]) -> Outcome:
-        """Start the run, let faults strike as `work` does, stop it, look at what it left. A hang ends it."""
+        """Start the run, let faults strike as `work` does, stop it, look at what it left.
+
+        Whatever goes wrong meanwhile, also in the suite itself, ends the episode and is a violation.
+        """
         rig = self._rig
         try:
             rig.start()
             rig.more_steps(STEPS_AFTER)
             work()
             self._stop()
-        except Hang as hang:
-            self.outcome.violations.append(f"hang: {hang}")
+        except Exception as error:
+            self.outcome.hung = isinstance(error, (Hang, TimeoutExpired))
+            self.outcome.violations.append(f"{type(error).__name__}: {error}")
             return self.outcome
         finally:
             for process in rig.run.processes():
@@ -116,7 +121,7 @@ class Episode:
     # --- one fault ----------------------------------------------------------------------------------
 
     def hit(self, together: Sequence[tuple[str, Fault]]) -> None:
-        """Let faults strike at the same time, and wait until the run has got over them. Raises Hang."""
+        """Let faults strike at the same time, and wait until the run has got over them. Raises Hang and Ended."""
         rig = self._rig
         rig.steps.look()
         before, last = len(rig.steps), rig.steps.seen[-1]
@@ -152,19 +157,14 @@ class Episode:
                     record.noticed_s = time.monotonic() - begin
             if not rig.alive:
                 if resumed or not any(strike.ends_run for strike in strikes):
-                    raise Hang(f"the launcher ended, nobody having asked it to:\n{rig.run.output()}")
+                    raise Ended(f"the launcher ended, nobody having asked it to:\n{rig.run.output()}")
                 self._resume(strikes)
                 resumed = True
             if any(strike.ends_run for strike in strikes):
                 return resumed
             return all(strike.mended() for strike in strikes)
 
-        try:
-            rig.until(mended, " and ".join(f"{record.fault} ({record.victim}) mended" for record in records))
-        except Hang as hang:
-            for record in records:
-                record.hang = str(hang)[:500]
-            raise
+        rig.until(mended, " and ".join(f"{record.fault} ({record.victim}) mended" for record in records))
 
     def _resume(self, strikes: Sequence[Strike]) -> None:
         rig = self._rig

@@ -8,15 +8,15 @@ from tests.chaos import on_everything as world
 from tests.chaos import on_hosts as hosts
 from tests.chaos import on_messages as messages
 from tests.chaos import on_processes as processes
+from tests.chaos.disk import Disk
 from tests.chaos.strike import Fault
 from tests.hosts.lan import Host
 
-EVERYWHERE: dict[str, Fault] = {
+OF_PROCESSES: dict[str, Fault] = {
     "SIGKILL actor": processes.on_actor(SIGKILL),
     "SIGSTOP actor": processes.on_actor(SIGSTOP),
     "SIGKILL all actors": processes.on_all_actors(SIGKILL),
     "SIGSTOP all actors": processes.on_all_actors(SIGSTOP),
-    "SIGKILL actors for ever": processes.kill_actors_for_ever,
     "SIGKILL learner rank": processes.on_learner("rank", SIGKILL),
     "SIGSTOP learner rank": processes.on_learner("rank", SIGSTOP),
     "SIGKILL assembler": processes.on_learner("assembler", SIGKILL),
@@ -24,6 +24,10 @@ EVERYWHERE: dict[str, Fault] = {
     "SIGKILL redis-server": messages.on_redis("redis-server", SIGKILL),
     "SIGSTOP redis-server": messages.on_redis("redis-server", SIGSTOP),
     "SIGKILL host of Redis": messages.on_redis("redis", SIGKILL),
+}
+EVERYWHERE: dict[str, Fault] = {
+    **OF_PROCESSES,
+    "SIGKILL actors for ever": processes.kill_actors_for_ever,
     "Redis cuts connections": messages.cut_connections,
     "Redis silent": messages.silence_redis,
     "corrupt prompt": messages.damage_prompt,
@@ -50,9 +54,9 @@ OF_WEIGHTS_IN_RAY: dict[str, Fault] = {
     "SIGSTOP weight board": processes.on_helper(SIGSTOP, "ray::Board", stays=True),
 }
 OF_OWN_DISK: dict[str, Fault] = {
-    "disk full": world.fill_disk,
+    "disk full": world.disk_for_a_while(Disk.fill, Disk.empty),
     "disk slow": world.slow_disk,
-    "disk hangs": world.hang_disk,
+    "disk hangs": world.disk_for_a_while(Disk.freeze, Disk.thaw),
 }
 OF_HOSTS: dict[str, Fault] = {
     "short cut, actor host": hosts.short_cut(hosts.of_actors),
@@ -62,7 +66,5 @@ OF_HOSTS: dict[str, Fault] = {
     "slow link, actor host": hosts.slow_link(hosts.of_actors),
     "actor host killed, another joins": hosts.kill_host,
 }
-SIDE_BY_SIDE = {name for name in {**EVERYWHERE, **OF_REAL_ENGINES} if name.startswith(("SIGKILL", "SIGSTOP"))} - {
-    name for name in EVERYWHERE if name.endswith(("launcher", "everything", "checkpoint", "GCS", "raylet", "ever"))
-}
-"""Those of single processes: two of them may strike at once."""
+SIDE_BY_SIDE = OF_PROCESSES.keys() | OF_REAL_ENGINES.keys()
+"""Two of these may strike at once."""

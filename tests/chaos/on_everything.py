@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
+from tests.chaos.disk import Disk
 from tests.chaos.rig import Rig
 from tests.chaos.strike import Fault, Strike, always, send
 
@@ -94,14 +95,18 @@ def _kill_all(rig: Rig) -> None:
 # --- the disk -------------------------------------------------------------------------------------------
 
 
-def fill_disk(rig: Rig, random: Random) -> Strike:
-    """No room for a while."""
-    assert rig.disk is not None
-    seconds = random.uniform(1.0, 6.0)
-    rig.disk.fill()
-    timer = threading.Timer(seconds, rig.disk.empty)
-    timer.start()
-    return Strike(f"for {seconds:.1f} s", None, lambda: not timer.is_alive())
+def disk_for_a_while(begin: Callable[[Disk], None], end: Callable[[Disk], None]) -> Fault:
+    """The disk is of no use from `begin` to `end`."""
+
+    def strike(rig: Rig, random: Random) -> Strike:
+        assert rig.disk is not None
+        seconds = random.uniform(1.0, 6.0)
+        begin(rig.disk)
+        timer = threading.Timer(seconds, end, (rig.disk,))
+        timer.start()
+        return Strike(f"for {seconds:.1f} s", None, lambda: not timer.is_alive())
+
+    return strike
 
 
 def slow_disk(rig: Rig, random: Random) -> Strike:
@@ -122,13 +127,3 @@ def slow_disk(rig: Rig, random: Random) -> Strike:
     thread = threading.Thread(target=work)
     thread.start()
     return Strike("for some seconds", None, lambda: not thread.is_alive())
-
-
-def hang_disk(rig: Rig, random: Random) -> Strike:
-    """No write comes back for a while."""
-    assert rig.disk is not None
-    seconds = random.uniform(1.0, 5.0)
-    rig.disk.freeze()
-    timer = threading.Timer(seconds, rig.disk.thaw)
-    timer.start()
-    return Strike(f"for {seconds:.1f} s", None, lambda: not timer.is_alive())

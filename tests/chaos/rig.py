@@ -24,6 +24,10 @@ class Hang(AssertionError):
     """Something did not happen within the time that anything here may take."""
 
 
+class Ended(AssertionError):
+    """The run is over, and nobody has asked for that."""
+
+
 class Rig:
     """One run directory and everything that works on it.
 
@@ -137,7 +141,7 @@ class Rig:
         def done() -> bool:
             self.steps.look()
             if not self.alive:
-                raise Hang(f"the launcher ended, nobody having asked it to:\n{self.run.output()}")
+                raise Ended(f"the launcher ended, nobody having asked it to:\n{self.run.output()}")
             return len(self.steps) >= wanted
 
         self.until(done, f"{number} more steps")

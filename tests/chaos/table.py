@@ -34,7 +34,7 @@ def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "faults": len(records),
         "episodes": len(outcomes),
         "steps": sum(outcome.steps for outcome in outcomes),
-        "hangs": sum(bool(record.hang) for record in records),
+        "hangs": sum(outcome.hung for outcome in outcomes),
         "violations": [violation for outcome in outcomes for violation in outcome.violations],
         "prompts_lost": sum(record.draws_lost for record in records),
         "prompts_doubled": sum(record.draws_doubled for record in records),
@@ -52,7 +52,6 @@ def _row(kind: str, records: Sequence[Record]) -> dict[str, Any]:
         "with_another": sum(bool(record.together_with) for record in records),
         **times,
         **{name: sum(getattr(record, name) for record in records) for name, _ in COUNTS},
-        "hangs": sum(bool(record.hang) for record in records),
     }
 
 

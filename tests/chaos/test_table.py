@@ -17,12 +17,12 @@ def test_times_are_of_faults_alone_and_counts_of_all() -> None:
         Record("SIGKILL actor", "actor-1", "SIGSTOP rank", noticed_s=90.0, recovered_s=99.0, draws_again=2),
         Record("SIGSTOP rank", "learner-0", "SIGKILL actor", recovered_s=99.0, draws_lost=1, draws_doubled=2),
     ]
-    found = summary([Outcome(1, records[:2], 10), Outcome(2, records[2:], 5, ["an orphan"])])
+    found = summary([Outcome(1, records[:2], 10), Outcome(2, records[2:], 5, hung=True, violations=["an orphan"])])
     assert {name: found[name] for name in ("faults", "episodes", "steps", "hangs", "violations")} == {
         "faults": 4,
         "episodes": 2,
         "steps": 15,
-        "hangs": 0,
+        "hangs": 1,
         "violations": ["an orphan"],
     }
     assert (found["prompts_lost"], found["prompts_doubled"]) == (1, 2)
@@ -34,5 +34,5 @@ def test_times_are_of_faults_alone_and_counts_of_all() -> None:
 
     output = StringIO()
     show(found, "a campaign", Console(file=output, width=200))
-    assert "4 faults in 2 runs of 15 steps: 0 hangs, 1 violations, 1 prompts lost, 2 doubled" in output.getvalue()
+    assert "4 faults in 2 runs of 15 steps: 1 hangs, 1 violations, 1 prompts lost, 2 doubled" in output.getvalue()
     assert "4.0 (6.0)" in output.getvalue()

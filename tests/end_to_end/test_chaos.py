@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from olmorl.learner.ledger import read_ledger
-from tests.chaos import campaign, disk, faults
+from tests.chaos import campaign, faults
 from tests.chaos.campaign import Campaign, play
 from tests.chaos.episode import Episode, Outcome
 from tests.chaos.rig import Rig
@@ -53,11 +53,6 @@ def strike(chosen: Campaign, names: Sequence[str], folder: Path, seed: int) -> O
 def test_a_run_gets_over_faults(names: Sequence[str], tmp_path: Path) -> None:
     chosen = campaign.simulated()
     strike(chosen, [name for name in names if name in chosen.faults], tmp_path, seed=0)
-
-
-def test_the_disk_fails_too_where_a_run_can_have_its_own() -> None:
-    kinds = campaign.simulated().faults.keys()
-    assert (faults.OF_OWN_DISK.keys() <= kinds) == (not disk.missing())
 
 
 @pytest.mark.engine

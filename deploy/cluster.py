@@ -25,14 +25,17 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from olmorl.config import Cluster as Settings
 from olmorl.deploy import namespace
 from olmorl.deploy.access import PATIENCE
-from olmorl.deploy.own_ray import OwnRay
 from olmorl.deploy.plan import Plan
 from olmorl.deploy.process import Process
+from olmorl.deploy.ray_watch import Head, OwnDaemons, RayWatch
 from olmorl.errors import ResourceError
 
 _ROOM_TO_GROW = 16
 """Engines that may join a run on one machine: Ray counts CPUs there, and nobody else asks it for them."""
 _LOOK_S = 0.05
+_RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_RECONNECT_S = 60
+"""Ray's default for it: after so long without its head a process of Ray ends itself."""
 Place = tuple[PlacementGroup, int]
 """A placement group and the index of a bundle in it."""
 
@@ -49,7 +52,7 @@ class Cluster:
         self._plan = plan
         self._run = run
         self._learner: PlacementGroup | None = None
-        self._own: OwnRay | None = None
+        self._watch: RayWatch | None = None
 
     def __enter__(self) -> Cluster:
         logging.getLogger("ray").setLevel(logging.ERROR)
@@ -77,7 +80,7 @@ class Cluster:
             object_store_memory=512 << 20,
             _node_ip_address="127.0.0.1",
         )
-        self._own = OwnRay()
+        self._watch = RayWatch(OwnDaemons())
 
     def _join(self, address: str) -> None:
         try:
@@ -93,12 +96,13 @@ class Cluster:
                 f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}): start one with "
                 "`ray start --head`, and give every host the same RAY_AUTH_TOKEN"
             ) from None
+        self._watch = RayWatch(Head(address, ray.nodes, float(os.environ.get(_RECONNECT, _RECONNECT_S))))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._own is not None:
-            self._own.release()
+        if self._watch is not None:
+            self._watch.release()
         ray.shutdown()
 
     def processes(self) -> list[Process]:
@@ -106,18 +110,18 @@ class Cluster:
         return [Process(name, handle) for name, handle in namespace.starts()]
 
     async def keep(self) -> None:
-        """Watch the Ray that this run started for itself; that of a cluster is looked after there.
+        """As long as there is a Ray below the run.
 
         Raises:
-            RunEnded: it is not whole any more.
+            RunEnded: a daemon of its own Ray died, or the head of the cluster does not answer.
         """
-        if self._own is not None:
-            await self._own.keep()
+        assert self._watch is not None, "within the cluster"
+        await self._watch.keep()
 
     @property
     def is_broken(self) -> bool:
         """Whether there is no Ray left to ask."""
-        return self._own is not None and self._own.broken
+        return self._watch is not None and self._watch.broken
 
     def end_all(self) -> None:
         """End every process of the run and free its places, also those that an earlier launcher took."""

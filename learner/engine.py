@@ -237,7 +237,7 @@ class DeepSpeedTrainer:
             ConfigError: there is no checkpoint, or it is of another model.
             ResourceError: it is damaged.
         """
-        shares = Shares(folder)
+        shares = Shares(folder, self._ranks.rank, self._ranks.world)
         self._state.load(shares)
         random = shares.others("random/", self._ranks.rank)
         if "cpu" in random:

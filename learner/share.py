@@ -2,7 +2,8 @@
 
     share_0.safetensors   `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`: fp32 pieces of the flattened parameter NAME
                           `buffer/NAME` (rank 0), `random/cpu`, `random/cuda`
-                          metadata: `ranks`, `steps` of the optimizer, `starts` of the pieces
+                          metadata: `ranks`, `steps` of the optimizer, `starts` of the pieces, `digest` of all other
+                          bytes of the file
 
 Together they hold every parameter once, so a checkpoint does not depend on the number of ranks or the ZeRO stage.
 """
@@ -12,10 +13,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -25,6 +28,10 @@ from olmorl.learner import durable
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 """What a parameter's training state consists of."""
 _ALIGNMENT = 8
+_LENGTH_BYTES = 8
+"""In front of the header, for its length."""
+_NO_DIGEST = b"0" * 32
+_WAY_OUT = "go back to an earlier checkpoint with --resume --from-step N"
 _DTYPES = {
     torch.float32: "F32",
     torch.bfloat16: "BF16",
@@ -74,7 +81,7 @@ class Share:
         tensors = {f"{kind}/{piece.name}": piece.tensors[kind] for kind in KINDS for piece in pieces} | dict(others)
         starts = {piece.name: piece.start for piece in pieces}
         metadata = {"ranks": str(self._world), "steps": str(steps), "starts": json.dumps(starts)}
-        self._header, offsets = _header(tensors, metadata)
+        self._header, offsets = _header(tensors, {"digest": _NO_DIGEST.decode(), **metadata})
         if self._memory.numel() != offsets[-1]:
             self._memory = torch.empty(offsets[-1], dtype=torch.uint8, pin_memory=self._pinned)
         for tensor, (start, end) in zip(tensors.values(), pairwise(offsets), strict=True):
@@ -85,7 +92,9 @@ class Share:
 
     def write(self, folder: Path) -> None:
         """Put the copy on disk, whole. Blocks. Raises ResourceError when the disk refuses it."""
-        durable.write_whole(file_of(folder, self._rank), [self._header, self._memory.numpy().data])
+        data = self._memory.numpy().data
+        header = self._header.replace(_NO_DIGEST, _digest(self._header, data), 1)
+        durable.write_whole(file_of(folder, self._rank), [header, data])
 
 
 def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple[bytes, list[int]]:
@@ -100,7 +109,14 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> tuple
         }
     text = json.dumps({"__metadata__": metadata, **entries}).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text, offsets
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text, offsets
+
+
+def _digest(header: bytes, data: memoryview) -> bytes:
+    """Of a share, as if it had no digest."""
+    digest = xxhash.xxh3_128(header)
+    digest.update(data)
+    return digest.hexdigest().encode()
 
 
 class _Part(NamedTuple):
@@ -114,8 +130,11 @@ class _Part(NamedTuple):
 class Shares:
     """All shares of one checkpoint, whoever wrote them."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, reader: int = 0, readers: int = 1) -> None:
         """Open them.
+
+        Args:
+            reader: of `readers` that open them at the same time, and share the work of reading through them for damage.
 
         Raises:
             ConfigError: there is no checkpoint of a learner.
@@ -126,6 +145,8 @@ class Shares:
         metadata = first.metadata() or {}
         self.steps = float(metadata["steps"])
         self._files = [first, *map(self._open, range(1, int(metadata["ranks"])))]
+        for rank in range(reader, len(self._files), readers):
+            self._refuse_damage(rank)
         self._parts: dict[str, list[_Part]] = {}
         for rank, file in enumerate(self._files):
             for name, start in json.loads(file.metadata()["starts"]).items():
@@ -167,12 +188,20 @@ class Shares:
         return {name.removeprefix(prefix): file.get_tensor(name) for name in names}
 
     def _open(self, rank: int) -> Any:
-        path, way_out = file_of(self._folder, rank), "go back to an earlier checkpoint with --resume --from-step N"
+        path = file_of(self._folder, rank)
         try:
             return safe_open(path, framework="pt")
         except FileNotFoundError:
             if rank == 0:
                 raise ConfigError(f"{self._folder}: no checkpoint of a learner there (no {path.name})") from None
-            raise ResourceError(f"{path}: missing; {way_out}") from None
+            raise ResourceError(f"{path}: missing; {_WAY_OUT}") from None
         except SafetensorError as error:
-            raise ResourceError(f"{path}: damaged ({error}); {way_out}") from None
+            raise ResourceError(f"{path}: damaged ({error}); {_WAY_OUT}") from None
+
+    def _refuse_damage(self, rank: int) -> None:
+        path, digest = file_of(self._folder, rank), self._files[rank].metadata()["digest"].encode()
+        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data, memoryview(data) as view:
+            start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+            with view[start:] as tensors:
+                if _digest(data[:start].replace(digest, _NO_DIGEST, 1), tensors) != digest:
+                    raise ResourceError(f"{path}: damaged (its bytes are not those that were written); {_WAY_OUT}")

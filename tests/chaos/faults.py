@@ -65,6 +65,7 @@ OF_HOSTS: dict[str, Fault] = {
     "half-open link, actor host": hosts.long_outage(Host.mute),
     "slow link, actor host": hosts.slow_link(hosts.of_actors),
     "actor host killed, another joins": hosts.kill_host,
+    "SIGKILL Ray's head": hosts.kill_head,
 }
 SIDE_BY_SIDE = OF_PROCESSES.keys() | OF_REAL_ENGINES.keys()
 """Two of these may strike at once."""

@@ -32,6 +32,8 @@ class HostRig(Rig):
         run.spawn = cluster.spawn
 
     def start(self, *arguments: str) -> None:
+        if not self._cluster.has_head:
+            self._cluster.start_again()
         super().start("--ray-address", self._cluster.address, *LAYOUT, *arguments)
 
     def stop(self) -> None:
@@ -53,6 +55,10 @@ class HostRig(Rig):
     def on(self, host: Host) -> set[str]:
         """The names of the processes there."""
         return {name for name, entry in self.run.roster().items() if entry["host"] == host.name}
+
+    def kill_head(self) -> None:
+        """Of the Ray cluster: its host and the launcher live on."""
+        self._cluster.kill_head()
 
     def join_another(self) -> None:
         """One more host."""

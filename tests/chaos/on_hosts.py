@@ -9,7 +9,7 @@ from random import Random
 
 from tests.chaos.host_rig import HostRig
 from tests.chaos.rig import Rig
-from tests.chaos.strike import Fault, Strike
+from tests.chaos.strike import Fault, Strike, always
 from tests.hosts.lan import Host
 
 _STEPS_MEANWHILE = 2
@@ -112,3 +112,14 @@ def _lost(rig: HostRig, host: Host, mend: Callable[[], object]) -> Strike:
 
     mended = course()
     return Strike(f"{host.name} with {', '.join(sorted(actors))}", noticed, lambda: next(mended))
+
+
+# --- the cluster is lost ----------------------------------------------------------------------------------
+
+
+def kill_head(rig: Rig, random: Random) -> Strike:
+    """Ray has no head any more: the run ends with the cause, and is resumed on a cluster that was started again."""
+    rig = _on_hosts(rig)
+    before = len(rig.said())
+    rig.kill_head()
+    return Strike("gcs_server", lambda: "Ray's head" in rig.said()[before:], always, ends_run=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -42,7 +43,8 @@ class RayCluster:
             "OMP_NUM_THREADS": "1",
         }
         self.head = lan.add("head", self._shared)
-        self._finish(self.head, self._start(self.head, 0, "--head", f"--port={PORT}", "--include-dashboard=false"))
+        self._cpus = {self.head.name: 0}
+        self._start_head()
 
     @property
     def hosts(self) -> dict[str, Host]:
@@ -56,10 +58,40 @@ class RayCluster:
     def join(self, *names: str, cpus: int = 1) -> list[Host]:
         """New hosts, side by side."""
         hosts = [self._lan.add(name, self._shared) for name in names]
-        starting = [self._start(host, cpus, f"--address={self.address}") for host in hosts]
+        self._cpus |= dict.fromkeys(names, cpus)
+        self._join(hosts)
+        return hosts
+
+    def kill_head(self) -> None:
+        """End what knows of all hosts; the head's host lives on, and the launcher on it."""
+        for process in self._of_ray(self.head, "gcs_server"):
+            process.kill()
+
+    @property
+    def has_head(self) -> bool:
+        """Whether there is a cluster at all."""
+        return bool(self._of_ray(self.head, "gcs_server"))
+
+    def start_again(self) -> None:
+        """A new cluster on the hosts that there are."""
+        for host in self.hosts.values():
+            for process in self._of_ray(host, *RAYS_OWN):
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+        self._start_head()
+        self._join([host for host in self.hosts.values() if host is not self.head])
+
+    @staticmethod
+    def _of_ray(host: Host, *names: str) -> list[psutil.Process]:
+        return [process for process in host.processes() if process.name() in names]
+
+    def _start_head(self) -> None:
+        self._finish(self.head, self._start(self.head, "--head", f"--port={PORT}", "--include-dashboard=false"))
+
+    def _join(self, hosts: Sequence[Host]) -> None:
+        starting = [self._start(host, f"--address={self.address}") for host in hosts]
         for host, process in zip(hosts, starting, strict=True):
             self._finish(host, process)
-        return hosts
 
     def spawn(self, command: Sequence[str], output: IO[str], **env: str) -> subprocess.Popen[str]:
         """Start a program on the head."""
@@ -76,12 +108,12 @@ class RayCluster:
         files = [(host.name, name) for host in self.hosts.values() for name in host.run(["ls", "/dev/shm"]).split()]
         return [f"{name} on {host}" for host, name in (*found, *files) if name != _KEPT]
 
-    def _start(self, host: Host, cpus: int, *arguments: str) -> subprocess.Popen[str]:
+    def _start(self, host: Host, *arguments: str) -> subprocess.Popen[str]:
         ray = str(Path(sys.executable).with_name("ray"))
         command = [
             *(ray, "start", *arguments),
             f"--node-ip-address={host.address}",
-            f"--num-cpus={cpus}",
+            f"--num-cpus={self._cpus[host.name]}",
             f"--object-store-memory={_OBJECTS_BYTES}",
             "--include-log-monitor=false",
             "--disable-usage-stats",

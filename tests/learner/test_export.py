@@ -81,6 +81,20 @@ def test_a_share_that_is_missing_or_damaged_is_named(tmp_path: Path) -> None:
         Shares(tmp_path)
 
 
+@pytest.mark.parametrize("after", [b'"steps": "', b""], ids=["header", "data"])
+def test_a_bit_that_flipped_is_found_by_one_of_all_readers(tmp_path: Path, after: bytes) -> None:
+    write(tmp_path, {"a": torch.arange(4.0)}, world=3)
+    share = file_of(tmp_path, 1)
+    data = bytearray(share.read_bytes())
+    data[data.index(after) + len(after) if after else -1] ^= 1
+    share.write_bytes(data)
+    Shares(tmp_path, reader=0, readers=2)
+    with pytest.raises(ResourceError, match=r"share_1\.safetensors: damaged \(its bytes .*--from-step"):
+        Shares(tmp_path, reader=1, readers=2)
+    with pytest.raises(ResourceError, match=r"share_1\.safetensors: damaged"):
+        Shares(tmp_path)
+
+
 @pytest.fixture
 def run_of(tmp_path: Path) -> Callable[..., tuple[Path, Weights]]:
     """A run directory with a complete checkpoint of step 4, written on two ranks, of a model trained a little."""

@@ -1,27 +1,31 @@
-"""A run whose own Ray is not whole any more ends by name, also when it hangs in a call to that Ray."""
+"""A run whose Ray is lost ends by name, also when it hangs in a call to that Ray."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
+
+from olmorl.deploy.ray_watch import LOOK_S, Head
 
 # Daemons are told by their names. They are programs that sleep here.
 PROGRAM = """
 import asyncio, subprocess, sys, time
 from pathlib import Path
-from olmorl.deploy import own_ray
+from olmorl.deploy import ray_watch
 from olmorl.errors import RunEnded
 
 folder, who, patience_s, hangs = Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4] == "hangs"
 daemons = {name: subprocess.Popen([folder / name, "300"]) for name in ("gcs_server", "raylet")}
 while not all(Path(f"/proc/{daemon.pid}/comm").read_text().strip() == name for name, daemon in daemons.items()):
     time.sleep(0.01)
-own_ray._PATIENCE_S = patience_s
-ray = own_ray.OwnRay()
+ray_watch._PATIENCE_S = patience_s
+ray = ray_watch.RayWatch(ray_watch.OwnDaemons())
 if who:
     daemons[who].kill()
 if hangs:
@@ -72,3 +76,50 @@ def test_a_launcher_that_hangs_in_a_call_ends_all_the_same(folder: Path) -> None
 
 def test_while_both_live_and_after_the_release_nothing_happens(folder: Path) -> None:
     assert play(folder, "", "0.2", "").stdout == "goes on False\n"
+
+
+class Questions:
+    """Those that a head was asked; it can be told to keep quiet, or to refuse."""
+
+    def __init__(self) -> None:
+        self.answers = threading.Event()
+        self.refuses = False
+        self.number = 0
+
+    def __call__(self) -> None:
+        self.number += 1
+        if self.refuses:
+            raise ConnectionError("refused")
+        self.answers.wait(20)
+
+
+def looked_until_lost(head: Head, limit: int) -> int:
+    """How often it takes until the head counts as lost."""
+    return next((i for i in range(1, limit) if head.lost()), limit)
+
+
+def test_a_head_that_keeps_quiet_is_lost_after_three_quarters_of_what_ray_waits() -> None:
+    head = Head("198.18.0.1:6379", Questions(), 40 * LOOK_S)
+    assert looked_until_lost(head, 1000) == 30
+    assert head.lost() == (
+        "Ray's head at 198.18.0.1:6379 has not answered for 15 s: start Ray on it and on all hosts again"
+    )
+
+
+def test_a_head_that_refuses_is_asked_again_and_lost() -> None:
+    ask = Questions()
+    ask.refuses = True
+    head = Head("198.18.0.1:6379", ask, 40 * LOOK_S)
+    while ask.number < 2:
+        time.sleep(0.01)
+    assert looked_until_lost(head, 1000) == 30
+
+
+def test_a_head_that_answers_again_in_time_was_never_lost() -> None:
+    ask = Questions()
+    head = Head("198.18.0.1:6379", ask, 40 * LOOK_S)
+    assert looked_until_lost(head, 25) == 25
+    ask.answers.set()
+    while ask.number < 2:
+        time.sleep(0.01)
+    assert looked_until_lost(head, 25) == 25

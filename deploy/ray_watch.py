@@ -1,0 +1,145 @@
+"""Whether the Ray below a run is still there.
+
+own daemons   of the Ray that a run starts for itself, on one machine: they live
+head          of the cluster that a run joined: it answers
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Protocol
+
+import psutil
+
+from olmorl.errors import RunEnded
+
+LOOK_S = 0.5
+_NAMES = ("gcs_server", "raylet")
+_PATIENCE_S = 10.0
+"""For the run to end in order: it may wait in the middle of a call to a Ray that is not there any more."""
+
+
+class Below(Protocol):
+    """A Ray that may be lost."""
+
+    def lost(self) -> str:
+        """Why it is, and what to do; nothing as long as it is there. Asked every `LOOK_S`, and does not block."""
+
+    def end(self) -> None:
+        """End what is left of it."""
+
+
+class RayWatch:
+    """Once the Ray below a run is lost the run ends by name, also when it hangs in a call to that Ray.
+
+    A thread looks, as whoever asks something of half a Ray is kept waiting for a minute.
+    """
+
+    def __init__(self, below: Below) -> None:
+        self._below = below
+        self._lost = ""
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    @property
+    def broken(self) -> bool:
+        """There is nothing left to ask."""
+        return bool(self._lost)
+
+    async def keep(self) -> None:
+        """As long as it is there.
+
+        Raises:
+            RunEnded: it is not, and with it what Ray knew.
+        """
+        while True:
+            if self._lost:
+                raise RunEnded(self._lost)
+            await asyncio.sleep(LOOK_S)
+
+    def release(self) -> None:
+        """It may end from now on; if it is lost already, this process still has to end in time."""
+        if not self._lost:
+            self._over.set()
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK_S):
+            if lost := self._below.lost():
+                self._lost = f"{lost}; --resume goes on from the last checkpoint"
+                self._below.end()
+                time.sleep(_PATIENCE_S)
+                print(f"olmorl-launch: {self._lost}", file=sys.stderr, flush=True)
+                os._exit(1)
+
+
+class OwnDaemons:
+    """When one dies, the others and all that they started end."""
+
+    def __init__(self) -> None:
+        """They are children of this process."""
+        self._daemons = {child.name(): child for child in _children(psutil.Process()) if child.name() in _NAMES}
+
+    def lost(self) -> str:
+        return "".join(
+            [f"{name} of the run's own Ray died" for name, one in self._daemons.items() if not _runs(one)][:1]
+        )
+
+    def end(self) -> None:
+        for process in [child for daemon in self._daemons.values() for child in (*_children(daemon), daemon)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+class Head:
+    """It may be away for less than Ray itself would wait: processes that know each other go on without it.
+
+    Args:
+        ask: something that it has to answer; may block or raise.
+        patience_s: after so long without an answer Ray would end this process, and not say why.
+    """
+
+    def __init__(self, address: str, ask: Callable[[], object], patience_s: float) -> None:
+        self._address = address
+        self._ask = ask
+        self._looks_left = self._looks = int(0.75 * patience_s / LOOK_S)
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def lost(self) -> str:
+        # Looks are counted, not seconds: a launcher that was stopped for a while has not listened.
+        self._looks_left -= 1
+        if self._looks_left > 0:
+            return ""
+        return (
+            f"Ray's head at {self._address} has not answered for {self._looks * LOOK_S:.0f} s: start Ray on it and on "
+            "all hosts again"
+        )
+
+    def end(self) -> None:
+        """What goes on without a head ends by itself, or is taken over if the head comes back."""
+
+    def _listen(self) -> None:
+        while True:
+            with suppress(Exception):
+                self._ask()
+                self._looks_left = self._looks
+            time.sleep(LOOK_S)
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children())
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

@@ -31,8 +31,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from olmorl import config
 from olmorl.errors import Diverged
+from olmorl.learner import heap, zero
 from olmorl.learner import model as models
-from olmorl.learner import zero
 from olmorl.learner.objective import STATS, LossInputs, policy_loss, step_metrics
 from olmorl.learner.packing import RowArrays, row_arrays
 from olmorl.learner.policy import Policy, policy_row, refuse_leaks
@@ -138,6 +138,8 @@ class DeepSpeedTrainer:
                     "Go back to an earlier checkpoint (--resume --from-step N) with a lower learning rate"
                 )
         dist.all_reduce(stats_S)
+        if shard.step % heap.EVERY_STEPS == 0:
+            heap.give_back()
         values = step_metrics(stats_S, len(updates))
         if reference is None:
             del values["kl_ref_mean"]

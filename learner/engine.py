@@ -138,8 +138,7 @@ class DeepSpeedTrainer:
                     "Go back to an earlier checkpoint (--resume --from-step N) with a lower learning rate"
                 )
         dist.all_reduce(stats_S)
-        if shard.step % heap.EVERY_STEPS == 0:
-            heap.give_back()
+        heap.give_back()
         values = step_metrics(stats_S, len(updates))
         if reference is None:
             del values["kl_ref_mean"]

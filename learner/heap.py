@@ -6,10 +6,6 @@ Without this a rank on a CPU holds twice the memory that it uses, and looks as i
 from __future__ import annotations
 
 import ctypes
-from typing import Final
-
-EVERY_STEPS: Final = 10
-"""Often enough to stay flat; after every step it costs a fifth of the speed, as memory has to be had again."""
 
 
 def give_back() -> None:

@@ -27,5 +27,5 @@ print((before - psutil.Process().memory_info().rss) / (NUM * SIZE / 2))
 def test_holes_in_the_heap_are_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    # Whole pages only: 24 of each 100,000 bytes.
+    # Whole pages only, of which each piece has 23.
     assert 0.8 < float(done.stdout) <= 1.05

@@ -8,18 +8,12 @@ from pathlib import Path
 
 from tests.chaos.rig import Hang, Rig
 from tests.end_to_end.launching import Launch
+from tests.end_to_end.recipes import ON_FOUR_HOSTS
 from tests.hosts.lan import Host, Lan
 from tests.hosts.ray_cluster import RayCluster
 
 NUM_HOSTS, CPUS = 4, 2
 NUM_ACTORS = 2 * CPUS
-LAYOUT = (
-    "--learner.nodes=2",
-    "--learner.ranks_per_node=1",
-    "--actors.nodes=2",
-    f"--actors.engines_per_node={CPUS}",
-    "--actors.max_waiting=0",
-)
 
 
 class HostRig(Rig):
@@ -34,7 +28,7 @@ class HostRig(Rig):
     def start(self, *arguments: str) -> None:
         if not self._cluster.has_head:
             self._cluster.start_again()
-        super().start("--ray-address", self._cluster.address, *LAYOUT, *arguments)
+        super().start("--ray-address", self._cluster.address, *ON_FOUR_HOSTS, *arguments)
 
     def stop(self) -> None:
         self._cluster.control(self.run.run_dir, "stop")

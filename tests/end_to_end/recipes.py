@@ -13,6 +13,8 @@ def variety(completions, **columns):
     texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]
     return [len(set(text)) % 7 / 6 for text in texts]
 '''
+ON_FOUR_HOSTS = ("--learner.nodes=2", "--learner.ranks_per_node=1", "--actors.nodes=2", "--actors.max_waiting=0")
+"""The arguments with which a run without a model uses two hosts for the learner and two for actors."""
 
 
 def make_policy(folder: Path) -> Path:

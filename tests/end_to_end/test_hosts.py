@@ -16,6 +16,7 @@ import pytest
 from olmorl.learner import rollouts
 from olmorl.queues.address import PASSWORD
 from olmorl.queues.embedded import find_server
+from tests.end_to_end.recipes import ON_FOUR_HOSTS
 from tests.hosts.lan import Host, Lan, missing, program
 from tests.hosts.ray_cluster import RayCluster, programs
 
@@ -56,12 +57,6 @@ heartbeat_deadline_s = 3.0
 [cluster]
 stop_deadline_s = 6.0
 """
-ON_FOUR_HOSTS = {
-    "learner.nodes": "2",
-    "learner.ranks_per_node": "1",
-    "actors.nodes": "2",
-    "actors.max_waiting": "0",
-}
 NOTICED_S, ELSEWHERE_S = 10.0, 15.0
 MOVED_S = 240.0
 """Ray gives a host a minute before it counts as lost."""
@@ -153,7 +148,7 @@ def test_links_break_and_heal_and_hosts_come_and_go(
 ) -> None:
     run = simulate(SIMULATED)
     run.spawn = cluster.spawn
-    run.start("--ray-address", cluster.address, *(f"--{key}={value}" for key, value in ON_FOUR_HOSTS.items()))
+    run.start("--ray-address", cluster.address, *ON_FOUR_HOSTS)
     run.until_step(2)
     before = run.roster()
     one, other = (cluster.hosts[name] for name in {places(run)[f"actor-{index}"] for index in range(4)})
@@ -198,7 +193,7 @@ def test_a_learner_that_loses_its_first_host_trains_on_elsewhere(
     cluster.join("spare", "second", cpus=2)
     run = simulate(SIMULATED)
     run.spawn = cluster.spawn
-    run.start("--ray-address", cluster.address, *(f"--{key}={value}" for key, value in ON_FOUR_HOSTS.items()))
+    run.start("--ray-address", cluster.address, *ON_FOUR_HOSTS)
     run.until_step(6)
 
     cut_off = cluster.hosts[places(run)["assembler"]]
@@ -220,13 +215,13 @@ def test_a_learner_that_loses_its_first_host_trains_on_elsewhere(
 
 
 @pytest.fixture
-def redis_of_their_own(cluster: RayCluster, tmp_path: Path) -> Iterator[dict[str, str]]:
+def redis_of_their_own(cluster: RayCluster, tmp_path: Path) -> Iterator[str]:
     """A Redis on the head that the run has not started: the options that name it."""
     password, port = secrets.token_hex(8), "6390"
     command = [str(find_server()), "--bind", cluster.head.address, "--port", port, "--requirepass", password]
     process = cluster.head.start([*command, "--appendonly", "yes", "--dir", str(tmp_path)], subprocess.DEVNULL)
     cluster.environment[PASSWORD] = password
-    yield {"queue.url": f"redis://{cluster.head.address}:{port}/0"}
+    yield f"redis://{cluster.head.address}:{port}/0"
     del cluster.environment[PASSWORD]
     program(process).kill()
     process.wait()
@@ -234,15 +229,14 @@ def redis_of_their_own(cluster: RayCluster, tmp_path: Path) -> Iterator[dict[str
 
 def test_with_a_redis_elsewhere_only_the_learner_moves(
     cluster: RayCluster,
-    redis_of_their_own: dict[str, str],
+    redis_of_their_own: str,
     simulate: Callable[[str], Any],
     check_history: Callable[[Any, int, int], None],
 ) -> None:
     cluster.join("third", cpus=2)
     run = simulate(SIMULATED)
     run.spawn = cluster.spawn
-    options = {**ON_FOUR_HOSTS, **redis_of_their_own}
-    run.start("--ray-address", cluster.address, *(f"--{key}={value}" for key, value in options.items()))
+    run.start("--ray-address", cluster.address, f"--queue.url={redis_of_their_own}", *ON_FOUR_HOSTS)
     run.until_step(6)
     actors = {name: entry for name, entry in run.roster().items() if name.startswith("actor")}
     killed = cluster.hosts[places(run)["assembler"]]
@@ -269,3 +263,27 @@ def check_moved(groups: list[dict[str, Any]], actors: set[str], lost_at: float, 
     assert min(group["started_at"] for group in again) < lost_at + ELSEWHERE_S
     late = [group for group in groups if group["started_at"] < noticed_at < group["finished_at"]]
     assert all(group["actor"] not in actors for group in late)
+
+
+def test_without_its_head_the_run_ends_by_name_and_goes_on_when_ray_was_started_again(
+    cluster: RayCluster, simulate: Callable[[str], Any], check_history: Callable[[Any, int, int], None]
+) -> None:
+    run = simulate(SIMULATED)
+    run.spawn = cluster.spawn
+    run.start("--ray-address", cluster.address, *ON_FOUR_HOSTS)
+    run.until_step(6)
+    before = len(run.lines())
+    cluster.kill_head()
+    assert run.wait(120) == 1, run.output()
+    assert f"Ray's head at {cluster.address} has not answered for 45 s: start Ray" in run.output()
+    assert len(run.lines()) > before, "meanwhile it trained on"
+    run.until_gone()
+    cluster.start_again()
+
+    run.start("--ray-address", cluster.address, *ON_FOUR_HOSTS, "--resume")
+    run.until(lambda: run.lines()[-1]["incarnation"] == 2)
+    until_steps(run, 3)
+    cluster.control(run.run_dir, "stop")
+    assert run.wait() == 0, run.output()
+    check_history(run, len(run.lines()), MAX_LAG)
+    assert cluster.left_behind() == []

@@ -11,7 +11,7 @@ from signal import SIGKILL
 import psutil
 
 from tests.chaos.rig import Rig
-from tests.chaos.strike import Check, Fault, Strike, always, replaced, send
+from tests.chaos.strike import Check, Fault, Strike, always, given_up, replaced, send
 
 
 def _at_work_again(rig: Rig, actor: str, pid: int) -> Check:
@@ -29,7 +29,7 @@ def on_actor(number: signal.Signals) -> Fault:
         pid = rig.pid(name)
         mended = _at_work_again(rig, name, pid)
         send(pid, number)
-        return Strike(name, lambda: rig.pids().get(name) != pid, mended)
+        return Strike(name, given_up(rig, name, pid), mended)
 
     return strike
 
@@ -42,7 +42,7 @@ def on_all_actors(number: signal.Signals) -> Fault:
         again = [_at_work_again(rig, name, pid) for name, pid in pids.items()]
         for pid in pids.values():
             send(pid, number)
-        gone = [replaced(rig, name, pid) for name, pid in pids.items()]
+        gone = [given_up(rig, name, pid) for name, pid in pids.items()]
         return Strike(", ".join(pids), lambda: all(check() for check in gone), lambda: any(check() for check in again))
 
     return strike
@@ -73,7 +73,7 @@ def on_part_of_actor(number: signal.Signals, *words: str) -> Fault:
         name, pid = next((name, pid) for name, pid in rig.pids().items() if pid in family)
         mended = _at_work_again(rig, name, pid)
         send(part.pid, number)
-        return Strike(f"{words[0]} of {name}", lambda: rig.pids().get(name) != pid, mended)
+        return Strike(f"{words[0]} of {name}", given_up(rig, name, pid), mended)
 
     return strike
 
@@ -113,6 +113,6 @@ def on_learner(name: str, number: signal.Signals) -> Fault:
             rig.steps.look()
             return rig.steps.seen[-1].line["incarnation"] > incarnation
 
-        return Strike(who, lambda: rig.pids().get(who) != pid, next_incarnation)
+        return Strike(who, given_up(rig, who, pid), next_incarnation)
 
     return strike

@@ -42,6 +42,11 @@ def always() -> bool:
     return True
 
 
+def given_up(rig: Rig, name: str, pid: int) -> Check:
+    """Whether the service knows that this process is no more what has this name."""
+    return lambda: rig.pids().get(name) != pid
+
+
 def replaced(rig: Rig, name: str, pid: int) -> Check:
     """Whether another process is there under this name."""
     return lambda: rig.pids().get(name, pid) != pid

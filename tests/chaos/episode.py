@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 
 from olmorl.learner import rollouts
 from tests.chaos import faults
-from tests.chaos.history import ENDS, violations
+from tests.chaos.history import ENDS, journaled_otherwise, violations
 from tests.chaos.rig import Ended, Hang, Rig
 from tests.chaos.steps import Seen
 from tests.chaos.strike import Fault, Strike
@@ -37,7 +38,7 @@ class Record:
     gap_s: float = 0.0
     """The longest time without a step."""
     elsewhere_s: float | None = None
-    """Until the first prompt that the victim had in hand was begun elsewhere."""
+    """Until the last of the prompts that were given out again was begun."""
     steps_replayed: int = 0
     tokens_wasted: int = 0
     """Generated for nothing, as far as whoever generated them lived to say so."""
@@ -82,6 +83,8 @@ class Episode:
         self._random = Random(seed)
         self._pairs = pairs
         self._windows: list[Window] = []
+        self._journaled: list[tuple[int, list[int]]] = []
+        """Steps that were in the journal whenever everybody was dead, and their draws in order."""
         self.outcome = Outcome(seed)
 
     def run(self, work: Callable[[], None]) -> Outcome:
@@ -95,13 +98,13 @@ class Episode:
             rig.more_steps(STEPS_AFTER)
             work()
             self._stop()
+            self.outcome.violations += rig.left_behind()
         except Exception as error:
             self.outcome.hung = isinstance(error, (Hang, TimeoutExpired))
             self.outcome.violations.append(f"{type(error).__name__}: {error}")
             return self.outcome
         finally:
-            for process in rig.run.processes():
-                process.kill()
+            rig.end()
         self._judge()
         return self.outcome
 
@@ -138,11 +141,13 @@ class Episode:
         records = self.outcome.records[-len(strikes) :]
         self._until_mended(strikes, records, begin)
         rig.more_steps(1)
-        for record in records:
+        for strike, record in zip(strikes, records, strict=True):
             record.recovered_s = time.monotonic() - begin
             record.steps_replayed = _replayed(last, rig.steps.since(before))
             self._windows.append(Window(record, wall, before))
+            self.outcome.violations += _broken(strike, record)
         rig.more_steps(STEPS_AFTER - 1)
+        rig.until(lambda: not rig.orphans(), "nothing at work whose parent is gone")
         for record in records:
             record.gap_s = rig.steps.longest_gap_s(before, begin)
 
@@ -171,6 +176,7 @@ class Episode:
         assert rig.run.process is not None
         rig.run.process.wait()
         rig.run.until_gone()
+        self._journaled += rig.journaled()
         arguments = next(strike.resume for strike in strikes if strike.ends_run)
         rig.start("--resume", *arguments)
 
@@ -185,10 +191,10 @@ class Episode:
 
     def _judge(self) -> None:
         rig, outcome, schedule = self._rig, self.outcome, self._rig.settings.schedule
-        outcome.violations += rig.left_behind()
         outcome.steps = len(rig.run.lines())
         outcome.violations += violations(rig.run.run_dir, schedule.prompts_per_step, schedule.max_lag)
         outcome.violations += _replayed_differently(rig.steps.seen)
+        outcome.violations += journaled_otherwise(rig.run.run_dir, self._journaled)
         if rig.run.roster():
             outcome.violations.append(f"processes.json names {sorted(rig.run.roster())}")
         if "Traceback (most recent call last)" in rig.said():
@@ -207,6 +213,14 @@ class Episode:
         window.record.tokens_wasted = max(0, lines[-1]["tokens_wasted_total"] - before)
 
 
+def _broken(strike: Strike, record: Record) -> Iterator[str]:
+    """What does not hold once all is mended."""
+    if strike.noticed is not None and record.noticed_s is None:
+        yield f"{record.fault} ({record.victim}) was never noticed"
+    if not strike.kept():
+        yield f"{record.fault} ({record.victim}): {strike.kept.__doc__}"
+
+
 def _unaccounted(line: Mapping[str, Any]) -> int:
     """Draws that are nowhere."""
     ended = sum(line[f"groups_{kind}_total"] for kind in ENDS)
@@ -216,10 +230,13 @@ def _unaccounted(line: Mapping[str, Any]) -> int:
 def _count_groups(window: Window, following: Window, groups: Sequence[Mapping[str, Any]]) -> None:
     record = window.record
     here = [group for group in groups if window.struck_at < group.get("started_at", 0.0) < following.struck_at]
-    again = [group for group in here if group["attempt"] > 1]
-    record.draws_again = len({group["prompt_id"] for group in again})
+    again: dict[int, float] = {}
+    for group in here:
+        if group["attempt"] > 1:
+            again[group["prompt_id"]] = min(group["started_at"], again.get(group["prompt_id"], math.inf))
+    record.draws_again = len(again)
     if again:
-        record.elsewhere_s = min(group["started_at"] for group in again) - window.struck_at
+        record.elsewhere_s = max(again.values()) - window.struck_at
     trained = Counter(group["prompt_id"] for group in groups if group["outcome"] == "trained")
     record.draws_doubled = sum(trained[draw] > 1 for draw in {group["prompt_id"] for group in here})
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,22 @@ ENDS = ("trained", "zero_gradient", "stale", "failed")
 
 def violations(run_dir: Path, prompts_per_step: int, max_lag: int) -> list[str]:
     """Everything that is wrong, in words; empty when nothing is."""
-    lines = list(metric_lines(run_dir))
+    lines, records = list(metric_lines(run_dir)), read_ledger(run_dir)
     return [
         *_of_lines(lines, prompts_per_step, max_lag),
-        *_of_ledger(read_ledger(run_dir), len(lines), prompts_per_step),
-        *_of_rollouts(run_dir, max_lag),
+        *_of_ledger(records, lines, prompts_per_step),
+        *_of_rollouts(_trained(run_dir), records, max_lag),
     ]
+
+
+def journaled_otherwise(run_dir: Path, journaled: Sequence[tuple[int, list[int]]]) -> Iterator[str]:
+    """Steps whose draws were in the journal in this order when everybody was dead, and that trained on others."""
+    trained: dict[int, list[int]] = {}
+    for group in _trained(run_dir):
+        trained.setdefault(group["step"], []).append(group["prompt_id"])
+    for step, draws in journaled:
+        if trained.get(step) != draws:
+            yield f"step {step} trained on {trained.get(step)}, and {draws} were in its journal"
 
 
 def _of_lines(lines: list[dict[str, Any]], prompts_per_step: int, max_lag: int) -> Iterator[str]:
@@ -40,30 +50,32 @@ def _of_lines(lines: list[dict[str, Any]], prompts_per_step: int, max_lag: int) 
             yield f"{step}: lag {line['lag_mean']} (max {line['lag_max']})"
 
 
-def _of_ledger(records: list[dict[str, Any]], steps: int, prompts_per_step: int) -> Iterator[str]:
-    """One record a draw, none missing, and every step trained its own groups once."""
-    numbers = [record["prompt_id"] for record in records]
-    if missing := sorted(set(range(len(numbers))) - set(numbers)):
+def _of_ledger(records: list[dict[str, Any]], lines: list[dict[str, Any]], prompts_per_step: int) -> Iterator[str]:
+    """A record for each draw, and every step trained its own groups once."""
+    numbers, drawn = {record["prompt_id"] for record in records}, lines[-1]["prompts_drawn_total"] if lines else 0
+    if missing := sorted(set(range(max(drawn, len(numbers)))) - numbers):
         yield f"draws without a record: {missing}"
-    if twice := [number for number, times in Counter(numbers).items() if times > 1]:
-        yield f"draws with more than one record: {twice}"
     trained = Counter(record["step"] for record in records if record["outcome"] == "trained")
     wrong = {step: number for step, number in trained.items() if number != prompts_per_step}
-    if wrong or len(trained) != steps:
-        yield f"{len(trained)} of {steps} steps have groups in the ledger; with another number than others: {wrong}"
+    if wrong or len(trained) != len(lines):
+        number = f"{len(trained)} of {len(lines)}"
+        yield f"{number} steps have groups in the ledger; with another number than others: {wrong}"
 
 
-def _of_rollouts(run_dir: Path, max_lag: int) -> Iterator[str]:
-    """No draw trained twice, no token older than the lag allows or newer than its step."""
-    trained: Counter[int] = Counter()
-    for path in rollouts.files(run_dir / "rollouts"):
-        for record in rollouts.read(path):
-            if record["outcome"] != "trained":
-                continue
-            trained[record["prompt_id"]] += 1
-            versions = [version for answer in record["completions"] for version, _, _ in answer["versions"]]
-            lags = {record["step"] - 1 - version for version in versions}
-            if not lags <= set(range(max_lag + 1)):
-                yield f"draw {record['prompt_id']} was trained in step {record['step']} with tokens of lag {lags}"
-    if twice := [draw for draw, times in trained.items() if times > 1]:
-        yield f"draws that were trained more than once: {twice}"
+def _of_rollouts(groups: list[dict[str, Any]], records: list[dict[str, Any]], max_lag: int) -> Iterator[str]:
+    """What the ledger says was trained, once each, no token older than the lag allows or newer than its step."""
+    for group in groups:
+        versions = [version for answer in group["completions"] for version, _, _ in answer["versions"]]
+        lags = {group["step"] - 1 - version for version in versions}
+        if not lags <= set(range(max_lag + 1)):
+            yield f"draw {group['prompt_id']} was trained in step {group['step']} with tokens of lag {lags}"
+    trained = Counter((group["step"], group["prompt_id"]) for group in groups)
+    booked = Counter((record["step"], record["prompt_id"]) for record in records if record["outcome"] == "trained")
+    if differ := sorted(set((trained - booked) + (booked - trained))):
+        yield f"ledger and rollouts differ in these steps and draws: {differ}"
+
+
+def _trained(run_dir: Path) -> list[dict[str, Any]]:
+    """Every group that was trained, in the order of the rollouts."""
+    records = (record for path in rollouts.files(run_dir / "rollouts") for record in rollouts.read(path))
+    return [record for record in records if record["outcome"] == "trained"]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from pathlib import Path
 from random import Random
 from signal import SIGCONT, SIGKILL, SIGSTOP
 
 from tests.chaos.on_processes import on_actor
 from tests.chaos.rig import Rig
-from tests.chaos.strike import Fault, Strike, always, replaced, send
+from tests.chaos.strike import Check, Fault, Strike, always, given_up, replaced, send
+
+_REFUSAL = "weights not applied"
+_LOSS = "started anew: [1-9][0-9]* draws were lost"
 
 # --- Redis --------------------------------------------------------------------------------------------
 
@@ -21,13 +25,17 @@ def on_redis(name: str, number: signal.Signals) -> Fault:
 
     def strike(rig: Rig, random: Random) -> Strike:
         pid = rig.pid(name)
-        said = rig.said()
+        said, losses = rig.said(), rig.logged("assembler", _LOSS)
         send(pid, number)
 
         def noticed() -> bool:
             return rig.pids().get(name) != pid or "Redis" in rig.said()[len(said) :]
 
-        return Strike(name, noticed, replaced(rig, name, pid))
+        def nothing_lost() -> bool:
+            """Redis has lost draws that it had acknowledged."""
+            return rig.logged("assembler", _LOSS) == losses
+
+        return Strike(name, noticed, replaced(rig, name, pid), kept=nothing_lost)
 
     return strike
 
@@ -84,7 +92,8 @@ def damage_prompt(rig: Rig, random: Random) -> Strike:
     """A prompt that was not begun, or is begun again, is no message any more; the actor of it dies too."""
     victim = on_actor(SIGKILL)(rig, random)
     draw = _damage(rig, random, _DAMAGE_PROMPT, ("prompts", "again", "fresh"))
-    return Strike(f"draw {draw}, {victim.victim}", victim.noticed, victim.mended)
+    put_aside = _is_dead(rig, draw)
+    return Strike(f"draw {draw}, {victim.victim}", put_aside, lambda: put_aside() and victim.mended())
 
 
 def damage_result(rig: Rig, random: Random) -> Strike:
@@ -99,27 +108,52 @@ def damage_result(rig: Rig, random: Random) -> Strike:
     finally:
         send(pid, SIGCONT)
 
-    def put_aside() -> bool:
+    put_aside = _is_dead(rig, draw)
+    return Strike(f"draw {draw}", put_aside, put_aside)
+
+
+def _is_dead(rig: Rig, draw: str) -> Check:
+    """Whether a draw is among the dead letters."""
+
+    def check() -> bool:
         with rig.redis() as link:
             return any(entry[b"draw"] == draw.encode() for _, entry in link.xrange(rig.key("dead")))
 
-    return Strike(f"draw {draw}", put_aside, put_aside)
+    return check
 
 
 # --- weights ------------------------------------------------------------------------------------------
 
 
 def damage_weights(rig: Rig, random: Random) -> Strike:
-    """Bytes of a published version change before all engines have it."""
+    """Bytes of a published version change before an actor has it; the learner publishes no other one meanwhile."""
     name = random.choice(rig.named("actor"))
-    pid = rig.pid(name)
-    send(pid, SIGSTOP)
+    refusals = rig.logged(name, _REFUSAL)
+
+    def refused() -> bool:
+        return rig.logged(name, _REFUSAL) > refusals
+
+    stopped = [rig.pid(who) for who in (name, *rig.named("learner"))]
+    actor, *ranks = stopped
+    send(actor, SIGSTOP)
     try:
         before = set(rig.staged.rglob("*.weights"))
         file = rig.until(lambda: set(rig.staged.rglob("*.weights")) - before, "a new version", every_s=0.001).pop()
-        with suppress(FileNotFoundError), file.open("r+b") as stream:
-            stream.seek(random.randrange(max(1, file.stat().st_size)))
-            stream.write(random.randbytes(8))
+        for rank in ranks:
+            send(rank, SIGSTOP)
+        _damage_file(file, random)
+        send(actor, SIGCONT)
+        rig.until(lambda: refused() or given_up(rig, name, actor)(), f"{name} refuses {file.name}")
     finally:
-        send(pid, SIGCONT)
-    return Strike(f"{file.name}, {name}", None, always)
+        for pid in stopped:
+            send(pid, SIGCONT)
+    # If it was stopped for too long, another one begins with whatever is newest then.
+    return Strike(f"{file.name}, {name}", refused if refused() else None, always)
+
+
+def _damage_file(file: Path, random: Random) -> None:
+    with file.open("r+b") as stream:
+        stream.seek(random.randrange(file.stat().st_size))
+        byte = stream.read(1)[0]
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([byte ^ (1 << random.randrange(8))]))

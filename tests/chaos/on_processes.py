@@ -50,7 +50,7 @@ def on_all_actors(number: signal.Signals) -> Fault:
 
 def kill_actors_for_ever(rig: Rig, random: Random) -> Strike:
     """No actor lives to do anything: the run ends by name."""
-    launcher = rig.run.process
+    launcher, before = rig.run.process, len(rig.said())
     assert launcher is not None
 
     def work() -> None:
@@ -61,7 +61,9 @@ def kill_actors_for_ever(rig: Rig, random: Random) -> Strike:
             time.sleep(0.1)
 
     threading.Thread(target=work).start()
-    return Strike("all", lambda: not rig.alive and "every actor is in quarantine" in rig.said(), always, ends_run=True)
+    return Strike(
+        "all", lambda: not rig.alive and "every actor is in quarantine" in rig.said()[before:], always, ends_run=True
+    )
 
 
 def on_part_of_actor(number: signal.Signals, *words: str) -> Fault:
@@ -92,7 +94,8 @@ def on_helper(number: signal.Signals, word: str, stays: bool) -> Fault:
         def another() -> bool:
             return gone() and any(process.pid not in before for process in rig.programs(word))
 
-        return Strike(f"{word} {victim.pid}", gone, another if stays else always)
+        # One that is idle is missed when it is needed next.
+        return Strike(f"{word} {victim.pid}", *((gone, another) if stays else (None, always)))
 
     return strike
 

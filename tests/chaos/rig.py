@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import psutil
@@ -14,6 +16,8 @@ from olmorl import config
 from olmorl.deploy import wiring
 from olmorl.deploy.endpoint import ask
 from olmorl.errors import OlmoRLError
+from olmorl.learner.journal import Journal
+from olmorl.learner.recovery import RunFiles
 from tests.chaos.disk import Disk
 from tests.chaos.steps import Steps
 from tests.end_to_end.launching import Launch
@@ -67,6 +71,12 @@ class Rig:
         except AssertionError as left:
             yield f"shared memory: {left}"
 
+    def end(self) -> None:
+        """Kill whatever is there still."""
+        for process in self.run.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
     # --- what is seen -----------------------------------------------------------------------------
 
     def pids(self) -> dict[str, int]:
@@ -103,9 +113,34 @@ class Rig:
             return {}
         return {actor["name"]: actor["pid"] for actor in actors if actor["state"] == "run"}
 
+    def orphans(self) -> list[str]:
+        """Processes of the run, but for its launcher, whose parent is none of the run."""
+        processes = {process.pid: process for process in self.run.processes()}
+        found = []
+        for process in processes.values():
+            with suppress(psutil.NoSuchProcess):
+                if process.ppid() not in processes and not self._may_be_alone(process):
+                    found.append(" ".join(process.cmdline()) or process.name())
+        return found
+
+    def _may_be_alone(self, process: psutil.Process) -> bool:
+        """The launcher, and what waits for the death of an engine's owner."""
+        launcher = self.run.process.pid if self.run.process else None
+        return process.pid == launcher or any(part.endswith("actors/reaper.py") for part in process.cmdline())
+
+    def journaled(self) -> list[tuple[int, list[int]]]:
+        """The steps in the journal and their draws in order; of a run in which nobody works."""
+        journal = Journal(RunFiles(self.run.run_dir).journal)
+        return [(step, [group.prompt.draw_id for group in journal.read(step)]) for step in journal.steps()]
+
     def said(self) -> str:
         """What the launcher has printed."""
         return self._output.read_text(errors="replace")
+
+    def logged(self, process: str, words: str) -> int:
+        """How often the log of a process has something like `words`, a pattern."""
+        log = self.run.run_dir / "logs" / f"{process}.log"
+        return len(re.findall(words, log.read_text(errors="replace"))) if log.exists() else 0
 
     @property
     def alive(self) -> bool:

@@ -14,6 +14,10 @@ from tests.chaos.rig import Rig
 Check = Callable[[], bool]
 
 
+def always() -> bool:
+    return True
+
+
 @dataclass
 class Strike:
     """What one fault did."""
@@ -27,6 +31,8 @@ class Strike:
     """The launcher is gone or will be: the run is resumed."""
     resume: Sequence[str] = ()
     """With these arguments beside `--resume`."""
+    kept: Check = always
+    """What has to hold when all is mended; its docstring says what does not if it does not."""
 
 
 Fault = Callable[[Rig, Random], Strike]
@@ -36,10 +42,6 @@ def send(pid: int, number: signal.Signals) -> None:
     """To a process that may have ended meanwhile."""
     with suppress(ProcessLookupError):
         os.kill(pid, number)
-
-
-def always() -> bool:
-    return True
 
 
 def given_up(rig: Rig, name: str, pid: int) -> Check:

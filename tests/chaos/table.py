@@ -82,18 +82,27 @@ def show(found: dict[str, Any], title: str, console: Console) -> None:
 
 
 def _show_processes(found: dict[str, Any], processes: Sequence[dict[str, Any]], console: Console) -> None:
-    table = Table(title="what the processes used: median (most) of the first third, of the last", title_justify="left")
-    for heading in ("process", "MiB, first", "MiB, last", "descriptors, first", "descriptors, last"):
-        table.add_column(heading, justify="left" if heading == "process" else "right")
+    title = (
+        f"what processes used: median (most) of {found['minutes']:g} minutes' first and last third; then in the calm"
+    )
+    table = Table("process", title=title, title_justify="left")
+    for what in ("MiB", "descriptors"):
+        for when in ("first", "last", "calm"):
+            table.add_column(f"{what}, {when}", justify="right")
     for row in processes:
-        cells = [
-            f"{row[f'{name}_{when}']:,.0f} ({row[f'{name}_{when}_most']:,.0f})"
-            for name in ("resident_mib", "descriptors")
-            for when in ("first", "last")
-        ]
+        cells = [cell for name in ("resident_mib", "descriptors") for cell in _used(row, name)]
         table.add_row(row["process"], *cells)
-    table.caption = f"reward of the first steps {found['reward_first']}, of the last {found['reward_last']}"
+    table.caption = f"reward, from the first steps to the last: {', '.join(f'{part:.2f}' for part in found['rewards'])}"
     console.print(table)
+
+
+def _used(row: dict[str, Any], name: str) -> list[str]:
+    cells = [
+        "" if row[f"{name}_{when}"] is None else f"{row[f'{name}_{when}']:,.0f} ({row[f'{name}_{when}_most']:,.0f})"
+        for when in ("first", "last")
+    ]
+    calm = row[f"{name}_calm"]
+    return [*cells, "" if calm is None else " -> ".join(f"{value:,.0f}" for value in calm)]
 
 
 def _cell(spread: dict[str, float] | None) -> str:

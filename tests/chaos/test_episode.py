@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ def rig_that(error: Exception) -> Any:
     def start() -> None:
         raise error
 
-    return SimpleNamespace(start=start, run=SimpleNamespace(processes=list))
+    return SimpleNamespace(start=start, end=lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,35 @@ def test_whatever_ends_it_is_a_violation(error: Exception, hung: bool) -> None:
     outcome = Episode(rig_that(error), seed=0).run(lambda: None)
     assert outcome.violations == [f"{type(error).__name__}: {error}"]
     assert outcome.hung is hung
+
+
+class RigWithOrphan:
+    """Something outlives the run, until the suite kills it."""
+
+    patience_s = 1.0
+    run = SimpleNamespace(wait=lambda timeout_s: 0)
+
+    def __init__(self) -> None:
+        self.orphan_lives = True
+        self.steps: list[Any] = []
+
+    def start(self) -> None: ...
+
+    def more_steps(self, number: int) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def left_behind(self) -> Iterator[str]:
+        if self.orphan_lives:
+            yield "orphans: an engine core"
+
+    def end(self) -> None:
+        self.orphan_lives = False
+
+
+def test_what_outlives_a_run_is_found_before_it_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig: Any = RigWithOrphan()
+    monkeypatch.setattr(Episode, "_judge", lambda self: None)
+    outcome = Episode(rig, seed=0).run(lambda: None)
+    assert outcome.violations == ["orphans: an engine core"]
+    assert not rig.orphan_lives

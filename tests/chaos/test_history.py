@@ -15,9 +15,10 @@ from olmorl.learner import ledger
 from olmorl.learner.accounts import Drawn, Journaled, Started, Trained
 from olmorl.learner.ledger import Ledger
 from olmorl.learner.score import Score
-from tests.chaos.history import violations
+from tests.chaos.history import journaled_otherwise, violations
 
 STEPS, BATCH, MAX_LAG = 3, 2, 2
+DRAWN = STEPS * BATCH + 3
 Lines = list[dict[str, Any]]
 
 
@@ -33,6 +34,10 @@ def group(draw: int, step: int, *versions: int) -> dict[str, Any]:
     return {"prompt_id": draw, "outcome": "trained", "step": step, "completions": completions}
 
 
+def groups_of(step: int) -> Lines:
+    return [group(BATCH * (step - 1) + i, step, step - 1) for i in range(BATCH)]
+
+
 def write(run_dir: Path, lines: Lines, groups: Lines, events: list[Any]) -> None:
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
     (run_dir / "rollouts").mkdir()
@@ -46,12 +51,17 @@ def write(run_dir: Path, lines: Lines, groups: Lines, events: list[Any]) -> None
 
 
 def events() -> list[Any]:
-    drawn = [Drawn(draw=draw, row=f"row {draw}", position=draw, version=0) for draw in range(STEPS * BATCH)]
+    drawn = [Drawn(draw=draw, row=f"row {draw}", position=draw, version=0) for draw in range(DRAWN)]
     ended = []
     for step in range(1, STEPS + 1):
         draws = [(BATCH * (step - 1) + i, 1) for i in range(BATCH)]
         ended += [Journaled(step=step, draws=draws, score=Score()), Trained(step=step, tokens=9)]
     return drawn + ended
+
+
+def history() -> tuple[Lines, Lines, list[Any]]:
+    steps = range(1, STEPS + 1)
+    return [line(step) for step in steps], [group for step in steps for group in groups_of(step)], events()
 
 
 def lost(lines: Lines, groups: Lines, events: list[Any]) -> None:
@@ -71,7 +81,7 @@ def too_old(lines: Lines, groups: Lines, events: list[Any]) -> None:
 
 
 def from_the_future(lines: Lines, groups: Lines, events: list[Any]) -> None:
-    groups.append(group(9, 1, 0, 1))
+    groups[0] = group(0, 1, 0, 1)
 
 
 def doubled(lines: Lines, groups: Lines, events: list[Any]) -> None:
@@ -79,11 +89,15 @@ def doubled(lines: Lines, groups: Lines, events: list[Any]) -> None:
 
 
 def not_trained(lines: Lines, groups: Lines, events: list[Any]) -> None:
-    del events[-2:]
+    del events[-2:], groups[-2:]
 
 
-def never_drawn(lines: Lines, groups: Lines, events: list[Any]) -> None:
-    events.insert(0, Drawn(draw=7, row="row 7", position=6, version=0))
+def forgotten(lines: Lines, groups: Lines, events: list[Any]) -> None:
+    del events[DRAWN - 1]
+
+
+def not_written(lines: Lines, groups: Lines, events: list[Any]) -> None:
+    del groups[3]
 
 
 @pytest.mark.parametrize(
@@ -93,14 +107,15 @@ def never_drawn(lines: Lines, groups: Lines, events: list[Any]) -> None:
         (out_of_order, r"metrics.jsonl has the steps \[1, 2, 2\]"),
         (half_empty, "step 1: a batch of 1 groups"),
         (too_old, r"step 3: lag 0.5 \(max 3\)"),
-        (from_the_future, r"draw 9 was trained in step 1 with tokens of lag \{0, -1\}"),
-        (doubled, r"draws that were trained more than once: \[0\]"),
+        (from_the_future, r"draw 0 was trained in step 1 with tokens of lag \{0, -1\}"),
+        (doubled, r"ledger and rollouts differ in these steps and draws: \[\(3, 0\)\]"),
         (not_trained, "2 of 3 steps have groups in the ledger"),
-        (never_drawn, r"draws without a record: \[6\]"),
+        (forgotten, r"draws without a record: \[8\]"),
+        (not_written, r"ledger and rollouts differ in these steps and draws: \[\(2, 3\)\]"),
     ],
 )
 def test_damage_is_named(damage: Callable[[Lines, Lines, list[Any]], None], found: str, tmp_path: Path) -> None:
-    lines, groups, booked = [line(step) for step in range(1, STEPS + 1)], [group(0, 1, 0), group(2, 2, 0, 1)], events()
+    lines, groups, booked = history()
     damage(lines, groups, booked)
     write(tmp_path, lines, groups, booked)
     problems = violations(tmp_path, BATCH, MAX_LAG)
@@ -108,5 +123,14 @@ def test_damage_is_named(damage: Callable[[Lines, Lines, list[Any]], None], foun
 
 
 def test_a_whole_history_has_nothing_to_be_named(tmp_path: Path) -> None:
-    write(tmp_path, [line(step) for step in range(1, STEPS + 1)], [group(0, 1, 0), group(2, 2, 0, 1)], events())
+    write(tmp_path, *history())
     assert violations(tmp_path, BATCH, MAX_LAG) == []
+
+
+def test_a_step_that_is_not_what_its_journal_was_is_named(tmp_path: Path) -> None:
+    write(tmp_path, *history())
+    assert list(journaled_otherwise(tmp_path, [(1, [0, 1]), (3, [4, 5])])) == []
+    assert list(journaled_otherwise(tmp_path, [(1, [0, 1]), (2, [3, 2]), (4, [6, 7])])) == [
+        "step 2 trained on [2, 3], and [3, 2] were in its journal",
+        "step 4 trained on None, and [6, 7] were in its journal",
+    ]

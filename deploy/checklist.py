@@ -12,10 +12,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from olmorl import config
 from olmorl.deploy import checks, hosts, probe
@@ -150,7 +151,7 @@ def _result(task: Any, deadline_s: float, asked_at: float | None = None) -> Any:
         if isinstance(error.cause, OlmoRLError):
             raise error.cause from None
         raise ResourceError(f"the check failed: {error.cause!r}") from None
-    except RayActorError as error:
+    except RayError as error:
         raise ResourceError(f"the host, or the process that looked at it, is gone: {error}") from None
 
 
@@ -158,5 +159,5 @@ def _table(findings: list[Finding]) -> Table:
     table = Table("check", "host", "", "found, or how to mend it", title="preflight", title_justify="left")
     for finding in findings:
         mark = "[green]ok[/]" if finding.passed else "[red]FAILED[/]"
-        table.add_row(finding.check, finding.host, mark, finding.said)
+        table.add_row(finding.check, finding.host, mark, Text(finding.said))
     return table

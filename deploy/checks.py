@@ -16,6 +16,7 @@ from olmorl.config import Config
 from olmorl.deploy import wiring
 from olmorl.deploy.preflight import check_data, check_functions, check_model
 from olmorl.errors import ModelError, ResourceError, Unscorable
+from olmorl.learner.recovery import RunFiles
 from olmorl.messages import Completion, Prompt, Span, Version
 
 MIB, GIB = 2**20, 2**30
@@ -130,8 +131,9 @@ def redis(settings: Config) -> str:
 def disk(settings: Config) -> str:
     """The run directory has room for the checkpoints that are kept, and one being written."""
     size = _size(settings)
-    kept = settings.checkpoint.keep + 1
-    needed = kept * (size.weights_bytes + MASTER_AND_MOMENTS_BYTES * size.parameters)
+    kept, one = settings.checkpoint.keep + 1, MASTER_AND_MOMENTS_BYTES * size.parameters
+    there = sum(file.stat().st_size for file in RunFiles(settings.run_dir).checkpoints.rglob("*") if file.is_file())
+    needed = max(one, kept * one - there) + size.weights_bytes
     settings.run_dir.mkdir(parents=True, exist_ok=True)
     return _room(
         settings.run_dir, needed, f"{kept} checkpoints", "free some, lower checkpoint.keep, or set run.directory"

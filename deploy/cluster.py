@@ -96,7 +96,8 @@ class Cluster:
                 f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}): start one with "
                 "`ray start --head`, and give every host the same RAY_AUTH_TOKEN"
             ) from None
-        self._watch = RayWatch(Head(address, ray.nodes, float(os.environ.get(_RECONNECT, _RECONNECT_S))))
+        head = ray.get_runtime_context().gcs_address  # `address` may be "auto"
+        self._watch = RayWatch(Head(head, ray.nodes, float(os.environ.get(_RECONNECT, _RECONNECT_S))))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -192,10 +193,13 @@ class Cluster:
             lifetime="detached",
             bundle_label_selector=labels,
         )
-        deadline = 0.0 if self._settings.address is None and not _possible(bundles) else wait_s
-        if not await asyncio.to_thread(group.wait, deadline):
-            self.give_up((group, 0))
-            raise ResourceError(_missing(bundles, what, deadline))
+        wait_s = 0.0 if self._settings.address is None and not _possible(bundles) else wait_s
+        give_up = time.monotonic() + wait_s
+        while placement_group_table(group)["state"] != "CREATED":
+            if time.monotonic() > give_up:
+                self.give_up((group, 0))
+                raise ResourceError(_missing(bundles, what, wait_s))
+            await asyncio.sleep(_LOOK_S)
         return group
 
     def give_up(self, place: Place) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from olmorl.deploy.endpoint import ask
+from olmorl.deploy.endpoint import ANSWER_DEADLINE_S, ask
 from olmorl.deploy.show import (
     show_actors,
     show_dead_letters,
@@ -39,7 +39,9 @@ Look at a run, and ask something of it.
 What asks something of a run needs its token: the file `token` in the run's directory, which only its owner reads, or
 OLMORL_TOKEN in the environment.
 """
-_CHECKPOINT_DEADLINE_S = 4000.0
+_DEADLINES_S = {"checkpoint": 4000.0, "actors": 600.0}
+"""For an answer to what may take longer than the others: a slow disk, places for many actors."""
+_LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "control.json")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,14 +49,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         run_dir: Path = arguments.run
-        if not run_dir.is_dir():
-            raise DataError(f"{run_dir}: no such run directory; runs are made under run.directory (default: runs/)")
+        if not any((run_dir / name).exists() for name in _LEFT_BY_RUNS):
+            raise DataError(f"{run_dir}: no run directory; runs are made under run.directory (default: runs/)")
         arguments.do(run_dir, arguments)
     except OlmoRLError as error:
         print(f"olmorl-ctl: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
     except BrokenPipeError:
         sys.stderr.close()
+    except KeyboardInterrupt:
+        return 130
     return 0
 
 
@@ -93,11 +97,12 @@ def _parser() -> argparse.ArgumentParser:
 
 def status(run_dir: Path, arguments: argparse.Namespace) -> None:
     """What the run directory says, and the launcher if one runs."""
+    live, silence = None, ""
     try:
         live = ask(run_dir, "status")
-    except ResourceError:
-        live = None
-    show_status(run_dir, live, arguments.json)
+    except ResourceError as error:
+        silence = str(error)
+    show_status(run_dir, live, silence, arguments.json)
 
 
 def export(run_dir: Path, arguments: argparse.Namespace) -> None:
@@ -115,13 +120,17 @@ def actors(run_dir: Path, arguments: argparse.Namespace) -> None:
     if arguments.count is None:
         show_actors(ask(run_dir, "status")["actors"], arguments.json)
     else:
-        show_message(ask(run_dir, "actors", count=arguments.count), arguments.json)
+        show_message(_order(run_dir, "actors", count=arguments.count), arguments.json)
 
 
 def order(run_dir: Path, arguments: argparse.Namespace) -> None:
     """Ask, and show what the launcher says to it."""
     more = {"actor": arguments.actor} if arguments.command == "drain" else {}
-    show_message(ask(run_dir, arguments.command, _CHECKPOINT_DEADLINE_S, **more), arguments.json)
+    show_message(_order(run_dir, arguments.command, **more), arguments.json)
+
+
+def _order(run_dir: Path, command: str, **arguments: Any) -> Any:
+    return ask(run_dir, command, _DEADLINES_S.get(command, ANSWER_DEADLINE_S), **arguments)
 
 
 def dead_letters(run_dir: Path, arguments: argparse.Namespace) -> None:

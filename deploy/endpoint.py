@@ -22,7 +22,8 @@ from olmorl.errors import ConfigError, OlmoRLError, ResourceError, RunEnded, Use
 
 Command = Callable[..., Awaitable[Any]]
 LONGEST_REQUEST = 64 * 1024
-READ_DEADLINE_S = WRITE_DEADLINE_S = 10.0
+READ_DEADLINE_S = WRITE_DEADLINE_S = CONNECT_DEADLINE_S = 10.0
+ANSWER_DEADLINE_S = 60.0
 MOST_CONNECTIONS = 32
 
 
@@ -95,7 +96,7 @@ class Endpoint:
         return await running
 
 
-def ask(run_dir: Path, command: str, timeout_s: float = 60.0, **arguments: Any) -> Any:
+def ask(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE_S, **arguments: Any) -> Any:
     """Ask the launcher of a run, and wait for its answer.
 
     Raises:
@@ -106,7 +107,9 @@ def ask(run_dir: Path, command: str, timeout_s: float = 60.0, **arguments: Any) 
     host, port = _address(run_dir / "control.json")
     request = {"token": read_token(run_dir), "command": command, "arguments": arguments}
     try:
-        with socket.create_connection((host, port), timeout_s) as connection, connection.makefile("rwb") as stream:
+        with socket.create_connection((host, port), CONNECT_DEADLINE_S) as connection:
+            connection.settimeout(timeout_s)
+            stream = connection.makefile("rwb")
             stream.write(json.dumps(request).encode() + b"\n")
             stream.flush()
             line = stream.readline()
@@ -134,5 +137,7 @@ def _address(path: Path) -> tuple[str, int]:
         raise ResourceError(
             f"{path.parent}: no launcher runs it, or it is still starting; go on with it by olmorl-launch --resume"
         ) from None
+    except OSError as error:
+        raise ResourceError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ResourceError(f"{path}: says no address: its launcher is starting, or was killed") from None

@@ -27,7 +27,8 @@ def draw(lines: Sequence[dict[str, Any]], path: Path) -> None:
         {key for line in lines for key in line if key.startswith("eval_") and key.endswith("_accuracy")}
     ):
         points = [(line["step"], line[name]) for line in lines if line.get(name) is not None]
-        reward.plot(*zip(*points, strict=True), "o--", label=name.removeprefix("eval_").replace("_", " "))
+        if points:
+            reward.plot(*zip(*points, strict=True), "o--", label=name.removeprefix("eval_").replace("_", " "))
     reward.set_ylim(0, 1)
     speed.plot(steps, [line["actor_tokens_per_s"] for line in lines], label="generated tokens/s")
     speed.plot(steps, [line["useful_tokens_per_s"] for line in lines], label="trained tokens/s")

@@ -12,7 +12,7 @@ from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.cluster import Place
 from olmorl.deploy.process import Process
 from olmorl.deploy.supervise import Context, Heartbeats, Restarts, introduced, is_mistake
-from olmorl.errors import DeadlinePassed, OlmoRLError, ResourceError, RunEnded, UserError
+from olmorl.errors import DeadlinePassed, OlmoRLError, RunEnded, UserError
 from olmorl.learner.waiting import Wait
 from olmorl.messages import ActorStatus
 
@@ -79,8 +79,7 @@ class Fleet:
 
     async def place(self, count: int) -> None:
         """Find a place for so many actors more. Raises ResourceError when the cluster has none."""
-        for _ in range(count):
-            await self._add(self._context.settings.cluster.wait_s)
+        await self._add(count, self._context.settings.cluster.wait_s)
 
     async def keep(self) -> None:
         """Keep an actor in every slot.
@@ -97,12 +96,21 @@ class Fleet:
                 self._end_slow_starts()
                 self._check_that_someone_works()
 
-    async def _add(self, wait_s: float) -> Slot:
-        place = await self._context.cluster.place_engine(wait_s)
-        slot = Slot(f"actor-{self._num_slots}", self._num_slots, place, Restarts(self._context.supervision))
-        self._num_slots += 1
-        self._slots.append(slot)
-        return slot
+    async def _add(self, count: int, wait_s: float) -> list[Slot]:
+        """All of them or none; all are asked for at once, so that a cluster that grows knows by how much."""
+        cluster = self._context.cluster
+        found = await asyncio.gather(*(cluster.place_engine(wait_s) for _ in range(count)), return_exceptions=True)
+        places = [place for place in found if not isinstance(place, BaseException)]
+        if error := next((each for each in found if isinstance(each, BaseException)), None):
+            for place in places:
+                cluster.give_up(place)
+            raise error
+        slots = []
+        for number, place in enumerate(places, self._num_slots):
+            slots.append(Slot(f"actor-{number}", number, place, Restarts(self._context.supervision)))
+        self._num_slots += count
+        self._slots += slots
+        return slots
 
     def _keep_from_now(self, slot: Slot) -> None:
         assert self._tasks is not None
@@ -260,15 +268,7 @@ class Fleet:
         staying = self._staying()
         for slot in staying[count:]:
             self._dismiss(slot)
-        new: list[Slot] = []
-        try:
-            for _ in range(count - len(staying)):
-                new.append(await self._add(wait_s=_GRACE_S))
-        except ResourceError:
-            for slot in new:
-                self._remove(slot)
-            raise
-        for slot in new:
+        for slot in await self._add(max(0, count - len(staying)), wait_s=_GRACE_S):
             self._keep_from_now(slot)
 
     def _staying(self) -> list[Slot]:

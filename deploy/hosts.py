@@ -57,9 +57,12 @@ class RedisHost(Host):
         self._turn = asyncio.Lock()
         self._over = asyncio.Event()
 
-    async def start(self, access: QueueAccess | None) -> QueueAccess:
-        """Start it on the append-only file of an earlier start, if there is one; `access` is what that was known by."""
-        self._server = await asyncio.to_thread(wiring.embedded_redis, self.settings, access)
+    async def start(self, access: QueueAccess | None, password: str | None) -> QueueAccess:
+        """Start it on the append-only file of an earlier start, if there is one; `access` is what that was known by.
+
+        Without that it gets `password`, by default one of its own.
+        """
+        self._server = await asyncio.to_thread(wiring.embedded_redis, self.settings, access, password)
         await asyncio.to_thread(self._server.start)
         return QueueAccess(self._server.url, self._server.environment)
 

@@ -1,7 +1,7 @@
 """`olmorl-launch`: from a recipe to a trained model. The table of contents of the service.
 
 arguments   the command line                     plan       what runs where
-own_ray     the Ray of a run on one machine
+ray_watch   whether the Ray below is still there
 preflight   what can be known to fail, first     cluster    Ray: places             process  Ray: calls
 checklist   every host looked at, as a table     checks     what is looked at
 hosts       what each process is made of         service    start order, watching, stopping

@@ -17,7 +17,8 @@ from olmorl.deploy.process import Process
 from olmorl.deploy.progress import Status
 from olmorl.deploy.supervise import Context, Heartbeats, Restarts, introduced, is_passing, still_there
 from olmorl.errors import DeadlinePassed, OlmoRLError, ProcessLost, RunEnded, first_cause
-from olmorl.learner.assembler import ASSEMBLER, LEARNER
+from olmorl.learner.assembler import ASSEMBLER
+from olmorl.learner.owed import LEARNER
 from olmorl.learner.waiting import Wait
 
 _LOAD_DEADLINE_S = 3600.0
@@ -232,6 +233,6 @@ class LearnerGroup:
         await self._order("resume")
 
     async def _order(self, order: str) -> None:
-        # A start that is under way gets the word when it is open.
-        with suppress(ProcessLost):
+        # A start that is under way gets the word when it is open, and so does the one after an assembler that hangs.
+        with suppress(ProcessLost, DeadlinePassed):
             await self.ask(order, timeout_s=_ORDER_DEADLINE_S)

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from olmorl.errors import ConfigError
+from olmorl.errors import ConfigError, ResourceError
 
 BEAT_S = 2.0
 PATIENCE_S = 15.0
@@ -80,8 +80,13 @@ class RunLock:
         self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return False
+        except OSError as error:
+            raise ResourceError(
+                f"{self._path}: the storage has no locks (flock: {error.strerror}): mount it with them "
+                "(Lustre: -o flock), or set run.directory to a place that has them"
+            ) from None
         return True
 
     def _refuse(self, owner: dict[str, Any]) -> NoReturn:

@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from olmorl import codec
 from olmorl.clock import within
 from olmorl.errors import DeadlinePassed, OlmoRLError, ProcessLost
 from olmorl.messages import Begin, StepReport, Version, Work
+
+_NEWS = 300
+"""Characters of what Ray says that are passed on."""
 
 
 class Identity(NamedTuple):
@@ -61,24 +64,27 @@ class Process:
     async def _answer(self, ref: Any) -> Any:
         try:
             return await ref
-        except (RayTaskError, RayActorError) as error:
+        except RayError as error:
             if self._killed_for:
                 raise ProcessLost(f"{self.name} {self._killed_for}") from None
             raise cause_of(error, self.name) from None
 
 
-def cause_of(error: Exception, name: str) -> OlmoRLError:
+def cause_of(error: RayError, name: str) -> OlmoRLError:
     """The error that a process raised, or the news of its death, as one of ours."""
     if isinstance(error, RayTaskError):
         if isinstance(error.cause, OlmoRLError):
             return error.cause
         return ProcessLost(f"{name} failed: {error.cause!r}; its log has the details")
-    return ProcessLost(f"{name} died: {_news(error)}")
+    if isinstance(error, RayActorError):
+        return ProcessLost(f"{name} died: {_news(error)}")
+    # Out of memory, no environment, no place any more, an answer that is lost: Ray says it in its first lines.
+    return ProcessLost(f"{name} is lost: {type(error).__name__}: {' '.join(str(error).split())[:_NEWS]}")
 
 
-def _news(error: Exception) -> str:
+def _news(error: RayActorError) -> str:
     """Ray tells what happened in its last line, after all that it knows of the process."""
-    *_, last = str(error).strip().splitlines()
+    last = str(error).strip().rpartition("\n")[2]
     return last.removeprefix("The actor is dead because ").partition(". ")[0]
 
 
@@ -139,5 +145,5 @@ class RayBatchSource:
             raise DeadlinePassed(
                 f"the assembler did not answer {method!r} within {self._deadline_s:.0f} s (learner.batch_deadline_s)"
             ) from None
-        except (RayTaskError, RayActorError) as error:
+        except RayError as error:
             raise cause_of(error, "the assembler") from None

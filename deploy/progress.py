@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from rich.text import Text
 from olmorl.learner.waiting import Wait
 from olmorl.messages import ActorStatus
 
+log = logging.getLogger(__name__)
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -38,12 +41,23 @@ class Status:
     waits: Sequence[Wait] = ()
 
 
+class Terminal(Console):
+    """A run goes on when nobody can read what it says: a pipe that is closed, a full disk below the output."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        with suppress(OSError):
+            super().print(*objects, **options)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 @dataclass
 class Progress:
     """Shows every metric line once."""
 
     title: str
-    console: Console = field(default_factory=Console)
+    console: Console = field(default_factory=Terminal)
     started: float = field(default_factory=time.monotonic)
     _live: Live | None = None
     _rewards: list[float] = field(default_factory=list)
@@ -62,7 +76,11 @@ class Progress:
             self._live = None
 
     def say(self, text: str) -> None:
-        """A line of its own, above the live view."""
+        """News: a line of its own above the live view, and in the log."""
+        log.info(text)
+        self._print(text)
+
+    def _print(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
 
     def show(self, status: Status, troubles: Sequence[str] = ()) -> None:
@@ -71,7 +89,7 @@ class Progress:
             self._last = line
             self._rewards.append(float(line.get("reward_mean", 0.0)))
             if not self.console.is_terminal:
-                self.say(self._plain(line, status.steps))
+                self._print(self._plain(line, status.steps))
         if self._first_step is None and status.step:
             self._first_step = (status.step, time.monotonic())
         if self._live is not None:
@@ -79,7 +97,7 @@ class Progress:
 
     def _plain(self, line: dict[str, Any], steps: int) -> str:
         held_out = "".join(
-            f"  {key.removeprefix('eval_')} {value:.3f}"
+            f"  {key.removeprefix('eval_')} {_accuracy(value)}"
             for key, value in line.items()
             if key.startswith("eval_") and key.endswith("_accuracy")
         )
@@ -177,7 +195,7 @@ def summary(lines: Sequence[dict[str, Any]], run_dir: Path, seconds: float) -> R
         table.add_row(key, *(format(_mean(part, key), form) for part in (lines[:5], lines[-5:])))
     for key in dict.fromkeys(k for line in lines for k in line if k.startswith("eval_") and k.endswith("_accuracy")):
         values = [line[key] for line in lines if key in line]
-        table.add_row(key, f"{values[0]:.3f}", f"{values[-1]:.3f}")
+        table.add_row(key, _accuracy(values[0]), _accuracy(values[-1]))
     last = lines[-1]
     table.add_section()
     for key in (
@@ -192,6 +210,11 @@ def summary(lines: Sequence[dict[str, Any]], run_dir: Path, seconds: float) -> R
     ):
         table.add_row(key, "", f"{last[key]:,}")
     return table
+
+
+def _accuracy(value: float | None) -> str:
+    """Of an evaluation round, which has none when no prompt of it was answered."""
+    return "unanswered" if value is None else f"{value:.3f}"
 
 
 def _mean(lines: Sequence[dict[str, Any]], key: str) -> float:

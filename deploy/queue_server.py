@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from contextlib import suppress
 
@@ -12,8 +13,11 @@ from olmorl.deploy.cluster import Place
 from olmorl.deploy.process import Process
 from olmorl.deploy.supervise import Context, Restarts, introduced, is_passing, still_there
 from olmorl.errors import HostLost, OlmoRLError, RunEnded, first_cause
+from olmorl.queues.address import PASSWORD, secrets_of
 
 _START_DEADLINE_S = 120.0
+_LOAD_DEADLINE_S = 3600.0
+"""For its file; one that does not answer at all is given up much earlier."""
 _LONG_LIFE_S = 60.0
 """A host that lived longer has done its work: its death starts a new count."""
 
@@ -27,6 +31,7 @@ class QueueServer:
         self._host = context.cluster.host_of(place)
         self._restarts = Restarts(context.supervision)
         self._process: Process | None = None
+        self._password = secrets_of(os.environ).get(PASSWORD)
         self.access: QueueAccess | None = None
 
     async def start(self) -> QueueAccess:
@@ -39,7 +44,7 @@ class QueueServer:
         context, self._started_at = self._context, time.monotonic()
         process = context.cluster.start(hosts.RedisHost, "redis", self._place, context.tree, calls=16)
         context.roster.add("redis", await introduced(process, _START_DEADLINE_S))
-        self.access = await process.call("start", self.access, timeout_s=_START_DEADLINE_S)
+        self.access = await process.call("start", self.access, self._password, timeout_s=_LOAD_DEADLINE_S)
         process.begin("run")
         self._process = process
         return process

@@ -70,7 +70,7 @@ class RayWatch:
 
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S):
-            if lost := self._below.lost():
+            if (lost := self._below.lost()) and not self._over.is_set():
                 self._lost = f"{lost}; --resume goes on from the last checkpoint"
                 self._below.end()
                 time.sleep(_PATIENCE_S)

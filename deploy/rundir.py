@@ -6,8 +6,12 @@ import json
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
@@ -17,6 +21,24 @@ def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
         return []
     lines = path.read_bytes().split(b"\n")
     return [json.loads(line) for line in lines[:-1] if line]
+
+
+@contextmanager
+def logged(run_dir: Path, process: str) -> Iterator[None]:
+    """Send what is logged inside to `logs/<process>.log`; what is printed goes where it went."""
+    folder = run_dir / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    logger, handler = logging.getLogger("olmorl"), logging.FileHandler(folder / f"{process}.log")
+    handler.setFormatter(logging.Formatter(_FORMAT))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+        logger.removeHandler(handler)
+        handler.close()
 
 
 def log_to(run_dir: Path, process: str) -> None:
@@ -29,6 +51,4 @@ def log_to(run_dir: Path, process: str) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True
-    )
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_FORMAT, force=True)

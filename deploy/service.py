@@ -11,6 +11,7 @@ endpoint  what people ask for (`commands`)                      the run
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -33,13 +34,15 @@ from olmorl.deploy.process import Identity
 from olmorl.deploy.progress import Progress, Status, summary
 from olmorl.deploy.queue_server import QueueServer
 from olmorl.deploy.roster import Roster
-from olmorl.deploy.rundir import metric_lines
+from olmorl.deploy.rundir import logged, metric_lines
 from olmorl.deploy.supervise import Context, Restarts, Watchdog
 from olmorl.deploy.takeover import take_over
-from olmorl.errors import DeadlinePassed, HostLost, ProcessLost, RunEnded, first_cause
+from olmorl.errors import DeadlinePassed, HostLost, OlmoRLError, ProcessLost, RunEnded, first_cause
 from olmorl.learner.waiting import Wait
 
+log = logging.getLogger(__name__)
 _LOOK_S = 0.5
+_ATTEND_S = 5.0
 
 
 class StoppedAtOnce(RunEnded):
@@ -61,6 +64,7 @@ class Service:
         self._stop_asked = asyncio.Event()
         self._watchdog = Watchdog()
         self._strangers: list[str] = []
+        self._cluster: Cluster | None = None
         self._queue: QueueServer | None = None
         self._restarts = Restarts(settings.supervision)
         self._step_at_loss = 0
@@ -72,9 +76,10 @@ class Service:
         with ExitStack() as stack:
             stack.enter_context(RunLock(settings.run_dir))
             (settings.run_dir / "config.toml").write_text(to_toml(settings), encoding="utf-8")
-            stack.callback(wiring.sweep, settings)
+            stack.callback(self._sweep)
             self._progress = Progress(settings.run.name)
-            cluster = stack.enter_context(Cluster(settings.cluster, placed, wiring.run_id(settings)))
+            stack.enter_context(logged(settings.run_dir, "launcher"))
+            self._cluster = cluster = stack.enter_context(Cluster(settings.cluster, placed, wiring.run_id(settings)))
             self._context = Context(settings, placed, cluster, Roster(settings.run_dir), self._progress.say)
             stack.callback(self._clear)
             asyncio.run(take_over(cluster, settings, self._progress.say))
@@ -92,10 +97,13 @@ class Service:
         context = self._context
         context.cluster.end_all()
         context.cluster.on_other_hosts(hosts.sweep, context.tree)
-        # Where Ray is half gone, whoever asks it for what was published waits for a minute.
-        sweep = wiring.sweep_here if context.cluster.is_broken else wiring.sweep
-        sweep(self._settings)
+        self._sweep()
         context.roster.close()
+
+    def _sweep(self) -> None:
+        # Where Ray is half gone, whoever asks it for what was published waits for a minute; others may need that yet.
+        is_broken = self._cluster is not None and self._cluster.is_broken
+        (wiring.sweep_here if is_broken else wiring.sweep)(self._settings)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -108,7 +116,11 @@ class Service:
         Raises:
             RunEnded: the cause, when the learner, the queue or all actors failed for good.
         """
-        return asyncio.run(self._run())
+        try:
+            return asyncio.run(self._run())
+        except OlmoRLError as error:
+            log.error("%s", error)
+            raise
 
     async def _run(self) -> int:
         with self._signals_heard():
@@ -121,8 +133,10 @@ class Service:
                     "stopped at once, without a checkpoint; --resume goes on from the last one"
                 ) from None
             finally:
-                if self._queue is not None:
-                    await self._queue.stop()
+                if self._queue is not None and not self._context.cluster.is_broken:
+                    # A second signal at the very end is in a hurry too.
+                    with suppress(asyncio.CancelledError):
+                        await self._queue.stop()
         lines = metric_lines(self._settings.run_dir)
         self._progress.console.print(summary(lines, self._settings.run_dir, time.monotonic() - self._began))
         return 0
@@ -131,7 +145,7 @@ class Service:
         """From the start of Redis to the end of all steps; once more from the start when the learner's host is lost."""
         while True:
             try:
-                await self._start()
+                await self._start_unless_stopped()
                 return await self._watch()
             except BaseExceptionGroup as group:
                 if (lost := group.subgroup(HostLost)) is None:
@@ -177,6 +191,18 @@ class Service:
 
     # --- starting -------------------------------------------------------------------------------
 
+    async def _start_unless_stopped(self) -> None:
+        start, stop = asyncio.create_task(self._start()), asyncio.create_task(self._stop_asked.wait())
+        try:
+            await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
+            if not start.done():
+                raise StoppedAtOnce("stopped while it started; --resume goes on from the last checkpoint")
+            start.result()
+        finally:
+            for task in (start, stop):
+                task.cancel()
+            await asyncio.wait([start, stop])
+
     async def _start(self) -> None:
         """Redis, then the assembler, then learner and engines side by side."""
         context = self._context
@@ -194,11 +220,22 @@ class Service:
         self._commands = Commands(self._learner, self._fleet, self._stop_asked)
         await self._bury_earlier_actors()
         await (self._learner.pause() if self._paused else self._learner.resume())
-        await self._fleet.place(self._num_engines)
+        attending = asyncio.create_task(self._attend())
+        try:
+            await self._fleet.place(self._num_engines)
+        finally:
+            attending.cancel()
         self._progress.say(
             f"starting {context.plan.ranks} learner rank(s) and {self._num_engines} engine(s); "
             f"logs are in {self._settings.run_dir / 'logs'}"
         )
+
+    async def _attend(self) -> None:
+        """While a place is waited for, the assembler has to hear that somebody looks after the run."""
+        while True:
+            with suppress(ProcessLost, DeadlinePassed):
+                await self._learner.ask("who", timeout_s=self._settings.supervision.answer_deadline_s)
+            await asyncio.sleep(_ATTEND_S)
 
     async def _bury_earlier_actors(self) -> None:
         """Actors of an earlier start ended with it: their prompts need not wait for their leases to expire."""

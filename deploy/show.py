@@ -67,19 +67,19 @@ def show_ledger(run_dir: Path, arguments: argparse.Namespace) -> None:
     console.print(f"attempts: {', '.join(f'{n:,} draws took {a}' for a, n in sorted(attempts.items()))}")
 
 
-def show_status(run_dir: Path, live: Mapping[str, Any] | None, as_json: bool) -> None:
-    """The last metrics line, and what the launcher says if there is one."""
+def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_json: bool) -> None:
+    """The last metrics line, and what the launcher says, or why it says nothing."""
     lines = metric_lines(run_dir)
     if not lines and live is None:
         raise _no_step_yet(run_dir)
     if as_json:
-        print(json.dumps({**(lines[-1] if lines else {}), "live": live}))
+        print(json.dumps({**(lines[-1] if lines else {}), "live": live, "silence": silence}))
         return
     console = _console()
     if lines:
         console.print(_last_line(run_dir, lines[-1]))
     if live is None:
-        console.print("no launcher runs it now")
+        console.print(silence)
         return
     console.print(
         f"{live['state']}, step {live['step']} of {live['steps']}, incarnation {live['incarnation']}; "
@@ -141,7 +141,8 @@ def show_message(answer: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    # No markup: the causes of deaths have brackets of their own.
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
 def _lines(run_dir: Path) -> list[dict[str, Any]]:

@@ -66,7 +66,7 @@ async def join_queue(settings: Config, access: QueueAccess) -> Queue:
         await asyncio.sleep(_TRY_AGAIN_S)
 
 
-def embedded_redis(settings: Config, access: QueueAccess | None) -> EmbeddedRedis:
+def embedded_redis(settings: Config, access: QueueAccess | None, password: str | None) -> EmbeddedRedis:
     """The run's own Redis, to be started on the append-only file it left if there is one; as `access` says, if given.
 
     Raises:
@@ -85,7 +85,7 @@ def embedded_redis(settings: Config, access: QueueAccess | None) -> EmbeddedRedi
     if settings.cluster.address is not None:
         folder = own_folder(folder, host)
     if access is None:
-        return EmbeddedRedis(folder, host, fsync)
+        return EmbeddedRedis(folder, host, fsync, password=password)
     return EmbeddedRedis(folder, host, fsync, place.port, address.credentials.password)
 
 

@@ -29,6 +29,7 @@ from olmorl.learner.handout import Handout
 from olmorl.learner.journal import Journal
 from olmorl.learner.lines import Fields, Lines
 from olmorl.learner.orders import Orders
+from olmorl.learner.owed import Owed
 from olmorl.learner.pipeline import Pipeline
 from olmorl.learner.progress import Meter
 from olmorl.learner.recovery import RunFiles
@@ -36,7 +37,7 @@ from olmorl.learner.roll_call import RollCall
 from olmorl.learner.rollouts import Rollouts
 from olmorl.learner.room import Room
 from olmorl.learner.waiting import Waits
-from olmorl.messages import STOP_ASKED, TRAIN_LANE, Begin, Shard, StepReport, Stop, Version, Work
+from olmorl.messages import STOP_ASKED, TRAIN_LANE, Begin, Save, Shard, StepReport, Stop, Version, Work
 from olmorl.ports import Counts, Queue, Row
 
 TAKE_LIMIT = 256
@@ -46,8 +47,8 @@ ROUND_S = 0.5
 """How often leases, heartbeats and evaluation lanes are looked at."""
 LISTEN_S = 20.0
 """How long one question for a stop waits for its answer."""
-ASSEMBLER, LEARNER = "the assembler", "the learner"
-"""Owners of waits."""
+ASSEMBLER = "the assembler"
+"""Owner of waits."""
 
 
 class Assembler:
@@ -90,6 +91,7 @@ class Assembler:
         self._turn = asyncio.Lock()
         self._bell = Bell()
         self.waits = Waits(self._bell, clock)
+        self._owed = Owed(self.waits, config.supervision.step_deadline_s)
         self._room = Room(clock, config.checkpoint.deadline_s, self.waits)
         self._roll_call = RollCall(num_ranks, self.waits, config.checkpoint.deadline_s)
         self._published: int | None = None
@@ -135,6 +137,7 @@ class Assembler:
         self._meter = Meter(self._clock.now(), wall_s, await self._queue.statuses())
         await self._evaluator.start(newest_version(lines))
         await self._census.counts()
+        self._owed.question()
 
     async def run(self) -> str:
         """Serve until every step is done, or a stop was asked for, and the last checkpoint is complete; returns why.
@@ -197,6 +200,7 @@ class Assembler:
             OlmoRLError: whatever else ended the assembler.
         """
         work: Work | None = None
+        self._owed.asked()
 
         def ready() -> bool:
             nonlocal work
@@ -206,12 +210,13 @@ class Assembler:
         await self._wait(ready, f"the batch of step {step}")
         assert work is not None
         if isinstance(work, Shard):
-            self.waits.begin(_report_of(step), LEARNER, self._config.supervision.step_deadline_s)
-        if not isinstance(work, Stop):
-            return work
-        if not self.orders.stopping:
-            await self._last_evaluation()
-        self._end_before(step, work)
+            self._owed.report(step)
+        elif isinstance(work, Save):
+            self._owed.question()
+        else:
+            if not self.orders.stopping:
+                await self._last_evaluation()
+            self._end_before(step, work)
         return work
 
     async def report(self, report: StepReport) -> None:
@@ -220,7 +225,7 @@ class Assembler:
             if report.step <= self._done:
                 return
             batch = self._handout.batch(report.step)
-            self.waits.end(_report_of(report.step))
+            self._owed.reported(report.step)
             self._meter.heard(await self._queue.statuses())
             await self._books.train(report.step, batch.facts.trained_tokens, self._meter.wasted())
             self._done = report.step
@@ -252,6 +257,7 @@ class Assembler:
 
     def _end_before(self, step: int, stop: Stop) -> None:
         self._stopped, self._last_step = stop, step - 1
+        self._owed.end()
         self._bell.ring()
 
     async def saved(self, rank: int, step: int) -> None:
@@ -321,9 +327,4 @@ class Assembler:
         try:
             await self.waits.until(ready, what, ASSEMBLER, limit_s or self._config.learner.batch_deadline_s)
         except DeadlinePassed as error:
-            async with self._turn:
-                raise DeadlinePassed(f"{error}: {await self._census.describe()}") from None
-
-
-def _report_of(step: int) -> str:
-    return f"the report of step {step}"
+            raise DeadlinePassed(f"{error}: {await self._census.describe(self._turn)}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
@@ -15,6 +16,8 @@ from olmorl.ports import Counts, Queue
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+DESCRIBE_S = 10.0
+"""How long it may take to say where everything is, when a deadline has passed."""
 
 
 class Census:
@@ -74,8 +77,15 @@ class Census:
             *(len(found.lost), len(found.withdrawn), len(found.leftovers)),
         )
 
-    async def describe(self) -> str:
-        """Where everything is, in words."""
+    async def describe(self, turn: asyncio.Lock) -> str:
+        """Where everything is, in words; in turn, unless whoever has the turn hangs."""
+        try:
+            async with asyncio.timeout(DESCRIBE_S), turn:
+                return await self._describe()
+        except TimeoutError:
+            return "and the assembler itself is held up, by its disk or by the queue"
+
+    async def _describe(self) -> str:
         counts, _ = await self.counts()
         actors = ", ".join(await self._queue.statuses()) or "none"
         return (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -33,11 +34,11 @@ def export(run_dir: Path, step: int | None, folder: Path) -> int:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise DataError(f"{folder}: there is something already; name a folder that is empty or not there")
     disable_progress_bar()
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
+    place = folder.resolve()
+    partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
         write(checkpoint.shares(checkpoints, chosen), settings, partial)
-        partial.replace(folder)
+        partial.replace(place)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return chosen

@@ -128,6 +128,9 @@ class Unscorable(OlmoRLError, RuntimeError):
         self.error_kind = error_kind
         self.detail = detail
 
+    def __reduce__(self) -> tuple[type[Unscorable], tuple[str, str]]:
+        return type(self), (self.error_kind, self.detail)
+
 
 def first_cause(error: BaseException) -> BaseException:
     """The first plain error in nested groups of them."""

@@ -24,6 +24,10 @@ from olmorl.queues.address import PASSWORD
 Fsync = Literal["always", "everysec", "no"]
 _START_DEADLINE_S, _STOP_DEADLINE_S = 30.0, 20.0
 _PR_SET_PDEATHSIG = 1
+_AT_WORK = (b"+OK\r\n+PONG", b"+OK\r\n-MISCONF")
+"""On a full disk it refuses everything but reads, and goes on by itself when there is room."""
+_LOADING = b"+OK\r\n-LOADING"
+"""Its file: gigabytes take minutes."""
 
 
 def find_server() -> Path:
@@ -45,7 +49,7 @@ class EmbeddedRedis:
     Start it from a thread that lives as long as the run: the kernel ends the server with that thread.
 
     Args:
-        folder: where the append-only file, configuration, log and process id go; made if missing.
+        folder: where the append-only file, log and process id go; made if missing.
         host: the one address it listens on.
         fsync: `always` survives a power loss, `everysec` a crash of the process only.
         port: default: a free one.
@@ -97,18 +101,18 @@ class EmbeddedRedis:
         server = find_server()
         self._folder.mkdir(parents=True, exist_ok=True)
         self._port = self._port or _free_port(self._host)
-        configuration = self._write_configuration()
         with (self._folder / "redis.log").open("ab") as log, (self._folder / "redis.lock").open("wb") as lock:
             self._wait_for_the_folder(lock)
             self._process = subprocess.Popen(
-                [server, configuration],
-                stdin=subprocess.DEVNULL,
+                [server, "-"],
+                stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 pass_fds=(lock.fileno(),),
                 start_new_session=True,
                 preexec_fn=_end_with_parent(),
             )
+        self._tell_configuration(self._process)
         (self._folder / "redis.pid").write_text(f"{self._process.pid}\n", encoding="utf-8")
         self._wait_until_it_answers()
 
@@ -118,7 +122,7 @@ class EmbeddedRedis:
         Raises:
             ResourceError: as `start` does.
         """
-        if self.alive and self._answers():
+        if self.alive and self._ask().startswith((*_AT_WORK, _LOADING)):
             self._answered_at = time.monotonic()
         if self.alive and time.monotonic() - self._answered_at < silence_s:
             return
@@ -139,8 +143,7 @@ class EmbeddedRedis:
             self._process.kill()
             self._process.wait()
         self._process = None
-        for name in ("redis.pid", "redis.conf"):
-            (self._folder / name).unlink(missing_ok=True)
+        (self._folder / "redis.pid").unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         self.start()
@@ -151,11 +154,8 @@ class EmbeddedRedis:
     ) -> None:
         self.close()
 
-    def _write_configuration(self) -> Path:
-        # A file that only its owner reads: arguments of a process are seen by everyone on the host.
-        path = self._folder / "redis.conf"
-        path.unlink(missing_ok=True)
-        path.touch(mode=0o600)
+    def _tell_configuration(self, process: subprocess.Popen[bytes]) -> None:
+        # By a pipe: arguments of a process are seen by everyone on the host, and a file outlives a crash.
         settings = {
             "bind": self._host,
             "port": self._port,
@@ -168,8 +168,9 @@ class EmbeddedRedis:
             "maxmemory-policy": "noeviction",
             "daemonize": "no",
         }
-        path.write_text("".join(f"{key} {value}\n" for key, value in settings.items()), encoding="utf-8")
-        return path
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as pipe:
+            pipe.write("".join(f"{key} {value}\n" for key, value in settings.items()).encode())
 
     def _wait_for_the_folder(self, lock: BinaryIO) -> None:
         # The server inherits the lock: one that a dead run left behind holds it until it has written its last.
@@ -194,28 +195,30 @@ class EmbeddedRedis:
                 os.kill(pid, signal.SIGKILL)
 
     def _wait_until_it_answers(self) -> None:
-        give_up = time.monotonic() + _START_DEADLINE_S
-        while time.monotonic() < give_up:
+        self._answered_at = time.monotonic()
+        while time.monotonic() - self._answered_at < _START_DEADLINE_S:
             if not self.alive:
                 raise ResourceError(f"the embedded Redis ended at once; see {self._folder / 'redis.log'}")
-            if self._answers():
-                self._answered_at = time.monotonic()
+            reply = self._ask()
+            if reply.startswith(_AT_WORK):
                 return
+            if reply.startswith(_LOADING):
+                self._answered_at = time.monotonic()
             time.sleep(0.01)
         self.close()
         raise ResourceError(f"the embedded Redis did not answer in time; see {self._folder / 'redis.log'}")
 
-    def _answers(self) -> bool:
+    def _ask(self) -> bytes:
+        """What it says to a PING; nothing when it does not answer."""
         try:
             with socket.create_connection((self._host, self._port), timeout=1) as connection:
                 connection.sendall(f"AUTH {self.password}\r\nPING\r\n".encode())
                 reply = b""
                 while reply.count(b"\r\n") < 2 and (data := connection.recv(4096)):
                     reply += data
-                # On a full disk it refuses everything but reads, and goes on by itself when there is room.
-                return reply.startswith((b"+OK\r\n+PONG", b"+OK\r\n-MISCONF"))
+                return reply
         except OSError:
-            return False
+            return b""
 
 
 def _free_port(host: str) -> int:

@@ -18,6 +18,7 @@ from olmorl.deploy.endpoint import ask
 from olmorl.errors import OlmoRLError
 from olmorl.learner.journal import Journal
 from olmorl.learner.recovery import RunFiles
+from olmorl.queues.address import PASSWORD
 from tests.chaos.disk import Disk
 from tests.chaos.steps import Steps
 from tests.end_to_end.launching import Launch
@@ -47,6 +48,7 @@ class Rig:
         self.steps = Steps(run.run_dir / "metrics.jsonl")
         self.settings = config.load(run.recipe, [])
         self.staged = staged(run)
+        run.environment[PASSWORD] = run.mark
         self._output = run.folder / "output.txt"
         self._unused_before = unused()
 
@@ -149,9 +151,9 @@ class Rig:
 
     def redis(self) -> redis.Redis:
         """A connection to the embedded Redis, as its owner."""
-        text = (self.run.run_dir / "redis" / "redis.conf").read_text()
-        settings = dict(line.split(" ", 1) for line in text.splitlines())
-        return redis.Redis(settings["bind"], int(settings["port"]), password=settings["requirepass"], socket_timeout=5)
+        *_, address = psutil.Process(self.pid("redis-server")).cmdline()[0].split()
+        host, _, port = address.partition(":")
+        return redis.Redis(host, int(port), password=self.run.mark, socket_timeout=5)
 
     def key(self, name: str) -> str:
         """Of the training lane, in Redis."""

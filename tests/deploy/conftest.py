@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from olmorl.errors import OlmoRLError, ProcessLost, ResourceError
 
 
 class FakeProcess:
-    """As `process.Process`. `answers` are its answers by method; an error is raised, a function is called."""
+    """As `process.Process`. `answers` are its answers by method: an error is raised, a function called."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...], answers: dict[str, Any]) -> None:
         self.name = name
@@ -39,7 +40,8 @@ class FakeProcess:
         answer = self.answers.get(method)
         if isinstance(answer, Exception):
             raise answer
-        return answer(*args) if callable(answer) else answer
+        given = answer(*args) if callable(answer) else answer
+        return await given if inspect.isawaitable(given) else given
 
     async def ended(self) -> None:
         await asyncio.shield(self._end)

@@ -55,6 +55,20 @@ def test_room_for_checkpoints(policy: Path, tmp_path: Path) -> None:
         checks.disk(settings(policy, tmp_path, checkpoint={"keep": 10**9}))
 
 
+def test_checkpoints_that_are_there_need_no_room_again(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = settings(policy, tmp_path, checkpoint={"keep": 2})
+    monkeypatch.setattr(checks, "_room", lambda folder, needed, what, way_out: str(needed))
+    empty = int(checks.disk(recipe))
+    share = recipe.run_dir / "checkpoints" / "step_4" / "learner.1" / "share_0.safetensors"
+    share.parent.mkdir(parents=True)
+    share.write_bytes(bytes(1000))
+    assert int(checks.disk(recipe)) == empty - 1000
+    share.write_bytes(bytes(empty))
+    assert 0 < int(checks.disk(recipe)) < empty / 2, "there must be room for another one"
+
+
 def test_this_host_has_memory_ports_and_verifiers(policy: Path, tmp_path: Path) -> None:
     recipe = settings(policy, tmp_path)
     assert "3 versions of the weights" in checks.shared_memory(recipe)

@@ -74,6 +74,7 @@ async def run_dir(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch)
         "checkpoint": asked.checkpoint,
         "dead-letters": asked.dead_letters,
     }
+    (tmp_path / "config.toml").touch()
     endpoint = Endpoint(tmp_path, "127.0.0.1", make_token(tmp_path), commands)
     await endpoint.start()
     yield tmp_path
@@ -120,7 +121,16 @@ async def test_the_status_shows_actors_deaths_and_long_waits(ctl: Any) -> None:
     assert "running, step 3 of 9, incarnation 1; 4 queued, 5 leased, 6 results; 1 death(s) of actors" in text
     assert "h:7" in text and "25%" in text and "actor-0 died" in text
     assert "waiting for the batch of step 4, which the assembler owns: 70 of 100 s" in text
-    assert json.loads((await ctl("status", "--json"))[1]) == {"live": LIVE}
+    assert json.loads((await ctl("status", "--json"))[1]) == {"live": LIVE, "silence": ""}
+
+
+async def test_what_looks_like_markup_is_text(ctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = "OSError: [/dev/shm/x] is full [enforce fail]"
+    monkeypatch.setitem(LIVE["actors"][0], "last_cause", cause)  # type: ignore[index]
+    for command in ("status", "actors"):
+        code, text = await ctl(command)
+        shown = " ".join(part.strip("│ ") for part in text.splitlines())
+        assert code == 0 and "[/dev/shm/x]" in shown and "fail]" in shown
 
 
 async def test_refusals_and_failures_have_their_exit_codes(ctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,8 +151,18 @@ async def test_without_a_launcher_only_what_the_folder_says_is_shown(tmp_path: P
     code, text = await ctl("status")
     assert code == 2 and "no step is done yet" in text
     (tmp_path / "control.json").write_text('{"address": "127.0.0.1:9"}')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    shown = json.loads((await ctl("status", "--json"))[1])
+    assert (shown["step"], shown["live"]) == (1, None) and "does not answer at 127.0.0.1:9" in shown["silence"]
     with pytest.raises(ResourceError, match=r"does not answer at 127\.0\.0\.1:9"):
         await asyncio.to_thread(ask, tmp_path, "status")
+
+
+def test_a_folder_without_a_run_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder in (tmp_path, tmp_path / "missing", Path("/dev/null")):
+        for command in (["ledger"], ["status"], ["pause"], ["export", "out"]):
+            assert control.main([str(folder), *command]) == 2
+            assert f"{folder}: no run directory" in capsys.readouterr().err
 
 
 def test_a_picture_of_the_steps_that_are_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from olmorl.deploy import learner_group
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.assembler_host import Opened
 from olmorl.deploy.learner_group import LearnerGroup
@@ -186,3 +187,25 @@ async def test_a_start_under_way_hears_of_a_pause_and_of_a_stop(context: Any, ke
         await until(lambda: began(made, 2))
         orders = [call[0] for call in made.cluster.newest("assembler").calls if call[0] in ("pause", "stop")]
         assert orders[:2] == ["pause", "stop"]
+
+
+async def test_a_start_that_takes_long_is_no_reason_to_refuse_a_stop(
+    context: Any, keeping: Keeping, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_group, "_ORDER_DEADLINE_S", 0.1)
+    made, loaded = context(), asyncio.Event()
+    async with keeping(made) as group:
+        made.cluster.answers["assembler"]["open"] = lambda resume, from_step: _opened_when(loaded)
+        made.cluster.newest("assembler").end(ProcessLost("assembler died"))
+        await until(lambda: len(made.cluster.started) > len(GROUP))
+        await group.pause()
+        await group.stop()
+        loaded.set()
+        await until(lambda: began(made, 2))
+        orders = [call[0] for call in made.cluster.newest("assembler").calls if call[0] in ("pause", "stop")]
+        assert orders == ["pause", "stop"]
+
+
+async def _opened_when(loaded: asyncio.Event) -> Opened:
+    await loaded.wait()
+    return Opened(2, [])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from olmorl.deploy.lock import RunLock
-from olmorl.errors import ConfigError
+from olmorl.errors import ConfigError, ResourceError
 
 
 @contextmanager
@@ -58,6 +59,18 @@ def test_a_second_launcher_is_refused_until_the_first_ends(tmp_path: Path) -> No
     with RunLock(tmp_path), pytest.raises(ConfigError, match=rf"process {os.getpid()} on .* stop it, or take"):
         RunLock(tmp_path).__enter__()
     assert taken(tmp_path)
+
+
+def test_a_storage_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: int, how: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(ResourceError, match=r"the storage has no locks \(flock: No locks available\)"),
+        RunLock(tmp_path),
+    ):
+        pass
 
 
 def test_on_this_host_the_kernel_knows_who_lives(tmp_path: Path) -> None:

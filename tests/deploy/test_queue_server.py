@@ -44,7 +44,7 @@ async def test_its_host_process_that_dies_alone_is_started_again_as_everybody_kn
     async with keeping(made):
         made.cluster.newest("redis").end(ProcessLost("redis died"))
         await until(lambda: made.cluster.names == ["redis", "redis"] and made.cluster.newest("redis").calls)
-        await until(lambda: ("start", ACCESS) in made.cluster.newest("redis").calls)
+        await until(lambda: ("start", ACCESS, None) in made.cluster.newest("redis").calls)
 
 
 async def test_with_its_host_the_address_is_lost(context: Any, keeping: Keeping) -> None:

@@ -35,6 +35,7 @@ class Launch:
     recipe: Path
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[str] | None = None
+    environment: dict[str, str] = field(default_factory=dict)
     spawn: Callable[..., subprocess.Popen[str]] = here
     """How to start a program where the launcher is to run."""
 
@@ -45,7 +46,8 @@ class Launch:
     def start(self, *arguments: str) -> None:
         with (self.folder / "output.txt").open("a") as output:
             command = [sys.executable, "-m", "olmorl.deploy.launch", str(self.recipe), *arguments]
-            self.process = self.spawn(command, output, **{MARK: self.mark, "PYTHONUNBUFFERED": "1"})
+            own = {MARK: self.mark, "PYTHONUNBUFFERED": "1"}
+            self.process = self.spawn(command, output, **own, **self.environment)
 
     def signal(self, number: signal.Signals) -> None:
         assert self.process is not None

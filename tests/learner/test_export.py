@@ -174,6 +174,6 @@ def test_a_folder_that_cannot_be_written_is_named(
     run_dir, _ = run_of(tiny_models["llama"])
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(
-        ResourceError, match=r"out\.partial: the model cannot be written \(.*Not a directory.*export FOLDER"
+        ResourceError, match=r"\.out\.\d+\.partial: the model cannot be written \(.*Not a directory.*export FOLDER"
     ):
         export(run_dir, 4, tmp_path / "file" / "out")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,7 @@ import pytest
 from olmorl import config
 from olmorl.clock import SystemClock
 from olmorl.errors import ResourceError
+from olmorl.queues import embedded
 from olmorl.queues.connect import connect
 from olmorl.queues.embedded import EmbeddedRedis, find_server
 from olmorl.queues.redis import RedisQueue
@@ -47,6 +48,37 @@ async def test_what_was_written_survives_a_kill(tmp_path: Path) -> None:
     assert server.pid is None
 
 
+async def test_what_was_acknowledged_survives_a_kill_by_default(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path) as server:
+        link = await connect(server.url, SystemClock(), 10, 10, server.environment)
+        for number in range(2000):
+            await link.command("a test", "RPUSH", "list", number)
+        pid = server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(psutil.Process(pid).wait, 10)
+        server.start()
+        assert await link.command("a test", "LRANGE", "list", 0, -1) == [b"%d" % number for number in range(2000)]
+        await link.close()
+
+
+def test_one_that_loads_its_file_is_given_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_START_DEADLINE_S", 0.5)
+    began, ask = time.monotonic(), EmbeddedRedis._ask
+
+    def loads_first(self: EmbeddedRedis) -> bytes:
+        return ask(self) if time.monotonic() - began > 1.5 else b"+OK\r\n-LOADING Redis is loading the dataset\r\n"
+
+    monkeypatch.setattr(EmbeddedRedis, "_ask", loads_first)
+    with EmbeddedRedis(tmp_path) as server:
+        assert time.monotonic() - began > 1.5
+        pid, began = server.pid, time.monotonic()
+        for _ in range(2):
+            time.sleep(0.6)
+            server.keep(silence_s=0.5)
+        assert server.pid == pid, "one that loads is alive"
+
+
 async def test_one_that_refuses_writes_is_left_alone_and_its_heartbeats_are_no_news(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
         pid = server.pid
@@ -74,10 +106,10 @@ async def test_one_that_refuses_writes_is_left_alone_and_its_heartbeats_are_no_n
 
 def test_the_password_is_seen_by_nobody(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
-        assert stat.S_IMODE((tmp_path / "redis.conf").stat().st_mode) == 0o600
-        assert server.password not in " ".join(psutil.Process(server.pid).cmdline())
-        assert server.password not in server.url
-    assert not (tmp_path / "redis.conf").exists()
+        process = psutil.Process(server.pid)
+        assert server.password not in " ".join([*process.cmdline(), *process.environ().values(), server.url])
+        for file in tmp_path.rglob("*"):
+            assert not file.is_file() or server.password.encode() not in file.read_bytes(), file
 
 
 async def test_nothing_is_ever_evicted_and_every_write_is_logged(tmp_path: Path) -> None:

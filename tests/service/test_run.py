@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from olmorl import metrics
 from olmorl.clock import SystemClock, run_simulated
 from olmorl.errors import DeadlinePassed, NothingToLearn, WeightError
 from olmorl.learner import rollouts
+from olmorl.learner.assembler import Assembler
 from olmorl.learner.fake import FakeTrainer
 from olmorl.messages import Shard, Version
 
@@ -229,6 +231,33 @@ def test_a_stop_waits_for_the_report_of_the_last_step(service: Build) -> None:
 
     run_simulated(scenario())
     run.check_lines()
+
+
+def test_a_learner_that_asks_for_nothing_is_waited_for_with_a_deadline(
+    service: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may hang while it loads, saves or exports, and then nobody else would notice."""
+    run = service({"schedule.steps": 3, "supervision.step_deadline_s": 50})
+
+    def expected() -> list[str]:
+        return [wait.what for wait in run.assembler.waits.look() if wait.owner == "the learner"]
+
+    async def scenario() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Assembler, "begin", lambda self, rank: asyncio.Event().wait())
+            await run.start()
+            await asyncio.sleep(60)
+        (wait,) = [wait for wait in run.assembler.waits.look() if wait.owner == "the learner"]
+        assert (wait.what, wait.deadline_s) == ("the learner to ask for a step", 50) and wait.waited_s > 50
+        await run.crash(actors=False)
+
+        await run.start(resume=True)
+        await run.steps(1)
+        assert all(wait.waited_s < 50 for wait in run.assembler.waits.look())
+        await run.finish()
+        assert expected() == ["the learner's end, its export included"]
+
+    run_simulated(scenario())
 
 
 def test_versions_may_be_published_every_other_step(service: Build) -> None:

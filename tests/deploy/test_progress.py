@@ -1,0 +1,65 @@
+"""What a run says: also when there is nothing to say, and nobody who could read it."""
+
+from __future__ import annotations
+
+import os
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from olmorl.deploy.figure import draw
+from olmorl.deploy.progress import Progress, Status, Terminal, summary
+from olmorl.deploy.rundir import logged
+
+COUNTS = ("drawn", "trained", "zero_gradient", "stale", "failed")
+NUMBERS = (
+    *("reward_mean", "batch_reward_mean", "completion_tokens_mean", "actor_tokens_per_s", "useful_tokens_per_s"),
+    *("lag_mean", "lag_max", "learner_step_s", "learner_wait_s", "weight_stall_s_mean"),
+)
+
+
+def line(step: int, accuracy: float | None) -> dict[str, Any]:
+    totals = [f"groups_{name}_total" for name in COUNTS[1:]]
+    counts = dict.fromkeys((*totals, "prompts_drawn_total", "tokens_generated_total", "tokens_trained_total"), step)
+    return {
+        "step": step,
+        **dict.fromkeys(NUMBERS, 0.5),
+        **counts,
+        "groups_in_flight": 3,
+        "eval_math_accuracy": accuracy,
+    }
+
+
+def test_an_evaluation_that_nobody_answered_is_said_and_ends_nothing(tmp_path: Path) -> None:
+    output = StringIO()
+    console = Console(file=output, width=200)
+    lines = [line(1, 0.25), line(2, None)]
+    Progress("a run", console).show(Status(2, 9, lines=lines))
+    console.print(summary(lines, tmp_path, 3.0))
+    first, second, *_ = output.getvalue().splitlines()
+    assert "math_accuracy 0.250" in first and "math_accuracy unanswered" in second
+    draw([line(1, None)], tmp_path / "reward.png")
+
+
+@pytest.mark.parametrize("output", ["/dev/full", "a closed pipe"])
+def test_a_run_does_not_end_because_nobody_can_read_it(output: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    file = os.fdopen(os.open(output, os.O_WRONLY) if output == "/dev/full" else writer, "w")
+    progress = Progress("a run", Terminal(file=file, width=200))
+    for step in (1, 2):
+        progress.say(f"news {step}")
+        progress.show(Status(step, 9, lines=[line(step, 0.5)]))
+
+
+def test_news_are_in_the_launchers_log_and_steps_are_not(tmp_path: Path) -> None:
+    progress = Progress("a run", Console(file=StringIO()))
+    with logged(tmp_path, "launcher"):
+        progress.say("actor-0 died: it starts again now")
+        progress.show(Status(1, 9, lines=[line(1, 0.5)]))
+    progress.say("later")
+    (found,) = (tmp_path / "logs" / "launcher.log").read_text().splitlines()
+    assert found.endswith("INFO olmorl.deploy.progress: actor-0 died: it starts again now")

@@ -27,6 +27,7 @@ from olmorl.deploy.arguments import Arguments, parse
 from olmorl.deploy.plan import plan
 from olmorl.deploy.preflight import check_objective, preflight, prepare
 from olmorl.errors import OlmoRLError, RunEnded, UserError
+from olmorl.learner.recovery import RunFiles, check_free
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = config.load(arguments.recipe, arguments.overrides)
         if arguments.dry_run:
             check_objective(settings)
+            if arguments.resume:
+                check_free(RunFiles(settings.run_dir), resume=True)
             show_plan(demo.resolve(settings))
             return 0
         return launch(settings, arguments)

@@ -90,12 +90,17 @@ def test_kubernetes_has_the_nodes_and_the_ray_of_the_run_it_starts() -> None:
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "requirements" / "cpu.lock").read_text().splitlines()
 
 
-def test_only_pods_of_the_run_reach_each_other() -> None:
+def test_only_pods_of_the_run_reach_each_other_and_kuberay_the_job_api() -> None:
     (policy,) = (document for document in KUBERNETES if document["kind"] == "NetworkPolicy")
-    (rule,) = policy["spec"]["ingress"]
+    rule, job_api = policy["spec"]["ingress"]
     labels = policy["spec"]["podSelector"]["matchLabels"]
     assert rule == {"from": [{"podSelector": {"matchLabels": labels}}]}
     assert [template["metadata"]["labels"] for template in pods()] == [labels] * 2
+    assert [port["port"] for port in job_api["ports"]] == [8265]
+    submitter, operator = job_api["from"]
+    (job,) = (document for document in KUBERNETES if document["kind"] == "RayJob")
+    assert submitter["podSelector"]["matchLabels"] == {"batch.kubernetes.io/job-name": job["metadata"]["name"]}
+    assert operator["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
 
 
 def test_compose_starts_the_demo_on_its_own_redis() -> None:

@@ -100,7 +100,8 @@ class Births:
 
 def _sees_all_users() -> bool:
     """Not in a container that has the host's shared memory, but not its processes."""
-    return os.stat("/proc/self/ns/pid").st_ino == _FIRST_PIDS or os.stat("/proc/self/ns/ipc").st_ino != _FIRST_IPC
+    own = Path("/proc/self/ns")
+    return (own / "pid").stat().st_ino == _FIRST_PIDS or (own / "ipc").stat().st_ino != _FIRST_IPC
 
 
 def _is_own(file: Path) -> bool:

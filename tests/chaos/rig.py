@@ -63,7 +63,7 @@ class Rig:
         self.run.signal(signal.SIGINT)
 
     def left_behind(self) -> Iterator[str]:
-        """What has not ended with the run, in words."""
+        """What has not ended with the run or must not be known after it, in words."""
         try:
             self.run.until_gone()
         except AssertionError as left:
@@ -72,6 +72,9 @@ class Rig:
             until_clean(self.run, self._unused_before)
         except AssertionError as left:
             yield f"shared memory: {left}"
+        for file in self.run.run_dir.rglob("*"):
+            if file.is_file() and self.run.mark.encode() in file.read_bytes():
+                yield f"the password of Redis stands in {file}"
 
     def end(self) -> None:
         """Kill whatever is there still."""

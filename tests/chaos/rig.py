@@ -154,7 +154,8 @@ class Rig:
 
     def redis(self) -> redis.Redis:
         """A connection to the embedded Redis, as its owner."""
-        *_, address = psutil.Process(self.pid("redis-server")).cmdline()[0].split()
+        # It puts its address into its title.
+        address = " ".join(psutil.Process(self.pid("redis-server")).cmdline()).split()[-1]
         host, _, port = address.partition(":")
         return redis.Redis(host, int(port), password=self.run.mark, socket_timeout=5)
 

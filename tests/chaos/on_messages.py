@@ -12,7 +12,7 @@ from signal import SIGCONT, SIGKILL, SIGSTOP
 
 from tests.chaos.on_processes import on_actor
 from tests.chaos.rig import Rig
-from tests.chaos.strike import Check, Fault, Strike, always, given_up, replaced, send
+from tests.chaos.strike import Fault, Strike, always, given_up, replaced, send
 
 _REFUSAL = "weights not applied"
 _LOSS = "started anew: [1-9][0-9]* draws were lost"
@@ -92,8 +92,8 @@ def damage_prompt(rig: Rig, random: Random) -> Strike:
     """A prompt that was not begun, or is begun again, is no message any more; the actor of it dies too."""
     victim = on_actor(SIGKILL)(rig, random)
     draw = _damage(rig, random, _DAMAGE_PROMPT, ("prompts", "again", "fresh"))
-    put_aside = _is_dead(rig, draw)
-    return Strike(f"draw {draw}, {victim.victim}", put_aside, lambda: put_aside() and victim.mended())
+    # Another actor may have begun it before, and end it well.
+    return Strike(f"draw {draw}, {victim.victim}", victim.noticed, victim.mended)
 
 
 def damage_result(rig: Rig, random: Random) -> Strike:
@@ -108,18 +108,11 @@ def damage_result(rig: Rig, random: Random) -> Strike:
     finally:
         send(pid, SIGCONT)
 
-    put_aside = _is_dead(rig, draw)
-    return Strike(f"draw {draw}", put_aside, put_aside)
-
-
-def _is_dead(rig: Rig, draw: str) -> Check:
-    """Whether a draw is among the dead letters."""
-
-    def check() -> bool:
+    def put_aside() -> bool:
         with rig.redis() as link:
             return any(entry[b"draw"] == draw.encode() for _, entry in link.xrange(rig.key("dead")))
 
-    return check
+    return Strike(f"draw {draw}", put_aside, put_aside)
 
 
 # --- weights ------------------------------------------------------------------------------------------

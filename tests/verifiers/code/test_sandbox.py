@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -139,7 +140,8 @@ async def test_a_zygote_that_is_killed_costs_a_retry_and_no_reward() -> None:
         assert await sandbox.run(PROBE) == Report("passed")
         killed = set(psutil.Process().children(recursive=True)) - before
         for process in killed:
-            process.kill()
+            with suppress(psutil.NoSuchProcess):  # it ended with its parent
+                process.kill()
         psutil.wait_procs(killed, timeout=10)
         assert await sandbox.run(PROBE) == Report("passed")
         assert sandbox.counters.starts == 2

@@ -32,7 +32,7 @@ from olmorl.errors import ResourceError
 
 _ROOM_TO_GROW = 16
 """Engines that may join a run on one machine: Ray counts CPUs there, and nobody else asks it for them."""
-_LOOK_S = 0.05
+_LOOK_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _RECONNECT_S = 60
 """Ray's default for it: after so long without its head a process of Ray ends itself."""
@@ -194,12 +194,14 @@ class Cluster:
             bundle_label_selector=labels,
         )
         wait_s = 0.0 if self._settings.address is None and not _possible(bundles) else wait_s
-        give_up = time.monotonic() + wait_s
+        give_up, pause_s = time.monotonic() + wait_s, _LOOK_S
         while placement_group_table(group)["state"] != "CREATED":
             if time.monotonic() > give_up:
                 self.give_up((group, 0))
                 raise ResourceError(_missing(bundles, what, wait_s))
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(pause_s)
+            # Ever less often: hundreds may be waited for, and each look is a question to Ray's head.
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return group
 
     def give_up(self, place: Place) -> None:

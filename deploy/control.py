@@ -55,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OlmoRLError as error:
         print(f"olmorl-ctl: {error}", file=sys.stderr)
         return 2 if isinstance(error, UserError) else 1
+    except PermissionError as error:
+        print(f"olmorl-ctl: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     except BrokenPipeError:
         sys.stderr.close()
     except KeyboardInterrupt:

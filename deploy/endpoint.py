@@ -107,9 +107,11 @@ def ask(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE_S, **arg
     host, port = _address(run_dir / "control.json")
     request = {"token": read_token(run_dir), "command": command, "arguments": arguments}
     try:
-        with socket.create_connection((host, port), CONNECT_DEADLINE_S) as connection:
+        with (
+            socket.create_connection((host, port), CONNECT_DEADLINE_S) as connection,
+            connection.makefile("rwb") as stream,
+        ):
             connection.settimeout(timeout_s)
-            stream = connection.makefile("rwb")
             stream.write(json.dumps(request).encode() + b"\n")
             stream.flush()
             line = stream.readline()

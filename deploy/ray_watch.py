@@ -125,6 +125,7 @@ class Head:
 
     def _listen(self) -> None:
         while True:
+            # However it fails to answer: a thread that ended would look like a head that is gone.
             with suppress(Exception):
                 self._ask()
                 self._looks_left = self._looks

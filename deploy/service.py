@@ -225,6 +225,7 @@ class Service:
             await self._fleet.place(self._num_engines)
         finally:
             attending.cancel()
+            await asyncio.wait([attending])
         self._progress.say(
             f"starting {context.plan.ranks} learner rank(s) and {self._num_engines} engine(s); "
             f"logs are in {self._settings.run_dir / 'logs'}"

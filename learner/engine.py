@@ -138,7 +138,8 @@ class DeepSpeedTrainer:
                     "Go back to an earlier checkpoint (--resume --from-step N) with a lower learning rate"
                 )
         dist.all_reduce(stats_S)
-        heap.give_back()
+        if self._device.type == "cpu":
+            heap.give_back()
         values = step_metrics(stats_S, len(updates))
         if reference is None:
             del values["kl_ref_mean"]

@@ -199,7 +199,9 @@ class Shares:
             raise ResourceError(f"{path}: damaged ({error}); {_WAY_OUT}") from None
 
     def _refuse_damage(self, rank: int) -> None:
-        path, digest = file_of(self._folder, rank), self._files[rank].metadata()["digest"].encode()
+        path, digest = file_of(self._folder, rank), (self._files[rank].metadata() or {}).get("digest", "").encode()
+        if not digest:
+            raise ResourceError(f"{path}: an earlier version of OlmoRL wrote it, and without a digest; {_WAY_OUT}")
         with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data, memoryview(data) as view:
             start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
             with view[start:] as tensors:

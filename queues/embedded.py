@@ -159,7 +159,7 @@ class EmbeddedRedis:
         settings = {
             "bind": self._host,
             "port": self._port,
-            "requirepass": self.password,
+            "requirepass": _quoted(self.password),
             "dir": f'"{self._folder.resolve()}"',
             "appendonly": "yes",
             "appendfsync": self._fsync,
@@ -212,13 +212,18 @@ class EmbeddedRedis:
         """What it says to a PING; nothing when it does not answer."""
         try:
             with socket.create_connection((self._host, self._port), timeout=1) as connection:
-                connection.sendall(f"AUTH {self.password}\r\nPING\r\n".encode())
+                connection.sendall(f"AUTH {_quoted(self.password)}\r\nPING\r\n".encode())
                 reply = b""
                 while reply.count(b"\r\n") < 2 and (data := connection.recv(4096)):
                     reply += data
                 return reply
         except OSError:
             return b""
+
+
+def _quoted(word: str) -> str:
+    """As Redis reads it in a configuration and in an inline command, whatever characters it has."""
+    return '"' + "".join(f"\\x{byte:02x}" for byte in word.encode()) + '"'
 
 
 def _free_port(host: str) -> int:

@@ -73,3 +73,16 @@ def test_orders_are_obeyed_and_a_killed_launcher_is_resumed(
     check_history(run, len(run.lines()), 2)
     assert not token.exists()
     assert ctl(run, capsys, "status")["live"] is None
+
+
+def test_a_stop_is_obeyed_while_the_run_starts(simulate: Callable[[str], Any]) -> None:
+    run = simulate(SETTINGS)
+    run.start()
+    run.until(lambda: "redis" in run.roster())
+    run.signal(signal.SIGINT)
+    assert run.wait(60) == 1, run.output()
+    assert "stopped while it started; --resume goes on" in run.output()
+    assert "stopped while it started" in (run.run_dir / "logs" / "launcher.log").read_text()
+    assert "Traceback" not in run.output()
+    run.until_gone()
+    assert run.roster() == {} and run.lines() == []

@@ -95,6 +95,14 @@ def test_a_bit_that_flipped_is_found_by_one_of_all_readers(tmp_path: Path, after
         Shares(tmp_path)
 
 
+def test_a_share_without_a_digest_is_of_an_earlier_version(tmp_path: Path) -> None:
+    write(tmp_path, {"a": torch.arange(4.0)}, world=1)
+    share = file_of(tmp_path, 0)
+    share.write_bytes(share.read_bytes().replace(b'"digest"', b'"tsegid"', 1))
+    with pytest.raises(ResourceError, match=r"share_0\.safetensors: an earlier version .*--from-step"):
+        Shares(tmp_path)
+
+
 @pytest.fixture
 def run_of(tmp_path: Path) -> Callable[..., tuple[Path, Weights]]:
     """A run directory with a complete checkpoint of step 4, written on two ranks, of a model trained a little."""

@@ -104,6 +104,13 @@ async def test_one_that_refuses_writes_is_left_alone_and_its_heartbeats_are_no_n
         await queue.close()
 
 
+async def test_a_password_may_have_any_characters(tmp_path: Path) -> None:
+    with EmbeddedRedis(tmp_path, password='sesam "öffne" # dich\\') as server:
+        link = await connect(server.url, SystemClock(), 10, 10, server.environment)
+        assert await link.command("a test", "PING") in (True, b"PONG")
+        await link.close()
+
+
 def test_the_password_is_seen_by_nobody(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
         process = psutil.Process(server.pid)

@@ -49,10 +49,13 @@ class EngineProcesses:
 
     def adopt(self, pids: Iterable[int]) -> None:
         """Note the processes, all their descendants and their shared memory while they can still be seen."""
+        self._note(pids)
+        self._tell_reaper(*self._shared_memory, reaper.UP)
+
+    def _note(self, pids: Iterable[int]) -> None:
         roots = _processes(pids)
         self._known = [*roots, *(child for root in roots for child in root.children(recursive=True))]
         self._shared_memory = reaper.shared_memory([process.pid for process in self._known])
-        self._tell_reaper(*self._shared_memory, reaper.UP)
 
     def pin(self, core: int) -> None:
         """Keep every thread on one core: the scheduler alternates with its worker, and would disturb the learner."""
@@ -64,7 +67,7 @@ class EngineProcesses:
     def end(self) -> None:
         """Kill what is left and unlink its shared memory; blocks for seconds at most. Also after a failed start."""
         if self._known is None:
-            self.adopt(reaper.marked(self._mark))
+            self._note(reaper.marked(self._mark))
         # Again, while it can be seen: some of it was made since the start.
         self._shared_memory |= reaper.shared_memory([process.pid for process in self._known or ()])
         for process in self._known or ():

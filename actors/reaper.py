@@ -4,7 +4,8 @@
 
 The owner holds the other end of standard input. Once the engine is up it names its shared memory there, a line each,
 and says ENDED when all is over; an end without that word means that the owner died, however it died. Until it can name
-the shared memory, that is looked for here: a cluster may kill the engine's processes together with their owner. A
+the shared memory, that is looked for here: a cluster may kill the engine's processes together with their owner. What a
+process made that dies before a look has seen whose it is, is told by this: it was made meanwhile, and nobody has it. A
 parent-death signal would not do: it follows the thread that started a process, and does not reach grandchildren.
 
 What kills all processes at once takes this one along. So it notes what there is to unlink in a file of the folder
@@ -13,10 +14,13 @@ NOTES, which lies in shared memory too; `sweep` does the rest when the run start
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
+import struct
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,6 +29,11 @@ UP, ENDED = "up", "ended"
 LOOK_S = 1.0
 """Between two looks for the shared memory of an engine that starts."""
 NAMES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
+_SHARED_MEMORY = Path("/dev/shm")
+_IN_CREATE = 0x100
+_FIRST_PIDS, _FIRST_IPC = 0xEFFFFFFC, 0xEFFFFFFF
+"""The host's own namespaces, as the kernel numbers them."""
+_EVENT = struct.Struct("iIII")
 
 
 def marked(mark: str) -> list[int]:
@@ -57,6 +66,51 @@ def shared_memory(pids: list[int]) -> set[Path]:
     return found
 
 
+class Births:
+    """What anybody makes in shared memory from now on. Knows nothing where the kernel has no watch left to give."""
+
+    def __init__(self) -> None:
+        libc = ctypes.CDLL(None)
+        self._descriptor = libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self._descriptor >= 0:
+            libc.inotify_add_watch(self._descriptor, bytes(_SHARED_MEMORY), _IN_CREATE)
+        self._made: set[Path] = set()
+
+    def look(self) -> None:
+        """Take what is new off the kernel's queue, which has an end."""
+        with suppress(OSError):
+            while data := os.read(self._descriptor, 65536):
+                while data:
+                    *_, length = _EVENT.unpack_from(data)
+                    name = data[_EVENT.size : _EVENT.size + length].rstrip(b"\0").decode(errors="replace")
+                    self._made.add(_SHARED_MEMORY / name)
+                    data = data[_EVENT.size + length :]
+
+    def orphans(self) -> set[Path]:
+        """Of an engine's kind, this user's, and at two looks in use by nobody: who makes one has it a moment later."""
+        self.look()
+        left = {file for file in self._made if str(file).startswith(NAMES) and _sees_all_users()}
+        for pause_s in (0.0, LOOK_S):
+            if left:
+                time.sleep(pause_s)
+                used = shared_memory([int(folder.name) for folder in Path("/proc").glob("[0-9]*")])
+                left = {file for file in left - used if _is_own(file)}
+        return left
+
+
+def _sees_all_users() -> bool:
+    """Not in a container that has the host's shared memory, but not its processes."""
+    own = Path("/proc/self/ns")
+    return (own / "pid").stat().st_ino == _FIRST_PIDS or (own / "ipc").stat().st_ino != _FIRST_IPC
+
+
+def _is_own(file: Path) -> bool:
+    try:
+        return file.stat().st_uid == os.getuid()
+    except OSError:
+        return False
+
+
 def note(path: Path, files: set[Path]) -> None:
     """Leave word of what is to be unlinked."""
     with suppress(OSError):
@@ -87,9 +141,10 @@ def main() -> None:
         os._exit(0)  # nobody's child and in a session of its own: what kills the owner's children leaves it to its work
     os.setsid()
     mark, said, files = sys.argv[1], "", set[Path]()
-    notes = Path(sys.argv[2], f"{VARIABLE}-{mark}")
+    notes, births = Path(sys.argv[2], f"{VARIABLE}-{mark}"), Births()
     while ENDED not in (lines := said.split("\n")):
         if UP not in lines and not select.select([sys.stdin], [], [], LOOK_S)[0]:
+            births.look()
             if new := shared_memory(marked(mark)) - files:
                 files |= new
                 note(notes, files)
@@ -97,11 +152,16 @@ def main() -> None:
         heard = os.read(sys.stdin.fileno(), 65536).decode()
         if not heard:
             pids = marked(mark)
-            end(pids, files | named(said) | shared_memory(pids))
+            files |= shared_memory(pids)
+            end(pids, set())
             break
         said += heard
         if ENDED not in said.split("\n"):
             note(notes, files | named(said))
+    if UP not in said.split("\n"):
+        end(marked(mark), set())  # one that was just being started bore the mark too late for the owner
+        files |= births.orphans()
+    end([], files | named(said))
     notes.unlink(missing_ok=True)
     with suppress(OSError):
         notes.parent.rmdir()  # unless there is more of the run in it

@@ -13,12 +13,10 @@ from olmorl.deploy.access import guard_ray
 guard_ray(own=True)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """With several workers: what starts real engines runs one after another, beside it the rest file by file."""
-    for item in items:
-        group = "engines" if item.get_closest_marker("engine") else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+    group = "engines" if item.get_closest_marker("engine") else str(item.path)
+    item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
 import psutil
@@ -131,6 +133,40 @@ async def test_end_leaves_neither_processes_nor_memory_nor_the_reaper(tmp_path: 
     raise AssertionError("the reaper outlives the engine")
 
 
+async def test_what_an_engine_made_just_before_it_was_killed_is_unlinked(tmp_path: Path) -> None:
+    processes = EngineProcesses(tmp_path / "run")
+    with processes.starting({}):
+        mark = os.environ[reaper.VARIABLE]
+        until(lambda: any(watches(process) for process in reapers(mark)))
+        engine = subprocess.Popen([sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, text=True)  # noqa: ASYNC220
+    assert engine.stdout is not None
+    name = engine.stdout.readline().strip()
+    # As when a cluster kills all children of an actor: the one who would tidy up too.
+    for process in (*psutil.Process(engine.pid).children(), engine):
+        process.kill()
+    engine.wait()
+    assert Path("/dev/shm", name).exists()  # noqa: ASYNC240
+    used = SharedMemory(create=True, size=1)
+    processes.end()
+    assert await gone(engine.pid, name)
+    until(lambda: not reapers(mark))
+    assert alive_or_there(engine.pid, used.name), "it is another's"
+    used.close()
+    used.unlink()
+
+
+def watches(process: psutil.Process) -> bool:
+    """Whether it looks at what is made."""
+    return any(str(link.readlink()) == "anon_inode:inotify" for link in Path(f"/proc/{process.pid}/fd").iterdir())
+
+
+def until(ready: Callable[[], object]) -> None:
+    give_up = time.monotonic() + 30
+    while not ready():
+        assert time.monotonic() < give_up
+        time.sleep(0.01)
+
+
 def test_what_the_operator_set_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OLMORL_TEST", "the operator's")
     processes = EngineProcesses(tmp_path / "run")
@@ -142,7 +178,10 @@ def test_what_the_operator_set_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def test_a_failed_start_is_cleaned_up_by_its_mark(tmp_path: Path) -> None:
     processes = EngineProcesses(tmp_path / "run")
-    with processes.starting({}), subprocess.Popen([sys.executable, "-c", "import time; time.sleep(300)"]) as engine:
-        processes.end()
-        assert engine.wait(5) != 300
-    assert not alive(engine.pid)
+    with processes.starting({}):
+        engine = subprocess.Popen([sys.executable, "-c", ENGINE], stdout=subprocess.PIPE, text=True)
+    assert engine.stdout is not None
+    name = engine.stdout.readline().strip()
+    processes.end()
+    engine.wait(5)
+    assert not alive_or_there(engine.pid, name)

@@ -17,7 +17,7 @@ run: $(READY)  ## train the demo model end to end on this machine
 	$(BIN)/olmorl-launch deploy/recipes/demo.toml
 
 test: $(READY)  ## all tests, with real vLLM, DeepSpeed, Ray and Redis
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --no-loadscope-reorder --ignore=$(HOSTS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
 
 hosts: $(READY)  ## four hosts, as network namespaces: real engines over the wire, links that break (root, Linux)
 	$(BIN)/python -m pytest $(HOSTS)

@@ -1,4 +1,4 @@
-"""What all tests share: a Ray of their own, which asks for a token as that of a run does, and who runs beside whom."""
+"""What all tests share: a Ray of their own, which asks for a token as that of a run does."""
 
 from __future__ import annotations
 
@@ -11,12 +11,6 @@ from olmorl.deploy.access import guard_ray
 
 # Here, not in a hook or a fixture: Ray reads its environment when it is imported, and another conftest may do that.
 guard_ray(own=True)
-
-
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """With several workers: what starts real engines runs one after another, beside it the rest file by file."""
-    group = "engines" if item.get_closest_marker("engine") else str(item.path)
-    item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(autouse=True)

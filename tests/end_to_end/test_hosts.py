@@ -26,7 +26,7 @@ REAL = """
 group_size = 4
 max_tokens = 96
 [schedule]
-steps = 12
+steps = 1000
 prompts_per_step = 4
 max_lag = 2
 [learner]
@@ -134,11 +134,27 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     actors.heal()
     until_steps(run, 2)
     assert run.roster() == before, "a link that is back within the deadlines costs no process"
+
+    (five,) = cluster.join("five", cpus=2)
+    cluster.control(run.run_dir, "actors", "--count", "3")
+    run.until(lambda: actors_on(run, five) == {"actor-2"}, timeout_s=200)
+    joined_at = time.time()
+    until_steps(run, 6)
+    muted_at = time.time()
+    five.mute()
+    noticed_at = until_lost(run, {"actor-2"})
+    until_steps(run, 3)
+    cluster.control(run.run_dir, "actors", "--count", "2")
+    cluster.control(run.run_dir, "stop")
     assert run.wait() == 0, run.output()
-    check_history(run, 12, 2)
+    check_history(run, len(run.lines()), 2)
+    five.kill()
     assert cluster.left_behind() == []
     groups = groups_of(run)
-    assert {group["actor"] for group in groups} == {"actor-0", "actor-1"}
+    shares = Counter(group["actor"] for group in groups if joined_at < group["started_at"] < muted_at)
+    assert set(shares) == {"actor-0", "actor-1", "actor-2"}
+    assert shares["actor-2"] >= sum(shares.values()) / 6, "its share, while three engines and two ranks have two cores"
+    check_moved(groups, {"actor-2"}, muted_at, noticed_at)
     versions = {span[0] for group in groups for completion in group["completions"] for span in completion["versions"]}
     assert len(versions) > 2, "weights came to the actors' hosts"
 

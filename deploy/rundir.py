@@ -7,7 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ def logged(run_dir: Path, process: str) -> Iterator[None]:
     """Send what is logged inside to `logs/<process>.log`; what is printed goes where it went."""
     folder = run_dir / "logs"
     folder.mkdir(parents=True, exist_ok=True)
-    logger, handler = logging.getLogger("olmorl"), logging.FileHandler(folder / f"{process}.log")
+    logger, handler = logging.getLogger("olmorl"), _LogFile(folder / f"{process}.log")
     handler.setFormatter(logging.Formatter(_FORMAT))
     before = logger.level
     logger.addHandler(handler)
@@ -38,7 +38,16 @@ def logged(run_dir: Path, process: str) -> Iterator[None]:
     finally:
         logger.setLevel(before)
         logger.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):
+            handler.close()
+
+
+class _LogFile(logging.FileHandler):
+    """Waits for room on a full disk with what it has to write, and says nothing: the run says what the disk lacks."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handleError(record)
 
 
 def log_to(run_dir: Path, process: str) -> None:

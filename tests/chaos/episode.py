@@ -153,21 +153,22 @@ class Episode:
 
     def _until_mended(self, strikes: Sequence[Strike], records: Sequence[Record], begin: float) -> None:
         rig, resumed = self._rig, False
+        ends_run = any(strike.ends_run for strike in strikes)
 
         def mended() -> bool:
             nonlocal resumed
             rig.steps.look()
+            # Before the look for who was noticed: that comes first, and may come between the two.
+            over = not ends_run and rig.alive and all(strike.mended() for strike in strikes)
             for strike, record in zip(strikes, records, strict=True):
                 if record.noticed_s is None and strike.noticed is not None and strike.noticed():
                     record.noticed_s = time.monotonic() - begin
             if not rig.alive:
-                if resumed or not any(strike.ends_run for strike in strikes):
+                if resumed or not ends_run:
                     raise Ended(f"the launcher ended, nobody having asked it to:\n{rig.run.output()}")
                 self._resume(strikes)
                 resumed = True
-            if any(strike.ends_run for strike in strikes):
-                return resumed
-            return all(strike.mended() for strike in strikes)
+            return resumed or over
 
         rig.until(mended, " and ".join(f"{record.fault} ({record.victim}) mended" for record in records))
 

@@ -63,3 +63,13 @@ def test_news_are_in_the_launchers_log_and_steps_are_not(tmp_path: Path) -> None
     progress.say("later")
     (found,) = (tmp_path / "logs" / "launcher.log").read_text().splitlines()
     assert found.endswith("INFO olmorl.deploy.progress: actor-0 died: it starts again now")
+
+
+def test_a_full_disk_below_the_launchers_log_shows_nothing_on_the_screen(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "launcher.log").symlink_to("/dev/full")
+    with logged(tmp_path, "launcher"):
+        Progress("a run", Console(file=StringIO())).say("waiting for room on the disk")
+    assert capfd.readouterr().err == ""

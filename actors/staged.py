@@ -17,16 +17,26 @@ def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor of a model folder, from the headers of its safetensors files.
 
     Raises:
-        ModelError: the folder holds none.
+        ModelError: the folder holds none, or one of them is damaged.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
-        with path.open("rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")))
-        shapes |= {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+        shapes |= _file_shapes(path)
     if not shapes:
         raise ModelError(f"{folder}: no *.safetensors there; save the model with save_pretrained()")
     return shapes
+
+
+def _file_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
+        header = file.read(min(length, path.stat().st_size))
+    try:
+        return {name: tuple(entry["shape"]) for name, entry in json.loads(header).items() if name != "__metadata__"}
+    except (ValueError, AttributeError, TypeError, KeyError):
+        raise ModelError(
+            f"{path}: not a safetensors file, or a part of one: download it again (a pointer of git-lfs: git lfs pull)"
+        ) from None
 
 
 def check_fit(staged: StagedWeights, shapes: Shapes, *, tied: bool) -> None:

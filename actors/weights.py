@@ -134,7 +134,7 @@ class WeightFollower:
         self._failures_in_a_row += 1
         self._damages_in_a_row = self._damages_in_a_row + 1 if isinstance(error, WeightsDamaged) else 0
         self._trouble = str(error)
-        pause_s = min(LONGEST_BACKOFF_S, self._poll_s * 2**self._failures_in_a_row)
+        pause_s = min(LONGEST_BACKOFF_S, self._poll_s * 2 ** min(self._failures_in_a_row, 30))
         _log.warning("%s: weights not applied, next try in %.1f s: %s", self._owner, pause_s, error)
         await self._clock.sleep(pause_s)
 

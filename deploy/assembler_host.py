@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from olmorl import codec
@@ -49,6 +49,7 @@ class AssemblerHost(Host):
         self._opening = False
         self._running: asyncio.Task[str] | None = None
         self._asked: dict[tuple[int, int], asyncio.Task[Any]] = {}
+        self._answering: set[asyncio.Task[None]] = set()
 
     async def open(self, resume: bool, from_step: int | None) -> Opened:
         """Take the run over: at its start, and again when ranks were lost. Data is read once."""
@@ -80,9 +81,10 @@ class AssemblerHost(Host):
 
     async def _end(self) -> None:
         if self._running is not None:
-            for task in (self._running, *self._asked.values()):
+            tasks = [self._running, *self._asked.values(), *self._answering]
+            for task in tasks:
                 task.cancel()
-            await asyncio.wait([self._running, *self._asked.values()])
+            await asyncio.wait(tasks)
             await self._queue.close()
         self._asked.clear()
         self._pulses.clear()
@@ -180,10 +182,10 @@ class AssemblerHost(Host):
         return codec.encode(asked.result())
 
     async def report(self, incarnation: int, report: bytes) -> None:
-        await self._of(incarnation).report(codec.decode(report, StepReport))
+        await self._answer(self._of(incarnation).report(codec.decode(report, StepReport)))
 
     async def published(self, incarnation: int, version: str, seconds: float) -> None:
-        await self._of(incarnation).published(Version.parse(version), seconds)
+        await self._answer(self._of(incarnation).published(Version.parse(version), seconds))
 
     async def stop_asked(self, incarnation: int) -> bool:
         return await self._of(incarnation).stop_asked()
@@ -192,4 +194,14 @@ class AssemblerHost(Host):
         await self._of(incarnation).given_up(step)
 
     async def saved(self, incarnation: int, rank: int, step: int) -> None:
-        await self._of(incarnation).saved(rank, step)
+        await self._answer(self._of(incarnation).saved(rank, step))
+
+    async def _answer(self, call: Coroutine[Any, Any, None]) -> None:
+        """Ends with the assembler that is asked: it must not go on beside the next one."""
+        answering = asyncio.create_task(call)
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+        await asyncio.wait([answering])
+        if answering.cancelled():
+            raise Superseded("the run was opened again meanwhile")
+        answering.result()

@@ -1,7 +1,7 @@
 """The table of checks before a run: `olmorl-launch RECIPE.toml --preflight`, and always before a run of several nodes.
 
-Host checks run on every host of the cluster, side by side, the others once. All of them run, so that one look tells all
-there is to mend.
+Host checks run on the hosts of the cluster that they concern, side by side, the others once. All of them run, so that
+one look tells all there is to mend.
 """
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ def _findings(settings: config.Config, placed: Plan) -> Iterator[Finding]:
             finding = _attempt(name, "launcher", partial(check, settings))
             passed = passed and finding.passed
             yield finding
-    yield from _of_hosts(tree, [name for name in checks.ON_EVERY_HOST if real or name in checks.WITHOUT_A_MODEL])
+    names = [name for name in checks.ON_HOSTS if real or name in checks.WITHOUT_A_MODEL]
+    yield from _of_hosts(tree, placed, names)
     if real:
         agree = partial(_agreement, settings, placed, tree) if passed else _not_yet
         yield _attempt("log-probabilities", "an actor and a rank", agree)
@@ -81,23 +82,28 @@ class Inspector:
         return time.time()
 
     def check(self, name: str) -> str:
-        return checks.ON_EVERY_HOST[name](self._settings)
+        return checks.ON_HOSTS[name](self._settings)
 
 
-def _of_hosts(tree: Mapping[str, Any], names: Sequence[str]) -> Iterator[Finding]:
+def _of_hosts(tree: Mapping[str, Any], placed: Plan, names: Sequence[str]) -> Iterator[Finding]:
     """What each host says, all asked at once."""
     inspector = ray.remote(num_cpus=0)(Inspector)
+    nodes = {node["NodeManagerAddress"]: node for node in ray.nodes() if node["Alive"]}
     inspectors = {
-        node["NodeManagerAddress"]: inspector.options(
-            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote(tree)
-        for node in ray.nodes()
-        if node["Alive"]
+        host: inspector.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+            tree
+        )
+        for host, node in nodes.items()
     }
     for host, there in inspectors.items():
         yield _attempt("clock", host, partial(_clock, there))
     asked_at = time.monotonic()
-    answers = {(check, host): there.check.remote(check) for check in names for host, there in inspectors.items()}
+    answers = {
+        (check, host): inspectors[host].check.remote(check)
+        for check in names
+        for host, node in nodes.items()
+        if checks.concerns(check, placed, node["Resources"])
+    }
     for (check, host), answer in answers.items():
         yield _attempt(check, host, partial(_result, answer, HOST_DEADLINE_S, asked_at))
 
@@ -107,6 +113,8 @@ def _attempt(name: str, host: str, check: Callable[[], str]) -> Finding:
         return Finding(name, host, True, check())
     except OlmoRLError as error:
         return Finding(name, host, False, str(error))
+    except Exception as error:  # the others are to run all the same
+        return Finding(name, host, False, f"the check failed: {error!r}")
 
 
 def _clock(inspector: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ import numpy as np
 
 from olmorl.config import Config
 from olmorl.deploy import wiring
+from olmorl.deploy.plan import Plan
 from olmorl.deploy.preflight import check_data, check_functions, check_model
 from olmorl.errors import ModelError, ResourceError, Unscorable
 from olmorl.learner.recovery import RunFiles
@@ -66,9 +67,12 @@ def _size(settings: Config) -> Size:
 
 
 def data(settings: Config) -> str:
-    """The files that are named are there."""
+    """The files that are named are there, and the evaluation sets can be told apart."""
+    from olmorl.learner.prompts import evaluation_names
+
     check_data(settings)
-    return f"{len(settings.data.train)} to train on, {len(settings.evaluation.data)} to evaluate with"
+    names = evaluation_names(settings.evaluation)
+    return f"{len(settings.data.train)} to train on, {len(names)} to evaluate with"
 
 
 def model(settings: Config) -> str:
@@ -125,7 +129,7 @@ def redis(settings: Config) -> str:
     return asyncio.run(examine(access.url, access.environment, settings.queue))
 
 
-# --- on every host ----------------------------------------------------------------------------------
+# --- on the hosts -----------------------------------------------------------------------------------
 
 
 def disk(settings: Config) -> str:
@@ -225,11 +229,24 @@ ONCE: Mapping[str, Callable[[Config], str]] = {
     "reward functions": functions,
     "redis": redis,
 }
-ON_EVERY_HOST: Mapping[str, Callable[[Config], str]] = {
+ON_HOSTS: Mapping[str, Callable[[Config], str]] = {
     "disk": disk,
     "shared memory": shared_memory,
     "ports": ports,
     "verifiers": verifiers,
 }
+HOLDERS: Mapping[str, Sequence[Callable[[Plan], Mapping[str, float]]]] = {
+    "disk": (Plan.learner_bundle,),
+    "shared memory": (Plan.learner_bundle, Plan.engine_bundle),
+}
+"""Who brings the need along, where not every host has it: ranks write checkpoints, and engines too stage weights."""
 WITHOUT_A_MODEL = ("reward functions", "redis", "ports")
 """What a simulated run needs of all that."""
+
+
+def concerns(check: str, placed: Plan, resources: Mapping[str, float]) -> bool:
+    """Whether a host with these resources of Ray may come to need what the check looks at."""
+    bundles = [bundle(placed) for bundle in HOLDERS.get(check, ())]
+    return not bundles or any(
+        all(resources.get(name, 0.0) >= amount for name, amount in bundle.items()) for bundle in bundles
+    )

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -32,6 +32,10 @@ from olmorl.errors import ResourceError
 
 _ROOM_TO_GROW = 16
 """Engines that may join a run on one machine: Ray counts CPUs there, and nobody else asks it for them."""
+MOST_ENGINES = 1024
+"""Of one run: each place is asked for by a call of its own, and a cluster that can grow has no other bound."""
+BY_NODES = "--learner-nodes and --actor-nodes"
+"""How people ask for fewer places where they start a run."""
 _LOOK_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _RECONNECT_S = 60
@@ -158,7 +162,9 @@ class Cluster:
         """One bundle a learner node, on nodes of their own."""
         plan = self._plan
         bundles = [plan.learner_bundle()] * plan.learner_nodes
-        self._learner = group = await self._place(bundles, "STRICT_SPREAD", "the learner", self._settings.wait_s)
+        self._learner = group = await self._place(
+            bundles, "STRICT_SPREAD", "the learner", self._settings.wait_s, BY_NODES
+        )
         return [(group, rank // plan.ranks_per_node) for rank in range(plan.ranks)]
 
     def host_of(self, place: Place) -> str:
@@ -170,13 +176,27 @@ class Cluster:
         """Whether Ray has not given up on a host."""
         return any(node["NodeID"] == host and node["Alive"] for node in ray.nodes())
 
-    async def place_engine(self, wait_s: float) -> Place:
-        """One bundle an engine, so that engines come and go one by one. On several hosts never beside the learner."""
+    @property
+    def most_engines(self) -> int:
+        """More than that will never have a place."""
+        if self._settings.address is not None:
+            return MOST_ENGINES
+        return min(MOST_ENGINES, _room(ray.cluster_resources(), self._plan))
+
+    async def place_engine(self, wait_s: float, asked_by: str) -> Place:
+        """One bundle an engine, so that engines come and go one by one. On several hosts never beside the learner.
+
+        Args:
+            asked_by: the option by which people asked for it.
+
+        Raises:
+            ResourceError: there is no place for it.
+        """
         apart = None
         if self._plan.several_hosts:
             learner = placement_group_table(self._learner)["bundles_to_node_id"].values()
             apart = [{"ray.io/node-id": f"!in({','.join(learner)})"}]
-        return await self._place([self._plan.engine_bundle()], "PACK", "an engine", wait_s, apart), 0
+        return await self._place([self._plan.engine_bundle()], "PACK", "an engine", wait_s, asked_by, apart), 0
 
     async def _place(
         self,
@@ -184,6 +204,7 @@ class Cluster:
         strategy: str,
         what: str,
         wait_s: float,
+        asked_by: str,
         labels: list[dict[str, str]] | None = None,
     ) -> PlacementGroup:
         group = placement_group(
@@ -198,7 +219,7 @@ class Cluster:
         while placement_group_table(group)["state"] != "CREATED":
             if time.monotonic() > give_up:
                 self.give_up((group, 0))
-                raise ResourceError(_missing(bundles, what, wait_s))
+                raise ResourceError(_missing(bundles, what, wait_s, asked_by))
             await asyncio.sleep(pause_s)
             # Ever less often: hundreds may be waited for, and each look is a question to Ray's head.
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -244,14 +265,20 @@ def _possible(bundles: list[dict[str, float]]) -> bool:
     return all(sum(b.get(key, 0) for b in bundles) <= have.get(key, 0) for key in ("CPU", "GPU"))
 
 
-def _missing(bundles: list[dict[str, float]], what: str, waited_s: float) -> str:
+def _room(have: Mapping[str, float], plan: Plan) -> int:
+    """For engines beside the learner."""
+    learner = plan.learner_bundle()
+    return int(min((have.get(key, 0) - learner[key]) // need for key, need in plan.engine_bundle().items()))
+
+
+def _missing(bundles: list[dict[str, float]], what: str, waited_s: float, asked_by: str) -> str:
     need = f"{len(bundles)} node(s) with {_resources(bundles[0])} each"
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     have = "; ".join(_resources(node) for node in nodes)
     return (
         f"{what} needs {need}, and after {waited_s:.0f} s the cluster does not have them. It has {len(nodes)} node(s): "
-        f"{have}; free now: {_resources(ray.available_resources())}. Add nodes, or ask for fewer with "
-        "--learner-nodes and --actor-nodes"
+        f"{have}; free now: {_resources(ray.available_resources())}. Add nodes, or ask for "
+        f"fewer with {asked_by}"
     )
 
 

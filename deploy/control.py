@@ -39,9 +39,10 @@ Look at a run, and ask something of it.
 What asks something of a run needs its token: the file `token` in the run's directory, which only its owner reads, or
 OLMORL_TOKEN in the environment.
 """
-_DEADLINES_S = {"checkpoint": 4000.0, "actors": 600.0}
-"""For an answer to what may take longer than the others: a slow disk, places for many actors."""
-_LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "control.json")
+_DEADLINES_S = {"checkpoint": 4000.0, "actors": 600.0, "dead-letters": 150.0}
+"""For an answer to what may take longer than the others: a slow disk, places for many actors, an assembler that starts
+and then reads."""
+_LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "control.json", "processes.json")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,7 +139,7 @@ def _order(run_dir: Path, command: str, **arguments: Any) -> Any:
 
 def dead_letters(run_dir: Path, arguments: argparse.Namespace) -> None:
     """Show them, after what is asked to be done with them."""
-    show_dead_letters(ask(run_dir, "dead-letters", replay=arguments.replay), arguments.json)
+    show_dead_letters(_order(run_dir, "dead-letters", replay=arguments.replay), arguments.json)
 
 
 if __name__ == "__main__":

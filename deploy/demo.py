@@ -24,6 +24,7 @@ from olmorl.config import Config
 from olmorl.deploy.arithmetic import sums
 from olmorl.deploy.mixture import mixture
 from olmorl.deploy.problem import Problem, write
+from olmorl.deploy.rundir import unusable
 
 Progress = Callable[[str, float], None]
 
@@ -99,15 +100,21 @@ def prepare(config: Config, progress: Progress, settings: Settings | None = None
 
     Args:
         progress: called with a word for people and the share that is done.
+
+    Raises:
+        ResourceError: it cannot be kept where runs are.
     """
     if config.model.build is None:
         return
     settings = settings or BUILDS[config.model.build]
     folder = _folder(config, settings)
-    if folder.exists():
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    try:
+        if folder.exists():
+            return
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise unusable(folder.parent, error) from None
     try:
         _make(part, settings, progress)
         part.rename(folder)

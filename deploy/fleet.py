@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 from olmorl.deploy import hosts
 from olmorl.deploy.access import QueueAccess
-from olmorl.deploy.cluster import Place
+from olmorl.deploy.cluster import BY_NODES, Place
 from olmorl.deploy.process import Process
 from olmorl.deploy.supervise import Context, Heartbeats, Restarts, introduced, is_mistake
-from olmorl.errors import DeadlinePassed, OlmoRLError, RunEnded, UserError
+from olmorl.errors import DeadlinePassed, OlmoRLError, ResourceError, RunEnded, UserError
 from olmorl.learner.waiting import Wait
 from olmorl.messages import ActorStatus
 
@@ -79,7 +79,7 @@ class Fleet:
 
     async def place(self, count: int) -> None:
         """Find a place for so many actors more. Raises ResourceError when the cluster has none."""
-        await self._add(count, self._context.settings.cluster.wait_s)
+        await self._add(count, self._context.settings.cluster.wait_s, BY_NODES)
 
     async def keep(self) -> None:
         """Keep an actor in every slot.
@@ -96,10 +96,11 @@ class Fleet:
                 self._end_slow_starts()
                 self._check_that_someone_works()
 
-    async def _add(self, count: int, wait_s: float) -> list[Slot]:
+    async def _add(self, count: int, wait_s: float, asked_by: str) -> list[Slot]:
         """All of them or none; all are asked for at once, so that a cluster that grows knows by how much."""
         cluster = self._context.cluster
-        found = await asyncio.gather(*(cluster.place_engine(wait_s) for _ in range(count)), return_exceptions=True)
+        waits = [cluster.place_engine(wait_s, asked_by) for _ in range(count)]
+        found = await asyncio.gather(*waits, return_exceptions=True)
         places = [place for place in found if not isinstance(place, BaseException)]
         if error := next((each for each in found if isinstance(each, BaseException)), None):
             for place in places:
@@ -261,6 +262,10 @@ class Fleet:
         Raises:
             ResourceError: the cluster has no place for all of them; nobody has joined then.
         """
+        if count > (most := max(self.size, self._context.cluster.most_engines)):
+            raise ResourceError(
+                f"--count {count}: this run can have {most} actor(s) at most; ask for no more than that"
+            )
         async with self._resizing:
             await self._resize(count)
 
@@ -268,7 +273,7 @@ class Fleet:
         staying = self._staying()
         for slot in staying[count:]:
             self._dismiss(slot)
-        for slot in await self._add(max(0, count - len(staying)), wait_s=_GRACE_S):
+        for slot in await self._add(max(0, count - len(staying)), _GRACE_S, "--count"):
             self._keep_from_now(slot)
 
     def _staying(self) -> list[Slot]:
@@ -281,7 +286,7 @@ class Fleet:
             UserError: there is no such actor, or nobody would be left.
         """
         for slot in self._slots:
-            if name in (slot.name, slot.process.name if slot.process else ""):
+            if name == slot.name or (slot.process and name == slot.process.name):
                 if self._staying() == [slot]:
                     raise UserError(f"{name} is the last actor: have others join first (actors --count), or use pause")
                 return self._dismiss(slot)

@@ -25,9 +25,8 @@ from olmorl.deploy import demo
 from olmorl.deploy.access import guard_ray
 from olmorl.deploy.arguments import Arguments, parse
 from olmorl.deploy.plan import plan
-from olmorl.deploy.preflight import check_objective, preflight, prepare
+from olmorl.deploy.preflight import check_directory, check_objective, preflight, prepare
 from olmorl.errors import OlmoRLError, RunEnded, UserError
-from olmorl.learner.recovery import RunFiles, check_free
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.dry_run:
             check_objective(settings)
             if arguments.resume:
-                check_free(RunFiles(settings.run_dir), resume=True)
+                check_directory(settings, resume=True)
             show_plan(demo.resolve(settings))
             return 0
         return launch(settings, arguments)

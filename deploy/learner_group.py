@@ -24,6 +24,7 @@ from olmorl.learner.waiting import Wait
 _LOAD_DEADLINE_S = 3600.0
 """For the assembler to read and tokenise all data."""
 _START_DEADLINE_S = 120.0
+"""Also for a sign of life of an assembler that opens the run: books of millions of draws are read in one go."""
 _ORDER_DEADLINE_S = 30.0
 
 
@@ -51,14 +52,25 @@ class LearnerGroup:
         """Take the run over: reads all data the first time; errors are final here."""
         if self._assembler is None:
             self._assembler = await self._start_assembler()
-        opened: Opened = await self._assembler.call("open", resume, from_step, timeout_s=_LOAD_DEADLINE_S)
+        opened = await self._watched_open(self._assembler, resume, from_step)
         self._assembler.begin("run")
         self.incarnation = opened.incarnation
         for order, given in (("pause", self.paused), ("stop", self._stopping)):
             if given:
-                await self._assembler.call(order, timeout_s=_ORDER_DEADLINE_S)
+                await _answered(self._assembler, order, timeout_s=_ORDER_DEADLINE_S)
         self._opened.set()
         return opened
+
+    async def _watched_open(self, assembler: Process, resume: bool, from_step: int | None) -> Opened:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                patience_s = max(self._context.supervision.answer_deadline_s, _START_DEADLINE_S)
+                watch = tasks.create_task(_watch(assembler, patience_s))
+                opened: Opened = await _answered(assembler, "open", resume, from_step, timeout_s=_LOAD_DEADLINE_S)
+                watch.cancel()
+                return opened
+        except BaseExceptionGroup as group:
+            raise first_cause(group) from None
 
     async def keep(self) -> None:
         """Until every step is done or a stop was obeyed.
@@ -102,7 +114,7 @@ class LearnerGroup:
         ]
         for process in self._ranks:
             context.roster.add(process.name, await introduced(process, _START_DEADLINE_S))
-        meeting_point = await self._ranks[0].call("meeting_point", timeout_s=_START_DEADLINE_S)
+        meeting_point = await _answered(self._ranks[0], "meeting_point", timeout_s=_START_DEADLINE_S)
         for process in self._ranks:
             process.begin("run", meeting_point, self._assembler.handle, self.incarnation)
         self._at_work, self._pulses = self._ranks, Heartbeats()
@@ -111,16 +123,12 @@ class LearnerGroup:
         assert self._assembler is not None
         try:
             async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(self._watch(self._assembler))
+                watch = tasks.create_task(_watch(self._assembler, self._context.supervision.answer_deadline_s))
                 members = [tasks.create_task(process.ended()) for process in (self._assembler, *self._ranks)]
                 await asyncio.wait(members)
                 watch.cancel()
         except BaseExceptionGroup as group:
             raise first_cause(group) from None
-
-    async def _watch(self, assembler: Process) -> None:
-        async for _ in still_there(assembler, "who", self._context.supervision.answer_deadline_s):
-            pass
 
     async def _after(self, error: OlmoRLError) -> None:
         """End what is left, and wait before the next start; the error itself where there is to be none."""
@@ -236,3 +244,17 @@ class LearnerGroup:
         # A start that is under way gets the word when it is open, and so does the one after an assembler that hangs.
         with suppress(ProcessLost, DeadlinePassed):
             await self.ask(order, timeout_s=_ORDER_DEADLINE_S)
+
+
+async def _watch(assembler: Process, deadline_s: float) -> None:
+    async for _ in still_there(assembler, "who", deadline_s):
+        pass
+
+
+async def _answered(process: Process, method: str, *args: Any, timeout_s: float) -> Any:
+    """What a process that starts says. One that says nothing is killed and lost, as another may do better."""
+    try:
+        return await process.call(method, *args, timeout_s=timeout_s)
+    except DeadlinePassed as error:
+        process.kill()
+        raise ProcessLost(str(error)) from None

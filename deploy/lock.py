@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from olmorl.deploy.rundir import unusable
 from olmorl.errors import ConfigError, ResourceError
 
 BEAT_S = 2.0
@@ -51,7 +52,6 @@ class RunLock:
         self._over = threading.Event()
 
     def __enter__(self) -> RunLock:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
         locked, owner = self._lock(), self._read()
         elsewhere = bool(owner) and owner["host"] != socket.gethostname()
         if elsewhere and self._lives(owner):
@@ -76,8 +76,15 @@ class RunLock:
         os.truncate(self._file, 0)
         os.close(self._file)
 
+    def _open(self) -> int:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise unusable(self._path.parent, error) from None
+
     def _lock(self) -> bool:
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+        self._file = self._open()
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from olmorl.config import Config
 from olmorl.deploy.access import QueueAccess
+from olmorl.deploy.rundir import unusable
 from olmorl.errors import ConfigError, DataError, ModelError
 from olmorl.learner.recovery import RunFiles, check_free
 
@@ -37,7 +38,7 @@ def prepare(settings: Config, resume: bool) -> Config:
         UserError: the run directory, or the recipe itself.
     """
     settings = absolute(settings)
-    check_free(RunFiles(settings.run_dir), resume)
+    check_directory(settings, resume)
     check_objective(settings)
     return make_demo(settings) if settings.run.mode == "real" else settings
 
@@ -53,6 +54,14 @@ def absolute(settings: Config) -> Config:
             ),
         }
     )
+
+
+def check_directory(settings: Config, resume: bool) -> None:
+    """The run's folder holds what is to be resumed, or no run."""
+    try:
+        check_free(RunFiles(settings.run_dir), resume)
+    except OSError as error:
+        raise unusable(settings.run_dir, error) from None
 
 
 def check_objective(settings: Config) -> None:

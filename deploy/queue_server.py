@@ -43,8 +43,12 @@ class QueueServer:
     async def _start(self) -> Process:
         context, self._started_at = self._context, time.monotonic()
         process = context.cluster.start(hosts.RedisHost, "redis", self._place, context.tree, calls=16)
-        context.roster.add("redis", await introduced(process, _START_DEADLINE_S))
-        self.access = await process.call("start", self.access, self._password, timeout_s=_LOAD_DEADLINE_S)
+        try:
+            context.roster.add("redis", await introduced(process, _START_DEADLINE_S))
+            self.access = await process.call("start", self.access, self._password, timeout_s=_LOAD_DEADLINE_S)
+        except OlmoRLError:
+            process.kill()
+            raise
         process.begin("run")
         self._process = process
         return process
@@ -88,7 +92,10 @@ class QueueServer:
         delay = self._restarts.after_death(worked=lived_s > _LONG_LIFE_S)
         if not is_passing(error) or delay is None:
             raise RunEnded(f"the embedded Redis cannot be kept up: {error}") from error
-        self._process = None
+        if self._process is not None:
+            # Its server would keep the folder from the next one.
+            self._process.kill()
+            self._process = None
         for name in ("redis", "redis-server"):
             self._context.roster.remove(name)
         self._context.say(f"{error}: Redis starts again on its append-only file")

@@ -11,7 +11,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from olmorl.config import Config, to_toml
+from olmorl.errors import ResourceError
+from olmorl.learner import durable
+
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def unusable(path: Path, error: OSError) -> ResourceError:
+    """The error a person sees when no run can be kept at `path`."""
+    return ResourceError(f"{path}: {error.strerror}: set run.directory to a folder where files can be made")
 
 
 def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
@@ -23,12 +32,38 @@ def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[:-1] if line]
 
 
+class KeptRecipe:
+    """`config.toml`: that of an earlier start stays until this one has trained, as it may be refused until then."""
+
+    def __init__(self, settings: Config) -> None:
+        self._path = settings.run_dir / "config.toml"
+        self._text = to_toml(settings).encode()
+        self._has_trained = self._is_kept = False
+
+    def keep(self, has_trained: bool) -> None:
+        """Write it when it is time; a full disk has room for it later."""
+        self._has_trained = self._has_trained or has_trained
+        if self._is_kept or (self._path.exists() and not self._has_trained):
+            return
+        with suppress(ResourceError):
+            durable.write_whole(self._path, [self._text])
+            self._is_kept = True
+
+
 @contextmanager
 def logged(run_dir: Path, process: str) -> Iterator[None]:
-    """Send what is logged inside to `logs/<process>.log`; what is printed goes where it went."""
+    """Send what is logged inside to `logs/<process>.log`; what is printed goes where it went.
+
+    Raises:
+        ResourceError: there can be no such file.
+    """
     folder = run_dir / "logs"
-    folder.mkdir(parents=True, exist_ok=True)
-    logger, handler = logging.getLogger("olmorl"), _LogFile(folder / f"{process}.log")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handler = _LogFile(folder / f"{process}.log")
+    except OSError as error:
+        raise unusable(folder, error) from None
+    logger = logging.getLogger("olmorl")
     handler.setFormatter(logging.Formatter(_FORMAT))
     before = logger.level
     logger.addHandler(handler)

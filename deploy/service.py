@@ -20,7 +20,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from types import TracebackType
 
-from olmorl.config import Config, to_toml
+from olmorl.config import Config
 from olmorl.deploy import checklist, hosts, wiring
 from olmorl.deploy.access import QueueAccess, forget_token, make_token
 from olmorl.deploy.cluster import Cluster
@@ -34,10 +34,12 @@ from olmorl.deploy.process import Identity
 from olmorl.deploy.progress import Progress, Status, summary
 from olmorl.deploy.queue_server import QueueServer
 from olmorl.deploy.roster import Roster
-from olmorl.deploy.rundir import logged, metric_lines
+from olmorl.deploy.rundir import KeptRecipe, logged, metric_lines
 from olmorl.deploy.supervise import Context, Restarts, Watchdog
 from olmorl.deploy.takeover import take_over
 from olmorl.errors import DeadlinePassed, HostLost, OlmoRLError, ProcessLost, RunEnded, first_cause
+from olmorl.learner import ledger
+from olmorl.learner.recovery import RunFiles
 from olmorl.learner.waiting import Wait
 
 log = logging.getLogger(__name__)
@@ -70,12 +72,12 @@ class Service:
         self._step_at_loss = 0
         self._num_engines = plan(settings).engines
         self._paused = False
+        self._recipe = KeptRecipe(settings)
 
     def __enter__(self) -> Service:
         settings, placed = self._settings, plan(self._settings)
         with ExitStack() as stack:
             stack.enter_context(RunLock(settings.run_dir))
-            (settings.run_dir / "config.toml").write_text(to_toml(settings), encoding="utf-8")
             stack.callback(self._sweep)
             self._progress = Progress(settings.run.name)
             stack.enter_context(logged(settings.run_dir, "launcher"))
@@ -129,9 +131,7 @@ class Service:
             except BaseExceptionGroup as group:
                 raise first_cause(group) from group
             except asyncio.CancelledError:
-                raise StoppedAtOnce(
-                    "stopped at once, without a checkpoint; --resume goes on from the last one"
-                ) from None
+                raise StoppedAtOnce(f"stopped at once, without a checkpoint; {self._way_on()}") from None
             finally:
                 if self._queue is not None and not self._context.cluster.is_broken:
                     # A second signal at the very end is in a hurry too.
@@ -196,12 +196,17 @@ class Service:
         try:
             await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
             if not start.done():
-                raise StoppedAtOnce("stopped while it started; --resume goes on from the last checkpoint")
+                raise StoppedAtOnce(f"stopped while it started; {self._way_on()}")
             start.result()
         finally:
             for task in (start, stop):
                 task.cancel()
             await asyncio.wait([start, stop])
+
+    def _way_on(self) -> str:
+        if ledger.incarnations(RunFiles(self._settings.run_dir).ledger):
+            return "--resume goes on from the last checkpoint"
+        return "nothing has begun: start it again, without --resume"
 
     async def _start(self) -> None:
         """Redis, then the assembler, then learner and engines side by side."""
@@ -282,7 +287,9 @@ class Service:
             else:
                 # Whoever keeps the process that gave no answer deals with that.
                 with suppress(ProcessLost, DeadlinePassed):
-                    self._show(await self._status())
+                    status = await self._status()
+                    self._show(status)
+                    await asyncio.to_thread(self._recipe.keep, bool(status.lines))
             await asyncio.sleep(_LOOK_S)
 
     async def _status(self) -> Status:

@@ -6,6 +6,7 @@ Names are those of `olmorl.metrics` with the prefix `olmorl_`: a `_total` is a c
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from olmorl.messages import ActorStatus
 
+log = logging.getLogger(__name__)
 _BUSY = {"seconds": "busy_s"}
 """`verifier_s_total` is already the time that all verdicts took."""
 _UNITS = (
@@ -27,7 +29,7 @@ _UNITS = (
 
 
 class Telemetry:
-    """One process's metrics: gauges take the last value, counters never decrease."""
+    """One process's metrics: gauges take the last value, counters never decrease. What cannot be told stops nobody."""
 
     def __init__(self, process: str, run: str, host: str) -> None:
         self.registry = CollectorRegistry()
@@ -36,15 +38,16 @@ class Telemetry:
         self._gauges: dict[str, Gauge] = {}
         self._counters: dict[str, Counter] = {}
         self._seen: dict[tuple[str, ...], float] = {}
+        self._untold: set[str] = set()
         server, self._thread = start_http_server(0, addr=host, registry=self.registry)
         self._server = server
         self.address = f"{host}:{server.server_port}"
 
     def record(self, values: Mapping[str, object]) -> None:
-        """Take over the numbers of a metrics line or a status."""
+        """Take over the numbers of a metrics line or a status. Never raises: what they tell of has happened."""
         for name, value in values.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                self._take(name, float(value), {})
+                self._take(name, value, {})
 
     def record_actor(self, status: ActorStatus) -> None:
         """Take over an actor's heartbeat."""
@@ -77,7 +80,14 @@ class Telemetry:
             self._take(total, value, {"part": part} | ({"kind": kind} if kind else {}))
 
     def _take(self, name: str, value: float, more: Mapping[str, str]) -> None:
-        labels = {**self._labels, **more}
+        try:
+            self._tell(name, float(value), {**self._labels, **more})
+        except Exception as error:
+            if name not in self._untold:
+                self._untold.add(name)
+                log.warning("Prometheus is not told %s: %s", name, error)
+
+    def _tell(self, name: str, value: float, labels: Mapping[str, str]) -> None:
         if name.endswith("_total"):
             self._count(name, value, labels)
             return

@@ -41,9 +41,10 @@ def run_id(settings: Config) -> str:
 
 async def open_queue(settings: Config, access: QueueAccess) -> Queue:
     """Connect to the run's Redis."""
+    from olmorl.learner.evaluation import MOST_LIVE
     from olmorl.queues.redis import RedisQueue
 
-    evaluation = max(settings.evaluation.limit or 0, 10_000) if settings.evaluation.data else 0
+    evaluation = MOST_LIVE if settings.evaluation.data else 0
     bound = max((settings.schedule.batches_ahead + 2) * settings.schedule.prompts_per_step, evaluation)
     return await RedisQueue.connect(
         access.url, run_id(settings), settings.queue, bound, SystemClock(), access.environment

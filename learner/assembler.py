@@ -17,7 +17,7 @@ from functools import partial
 from olmorl.clock import Clock
 from olmorl.config import Config
 from olmorl.errors import DeadlinePassed
-from olmorl.learner import checkpoint, ledger, recovery
+from olmorl.learner import checkpoint, dead_letters, durable, ledger, recovery
 from olmorl.learner.batch import Composer
 from olmorl.learner.bell import Bell
 from olmorl.learner.books import Books
@@ -36,6 +36,7 @@ from olmorl.learner.recovery import RunFiles
 from olmorl.learner.roll_call import RollCall
 from olmorl.learner.rollouts import Rollouts
 from olmorl.learner.room import Room
+from olmorl.learner.thread import in_thread
 from olmorl.learner.waiting import Waits
 from olmorl.messages import STOP_ASKED, TRAIN_LANE, Begin, Save, Shard, StepReport, Stop, Version, Work
 from olmorl.ports import Counts, Queue, Row
@@ -112,6 +113,7 @@ class Assembler:
         """
         recovery.check_free(self._files, self._resume)
         self.incarnation = ledger.acquire(self._files.ledger)
+        await self._room.use(partial(in_thread, durable.check_room, self._files.ledger))
         await self._queue.claim(self.incarnation)
         self._plan = recovery.plan(self._files, self.incarnation, self._from_step)
         if self._from_step is not None:
@@ -119,6 +121,7 @@ class Assembler:
         self._ledger = recovery.open_books(self._files, self._plan, self._draws)
         epoch = await self._queue.epoch()
         await recovery.disown(self._queue, self._ledger)
+        await dead_letters.disown(self._queue, self._ledger.accounts)
         found = await recovery.reconcile(self._queue, self._ledger)
         self._rollouts = Rollouts(self._files.rollouts, self.incarnation, self._plan.replay_to + 1, self._room)
         self._books = Books(
@@ -133,8 +136,7 @@ class Assembler:
             self._pipeline, self._num_ranks, self._config.schedule.steps, self._done, self._plan.replay_to
         )
         lines = self._lines.read()
-        wall_s = lines[-1]["wall_s"] if lines else 0.0
-        self._meter = Meter(self._clock.now(), wall_s, await self._queue.statuses())
+        self._meter = Meter(self._clock.now(), lines[-1]["wall_s"] if lines else 0.0, await self._queue.statuses())
         await self._evaluator.start(newest_version(lines))
         await self._census.counts()
         self._owed.question()
@@ -183,13 +185,9 @@ class Assembler:
 
     async def begin(self, rank: int) -> Begin:
         """As the port says; the same for every rank."""
-        folder = self._plan.checkpoint
-        return Begin(
-            incarnation=self.incarnation,
-            step=self._plan.step,
-            checkpoint=None if folder is None else str(folder),
-            publish=self._plan.replay_to == self._plan.step,
-        )
+        step, replay_to, folder = self._plan.step, self._plan.replay_to, self._plan.checkpoint
+        checkpoint = None if folder is None else str(folder)
+        return Begin(incarnation=self.incarnation, step=step, checkpoint=checkpoint, publish=replay_to == step)
 
     async def next(self, rank: int, step: int) -> Work:
         """As the port says.
@@ -231,8 +229,7 @@ class Assembler:
             self._done = report.step
             counts, in_flight = await self._census.counts()
             line = self._meter.line(report, batch.facts, self._books.accounts, counts, in_flight, self._clock.now())
-            line = {**line, **self._evaluator.results()}
-            await self._room.use(partial(asyncio.to_thread, self._lines.append, line))
+            await self._room.use(partial(in_thread, self._lines.append, {**line, **self._evaluator.results()}))
             await self._advance()
 
     async def published(self, version: Version, seconds: float) -> None:
@@ -267,11 +264,11 @@ class Assembler:
         async with self._turn:
             await self._census.counts()
             await self._rollouts.flush()
-            await asyncio.to_thread(self._lines.sync)
+            await in_thread(self._lines.sync)
             await self._books.complete(self._files.checkpoints, step)
             self._saved = step
             self._bell.ring()
-        await asyncio.to_thread(checkpoint.retain, self._files.checkpoints, self._config.checkpoint.keep)
+        await in_thread(checkpoint.retain, self._files.checkpoints, self._config.checkpoint.keep)
 
     # --- the verbs --------------------------------------------------------------------------------
 
@@ -320,7 +317,7 @@ class Assembler:
         await self._wait(lambda: self.orders.stopping or self._evaluator.idle, "the last evaluation", limit_s)
         async with self._turn:
             if results := self._evaluator.results():
-                await self._room.use(partial(asyncio.to_thread, self._lines.amend, results))
+                await self._room.use(partial(in_thread, self._lines.amend, results))
 
     async def _wait(self, ready: Callable[[], bool], what: str, limit_s: float | None = None) -> None:
         """Wait until `ready`, or for the error that ended the background work."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from olmorl.errors import RunEnded
+from olmorl.errors import ResourceError, RunEnded
 from olmorl.learner import checkpoint, recovery
 from olmorl.learner.accounts import Accounts, Decided, Line, Outcome, Requeued, Retired, Trained
 from olmorl.learner.draws import Draws
@@ -18,6 +17,7 @@ from olmorl.learner.recovery import Reconciled, journaled
 from olmorl.learner.rollouts import Rollouts
 from olmorl.learner.room import Room
 from olmorl.learner.score import Score, score
+from olmorl.learner.thread import in_thread
 from olmorl.messages import TRAIN_LANE, Group, Version
 from olmorl.ports import Counts, Queue, Taken
 
@@ -124,14 +124,25 @@ class Books:
     async def journal(self, step: int, batch: Sequence[tuple[Taken, Group]]) -> None:
         """Make the groups of a step durable, then trim their results."""
         groups = [group for _, group in batch]
-        await self._room.use(partial(asyncio.to_thread, self._journal.write, step, self._incarnation, groups))
-        await self._book(journaled(step, groups))
+        event = journaled(step, groups)
+        self._ledger.check(event)
+        await self._room.use(partial(in_thread, self._journal.write, step, self._incarnation, groups))
+        await self._book(event)
         await self._record(step, groups)
         await self._queue.trim([taken for taken, _ in batch])
 
     async def replay(self, step: int) -> list[Group]:
-        """The groups of a journaled step, in their order."""
-        groups = await asyncio.to_thread(self._journal.read, step)
+        """The groups of a journaled step, in their order.
+
+        Raises:
+            ResourceError: they are damaged, or not those of the ledger.
+        """
+        groups = await in_thread(self._journal.read, step)
+        if journaled(step, groups).draws != self.accounts.batches[step].draws:
+            raise ResourceError(
+                f"{self._journal.path_of(step)}: its groups are not those of the ledger; remove it and the steps after "
+                "it to generate their prompts again"
+            )
         if not self._rollouts.has(step):
             await self._record(step, groups)
         return groups
@@ -174,9 +185,13 @@ class Books:
             ledger_incarnation=position.incarnation,
             ledger_bytes=position.num_bytes,
         )
-        await self._room.use(partial(asyncio.to_thread, checkpoint.complete, checkpoints, part))
+        await self._room.use(partial(in_thread, self._complete, checkpoints, part))
         self._after = {later: place for later, place in self._after.items() if later > step}
-        await asyncio.to_thread(self._journal.forget, step)
+
+    def _complete(self, checkpoints: Path, part: checkpoint.Part) -> None:
+        self._ledger.check_newest()  # it knows nothing of this checkpoint, and needs the journal
+        checkpoint.complete(checkpoints, part)
+        self._journal.forget(part.step)
 
     async def _book(self, *events: Line) -> None:
         async def append() -> None:

@@ -32,6 +32,13 @@ def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         raise unwritable(path, error) from error
 
 
+def check_room(folder: Path) -> None:
+    """Raises DiskFull while not even a small file can be written there."""
+    path = folder / "room"
+    write_whole(path, [bytes(1 << 16)])
+    path.unlink()
+
+
 def append(descriptor: int, data: bytes) -> None:
     """Add all of `data` to the end of a file, durably, or nothing of it. Raises OSError."""
     size = os.fstat(descriptor).st_size

@@ -15,15 +15,19 @@ from olmorl.messages import Group, Prompt, Result, Version
 from olmorl.ports import Queue, Row
 
 TAKE_LIMIT = 256
+MOST_LIVE = 10_000
+"""Prompts of a set in its lane at once: those of a larger one follow as answers are taken."""
 
 
 @dataclass
 class Round:
-    """One set asked of one version: asked = answered + failed + in flight."""
+    """One set asked of one version: asked = answered + failed + in flight, and in flight = live + not yet queued."""
 
     version: Version
     asked: int
     ends_at: float
+    queued: int = 0
+    """The first so many rows of the set are or were in the lane."""
     failed: int = 0
     solved: list[tuple[int, int]] = field(default_factory=list)
     """Completions and solved ones of each answered prompt."""
@@ -34,6 +38,10 @@ class Round:
     @property
     def in_flight(self) -> int:
         return self.asked - self.failed - len(self.solved)
+
+    @property
+    def live(self) -> int:
+        return self.in_flight - (self.asked - self.queued)
 
     def add(self, result: Result) -> None:
         """Book one answer or failure."""
@@ -124,9 +132,17 @@ class Evaluator:
                 await self._begin(name, self._rounds[name].version)
 
     async def _begin(self, name: str, version: Version) -> None:
-        rows, ends_at = self._sets[name], self._clock.wall() + self._settings.deadline_s
-        await self._queue.push([self._prompt(name, row, i, version, ends_at) for i, row in enumerate(rows)])
-        self._rounds[name] = Round(version, len(rows), ends_at)
+        current = Round(version, len(self._sets[name]), self._clock.wall() + self._settings.deadline_s)
+        await self._queue_more(name, current)
+        self._rounds[name] = current
+
+    async def _queue_more(self, name: str, current: Round) -> None:
+        """As many as the lane has room for."""
+        rows, end = self._sets[name], min(current.asked, current.queued + MOST_LIVE - current.live)
+        await self._queue.push(
+            [self._prompt(name, rows[i], i, current.version, current.ends_at) for i in range(current.queued, end)]
+        )
+        current.queued = end
 
     async def collect(self) -> None:
         """Take what has been answered; close the rounds that are complete or past their deadline.
@@ -140,12 +156,14 @@ class Evaluator:
                     current.add(item.result)
                 await self._queue.trim(taken)
             counts = await self._queue.counts(name)
-            if counts.live != current.in_flight:
-                raise RunEnded(f"evaluation {name}: {current.in_flight} prompts in flight, {counts.live} in the queue")
+            if counts.live != current.live:
+                raise RunEnded(f"evaluation {name}: {current.live} prompts in flight, {counts.live} in the queue")
             if current.in_flight and self._clock.wall() > current.ends_at:
                 await self._queue.flush(name)
                 current.failed += current.in_flight
-            if not current.in_flight:
+            if current.in_flight:
+                await self._queue_more(name, current)
+            else:
                 self._fields |= current.fields(name)
                 del self._rounds[name]
 

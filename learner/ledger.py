@@ -50,12 +50,9 @@ class Ledger:
 
         Raises:
             ResourceError: they cannot be made durable, or contradict what is booked.
-            Superseded: a newer incarnation is there, wherever it runs and whatever Redis it goes by.
+            Superseded: as `check_newest` does.
         """
-        if self._successor.exists():
-            raise Superseded(f"{self._path} by {self._successor.name}")
-        if strange := self.accounts.contradictions(events):
-            raise ResourceError(f"{self._path}: draws {strange} would end and are not open; continue with --resume")
+        self.check(*events)
         if os.fstat(self._file).st_size != self._num_bytes:
             raise ResourceError(f"{self._path}: an earlier line is torn; continue with --resume")
         data = b"".join(_encoder.encode(event) + b"\n" for event in events)
@@ -66,6 +63,17 @@ class Ledger:
         self._num_bytes += len(data)
         for event in events:
             self.accounts.apply(event)
+
+    def check(self, *events: Line) -> None:
+        """Raises what `append` would, but for what the disk says to it."""
+        self.check_newest()
+        if strange := self.accounts.contradictions(events):
+            raise ResourceError(f"{self._path}: draws {strange} would end and are not open; continue with --resume")
+
+    def check_newest(self) -> None:
+        """Raises Superseded when a newer incarnation is there, wherever it runs and whatever Redis it goes by."""
+        if self._successor.exists():
+            raise Superseded(f"{self._path} by {self._successor.name}")
 
     def close(self) -> None:
         os.close(self._file)

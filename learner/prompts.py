@@ -221,26 +221,33 @@ def training_stream(loader: Loader, data: Data, seed: int) -> PromptStream:
 
 
 def evaluation_sets(loader: Loader, evaluation: Evaluation) -> dict[str, Sequence[Row]]:
-    """Load `evaluation.data` by name: what stands before `=`, else the file's stem or the hub name's last part.
+    """Load `evaluation.data` by name.
 
     Raises:
         DataError: a name that is taken or cannot be one, or a set that cannot be used.
     """
-    sets: dict[str, Sequence[Row]] = {}
-    for text in evaluation.data:
-        name, text_ = _named(text)
-        if name == TRAIN_LANE or name in sets or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
-            raise DataError(
-                f"evaluation.data: {text!r} would be called {name!r}, which is taken or not a plain name; "
-                "put another one in front: name=path"
-            )
-        sets[name] = loader.load(text_, evaluation.limit).rows
-    return sets
+    texts = zip(evaluation_names(evaluation), evaluation.data, strict=True)
+    return {name: loader.load(_named(text)[1], evaluation.limit).rows for name, text in texts}
 
 
 def evaluation_names(evaluation: Evaluation) -> list[str]:
-    """The names of the evaluation sets, which are those of their lanes."""
-    return [_named(text)[0] for text in evaluation.data]
+    """The names of the evaluation sets and their lanes: what stands before `=`, else the file's stem or the hub
+    name's last part.
+
+    Raises:
+        DataError: a name that is taken, here or in Prometheus, or cannot be one.
+    """
+    names: dict[str, str] = {}
+    for text in evaluation.data:
+        name, _ = _named(text)
+        told = re.sub(r"\W", "_", name)
+        if told == TRAIN_LANE or told in names or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
+            raise DataError(
+                f"evaluation.data: {text!r} would be called {name!r} ({told} in metrics), which is taken or not a "
+                "plain name; put another one in front: name=path"
+            )
+        names[told] = name
+    return list(names.values())
 
 
 def _named(text: str) -> tuple[str, str]:

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from olmorl.clock import Clock, within
-from olmorl.errors import Superseded, WeightError
 from olmorl.learner.background import Background
 from olmorl.messages import Version
 from olmorl.ports import BatchSource, NamedBuffer, WeightStore
@@ -59,18 +58,21 @@ class Publisher(Background):
         await self._ask(self._store.publish, version, buffers)
         await self._source.published(version, self._clock.now() - started)
         self._kept = [*self._kept, version][-KEPT_VERSIONS:]
-        await self._ask(self._store.discard, self._kept)
+        await self._free()
 
     async def _tend(self) -> None:
         """Free what a reader still used when it was discarded, and publish again what was lost since."""
         while True:
             await self._clock.sleep(TEND_S)
-            if not self._kept:
-                continue
-            try:
-                await self._ask(self._store.discard, self._kept)
-            except (WeightError, Superseded) as error:
-                _log.warning("published weights cannot be looked after, next try in %g s: %s", TEND_S, error)
+            if self._kept:
+                await self._free()
+
+    async def _free(self) -> None:
+        try:
+            await self._ask(self._store.discard, self._kept)
+        except Exception as error:
+            # No reason to stop training, whatever it is: the version is published, and this is tried again.
+            _log.warning("published weights cannot be looked after, next try in %g s: %s", TEND_S, error)
 
     async def _ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         async with self._turn, within(STORE_DEADLINE_S, "the weight store, asked by the learner"):

@@ -188,14 +188,17 @@ async def reconcile(queue: PromptQueue, books: Ledger, answered: Collection[int]
         )
     over = there - accounts.open.keys()
     orphaned = {draw_id for draw_id in answered if places.get(draw_id) is Place.LEASED}
-    withdrawn = await queue.withdraw(over | orphaned, TRAIN_LANE)
+    # Not by its answer: an answer that was lost is asked for again, and says that nothing was left to withdraw.
+    await queue.withdraw(over | orphaned, TRAIN_LANE)
+    withdrawn = (over | orphaned) - (await queue.inventory(TRAIN_LANE)).keys()
     lost = (accounts.open.keys() - there) | (orphaned & withdrawn)
     await queue.forget_done(lost, TRAIN_LANE)
     return Reconciled(over - withdrawn, lost, withdrawn - orphaned)
 
 
 def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) -> None:
-    # Checkpoints first: once they are gone, a start that crashed half-way through is resumed from `step` as well.
+    # Checkpoints first: once they are gone, a start that crashed half-way through is resumed from `step` as well. The
+    # ledger's newest file first: each goes on with the one before.
     target = files.abandoned(incarnation)
     later = [checkpoint.folder_of(files.checkpoints, s) for s in checkpoint.steps(files.checkpoints) if s > step]
     journal = Journal(files.journal)
@@ -203,7 +206,7 @@ def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) ->
     later += [path for path in rollouts.files(files.rollouts) if rollouts.step_of(path) > step]
     later += [
         ledger.path_of(files.ledger, i)
-        for i in ledger.incarnations(files.ledger)
+        for i in reversed(ledger.incarnations(files.ledger))
         if history.incarnation < i < incarnation
     ]
     for path in later:

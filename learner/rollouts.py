@@ -22,6 +22,7 @@ import zstandard
 from olmorl.learner import durable
 from olmorl.learner.accounts import Outcome
 from olmorl.learner.room import Room
+from olmorl.learner.thread import in_thread
 from olmorl.messages import Completion, Failure, Result
 
 _Item = tuple[Result, Outcome, int | None, str] | int
@@ -81,7 +82,7 @@ class Rollouts:
             items = [await self._pending.get()]
             while not self._pending.empty():
                 items.append(self._pending.get_nowait())
-            await self._room.use(partial(asyncio.to_thread, self._write, deque(items)))
+            await self._room.use(partial(in_thread, self._write, deque(items)))
             for _ in items:
                 self._pending.task_done()
 

@@ -50,7 +50,7 @@ def decode(data: bytes | memoryview, kind: Any) -> Any:
     Arrays are read-only views of `data`. Raises ValueError when the bytes are not such a message or were written
     with another schema version; the caller decides whether that is poison.
     """
-    if bytes(data[:1]) != _HEADER[:1]:
+    if len(data) < len(_HEADER) or data[0] != _HEADER[0]:
         raise ValueError("not an OlmoRL message")
     if data[1] != SCHEMA:
         raise ValueError(f"message of schema {data[1]}, this program reads {SCHEMA}")
@@ -59,5 +59,5 @@ def decode(data: bytes | memoryview, kind: Any) -> Any:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind, dec_hook=_decode_array)
     try:
         return decoder.decode(memoryview(data)[2:])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"malformed message: {error}") from error

@@ -121,8 +121,8 @@ class PromptQueue(Protocol):
         """Where each draw of the lane is, in one consistent read. For reconciliation."""
         ...
 
-    async def withdraw(self, draw_ids: Iterable[int], lane: str) -> set[int]:
-        """Remove those of these draws that are queued or leased, and name them; what still comes of them is refused."""
+    async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
+        """Remove those of these draws that are queued or leased; what still comes of them is refused."""
         ...
 
     async def forget_done(self, draw_ids: Iterable[int], lane: str) -> None:

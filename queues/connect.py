@@ -26,9 +26,9 @@ BLOCK_S = 1.0
 _ROUND_TRIP_S = 15.0
 _MAX_CONNECTIONS = 32
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-# Answers of a Redis that loads, fails over, or has no room: it may be able later.
-_REPLICA = "READONLY"
-_PASSING = ("LOADING", _REPLICA, "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "OOM")
+# Answers of a Redis that is a primary no more, or loads, fails over, has no room or no replica: it may be able later.
+_DEMOTED = ("READONLY", "UNBLOCKED", "MASTERDOWN")
+_PASSING = (*_DEMOTED, "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "OOM", "NOREPLICAS", "BUSY")
 _REFUSALS: dict[str, type[QueueError]] = {"SUPERSEDED": Superseded, "FULL": QueueFull}
 
 
@@ -91,8 +91,8 @@ class Link:
         passing = next((reply for reply in replies if _may_pass(reply)), None)
         if passing is None:
             return replies
-        if _REPLICA in str(passing):
-            # A primary no more: the next connection goes to where the address, or a sentinel, leads by then.
+        if _says(passing, _DEMOTED):
+            # The next connection goes to where the address, or a sentinel, leads by then.
             await self._redis.connection_pool.disconnect(inuse_connections=False)
         raise passing
 
@@ -119,7 +119,13 @@ class Link:
 def _may_pass(error: Any) -> bool:
     if isinstance(error, (exceptions.ConnectionError, exceptions.TimeoutError, TimeoutError)):
         return True
-    return isinstance(error, exceptions.ResponseError) and any(word in str(error) for word in _PASSING)
+    return isinstance(error, exceptions.ResponseError) and _says(error, _PASSING)
+
+
+def _says(error: exceptions.RedisError, codes: Sequence[str]) -> bool:
+    """Whether the answer has one of the codes: apart from its text, before it, or, of an old Redis' script, in it."""
+    text = f"{error.status_code} {error}"
+    return any(code in text for code in codes)
 
 
 def _explain(what: str, error: exceptions.ResponseError) -> Exception:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -9,9 +11,10 @@ import numpy as np
 
 from olmorl.codec import decode
 from olmorl.errors import QueueFull
-from olmorl.messages import Failure, Lease, Prompt, Result, Version
+from olmorl.messages import ActorStatus, Failure, Lease, Prompt, Result, Version
 
 CONTROL_ORDERS = ("run", "pause", "drain")
+_log = logging.getLogger(__name__)
 _CAUSES = {
     "attempts": "its last attempt ended without a commit",
     "total_deadline": "no attempt may start so late",
@@ -38,28 +41,35 @@ class Stored(NamedTuple):
     cause: str = ""
 
 
-def to_prompt(payload: bytes, attempt: int) -> Prompt:
-    """Decode a prompt and label it with the attempt that starts. Raises ValueError when it cannot be decoded."""
+def to_prompt(payload: bytes, draw_id: int, lane: str, attempt: int) -> Prompt:
+    """Decode a prompt and label it with the attempt that starts. Raises ValueError when it is not that draw's."""
     prompt: Prompt = decode(payload, Prompt)
+    _check_whose(prompt, draw_id, lane)
     return prompt if prompt.attempt == attempt else msgspec.structs.replace(prompt, attempt=attempt)
 
 
-def to_lease(delivery: Delivery, owner: str, deadline: float) -> Lease:
-    """Raises ValueError when the prompt cannot be decoded."""
-    prompt = to_prompt(delivery.payload, delivery.attempt)
+def to_lease(delivery: Delivery, owner: str, deadline: float, lane: str) -> Lease:
+    """Raises ValueError when the prompt cannot be decoded, or is another draw's."""
+    prompt = to_prompt(delivery.payload, delivery.draw_id, lane, delivery.attempt)
     return Lease(prompt=prompt, lease_id=delivery.lease_id, owner=owner, deadline=deadline)
 
 
-def to_result(stored: Stored) -> Result:
-    """Decode what an actor committed. Raises ValueError when it cannot be decoded."""
+def to_result(stored: Stored, lane: str) -> Result:
+    """Decode what an actor committed. Raises ValueError when it cannot be decoded, or answers another draw."""
     result: Result = decode(stored.result or b"", Result)
+    _check_whose(result.prompt, stored.draw_id, lane)
     return result
+
+
+def _check_whose(prompt: Prompt, draw_id: int, lane: str) -> None:
+    if (prompt.draw_id, prompt.lane) != (draw_id, lane):
+        raise ValueError(f"of draw {prompt.draw_id} of lane {prompt.lane}, in the place of draw {draw_id} of {lane}")
 
 
 def to_failure(stored: Stored, prompt: bytes, lane: str, cause: str, detail: str = "") -> Failure:
     """The failure of a draw whose result the queue itself has to make."""
     try:
-        whole = to_prompt(prompt, stored.attempt)
+        whole = to_prompt(prompt, stored.draw_id, lane, stored.attempt)
     except ValueError:
         whole = _unreadable(stored, lane)
     return Failure(prompt=whole, cause=cause, detail=detail or _CAUSES[cause])
@@ -78,6 +88,18 @@ def _unreadable(stored: Stored, lane: str) -> Prompt:
         group_size=0,
         min_version=Version(0, 0),
     )
+
+
+def to_statuses(heartbeats: Mapping[str, bytes]) -> tuple[dict[str, ActorStatus], list[str]]:
+    """Decode what the actors last said; apart from that the names under which stands what nobody can read."""
+    statuses, unread = {}, []
+    for name, heartbeat in heartbeats.items():
+        try:
+            statuses[name] = decode(heartbeat, ActorStatus)
+        except ValueError as error:
+            _log.warning("the heartbeat of %s is removed: %s", name, error)
+            unread.append(name)
+    return statuses, unread
 
 
 def check_room(live: int, more: int, bound: int) -> None:

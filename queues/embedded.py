@@ -113,7 +113,9 @@ class EmbeddedRedis:
                 preexec_fn=_end_with_parent(),
             )
         self._tell_configuration(self._process)
-        (self._folder / "redis.pid").write_text(f"{self._process.pid}\n", encoding="utf-8")
+        # For people, and for what comes after a crash: no reason to be without a server on a full disk.
+        with suppress(OSError):
+            (self._folder / "redis.pid").write_text(f"{self._process.pid}\n", encoding="utf-8")
         self._wait_until_it_answers()
 
     def keep(self, silence_s: float) -> None:
@@ -143,7 +145,8 @@ class EmbeddedRedis:
             self._process.kill()
             self._process.wait()
         self._process = None
-        (self._folder / "redis.pid").unlink(missing_ok=True)
+        with suppress(OSError):
+            (self._folder / "redis.pid").unlink()
 
     def __enter__(self) -> Self:
         self.start()

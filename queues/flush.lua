@@ -10,4 +10,4 @@ for _, stream in ipairs(ORDER) do
   redis.call('XGROUP', 'CREATE', STREAMS[stream], GROUP, '$')
 end
 redis.call('XTRIM', RESULTS, 'MAXLEN', 0)
-redis.call('UNLINK', PROMPTS, LEASES, DONE, COMMITS)
+redis.call('UNLINK', PROMPTS, LEASES, HANDED, DONE, COMMITS)

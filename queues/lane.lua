@@ -8,13 +8,15 @@
 --   LANE:again     stream  draw, attempt, not_after: to be started again; leased before `fresh`
 --   LANE:fresh     stream  the same, for first attempts; group `actors` in both, its pending entries are the leases
 --   LANE:leases    zset    lease -> deadline; a lease is DRAW/STREAM/ENTRY, so every delivery has a name of its own
+--   LANE:handed    hash    owner -> token and leases of its last answered lease call, so that a call that is sent
+--                          again gets them again
 --   LANE:done      bitmap  one bit a draw, set for ever by its result: 12 KiB for 100,000 draws
 --   LANE:results   stream  draw, attempt, and `result` (encoded) or `cause`; trimmed when durable elsewhere
 --   LANE:commits   zset    token of a commit call -> time, so that a call that is sent again is answered again
 --   LANE:refused   hash    late, duplicate: commits refused so far
 --   LANE:dead      stream  draw, reason, payload: what could not be decoded, or was attempted too often; capped
 
-local CLAIM, LANES, PROMPTS, AGAIN, FRESH, LEASES, DONE, RESULTS, COMMITS, REFUSED, DEAD = unpack(KEYS)
+local CLAIM, LANES, PROMPTS, AGAIN, FRESH, LEASES, HANDED, DONE, RESULTS, COMMITS, REFUSED, DEAD = unpack(KEYS)
 local STREAMS = { again = AGAIN, fresh = FRESH }
 local ORDER = { 'again', 'fresh' }
 local GROUP = 'actors'
@@ -49,8 +51,17 @@ local function lease_name(draw, stream, entry)
   return draw .. '/' .. stream .. '/' .. entry
 end
 
-local function take_back(lease)
+local function parts_of(lease)
   local _, stream, entry = string.match(lease, '^(%d+)/(%a+)/(.+)$')
+  return stream, entry
+end
+
+local function held_by(lease)
+  return fields_of(parts_of(lease))
+end
+
+local function take_back(lease)
+  local stream, entry = parts_of(lease)
   local held = fields_of(stream, entry)
   redis.call('ZREM', LEASES, lease)
   redis.call('XACK', STREAMS[stream], GROUP, entry)

@@ -1,8 +1,26 @@
--- ARGV: owner, limit, now, deadline.
+-- ARGV: owner, limit, now, deadline, token of the call.
 -- Returns {{lease, attempt, payload}, ...} and where `again` and `fresh` end, for a reader that waits for more.
-local limit, now = tonumber(ARGV[2]), tonumber(ARGV[3])
+local owner, limit, now, token = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[5]
 open()
-local leases = {}
+local leases, handed = {}, { token }
+
+local function hand(lease, held)
+  leases[#leases + 1] = { lease, held.attempt, redis.call('HGET', PROMPTS, held.draw) }
+  handed[#handed + 1] = lease
+end
+
+-- What a call was given whose answer was lost.
+local function hand_again()
+  local words = string.gmatch(redis.call('HGET', HANDED, owner) or '', '%S+')
+  if words() ~= token then
+    return
+  end
+  for lease in words do
+    if redis.call('ZSCORE', LEASES, lease) then
+      hand(lease, held_by(lease))
+    end
+  end
+end
 
 local function deliver(stream, entry)
   local held = fields_of(stream, entry)
@@ -12,7 +30,7 @@ local function deliver(stream, entry)
     take_back(lease)
     finish(held.draw, held.attempt, 'cause', 'total_deadline')
   else
-    leases[#leases + 1] = { lease, held.attempt, redis.call('HGET', PROMPTS, held.draw) }
+    hand(lease, held)
   end
 end
 
@@ -25,9 +43,10 @@ local function last_entry(stream)
   end
 end
 
+hand_again()
 for _, stream in ipairs(ORDER) do
   while #leases < limit do
-    local reply = redis.call('XREADGROUP', 'GROUP', GROUP, ARGV[1], 'COUNT', limit - #leases, 'STREAMS', STREAMS[stream], '>')
+    local reply = redis.call('XREADGROUP', 'GROUP', GROUP, owner, 'COUNT', limit - #leases, 'STREAMS', STREAMS[stream], '>')
     if not reply then
       break
     end
@@ -35,5 +54,8 @@ for _, stream in ipairs(ORDER) do
       deliver(stream, entry[1])
     end
   end
+end
+if #leases > 0 then
+  redis.call('HSET', HANDED, owner, table.concat(handed, ' '))
 end
 return { leases, last_entry('again'), last_entry('fresh') }

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 
 from olmorl.clock import Clock
-from olmorl.codec import decode, encode
+from olmorl.codec import encode
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
 from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, Place, Taken
@@ -145,7 +145,7 @@ class MemoryQueue:
             **{stored.draw_id: Place.RESULTS for stored in store.results.values()},
         }
 
-    async def withdraw(self, draw_ids: Iterable[int], lane: str) -> set[int]:
+    async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
         self._fence()
         store = self._lane(lane)
         withdrawn = (set(draw_ids) & store.prompts.keys()) - store.done
@@ -153,7 +153,6 @@ class MemoryQueue:
         store.again = deque(filter(store.prompts.get, store.again))
         store.fresh = deque(filter(store.prompts.get, store.fresh))
         store.leases = {name: held for name, held in store.leases.items() if held.draw_id in store.prompts}
-        return withdrawn
 
     async def forget_done(self, draw_ids: Iterable[int], lane: str) -> None:
         self._fence()
@@ -218,8 +217,7 @@ class MemoryQueue:
     # --- the assembler's end of the results
 
     async def take(self, limit: int, lane: str, wait_s: float) -> list[Taken]:
-        store, cursors = self._lane(lane), self._cursors
-        give_up = self._clock.now() + wait_s
+        store, cursors, give_up = self._lane(lane), self._cursors, self._clock.now() + wait_s
         while True:
             self._fence()
             taken = self._take_now(store, cursors, limit, lane)
@@ -248,7 +246,9 @@ class MemoryQueue:
             dead.remove(letter)
 
     async def statuses(self) -> dict[str, ActorStatus]:
-        return {name: decode(status, ActorStatus) for name, status in self._run.statuses.items()}
+        statuses, _ = delivery.to_statuses(self._run.statuses)
+        self._run.statuses = {name: status for name, status in self._run.statuses.items() if name in statuses}
+        return statuses
 
     async def set_control(self, owner: str, order: str) -> None:
         delivery.check_order(order)
@@ -283,7 +283,7 @@ class MemoryQueue:
                 continue
             parcel = Delivery(draw.payload, draw_id, draw.attempt, f"{draw_id}/{number}")
             try:
-                leases.append(delivery.to_lease(parcel, owner, deadline))
+                leases.append(delivery.to_lease(parcel, owner, deadline, lane))
             except ValueError as error:
                 store.dead.append(DeadLetter(draw_id, str(error), draw.payload))
                 store.finish(number, draw_id, None, "poison")
@@ -320,11 +320,11 @@ class MemoryQueue:
 
     def _result(self, store: _Lane, entry: int, lane: str) -> Result:
         stored = store.results[entry]
-        payload = store.prompts[stored.draw_id].payload
-        if stored.result is None:
-            return delivery.to_failure(stored, payload, lane, stored.cause)
-        try:
-            return delivery.to_result(stored)
-        except ValueError as error:
-            store.dead.append(DeadLetter(stored.draw_id, str(error), stored.result))
-            return delivery.to_failure(stored, payload, lane, "poison", f"its result: {error}")
+        cause, detail = stored.cause, ""
+        if stored.result is not None:
+            try:
+                return delivery.to_result(stored, lane)
+            except ValueError as error:
+                store.dead.append(DeadLetter(stored.draw_id, str(error), stored.result))
+                cause, detail = "poison", f"its result: {error}"
+        return delivery.to_failure(stored, store.prompts[stored.draw_id].payload, lane, cause, detail)

@@ -27,9 +27,7 @@ class PublishedFolder:
         return str(self._files.folder)
 
     def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
-        latest = self.latest()
-        if latest is not None and latest.incarnation > version.incarnation:
-            raise Superseded(f"publish of version {version}: incarnation {latest.incarnation} has published {latest}")
+        self._check_newest(version)
         path = self._files.path(version, "manifest")
         if path.exists():
             raise ValueError(f"version {version} exists; a version is never overwritten")
@@ -38,8 +36,14 @@ class PublishedFolder:
         self._files.write(version, packing)
         manifest = packing.manifest(self._clock.wall())
         write_whole(path, encode(manifest))
+        self._check_newest(version)  # it has taken a while
         write_whole(self._latest, str(version).encode())
         return manifest
+
+    def _check_newest(self, version: Version) -> None:
+        latest = self.latest()
+        if latest is not None and latest.incarnation > version.incarnation:
+            raise Superseded(f"publish of version {version}: incarnation {latest.incarnation} has published {latest}")
 
     def latest(self) -> Version | None:
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from olmorl.clock import Clock
-from olmorl.codec import decode, encode
+from olmorl.codec import encode
 from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
@@ -17,7 +17,7 @@ from olmorl.queues.connect import BLOCK_S, Link, Reply, Script, connect
 from olmorl.queues.delivery import Delivery, Stored
 from olmorl.queues.together import Together
 
-_LANE_KEYS = ("prompts", "again", "fresh", "leases", "done", "results", "commits", "refused", "dead")
+_LANE_KEYS = ("prompts", "again", "fresh", "leases", "handed", "done", "results", "commits", "refused", "dead")
 # One script is one pause for everyone else: 16 large groups are 4 MB, some milliseconds.
 _COMMITS_TOGETHER = 16
 _NAMES = (
@@ -110,8 +110,8 @@ class RedisQueue:
         flat = await self._call("inventory", lane, self._incarnation)
         return {int(draw): Place(place.decode()) for draw, place in zip(flat[::2], flat[1::2], strict=True)}
 
-    async def withdraw(self, draw_ids: Iterable[int], lane: str) -> set[int]:
-        return {int(draw) for draw in await self._call("withdraw", lane, self._incarnation, *draw_ids)}
+    async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
+        await self._call("withdraw", lane, self._incarnation, *draw_ids)
 
     async def forget_done(self, draw_ids: Iterable[int], lane: str) -> None:
         await self._call("forget_done", lane, self._incarnation, *draw_ids)
@@ -124,9 +124,9 @@ class RedisQueue:
     async def lease(self, owner: str, limit: int, lane: str, wait_s: float) -> list[Lease]:
         give_up = self._clock.now() + wait_s
         while True:
-            now = self._clock.wall()
+            now, token = self._clock.wall(), secrets.token_hex(8)
             deadline = now + self._settings.lease_s
-            parcels, again, fresh = await self._call("lease", lane, owner, limit, now, deadline)
+            parcels, again, fresh = await self._call("lease", lane, owner, limit, now, deadline, token)
             leases = await self._decoded([_parcel(parts) for parts in parcels], owner, deadline, lane)
             remaining = give_up - self._clock.now()
             if leases or remaining <= 0:
@@ -197,7 +197,10 @@ class RedisQueue:
         # A Redis that refuses writes refuses a ping too: silence is nobody's then, as heartbeats cannot be written.
         commands = [("PING",), ("HGETALL", self._key("statuses"))]
         _, found = await self._link.pipeline("heartbeats of the actors", commands)
-        return {name.decode(): decode(status, ActorStatus) for name, status in found.items()}
+        statuses, unread = delivery.to_statuses({name.decode(): status for name, status in found.items()})
+        if unread:
+            await self._link.command("heartbeats nobody can read", "HDEL", self._key("statuses"), *unread)
+        return statuses
 
     async def set_control(self, owner: str, order: str) -> None:
         delivery.check_order(order)
@@ -236,7 +239,7 @@ class RedisQueue:
         leases = []
         for parcel in parcels:
             try:
-                leases.append(delivery.to_lease(parcel, owner, deadline))
+                leases.append(delivery.to_lease(parcel, owner, deadline, lane))
             except ValueError as error:
                 await self._call("bury", lane, parcel.lease_id, str(error))
         return leases
@@ -263,7 +266,7 @@ class RedisQueue:
             result: Result = await self._failed(stored, lane, stored.cause)
         else:
             try:
-                result = delivery.to_result(stored)
+                result = delivery.to_result(stored, lane)
             except ValueError as error:
                 await self._call("condemn", lane, self._incarnation, entry, str(error))
                 result = await self._failed(stored, lane, "poison", f"its result: {error}")

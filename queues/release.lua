@@ -4,6 +4,7 @@ if refusal then
   return refusal
 end
 open()
+redis.call('HDEL', HANDED, ARGV[4])
 local released = 0
 for _, stream in ipairs(ORDER) do
   for _, pending in ipairs(redis.call('XPENDING', STREAMS[stream], GROUP, '-', '+', redis.call('HLEN', PROMPTS), ARGV[4])) do

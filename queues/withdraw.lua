@@ -1,9 +1,9 @@
--- ARGV: incarnation, then draws. Removes those that are queued or leased, and returns them.
+-- ARGV: incarnation, then draws. Removes those that are queued or leased.
 local refusal = superseded(ARGV[1])
 if refusal then
   return refusal
 end
-local unwanted, withdrawn = {}, {}
+local unwanted = {}
 for i = 2, #ARGV do
   unwanted[ARGV[i]] = true
 end
@@ -15,8 +15,6 @@ for _, stream in ipairs(ORDER) do
       redis.call('XACK', STREAMS[stream], GROUP, entry[1])
       redis.call('XDEL', STREAMS[stream], entry[1])
       redis.call('HDEL', PROMPTS, draw)
-      withdrawn[#withdrawn + 1] = draw
     end
   end
 end
-return withdrawn

@@ -41,6 +41,24 @@ def test_a_folder_without_weights_is_named(tmp_path: Path) -> None:
         checkpoint_shapes(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 16060\n",
+        (100).to_bytes(8, "little") + b'{"model.norm.weight":{"dtype":"F32","sha',
+        (2).to_bytes(8, "little") + b"[]",
+        (14).to_bytes(8, "little") + b'{"norm": "F32"}',
+        b"",
+    ],
+    ids=["git-lfs", "cut short", "no mapping", "no shape", "empty"],
+)
+def test_a_file_that_is_damaged_is_named_with_the_fix(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=f"{path}: not a safetensors file.*git lfs pull"):
+        checkpoint_shapes(tmp_path)
+
+
 def test_the_models_own_weights_fit(tmp_path: Path) -> None:
     check_fit(staged_as(tmp_path, SHAPES), SHAPES, tied=False)
 

@@ -50,6 +50,7 @@ max_running = 8
 kv_cache_gib = 0.1
 enforce_eager = true
 stall_deadline_s = 20.0
+start_deadline_s = 120.0
 [checkpoint]
 every = 5
 """

@@ -36,7 +36,7 @@ _INSTEAD = {
     "steps = 50": "steps = 100000",
     "learning_rate = 5e-4": "learning_rate = 2e-5",
     "every = 25\nkeep = 2": "every = 10\nkeep = 2",
-    "kv_cache_gib = 0.25": "kv_cache_gib = 0.25\nstall_deadline_s = 20.0",
+    "kv_cache_gib = 0.25": "kv_cache_gib = 0.25\nstall_deadline_s = 20.0\nstart_deadline_s = 120.0",
     "every = 25\nlimit = 200": "every = 100\nlimit = 100",
 }
 _LEFT_OUT = ("SIGKILL Ray's GCS", "SIGKILL Ray's raylet", "power cut, last writes lost")

@@ -44,12 +44,16 @@ class QueueRig(Protocol):
         """Another holder of the same run."""
         ...
 
-    async def damage_prompt(self, draw_id: int) -> None:
-        """Make the stored prompt undecodable."""
+    async def damage_prompt(self, draw_id: int, payload: bytes = b"damaged") -> None:
+        """Replace the stored prompt."""
         ...
 
-    async def damage_result(self, draw_id: int) -> None:
-        """Make the stored result undecodable."""
+    async def damage_result(self, draw_id: int, payload: bytes = b"damaged") -> None:
+        """Replace the stored result."""
+        ...
+
+    async def damage_heartbeat(self, name: str) -> None:
+        """Replace what an actor said last."""
         ...
 
     async def close(self) -> None: ...
@@ -66,16 +70,20 @@ class MemoryRig:
             return self._queue
         return self._queue.another()
 
-    async def damage_prompt(self, draw_id: int) -> None:
+    async def damage_prompt(self, draw_id: int, payload: bytes = b"damaged") -> None:
         assert self._queue
-        self._queue._run.lanes["train"].prompts[draw_id].payload = b"damaged"
+        self._queue._run.lanes["train"].prompts[draw_id].payload = payload
 
-    async def damage_result(self, draw_id: int) -> None:
+    async def damage_result(self, draw_id: int, payload: bytes = b"damaged") -> None:
         assert self._queue
         results = self._queue._run.lanes["train"].results
         for entry, stored in results.items():
             if stored.draw_id == draw_id:
-                results[entry] = stored._replace(result=b"damaged")
+                results[entry] = stored._replace(result=payload)
+
+    async def damage_heartbeat(self, name: str) -> None:
+        assert self._queue
+        self._queue._run.statuses[name] = b"damaged"
 
     async def close(self) -> None: ...
 
@@ -95,15 +103,18 @@ class RedisRig:
         self._queues.append(queue)
         return queue
 
-    async def damage_prompt(self, draw_id: int) -> None:
-        await self._command("HSET", f"olmorl:{{{self._run}}}:train:prompts", draw_id, b"damaged")
+    async def damage_prompt(self, draw_id: int, payload: bytes = b"damaged") -> None:
+        await self._command("HSET", f"olmorl:{{{self._run}}}:train:prompts", draw_id, payload)
 
-    async def damage_result(self, draw_id: int) -> None:
+    async def damage_heartbeat(self, name: str) -> None:
+        await self._command("HSET", f"olmorl:{{{self._run}}}:statuses", name, b"damaged")
+
+    async def damage_result(self, draw_id: int, payload: bytes = b"damaged") -> None:
         key = f"olmorl:{{{self._run}}}:train:results"
         for entry, fields in await self._command("XRANGE", key, "-", "+"):
             if int(fields[b"draw"]) == draw_id:
                 await self._command("XDEL", key, entry)
-                await self._command("XADD", key, "*", "draw", draw_id, "attempt", 1, "result", b"damaged")
+                await self._command("XADD", key, "*", "draw", draw_id, "attempt", 1, "result", payload)
 
     async def _command(self, *parts: object) -> list[tuple[bytes, dict[bytes, bytes]]]:
         found: list[tuple[bytes, dict[bytes, bytes]]] = await self._queues[0]._link.command("a test", *parts)

@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from olmorl.codec import decode
+from olmorl.codec import decode, encode
 from olmorl.errors import QueueFull, Superseded
 from olmorl.messages import ActorStatus, Failure, Group, Lease, Prompt, Version
 from olmorl.ports import CommitOutcome, Counts, Place, Queue, Taken
@@ -310,6 +311,28 @@ async def test_undecodable_messages_become_dead_letters_and_failures(
     assert [letter.draw_id for letter in await queue.dead_letters("train")] == [2]
 
 
+@pytest.mark.parametrize("other", [{"draw_id": 3}, {"lane": "held-out"}])
+async def test_what_stands_in_the_place_of_another_draw_is_a_dead_letter(
+    rig: QueueRig, queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup, other: dict[str, Any]
+) -> None:
+    await queue.push([make_prompt(1), make_prompt(2)])
+    await rig.damage_prompt(1, encode(replace(make_prompt(1), **other)))
+    [lent] = await lease(queue, 2)
+    assert lent.prompt.draw_id == 2
+    await queue.commit(lent, make_group(lent.prompt))
+    await rig.damage_result(2, encode(make_group(replace(lent.prompt, **other))))
+
+    taken = await take(queue)
+    causes = {item.draw_id: item.result.cause for item in taken if isinstance(item.result, Failure)}
+    assert causes == {1: "poison", 2: "poison"}
+    assert [(item.result.prompt.draw_id, item.result.prompt.lane) for item in taken] == [(1, "train"), (2, "train")]
+    letters = await queue.dead_letters("train")
+    assert [letter.draw_id for letter in letters] == [1, 2]
+    assert all("in the place of draw" in letter.reason for letter in letters)
+    await queue.trim(taken)
+    assert await live(queue) == (0, 0, 0)
+
+
 async def test_the_inventory_names_the_place_of_each_draw(
     queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
 ) -> None:
@@ -331,14 +354,15 @@ async def test_what_is_queued_or_leased_is_withdrawn_and_a_result_is_not(
     assert [lent.prompt.draw_id for lent in (again, leased, answered)] == [5, 0, 1]
     await queue.give_back([again])
     await queue.commit(answered, make_group(answered.prompt))
-    assert await queue.withdraw([0, 1, 2, 5, 77], "train") == {0, 2, 5}
+    await queue.withdraw([0, 1, 2, 5, 77], "train")
     assert await queue.inventory("train") == {1: Place.RESULTS, 3: Place.QUEUED, 4: Place.QUEUED}
     assert await queue.extend([leased]) == {leased.lease_id}
     assert await queue.commit(leased, make_group(leased.prompt)) is CommitOutcome.LATE
     assert [lent.prompt.draw_id for lent in await lease(queue, 5)] == [3, 4]
     await queue.push([make_prompt(0)])
     assert await live(queue) == (1, 2, 1)
-    assert await queue.withdraw([0], "unheard-of") == set()
+    await queue.withdraw([0], "unheard-of")
+    assert await live(queue) == (1, 2, 1)
 
 
 async def test_a_done_mark_without_its_group_can_be_forgotten(
@@ -424,6 +448,13 @@ async def test_heartbeats_and_orders(queue: Queue) -> None:
     assert await queue.control("actor-1") == "run"
     with pytest.raises(ValueError, match="use one of run, pause, drain"):
         await queue.set_control("*", "dance")
+
+
+async def test_a_heartbeat_nobody_can_read_is_removed(rig: QueueRig, queue: Queue) -> None:
+    await queue.heartbeat(ActorStatus(name="actor-0", at=1.0))
+    await rig.damage_heartbeat("actor-9")
+    assert list(await queue.statuses()) == ["actor-0"]
+    assert list(await queue.statuses()) == ["actor-0"]
 
 
 async def test_a_released_owner_is_not_heard_of_any_more(queue: Queue) -> None:

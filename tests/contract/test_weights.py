@@ -84,6 +84,18 @@ def test_an_older_incarnation_is_refused_and_a_rollback_is_not(connect_store: Co
     assert publisher.latest() == NEXT
 
 
+def test_a_publish_that_was_overtaken_does_not_come_back(tmp_path: Path) -> None:
+    slow, newer = (store_in_files("run", tmp_path / "shared", shared_memory=tmp_path / host) for host in "ab")
+
+    def meanwhile() -> Iterator[NamedBuffer]:
+        newer.publish(NEXT, weights(1))
+        yield from weights(0)
+
+    with pytest.raises(Superseded):
+        slow.publish(V0, meanwhile())
+    assert newer.latest() == NEXT
+
+
 def test_a_version_that_is_not_there_is_an_error(connect_store: ConnectStore) -> None:
     publisher, reader = connect_store(), connect_store()
     with pytest.raises(WeightError, match="never published"):

@@ -70,11 +70,13 @@ class FakeCluster:
 
     def __init__(self, room: int = 100) -> None:
         self.room = room
+        self.most_engines = 1024
         self.started: list[FakeProcess] = []
         self.answers: dict[str, dict[str, Any]] = {}
         """Answers of processes to come, by the beginning of their names."""
         self.hosts = {"first", "second"}
         """Those that live; the learner's place is on the first."""
+        self.num_asked = 0
 
     def host_of(self, place: object) -> str:
         return "first"
@@ -82,9 +84,10 @@ class FakeCluster:
     def lives(self, host: str) -> bool:
         return host in self.hosts
 
-    async def place_engine(self, wait_s: float) -> object:
+    async def place_engine(self, wait_s: float, asked_by: str) -> object:
+        self.num_asked += 1
         if not self.room:
-            raise ResourceError("no room for an engine")
+            raise ResourceError(f"no room for an engine: ask for fewer with {asked_by}")
         self.room -= 1
         return object()
 

@@ -10,9 +10,11 @@ from redis import Redis
 
 from olmorl import config
 from olmorl.deploy import checks, probe
+from olmorl.deploy.checklist import _attempt
 from olmorl.deploy.demo import Policy
+from olmorl.deploy.plan import plan
 from olmorl.deploy.tiny_policy import build_model, build_tokenizer
-from olmorl.errors import ModelError, ResourceError
+from olmorl.errors import DataError, ModelError, ResourceError
 from olmorl.queues.address import parse_url
 from olmorl.queues.embedded import EmbeddedRedis
 
@@ -67,6 +69,38 @@ def test_checkpoints_that_are_there_need_no_room_again(
     assert int(checks.disk(recipe)) == empty - 1000
     share.write_bytes(bytes(empty))
     assert 0 < int(checks.disk(recipe)) < empty / 2, "there must be room for another one"
+
+
+@pytest.mark.parametrize(
+    ("resources", "not_asked"),
+    [
+        ({"memory": 1e9}, {"disk", "shared memory"}),
+        ({"CPU": 64.0}, {"disk", "shared memory"}),
+        ({"CPU": 64.0, "GPU": 4.0}, {"disk"}),
+        ({"CPU": 64.0, "GPU": 8.0}, set()),
+    ],
+    ids=["head", "no GPU", "engines only", "either"],
+)
+def test_a_host_is_asked_for_what_it_may_have_to_hold(resources: dict[str, float], not_asked: set[str]) -> None:
+    tree = {"learner": {"device": "cuda", "ranks_per_node": 8}, "actors": {"tensor_parallel": 4}}
+    placed = plan(config.build(tree))
+    assert {name for name in checks.ON_HOSTS if not checks.concerns(name, placed, resources)} == not_asked
+
+
+def test_evaluation_sets_that_share_a_name(policy: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").touch()
+    rows = str(tmp_path / "rows.jsonl")
+    recipe = settings(policy, tmp_path, data={"train": [rows]}, evaluation={"data": [rows, rows]})
+    with pytest.raises(DataError, match="name=path"):
+        checks.data(recipe)
+
+
+def test_a_check_that_breaks_is_a_finding_among_the_others() -> None:
+    def broken() -> str:
+        raise MemoryError("2 EiB")
+
+    found = _attempt("model", "launcher", broken)
+    assert (found.passed, found.said) == (False, "the check failed: MemoryError('2 EiB')")
 
 
 def test_this_host_has_memory_ports_and_verifiers(policy: Path, tmp_path: Path) -> None:

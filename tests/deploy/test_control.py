@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from olmorl.deploy import control
+from olmorl.deploy import commands, control
 from olmorl.deploy.access import forget_token, make_token, read_token
 from olmorl.deploy.endpoint import LONGEST_REQUEST, Endpoint, ask
 from olmorl.errors import ConfigError, ResourceError, RunEnded, UserError
@@ -144,6 +144,14 @@ async def test_refusals_and_failures_have_their_exit_codes(ctl: Any, monkeypatch
         assert code == 2 and text.startswith("olmorl-ctl: wrong token")
 
 
+def test_the_launcher_gives_up_before_who_asks_it(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(control, "ask", lambda run_dir, command, timeout_s=0.0, **_: asked.append(timeout_s))
+    monkeypatch.setattr(control, "show_dead_letters", lambda *_: None)
+    assert control.main([str(run_dir), "dead-letters"]) == 0
+    assert asked[0] > 2 * commands._READ_DEADLINE_S, "for an assembler that starts, and for its answer"
+
+
 async def test_without_a_launcher_only_what_the_folder_says_is_shown(tmp_path: Path, ctl: Any) -> None:
     (tmp_path / "control.json").unlink()
     code, text = await ctl("actors")
@@ -163,6 +171,12 @@ def test_a_folder_without_a_run_is_none(tmp_path: Path, capsys: pytest.CaptureFi
         for command in (["ledger"], ["status"], ["pause"], ["export", "out"]):
             assert control.main([str(folder), *command]) == 2
             assert f"{folder}: no run directory" in capsys.readouterr().err
+
+
+def test_a_run_is_one_from_its_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "processes.json").touch()
+    assert control.main([str(tmp_path), "pause"]) == 2
+    assert "no launcher runs it, or it is still starting" in capsys.readouterr().err
 
 
 def test_a_picture_of_the_steps_that_are_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,10 +173,31 @@ async def test_a_count_that_the_cluster_has_no_room_for_changes_nothing(
     made = context()
     made.cluster.room = 5
     async with running(made, count=2) as fleet:
-        with pytest.raises(ResourceError, match="no room"):
+        with pytest.raises(ResourceError, match="no room for an engine: ask for fewer with --count"):
             await fleet.resize(1000)
         assert [slot.name for slot in fleet.slots] == ["actor-0", "actor-1"]
         assert made.cluster.room == 3 and len(made.cluster.started) == 2
+
+
+async def test_a_count_beyond_all_room_is_refused_without_asking_for_it(context: Any, running: Running) -> None:
+    made = context()
+    made.cluster.most_engines = 2
+    async with running(made, count=3) as fleet:
+        with pytest.raises(ResourceError, match="--count 100000: this run can have 3"):
+            await fleet.resize(100_000)
+        await fleet.resize(3)
+        assert made.cluster.num_asked == 3
+
+
+async def test_who_starts_again_has_no_name_to_be_drained_by(context: Any, running: Running, until: Any) -> None:
+    made = context(backoff_s=60, longest_backoff_s=60)
+    async with running(made, count=2) as fleet:
+        for name in ("actor-0", "actor-0.2"):
+            await until(lambda name=name: name in made.cluster.names)
+            made.cluster.newest(name).end(ProcessLost(f"{name} died"))
+        await until(lambda: fleet.slots[0].state == "waiting")
+        with pytest.raises(UserError, match="no actor '' here"):
+            fleet.drain("")
 
 
 async def test_the_last_actor_is_not_drained(context: Any, running: Running, until: Any) -> None:
@@ -208,9 +229,9 @@ async def test_two_who_ask_at_once_get_what_they_ask_for(context: Any, running: 
     async with running(made) as fleet:
         place = made.cluster.place_engine
 
-        async def take_time(wait_s: float) -> object:
+        async def take_time(*args: Any) -> object:
             await asyncio.sleep(0.01)
-            return await place(wait_s)
+            return await place(*args)
 
         made.cluster.place_engine = take_time
         await asyncio.gather(fleet.resize(5), fleet.resize(5))

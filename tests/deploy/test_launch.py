@@ -87,6 +87,13 @@ def test_mistakes_found_before_anything_starts(
     assert "not a model configuration" in refusal(capsys, recipe)
 
 
+def test_places_where_no_run_can_be(capsys: pytest.CaptureFixture[str], recipe: Path) -> None:
+    for place in (recipe, "/proc/nowhere", "x" * 300):
+        assert ": set run.directory to" in refusal(capsys, recipe, "--run.directory", place)
+    assert "/t: File name too long" in refusal(capsys, recipe, "--run.directory", "x" * 300, "--dry-run", "--resume")
+    assert "/cache: " in refusal(capsys, recipe, "--run.directory", recipe, "--model.build", "demo")
+
+
 def test_more_nodes_than_this_machine_is(capsys: pytest.CaptureFixture[str], recipe: Path) -> None:
     message = refusal(capsys, recipe, "--learner-nodes", "2")
     assert "2 learner node(s)" in message and "--ray-address" in message

@@ -90,6 +90,50 @@ async def test_an_assembler_that_gives_no_answer_counts_as_lost(context: Any, ke
         await until(lambda: made.cluster.names == [*GROUP, *GROUP])
 
 
+async def test_an_assembler_that_hangs_while_it_opens_is_replaced(context: Any, keeping: Keeping, until: Any) -> None:
+    made = context()
+    async with keeping(made):
+        first = made.cluster.newest("assembler")
+
+        def hang(resume: bool, from_step: None) -> asyncio.Future[Opened]:
+            first.answers["who"] = DeadlinePassed("no answer")
+            return asyncio.get_running_loop().create_future()
+
+        first.answers["open"] = hang
+        made.cluster.newest("learner-1").end(ProcessLost("learner-1 died"))
+        await until(lambda: made.cluster.names == [*GROUP, *GROUP] and began(made, 2))
+        assert first.killed
+        assert made.said[-1].startswith("assembler gave no sign of life for 120 s: the learner starts again")
+
+
+async def test_an_assembler_that_does_not_open_in_time_is_replaced(context: Any, keeping: Keeping, until: Any) -> None:
+    made = context()
+    async with keeping(made):
+        first = made.cluster.newest("assembler")
+        first.answers["open"] = DeadlinePassed("waited 3600 s for the answer of assembler to 'open'")
+        made.cluster.newest("learner-1").end(ProcessLost("learner-1 died"))
+        await until(lambda: made.cluster.names == [*GROUP, *GROUP] and began(made, 2))
+        assert first.killed
+
+
+async def test_a_rank_that_names_no_meeting_point_is_lost(context: Any, keeping: Keeping, until: Any) -> None:
+    made, starts = context(), count(1)
+
+    def name_it_the_second_time() -> str:
+        if next(starts) == 1:
+            raise DeadlinePassed("waited 120 s for the answer of learner-0 to 'meeting_point'")
+        return "here:1"
+
+    async with keeping(made) as group:
+        made.cluster.answers["learner"]["meeting_point"] = name_it_the_second_time
+        made.cluster.newest("learner-1").end(ProcessLost("learner-1 died"))
+        await until(lambda: began(made, 3))
+        assert group.num_restarts == 2
+        assert made.said[-1].startswith(
+            "waited 120 s for the answer of learner-0 to 'meeting_point': the learner starts"
+        )
+
+
 async def test_an_error_with_a_name_ends_the_run(context: Any, keeping: Keeping, until: Any) -> None:
     made = context()
     with pytest.raises(NothingToLearn, match="all solved"):

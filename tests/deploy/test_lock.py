@@ -73,6 +73,15 @@ def test_a_storage_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.Mo
         pass
 
 
+@pytest.mark.parametrize(
+    ("folder", "why"), [("file", "File exists"), ("file/t", "Not a directory"), ("/proc/t", "No ")]
+)
+def test_where_no_run_can_be_is_said_with_the_fix(tmp_path: Path, folder: str, why: str) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ResourceError, match=f"{folder}: {why}.*: set run.directory"), RunLock(tmp_path / folder):
+        pass
+
+
 def test_on_this_host_the_kernel_knows_who_lives(tmp_path: Path) -> None:
     with owned(tmp_path, socket.gethostname()):
         assert not taken(tmp_path), "however long it has not beaten"

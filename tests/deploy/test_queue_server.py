@@ -47,6 +47,23 @@ async def test_its_host_process_that_dies_alone_is_started_again_as_everybody_kn
         await until(lambda: ("start", ACCESS, None) in made.cluster.newest("redis").calls)
 
 
+async def test_one_that_gives_up_and_one_that_does_not_start_make_way(
+    context: Any, keeping: Keeping, until: Any
+) -> None:
+    made, starts = context(), iter([ProcessLost("redis failed: OSError"), ACCESS])
+    async with keeping(made):
+        made.cluster.answers["redis"] = {"start": lambda *_: answer(next(starts))}
+        made.cluster.newest("redis").end(ProcessLost("redis failed: OSError"))
+        await until(lambda: len(made.cluster.started) == 3)
+        assert [process.killed for process in made.cluster.started] == [True, True, False]
+
+
+def answer(given: QueueAccess | ProcessLost) -> QueueAccess:
+    if isinstance(given, ProcessLost):
+        raise given
+    return given
+
+
 async def test_with_its_host_the_address_is_lost(context: Any, keeping: Keeping) -> None:
     made = context()
     with pytest.raises(HostLost, match="redis died, and its host is lost"):

@@ -55,6 +55,16 @@ def test_gauges_take_the_last_value_and_counters_never_decrease(telemetry: Telem
     assert not {"olmorl_reason", "olmorl_on"} & values.keys()
 
 
+def test_what_cannot_be_told_stops_nobody_and_is_said_once(
+    telemetry: Telemetry, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        telemetry.record({"eval_gsm8k-test_tokens": 1, "eval_gsm8k_test_tokens": 2, "drawn_total": 10**400, "step": 3})
+    values = scrape(telemetry)
+    assert (values["olmorl_eval_gsm8k_test_tokens"], values["olmorl_step"]) == (1, 3)
+    assert [record.args[0] for record in caplog.records if record.args] == ["eval_gsm8k_test_tokens", "drawn_total"]
+
+
 def test_targets_follow_the_processes(tmp_path: Path) -> None:
     path = tmp_path / "targets.json"
     targets = Targets(path)

@@ -81,7 +81,7 @@ def test_a_stop_is_obeyed_while_the_run_starts(simulate: Callable[[str], Any]) -
     run.until(lambda: "redis" in run.roster())
     run.signal(signal.SIGINT)
     assert run.wait(60) == 1, run.output()
-    assert "stopped while it started; --resume goes on" in run.output()
+    assert "stopped while it started; nothing has begun: start it again, without --resume" in run.output()
     assert "stopped while it started" in (run.run_dir / "logs" / "launcher.log").read_text()
     assert "Traceback" not in run.output()
     run.until_gone()

@@ -126,9 +126,9 @@ def test_evaluation_sets_have_names_and_a_limit(tokenizer: Any, jsonl: Callable[
     path = jsonl(*[row(str(i)) for i in range(9)])
     sets = evaluation_sets(loader(tokenizer), Evaluation(data=[str(path), f"held_out={path}"], limit=5))
     assert {name: len(rows) for name, rows in sets.items()} == {"rows": 5, "held_out": 5}
-    for text in (f"train={path}", f"a b={path}"):
+    for texts in ([f"train={path}"], [f"a b={path}"], [f"gsm8k-test={path}", f"gsm8k_test={path}"]):
         with pytest.raises(DataError, match="put another one in front"):
-            evaluation_sets(loader(tokenizer), Evaluation(data=[text]))
+            evaluation_sets(loader(tokenizer), Evaluation(data=texts))
 
 
 def test_a_saved_tokenizer_is_opened_with_the_given_template(tokenizer: Any, tmp_path: Path) -> None:

@@ -77,9 +77,11 @@ def test_what_is_published_is_looked_after_while_nothing_else_happens() -> None:
             assert store.kept == [[0]] * 4
             store.broken = {"discard"}
             await asyncio.sleep(2 * TEND_S)
-            store.broken = set()
             await publishing.publish(Version(1, 1), WEIGHTS)
-        assert store.kept == [[0]] * 6 + [[0, 1]]
+            await asyncio.sleep(0.5 * TEND_S)
+            store.broken = set()
+            await publishing.publish(Version(1, 2), WEIGHTS)
+        assert store.kept == [[0]] * 6 + [[0, 1]] * 2 + [[1, 2]]
         assert len(asyncio.all_tasks()) == 1
 
     run_simulated(scenario())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from redis.exceptions import ResponseError
 
 from olmorl.clock import SystemClock
 from olmorl.config import QueueSettings, build
@@ -162,6 +164,54 @@ async def test_refused_credentials_are_a_clear_error(server: EmbeddedRedis, envi
         await connect(server.url, SystemClock(), 5, 5, environment)
 
 
+@asynccontextmanager
+async def answering(refusal: str) -> AsyncIterator[str]:
+    """A Redis that refuses the first HSET with these words, and then does all that it is asked."""
+    refusals = [f"-{refusal}\r\n".encode()]
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            for command in re.split(rb"(?m)^(?=\*\d+\r$)", data)[1:]:
+                writer.write(refusals.pop() if b"HSET" in command and refusals else b"+OK\r\n")
+        writer.close()
+
+    listening = await asyncio.start_server(answer, "127.0.0.1", 0)
+    try:
+        yield f"redis://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+    finally:
+        listening.close()
+    assert not refusals
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        "READONLY You can't write against a read only replica.",
+        "ERR Error running script (call to f_1): @user_script:1: -READONLY You can't write to a replica.",
+        "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+        "MASTERDOWN Link with MASTER is down and replica-serve-stale-data is set to 'no'.",
+        "NOREPLICAS Not enough good replicas to write.",
+        "OOM command not allowed when used memory > 'maxmemory'.",
+        "LOADING Redis is loading the dataset in memory",
+        "MISCONF Redis is configured to save RDB snapshots, but it's currently unable to persist to disk.",
+        "BUSY Redis is busy running a script. You can only call SCRIPT KILL or SHUTDOWN NOSAVE.",
+    ],
+)
+async def test_what_a_redis_refuses_now_it_may_do_later(refusal: str) -> None:
+    async with answering(refusal) as url:
+        link = await connect(url, SystemClock(), 5, 10, {})
+        assert await link.command("a test", "HSET", "key", "field", "value") in (b"OK", "OK", True)
+        await link.close()
+
+
+async def test_what_a_redis_will_never_do_is_an_error_at_once() -> None:
+    async with answering("WRONGTYPE Operation against a key holding the wrong kind of value") as url:
+        link = await connect(url, SystemClock(), 5, 10, {})
+        with pytest.raises(ResponseError, match="WRONGTYPE"):
+            await link.command("a test", "HSET", "key", "field", "value")
+        await link.close()
+
+
 @pytest.mark.cluster
 async def test_a_commit_whose_answer_was_lost_is_stored_once(server: EmbeddedRedis) -> None:
     async with gate(server) as between:
@@ -176,6 +226,26 @@ async def test_a_commit_whose_answer_was_lost_is_stored_once(server: EmbeddedRed
         between.losing = False
         assert await committing is CommitOutcome.STORED
         assert await queue.counts("train") == (0, 0, 1, 0, 0)
+        await queue.close()
+
+
+@pytest.mark.cluster
+async def test_leases_whose_answer_was_lost_are_handed_out_once(server: EmbeddedRedis) -> None:
+    async with gate(server) as between:
+        settings = QueueSettings(outage_deadline_s=30)
+        queue = await RedisQueue.connect(between.url, "handed", settings, 10, SystemClock(), server.environment)
+        await queue.claim(1)
+        await queue.push([prompt(number) for number in range(5)])
+        between.losing = True
+        leasing = asyncio.create_task(queue.lease("actor-0", 2, "train", 0))
+        await between.second_loss.wait()
+        between.losing = False
+        leases = await leasing
+        assert [(lease.prompt.draw_id, lease.prompt.attempt) for lease in leases] == [(0, 1), (1, 1)]
+        assert (await queue.counts("train"))[:2] == (3, 2)
+        assert [lease.prompt.draw_id for lease in await queue.lease("actor-0", 2, "train", 0)] == [2, 3]
+        assert await queue.extend(leases) == set()
+        assert await queue.release("actor-0") == 4
         await queue.close()
 
 

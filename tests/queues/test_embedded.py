@@ -143,6 +143,12 @@ def test_it_does_not_outlive_its_starter(tmp_path: Path) -> None:
         assert successor.alive
 
 
+def test_its_process_id_need_not_find_room(tmp_path: Path) -> None:
+    (tmp_path / "redis.pid").mkdir()
+    with EmbeddedRedis(tmp_path) as server:
+        assert server.alive
+
+
 def test_one_that_is_stopped_while_its_starter_dies_makes_way(tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from olmorl.queues.embedded import EmbeddedRedis\n"

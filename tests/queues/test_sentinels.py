@@ -74,7 +74,7 @@ async def test_what_a_primary_keeps_is_examined(servers: Watched) -> None:
 
 async def test_a_primary_that_is_demoted_is_left_by_all_connections(servers: Watched) -> None:
     link = await connect(servers.url, SystemClock(), 10, 60, ENVIRONMENT)
-    blocked = asyncio.create_task(link.command("a test", "XREAD", "BLOCK", 1500, "STREAMS", "nothing", "$"))
+    blocked = asyncio.create_task(link.command("a test", "XREAD", "BLOCK", 6000, "STREAMS", "nothing", "$"))
     await link.command("a test", "SET", "key", "before")
     until(lambda: servers.second.client.get("key") == "before")
     # It refuses while the last word it has of the replica is some seconds old.
@@ -82,6 +82,7 @@ async def test_a_primary_that_is_demoted_is_left_by_all_connections(servers: Wat
     until(lambda: servers.second.client.info("replication")["role"] == "master")
     # What the sentinel does some seconds later; it would also end our connections.
     servers.first.client.replicaof("127.0.0.1", servers.second.port)
+    await link.command("a test", "SET", "key", "between")
     await link.command("a test", "EVAL", "return redis.call('SET', KEYS[1], 'after')", 1, "key")
     assert servers.second.client.get("key") == "after"
     ports = [(await link.command("a test", "INFO", "server"))["tcp_port"] for _ in range(3)]

@@ -215,6 +215,26 @@ def test_a_run_stands_still_while_the_disk_is_full_and_loses_nothing(
     run.check_lines()
 
 
+def test_a_start_waits_for_room_too(service: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = service(SYNCHRONOUS)
+
+    async def scenario() -> float:
+        await run.start()
+        await run.steps(3)
+        await run.crash(actors=False)
+        resumed_at = float(run.clock.now())
+        disk = FullDisk(run, resumed_at, resumed_at + 60.0)
+        monkeypatch.setattr(durable, "sync", disk.sync)
+        await run.start(resume=True)
+        assert disk.refused > 20
+        waited_s = float(run.clock.now()) - resumed_at
+        await run.finish()
+        return waited_s
+
+    assert 59.0 < run_simulated(scenario()) < 65.0
+    run.check_lines()
+
+
 def test_a_disk_that_stays_full_ends_the_run_by_name_and_another_start_goes_on(
     service: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmorl.clock import run_simulated
+from olmorl import config
+from olmorl.clock import LoopClock, run_simulated
+from olmorl.learner.evaluation import MOST_LIVE, Evaluator
+from olmorl.messages import Failure, Version
 from olmorl.ports import Row
+from olmorl.queues.memory import MemoryQueue
 
 Build = Callable[..., Any]
 
@@ -68,3 +72,20 @@ def test_an_evaluation_that_a_crash_cut_off_is_made_again(service: Build, held_o
     run.check_lines()
     assert versions(run)[-1] == 6
     assert len(versions(run)) == 2
+
+
+def test_a_set_that_is_larger_than_its_lane_is_asked_whole(held_out: list[Row]) -> None:
+    clock, rows = LoopClock(), held_out * (MOST_LIVE // 10)
+    queue = MemoryQueue(MOST_LIVE, 20.0, 5, clock)
+    evaluator = Evaluator(queue, {"held": rows}, config.Evaluation(), clock, last_step=1)
+
+    async def scenario() -> None:
+        await queue.claim(1)
+        await evaluator.ask(Version(1, 0))
+        while not evaluator.idle:
+            for lease in await queue.lease("actor-0", 3000, "held", 0):
+                await queue.commit(lease, Failure(prompt=lease.prompt, cause="attempts", detail=""))
+            await evaluator.collect()
+
+    run_simulated(scenario())
+    assert evaluator.results()["eval_held_failed"] == len(rows) == 2 * MOST_LIVE

@@ -62,6 +62,32 @@ def test_a_checkpoint_is_written_when_it_is_asked_for(service: Build, paused: bo
     run.check_lines()
 
 
+def test_letters_of_draws_that_were_abandoned_are_gone(service: Build) -> None:
+    run = service({"schedule.steps": 12, "schedule.max_lag": 4, "checkpoint.every": 2}, num_actors=1)
+
+    async def scenario() -> int:
+        await run.start()
+        await run.until((run.run_dir / "checkpoints" / "step_2" / "complete").exists)
+        lane = run.queue._run.lanes["train"]
+        damaged: int = lane.fresh[-1]
+        lane.prompts[damaged].payload = b"damaged"
+        await run.until(lambda: any(record["outcome"] == "failed" for record in run.ledger))
+        assert [letter.draw for letter in await run.assembler.dead_letters.look()] == [damaged]
+        await run.crash(actors=True)
+        await run.start(resume=True)
+        assert [letter.draw for letter in await run.assembler.dead_letters.look()] == [damaged]
+        await run.crash(actors=True)
+        await run.start(resume=True, from_step=2)
+        assert await run.assembler.dead_letters.look() == []
+        assert await run.assembler.dead_letters.replay() == []
+        await run.finish()
+        return damaged
+
+    damaged = run_simulated(scenario())
+    run.check_lines()
+    assert run.ledger[damaged]["outcome"] != "failed"
+
+
 def test_dead_letters_are_drawn_again_once(service: Build) -> None:
     run = service({"schedule.steps": 12, "schedule.max_lag": 4}, num_actors=1)
 

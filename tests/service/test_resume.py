@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from olmorl.clock import run_simulated
 from olmorl.errors import ResourceError, Superseded, UserError
 from olmorl.learner import durable
+from olmorl.learner.journal import Journal
 
 Build = Callable[..., Any]
 POINTS = range(20)
@@ -125,6 +128,82 @@ def test_going_back_by_choice_abandons_what_came_after(service: Build) -> None:
     moved = run.run_dir / "abandoned" / "000002"
     assert sorted(path.name for path in (moved / "checkpoints").iterdir()) == ["step_10", "step_15"]
     assert (moved / "ledger" / "000001.jsonl").exists()
+
+
+@pytest.mark.parametrize("moves", range(9))
+def test_going_back_is_resumed_wherever_a_crash_cut_it_off(
+    service: Build, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    run = service({"schedule.steps": 12, "checkpoint.every": 5})
+
+    async def scenario() -> None:
+        await run.start()
+        for step in (6, 8, 11):
+            await run.steps(step)
+            await run.crash(actors=False)
+            await run.start(resume=True)
+        await run.crash(actors=False)
+        move, left = shutil.move, moves
+
+        def cut_off(*arguments: Any) -> Any:
+            nonlocal left
+            if not left:
+                raise PowerCut
+            left -= 1
+            return move(*arguments)
+
+        with monkeypatch.context() as patched, pytest.raises(PowerCut):
+            patched.setattr(shutil, "move", cut_off)
+            await run.start(resume=True, from_step=5)
+        await run.start(resume=True)
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    assert len(set(chain(*trained_sequence(run)))) == 12 * 8
+
+
+def test_a_journal_that_is_not_the_ledgers_is_named(service: Build) -> None:
+    run = service({"schedule.steps": 30, "checkpoint.every": 10, "schedule.max_lag": 4})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(5)
+        await run.crash(actors=False)
+        journal = Journal(run.run_dir / "journal")
+        journal.write(3, 1, journal.read(3)[::-1])
+        await run.start(resume=True)
+        await run.steps(5)
+
+    with pytest.raises(ResourceError, match=r"000003\.batch: its groups are not those of the ledger; remove it"):
+        run_simulated(scenario())
+
+
+def test_a_start_that_another_has_followed_writes_nothing_more(service: Build) -> None:
+    run = service({"schedule.steps": 50, "checkpoint.every": 4})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(5)
+        await run.until(lambda: not run.assembler._turn.locked())
+        (run.run_dir / "ledger" / "000002.jsonl").touch()  # elsewhere, and by another Redis
+        before = contents(run.run_dir)
+        assert before
+        with pytest.raises(Superseded):
+            await run.assembler._books.complete(run.run_dir / "checkpoints", 5)
+        with pytest.raises(Superseded):
+            await run.assembler._books.journal(99, [])
+        with pytest.raises(Superseded):
+            await run.until(lambda: False)
+        assert contents(run.run_dir) == before
+
+    run_simulated(scenario())
+
+
+def contents(run_dir: Path) -> dict[Path, bytes]:
+    """All that a start depends on."""
+    files = [path for path in run_dir.rglob("*") if path.is_file() and path.parent.name != "rollouts"]
+    return {path: path.read_bytes() for path in files}
 
 
 class PowerCut(Exception):

@@ -1,0 +1,37 @@
+"""What the cluster has room for, and how that is said."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+
+from olmorl import config
+from olmorl.deploy import cluster
+from olmorl.deploy.cluster import MOST_ENGINES, Cluster
+from olmorl.deploy.plan import plan
+
+
+def made(**sections: Any) -> Cluster:
+    settings = config.build({"run": {"mode": "simulated"}, **sections})
+    return Cluster(settings.cluster, plan(settings), "run")
+
+
+def test_engines_have_the_room_that_the_learner_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 20.0, "GPU": 8.0})
+    assert made(learner={"ranks_per_node": 2}).most_engines == 18
+    gpus = {"learner": {"ranks_per_node": 3, "device": "cuda"}, "actors": {"tensor_parallel": 2}}
+    assert made(**gpus).most_engines == 2
+    monkeypatch.setattr(ray, "cluster_resources", lambda: {"CPU": 1e6})
+    assert made().most_engines == MOST_ENGINES
+
+
+def test_a_cluster_that_can_grow_has_a_bound_too() -> None:
+    assert made(cluster={"address": "auto"}).most_engines == MOST_ENGINES
+
+
+def test_who_has_no_room_is_told_how_to_ask_for_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", list)
+    monkeypatch.setattr(ray, "available_resources", dict)
+    assert cluster._missing([{"CPU": 1.0}], "an engine", 30.0, "--count").endswith("ask for fewer with --count")

@@ -123,7 +123,7 @@ class Assembler:
         await recovery.disown(self._queue, self._ledger)
         await dead_letters.disown(self._queue, self._ledger.accounts)
         found = await recovery.reconcile(self._queue, self._ledger)
-        self._rollouts = Rollouts(self._files.rollouts, self.incarnation, self._plan.replay_to + 1, self._room)
+        self._rollouts = Rollouts(self._files.rollouts, self.incarnation, self._plan.step + 1, self._room)
         self._books = Books(
             self._queue, self._ledger, self._journal, self._rollouts, self._draws, self._room, self.incarnation, found
         )

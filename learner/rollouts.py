@@ -100,22 +100,23 @@ class Rollouts:
 
     def _append(self, lines: list[bytes], items: deque[_Item]) -> None:
         if lines:
-            durable.append_soon(self._path(partial=True), zstandard.compress(b"".join(lines)))
+            durable.append_soon(self._partial, zstandard.compress(b"".join(lines)))
         while lines:
             lines.pop()
             items.popleft()
 
     def _finish(self, step: int) -> None:
-        path = self._path(partial=True)
+        path = self._partial
         try:
             if path.exists():
-                path.rename(self._path(partial=False))
+                path.rename(self._folder / f"step_{step:06d}.{self._incarnation}.jsonl.zst")
         except OSError as error:
             raise durable.unwritable(path, error) from error
         self._step = step + 1
 
-    def _path(self, *, partial: bool) -> Path:
-        return self._folder / f"step_{self._step:06d}.{self._incarnation}{'.partial' if partial else ''}.jsonl.zst"
+    @property
+    def _partial(self) -> Path:
+        return self._folder / f"step_{self._step:06d}.{self._incarnation}.partial.jsonl.zst"
 
 
 def record(result: Result, outcome: Outcome, step: int | None, cause: str) -> dict[str, Any]:

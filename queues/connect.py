@@ -165,25 +165,26 @@ async def connect(
 
 
 async def _first_answer(redis: Redis, address: Address, clock: Clock, deadline_s: float) -> None:
-    last: Exception | None = None
-    try:
-        async with asyncio.timeout(deadline_s):
-            while True:
-                try:
-                    await redis.ping()
-                    return
-                except (exceptions.AuthenticationError, exceptions.AuthorizationError):
-                    raise
-                except exceptions.RedisError as error:
-                    if not _may_pass(error):
-                        raise
-                    last = error
-                await clock.sleep(_FIRST_PAUSE_S)
-    except TimeoutError:
-        raise ResourceError(
-            f"queue.url: no Redis answers at {address} within {deadline_s:g} s{f': {last}' if last else ''}: start it, "
-            "mend the URL, or leave queue.url out to use the embedded one"
-        ) from None
+    last, give_up = None, clock.now() + deadline_s
+    while (left_s := give_up - clock.now()) > 0:
+        try:
+            # One time-out an attempt: redis swallows a cancellation that comes when its own for the connection passes.
+            async with asyncio.timeout(left_s):
+                await redis.ping()
+            return
+        except (exceptions.AuthenticationError, exceptions.AuthorizationError):
+            raise
+        except TimeoutError:
+            break
+        except exceptions.RedisError as error:
+            if not _may_pass(error):
+                raise
+            last = error
+        await clock.sleep(_FIRST_PAUSE_S)
+    raise ResourceError(
+        f"queue.url: no Redis answers at {address} within {deadline_s:g} s{f': {last}' if last else ''}: start it, "
+        "mend the URL, or leave queue.url out to use the embedded one"
+    ) from None
 
 
 def _client(address: Address, connect_deadline_s: float, outage_deadline_s: float) -> Redis:

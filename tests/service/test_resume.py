@@ -163,6 +163,24 @@ def test_going_back_is_resumed_wherever_a_crash_cut_it_off(
     assert len(set(chain(*trained_sequence(run)))) == 12 * 8
 
 
+def test_replayed_steps_that_a_crash_kept_from_the_rollouts_are_recorded(service: Build) -> None:
+    run = service({"schedule.steps": 9, "checkpoint.every": 20, "schedule.max_lag": 4})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(5)
+        await run.crash(actors=False)
+        for step in (2, 4, 5):
+            (file,) = (run.run_dir / "rollouts").glob(f"step_{step:06d}.1.*")
+            file.unlink()
+        await run.start(resume=True)
+        await run.finish()
+
+    run_simulated(scenario())
+    trained = [(record["step"], record["prompt_id"]) for record in run.rollouts if record["outcome"] == "trained"]
+    assert sorted(set(trained)) == sorted((step, draw) for step, draws in run.trained.items() for draw in draws)
+
+
 def test_a_journal_that_is_not_the_ledgers_is_named(service: Build) -> None:
     run = service({"schedule.steps": 30, "checkpoint.every": 10, "schedule.max_lag": 4})
 

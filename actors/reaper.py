@@ -89,7 +89,7 @@ class Births:
     def orphans(self) -> set[Path]:
         """Of an engine's kind, this user's, and at two looks in use by nobody: who makes one has it a moment later."""
         self.look()
-        left = {file for file in self._made if str(file).startswith(NAMES) and _sees_all_users()}
+        left = {file for file in self._made if str(file).startswith(NAMES) and _sees_all_processes()}
         for pause_s in (0.0, LOOK_S):
             if left:
                 time.sleep(pause_s)
@@ -98,7 +98,7 @@ class Births:
         return left
 
 
-def _sees_all_users() -> bool:
+def _sees_all_processes() -> bool:
     """Not in a container that has the host's shared memory, but not its processes."""
     own = Path("/proc/self/ns")
     return (own / "pid").stat().st_ino == _FIRST_PIDS or (own / "ipc").stat().st_ino != _FIRST_IPC
@@ -159,7 +159,9 @@ def main() -> None:
         if ENDED not in said.split("\n"):
             note(notes, files | named(said))
     if UP not in said.split("\n"):
-        end(marked(mark), set())  # one that was just being started bore the mark too late for the owner
+        pids = marked(mark)  # one that was just being started bore the mark too late for the owner
+        files |= shared_memory(pids)
+        end(pids, set())
         files |= births.orphans()
     end([], files | named(said))
     notes.unlink(missing_ok=True)

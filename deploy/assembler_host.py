@@ -157,7 +157,7 @@ class AssemblerHost(Host):
     # --- what the ranks call (`BatchSource`), as bytes ------------------------------------------------
 
     def _of(self, incarnation: int) -> Assembler:
-        if incarnation != self._assembler.incarnation:
+        if self._opening or incarnation != self._assembler.incarnation:
             raise Superseded(f"a rank of incarnation {incarnation} by incarnation {self._assembler.incarnation}")
         return self._assembler
 

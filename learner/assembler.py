@@ -113,15 +113,15 @@ class Assembler:
         """
         recovery.check_free(self._files, self._resume)
         self.incarnation = ledger.acquire(self._files.ledger)
-        await self._room.use(partial(in_thread, durable.check_room, self._files.ledger))
+        await self._room.use(partial(in_thread, durable.check_room, self._files.ledger / f"{self.incarnation}.room"))
         await self._queue.claim(self.incarnation)
         self._plan = recovery.plan(self._files, self.incarnation, self._from_step)
         if self._from_step is not None:
             await self._queue.flush(TRAIN_LANE)
         self._ledger = recovery.open_books(self._files, self._plan, self._draws)
         epoch = await self._queue.epoch()
-        await recovery.disown(self._queue, self._ledger)
-        await dead_letters.disown(self._queue, self._ledger.accounts)
+        if await recovery.disown(self._queue, self._ledger) or self._from_step is not None:
+            await dead_letters.disown(self._queue, self._ledger.accounts)
         found = await recovery.reconcile(self._queue, self._ledger)
         self._rollouts = Rollouts(self._files.rollouts, self.incarnation, self._plan.step + 1, self._room)
         self._books = Books(
@@ -229,6 +229,7 @@ class Assembler:
             self._done = report.step
             counts, in_flight = await self._census.counts()
             line = self._meter.line(report, batch.facts, self._books.accounts, counts, in_flight, self._clock.now())
+            self._ledger.check_newest()
             await self._room.use(partial(in_thread, self._lines.append, {**line, **self._evaluator.results()}))
             await self._advance()
 

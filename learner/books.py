@@ -118,17 +118,21 @@ class Books:
             return
         await self._book(*map(_decided, endings))
         for taken, outcome, cause in endings:
-            await self._rollouts.put(taken.result, outcome, cause=cause)
+            await self._rollouts.put(taken.result, outcome, cause)
         await self._queue.trim([ending.taken for ending in endings])
 
     async def journal(self, step: int, batch: Sequence[tuple[Taken, Group]]) -> None:
         """Make the groups of a step durable, then trim their results."""
         groups = [group for _, group in batch]
         event = journaled(step, groups)
-        self._ledger.check(event)
-        await self._room.use(partial(in_thread, self._journal.write, step, self._incarnation, groups))
+
+        def write() -> None:
+            self._ledger.check(event)  # each time: a wait for room is long
+            self._journal.write(step, self._incarnation, groups)
+
+        await self._room.use(partial(in_thread, write))
         await self._book(event)
-        await self._record(step, groups)
+        await self._rollouts.end_step(step, groups)
         await self._queue.trim([taken for taken, _ in batch])
 
     async def replay(self, step: int) -> list[Group]:
@@ -143,8 +147,8 @@ class Books:
                 f"{self._journal.path_of(step)}: its groups are not those of the ledger; remove it and the steps after "
                 "it to generate their prompts again"
             )
-        if not self._rollouts.has(step):
-            await self._record(step, groups)
+        recorded = await in_thread(self._rollouts.has, step)
+        await self._rollouts.end_step(step, [] if recorded else groups)
         return groups
 
     async def train(self, step: int, tokens: int, wasted: int) -> None:
@@ -208,11 +212,6 @@ class Books:
             await self._book(Requeued(draw=draw_id, attempt=attempt, version=version.number))
         await self._queue.push(prompts)
         self._lost.clear()
-
-    async def _record(self, step: int, groups: Sequence[Group]) -> None:
-        for group in groups:
-            await self._rollouts.put(group, Outcome.TRAINED, step=step)
-        await self._rollouts.end_step(step)
 
 
 def _decided(ending: Ending) -> Decided:

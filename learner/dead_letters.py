@@ -8,7 +8,7 @@ from typing import NamedTuple
 from olmorl.learner.accounts import Accounts, Outcome
 from olmorl.learner.books import Books
 from olmorl.messages import TRAIN_LANE
-from olmorl.ports import Place, Queue
+from olmorl.ports import Queue
 
 
 class Letter(NamedTuple):
@@ -21,12 +21,12 @@ class Letter(NamedTuple):
 
 
 async def disown(queue: Queue, accounts: Accounts) -> None:
-    """Drop the letters whose draws have not failed in this history: it was cut short, or they are queued once more."""
-    places = await queue.inventory(TRAIN_LANE)
-    failed = {draw_id for draw_id, draw in accounts.draws.items() if draw.outcome is Outcome.FAILED}
-    failing = {draw_id for draw_id, place in places.items() if place is Place.RESULTS}
+    """Drop the letters whose draws have not failed in this history. The lane was emptied: no answer is on its way."""
     letters = {letter.draw_id for letter in await queue.dead_letters(TRAIN_LANE)}
-    await queue.drop_dead_letters(letters - failed - failing, TRAIN_LANE)
+    failed = {
+        draw_id for draw_id in letters & accounts.draws.keys() if accounts.draws[draw_id].outcome is Outcome.FAILED
+    }
+    await queue.drop_dead_letters(letters - failed, TRAIN_LANE)
 
 
 class DeadLetters:

@@ -32,11 +32,10 @@ def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         raise unwritable(path, error) from error
 
 
-def check_room(folder: Path) -> None:
-    """Raises DiskFull while not even a small file can be written there."""
-    path = folder / "room"
+def check_room(path: Path) -> None:
+    """Raises DiskFull while not even a small file can be written there; it is gone afterwards."""
     write_whole(path, [bytes(1 << 16)])
-    path.unlink()
+    path.unlink(missing_ok=True)
 
 
 def append(descriptor: int, data: bytes) -> None:

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from olmorl.clock import Clock, within
+from olmorl.errors import DeadlinePassed
 from olmorl.learner.background import Background
 from olmorl.messages import Version
 from olmorl.ports import BatchSource, NamedBuffer, WeightStore
@@ -70,6 +71,8 @@ class Publisher(Background):
     async def _free(self) -> None:
         try:
             await self._ask(self._store.discard, self._kept)
+        except DeadlinePassed:
+            raise  # it is still at it
         except Exception as error:
             # No reason to stop training, whatever it is: the version is published, and this is tried again.
             _log.warning("published weights cannot be looked after, next try in %g s: %s", TEND_S, error)

@@ -153,8 +153,8 @@ class Reconciled(NamedTuple):
     """Queued or leased once more by a fail-over, though durable: they are not any longer."""
 
 
-async def disown(queue: Queue, books: Ledger) -> None:
-    """Empty a queue that cannot be trusted: its draws are queued once more, as after any loss.
+async def disown(queue: Queue, books: Ledger) -> bool:
+    """Empty a queue that cannot be trusted: its draws are queued once more, as after any loss. Returns whether it was.
 
     It holds draws of this run that the ledger has lost, the end of a damaged file, say: their numbers will be drawn
     again. Or it contradicts itself: a Redis that died by a power cut may come back with half a transaction.
@@ -168,6 +168,8 @@ async def disown(queue: Queue, books: Ledger) -> None:
             *(len(unknown), live, len(places)),
         )
         await queue.flush(TRAIN_LANE)
+        return True
+    return False
 
 
 async def reconcile(queue: PromptQueue, books: Ledger, answered: Collection[int] = ()) -> Reconciled:

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import zstandard
@@ -23,12 +23,19 @@ from olmorl.learner import durable
 from olmorl.learner.accounts import Outcome
 from olmorl.learner.room import Room
 from olmorl.learner.thread import in_thread
-from olmorl.messages import Completion, Failure, Result
+from olmorl.messages import Completion, Failure, Group, Result
 
-_Item = tuple[Result, Outcome, int | None, str] | int
-"""How a draw ended: its result, outcome, step and cause. Or a step to which everything before it belongs."""
 MOST_PENDING = 4096
-"""Records that may wait for the disk before the assembler waits too."""
+"""Draws and steps that may wait for the disk before the assembler waits too."""
+
+
+class _Item(NamedTuple):
+    """What is written at once, whole or not at all."""
+
+    records: Sequence[tuple[Result, Outcome, int | None, str]]
+    """Draws that ended: result, outcome, step and cause."""
+    ends: int | None = None
+    """The step to which these belong, and everything before them."""
 
 
 class Rollouts:
@@ -42,13 +49,13 @@ class Rollouts:
         self._pending: asyncio.Queue[_Item] = asyncio.Queue(MOST_PENDING)
         self._writer = asyncio.create_task(self._write_all())
 
-    async def put(self, result: Result, outcome: Outcome, *, step: int | None = None, cause: str = "") -> None:
-        """Record how a draw ended. Waits only while the disk is `MOST_PENDING` records behind."""
-        await self._hand_over((result, outcome, step, cause))
+    async def put(self, result: Result, outcome: Outcome, cause: str = "") -> None:
+        """Record how a draw ended untrained. Waits only while the disk is `MOST_PENDING` behind."""
+        await self._hand_over(_Item([(result, outcome, None, cause)]))
 
-    async def end_step(self, step: int) -> None:
-        """Everything put so far belongs to `step` or an earlier one."""
-        await self._hand_over(step)
+    async def end_step(self, step: int, groups: Sequence[Group]) -> None:
+        """Record what was trained; everything put so far belongs to `step` or an earlier one."""
+        await self._hand_over(_Item([(group, Outcome.TRAINED, step, "") for group in groups], step))
 
     async def flush(self) -> None:
         """Wait until everything put so far is written. Raises ResourceError when the disk refused it."""
@@ -64,7 +71,10 @@ class Rollouts:
 
     def has(self, step: int) -> bool:
         """Whether the groups of a step are recorded already, by an earlier incarnation."""
-        return any(path for path in self._folder.glob(f"step_{step:06d}.*") if "partial" not in path.name)
+        return any(
+            "partial" not in path.name or any(record["step"] == step for record in read(path))
+            for path in self._folder.glob(f"step_{step:06d}.*")
+        )
 
     async def _hand_over(self, item: _Item) -> None:
         await self._unless_failed(asyncio.ensure_future(self._pending.put(item)))
@@ -88,22 +98,18 @@ class Rollouts:
 
     def _write(self, items: deque[_Item]) -> None:
         """Takes off `items` what is written, so that the rest can be tried again."""
-        lines: list[bytes] = []
-        for item in tuple(items):
-            if isinstance(item, int):
-                self._append(lines, items)
-                self._finish(item)
+        while items:
+            number = next((n for n, item in enumerate(items, 1) if item.ends is not None), len(items))
+            part = [items[n] for n in range(number)]
+            lines = [msgspec.json.encode(record(*ended)) + b"\n" for item in part for ended in item.records]
+            if lines:
+                durable.append_soon(self._partial, zstandard.compress(b"".join(lines)))
+            for _ in part:
                 items.popleft()
-            else:
-                lines.append(msgspec.json.encode(record(*item)) + b"\n")
-        self._append(lines, items)
-
-    def _append(self, lines: list[bytes], items: deque[_Item]) -> None:
-        if lines:
-            durable.append_soon(self._partial, zstandard.compress(b"".join(lines)))
-        while lines:
-            lines.pop()
-            items.popleft()
+            if (step := part[-1].ends) is not None:
+                items.appendleft(_Item([], step))
+                self._finish(step)
+                items.popleft()
 
     def _finish(self, step: int) -> None:
         path = self._partial

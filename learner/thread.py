@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """As `asyncio.to_thread`, but who is cancelled waits for the thread: what comes next does not meet it at work."""
+    """As `asyncio.to_thread`, but who is cancelled, once, waits for the thread: what comes next does not meet it."""
     working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
     try:
         return await asyncio.shield(working)

@@ -89,7 +89,10 @@ def on_helper(number: signal.Signals, word: str, stays: bool) -> Fault:
         send(victim.pid, number)
 
         def gone() -> bool:
-            return not psutil.pid_exists(victim.pid) or victim.status() == psutil.STATUS_ZOMBIE
+            try:
+                return victim.status() == psutil.STATUS_ZOMBIE
+            except psutil.NoSuchProcess:
+                return True
 
         def another() -> bool:
             return gone() and any(process.pid not in before for process in rig.programs(word))

@@ -106,9 +106,8 @@ def test_pass_at_k_by_hand(k: int, number: int, solved: int, expected: float) ->
 async def test_rollouts_hold_every_draw_and_survive_a_torn_end(tmp_path: Path, make_group: MakeGroup) -> None:
     group = make_group(0, versions=[Version(1, 0), Version(2, 1)], tokens=4)
     writer = Rollouts(tmp_path, 2, 1, Room(LoopClock(), 10.0))
-    await writer.put(Failure(prompt=group.prompt, cause="attempts"), Outcome.FAILED, cause="attempts")
-    await writer.put(group, Outcome.TRAINED, step=1)
-    await writer.end_step(1)
+    await writer.put(Failure(prompt=group.prompt, cause="attempts"), Outcome.FAILED, "attempts")
+    await writer.end_step(1, [group])
     await writer.put(make_group(1), Outcome.ZERO_GRADIENT)
     await writer.close()
     first, second = rollouts.files(tmp_path)
@@ -124,6 +123,34 @@ async def test_rollouts_hold_every_draw_and_survive_a_torn_end(tmp_path: Path, m
     assert completion["token_ids"] == group.completions[0].token_ids.tolist()
     second.write_bytes(second.read_bytes() + first.read_bytes()[:50])
     assert [record["prompt_id"] for record in rollouts.read(second)] == [1]
+
+
+async def test_a_step_that_was_recorded_just_before_a_crash_is_not_recorded_again(
+    tmp_path: Path, make_group: MakeGroup
+) -> None:
+    room = Room(LoopClock(), 10.0)
+    writer = Rollouts(tmp_path, 1, 3, room)
+    await writer.put(make_group(0), Outcome.STALE)
+    await writer.end_step(3, [make_group(1), make_group(2)])
+    await writer.put(make_group(3), Outcome.STALE)
+    await writer.close()
+    done = tmp_path / "step_000003.1.jsonl.zst"
+    done.rename(tmp_path / "step_000003.1.partial.jsonl.zst")  # it died before that
+    again = Rollouts(tmp_path, 2, 3, room)
+    assert again.has(3)
+    assert not again.has(4), "what was decided while it was assembled is no step"
+    await again.put(make_group(4), Outcome.STALE)
+    await again.end_step(3, [])
+    await again.end_step(4, [make_group(5)])
+    await again.close()
+    assert sorted(path.name for path in rollouts.files(tmp_path)) == [
+        "step_000003.1.partial.jsonl.zst",
+        "step_000003.2.jsonl.zst",
+        "step_000004.1.partial.jsonl.zst",
+        "step_000004.2.jsonl.zst",
+    ]
+    found = [record["prompt_id"] for path in rollouts.files(tmp_path) for record in rollouts.read(path)]
+    assert sorted(found) == [0, 1, 2, 3, 4, 5]
 
 
 async def test_a_disk_that_refuses_rollouts_ends_the_run_with_its_name(tmp_path: Path, make_group: MakeGroup) -> None:
@@ -147,8 +174,7 @@ def test_rollouts_wait_for_room_and_then_nothing_is_missing(tmp_path: Path, make
         await writer.put(make_group(1), Outcome.STALE)
         await asyncio.sleep(30.0)
         full.unlink()
-        await writer.put(make_group(2), Outcome.TRAINED, step=1)
-        await writer.end_step(1)
+        await writer.end_step(1, [make_group(2)])
         await writer.close()
 
     run_simulated(scenario())

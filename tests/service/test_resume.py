@@ -178,7 +178,7 @@ def test_replayed_steps_that_a_crash_kept_from_the_rollouts_are_recorded(service
 
     run_simulated(scenario())
     trained = [(record["step"], record["prompt_id"]) for record in run.rollouts if record["outcome"] == "trained"]
-    assert sorted(set(trained)) == sorted((step, draw) for step, draws in run.trained.items() for draw in draws)
+    assert sorted(trained) == sorted((step, draw) for step, draws in run.trained.items() for draw in draws)
 
 
 def test_a_journal_that_is_not_the_ledgers_is_named(service: Build) -> None:

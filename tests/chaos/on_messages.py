@@ -67,13 +67,20 @@ end
 return false
 """
 _DAMAGE_RESULT = """
-local entry = redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+', 'COUNT', 2)[2]
-if not entry or entry[2][5] ~= 'result' then
-  return false
+local function ms_of(entry)
+  return tonumber(string.match(entry[1], '%d+'))
 end
-redis.call('XDEL', KEYS[1], entry[1])
-redis.call('XADD', KEYS[1], '*', 'draw', entry[2][2], 'attempt', entry[2][4], 'result', ARGV[1])
-return entry[2][2]
+
+local first
+for _, entry in ipairs(redis.call('XRANGE', KEYS[1], '(' .. ARGV[2], '+')) do
+  first = first or entry
+  if ms_of(entry) > ms_of(first) + 100 and entry[2][5] == 'result' then
+    redis.call('XDEL', KEYS[1], entry[1])
+    redis.call('XADD', KEYS[1], '*', 'draw', entry[2][2], 'attempt', entry[2][4], 'result', ARGV[1])
+    return entry[2][2]
+  end
+end
+return false
 """
 
 
@@ -103,7 +110,7 @@ def damage_result(rig: Rig, random: Random) -> Strike:
     try:
         with rig.redis() as link:
             last = link.xinfo_stream(rig.key("results"))["last-generated-id"]
-        # The first one after that may be on its way to the assembler already.
+        # The first ones after that, committed together, may be on their way to the assembler already.
         draw = _damage(rig, random, _DAMAGE_RESULT, ["results"], last)
     finally:
         send(pid, SIGCONT)

@@ -145,7 +145,6 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     run.until(lambda: "actor-2" in at_work(cluster, run), timeout_s=200)
     assert actors_on(run, five) == {"actor-2"}
     run.until(lambda: sum(group["actor"] == "actor-2" for group in groups_of(run)) >= 3, timeout_s=120)
-    muted_at = time.time()
     five.mute()
     noticed_at = until_lost(run, {"actor-2"})
     until_steps(run, 3)
@@ -157,7 +156,7 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     assert cluster.left_behind() == []
     groups = groups_of(run)
     assert {group["actor"] for group in groups} >= {"actor-0", "actor-1", "actor-2"}
-    check_moved(groups, {"actor-2"}, muted_at, noticed_at)
+    assert all(group["finished_at"] < noticed_at for group in groups if group["actor"] == "actor-2")
     versions = {span[0] for group in groups for completion in group["completions"] for span in completion["versions"]}
     assert len(versions) > 2, "weights came to the actors' hosts"
 

@@ -186,8 +186,8 @@ class Assembler:
     async def begin(self, rank: int) -> Begin:
         """As the port says; the same for every rank."""
         step, replay_to, folder = self._plan.step, self._plan.replay_to, self._plan.checkpoint
-        checkpoint = None if folder is None else str(folder)
-        return Begin(incarnation=self.incarnation, step=step, checkpoint=checkpoint, publish=replay_to == step)
+        shares = None if folder is None else str(folder)
+        return Begin(incarnation=self.incarnation, step=step, checkpoint=shares, publish=replay_to == step)
 
     async def next(self, rank: int, step: int) -> Work:
         """As the port says.

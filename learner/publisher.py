@@ -49,8 +49,10 @@ class Publisher(Background):
             await asyncio.wait([self._tending])
 
     async def publish(self, version: Version, buffers: Sequence[NamedBuffer]) -> None:
-        """Start to publish a snapshot; ranks without one do nothing. Raises what the publish before ran into."""
+        """Start to publish a snapshot; ranks without one do nothing. Raises what the work before ran into."""
         await self._finish()
+        if self._tending.done():
+            self._tending.result()
         if buffers:
             self._under_way = asyncio.create_task(self._publish(version, buffers))
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from olmorl.clock import LoopClock, run_simulated
-from olmorl.errors import WeightError
+from olmorl.errors import DeadlinePassed, WeightError
 from olmorl.learner.publisher import TEND_S, Publisher
 from olmorl.messages import Version
 from olmorl.ports import NamedBuffer
@@ -46,6 +46,8 @@ class Store(MemoryWeightStore):
         self.kept.append([version.number for version in keep])
         if "discard" in self.broken:
             raise WeightError("the board is lost")
+        if "hang" in self.broken:
+            raise DeadlinePassed("the weight store has not answered")
         super().discard(keep)
 
 
@@ -98,6 +100,20 @@ def test_a_publish_that_fails_ends_the_wait_for_the_next_batch() -> None:
             raise RuntimeError("the learner ends")
 
     with pytest.raises(RuntimeError, match="the learner ends"):
+        run_simulated(scenario())
+
+
+def test_a_store_that_hangs_while_it_is_looked_after_is_named_by_the_next_publish() -> None:
+    async def scenario() -> None:
+        publishing, store, _ = publisher()
+        async with publishing:
+            await publishing.publish(Version(1, 0), WEIGHTS)
+            await asyncio.sleep(0.5 * TEND_S)
+            store.broken = {"hang"}
+            await asyncio.sleep(TEND_S)
+            await publishing.publish(Version(1, 1), WEIGHTS)
+
+    with pytest.raises(DeadlinePassed, match="has not answered"):
         run_simulated(scenario())
 
 

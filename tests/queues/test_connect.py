@@ -55,6 +55,19 @@ async def gate(server: EmbeddedRedis) -> AsyncIterator[Gate]:
         listening.close()
 
 
+@asynccontextmanager
+async def queue_behind_gate(
+    server: EmbeddedRedis, run: str, outage_deadline_s: float
+) -> AsyncIterator[tuple[RedisQueue, Gate]]:
+    """The queue of a run, with its claim."""
+    async with gate(server) as between:
+        settings = QueueSettings(outage_deadline_s=outage_deadline_s)
+        queue = await RedisQueue.connect(between.url, run, settings, 10, SystemClock(), server.environment)
+        await queue.claim(1)
+        yield queue, between
+        await queue.close()
+
+
 class Gate:
     """Passes bytes between clients and a Redis; when `losing`, it cuts a connection instead of passing an answer on."""
 
@@ -214,10 +227,7 @@ async def test_what_a_redis_will_never_do_is_an_error_at_once() -> None:
 
 @pytest.mark.cluster
 async def test_a_commit_whose_answer_was_lost_is_stored_once(server: EmbeddedRedis) -> None:
-    async with gate(server) as between:
-        settings = QueueSettings(outage_deadline_s=30)
-        queue = await RedisQueue.connect(between.url, "lost", settings, 10, SystemClock(), server.environment)
-        await queue.claim(1)
+    async with queue_behind_gate(server, "lost", 30) as (queue, between):
         await queue.push([prompt(1)])
         [lease] = await queue.lease("actor-0", 1, "train", 0)
         between.losing = True
@@ -226,15 +236,11 @@ async def test_a_commit_whose_answer_was_lost_is_stored_once(server: EmbeddedRed
         between.losing = False
         assert await committing is CommitOutcome.STORED
         assert await queue.counts("train") == (0, 0, 1, 0, 0)
-        await queue.close()
 
 
 @pytest.mark.cluster
 async def test_leases_whose_answer_was_lost_are_handed_out_once(server: EmbeddedRedis) -> None:
-    async with gate(server) as between:
-        settings = QueueSettings(outage_deadline_s=30)
-        queue = await RedisQueue.connect(between.url, "handed", settings, 10, SystemClock(), server.environment)
-        await queue.claim(1)
+    async with queue_behind_gate(server, "handed", 30) as (queue, between):
         await queue.push([prompt(number) for number in range(5)])
         between.losing = True
         leasing = asyncio.create_task(queue.lease("actor-0", 2, "train", 0))
@@ -246,21 +252,16 @@ async def test_leases_whose_answer_was_lost_are_handed_out_once(server: Embedded
         assert [lease.prompt.draw_id for lease in await queue.lease("actor-0", 2, "train", 0)] == [2, 3]
         assert await queue.extend(leases) == set()
         assert await queue.release("actor-0") == 4
-        await queue.close()
 
 
 @pytest.mark.cluster
 async def test_an_outage_over_its_deadline_names_what_was_waited_for(server: EmbeddedRedis) -> None:
-    async with gate(server) as between:
-        settings = QueueSettings(outage_deadline_s=0.3)
-        queue = await RedisQueue.connect(between.url, "outage", settings, 10, SystemClock(), server.environment)
-        await queue.claim(1)
+    async with queue_behind_gate(server, "outage", 0.3) as (queue, between):
         between.losing = True
         with pytest.raises(QueueUnavailable, match=r"counts of lane train of run outage: .* not answered for 0.3 s"):
             await queue.counts("train")
         between.losing = False
         assert (await queue.counts("train")).live == 0
-        await queue.close()
 
 
 @pytest.mark.cluster

@@ -59,6 +59,12 @@ class Requeued(Event, frozen=True, kw_only=True):
     version: int
 
 
+class Recalled(Event, frozen=True, kw_only=True):
+    """Failed draws whose rows are to be drawn again, because people asked for that."""
+
+    draws: list[int]
+
+
 class Retired(Event, frozen=True, kw_only=True):
     """A row that is not drawn again. It stands where it happened between the draws, so that they can be repeated."""
 
@@ -93,7 +99,7 @@ class Trained(Event, frozen=True, kw_only=True):
     """Completion tokens of lost attempts that the actors reported since the last step."""
 
 
-Line = Started | Drawn | Requeued | Retired | Decided | Journaled | Trained
+Line = Started | Drawn | Requeued | Recalled | Retired | Decided | Journaled | Trained
 
 
 class Start(NamedTuple):
@@ -148,8 +154,10 @@ class Accounts:
     """At the last start."""
     stream_moves: list[Drawn | Retired] = field(default_factory=list)
     """What happened to the prompt stream since, in order."""
+    to_replay: list[int] = field(default_factory=list)
+    """Failed draws whose rows are yet to be drawn again."""
     replayed: set[int] = field(default_factory=set)
-    """Failed draws whose rows were drawn again because people asked for that."""
+    """Those whose rows were."""
 
     @property
     def journaled(self) -> int:
@@ -171,6 +179,8 @@ class Accounts:
             case Requeued():
                 draw = self.open[event.draw]
                 draw.attempt, draw.version = event.attempt, event.version
+            case Recalled():
+                self.to_replay += event.draws
             case Retired():
                 self.stream_moves.append(event)
             case Decided():
@@ -190,6 +200,7 @@ class Accounts:
         if event.replay_of is None:
             self.stream_moves.append(event)
         else:
+            self.to_replay = [draw for draw in self.to_replay if draw != event.replay_of]
             self.replayed.add(event.replay_of)
 
     def _end(self, draw: Draw, attempt: int, outcome: Outcome, *, step: int | None = None, cause: str = "") -> None:

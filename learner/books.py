@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from olmorl.errors import ResourceError, RunEnded
 from olmorl.learner import checkpoint, recovery
-from olmorl.learner.accounts import Accounts, Decided, Line, Outcome, Requeued, Retired, Trained
+from olmorl.learner.accounts import Accounts, Decided, Line, Outcome, Recalled, Requeued, Retired, Trained
 from olmorl.learner.draws import Draws
 from olmorl.learner.journal import Journal
 from olmorl.learner.ledger import Ledger, Position
@@ -58,7 +58,6 @@ class Books:
         self._incarnation = incarnation
         self._leftovers = set(found.leftovers)
         self._lost = set(found.lost)
-        self._to_replay: list[int] = []
 
     @property
     def accounts(self) -> Accounts:
@@ -88,7 +87,7 @@ class Books:
         if self._lost:
             await self._requeue(version, wall)
         first = len(self.accounts.draws)
-        again, self._to_replay = self._to_replay[:number], self._to_replay[number:]
+        again = self.accounts.to_replay[:number]
         drawn = [
             self._draws.replay(of, self.accounts.draws[of].position, first + i, version, wall)
             for i, of in enumerate(again)
@@ -100,9 +99,10 @@ class Books:
         if again:
             await self._queue.drop_dead_letters(again, TRAIN_LANE)
 
-    def draw_again(self, failed: Iterable[int]) -> None:
-        """Let the next draws be the rows of these failed ones, each of them once."""
-        self._to_replay += [draw_id for draw_id in failed if draw_id not in self._to_replay]
+    async def recall(self, failed: Sequence[int]) -> None:
+        """Let the next draws be the rows of these failed ones."""
+        if failed:
+            await self._book(Recalled(draws=list(failed)))
 
     async def leftovers_of(self, taken: Sequence[Taken]) -> list[Taken]:
         """Trim what is booked already; returns the rest."""

@@ -56,6 +56,6 @@ class DeadLetters:
             if accounts.draws[letter.draw_id].outcome is Outcome.FAILED
         }
         await self._queue.drop_dead_letters(failed & accounts.replayed, TRAIN_LANE)
-        new = sorted(failed - accounts.replayed)
-        self._books.draw_again(new)
+        new = sorted(failed - accounts.replayed - set(accounts.to_replay))
+        await self._books.recall(new)
         return new

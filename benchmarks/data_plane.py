@@ -131,7 +131,7 @@ async def through_redis(load: Load, server: EmbeddedRedis, run: str) -> float:
 
 
 async def through_memory(load: Load) -> float:
-    queue = MemoryQueue(load.num_groups, SETTINGS.lease_s, SETTINGS.max_attempts, SystemClock())
+    queue = MemoryQueue(SETTINGS, load.num_groups, SystemClock())
     return await load.through(queue, [queue] * ACTORS)
 
 

@@ -81,9 +81,10 @@ def read_token(run_dir: Path) -> str:
     path = _token_file(run_dir)
     try:
         return os.environ.get(TOKEN) or path.read_text(encoding="ascii").strip()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "not a token"
         raise ConfigError(
-            f"{path}: {error.strerror}: asking something of a run needs its token: from that file, or in {TOKEN}"
+            f"{path}: {reason}: asking something of a run needs its token: from that file, or in {TOKEN}"
         ) from None
 
 

@@ -80,7 +80,7 @@ def model(settings: Config) -> str:
     from olmorl.actors.staged import checkpoint_shapes
 
     size = _size(settings)
-    folder = Path(settings.model.path).expanduser()
+    folder = Path(settings.model.path)
     where = "on the hub"
     if folder.is_dir():
         where = f"{len(checkpoint_shapes(folder))} tensors in {folder}"
@@ -121,7 +121,9 @@ def functions(settings: Config) -> str:
 def redis(settings: Config) -> str:
     """The queues survive their server's restart."""
     if settings.queue.url is None:
-        return f"embedded, append-only file, fsync {settings.queue.fsync}"
+        from olmorl.queues.embedded import find_server
+
+        return f"embedded ({find_server()}), append-only file, fsync {settings.queue.fsync}"
     from olmorl.deploy.access import QueueAccess
     from olmorl.queues.persistence import examine
 

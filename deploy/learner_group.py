@@ -31,7 +31,7 @@ _ORDER_DEADLINE_S = 30.0
 class LearnerGroup:
     """Assembler and ranks are one incarnation: when one of them is lost, all start again from the last checkpoint."""
 
-    def __init__(self, context: Context, places: Sequence[Place], access: QueueAccess) -> None:
+    def __init__(self, context: Context, places: Sequence[Place], access: QueueAccess, *, paused: bool = False) -> None:
         self._context = context
         self._places = places
         self._access = access
@@ -44,7 +44,8 @@ class LearnerGroup:
         self._closed_at = time.monotonic()
         self.incarnation = 0
         self._step = self._step_at_death = 0
-        self._stopping = self.paused = False
+        self._stopping = False
+        self.paused = paused
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -55,9 +56,9 @@ class LearnerGroup:
         opened = await self._watched_open(self._assembler, resume, from_step)
         self._assembler.begin("run")
         self.incarnation = opened.incarnation
-        for order, given in (("pause", self.paused), ("stop", self._stopping)):
-            if given:
-                await _answered(self._assembler, order, timeout_s=_ORDER_DEADLINE_S)
+        # Also that nothing is paused: the queue remembers a pause that an earlier assembler was told of.
+        for order in ("pause" if self.paused else "resume", *(["stop"] if self._stopping else [])):
+            await _answered(self._assembler, order, timeout_s=_ORDER_DEADLINE_S)
         self._opened.set()
         return opened
 

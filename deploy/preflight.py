@@ -11,8 +11,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from olmorl.config import Config
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.rundir import unusable
-from olmorl.errors import ConfigError, DataError, ModelError
+from olmorl.errors import ConfigError, ModelError
+from olmorl.learner.prompts import named
 from olmorl.learner.recovery import RunFiles, check_free
+from olmorl.learner.rows import check_there, parse_spec
 
 
 def preflight(settings: Config, resume: bool) -> Config:
@@ -99,17 +101,13 @@ def check_data(settings: Config) -> None:
         raise ConfigError(
             'data.train is empty: name at least one file or hub data set, as in train = ["problems.jsonl"]'
         )
-    for name in (*settings.data.train, *settings.evaluation.data):
-        path = name.partition("=")[2] or name
-        path = path.rpartition(":")[0] or path if path.rpartition(":")[2].replace(".", "", 1).isdigit() else path
-        looks_like_file = path.endswith((".jsonl", ".json", ".parquet")) or path.startswith((".", "/", "~"))
-        if looks_like_file and not Path(path).expanduser().is_file():
-            raise DataError(f"{path}: no such data file (named in data.train or evaluation.data)")
+    for text in (*settings.data.train, *(named(text)[1] for text in settings.evaluation.data)):
+        check_there(parse_spec(text).name)
 
 
 def check_model(path: str) -> None:
     """A folder must hold a model; anything else must look like the name of one on the hub."""
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if folder.is_dir():
         file = folder / "config.json"
         if not file.is_file():

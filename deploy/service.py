@@ -150,6 +150,7 @@ class Service:
             except BaseExceptionGroup as group:
                 if (lost := group.subgroup(HostLost)) is None:
                     raise
+                self._paused, self._num_engines = self._learner.paused, self._fleet.size
                 await self._after_loss(first_cause(lost))
             except ProcessLost as error:
                 # At a start after a loss: another host was lost with the first, and Ray had not given it up yet.
@@ -161,12 +162,11 @@ class Service:
         """Everybody knows the embedded Redis by the address of a host that is gone: all start again, as by --resume."""
         step = self._commands.status.step
         delay = self._restarts.after_death(worked=step > self._step_at_loss)
-        self._step_at_loss = step
+        self._step_at_loss = max(self._step_at_loss, step)
         if delay is None:
             raise RunEnded(f"the learner lost one host after the other without taking a step: {error}") from error
         self._progress.say(f"{error}: everything starts again on hosts that are there, from the last checkpoint")
         self._resume, self._from_step, self._strangers = True, None, []
-        self._paused, self._num_engines = self._learner.paused, self._fleet.size
         await asyncio.to_thread(self._clear)
         await asyncio.sleep(delay)
 
@@ -218,13 +218,12 @@ class Service:
             access = await self._queue.start()
         else:
             access = QueueAccess.of_recipe(self._settings.queue.url)
-        self._learner = LearnerGroup(context, places, access)
+        self._learner = LearnerGroup(context, places, access, paused=self._paused)
         for note in (await self._learner.open(self._resume, self._from_step)).notes:
             self._progress.say(note)
         self._fleet = Fleet(context, access)
         self._commands = Commands(self._learner, self._fleet, self._stop_asked)
         await self._bury_earlier_actors()
-        await (self._learner.pause() if self._paused else self._learner.resume())
         attending = asyncio.create_task(self._attend())
         try:
             await self._fleet.place(self._num_engines)

@@ -60,6 +60,7 @@ class Telemetry:
                 "sequences_waiting": status.waiting,
                 "kv_cache_used_ratio": status.kv_used,
                 "weight_updates_total": status.updates,
+                "weight_update_failures_total": status.update_failures,
                 "weight_stall_s_total": status.stall_s_total,
                 "weight_stall_s_max": status.stall_s_max,
                 "verifier_s_total": status.verifier_s_total,

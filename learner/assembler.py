@@ -85,7 +85,7 @@ class Assembler:
         self._files = RunFiles(config.run_dir)
         self._journal = Journal(self._files.journal)
         self._lines = Lines(self._files.lines, observe)
-        self._draws = Draws(stream, config.sampling.group_size, config.queue.total_deadline_s)
+        self._draws = Draws(stream, config.sampling.group_size)
         self._num_ranks = num_ranks
         self._composer = Composer(config, num_ranks)
         self._evaluator = Evaluator(queue, evaluations, config.evaluation, clock, config.schedule.steps)
@@ -107,14 +107,15 @@ class Assembler:
         """Take the run over and recover what it left.
 
         Raises:
-            UserError: the directory holds a run and `resume` is off, or there is no checkpoint `from_step`.
+            UserError: the directory holds a run and `resume` is off, there is no checkpoint `from_step`, or the
+                queue is another run's.
             DataError: the training data changed.
             Superseded: a newer start has taken the run over.
         """
         recovery.check_free(self._files, self._resume)
         self.incarnation = ledger.acquire(self._files.ledger)
         await self._room.use(partial(in_thread, durable.check_room, self._files.ledger / f"{self.incarnation}.room"))
-        await self._queue.claim(self.incarnation)
+        await recovery.claim(self._queue, self._files, self.incarnation)
         self._plan = recovery.plan(self._files, self.incarnation, self._from_step)
         if self._from_step is not None:
             await self._queue.flush(TRAIN_LANE)
@@ -298,7 +299,7 @@ class Assembler:
             # The publishing of the last version may end after the run: the books are closed.
             return
         if self._published is not None and self.orders.drawing:
-            await self._pipeline.draw(Version(self.incarnation, self._published), self._done, self._clock.wall())
+            await self._pipeline.draw(Version(self.incarnation, self._published), self._done)
         await self._pipeline.assemble(self._done)
         if not self.orders.stopping:
             await self._pipeline.end_of_stream()

@@ -80,19 +80,18 @@ class Books:
         self._leftovers, self._lost = set(found.leftovers), set(found.lost)
         return found
 
-    async def draw(self, number: int, version: Version, wall: float) -> None:
+    async def draw(self, number: int, version: Version) -> None:
         """Queue up to `number` new draws, and before them what was lost."""
         if self._leftovers:
             return  # they take room until they have arrived and are trimmed
         if self._lost:
-            await self._requeue(version, wall)
+            await self._requeue(version)
         first = len(self.accounts.draws)
         again = self.accounts.to_replay[:number]
         drawn = [
-            self._draws.replay(of, self.accounts.draws[of].position, first + i, version, wall)
-            for i, of in enumerate(again)
+            self._draws.replay(of, self.accounts.draws[of].position, first + i, version) for i, of in enumerate(again)
         ]
-        drawn += self._draws.take(number - len(again), first + len(again), version, wall)
+        drawn += self._draws.take(number - len(again), first + len(again), version)
         if drawn:
             await self._book(*(event for event, _ in drawn))
             await self._queue.push([prompt for _, prompt in drawn])
@@ -203,12 +202,12 @@ class Books:
 
         await self._room.use(append)
 
-    async def _requeue(self, version: Version, wall: float) -> None:
+    async def _requeue(self, version: Version) -> None:
         prompts = []
         for draw_id in sorted(self._lost):
             draw = self.accounts.open[draw_id]
             attempt = draw.attempt + 1
-            prompts.append(self._draws.again(draw_id, draw.position, attempt, version, wall))
+            prompts.append(self._draws.again(draw_id, draw.position, attempt, version))
             await self._book(Requeued(draw=draw_id, attempt=attempt, version=version.number))
         await self._queue.push(prompts)
         self._lost.clear()

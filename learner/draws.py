@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import inf
 from typing import Any, Protocol
 
 from olmorl.errors import DataError
@@ -39,13 +40,12 @@ class Stream(Protocol):
 class Draws:
     """The n-th draw of the run is the n-th row of the stream, whatever crashed in between."""
 
-    def __init__(self, stream: Stream, group_size: int, total_deadline_s: float) -> None:
+    def __init__(self, stream: Stream, group_size: int) -> None:
         self._stream = stream
         self._group_size = group_size
-        self._total_deadline_s = total_deadline_s
         self.exhausted = False
 
-    def take(self, number: int, first_draw: int, version: Version, wall: float) -> list[tuple[Drawn, Prompt]]:
+    def take(self, number: int, first_draw: int, version: Version) -> list[tuple[Drawn, Prompt]]:
         """Up to `number` draws, numbered from `first_draw`; fewer when the stream ends, which sets `exhausted`."""
         drawn = []
         for draw_id in range(first_draw, first_draw + number):
@@ -55,18 +55,18 @@ class Draws:
                 break
             position = self._stream.position - 1
             event = Drawn(draw=draw_id, row=row.row, position=position, version=version.number)
-            drawn.append((event, self._prompt(row, draw_id, 1, version, wall)))
+            drawn.append((event, self._prompt(row, draw_id, 1, version)))
         return drawn
 
-    def again(self, draw_id: int, position: int, attempt: int, version: Version, wall: float) -> Prompt:
-        """A draw that was lost, as a new attempt with a new deadline."""
-        return self._prompt(self._stream.row_at(position), draw_id, attempt, version, wall)
+    def again(self, draw_id: int, position: int, attempt: int, version: Version) -> Prompt:
+        """A draw that was lost, as a new attempt."""
+        return self._prompt(self._stream.row_at(position), draw_id, attempt, version)
 
-    def replay(self, of: int, position: int, draw_id: int, version: Version, wall: float) -> tuple[Drawn, Prompt]:
+    def replay(self, of: int, position: int, draw_id: int, version: Version) -> tuple[Drawn, Prompt]:
         """The row of the failed draw `of` as a new draw."""
         row = self._stream.row_at(position)
         event = Drawn(draw=draw_id, row=row.row, position=position, version=version.number, replay_of=of)
-        return event, self._prompt(row, draw_id, 1, version, wall)
+        return event, self._prompt(row, draw_id, 1, version)
 
     def retire(self, row: str) -> None:
         self._stream.retire(row)
@@ -94,7 +94,7 @@ class Draws:
                     "shuffling changed; put them back, or start a new run"
                 )
 
-    def _prompt(self, row: Row, draw_id: int, attempt: int, version: Version, wall: float) -> Prompt:
+    def _prompt(self, row: Row, draw_id: int, attempt: int, version: Version) -> Prompt:
         return prompt_of(
             row,
             lane=TRAIN_LANE,
@@ -102,12 +102,11 @@ class Draws:
             attempt=attempt,
             group_size=self._group_size,
             min_version=version,
-            not_after=wall + self._total_deadline_s,
         )
 
 
 def prompt_of(
-    row: Row, *, lane: str, draw_id: int, attempt: int, group_size: int, min_version: Version, not_after: float
+    row: Row, *, lane: str, draw_id: int, attempt: int, group_size: int, min_version: Version, not_after: float = inf
 ) -> Prompt:
     """A row as a draw."""
     return Prompt(

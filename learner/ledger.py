@@ -105,6 +105,11 @@ def acquire(folder: Path) -> int:
         return incarnation
 
 
+def give_up(folder: Path, incarnation: int) -> None:
+    """Let an incarnation that has written nothing not have been."""
+    path_of(folder, incarnation).unlink()
+
+
 def end_of(folder: Path, below: int) -> Position | None:
     """Where the newest file that has begun ends, looking at incarnations before `below`; None for a new run."""
     for incarnation in reversed([i for i in incarnations(folder) if i < below]):

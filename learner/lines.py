@@ -35,9 +35,10 @@ class Lines:
             self._observe(fields)
 
     def amend(self, fields: Fields) -> None:
-        """Add fields to the last line: an evaluation after the last step has no later line to stand in."""
-        *lines, last = self.read()
-        durable.write_whole(self._path, map(_encode, [*lines, {**last, **fields}]))
+        """Add fields to the last line, if any: an evaluation after the last step has no later line to stand in."""
+        if lines := self.read():
+            lines[-1] |= fields
+            durable.write_whole(self._path, map(_encode, lines))
 
     def sync(self) -> None:
         """Make all lines durable. Blocks."""

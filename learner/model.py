@@ -25,7 +25,7 @@ def read_config(settings: config.Model) -> PretrainedConfig:
         ModelError: not a model, or an architecture that transformers does not know.
     """
     path = settings.path
-    folder = Path(path).expanduser()
+    folder = Path(path)
     if folder.exists() and not (folder / "config.json").is_file():
         raise ModelError(f"model.path = {path}: no config.json there; name the folder that save_pretrained wrote")
     if not folder.exists() and (folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1):

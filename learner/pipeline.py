@@ -87,7 +87,7 @@ class Pipeline:
         answered = {taken.draw_id for taken, _ in self._shelf.clear()}
         return await self._books.reconcile(answered)
 
-    async def draw(self, version: Version, done: int, wall: float) -> None:
+    async def draw(self, version: Version, done: int) -> None:
         """Queue as many prompts for `version`, the newest published one, as the lag allows."""
         allowed = admission.draws_allowed(
             live=self._books.live,
@@ -97,7 +97,7 @@ class Pipeline:
             batch=self._schedule.prompts_per_step,
             ahead=self._schedule.batches_ahead,
         )
-        await self._books.draw(allowed, version, wall)
+        await self._books.draw(allowed, version)
 
     async def assemble(self, done: int) -> None:
         """Prepare the batch of the next step, and of the one after it, as far as there are groups for them."""

@@ -60,9 +60,13 @@ class Meter:
             self._seen[name] = status
             self._window.tokens += status.tokens_generated - before.tokens_generated
             self._window.wasted += max(0, status.tokens_wasted - before.tokens_wasted)
-            self._window.updates += status.updates - before.updates
-            self._window.stall_s += status.stall_s_total - before.stall_s_total
-            self._window.stall_s_max = max(self._window.stall_s_max, status.stall_s_max)
+            if updates := status.updates - before.updates:
+                stall_s = status.stall_s_total - before.stall_s_total
+                # A record is known; of others, hardly more than one between two heartbeats, the mean.
+                longest = status.stall_s_max if status.stall_s_max > before.stall_s_max else stall_s / updates
+                self._window.updates += updates
+                self._window.stall_s += stall_s
+                self._window.stall_s_max = max(self._window.stall_s_max, longest)
 
     def wasted(self) -> int:
         """Tokens of lost attempts reported since the last call."""

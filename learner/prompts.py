@@ -227,7 +227,7 @@ def evaluation_sets(loader: Loader, evaluation: Evaluation) -> dict[str, Sequenc
         DataError: a name that is taken or cannot be one, or a set that cannot be used.
     """
     texts = zip(evaluation_names(evaluation), evaluation.data, strict=True)
-    return {name: loader.load(_named(text)[1], evaluation.limit).rows for name, text in texts}
+    return {name: loader.load(named(text)[1], evaluation.limit).rows for name, text in texts}
 
 
 def evaluation_names(evaluation: Evaluation) -> list[str]:
@@ -239,7 +239,7 @@ def evaluation_names(evaluation: Evaluation) -> list[str]:
     """
     names: dict[str, str] = {}
     for text in evaluation.data:
-        name, _ = _named(text)
+        name, _ = named(text)
         told = re.sub(r"\W", "_", name)
         if told == TRAIN_LANE or told in names or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
             raise DataError(
@@ -250,7 +250,8 @@ def evaluation_names(evaluation: Evaluation) -> list[str]:
     return list(names.values())
 
 
-def _named(text: str) -> tuple[str, str]:
+def named(text: str) -> tuple[str, str]:
+    """An evaluation set's name, and the data that it is; `name=data` where it is given one."""
     name, equals, rest = text.partition("=")
     if equals and not Path(text).exists():
         return name, rest

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from olmorl.errors import ResourceError, UserError
+from olmorl.errors import ResourceError, Superseded, UserError
 from olmorl.learner import checkpoint, durable, ledger, rollouts
 from olmorl.learner.accounts import Journaled, Started
 from olmorl.learner.draws import Draws
@@ -87,6 +87,25 @@ def check_free(files: RunFiles, resume: bool) -> None:
         raise UserError(
             f"{files.run_dir} holds no run to resume: leave --resume away, or check --name and run.directory"
         )
+
+
+async def claim(queue: PromptQueue, files: RunFiles, incarnation: int) -> None:
+    """Take the run's queue over.
+
+    Raises:
+        Superseded: a newer start has taken it over.
+        ResourceError: it was used before this run began.
+    """
+    try:
+        await queue.claim(incarnation)
+    except Superseded as error:
+        if incarnation > 1:
+            raise
+        ledger.give_up(files.ledger, incarnation)
+        raise ResourceError(
+            f"{error}: a run of this name has used this Redis, and its folder is not {files.run_dir}: give this one "
+            "another --run.name or another --queue.url, or remove that run's keys from Redis, olmorl:{RUN}:*"
+        ) from None
 
 
 def plan(files: RunFiles, incarnation: int, from_step: int | None) -> Plan:

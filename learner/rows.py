@@ -21,6 +21,7 @@ from olmorl.errors import DataError
 
 CONVERSATION = ("messages", "prompt")
 USER_PREFIX = "user: "
+_FILES = (".jsonl", ".parquet", ".json")
 LABELS = ("ground_truth", "reward_model", "dataset", "data_source")
 
 # What a verifier is called in published sets, in lower case.
@@ -126,6 +127,18 @@ def parse_spec(text: str) -> Spec:
     return Spec(name, number)
 
 
+def check_there(name: str) -> None:
+    """Whether it is a file or a folder, or may be the name of a hub data set.
+
+    Raises:
+        DataError: it is none of them.
+    """
+    path = Path(name)
+    may_be_of_hub = re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w.-]+)?", name) and path.suffix not in _FILES
+    if not path.exists() and not may_be_of_hub:
+        raise DataError(f"{name}: no such file or folder (~ is not expanded), and no hub data set is called so")
+
+
 def read(name: str, split: str, columns: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows as `(place, values)`, where place is `file:line` (Parquet and hub: the number of the row, from 1).
 
@@ -146,9 +159,8 @@ def read(name: str, split: str, columns: bool) -> Iterator[tuple[str, dict[str, 
             yield from read(str(file), split, columns)
     elif path.is_file():
         yield from _parquet(path, columns) if path.suffix == ".parquet" else _jsonl(path)
-    elif path.suffix in (".jsonl", ".parquet", ".json") or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?(@[\w.-]+)?", name):
-        raise DataError(f"{name}: no such file")
     else:
+        check_there(name)
         yield from _hub(name, split, columns)
 
 

@@ -366,19 +366,20 @@ class QueueSettings(Section):
     max_attempts: int = Field(5, ge=1)
     """Of one draw, before it is failed."""
     total_deadline_s: float = Field(24 * 3600, gt=0)
-    """From the draw to its last attempt."""
+    """From the first attempt of a draw that is lost to the start of its last."""
     connect_deadline_s: float = Field(10.0, gt=0)
     outage_deadline_s: float = Field(120.0, gt=0)
     """How long a Redis that does not answer is waited for, and one that fails over."""
 
     @field_validator("url")
     @classmethod
-    def _no_credentials(cls, url: str | None) -> str | None:
+    def _no_secrets(cls, url: str | None) -> str | None:
         # Here, before anything shows the recipe.
-        if url is not None and "@" in url:
+        if url is not None and any(sign in url for sign in "@?#"):
             raise ValueError(
-                "queue.url: a URL ends up in logs and recipes, so it may not hold credentials: set "
-                "OLMORL_REDIS_USERNAME and OLMORL_REDIS_PASSWORD in the environment, or OLMORL_REDIS_PASSWORD_FILE"
+                "queue.url: a URL ends up in logs and recipes, so it may not hold credentials, nor anything behind a "
+                "? or #: set OLMORL_REDIS_USERNAME and OLMORL_REDIS_PASSWORD in the environment, or "
+                "OLMORL_REDIS_PASSWORD_FILE; for certificates of your own SSL_CERT_FILE"
             )
         return url
 

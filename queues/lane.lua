@@ -78,7 +78,8 @@ local function put_aside(draw, reason, payload)
   redis.call('XADD', DEAD, 'MAXLEN', DEAD_LETTERS_KEPT, '*', 'draw', draw, 'reason', reason, 'payload', payload or '')
 end
 
-local function start_again(lease, now, max_attempts)
+-- The total deadline counts from the first attempt that is lost: a draw that only waited was not hard to answer.
+local function start_again(lease, now, max_attempts, total_deadline)
   local held = take_back(lease)
   if held.attempt >= max_attempts then
     put_aside(held.draw, 'none of its ' .. held.attempt .. ' attempts ended with a commit',
@@ -87,6 +88,6 @@ local function start_again(lease, now, max_attempts)
   elseif now >= tonumber(held.not_after) then
     finish(held.draw, held.attempt, 'cause', 'total_deadline')
   else
-    enqueue('again', held.draw, held.attempt + 1, held.not_after)
+    enqueue('again', held.draw, held.attempt + 1, math.min(tonumber(held.not_after), now + total_deadline))
   end
 end

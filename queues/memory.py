@@ -11,6 +11,7 @@ from itertools import count, islice
 
 from olmorl.clock import Clock
 from olmorl.codec import encode
+from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
 from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, Place, Taken
@@ -78,17 +79,15 @@ class MemoryQueue:
     """A draw is in exactly one place: no method awaits while it moves one.
 
     Args:
+        settings: how long a lease holds, and how often and for how long a draw is attempted.
         bound: live draws of a lane at most.
-        lease_s: how long a lease holds without being extended.
-        max_attempts: of one draw, before it is failed.
         clock: deadlines are its wall time.
         run: the state to work on, for a second holder of the same queue; default: a new one.
     """
 
-    def __init__(self, bound: int, lease_s: float, max_attempts: int, clock: Clock, run: _Run | None = None) -> None:
+    def __init__(self, settings: QueueSettings, bound: int, clock: Clock, run: _Run | None = None) -> None:
+        self._settings = settings
         self._bound = bound
-        self._lease_s = lease_s
-        self._max_attempts = max_attempts
         self._clock = clock
         self._run = run or _Run()
         self._incarnation = 0
@@ -96,7 +95,7 @@ class MemoryQueue:
 
     def another(self) -> MemoryQueue:
         """A second holder of the same run, with a claim of its own."""
-        return MemoryQueue(self._bound, self._lease_s, self._max_attempts, self._clock, self._run)
+        return MemoryQueue(self._settings, self._bound, self._clock, self._run)
 
     async def close(self) -> None: ...
 
@@ -183,7 +182,7 @@ class MemoryQueue:
             if held is None or held.deadline <= now:
                 lost.add(lease.lease_id)
             else:
-                held.deadline = now + self._lease_s
+                held.deadline = now + self._settings.lease_s
         return lost
 
     async def give_back(self, leases: Sequence[Lease]) -> None:
@@ -275,7 +274,7 @@ class MemoryQueue:
 
     def _lease_now(self, store: _Lane, owner: str, limit: int, lane: str) -> list[Lease]:
         now, leases = self._clock.wall(), list[Lease]()
-        deadline = now + self._lease_s
+        deadline = now + self._settings.lease_s
         while len(leases) < limit and (draw_id := store.next_queued()) is not None:
             draw, number = store.prompts[draw_id], next(self._run.numbers)
             if now >= draw.not_after:
@@ -301,7 +300,7 @@ class MemoryQueue:
 
     def _start_again(self, store: _Lane, draw_id: int, now: float) -> None:
         draw = store.prompts[draw_id]
-        if draw.attempt >= self._max_attempts:
+        if draw.attempt >= self._settings.max_attempts:
             reason = f"none of its {draw.attempt} attempts ended with a commit"
             store.dead.append(DeadLetter(draw_id, reason, draw.payload))
             store.finish(next(self._run.numbers), draw_id, None, "attempts")
@@ -309,6 +308,7 @@ class MemoryQueue:
             store.finish(next(self._run.numbers), draw_id, None, "total_deadline")
         else:
             draw.attempt += 1
+            draw.not_after = min(draw.not_after, now + self._settings.total_deadline_s)
             store.enqueue(draw_id)
 
     def _take_now(self, store: _Lane, cursors: dict[str, int], limit: int, lane: str) -> list[Taken]:

@@ -96,13 +96,13 @@ class RedisQueue:
             await self._call("push", lane, self._incarnation, self._bound, lane, *fields)
 
     async def expire(self) -> int:
-        now, max_attempts = self._clock.wall(), self._settings.max_attempts
+        now = self._clock.wall()
         # Twice the outage deadline: no commit call is sent again so late, whatever the clocks of two hosts differ by.
         sent_again_after = now - 2 * self._settings.outage_deadline_s
-        return await self._sum_over_lanes("expire", now, max_attempts, sent_again_after)
+        return await self._end_leases("expire", now, sent_again_after)
 
     async def release(self, owner: str) -> int:
-        released = await self._sum_over_lanes("release", self._clock.wall(), self._settings.max_attempts, owner)
+        released = await self._end_leases("release", self._clock.wall(), owner)
         await self._link.command(f"heartbeat of {owner}", "HDEL", self._key("statuses"), owner)
         return released
 
@@ -221,9 +221,12 @@ class RedisQueue:
         what = f"{name} of lane {lane} of run {self._run}" if lane else f"{name} of run {self._run}"
         return await self._link.script(what, self._scripts[name], self._keys(lane), arguments)
 
-    async def _sum_over_lanes(self, name: str, *arguments: str | float) -> int:
+    async def _end_leases(self, name: str, now: float, *arguments: str | float) -> int:
+        limits = (now, self._settings.max_attempts, self._settings.total_deadline_s)
         lanes = await self._link.command(f"lanes of run {self._run}", "SMEMBERS", self._key("lanes"))
-        calls = [await self._call(name, lane.decode(), self._incarnation, *arguments) for lane in sorted(lanes)]
+        calls = [
+            await self._call(name, lane.decode(), self._incarnation, *limits, *arguments) for lane in sorted(lanes)
+        ]
         return sum(calls)
 
     async def _send_commits(self, commits: Sequence[_Commit]) -> list[CommitOutcome]:

@@ -22,6 +22,8 @@ from olmorl.queues.weights import StagedWeightStore, store_in_files, store_in_ra
 
 LEASE_S = 60.0
 MAX_ATTEMPTS = 3
+TOTAL_DEADLINE_S = 100.0
+SETTINGS = QueueSettings(lease_s=LEASE_S, max_attempts=MAX_ATTEMPTS, total_deadline_s=TOTAL_DEADLINE_S)
 BOUND = 50
 
 
@@ -66,7 +68,7 @@ class MemoryRig:
 
     async def connect(self, bound: int = BOUND) -> Queue:
         if self._queue is None:
-            self._queue = MemoryQueue(bound, LEASE_S, MAX_ATTEMPTS, self.clock)
+            self._queue = MemoryQueue(SETTINGS, bound, self.clock)
             return self._queue
         return self._queue.another()
 
@@ -96,9 +98,8 @@ class RedisRig:
         self._queues: list[RedisQueue] = []
 
     async def connect(self, bound: int = BOUND) -> Queue:
-        settings = QueueSettings(lease_s=LEASE_S, max_attempts=MAX_ATTEMPTS)
         queue = await RedisQueue.connect(
-            self._server.url, self._run, settings, bound, self.clock, self._server.environment
+            self._server.url, self._run, SETTINGS, bound, self.clock, self._server.environment
         )
         self._queues.append(queue)
         return queue

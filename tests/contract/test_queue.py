@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 MakePrompt = Callable[..., Prompt]
 MakeGroup = Callable[[Prompt], Group]
-LEASE_S = 60.0
+LEASE_S, TOTAL_DEADLINE_S = 60.0, 100.0
 
 
 async def lease(queue: Queue, limit: int = 1, owner: str = "actor-0", lane: str = "train") -> list[Lease]:
@@ -183,6 +183,20 @@ async def test_no_attempt_starts_after_the_total_deadline(rig: QueueRig, queue: 
     causes = {item.draw_id: item.result.cause for item in await take(queue) if isinstance(item.result, Failure)}
     assert causes == {1: "total_deadline", 2: "total_deadline"}
     assert await live(queue) == (0, 1, 2)
+
+
+async def test_the_total_deadline_counts_from_the_first_attempt_that_is_lost(
+    rig: QueueRig, queue: Queue, make_prompt: MakePrompt
+) -> None:
+    await queue.push([make_prompt(1)])
+    rig.clock.time += 10 * TOTAL_DEADLINE_S
+    for _ in range(2):
+        assert [other.prompt.draw_id for other in await lease(queue)] == [1], "the run was stopped over the weekend"
+        rig.clock.time += LEASE_S
+        assert await queue.expire() == 1
+    rig.clock.time += TOTAL_DEADLINE_S - LEASE_S
+    assert await lease(queue) == []
+    assert [item.result.cause for item in await take(queue) if isinstance(item.result, Failure)] == ["total_deadline"]
 
 
 async def test_late_and_duplicate_commits_are_refused_and_counted(

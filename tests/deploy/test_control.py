@@ -105,6 +105,9 @@ def test_a_token_is_for_its_owner_alone_and_new_in_every_start(tmp_path: Path, m
     forget_token(tmp_path)
     with pytest.raises(ConfigError, match="needs its token"):
         read_token(tmp_path)
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not a token"):
+        read_token(tmp_path)
 
 
 async def test_orders_reach_the_launcher(ctl: Any, asked: Asked) -> None:

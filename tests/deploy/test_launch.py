@@ -79,7 +79,8 @@ def test_mistakes_in_the_recipe(capsys: pytest.CaptureFixture[str], recipe: Path
 def test_mistakes_found_before_anything_starts(
     capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path, model: Path
 ) -> None:
-    assert "no such data file" in refusal(capsys, recipe, "--data.train", '["missing.jsonl"]')
+    for spec in ("missing.jsonl", "missing.jsonl:1e-2", "./missing", "~/missing"):
+        assert "no such file or folder" in refusal(capsys, recipe, "--data.train", f'["{spec}"]')
     assert "data.train" in refusal(capsys, recipe, "--data.train", "[]")
     assert "no config.json" in refusal(capsys, recipe, "--model.path", tmp_path)
     assert "no such model folder" in refusal(capsys, recipe, "--model.path", "./nothing-here")

@@ -250,6 +250,21 @@ async def test_a_start_that_takes_long_is_no_reason_to_refuse_a_stop(
         assert orders == ["pause", "stop"]
 
 
+async def test_a_resume_that_nobody_heard_is_said_to_the_next_assembler(
+    context: Any, keeping: Keeping, until: Any
+) -> None:
+    made = context()
+    async with keeping(made) as group:
+        await group.pause()
+        lost = made.cluster.newest("assembler")
+        lost.answers["resume"] = ProcessLost("assembler died")
+        await group.resume()
+        lost.end(ProcessLost("assembler died"))
+        await until(lambda: began(made, 2))
+        orders = [call[0] for call in made.cluster.newest("assembler").calls if call[0] in ("pause", "resume")]
+        assert (group.state, orders) == ("running", ["resume"]), "the queue still holds the pause"
+
+
 async def _opened_when(loaded: asyncio.Event) -> Opened:
     await loaded.wait()
     return Opened(2, [])

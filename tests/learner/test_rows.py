@@ -48,7 +48,7 @@ def test_a_malformed_line_is_an_error_with_file_and_line(tmp_path: Path, line: s
 
 @pytest.mark.parametrize("name", ["nowhere/rows.jsonl", "/nowhere/rows", "nowhere.parquet"])
 def test_a_missing_file_is_an_error_and_never_looked_for_on_the_hub(name: str) -> None:
-    with pytest.raises(DataError, match="no such file"):
+    with pytest.raises(DataError, match="no such file or folder"):
         list(read(name, "train", columns=False))
 
 

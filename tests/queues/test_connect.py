@@ -136,7 +136,16 @@ def test_a_bad_url_says_what_to_write(url: str, message: str) -> None:
         parse_url(url, {})
 
 
-@pytest.mark.parametrize("url", ["redis://:secret@host", "rediss://user@host", "redis+sentinel://u:secret@a,b/queue"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://:secret@host",
+        "rediss://user@host",
+        "redis+sentinel://u:secret@a,b/queue",
+        "redis://host/0?password=secret",
+        "redis://host/0#secret",
+    ],
+)
 def test_a_recipe_takes_no_credentials_and_does_not_repeat_them(url: str) -> None:
     with pytest.raises(ConfigError, match="OLMORL_REDIS_PASSWORD_FILE") as caught:
         build({"queue": {"url": url}})

@@ -19,6 +19,7 @@ from olmorl.actors.fake import FakeEngine, FakeScorer
 from olmorl.actors.loop import Actor
 from olmorl.actors.sampling import SamplingRule
 from olmorl.clock import Clock, LoopClock
+from olmorl.config import QueueSettings
 from olmorl.learner import loop, rollouts
 from olmorl.learner.assembler import Assembler
 from olmorl.learner.fake import FakeTrainer
@@ -69,7 +70,7 @@ class Service:
     """In place of `num_rows` made ones."""
 
     def __post_init__(self) -> None:
-        self.queue = MemoryQueue(10_000, LEASE_S, MAX_ATTEMPTS, self.clock)
+        self.queue = MemoryQueue(QueueSettings(lease_s=LEASE_S, max_attempts=MAX_ATTEMPTS), 10_000, self.clock)
         self.store = MemoryWeightStore(self.clock)
         self.trainers: list[FakeTrainer] = []
         self.actors: list[Actor] = []

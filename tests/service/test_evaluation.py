@@ -10,6 +10,7 @@ import pytest
 
 from olmorl import config
 from olmorl.clock import LoopClock, run_simulated
+from olmorl.config import QueueSettings
 from olmorl.learner.evaluation import MOST_LIVE, Evaluator
 from olmorl.messages import Failure, Version
 from olmorl.ports import Row
@@ -45,6 +46,11 @@ def test_it_answers_at_the_start_on_time_and_at_the_end(service: Build, held_out
     assert not any(record["row"].startswith("held") for record in run.ledger)
 
 
+def test_data_that_ends_before_the_first_step_ends_the_run_by_its_name(service: Build, held_out: list[Row]) -> None:
+    run = service({"data.epochs": 1}, num_rows=4, evaluations={"held": held_out})
+    assert "the data ended after 0 steps" in run_simulated(run.run()).reason
+
+
 def test_a_round_that_gets_no_answers_is_closed_at_its_deadline(service: Build, held_out: list[Row]) -> None:
     run = service(
         {"evaluation.deadline_s": 0.05, "schedule.steps": 3, "simulation.tokens_per_s": 20.0},
@@ -76,7 +82,7 @@ def test_an_evaluation_that_a_crash_cut_off_is_made_again(service: Build, held_o
 
 def test_a_set_that_is_larger_than_its_lane_is_asked_whole(held_out: list[Row]) -> None:
     clock, rows = LoopClock(), held_out * (MOST_LIVE // 10)
-    queue = MemoryQueue(MOST_LIVE, 20.0, 5, clock)
+    queue = MemoryQueue(QueueSettings(), MOST_LIVE, clock)
     evaluator = Evaluator(queue, {"held": rows}, config.Evaluation(), clock, last_step=1)
 
     async def scenario() -> None:

@@ -123,7 +123,6 @@ def _sample(rng: np.random.Generator, draw: int) -> Sample:
         loss_mask=np.ones(num_tokens, np.bool_),
         lags=np.zeros(num_tokens, np.int32),
         advantage=float(rng.normal()),
-        reward=1.0,
     )
 
 

@@ -17,7 +17,7 @@ from olmorl.deploy.show import (
     show_message,
     show_status,
 )
-from olmorl.errors import DataError, OlmoRLError, ResourceError, UserError
+from olmorl.errors import DataError, OlmoRLError, ResourceError
 
 _ABOUT = """\
 Look at a run, and ask something of it.
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments.do(run_dir, arguments)
     except OlmoRLError as error:
         print(f"olmorl-ctl: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UserError) else 1
+        return error.exit_code
     except PermissionError as error:
         print(f"olmorl-ctl: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2

@@ -76,7 +76,7 @@ class Endpoint:
         try:
             return {"answer": await self._answer(line)}
         except OlmoRLError as error:
-            return {"error": str(error), "exit_code": 2 if isinstance(error, UserError) else 1}
+            return {"error": str(error), "exit_code": error.exit_code}
 
     async def _answer(self, line: bytes) -> Any:
         try:

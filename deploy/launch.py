@@ -26,7 +26,7 @@ from olmorl.deploy.access import guard_ray
 from olmorl.deploy.arguments import Arguments, parse
 from olmorl.deploy.plan import plan
 from olmorl.deploy.preflight import check_directory, check_objective, preflight, prepare
-from olmorl.errors import OlmoRLError, RunEnded, UserError
+from olmorl.errors import OlmoRLError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return launch(settings, arguments)
     except OlmoRLError as error:
         print(f"olmorl-launch: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, (UserError, RunEnded)) else 1
+        return error.exit_code
     except KeyboardInterrupt:
         print("olmorl-launch: stopped before the run had begun", file=sys.stderr)
         return 130

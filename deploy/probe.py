@@ -98,7 +98,6 @@ def logprobs(settings: config.Config, answer: Answer) -> list[float]:
         loss_mask=np.ones(size, np.bool_),
         lags=np.zeros(size, np.int32),
         advantage=0.0,
-        reward=0.0,
     )
     with torch.no_grad():
         logprobs_T, _ = policy(policy_row(row_arrays([sample]), device))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -14,6 +13,8 @@ from typing import Any
 from olmorl.config import Config, to_toml
 from olmorl.errors import ResourceError
 from olmorl.learner import durable
+from olmorl.learner.lines import Lines
+from olmorl.learner.recovery import RunFiles
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -25,11 +26,7 @@ def unusable(path: Path, error: OSError) -> ResourceError:
 
 def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
     """All complete lines of `metrics.jsonl`; none before the first step. A line cut off by a crash is passed over."""
-    path = run_dir / "metrics.jsonl"
-    if not path.exists():
-        return []
-    lines = path.read_bytes().split(b"\n")
-    return [json.loads(line) for line in lines[:-1] if line]
+    return Lines(RunFiles(run_dir).lines).read()
 
 
 class KeptRecipe:

@@ -36,9 +36,21 @@ def opened(name: str, resume: bool, force: bool) -> Iterator[Scores]:
     exists = Path(name).exists()
     if exists and not (resume or force):
         raise DataError(f"{name} exists: --resume goes on with it, --force replaces it, or give another -o")
+    with _writing(name):
+        file = Path(name).open("r+b" if resume and exists else "wb")  # noqa: SIM115  an error of the body is not the file's
     try:
-        with Path(name).open("r+b" if resume and exists else "wb") as file:
-            yield Scores(name, file, resume and exists)
+        yield Scores(name, file, resume and exists)
+    finally:
+        with _writing(name):
+            file.close()
+
+
+@contextmanager
+def _writing(name: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise DataError(f"{name}: cannot be written: {error.strerror}") from None
 
@@ -75,11 +87,12 @@ class Scores:
 
     def write(self, lines: list[Line]) -> None:
         """Append the lines of a row."""
-        self._file.write(b"".join(map(encoded, lines)))
         now = time.monotonic()
-        if self._name == STANDARD or now - self._flushed > FLUSH_S:
-            self._file.flush()
-            self._flushed = now
+        with _writing(self._name):
+            self._file.write(b"".join(map(encoded, lines)))
+            if self._name == STANDARD or now - self._flushed > FLUSH_S:
+                self._file.flush()
+                self._flushed = now
 
     def _known(self, item: Item, lines: Iterator[tuple[int, Line]]) -> tuple[list[Line], int]:
         """All lines of a row and the position behind them; none when one is missing."""
@@ -120,8 +133,9 @@ class Scores:
         return values
 
     def _cut(self, end: int) -> None:
-        self._file.seek(end)
-        self._file.truncate()
+        with _writing(self._name):
+            self._file.seek(end)
+            self._file.truncate()
 
 
 def encoded(line: Line) -> bytes:

@@ -1,4 +1,4 @@
-"""How processes are kept alive: who is lost, who is started again and when, who is given up. Pure but for the clock.
+"""How processes are kept alive: who is lost, who is started again and when, who is given up.
 
 process          sign of life                       its deadline, in `supervision`   then
 actor            heartbeat in the queue, Ray        heartbeat_deadline_s             it starts again (`fleet`)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from olmorl import __version__, config
 from olmorl.deploy.arguments import dotted
-from olmorl.errors import ConfigError, OlmoRLError, RunEnded, UserError
+from olmorl.errors import ConfigError, OlmoRLError
 
 ABOUT = """\
 Score completions with the verifiers of a training run, before or after one.
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return asyncio.run(_verify(arguments, settings))
     except OlmoRLError as error:
         print(f"olmorl-verify: {error}", file=sys.stderr)
-        return error.exit_code if isinstance(error, (UserError, RunEnded)) else 1
+        return error.exit_code
     except (asyncio.CancelledError, KeyboardInterrupt):
         return INTERRUPTED
     except BrokenPipeError:

@@ -119,11 +119,11 @@ class Assembler:
         self._plan = recovery.plan(self._files, self.incarnation, self._from_step)
         if self._from_step is not None:
             await self._queue.flush(TRAIN_LANE)
-        self._ledger = recovery.open_books(self._files, self._plan, self._draws)
+        self._ledger = recovery.open_ledger(self._files, self._plan, self._draws)
         epoch = await self._queue.epoch()
-        if await recovery.disown(self._queue, self._ledger) or self._from_step is not None:
+        if await recovery.flush_unless_trusted(self._queue, self._ledger.accounts) or self._from_step is not None:
             await dead_letters.disown(self._queue, self._ledger.accounts)
-        found = await recovery.reconcile(self._queue, self._ledger)
+        found = await recovery.reconcile(self._queue, self._ledger.accounts)
         self._rollouts = Rollouts(self._files.rollouts, self.incarnation, self._plan.step + 1, self._room)
         self._books = Books(
             self._queue, self._ledger, self._journal, self._rollouts, self._draws, self._room, self.incarnation, found

@@ -76,7 +76,7 @@ class Books:
     async def reconcile(self, answered: Collection[int]) -> Reconciled:
         """Compare with a queue that may have lost writes, also answers; it hands out its results again."""
         await self._queue.claim(self._incarnation)
-        found = await recovery.reconcile(self._queue, self._ledger, answered)
+        found = await recovery.reconcile(self._queue, self.accounts, answered)
         self._leftovers, self._lost = set(found.leftovers), set(found.lost)
         return found
 

@@ -68,7 +68,7 @@ class Round:
             "failed": self.failed,
             "tokens": self.score.tokens,
         }
-        for k in _powers_of_two(min((number for number, _ in self.solved), default=1)):
+        for k in _ks(min((number for number, _ in self.solved), default=1)):
             values[f"pass_at_{k}"] = sum(pass_at(k, *counts) for counts in self.solved) / len(self.solved)
         return {f"eval_{name}_{key}": value for key, value in values.items()}
 
@@ -192,7 +192,8 @@ def pass_at(k: int, number: int, solved: int) -> float:
     return 1.0 - comb(number - solved, k) / comb(number, k)
 
 
-def _powers_of_two(limit: int) -> list[int]:
+def _ks(limit: int) -> list[int]:
+    """The k of pass@k: powers of two, and the number of samples."""
     return [2**i for i in range(1, limit.bit_length()) if 2**i < limit] + ([limit] if limit > 1 else [])
 
 

@@ -38,6 +38,7 @@ async def run(
         while not isinstance(work := await saver.meanwhile(publisher.meanwhile(source.next(rank, step + 1))), Stop):
             if isinstance(work, Save):
                 await saver.save(step)
+                asked_at = clock.now()
                 continue
             started_at = clock.now()
             values = await trainer.train(work)
@@ -49,16 +50,12 @@ async def run(
             if work.publish:
                 await publisher.publish(version, trainer.snapshot())
             values |= {"learner_wait_s": started_at - asked_at, "learner_step_s": finished_at - started_at}
-            report = StepReport(
-                step=step, version=version, values=values, started_at=started_at, finished_at=finished_at
-            )
             if rank == 0:
-                await source.report(report)
+                await source.report(StepReport(step=step, version=version, values=values))
             if work.checkpoint:
                 await saver.save(step)
             asked_at = clock.now()
-        if work.checkpoint:
-            await saver.save(step)
+        await saver.save(step)
     if work.export:
         trainer.export(config.run_dir / "export")
     return work

@@ -1,8 +1,9 @@
 """Where a start of the learner begins: which checkpoint, which journaled steps after it, and where every draw is.
 
-plan       the checkpoint and the steps to replay; going back by choice moves what came later to `abandoned/`
-open_books the ledger's file of this incarnation, and the stream where the ledger says it was
-reconcile  each open draw is in the queue, or among the lost ones; what the queue holds beside them is withdrawn
+claim        the queue is this run's, and this incarnation's
+plan         the checkpoint and the steps to replay; going back by choice moves what came later to `abandoned/`
+open_ledger  its file of this incarnation, and the stream where the ledger says it was
+reconcile    each open draw is in the queue, or among the lost ones; what the queue holds beside them is withdrawn
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from olmorl.errors import ResourceError, Superseded, UserError
 from olmorl.learner import checkpoint, durable, ledger, rollouts
-from olmorl.learner.accounts import Journaled, Started
+from olmorl.learner.accounts import Accounts, Journaled, Started
 from olmorl.learner.draws import Draws
 from olmorl.learner.journal import Journal
 from olmorl.learner.ledger import Ledger, Position
@@ -129,7 +130,7 @@ def plan(files: RunFiles, incarnation: int, from_step: int | None) -> Plan:
     return Plan(incarnation, done, replay[-1] if replay else done, folder, history)
 
 
-def open_books(files: RunFiles, begin: Plan, draws: Draws) -> Ledger:
+def open_ledger(files: RunFiles, begin: Plan, draws: Draws) -> Ledger:
     """Start this incarnation's file of the ledger.
 
     Raises:
@@ -147,12 +148,12 @@ def open_books(files: RunFiles, begin: Plan, draws: Draws) -> Ledger:
         previous_bytes=previous.num_bytes,
         stream=draws.state(),
     )
-    books = Ledger(files.ledger, started, accounts)
+    opened = Ledger(files.ledger, started, accounts)
     journal = Journal(files.journal)
     for step in range(begin.step + 1, begin.replay_to + 1):
         if step not in accounts.batches:
-            books.append(journaled(step, journal.read(step)))
-    return books
+            opened.append(journaled(step, journal.read(step)))
+    return opened
 
 
 def journaled(step: int, groups: Sequence[Group]) -> Journaled:
@@ -172,7 +173,7 @@ class Reconciled(NamedTuple):
     """Queued or leased once more by a fail-over, though durable: they are not any longer."""
 
 
-async def disown(queue: Queue, books: Ledger) -> bool:
+async def flush_unless_trusted(queue: Queue, accounts: Accounts) -> bool:
     """Empty a queue that cannot be trusted: its draws are queued once more, as after any loss. Returns whether it was.
 
     It holds draws of this run that the ledger has lost, the end of a damaged file, say: their numbers will be drawn
@@ -180,8 +181,8 @@ async def disown(queue: Queue, books: Ledger) -> bool:
     """
     places = await queue.inventory(TRAIN_LANE)
     live = (await queue.counts(TRAIN_LANE)).live
-    unknown = places.keys() - books.accounts.draws.keys()
-    if books.accounts.draws and (unknown or live != len(places)):
+    unknown = places.keys() - accounts.draws.keys()
+    if accounts.draws and (unknown or live != len(places)):
         log.warning(
             "the queue starts anew: it held %d draws that the ledger has lost, and %d entries for %d draws",
             *(len(unknown), live, len(places)),
@@ -191,7 +192,7 @@ async def disown(queue: Queue, books: Ledger) -> bool:
     return False
 
 
-async def reconcile(queue: PromptQueue, books: Ledger, answered: Collection[int] = ()) -> Reconciled:
+async def reconcile(queue: PromptQueue, accounts: Accounts, answered: Collection[int] = ()) -> Reconciled:
     """Compare the queue with the ledger, which is the authority.
 
     Args:
@@ -201,7 +202,7 @@ async def reconcile(queue: PromptQueue, books: Ledger, answered: Collection[int]
         ResourceError: the queue holds draws that the ledger never made.
     """
     places = await queue.inventory(TRAIN_LANE)
-    there, accounts = set(places), books.accounts
+    there = set(places)
     if strange := there - accounts.draws.keys():
         raise ResourceError(
             f"the queue holds {len(strange)} prompts that this run never drew: another run of the same name uses it; "

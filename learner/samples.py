@@ -67,8 +67,6 @@ def samples(
                 loss_mask=(lags_T <= max_lag) & (not _masked(completion, switches)),
                 lags=lags_T,
                 advantage=float(advantage),
-                reward=completion.reward or 0.0,
-                truncated=completion.finish_reason == "length",
             )
         )
     return tuple(made)

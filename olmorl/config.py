@@ -17,8 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from olmorl.errors import ConfigError
 
-PositiveInt = Field(ge=1)
-
 
 class Section(BaseModel):
     """Frozen, and refuses unknown keys."""

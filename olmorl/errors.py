@@ -1,14 +1,14 @@
 """Every error OlmoRL raises on purpose.
 
 OlmoRLError
-├── UserError            the message speaks to the person at the keyboard and contains the fix (exit code 2)
+├── UserError            the message speaks to the person at the keyboard and contains the fix (exit code 2, not 1)
 │   ├── ConfigError          a recipe key, value or command line
 │   ├── DataError            a data file, line or column
 │   ├── ModelError           a model folder or tokenizer
 │   ├── RewardFunctionError  a user function that does not import or has the wrong shape
 │   └── ResourceError        a cluster, port, Redis or disk that is not there
 │       └── DiskFull             there may be room later, and then the same write succeeds
-├── RunEnded             the run cannot go on, with its named cause (exit code 1)
+├── RunEnded             the run cannot go on, with its named cause
 │   ├── NothingToLearn       too many groups in a row without a gradient
 │   ├── Diverged             a gradient that is not finite
 │   ├── HostLost             the host that others know by its address is gone; the run may start again elsewhere
@@ -29,6 +29,8 @@ from __future__ import annotations
 
 class OlmoRLError(Exception):
     """Base of all errors that OlmoRL raises on purpose."""
+
+    exit_code = 1
 
 
 class UserError(OlmoRLError, ValueError):
@@ -63,8 +65,6 @@ class DiskFull(ResourceError):
 
 class RunEnded(OlmoRLError, RuntimeError):
     """The run cannot go on; the message names the cause."""
-
-    exit_code = 1
 
 
 class NothingToLearn(RunEnded):

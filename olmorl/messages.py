@@ -11,7 +11,6 @@ Token ids are int32 and log-probabilities float32; both travel as raw little-end
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -113,7 +112,6 @@ class WeightsReady(Message, frozen=True, kw_only=True):
     num_bytes: int
     chunk_bytes: int
     chunk_hashes: tuple[str, ...]
-    published_at: float
 
 
 # --- to the assembler ---------------------------------------------------------------------------
@@ -146,7 +144,7 @@ class Completion(Message, frozen=True, kw_only=True):
 
     @property
     def oldest(self) -> Version:
-        """The version of its oldest token: the first, since versions only move forward."""
+        """The version of its first token."""
         return self.spans[0].version
 
 
@@ -173,7 +171,7 @@ class Failure(Message, frozen=True, kw_only=True):
 
     prompt: Prompt
     cause: str
-    """A short stable word: `unscorable`, `over_long`, `attempts`, `total_deadline`, `engine_error`, `poison`,
+    """A short stable word: `unscorable`, `over_long`, `attempts`, `total_deadline`, `poison`,
     and `stale`: cancelled by `over_age = "drop"`."""
     detail: str = ""
     actor: str = ""
@@ -223,8 +221,6 @@ class StepReport(Message, frozen=True, kw_only=True):
     step: int
     version: Version
     values: dict[str, float]
-    started_at: float
-    finished_at: float
 
 
 # --- to the learner -----------------------------------------------------------------------------
@@ -243,8 +239,6 @@ class Sample(Message, frozen=True, kw_only=True):
     lags: TokenIds
     """T: versions between the policy that sampled the token and the one that is trained."""
     advantage: float
-    reward: float
-    truncated: bool = False
 
 
 class Shard(Message, frozen=True, kw_only=True):
@@ -271,11 +265,9 @@ STOP_ASKED = "asked to stop"
 
 
 class Stop(Message, frozen=True, kw_only=True):
-    """No further step: the run is over or was asked to stop."""
+    """No further step: the run is over or was asked to stop. A checkpoint of the current state is written before."""
 
     reason: str
-    checkpoint: bool = True
-    """Write a checkpoint of the current state before leaving, if there is none."""
     export: bool = False
     """The policy is what the run was for: leave it as a Hugging Face folder too."""
 
@@ -297,8 +289,3 @@ class Begin(Message, frozen=True, kw_only=True):
     """Folder to restore, or None for the starting policy."""
     publish: bool = True
     """Publish the version it begins with. Not so before a replay: no engine should go back to an older policy."""
-
-
-def oldest_version(completions: Sequence[Completion]) -> Version:
-    """The version of the oldest token of a group."""
-    return min(c.oldest for c in completions)

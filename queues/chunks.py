@@ -35,7 +35,7 @@ class Packing:
             self._hashes.append(xxhash.xxh3_128_hexdigest(chunk))
             yield chunk
 
-    def manifest(self, published_at: float) -> WeightsReady:
+    def manifest(self) -> WeightsReady:
         """Of what has been packed."""
         return WeightsReady(
             version=self._version,
@@ -43,7 +43,6 @@ class Packing:
             num_bytes=self._num_bytes,
             chunk_bytes=self._chunk_bytes,
             chunk_hashes=tuple(self._hashes),
-            published_at=published_at,
         )
 
     def _parts(self) -> Iterator[memoryview]:

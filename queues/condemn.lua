@@ -1,4 +1,4 @@
--- ARGV: incarnation, result entry, reason. A result that the assembler cannot decode becomes a failure in its place.
+-- ARGV: incarnation, result entry, reason. A result that cannot be decoded becomes a dead letter; it stays until it is trimmed.
 local refusal = superseded(ARGV[1])
 if refusal then
   return refusal

@@ -1,4 +1,4 @@
-"""Reaching a Redis: the address, the connection, and what happens while it does not answer. The one file with redis."""
+"""Reaching a Redis: the address, the connection, and what happens while it does not answer."""
 
 from __future__ import annotations
 

@@ -5,21 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from olmorl.clock import Clock
 from olmorl.errors import Superseded, WeightError
 from olmorl.messages import Buffer, Version, WeightsReady
 from olmorl.ports import NamedBuffer, StagedWeights
 
 
 class MemoryWeightStore:
-    """Keeps manifests only; `StagedWeights.path` names no file.
+    """Keeps manifests only; `StagedWeights.path` names no file."""
 
-    Args:
-        clock: gives `published_at`.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._manifests: dict[Version, WeightsReady] = {}
         self._latest: Version | None = None
 
@@ -38,7 +32,6 @@ class MemoryWeightStore:
             num_bytes=offset,
             chunk_bytes=max(offset, 1),
             chunk_hashes=(),
-            published_at=self._clock.wall(),
         )
         self._latest = version
         return self._manifests[version]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from olmorl.clock import Clock
 from olmorl.codec import decode, encode
 from olmorl.errors import Superseded, WeightError
 from olmorl.messages import Version, WeightsReady
@@ -17,11 +16,10 @@ from olmorl.queues.version_files import VersionFiles, write_whole
 class PublishedFolder:
     """What `latest` names is complete. Implements `weights.Published`."""
 
-    def __init__(self, folder: Path, chunk_bytes: int, clock: Clock) -> None:
+    def __init__(self, folder: Path, chunk_bytes: int) -> None:
         self._files = VersionFiles(folder)
         self._latest = folder / "latest"
         self._chunk_bytes = chunk_bytes
-        self._clock = clock
 
     def __str__(self) -> str:
         return str(self._files.folder)
@@ -34,7 +32,7 @@ class PublishedFolder:
         self._files.folder.mkdir(parents=True, exist_ok=True)
         packing = Packing(version, buffers, self._chunk_bytes)
         self._files.write(version, packing)
-        manifest = packing.manifest(self._clock.wall())
+        manifest = packing.manifest()
         write_whole(path, encode(manifest))
         self._check_newest(version)  # it has taken a while
         write_whole(self._latest, str(version).encode())

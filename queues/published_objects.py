@@ -19,7 +19,6 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from olmorl.clock import Clock
 from olmorl.codec import decode, encode
 from olmorl.errors import Superseded, WeightError
 from olmorl.messages import Version, WeightsReady
@@ -77,10 +76,9 @@ class Board:
 class PublishedObjects:
     """What is published is on the board, again if the board died or hangs. Implements `weights.Published`."""
 
-    def __init__(self, run: str, chunk_bytes: int, clock: Clock) -> None:
+    def __init__(self, run: str, chunk_bytes: int) -> None:
         self._name = f"olmorl-weights-{run}"
         self._chunk_bytes = chunk_bytes
-        self._clock = clock
         self._board: Any = None
         self._mine: dict[Version, Shown] = {}
         self._latest: Version | None = None
@@ -101,7 +99,7 @@ class PublishedObjects:
                 f"version {version}: {self} does not take it ({_first_line(error)}); give the learner's first host "
                 "more with `ray start --object-store-memory`"
             ) from error
-        manifest = packing.manifest(self._clock.wall())
+        manifest = packing.manifest()
         self._mine[version] = Shown(encode(manifest), chunks)
         self._latest = version
         self._show()

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Protocol
 
-from olmorl.clock import Clock, SystemClock
 from olmorl.errors import WeightError
 from olmorl.messages import Version, WeightsReady
 from olmorl.ports import NamedBuffer, StagedWeights
@@ -70,26 +70,24 @@ def store_in_files(
     directory: Path | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     shared_memory: Path = SHARED_MEMORY,
-    clock: Clock | None = None,
 ) -> StagedWeightStore:
     """Publish into `directory`, which all hosts see; default: the shared memory of the run's one host."""
     in_place = directory is None or directory.resolve().is_relative_to(shared_memory)
     published = (directory or shared_memory) / f"olmorl-{run}"
     stage = Stage(published if in_place else shared_memory / f"olmorl-{run}", in_place)
-    return StagedWeightStore(PublishedFolder(published, chunk_bytes, clock or SystemClock()), stage)
+    return StagedWeightStore(PublishedFolder(published, chunk_bytes), stage)
 
 
 def store_in_ray(
     run: str,
     chunk_bytes: int = CHUNK_BYTES,
     shared_memory: Path = SHARED_MEMORY,
-    clock: Clock | None = None,
 ) -> StagedWeightStore:
     """Publish into Ray's object store; the process must be part of a Ray cluster whenever it publishes or fetches."""
     from olmorl.queues.published_objects import PublishedObjects
 
     stage = Stage(shared_memory / f"olmorl-{run}", in_place=False)
-    return StagedWeightStore(PublishedObjects(run, chunk_bytes, clock or SystemClock()), stage)
+    return StagedWeightStore(PublishedObjects(run, chunk_bytes), stage)
 
 
 @contextmanager
@@ -99,4 +97,5 @@ def _explained(what: str, place: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise WeightError(f"{what}: {error.filename} is gone: discarded meanwhile") from error
     except OSError as error:
-        raise WeightError(f"{what}: {error.strerror} in {place}; make room there") from error
+        fix = "; make room there" if error.errno in (ENOSPC, EDQUOT) else ""
+        raise WeightError(f"{what}: {error.strerror} in {error.filename or place}{fix}") from error

@@ -52,7 +52,7 @@ class Shelf:
     def sweep(self) -> None: ...
 
     def _manifest(self, version: Version) -> WeightsReady:
-        return WeightsReady(version=version, buffers=(), num_bytes=0, chunk_bytes=1, chunk_hashes=(), published_at=0.0)
+        return WeightsReady(version=version, buffers=(), num_bytes=0, chunk_bytes=1, chunk_hashes=())
 
 
 def draw(draw_id: int, *, lane: str = TRAIN_LANE, group_size: int = 4, tokens: int = 5, **more: Any) -> Prompt:
@@ -86,7 +86,7 @@ class Service:
     engines: dict[str, FakeEngine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.queue = self.queue_kind(10_000, LEASE_S, 3, self.clock)
+        self.queue = self.queue_kind(config.QueueSettings(lease_s=LEASE_S, max_attempts=3), 10_000, self.clock)
 
     def actor(self, name: str = "a0", engine: FakeEngine | None = None, shelf: Shelf | None = None) -> Actor:
         engine = engine or FakeEngine(

@@ -117,7 +117,6 @@ class Case:
             num_bytes=end,
             chunk_bytes=1 << 20,
             chunk_hashes=(),
-            published_at=0.0,
         )
         return StagedWeights(manifest, path)
 

@@ -268,7 +268,7 @@ RAY = pytest.param("ray", marks=pytest.mark.cluster)
 def connect_store(request: pytest.FixtureRequest) -> Callable[[], WeightStore]:
     """Gives stores of one run: of its publisher, and of its readers."""
     if request.param == "memory":
-        store = MemoryWeightStore(SystemClock())
+        store = MemoryWeightStore()
         return lambda: store
     return _weight_rig(request.param, request).connect
 

@@ -254,7 +254,7 @@ def test_chunks_are_what_the_buffers_are_in_a_row(sizes: list[int]) -> None:
     parts = [random.integers(0, 255, size).astype("u1") for size in sizes]
     packing = Packing(V0, [NamedBuffer(f"b{i}", "uint8", part.shape, part.data) for i, part in enumerate(parts)], 1000)
     whole = b"".join(bytes(chunk) for chunk in packing)
-    manifest = packing.manifest(0.0)
+    manifest = packing.manifest()
     assert len(whole) == manifest.num_bytes
     assert len(manifest.chunk_hashes) == -(-manifest.num_bytes // 1000)
     for part, buffer in zip(parts, manifest.buffers, strict=True):

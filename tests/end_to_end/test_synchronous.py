@@ -131,7 +131,7 @@ def settings(tmp_path: Path, policy: Path) -> config.Config:
 async def serve(recipe: config.Config, trainer: RecordingTrainer) -> None:
     """The whole service in one process, with two actors."""
     clock = SystemClock()
-    queue, store = MemoryQueue(QueueSettings(), 1000, clock), MemoryWeightStore(clock)
+    queue, store = MemoryQueue(QueueSettings(), 1000, clock), MemoryWeightStore()
     rows = [Row(f"r:{i}", "", np.array([i, 7, 9], np.int32), ("parity",), ("",), {}, False) for i in range(100)]
     assembler = Assembler(recipe, queue, PromptStream([Source("r", None, rows)], 0), clock, num_ranks=1, evaluations={})
     await assembler.open()

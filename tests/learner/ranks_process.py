@@ -44,7 +44,6 @@ def _sample(rng: np.random.Generator, draw: int) -> Sample:
         loss_mask=rng.random(num_tokens) > 0.2,
         lags=rng.integers(0, 2, num_tokens).astype(np.int32),
         advantage=float(rng.normal()),
-        reward=1.0,
     )
 
 

@@ -74,7 +74,6 @@ def test_padding_changes_nothing(tiny_models: dict[str, str], attention: str) ->
         loss_mask=np.ones(12, np.bool_),
         lags=np.zeros(12, np.int32),
         advantage=1.0,
-        reward=1.0,
     )
     bare, _ = policy(policy_row(row_arrays([sample]), CPU))
     padded, _ = policy(policy_row(row_arrays([sample], pad_to=32), CPU))

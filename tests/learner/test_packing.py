@@ -32,7 +32,6 @@ def sample(draw_id: int, prompt: int, completion: int, masked: int = 0) -> Sampl
         loss_mask=np.arange(completion) >= masked,
         lags=np.full(completion, draw_id % 3, np.int32),
         advantage=draw_id + 0.5,
-        reward=1.0,
     )
 
 
@@ -208,7 +207,6 @@ def test_what_cannot_be_packed_is_refused() -> None:
         loss_mask=nameless.loss_mask,
         lags=nameless.lags,
         advantage=1.0,
-        reward=1.0,
     )
     with pytest.raises(ValueError, match="prompt of at least one token"):
         Problem([[without_prompt]], 1, 1, 10).solve()

@@ -32,7 +32,7 @@ class Store(MemoryWeightStore):
     """Notes what it is asked; `broken` methods fail."""
 
     def __init__(self) -> None:
-        super().__init__(LoopClock())
+        super().__init__()
         self.broken: set[str] = set()
         self.kept: list[list[int]] = []
 

@@ -71,7 +71,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.queue = MemoryQueue(QueueSettings(lease_s=LEASE_S, max_attempts=MAX_ATTEMPTS), 10_000, self.clock)
-        self.store = MemoryWeightStore(self.clock)
+        self.store = MemoryWeightStore()
         self.trainers: list[FakeTrainer] = []
         self.actors: list[Actor] = []
         self.assembler: Assembler | None = None

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from olmorl.clock import run_simulated
+from olmorl.config import QueueSettings
 from olmorl.ports import EVERYONE, Row, Taken
 from olmorl.queues.delivery import Stored
 from olmorl.queues.memory import MemoryQueue, _Draw, _Held, _Lane
@@ -32,7 +33,7 @@ class Forgetful(MemoryQueue):
     last_trimmed: ClassVar[deque[tuple[str, int, Stored]]] = deque(maxlen=12)
 
     def another(self) -> Forgetful:
-        return Forgetful(self._bound, self._lease_s, self._max_attempts, self._clock, self._run)
+        return Forgetful(self._settings, self._bound, self._clock, self._run)
 
     async def epoch(self) -> str:
         return Forgetful.now
@@ -112,7 +113,7 @@ def test_it_is_reconciled_while_the_run_goes_on(service: Build, held_out: list[R
     run = service(
         {"schedule.steps": steps, "schedule.max_lag": max_lag, "evaluation.every": 2}, evaluations={"held": held_out}
     )
-    run.queue = Forgetful(BOUND, 20.0, 5, run.clock)
+    run.queue = Forgetful(QueueSettings(lease_s=20.0), BOUND, run.clock)
 
     async def scenario() -> None:
         await run.start()
@@ -135,7 +136,7 @@ def test_it_is_reconciled_while_the_run_goes_on(service: Build, held_out: list[R
 @pytest.mark.parametrize("lane", ["train", "held"])
 def test_answers_that_were_on_their_way_are_not_believed(service: Build, held_out: list[Row], lane: str) -> None:
     run = service({"schedule.steps": 12, "evaluation.every": 2}, evaluations={"held": held_out})
-    run.queue = Forgetful(BOUND, 20.0, 5, run.clock)
+    run.queue = Forgetful(QueueSettings(lease_s=20.0), BOUND, run.clock)
 
     async def all_is_lost() -> None:
         run.queue.lose(Worst())
@@ -160,7 +161,7 @@ def test_answers_that_were_on_their_way_are_not_believed(service: Build, held_ou
 
 def test_an_answer_that_was_here_and_is_lost_waits_for_no_lease(service: Build) -> None:
     run = service({"schedule.steps": 8})
-    run.queue = Forgetful(BOUND, 20.0, 5, run.clock)
+    run.queue = Forgetful(QueueSettings(lease_s=20.0), BOUND, run.clock)
 
     async def scenario() -> list[int]:
         await run.start()

@@ -47,6 +47,7 @@ class AssemblerHost(Host):
         self._lines: deque[dict[str, Any]] = deque(maxlen=MOST_LINES)
         self._pulses: dict[str, float] = {}
         self._opening = False
+        self._loaded = ""
         self._running: asyncio.Task[str] | None = None
         self._asked: dict[tuple[int, int], asyncio.Task[Any]] = {}
         self._answering: set[asyncio.Task[None]] = set()
@@ -63,7 +64,7 @@ class AssemblerHost(Host):
     async def _open(self, resume: bool, from_step: int | None) -> Opened:
         await self._end()
         if self._data is None:
-            self._data = await asyncio.to_thread(wiring.prompts, self.settings)
+            self._data = await asyncio.to_thread(wiring.prompts, self.settings, self._note_loaded)
         stream, evaluations, notes = self._data
         self._queue = await wiring.join_queue(self.settings, self._access)
         self._assembler: Assembler = wiring.assembler(
@@ -71,6 +72,9 @@ class AssemblerHost(Host):
         )
         await self._assembler.open()
         return Opened(self._assembler.incarnation, notes)
+
+    def _note_loaded(self, name: str, number: int) -> None:
+        self._loaded = f"reading the data: {number:,} rows of {name} so far"
 
     async def run(self) -> str:
         """Until the run is over, or opened again; returns why."""
@@ -121,6 +125,11 @@ class AssemblerHost(Host):
         """As any process; who asks is a launcher."""
         self._attendance.looked()
         return super().who()
+
+    async def loading(self) -> str:
+        """How far a start is with the data; who asks is a launcher."""
+        self._attendance.looked()
+        return self._loaded
 
     async def stop(self) -> None:
         """Stop after the current micro-batch, with a checkpoint."""

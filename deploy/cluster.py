@@ -235,13 +235,14 @@ class Cluster:
         self,
         kind: type,
         name: str,
-        place: Place | None,
+        place: Place,
         *args: Any,
         gpus: float = 0,
         calls: int = 1,
         env: dict[str, str] | None = None,
     ) -> Process:
         """Start a process of `kind` and return at once; `calls` is how many calls it serves side by side."""
+        group, index = place
         options: dict[str, Any] = {
             "name": namespace.start_of(name),
             "lifetime": "detached",
@@ -249,12 +250,10 @@ class Cluster:
             "num_gpus": gpus,
             "max_restarts": 0,
             "max_concurrency": calls,
-        }
-        if place is not None:
-            group, index = place
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
-            )
+            ),
+        }
         if env:
             options["runtime_env"] = {"env_vars": env}
         return Process(name, ray.remote(kind).options(**options).remote(*args))

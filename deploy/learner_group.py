@@ -26,6 +26,8 @@ _LOAD_DEADLINE_S = 3600.0
 _START_DEADLINE_S = 120.0
 """Also for a sign of life of an assembler that opens the run: books of millions of draws are read in one go."""
 _ORDER_DEADLINE_S = 30.0
+_SAY_AGAIN_S = 20.0
+"""Between two words on the data that are read."""
 
 
 class LearnerGroup:
@@ -66,12 +68,19 @@ class LearnerGroup:
         try:
             async with asyncio.TaskGroup() as tasks:
                 patience_s = max(self._context.supervision.answer_deadline_s, _START_DEADLINE_S)
-                watch = tasks.create_task(_watch(assembler, patience_s))
+                watch = tasks.create_task(self._watch_loading(assembler, patience_s))
                 opened: Opened = await _answered(assembler, "open", resume, from_step, timeout_s=_LOAD_DEADLINE_S)
                 watch.cancel()
                 return opened
         except BaseExceptionGroup as group:
             raise first_cause(group) from None
+
+    async def _watch_loading(self, assembler: Process, patience_s: float) -> None:
+        said, said_at = "", time.monotonic()
+        async for loaded in still_there(assembler, "loading", patience_s):
+            if loaded != said and time.monotonic() - said_at > _SAY_AGAIN_S:
+                said, said_at = loaded, time.monotonic()
+                self._context.say(said)
 
     async def keep(self) -> None:
         """Until every step is done or a stop was obeyed.

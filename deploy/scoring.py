@@ -15,7 +15,7 @@ from olmorl.config import Config
 from olmorl.deploy.completions import Item
 from olmorl.deploy.scores import Line
 from olmorl.errors import Unscorable
-from olmorl.learner.rows import Candidate, Labelled, layout
+from olmorl.learner.rows import Labelled, layout
 from olmorl.messages import Completion, Prompt, Span, Verdict, Version
 from olmorl.verifiers.combine import VerifierScorer
 
@@ -109,14 +109,14 @@ class Scoring:
         started = time.perf_counter()
         results = await self._scored(prompt, [_completion(item, index) for index in range(len(item.completions))])
         seconds = (time.perf_counter() - started) / len(results)
-        return [_line(item, labelled, index, result, seconds) for index, result in enumerate(results)]
+        return [_line(item, index, result, seconds) for index, result in enumerate(results)]
 
     async def _labelled(self, values: Mapping[str, Any]) -> Labelled:
         """The row as in training. Raises ValueError for one that training would refuse."""
         verifiers = self._settings.verifiers
         candidate = layout(values, self._settings.data.default_verifier, bool(verifiers.functions), prompted=False)
         reasons = {(name, id(label)): await self._problem(name, label) for name, label in candidate.labels}
-        return _first_usable(candidate, reasons)
+        return candidate.labelled(lambda name, label: reasons[name, id(label)])
 
     async def _problem(self, name: str, label: Any) -> str | None:
         """Why the label cannot be used. Labels come again for every completion of a prompt."""
@@ -164,10 +164,6 @@ class Scoring:
         return scored, None
 
 
-def _first_usable(candidate: Candidate, reasons: Mapping[tuple[str, int], str | None]) -> Labelled:
-    return candidate.labelled(lambda name, label: reasons[name, id(label)])
-
-
 def _completion(item: Item, index: int) -> Completion:
     return Completion(
         index=index,
@@ -195,9 +191,7 @@ def _bad(item: Item, reason: str, index: int = 0) -> Line:
     }  # fmt: skip
 
 
-def _line(
-    item: Item, labelled: Labelled, index: int, result: tuple[Completion, Unscorable | None], elapsed: float
-) -> Line:
+def _line(item: Item, index: int, result: tuple[Completion, Unscorable | None], elapsed: float) -> Line:
     completion, error = result
     verdicts = completion.verdicts
     seconds = sum(verdict.seconds for verdict in verdicts.values()) or elapsed

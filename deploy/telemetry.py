@@ -39,7 +39,7 @@ class Telemetry:
         self._counters: dict[str, Counter] = {}
         self._seen: dict[tuple[str, ...], float] = {}
         self._untold: set[str] = set()
-        server, self._thread = start_http_server(0, addr=host, registry=self.registry)
+        server, _ = start_http_server(0, addr=host, registry=self.registry)
         self._server = server
         self.address = f"{host}:{server.server_port}"
 

@@ -169,8 +169,13 @@ def actor(settings: Config, name: str, core: int | None, queue: Queue, metrics: 
     )
 
 
-def prompts(settings: Config) -> tuple[PromptStream, dict[str, Sequence[Row]], list[str]]:
-    """The training stream, the evaluation sets, and what people should know of the data."""
+def prompts(
+    settings: Config, progress: Callable[[str, int], None] | None = None
+) -> tuple[PromptStream, dict[str, Sequence[Row]], list[str]]:
+    """The training stream, the evaluation sets, and what people should know of the data.
+
+    `progress` is told of a data set and how many of its rows have been read, time and again.
+    """
     from olmorl.learner.stream import PromptStream
 
     if settings.run.mode == "simulated":
@@ -179,7 +184,7 @@ def prompts(settings: Config) -> tuple[PromptStream, dict[str, Sequence[Row]], l
     from olmorl.verifiers.labels import LabelChecker
 
     with LabelChecker(settings.verifiers) as check:
-        loader = Loader(settings.data, open_tokenizer(settings.model), settings.verifiers, check)
+        loader = Loader(settings.data, open_tokenizer(settings.model), settings.verifiers, check, progress)
         stream = training_stream(loader, settings.data, settings.run.seed)
         evaluations = evaluation_sets(loader, settings.evaluation)
     return stream, evaluations, [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from olmorl.deploy import learner_group
+from olmorl.deploy import learner_group, supervise
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.assembler_host import Opened
 from olmorl.deploy.learner_group import LearnerGroup
@@ -96,7 +96,7 @@ async def test_an_assembler_that_hangs_while_it_opens_is_replaced(context: Any, 
         first = made.cluster.newest("assembler")
 
         def hang(resume: bool, from_step: None) -> asyncio.Future[Opened]:
-            first.answers["who"] = DeadlinePassed("no answer")
+            first.answers["who"] = first.answers["loading"] = DeadlinePassed("no answer")
             return asyncio.get_running_loop().create_future()
 
         first.answers["open"] = hang
@@ -104,6 +104,24 @@ async def test_an_assembler_that_hangs_while_it_opens_is_replaced(context: Any, 
         await until(lambda: made.cluster.names == [*GROUP, *GROUP] and began(made, 2))
         assert first.killed
         assert made.said[-1].startswith("assembler gave no sign of life for 120 s: the learner starts again")
+
+
+async def test_whoever_waits_for_the_data_is_told_how_far_it_is(
+    context: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_group, "_SAY_AGAIN_S", 0.0)
+    monkeypatch.setattr(supervise, "ASK_AGAIN_S", 0.01)
+    made, loaded, numbers = context(), asyncio.Event(), count(512, 512)
+    made.cluster.answers["assembler"] = {
+        "open": lambda resume, from_step: _opened_when(loaded),
+        "loading": lambda: f"reading the data: {min(next(numbers), 1536):,} rows",
+    }
+    group = LearnerGroup(made, [object()], QueueAccess("redis://here", {}))
+    opening = asyncio.create_task(group.open(resume=False, from_step=None))
+    await until(lambda: made.cluster.started and made.cluster.newest("assembler").calls.count(("loading",)) > 5)
+    loaded.set()
+    await opening
+    assert made.said == [f"reading the data: {number} rows" for number in ("512", "1,024", "1,536")]
 
 
 async def test_an_assembler_that_does_not_open_in_time_is_replaced(context: Any, keeping: Keeping, until: Any) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from pathlib import Path
 
 from olmorl.errors import ConfigError
@@ -56,20 +58,32 @@ def guard_ray(own: bool) -> None:
 
 
 def make_token(run_dir: Path) -> str:
-    """The token of a run that starts: that of this environment, else a new one in a file that only its owner reads."""
+    """The token of a run that starts: that of this environment, else a new one in a file that only its owner reads.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
     forget_token(run_dir)
     if given := os.environ.get(TOKEN):
         return given
-    token = secrets.token_urlsafe(32)
-    created = os.open(_token_file(run_dir), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(created, "w") as file:
-        file.write(f"{token}\n")
+    token, path = secrets.token_urlsafe(32), token_file(run_dir)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        created = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(created, "w") as file:
+            file.write(f"{token}\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be written: {error.strerror}: the run's token is kept there; choose one yourself "
+            f"({TOKEN}), or another place (XDG_STATE_HOME)"
+        ) from None
     return token
 
 
 def forget_token(run_dir: Path) -> None:
     """Nobody answers to it any more."""
-    _token_file(run_dir).unlink(missing_ok=True)
+    with suppress(OSError):
+        token_file(run_dir).unlink()
 
 
 def read_token(run_dir: Path) -> str:
@@ -78,9 +92,11 @@ def read_token(run_dir: Path) -> str:
     Raises:
         ConfigError: it is neither in the environment nor in a file that may be read.
     """
-    path = _token_file(run_dir)
+    if given := os.environ.get(TOKEN):
+        return given
+    path = token_file(run_dir)
     try:
-        return os.environ.get(TOKEN) or path.read_text(encoding="ascii").strip()
+        return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a token"
         raise ConfigError(
@@ -88,5 +104,13 @@ def read_token(run_dir: Path) -> str:
         ) from None
 
 
-def _token_file(run_dir: Path) -> Path:
-    return run_dir / "token"
+def token_file(run_dir: Path) -> Path:
+    """Where its owner's programs find the token; not in the run directory, which is shown, copied and kept."""
+    state = os.environ.get("XDG_STATE_HOME") or Path(os.environ.get("HOME", "/"), ".local", "state")
+    return Path(state, "olmorl", "tokens", run_id(run_dir))
+
+
+def run_id(run_dir: Path) -> str:
+    """The name of a run outside of its folder: two runs of one name in two folders stay apart."""
+    folder = run_dir.resolve()
+    return f"{folder.name}-{blake2b(str(folder).encode(), digest_size=4).hexdigest()}"

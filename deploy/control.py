@@ -36,8 +36,8 @@ Look at a run, and ask something of it.
   olmorl-ctl runs/demo stop                   as Ctrl-C in the launcher
   olmorl-ctl runs/demo dead-letters           what could not be used, and why; --replay: draw those rows again
 
-What asks something of a run needs its token: the file `token` in the run's directory, which only its owner reads, or
-OLMORL_TOKEN in the environment.
+What asks something of a run needs its token: it is in ~/.local/state/olmorl/tokens (XDG_STATE_HOME), where only the
+run's owner reads it, or in OLMORL_TOKEN.
 """
 _DEADLINES_S = {"checkpoint": 4000.0, "actors": 600.0, "dead-letters": 150.0}
 """For an answer to what may take longer than the others: a slow disk, places for many actors, an assembler that starts

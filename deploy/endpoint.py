@@ -86,7 +86,7 @@ class Endpoint:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ConfigError(f"not a request: {error!r}") from None
         if not known:
-            raise ConfigError("wrong token: it is in the file `token` of the run directory, or in OLMORL_TOKEN")
+            raise ConfigError("wrong token: olmorl-ctl --help says where the right one is")
         if not isinstance(name, str) or name not in self._commands:
             raise ConfigError(f"{name!r} is no command; there are: {', '.join(self._commands)}")
         try:

@@ -22,7 +22,7 @@ from types import TracebackType
 
 from olmorl.config import Config
 from olmorl.deploy import checklist, hosts, wiring
-from olmorl.deploy.access import QueueAccess, forget_token, make_token
+from olmorl.deploy.access import QueueAccess, forget_token, make_token, run_id
 from olmorl.deploy.cluster import Cluster
 from olmorl.deploy.commands import Commands
 from olmorl.deploy.endpoint import Endpoint
@@ -78,10 +78,12 @@ class Service:
         settings, placed = self._settings, plan(self._settings)
         with ExitStack() as stack:
             stack.enter_context(RunLock(settings.run_dir))
+            self._token = make_token(settings.run_dir)
+            stack.callback(forget_token, settings.run_dir)
             stack.callback(self._sweep)
             self._progress = Progress(settings.run.name)
             stack.enter_context(logged(settings.run_dir, "launcher"))
-            self._cluster = cluster = stack.enter_context(Cluster(settings.cluster, placed, wiring.run_id(settings)))
+            self._cluster = cluster = stack.enter_context(Cluster(settings.cluster, placed, run_id(settings.run_dir)))
             self._context = Context(settings, placed, cluster, Roster(settings.run_dir), self._progress.say)
             stack.callback(self._clear)
             asyncio.run(take_over(cluster, settings, self._progress.say))
@@ -264,15 +266,12 @@ class Service:
     @asynccontextmanager
     async def _endpoint(self) -> AsyncIterator[None]:
         settings = self._settings
-        endpoint = Endpoint(
-            settings.run_dir, wiring.own_address(settings), make_token(settings.run_dir), self._commands.table()
-        )
+        endpoint = Endpoint(settings.run_dir, wiring.own_address(settings), self._token, self._commands.table())
         await endpoint.start()
         try:
             yield
         finally:
             await endpoint.stop()
-            forget_token(settings.run_dir)
 
     async def _obey_stop(self) -> None:
         await self._stop_asked.wait()

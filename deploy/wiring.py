@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import numpy as np
 from olmorl.actors import reaper
 from olmorl.clock import SystemClock
 from olmorl.config import Config
-from olmorl.deploy.access import QueueAccess
+from olmorl.deploy.access import QueueAccess, run_id
 from olmorl.deploy.plan import plan
 from olmorl.errors import HostLost, QueueUnavailable, ResourceError
 from olmorl.messages import Stop, Version
@@ -33,12 +32,6 @@ if TYPE_CHECKING:
 _TRY_AGAIN_S = 0.5
 
 
-def run_id(settings: Config) -> str:
-    """The name of the run in Redis and shared memory: two runs of one name in two folders stay apart."""
-    place = blake2b(str(settings.run_dir.resolve()).encode(), digest_size=4).hexdigest()
-    return f"{settings.run.name}-{place}"
-
-
 async def open_queue(settings: Config, access: QueueAccess) -> Queue:
     """Connect to the run's Redis."""
     from olmorl.learner.evaluation import MOST_LIVE
@@ -47,7 +40,7 @@ async def open_queue(settings: Config, access: QueueAccess) -> Queue:
     evaluation = MOST_LIVE if settings.evaluation.data else 0
     bound = max((settings.schedule.batches_ahead + 2) * settings.schedule.prompts_per_step, evaluation)
     return await RedisQueue.connect(
-        access.url, run_id(settings), settings.queue, bound, SystemClock(), access.environment
+        access.url, run_id(settings.run_dir), settings.queue, bound, SystemClock(), access.environment
     )
 
 
@@ -103,7 +96,7 @@ def weight_store(settings: Config) -> WeightStore:
     """How versions travel from the learner to the engines."""
     from olmorl.queues import weights
 
-    run, chunk_bytes = run_id(settings), settings.weights.chunk_mib << 20
+    run, chunk_bytes = run_id(settings.run_dir), settings.weights.chunk_mib << 20
     if settings.weight_store == "ray":
         return weights.store_in_ray(run, chunk_bytes)
     directory = settings.weights.directory
@@ -277,4 +270,4 @@ def _staged(settings: Config) -> Path:
     """The run's folder in the shared memory of a host."""
     from olmorl.queues.stage import SHARED_MEMORY
 
-    return SHARED_MEMORY / f"olmorl-{run_id(settings)}"
+    return SHARED_MEMORY / f"olmorl-{run_id(settings.run_dir)}"

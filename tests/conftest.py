@@ -13,6 +13,14 @@ from olmorl.deploy.access import guard_ray
 guard_ray(own=True)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tokens of the tests' runs lie beside them, not in the home directory."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def ray_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command under test may make a token of its own: the one that Ray was imported with comes back after it."""

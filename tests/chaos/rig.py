@@ -13,7 +13,7 @@ import psutil
 import redis
 
 from olmorl import config
-from olmorl.deploy import wiring
+from olmorl.deploy import access
 from olmorl.deploy.endpoint import ask
 from olmorl.errors import OlmoRLError
 from olmorl.learner.journal import Journal
@@ -161,7 +161,7 @@ class Rig:
 
     def key(self, name: str) -> str:
         """Of the training lane, in Redis."""
-        return f"olmorl:{{{wiring.run_id(self.settings)}}}:train:{name}"
+        return f"olmorl:{{{access.run_id(self.settings.run_dir)}}}:train:{name}"
 
     # --- waiting ----------------------------------------------------------------------------------
 

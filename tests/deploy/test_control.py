@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from olmorl.deploy import commands, control
-from olmorl.deploy.access import forget_token, make_token, read_token
+from olmorl.deploy.access import forget_token, make_token, read_token, token_file
 from olmorl.deploy.endpoint import LONGEST_REQUEST, Endpoint, ask
 from olmorl.errors import ConfigError, ResourceError, RunEnded, UserError
 
@@ -97,17 +97,27 @@ def test_a_token_is_for_its_owner_alone_and_new_in_every_start(tmp_path: Path, m
     monkeypatch.delenv("OLMORL_TOKEN", raising=False)
     first, second = make_token(tmp_path), make_token(tmp_path)
     assert first != second == read_token(tmp_path) and len(second) >= 32
-    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    assert stat.S_IMODE(token_file(tmp_path).stat().st_mode) == 0o600
     monkeypatch.setenv("OLMORL_TOKEN", "of the environment")
     assert make_token(tmp_path) == read_token(tmp_path) == "of the environment"
-    assert not (tmp_path / "token").exists(), "it need not lie about"
+    assert not token_file(tmp_path).exists(), "it need not lie about"
     monkeypatch.delenv("OLMORL_TOKEN")
     forget_token(tmp_path)
     with pytest.raises(ConfigError, match="needs its token"):
         read_token(tmp_path)
-    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    token_file(tmp_path).write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not a token"):
         read_token(tmp_path)
+
+
+def test_a_token_that_can_be_kept_nowhere_is_said_with_the_ways_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("OLMORL_TOKEN", raising=False)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
+    with pytest.raises(ConfigError, match=r"cannot be written: Not a directory: .*OLMORL_TOKEN.*XDG_STATE_HOME"):
+        make_token(tmp_path)
 
 
 async def test_orders_reach_the_launcher(ctl: Any, asked: Asked) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from olmorl import config
-from olmorl.deploy import wiring
+from olmorl.deploy import access, wiring
 from olmorl.deploy.preflight import absolute
 from olmorl.errors import ConfigError
 from olmorl.messages import Version
@@ -48,7 +48,7 @@ def test_on_a_cluster_files_lie_in_the_run_directory(tmp_path: Path) -> None:
     store = wiring.weight_store(recipe)
     store.publish(Version(1, 0), [NamedBuffer("w", "uint8", (2,), np.zeros(2, np.uint8).data)])
     assert [path.name for path in (recipe.run_dir / "weights").rglob("*.weights")] == ["1.0.weights"]
-    assert not Path(f"/dev/shm/olmorl-{wiring.run_id(recipe)}").exists(), "nothing is staged before it is fetched"
+    assert not Path(f"/dev/shm/olmorl-{access.run_id(recipe.run_dir)}").exists(), "staged before it is fetched"
 
 
 def test_other_processes_of_the_run_know_its_folders_wherever_they_start(
@@ -59,5 +59,5 @@ def test_other_processes_of_the_run_know_its_folders_wherever_they_start(
     monkeypatch.chdir("/")
     assert recipe.run_dir == tmp_path / "runs" / "run"
     assert recipe.weights.directory == tmp_path / "shared"
-    assert wiring.run_id(recipe) == wiring.run_id(config.build(recipe.model_dump(mode="json")))
+    assert access.run_id(recipe.run_dir) == access.run_id(config.build(recipe.model_dump(mode="json")).run_dir)
     assert absolute(config.build({})).weights.directory is None

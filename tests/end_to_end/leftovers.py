@@ -9,7 +9,7 @@ import psutil
 
 from olmorl import config
 from olmorl.actors import reaper
-from olmorl.deploy import wiring
+from olmorl.deploy import access
 from tests.end_to_end.launching import Launch
 
 PATIENCE_S = 150
@@ -19,7 +19,7 @@ _OF_LIBRARIES = ("/dev/shm/deepspeed_", "/dev/shm/torch_", "/dev/shm/plasma")
 
 def staged(run: Launch) -> Path:
     """The run's own folder in shared memory."""
-    return Path("/dev/shm", f"olmorl-{wiring.run_id(config.load(run.recipe, []))}")
+    return Path("/dev/shm", f"olmorl-{access.run_id(config.load(run.recipe, []).run_dir)}")
 
 
 def unused() -> set[Path]:

@@ -15,12 +15,12 @@ from typing import Any
 import psutil
 import pytest
 
+from olmorl.deploy.access import read_token
 from olmorl.learner.ledger import read_ledger
 from tests.end_to_end.launching import ROOT
 from tests.queues.sentinels import PASSWORD, SENTINEL_PASSWORD, Watched, watched
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
-TOKEN = "token-of-the-run"
 SETTINGS = """
 [schedule]
 steps = 1000
@@ -41,7 +41,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
     (folder / "secret").write_text(f"{PASSWORD}\n")
     monkeypatch.setenv("OLMORL_REDIS_PASSWORD_FILE", str(folder / "secret"))
     monkeypatch.setenv("OLMORL_REDIS_SENTINEL_PASSWORD", SENTINEL_PASSWORD)
-    monkeypatch.setenv("OLMORL_TOKEN", TOKEN)
+    monkeypatch.delenv("OLMORL_TOKEN", raising=False)
     with watched(folder) as servers:
         yield servers
 
@@ -76,7 +76,7 @@ def test_a_fail_over_that_lost_the_last_writes_is_reconciled_and_no_secret_is_se
     run = simulate(SETTINGS.format(url=servers.url))
     run.start()
     run.until_step(4)
-    secrets = {PASSWORD, SENTINEL_PASSWORD, TOKEN, *ray_tokens(run)}
+    secrets = {PASSWORD, SENTINEL_PASSWORD, read_token(run.run_dir), *ray_tokens(run)}
     assert len(secrets) > 3
     assert on_command_lines(run, secrets) == []
 

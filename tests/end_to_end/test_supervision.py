@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from olmorl.deploy import control
+from olmorl.deploy.access import token_file
 
 SETTINGS = """
 [schedule]
@@ -38,7 +39,7 @@ def test_orders_are_obeyed_and_a_killed_launcher_is_resumed(
     run = simulate(SETTINGS)
     run.start()
     run.until_step(2)
-    token = run.run_dir / "token"
+    token = token_file(run.run_dir)
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
 
     ctl(run, capsys, "actors", "--count", "3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ def make_token(run_dir: Path) -> str:
     forget_token(run_dir)
     if given := os.environ.get(TOKEN):
         return given
-    token, path = secrets.token_urlsafe(32), token_file(run_dir)
+    token, path = secrets.token_urlsafe(32), token_file(run_dir, socket.gethostname())
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         created = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -83,18 +84,18 @@ def make_token(run_dir: Path) -> str:
 def forget_token(run_dir: Path) -> None:
     """Nobody answers to it any more."""
     with suppress(OSError):
-        token_file(run_dir).unlink()
+        token_file(run_dir, socket.gethostname()).unlink()
 
 
-def read_token(run_dir: Path) -> str:
-    """The token of a run, for whoever wants to ask something of it.
+def read_token(run_dir: Path, host: str) -> str:
+    """The token of a run whose launcher is on `host`, for whoever wants to ask something of it.
 
     Raises:
         ConfigError: it is neither in the environment nor in a file that may be read.
     """
     if given := os.environ.get(TOKEN):
         return given
-    path = token_file(run_dir)
+    path = token_file(run_dir, host)
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError) as error:
@@ -104,10 +105,13 @@ def read_token(run_dir: Path) -> str:
         ) from None
 
 
-def token_file(run_dir: Path) -> Path:
-    """Where its owner's programs find the token; not in the run directory, which is shown, copied and kept."""
+def token_file(run_dir: Path, host: str) -> Path:
+    """Where its owner's programs find the token; not in the run directory, which is shown, copied and kept.
+
+    Several hosts may share a home, and have run directories of one path on disks of their own.
+    """
     state = os.environ.get("XDG_STATE_HOME") or Path(os.environ.get("HOME", "/"), ".local", "state")
-    return Path(state, "olmorl", "tokens", run_id(run_dir))
+    return Path(state, "olmorl", "tokens", f"{run_id(run_dir)}.{Path(host).name}")
 
 
 def run_id(run_dir: Path) -> str:

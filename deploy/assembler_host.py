@@ -16,7 +16,7 @@ from olmorl.deploy.lifeline import Attendance
 from olmorl.deploy.plan import plan
 from olmorl.deploy.process import Identity
 from olmorl.deploy.progress import Status
-from olmorl.errors import Superseded
+from olmorl.errors import ResourceError, Superseded
 from olmorl.learner.assembler import Assembler
 from olmorl.learner.dead_letters import Letter
 from olmorl.messages import StepReport, Version
@@ -65,6 +65,7 @@ class AssemblerHost(Host):
         await self._end()
         if self._data is None:
             self._data = await asyncio.to_thread(wiring.prompts, self.settings, self._note_loaded)
+        self._loaded = ""
         stream, evaluations, notes = self._data
         self._queue = await wiring.join_queue(self.settings, self._access)
         self._assembler: Assembler = wiring.assembler(
@@ -147,6 +148,8 @@ class AssemblerHost(Host):
 
     async def dead_letters(self, replay: bool) -> tuple[list[Letter], list[int]]:
         """All of them, and the draws that are replayed if that is asked for."""
+        if replay and self._running is not None and self._running.done():
+            raise ResourceError("the run is over: ask for a replay once it goes on (olmorl-launch --resume)")
         letters = await self._assembler.dead_letters.look()
         return letters, await self._assembler.dead_letters.replay() if replay else []
 

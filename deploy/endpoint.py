@@ -49,7 +49,8 @@ class Endpoint:
         """Listen on a free port."""
         self._server = await asyncio.start_server(self._serve, self._host, 0, limit=LONGEST_REQUEST)
         port = self._server.sockets[0].getsockname()[1]
-        self._file.write_text(json.dumps({"address": f"{self._host}:{port}"}) + "\n", encoding="utf-8")
+        where = {"address": f"{self._host}:{port}", "host": socket.gethostname()}
+        self._file.write_text(json.dumps(where) + "\n", encoding="utf-8")
 
     async def stop(self) -> None:
         """Listen no more."""
@@ -104,8 +105,8 @@ def ask(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE_S, **arg
         UserError: it refuses.
         RunEnded: it tried, and could not.
     """
-    host, port = _address(run_dir / "control.json")
-    request = {"token": read_token(run_dir), "command": command, "arguments": arguments}
+    host, port, launcher = _address(run_dir / "control.json")
+    request = {"token": read_token(run_dir, launcher), "command": command, "arguments": arguments}
     try:
         with (
             socket.create_connection((host, port), CONNECT_DEADLINE_S) as connection,
@@ -131,10 +132,12 @@ def ask(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE_S, **arg
     return reply["answer"]
 
 
-def _address(path: Path) -> tuple[str, int]:
+def _address(path: Path) -> tuple[str, int, str]:
+    """Address and port, and the name of the launcher's host."""
     try:
-        host, _, port = json.loads(path.read_text(encoding="utf-8"))["address"].rpartition(":")
-        return host, int(port)
+        said = json.loads(path.read_text(encoding="utf-8"))
+        address, _, port = said["address"].rpartition(":")
+        return address, int(port), str(said["host"])
     except FileNotFoundError:
         raise ResourceError(
             f"{path.parent}: no launcher runs it, or it is still starting; go on with it by olmorl-launch --resume"

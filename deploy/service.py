@@ -226,6 +226,8 @@ class Service:
         self._fleet = Fleet(context, access)
         self._commands = Commands(self._learner, self._fleet, self._stop_asked)
         await self._bury_earlier_actors()
+        # The buried were told to leave by their names, which the actors of this start have again.
+        await (self._learner.pause() if self._paused else self._learner.resume())
         attending = asyncio.create_task(self._attend())
         try:
             await self._fleet.place(self._num_engines)

@@ -1,4 +1,4 @@
-"""From the prompt stream to draws: which row, under which number, with what limits."""
+"""From the prompt stream to draws: which row, under which number."""
 
 from __future__ import annotations
 

@@ -37,8 +37,9 @@ async def run(
         asked_at = clock.now()
         while not isinstance(work := await saver.meanwhile(publisher.meanwhile(source.next(rank, step + 1))), Stop):
             if isinstance(work, Save):
+                began_at = clock.now()
                 await saver.save(step)
-                asked_at = clock.now()
+                asked_at += clock.now() - began_at
                 continue
             started_at = clock.now()
             values = await trainer.train(work)

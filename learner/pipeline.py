@@ -143,7 +143,7 @@ class Pipeline:
         """A finite stream is over: groups that cannot fill a batch any more are left over, and end as stale."""
         finished = len(self._shelf) == len(self._books.accounts.open)
         waiting = self._assembled < self._replay_to or len(self._shelf) >= self._schedule.prompts_per_step
-        if self._books.exhausted and finished and not waiting:
+        if self._books.exhausted and finished and not waiting and not self._books.accounts.to_replay:
             left_over = self._shelf.clear()
             await self._books.decide([Ending(taken, Outcome.STALE, "end_of_data") for taken, _ in left_over])
             self.over = True

@@ -95,17 +95,18 @@ async def claim(queue: PromptQueue, files: RunFiles, incarnation: int) -> None:
 
     Raises:
         Superseded: a newer start has taken it over.
-        ResourceError: it was used before this run began.
+        ResourceError: an earlier run in this folder used it.
     """
     try:
         await queue.claim(incarnation)
     except Superseded as error:
-        if incarnation > 1:
+        is_first = ledger.end_of(files.ledger, incarnation) is None
+        if not is_first or ledger.incarnations(files.ledger)[-1] > incarnation:
             raise
         ledger.give_up(files.ledger, incarnation)
         raise ResourceError(
-            f"{error}: a run of this name has used this Redis, and its folder is not {files.run_dir}: give this one "
-            "another --run.name or another --queue.url, or remove that run's keys from Redis, olmorl:{RUN}:*"
+            f"{error}: {files.run_dir} held an earlier run, and what that left in this Redis is there yet: give this "
+            "one another --run.name, or remove the keys olmorl:{RUN}:* of the run that is named here"
         ) from None
 
 

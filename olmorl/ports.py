@@ -109,7 +109,8 @@ class PromptQueue(Protocol):
     async def expire(self) -> int:
         """Requeue what expired leases hold with `attempt + 1`; returns how many.
 
-        A draw past its last attempt or its `not_after` becomes a Failure among the results instead.
+        A draw past its last attempt, its `not_after`, or the total deadline since its first lost attempt becomes a
+        Failure among the results instead.
         """
         ...
 

@@ -18,6 +18,7 @@ from olmorl.deploy.access import forget_token, make_token, read_token, token_fil
 from olmorl.deploy.endpoint import LONGEST_REQUEST, Endpoint, ask
 from olmorl.errors import ConfigError, ResourceError, RunEnded, UserError
 
+HERE = socket.gethostname()
 ACTOR = {"name": "actor-0", "state": "run", "version": "1.3", "host": "h", "pid": 7, "running": 2, "waiting": 0}
 LIVE = {
     "state": "running",
@@ -96,18 +97,18 @@ def ctl(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]
 def test_a_token_is_for_its_owner_alone_and_new_in_every_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OLMORL_TOKEN", raising=False)
     first, second = make_token(tmp_path), make_token(tmp_path)
-    assert first != second == read_token(tmp_path) and len(second) >= 32
-    assert stat.S_IMODE(token_file(tmp_path).stat().st_mode) == 0o600
+    assert first != second == read_token(tmp_path, HERE) and len(second) >= 32
+    assert stat.S_IMODE(token_file(tmp_path, HERE).stat().st_mode) == 0o600
     monkeypatch.setenv("OLMORL_TOKEN", "of the environment")
-    assert make_token(tmp_path) == read_token(tmp_path) == "of the environment"
-    assert not token_file(tmp_path).exists(), "it need not lie about"
+    assert make_token(tmp_path) == read_token(tmp_path, HERE) == "of the environment"
+    assert not token_file(tmp_path, HERE).exists(), "it need not lie about"
     monkeypatch.delenv("OLMORL_TOKEN")
     forget_token(tmp_path)
     with pytest.raises(ConfigError, match="needs its token"):
-        read_token(tmp_path)
-    token_file(tmp_path).write_bytes(b"\xff\xfe")
+        read_token(tmp_path, HERE)
+    token_file(tmp_path, HERE).write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not a token"):
-        read_token(tmp_path)
+        read_token(tmp_path, HERE)
 
 
 def test_a_token_that_can_be_kept_nowhere_is_said_with_the_ways_out(
@@ -171,7 +172,7 @@ async def test_without_a_launcher_only_what_the_folder_says_is_shown(tmp_path: P
     assert code == 2 and "no launcher runs it" in text
     code, text = await ctl("status")
     assert code == 2 and "no step is done yet" in text
-    (tmp_path / "control.json").write_text('{"address": "127.0.0.1:9"}')
+    (tmp_path / "control.json").write_text(json.dumps({"address": "127.0.0.1:9", "host": HERE}))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     shown = json.loads((await ctl("status", "--json"))[1])
     assert (shown["step"], shown["live"]) == (1, None) and "does not answer at 127.0.0.1:9" in shown["silence"]
@@ -224,7 +225,7 @@ async def test_what_is_no_request_is_refused(run_dir: Path, asked: Asked, reques
 
 
 async def test_arguments_that_a_command_does_not_take_are_refused(run_dir: Path, asked: Asked) -> None:
-    token = read_token(run_dir)
+    token = read_token(run_dir, HERE)
     for arguments in ({}, {"count": 1, "more": 2}, [1]):
         request = {"token": token, "command": "actors", "arguments": arguments}
         assert json.loads(await send(run_dir, json.dumps(request).encode() + b"\n"))["exit_code"] == 2
@@ -232,7 +233,7 @@ async def test_arguments_that_a_command_does_not_take_are_refused(run_dir: Path,
 
 
 async def test_a_command_is_a_word(run_dir: Path) -> None:
-    request = {"token": read_token(run_dir), "command": ["status"], "arguments": {}}
+    request = {"token": read_token(run_dir, HERE), "command": ["status"], "arguments": {}}
     assert "is no command" in json.loads(await send(run_dir, json.dumps(request).encode() + b"\n"))["error"]
 
 
@@ -270,7 +271,7 @@ async def test_a_stranger_at_the_address_is_no_launcher(run_dir: Path, said: byt
 
     stranger = await asyncio.start_server(answer, "127.0.0.1", 0)
     port = stranger.sockets[0].getsockname()[1]
-    (run_dir / "control.json").write_text(json.dumps({"address": f"127.0.0.1:{port}"}))
+    (run_dir / "control.json").write_text(json.dumps({"address": f"127.0.0.1:{port}", "host": HERE}))
     async with stranger:
         with pytest.raises(ResourceError, match="is no launcher"):
             await asyncio.to_thread(ask, run_dir, "status")

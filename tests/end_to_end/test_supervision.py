@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import stat
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +40,7 @@ def test_orders_are_obeyed_and_a_killed_launcher_is_resumed(
     run = simulate(SETTINGS)
     run.start()
     run.until_step(2)
-    token = token_file(run.run_dir)
+    token = token_file(run.run_dir, socket.gethostname())
     assert stat.S_IMODE(token.stat().st_mode) == 0o600
 
     ctl(run, capsys, "actors", "--count", "3")
@@ -69,6 +70,7 @@ def test_orders_are_obeyed_and_a_killed_launcher_is_resumed(
     steps = len(run.lines())
     run.start("--resume")
     run.until(lambda: run.lines()[-1]["incarnation"] == 2 and len(run.lines()) > steps)
+    assert ctl(run, capsys, "status")["live"]["actor_deaths"] == 0, "what their predecessors were told is not for them"
     ctl(run, capsys, "stop")
     assert run.wait() == 0, run.output()
     check_history(run, len(run.lines()), 2)

@@ -117,3 +117,26 @@ def test_dead_letters_are_drawn_again_once_also_by_the_next_learner(service: Bui
     for draw_id in damaged:
         again = [record for record in run.ledger if record["row"] == rows[draw_id]]
         assert [record["outcome"] == "failed" for record in again] == [True, False]
+
+
+def test_finite_data_do_not_end_before_the_rows_that_people_asked_for_again(service: Build) -> None:
+    run = service({"data.epochs": 1, "schedule.max_lag": 4}, num_actors=1, num_rows=25)
+
+    async def scenario() -> int:
+        await run.start()
+        await run.until(lambda: len(run.queue._run.lanes["train"].fresh) > 1)
+        lane = run.queue._run.lanes["train"]
+        damaged: int = lane.fresh[-1]
+        lane.prompts[damaged].payload = b"damaged"
+        await run.until(lambda: any(record["outcome"] == "failed" for record in run.ledger))
+        assert await run.assembler.dead_letters.replay() == [damaged]
+        await run.assembler.orders.pause()
+        await asyncio.sleep(100)
+        await run.assembler.orders.resume()
+        await run.finish()
+        return damaged
+
+    damaged = run_simulated(scenario())
+    run.check_lines()
+    rows = [record["row"] for record in run.ledger]
+    assert rows.count(run.ledger[damaged]["row"]) == 2

@@ -130,14 +130,14 @@ def test_going_back_by_choice_abandons_what_came_after(service: Build) -> None:
     assert (moved / "ledger" / "000001.jsonl").exists()
 
 
-def test_a_queue_that_an_earlier_run_of_this_name_used_is_refused_and_nothing_is_left(service: Build) -> None:
+def test_a_queue_that_an_earlier_run_in_this_folder_used_is_refused_and_nothing_is_left(service: Build) -> None:
     run = service({"schedule.steps": 3})
 
     async def scenario() -> None:
         await run.run()
         shutil.rmtree(run.run_dir)
         for _ in range(2):
-            with pytest.raises(ResourceError, match=r"a run of this name has used this Redis.* --run.name"):
+            with pytest.raises(ResourceError, match=r"held an earlier run.* --run.name"):
                 await run.start()
             assert not list((run.run_dir / "ledger").glob("*.jsonl"))
 

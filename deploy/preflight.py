@@ -27,6 +27,7 @@ def preflight(settings: Config, resume: bool) -> Config:
     if settings.run.mode == "real":
         check_data(settings)
         check_model(settings.model.path)
+        check_whole_paths(settings)
     check_functions(settings)
     if settings.queue.url is not None:
         check_redis(settings)
@@ -124,6 +125,22 @@ def check_model(path: str) -> None:
         raise ModelError(
             f"{path}: no such model folder; model.path wants a Hugging Face folder, or a hub name as owner/name"
         )
+
+
+def check_whole_paths(settings: Config) -> None:
+    """What the recipe names by a path from here is found on the other hosts of a cluster only by its whole path."""
+    if settings.cluster.address is None:
+        return
+    data, model = settings.data, settings.model
+    names = [("data.train", parse_spec(text).name) for text in data.train]
+    names += [("evaluation.data", parse_spec(named(text)[1]).name) for text in settings.evaluation.data]
+    names += [("model.path", model.path), ("model.tokenizer", model.tokenizer or "")]
+    names += [("verifiers.functions", text.partition(":")[0]) for text in settings.verifiers.functions]
+    for key, name in names:
+        if name and Path(name).exists() and not Path(name).is_absolute():
+            raise ConfigError(
+                f"{key}: {name}: processes on a cluster start in folders of their own: write {Path(name).resolve()}"
+            )
 
 
 def check_functions(settings: Config) -> None:

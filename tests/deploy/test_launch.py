@@ -88,6 +88,17 @@ def test_mistakes_found_before_anything_starts(
     assert "not a model configuration" in refusal(capsys, recipe)
 
 
+def test_on_a_cluster_paths_are_whole(
+    capsys: pytest.CaptureFixture[str], recipe: Path, model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    there = ("--ray-address", "127.0.0.1:1")
+    message = refusal(capsys, recipe, *there, "--model.path", model.name)
+    assert f"model.path: {model.name}: processes on a cluster" in message and f"write {model}" in message
+    (model.parent / "more.jsonl").touch()
+    assert "data.train: more.jsonl" in refusal(capsys, recipe, *there, "--data.train", '["more.jsonl:2"]')
+
+
 def test_places_where_no_run_can_be(capsys: pytest.CaptureFixture[str], recipe: Path) -> None:
     for place in (recipe, "/proc/nowhere", "x" * 300):
         assert ": set run.directory to" in refusal(capsys, recipe, "--run.directory", place)

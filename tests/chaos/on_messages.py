@@ -9,12 +9,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from signal import SIGCONT, SIGKILL, SIGSTOP
+from typing import Any
+
+from redis import Redis
 
 from tests.chaos.on_processes import on_actor
 from tests.chaos.rig import Rig
 from tests.chaos.strike import Fault, Strike, always, given_up, replaced, send
 
 _REFUSAL = "weights not applied"
+_STOPPED_S, _BETWEEN_STOPS_S = 3.0, 2.0
 _LOSS = "started anew: [1-9][0-9]* draws were lost"
 
 # --- Redis --------------------------------------------------------------------------------------------
@@ -84,42 +88,50 @@ return false
 """
 
 
-def _damage(rig: Rig, random: Random, script: str, keys: Sequence[str], *arguments: str | bytes) -> str:
-    with rig.redis() as link:
-        names = [rig.key(name) for name in keys]
-        draw = rig.until(
-            lambda: link.eval(script, len(names), *names, random.randbytes(40), *arguments),
-            "a message to damage",
-            every_s=0.001,
-        )
-    return str(int(draw))
+def _damaged(link: Redis, rig: Rig, random: Random, script: str, keys: Sequence[str], *arguments: bytes) -> Any:
+    """The draw of a message that was there and is none any more, if there was one."""
+    names = [rig.key(name) for name in keys]
+    return link.eval(script, len(names), *names, random.randbytes(40), *arguments)
 
 
 def damage_prompt(rig: Rig, random: Random) -> Strike:
     """A prompt that was not begun, or is begun again, is no message any more; the actor of it dies too."""
     victim = on_actor(SIGKILL)(rig, random)
-    draw = _damage(rig, random, _DAMAGE_PROMPT, ("prompts", "again", "fresh"))
+    keys = ("prompts", "again", "fresh")
+    with rig.redis() as link:
+        draw = rig.until(lambda: _damaged(link, rig, random, _DAMAGE_PROMPT, keys), "a prompt to damage", every_s=0.001)
     # Another actor may have begun it before, and end it well.
-    return Strike(f"draw {draw}, {victim.victim}", victim.noticed, victim.mended)
+    return Strike(f"draw {int(draw)}, {victim.victim}", victim.noticed, victim.mended)
 
 
 def damage_result(rig: Rig, random: Random) -> Strike:
     """A group that nobody has taken yet is no message any more."""
-    pid = rig.pid("assembler")
-    send(pid, SIGSTOP)
-    try:
-        with rig.redis() as link:
-            last = link.xinfo_stream(rig.key("results"))["last-generated-id"]
-        # The first ones after that, committed together, may be on their way to the assembler already.
-        draw = _damage(rig, random, _DAMAGE_RESULT, ["results"], last)
-    finally:
-        send(pid, SIGCONT)
+    with rig.redis() as link:
+        draw = int(
+            rig.until(lambda: _damaged_unread(rig, random, link), "a result to damage", every_s=_BETWEEN_STOPS_S)
+        )
 
     def put_aside() -> bool:
         with rig.redis() as link:
-            return any(entry[b"draw"] == draw.encode() for _, entry in link.xrange(rig.key("dead")))
+            return any(int(entry[b"draw"]) == draw for _, entry in link.xrange(rig.key("dead")))
 
     return Strike(f"draw {draw}", put_aside, put_aside)
+
+
+def _damaged_unread(rig: Rig, random: Random, link: Redis) -> Any:
+    """Stops the assembler for that, for less than would be its death: another one would read what is there."""
+    pid, until = rig.pid("assembler"), time.monotonic() + _STOPPED_S
+    send(pid, SIGSTOP)
+    try:
+        # The first ones after the last, committed together, may be on their way to the assembler already.
+        last = link.xinfo_stream(rig.key("results"))["last-generated-id"]
+        while not (draw := _damaged(link, rig, random, _DAMAGE_RESULT, ["results"], last)):
+            if time.monotonic() > until:
+                return None
+            time.sleep(0.001)
+        return draw
+    finally:
+        send(pid, SIGCONT)
 
 
 # --- weights ------------------------------------------------------------------------------------------

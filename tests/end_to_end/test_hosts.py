@@ -140,19 +140,19 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     until_steps(run, 2)
     assert run.roster() == before, "a link that is back within the deadlines costs no process"
 
-    (five,) = cluster.join("five", cpus=2)
+    (guest,) = cluster.join("guest", cpus=2)
     cluster.control(run.run_dir, "actors", "--count", "3")
     run.until(lambda: "actor-2" in at_work(cluster, run), timeout_s=200)
-    assert actors_on(run, five) == {"actor-2"}
+    assert actors_on(run, guest) == {"actor-2"}
     run.until(lambda: sum(group["actor"] == "actor-2" for group in groups_of(run)) >= 3, timeout_s=120)
-    five.mute()
+    guest.mute()
     noticed_at = until_lost(run, {"actor-2"})
     until_steps(run, 3)
     cluster.control(run.run_dir, "actors", "--count", "2")
     cluster.control(run.run_dir, "stop")
     assert run.wait() == 0, run.output()
     check_history(run, len(run.lines()), 2)
-    five.kill()
+    guest.kill()
     assert cluster.left_behind() == []
     groups = groups_of(run)
     assert {group["actor"] for group in groups} >= {"actor-0", "actor-1", "actor-2"}

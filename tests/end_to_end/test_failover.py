@@ -107,7 +107,8 @@ def test_a_fail_over_that_lost_the_last_writes_is_reconciled_and_no_secret_is_se
 def test_neither_a_recipe_that_is_shown_nor_a_refusal_shows_a_secret(
     servers: Watched, simulate: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = simulate(SETTINGS.format(url=servers.url))
+    run, token = simulate(SETTINGS.format(url=servers.url)), "token-of-the-run"
+    monkeypatch.setenv("OLMORL_TOKEN", token)
     launch = [sys.executable, "-m", "olmorl.deploy.launch", str(run.recipe)]
     shown = subprocess.run([*launch, "--dry-run"], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert shown.returncode == 0 and servers.url in shown.stdout
@@ -117,4 +118,4 @@ def test_neither_a_recipe_that_is_shown_nor_a_refusal_shows_a_secret(
     refused = subprocess.run(launch, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert refused.returncode == 2 and "refuses" in refused.stderr
     said = shown.stdout + shown.stderr + refused.stdout + refused.stderr
-    assert [secret for secret in (PASSWORD, SENTINEL_PASSWORD, wrong) if secret in said] == []
+    assert [secret for secret in (PASSWORD, SENTINEL_PASSWORD, token, wrong) if secret in said] == []

@@ -128,30 +128,26 @@ class Episode:
         rig = self._rig
         rig.steps.look()
         before, last = len(rig.steps), rig.steps.seen[-1]
-        begin, wall = time.monotonic(), time.time()
         strikes = []
         for name, fault in together:
             strike = fault(rig, self._random)
-            if not strikes:
-                # A fault may wait for its moment.
-                begin, wall = time.monotonic(), time.time()
             strikes.append(strike)
             others = [other for other, _ in together if other != name]
             self.outcome.records.append(Record(name, strike.victim, ", ".join(others)))
         records = self.outcome.records[-len(strikes) :]
-        self._until_mended(strikes, records, begin)
+        self._until_mended(strikes, records)
         rig.more_steps(1)
         for strike, record in zip(strikes, records, strict=True):
-            record.recovered_s = time.monotonic() - begin
+            record.recovered_s = time.monotonic() - strike.at
             record.steps_replayed = _replayed(last, rig.steps.since(before))
-            self._windows.append(Window(record, wall, before))
+            self._windows.append(Window(record, strike.wall_at, before))
             self.outcome.violations += _broken(strike, record)
         rig.more_steps(STEPS_AFTER - 1)
         rig.until(lambda: not rig.orphans(), "nothing at work whose parent is gone")
         for record in records:
-            record.gap_s = rig.steps.longest_gap_s(before, begin)
+            record.gap_s = rig.steps.longest_gap_s(before, strikes[0].at)
 
-    def _until_mended(self, strikes: Sequence[Strike], records: Sequence[Record], begin: float) -> None:
+    def _until_mended(self, strikes: Sequence[Strike], records: Sequence[Record]) -> None:
         rig, resumed = self._rig, False
         ends_run = any(strike.ends_run for strike in strikes)
 
@@ -162,7 +158,7 @@ class Episode:
             over = not ends_run and rig.alive and all(strike.mended() for strike in strikes)
             for strike, record in zip(strikes, records, strict=True):
                 if record.noticed_s is None and strike.noticed is not None and strike.noticed():
-                    record.noticed_s = time.monotonic() - begin
+                    record.noticed_s = time.monotonic() - strike.at
             if not rig.alive:
                 if resumed or not ends_run:
                     raise Ended(f"the launcher ended, nobody having asked it to:\n{rig.run.output()}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from contextlib import suppress
 from random import Random
 from signal import SIGKILL
 
@@ -66,13 +67,22 @@ def kill_actors_for_ever(rig: Rig, random: Random) -> Strike:
     )
 
 
+def _family(process: psutil.Process) -> set[int]:
+    """Those to whom it belongs; empty if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return {parent.pid for parent in process.parents()}
+    return set()
+
+
 def on_part_of_actor(number: signal.Signals, *words: str) -> Fault:
-    """A process that belongs to an engine, without which its actor is of no use."""
+    """A process that belongs to an engine with draws in hand, without which its actor is of no use."""
 
     def strike(rig: Rig, random: Random) -> Strike:
-        part = random.choice(rig.until(lambda: rig.programs(*words), f"a process named {words}"))
-        family = {parent.pid for parent in part.parents()}
-        name, pid = next((name, pid) for name, pid in rig.pids().items() if pid in family)
+        def of_busy() -> list[tuple[psutil.Process, str, int]]:
+            parts = [(part, _family(part)) for part in rig.programs(*words)]
+            return [(part, name, pid) for name, pid in rig.busy().items() for part, family in parts if pid in family]
+
+        part, name, pid = random.choice(rig.until(of_busy, f"a process named {words} of an actor with draws in hand"))
         mended = _at_work_again(rig, name, pid)
         send(part.pid, number)
         return Strike(f"{words[0]} of {name}", given_up(rig, name, pid), mended)

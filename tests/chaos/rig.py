@@ -118,6 +118,16 @@ class Rig:
             return {}
         return {actor["name"]: actor["pid"] for actor in actors if actor["state"] == "run"}
 
+    def busy(self) -> dict[str, int]:
+        """The actors that have draws in hand, all of them while Redis does not say, and their processes."""
+        pids = self.pids()
+        with suppress(redis.RedisError), self.redis() as link:
+            pending = [link.xpending(self.key(stream), "actors") for stream in ("again", "fresh")]
+            # Each start of an actor has a name of its own: actor-1, then actor-1.2.
+            names = {each["name"].decode().partition(".")[0] for found in pending for each in found["consumers"]}
+            return {name: pid for name, pid in pids.items() if name in names}
+        return {name: pid for name, pid in pids.items() if name.startswith("actor-")}
+
     def orphans(self) -> list[str]:
         """Processes of the run, but for its launcher, whose parent is none of the run."""
         processes = {process.pid: process for process in self.run.processes()}

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from tests.chaos.rig import Rig
@@ -33,6 +34,10 @@ class Strike:
     """With these arguments beside `--resume`."""
     kept: Check = always
     """What has to hold when all is mended; its docstring says what does not if it does not."""
+    at: float = field(default_factory=time.monotonic)
+    """When it struck: a fault may have waited for its moment."""
+    wall_at: float = field(default_factory=time.time)
+    """The same by the clock on the wall."""
 
 
 Fault = Callable[[Rig, Random], Strike]

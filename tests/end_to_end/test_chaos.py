@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.chaos import campaign, faults
 from tests.chaos.campaign import Campaign, play
 from tests.chaos.episode import Episode, Outcome
 from tests.chaos.rig import Rig
+from tests.chaos.strike import Fault, Strike
 from tests.chaos.table import summary
 
 SIMULATED = [
@@ -55,9 +58,25 @@ def test_a_run_gets_over_faults(names: Sequence[str], tmp_path: Path) -> None:
     strike(chosen, [name for name in names if name in chosen.faults], tmp_path, seed=0)
 
 
+def between_checkpoints(fault: Fault) -> Fault:
+    """When a step is done that no checkpoint has."""
+
+    def strike(rig: Rig, random: Random) -> Strike:
+        def is_one() -> bool:
+            rig.steps.look()
+            return bool(rig.steps.seen[-1].line["step"] % rig.settings.checkpoint.every)
+
+        rig.until(is_one, "a step between checkpoints")
+        return fault(rig, random)
+
+    return strike
+
+
 @pytest.mark.engine
 def test_real_engines_get_over_faults(tmp_path: Path, policy: Path) -> None:
-    outcome = strike(campaign.real(policy), REAL, tmp_path, seed=0)
+    chosen = campaign.real(policy)
+    kinds = {**chosen.faults, REAL[-1]: between_checkpoints(chosen.faults[REAL[-1]])}
+    outcome = strike(replace(chosen, faults=kinds), REAL, tmp_path, seed=0)
     killed, verifier, rank = outcome.records
     assert killed.noticed_s is not None and killed.draws_again > 0, "what the engine had in hand went elsewhere"
     assert verifier.steps_replayed == 0

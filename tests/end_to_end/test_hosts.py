@@ -21,14 +21,16 @@ from tests.hosts.lan import Host, Lan, missing, program
 from tests.hosts.ray_cluster import RayCluster, programs
 
 HOSTS = ("one", "two", "three", "four")
-REAL = """
+# More groups in flight than the actors hold, so that whoever is lost had some in hand.
+MAX_LAG = 4
+REAL = f"""
 [sampling]
 group_size = 4
 max_tokens = 96
 [schedule]
 steps = 1000
 prompts_per_step = 4
-max_lag = 2
+max_lag = {MAX_LAG}
 [learner]
 nodes = 2
 zero_stage = 2
@@ -38,13 +40,12 @@ cores = [1]
 nodes = 2
 cores = [0]
 max_running = 8
+max_waiting = 0
 kv_cache_gib = 0.1
 enforce_eager = true
 [checkpoint]
 every = 4
 """
-# More groups in flight than four actors hold, so that whoever is lost had some in hand.
-MAX_LAG = 4
 SIMULATED = f"""
 [schedule]
 steps = 1000
@@ -144,18 +145,24 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     cluster.control(run.run_dir, "actors", "--count", "3")
     run.until(lambda: "actor-2" in at_work(cluster, run), timeout_s=200)
     assert actors_on(run, guest) == {"actor-2"}
-    run.until(lambda: sum(group["actor"] == "actor-2" for group in groups_of(run)) >= 3, timeout_s=120)
+    run.until(lambda: "actor-2" in {group["actor"] for group in groups_of(run)}, timeout_s=60)
+    until_steps(run, 12)
+    muted_at = time.time()
     guest.mute()
     noticed_at = until_lost(run, {"actor-2"})
-    until_steps(run, 3)
+    until_steps(run, MAX_LAG + 1)
     cluster.control(run.run_dir, "actors", "--count", "2")
     cluster.control(run.run_dir, "stop")
     assert run.wait() == 0, run.output()
-    check_history(run, len(run.lines()), 2)
+    check_history(run, len(run.lines()), MAX_LAG)
     guest.kill()
     assert cluster.left_behind() == []
     groups = groups_of(run)
     assert {group["actor"] for group in groups} >= {"actor-0", "actor-1", "actor-2"}
+    check_moved(groups, {"actor-2"}, muted_at, noticed_at)
+    begun = min(group["started_at"] for group in groups if group["actor"] == "actor-2")
+    meanwhile = Counter(group["actor"] for group in groups if begun <= group["started_at"] < muted_at)
+    assert meanwhile["actor-2"] > sum(meanwhile.values()) / 6, "a third host takes its share"
     assert all(group["finished_at"] < noticed_at for group in groups if group["actor"] == "actor-2")
     versions = {span[0] for group in groups for completion in group["completions"] for span in completion["versions"]}
     assert len(versions) > 2, "weights came to the actors' hosts"

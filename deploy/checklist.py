@@ -6,9 +6,11 @@ one look tells all there is to mend.
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -21,6 +23,7 @@ from rich.text import Text
 from olmorl import config
 from olmorl.deploy import checks, hosts, probe
 from olmorl.deploy.plan import Plan, plan
+from olmorl.deploy.rundir import unusable
 from olmorl.errors import OlmoRLError, ResourceError
 
 HOST_DEADLINE_S = 180.0
@@ -66,7 +69,7 @@ def _findings(settings: config.Config, placed: Plan) -> Iterator[Finding]:
             passed = passed and finding.passed
             yield finding
     names = [name for name in checks.ON_HOSTS if real or name in checks.WITHOUT_A_MODEL]
-    yield from _of_hosts(tree, placed, names)
+    yield from _of_hosts(tree, settings.run_dir, placed, names)
     if real:
         agree = partial(_agreement, settings, placed, tree) if passed else _not_yet
         yield _attempt("log-probabilities", "an actor and a rank", agree)
@@ -84,8 +87,11 @@ class Inspector:
     def check(self, name: str) -> str:
         return checks.ON_HOSTS[name](self._settings)
 
+    def sees(self, file: Path) -> bool:
+        return file.exists()
 
-def _of_hosts(tree: Mapping[str, Any], placed: Plan, names: Sequence[str]) -> Iterator[Finding]:
+
+def _of_hosts(tree: Mapping[str, Any], run_dir: Path, placed: Plan, names: Sequence[str]) -> Iterator[Finding]:
     """What each host says, all asked at once."""
     inspector = ray.remote(num_cpus=0)(Inspector)
     nodes = {node["NodeManagerAddress"]: node for node in ray.nodes() if node["Alive"]}
@@ -97,6 +103,9 @@ def _of_hosts(tree: Mapping[str, Any], placed: Plan, names: Sequence[str]) -> It
     }
     for host, there in inspectors.items():
         yield _attempt("clock", host, partial(_clock, there))
+    for host, node in nodes.items():
+        if checks.concerns("run directory", placed, node["Resources"]):
+            yield _attempt("run directory", host, partial(_run_directory, inspectors[host], run_dir))
     asked_at = time.monotonic()
     answers = {
         (check, host): inspectors[host].check.remote(check)
@@ -127,6 +136,25 @@ def _clock(inspector: Any) -> str:
     if off > CLOCKS_MAY_DIFFER_S:
         raise ResourceError(f"the clock is {off:.1f} s off the launcher's: heartbeats would lie; run NTP on all hosts")
     return f"within {heard_at - asked_at + max(off, 0):.2f} s of the launcher's"
+
+
+def _run_directory(inspector: Any, run_dir: Path) -> str:
+    """A host must see what the launcher's host writes there, as all of them write their parts of one run."""
+    file = run_dir / f"preflight.{secrets.token_hex(8)}"
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        try:
+            seen = _result(inspector.sees.remote(file), HOST_DEADLINE_S)
+        finally:
+            file.unlink()
+    except OSError as error:
+        raise unusable(run_dir, error) from None
+    if not seen:
+        raise ResourceError(
+            f"{run_dir} is not the launcher's here: set run.directory to storage that the launcher and all hosts share"
+        )
+    return f"{run_dir} is the launcher's too"
 
 
 def _not_yet() -> str:

@@ -15,7 +15,8 @@ import numpy as np
 from olmorl.config import Config
 from olmorl.deploy import wiring
 from olmorl.deploy.plan import Plan
-from olmorl.deploy.preflight import check_data, check_functions, check_model
+from olmorl.deploy.preflight import check_data, check_functions, check_model, check_whole_paths
+from olmorl.deploy.rundir import unusable
 from olmorl.errors import ModelError, ResourceError, Unscorable
 from olmorl.learner.recovery import RunFiles
 from olmorl.messages import Completion, Prompt, Span, Version
@@ -71,6 +72,7 @@ def data(settings: Config) -> str:
     from olmorl.learner.prompts import evaluation_names
 
     check_data(settings)
+    check_whole_paths(settings)
     names = evaluation_names(settings.evaluation)
     return f"{len(settings.data.train)} to train on, {len(names)} to evaluate with"
 
@@ -140,7 +142,10 @@ def disk(settings: Config) -> str:
     kept, one = settings.checkpoint.keep + 1, MASTER_AND_MOMENTS_BYTES * size.parameters
     there = sum(file.stat().st_size for file in RunFiles(settings.run_dir).checkpoints.rglob("*") if file.is_file())
     needed = max(one, kept * one - there) + size.weights_bytes
-    settings.run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        settings.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unusable(settings.run_dir, error) from None
     return _room(
         settings.run_dir, needed, f"{kept} checkpoints", "free some, lower checkpoint.keep, or set run.directory"
     )
@@ -238,6 +243,7 @@ ON_HOSTS: Mapping[str, Callable[[Config], str]] = {
     "verifiers": verifiers,
 }
 HOLDERS: Mapping[str, Sequence[Callable[[Plan], Mapping[str, float]]]] = {
+    "run directory": (Plan.learner_bundle, Plan.engine_bundle),
     "disk": (Plan.learner_bundle,),
     "shared memory": (Plan.learner_bundle, Plan.engine_bundle),
 }

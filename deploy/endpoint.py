@@ -46,11 +46,14 @@ class Endpoint:
         self._num_open = 0
 
     async def start(self) -> None:
-        """Listen on a free port."""
+        """Listen on a free port. Raises ResourceError when nobody can be told where."""
         self._server = await asyncio.start_server(self._serve, self._host, 0, limit=LONGEST_REQUEST)
         port = self._server.sockets[0].getsockname()[1]
         where = {"address": f"{self._host}:{port}", "host": socket.gethostname()}
-        self._file.write_text(json.dumps(where) + "\n", encoding="utf-8")
+        try:
+            self._file.write_text(json.dumps(where) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise ResourceError(f"{self._file}: {error.strerror}: people could ask the run for nothing") from None
 
     async def stop(self) -> None:
         """Listen no more."""

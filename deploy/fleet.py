@@ -34,8 +34,8 @@ class Slot:
     num_starts: int = 0
     state: str = _WAITING
     started_at: float = 0.0
-    is_there: bool = False
-    """Its process has answered."""
+    there_since: float | None = None
+    """When its process answered first: before that it may have waited for a host."""
     completions: int = 0
     leaving: bool = False
     cause: str = ""
@@ -135,7 +135,7 @@ class Fleet:
         process = slot.process = self._start(slot)
         try:
             who = await introduced(process, self._context.settings.actors.start_deadline_s)
-            slot.is_there = True
+            slot.there_since = time.monotonic()
             self._context.roster.add(slot.name, who)
             process.begin("run")
             await process.ended()
@@ -150,7 +150,7 @@ class Fleet:
     def _start(self, slot: Slot) -> Process:
         context = self._context
         slot.num_starts += 1
-        slot.state, slot.started_at, slot.is_there, slot.completions = _STARTING, time.monotonic(), False, 0
+        slot.state, slot.started_at, slot.there_since, slot.completions = _STARTING, time.monotonic(), None, 0
         name = slot.name if slot.num_starts == 1 else f"{slot.name}.{slot.num_starts}"
         cores = context.plan.engine_cores
         return context.cluster.start(
@@ -220,7 +220,7 @@ class Fleet:
         """Take note of the heartbeats at time `now`; returns the names of actors that are not of this fleet."""
         members = {slot.process.name: slot for slot in self._slots if slot.process}
         # Whoever is there and was not heard of yet is silent from now on.
-        beats: dict[str, float] = {name: 0.0 for name, slot in members.items() if slot.is_there}
+        beats: dict[str, float] = {name: 0.0 for name, slot in members.items() if slot.there_since}
         self._heartbeats.heard(beats | {status.name: status.at for status in statuses}, now)
         for status in statuses:
             if slot := members.get(status.name):
@@ -233,7 +233,7 @@ class Fleet:
         slot.completions = status.completions
         if slot.state == _STARTING and status.state != "starting":
             slot.state, self._vigil.ever = _WORKING, True
-            self._vigil.longest_start_s = max(self._vigil.longest_start_s, now - slot.started_at)
+            self._vigil.longest_start_s = max(self._vigil.longest_start_s, now - (slot.there_since or now))
 
     def _end_silent(self, slot: Slot) -> None:
         settings, limit_s = self._context.supervision, self._context.supervision.heartbeat_deadline_s

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from olmorl.learner.waiting import Wait
 from olmorl.messages import ActorStatus
 
 log = logging.getLogger(__name__)
+SAY_AFTER_S = 10.0
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -79,6 +81,16 @@ class Progress:
         """News: a line of its own above the live view, and in the log."""
         log.info(text)
         self._print(text)
+
+    @contextmanager
+    def placing(self, what: str, wait_s: float) -> Iterator[None]:
+        """A wait for places, which people hear of unless it is over soon. Within a running loop."""
+        text = f"waiting for Ray to have room for {what}, up to {wait_s:g} s: `ray status` says what there is"
+        timer = asyncio.get_running_loop().call_later(SAY_AFTER_S, self.say, text)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _print(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)

@@ -214,7 +214,8 @@ class Service:
         """Redis, then the assembler, then learner and engines side by side."""
         context = self._context
         context.roster.add("launcher", Identity(socket.gethostname(), os.getpid(), self._telemetry.address))
-        places = await context.cluster.place_learner()
+        with self._progress.placing("the learner", self._settings.cluster.wait_s):
+            places = await context.cluster.place_learner()
         if self._settings.queue.url is None:
             self._queue = QueueServer(context, places[0])
             access = await self._queue.start()
@@ -230,7 +231,8 @@ class Service:
         await (self._learner.pause() if self._paused else self._learner.resume())
         attending = asyncio.create_task(self._attend())
         try:
-            await self._fleet.place(self._num_engines)
+            with self._progress.placing(f"{self._num_engines} engine(s)", self._settings.cluster.wait_s):
+                await self._fleet.place(self._num_engines)
         finally:
             attending.cancel()
             await asyncio.wait([attending])
@@ -269,8 +271,8 @@ class Service:
     async def _endpoint(self) -> AsyncIterator[None]:
         settings = self._settings
         endpoint = Endpoint(settings.run_dir, wiring.own_address(settings), self._token, self._commands.table())
-        await endpoint.start()
         try:
+            await endpoint.start()
             yield
         finally:
             await endpoint.stop()

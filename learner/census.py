@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from olmorl.errors import RunEnded
@@ -52,7 +53,7 @@ class Census:
         Raises:
             RunEnded: they do not add up.
         """
-        await self._agreed(self._evaluator.collect)
+        await self._agreed(partial(self._evaluator.collect, self._orders.paused))
 
     async def _agreed(self, count: Callable[[], Awaitable[T]]) -> T:
         while True:
@@ -91,4 +92,5 @@ class Census:
         return (
             f"{self._pipeline.num_ready} groups are ready; of the prompts {counts.queued} are queued, "
             f"{counts.leased} with actors, {counts.results} back; actors heard of: {actors}"
+            + (f"; {self._pipeline.failures}" if self._pipeline.failures else "")
         )

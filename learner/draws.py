@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from typing import Any, Protocol
 
 from olmorl.errors import DataError
@@ -105,9 +104,7 @@ class Draws:
         )
 
 
-def prompt_of(
-    row: Row, *, lane: str, draw_id: int, attempt: int, group_size: int, min_version: Version, not_after: float = inf
-) -> Prompt:
+def prompt_of(row: Row, *, lane: str, draw_id: int, attempt: int, group_size: int, min_version: Version) -> Prompt:
     """A row as a draw."""
     return Prompt(
         draw_id=draw_id,
@@ -122,5 +119,4 @@ def prompt_of(
         thinking_opened=row.thinking_opened,
         group_size=group_size,
         min_version=min_version,
-        not_after=not_after,
     )

@@ -139,18 +139,21 @@ class Evaluator:
     async def _queue_more(self, name: str, current: Round) -> None:
         """As many as the lane has room for."""
         rows, end = self._sets[name], min(current.asked, current.queued + MOST_LIVE - current.live)
-        await self._queue.push(
-            [self._prompt(name, rows[i], i, current.version, current.ends_at) for i in range(current.queued, end)]
-        )
+        await self._queue.push([self._prompt(name, rows[i], i, current.version) for i in range(current.queued, end)])
         current.queued = end
 
-    async def collect(self) -> None:
+    async def collect(self, paused: bool) -> None:
         """Take what has been answered; close the rounds that are complete or past their deadline.
+
+        Args:
+            paused: nobody answers; the deadline of a round under way counts from the end of the pause.
 
         Raises:
             RunEnded: the accounts of a lane do not add up.
         """
         for name, current in list(self._rounds.items()):
+            if paused:
+                current.ends_at = self._clock.wall() + self._settings.deadline_s
             while taken := await self._queue.take(TAKE_LIMIT, name, 0):
                 for item in taken:
                     current.add(item.result)
@@ -172,7 +175,7 @@ class Evaluator:
         fields, self._fields = self._fields, {}
         return fields
 
-    def _prompt(self, name: str, row: Row, index: int, version: Version, ends_at: float) -> Prompt:
+    def _prompt(self, name: str, row: Row, index: int, version: Version) -> Prompt:
         return prompt_of(
             row,
             lane=name,
@@ -180,7 +183,6 @@ class Evaluator:
             attempt=1,
             group_size=self._settings.samples,
             min_version=version,
-            not_after=ends_at,
         )
 
 

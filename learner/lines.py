@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from olmorl.errors import ResourceError
 from olmorl.learner import durable
 
 Fields = Mapping[str, float | int | str | None]
@@ -24,9 +25,17 @@ class Lines:
         self._observe = observe
 
     def read(self) -> list[dict[str, Any]]:
-        """All lines, in order; a torn last one is not counted."""
+        """All lines, in order; a torn last one is not counted. Raises ResourceError for one that is damaged."""
         data = self._path.read_bytes() if self._path.exists() else b""
-        return [msgspec.json.decode(line) for line in data[: durable.whole_lines(data)].splitlines()]
+        return [self._decode(i, line) for i, line in enumerate(data[: durable.whole_lines(data)].splitlines(), 1)]
+
+    def _decode(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            return msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ResourceError(
+                f"{self._path}:{number}: damaged ({error}): take that line out, only figures are made of it"
+            ) from None
 
     def append(self, fields: Fields) -> None:
         """Add a line. Raises ResourceError when it cannot be written."""
@@ -52,7 +61,7 @@ class Lines:
             return
         data = self._path.read_bytes()
         lines = data[: durable.whole_lines(data)].splitlines(keepends=True)
-        keep = sum(len(line) for line in lines if msgspec.json.decode(line)["step"] <= step)
+        keep = sum(len(line) for i, line in enumerate(lines, 1) if self._decode(i, line)["step"] <= step)
         if tail := durable.cut(self._path, keep):
             durable.write_whole(abandoned, [tail[: durable.whole_lines(tail)]])
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from olmorl.config import Config
-from olmorl.errors import NothingToLearn
+from olmorl.errors import NothingToLearn, RunEnded
 from olmorl.learner import admission
 from olmorl.learner.accounts import Outcome
 from olmorl.learner.batch import Batch, Composer
@@ -31,6 +31,8 @@ class Pipeline:
         self._replay_to = replay_to
         self._shelf = Shelf()
         self._useless_in_a_row = 0
+        self._failed_in_a_row = 0
+        self._last_failure = ""
         self._assembled = done
         self.batches: dict[int, Batch] = {}
         """Ready and not yet handed out, by step."""
@@ -42,11 +44,18 @@ class Pipeline:
         """Groups that wait for a step."""
         return len(self._shelf)
 
+    @property
+    def failures(self) -> str:
+        """In words, those since the last group that was scored; empty if there was none."""
+        many = self._failed_in_a_row
+        return f"{many} prompt(s) in a row came to no scored group, the last: {self._last_failure}" if many else ""
+
     async def settle(self, taken: Sequence[Taken]) -> None:
         """Decide what is filtered, keep what may be trained.
 
         Raises:
             NothingToLearn: too many groups in a row without a gradient.
+            RunEnded: too many draws in a row failed.
         """
         endings = []
         for item in await self._books.leftovers_of(taken):
@@ -59,14 +68,19 @@ class Pipeline:
                 f"{self._useless_in_a_row} groups in a row had equal rewards in all their completions: every prompt is "
                 "solved, or none is (schedule.max_useless_groups); see rollouts/ for the verdicts"
             )
+        if self._failed_in_a_row >= self._schedule.max_useless_groups:
+            raise RunEnded(f"{self.failures} (schedule.max_useless_groups)")
 
     async def _judge(self, item: Taken) -> Ending | None:
         """How a result ends at once, or None for a group that is now on the shelf."""
         result = item.result
+        if isinstance(result, Failure) and result.cause == "stale":
+            return Ending(item, Outcome.STALE, result.cause)
         if isinstance(result, Failure):
-            return Ending(item, Outcome.STALE if result.cause == "stale" else Outcome.FAILED, result.cause)
+            return self._failed(item, result.cause, result.detail)
         if reason := defect(result):
-            return Ending(item, Outcome.FAILED, f"malformed: {reason}")
+            return self._failed(item, f"malformed: {reason}")
+        self._failed_in_a_row = 0
         await self._retire_if_solved(result)
         if self._schedule.filter_zero_gradient and not self._composer.has_gradient(result):
             self._useless_in_a_row += 1
@@ -75,6 +89,11 @@ class Pipeline:
         starts = self._books.accounts.starts
         self._shelf.add(item, result, admission.deadline(result, self._schedule.max_lag, starts))
         return None
+
+    def _failed(self, item: Taken, cause: str, detail: str = "") -> Ending:
+        self._failed_in_a_row += 1
+        self._last_failure = f"{item.result.prompt.row}: {cause}" + (f": {detail}" if detail else "")
+        return Ending(item, Outcome.FAILED, cause)
 
     async def _retire_if_solved(self, group: Group) -> None:
         limit = self._config.data.no_resample_above

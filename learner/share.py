@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import torch
 import xxhash
@@ -202,8 +202,16 @@ class Shares:
         path, digest = file_of(self._folder, rank), (self._files[rank].metadata() or {}).get("digest", "").encode()
         if not digest:
             raise ResourceError(f"{path}: an earlier version of OlmoRL wrote it, and without a digest; {_WAY_OUT}")
-        with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data, memoryview(data) as view:
+        with self._there(path) as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data, memoryview(data) as view:
             start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
             with view[start:] as tensors:
                 if _digest(data[:start].replace(digest, _NO_DIGEST, 1), tensors) != digest:
                     raise ResourceError(f"{path}: damaged (its bytes are not those that were written); {_WAY_OUT}")
+
+    @staticmethod
+    def _there(path: Path) -> BinaryIO:
+        """Opened, unless it was removed since."""
+        try:
+            return path.open("rb")
+        except FileNotFoundError:
+            raise ResourceError(f"{path}: missing; {_WAY_OUT}") from None

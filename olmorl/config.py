@@ -109,7 +109,8 @@ class Schedule(Section):
     filter_zero_gradient: bool = True
     """Replace groups whose rewards are all equal (active sampling)."""
     max_useless_groups: int = Field(2000, ge=1)
-    """This many zero-gradient groups in a row end the run: everything is solved, or nothing is."""
+    """This many zero-gradient groups in a row end the run: everything is solved, or nothing is. So do this many draws
+    in a row that fail."""
 
     @model_validator(mode="after")
     def _depth_within_lag(self) -> Schedule:
@@ -265,11 +266,12 @@ class Remote(Section):
     def _plain_url(cls, url: str | None) -> str | None:
         if url is None or url == "local":
             return url
+        # What is refused is not shown: it may hold a secret.
+        if set("@?#") & set(url):
+            raise ValueError("url: an address alone; name the environment variable of the key in api_key_env")
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise ValueError(f"url = {url!r} of a judge or reward model: write an address such as http://host:8000/v1")
-        if "@" in parts.netloc:
-            raise ValueError("url: no password in it; name the environment variable of the key in api_key_env")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("url of a judge or reward model: write an address such as http://host:8000/v1")
         return url
 
 
@@ -364,7 +366,7 @@ class QueueSettings(Section):
     max_attempts: int = Field(5, ge=1)
     """Of one draw, before it is failed."""
     total_deadline_s: float = Field(24 * 3600, gt=0)
-    """From the first attempt of a draw that is lost to the start of its last."""
+    """From the first lost attempt of a draw on: one that is lost after it is the last, and the draw is failed."""
     connect_deadline_s: float = Field(10.0, gt=0)
     outage_deadline_s: float = Field(120.0, gt=0)
     """How long a Redis that does not answer is waited for, and one that fails over."""

@@ -80,9 +80,6 @@ class Prompt(Message, frozen=True, kw_only=True):
     group_size: int
     min_version: Version
     """An engine with an older version updates before it starts this prompt."""
-    not_after: float = float("inf")
-    """Wall time (s) after which no new attempt is made and the draw is failed. Prompts of an evaluation have it;
-    for all the queue has a limit of its own, `queue.total_deadline_s`."""
 
 
 class Lease(Message, frozen=True, kw_only=True):

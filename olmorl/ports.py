@@ -102,15 +102,15 @@ class PromptQueue(Protocol):
     async def push(self, prompts: Sequence[Prompt]) -> None:
         """Queue all or none. Also requeues: a draw that is queued, leased or done is not queued twice.
 
-        Raises QueueFull when the bound would be passed.
+        Raises QueueFull when first attempts would pass the bound: what is queued again has been there before.
         """
         ...
 
     async def expire(self) -> int:
         """Requeue what expired leases hold with `attempt + 1`; returns how many.
 
-        A draw past its last attempt, its `not_after`, or the total deadline since its first lost attempt becomes a
-        Failure among the results instead.
+        A draw past its last attempt, or the total deadline since its first lost attempt, becomes a Failure among the
+        results and a dead letter instead.
         """
         ...
 

@@ -17,7 +17,7 @@ CONTROL_ORDERS = ("run", "pause", "drain")
 _log = logging.getLogger(__name__)
 _CAUSES = {
     "attempts": "its last attempt ended without a commit",
-    "total_deadline": "no attempt may start so late",
+    "total_deadline": "an attempt was lost after the total deadline",
     "poison": "its prompt could not be decoded",
 }
 

@@ -5,7 +5,7 @@
 --   claim          hash    incarnation, token: who owns the assembler's end
 --   lanes          set     names of the lanes that ever held a draw
 --   LANE:prompts   hash    draw -> encoded Prompt, for every live draw: queued, leased, or among the results
---   LANE:again     stream  draw, attempt, not_after: to be started again; leased before `fresh`
+--   LANE:again     stream  draw, attempt, not_after (when a lost attempt is its last): leased before `fresh`
 --   LANE:fresh     stream  the same, for first attempts; group `actors` in both, its pending entries are the leases
 --   LANE:leases    zset    lease -> deadline; a lease is DRAW/STREAM/ENTRY, so every delivery has a name of its own
 --   LANE:handed    hash    owner -> token and leases of its last answered lease call, so that a call that is sent
@@ -78,7 +78,7 @@ local function put_aside(draw, reason, payload)
   redis.call('XADD', DEAD, 'MAXLEN', DEAD_LETTERS_KEPT, '*', 'draw', draw, 'reason', reason, 'payload', payload or '')
 end
 
--- The total deadline counts from the first attempt that is lost: a draw that only waited was not hard to answer.
+-- The total deadline counts from the first attempt that is lost to the last: a draw that waited was not hard to answer.
 local function start_again(lease, now, max_attempts, total_deadline)
   local held = take_back(lease)
   if held.attempt >= max_attempts then
@@ -86,6 +86,7 @@ local function start_again(lease, now, max_attempts, total_deadline)
       redis.call('HGET', PROMPTS, held.draw))
     finish(held.draw, held.attempt, 'cause', 'attempts')
   elseif now >= tonumber(held.not_after) then
+    put_aside(held.draw, 'lost once more after the total deadline', redis.call('HGET', PROMPTS, held.draw))
     finish(held.draw, held.attempt, 'cause', 'total_deadline')
   else
     enqueue('again', held.draw, held.attempt + 1, math.min(tonumber(held.not_after), now + total_deadline))

@@ -1,6 +1,6 @@
--- ARGV: owner, limit, now, deadline, token of the call.
+-- ARGV: owner, limit, deadline, token of the call.
 -- Returns {{lease, attempt, payload}, ...} and where `again` and `fresh` end, for a reader that waits for more.
-local owner, limit, now, token = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[5]
+local owner, limit, token = ARGV[1], tonumber(ARGV[2]), ARGV[4]
 open()
 local leases, handed = {}, { token }
 
@@ -25,13 +25,8 @@ end
 local function deliver(stream, entry)
   local held = fields_of(stream, entry)
   local lease = lease_name(held.draw, stream, entry)
-  redis.call('ZADD', LEASES, ARGV[4], lease)
-  if now >= tonumber(held.not_after) then
-    take_back(lease)
-    finish(held.draw, held.attempt, 'cause', 'total_deadline')
-  else
-    hand(lease, held)
-  end
+  redis.call('ZADD', LEASES, ARGV[3], lease)
+  hand(lease, held)
 end
 
 local function last_entry(stream)

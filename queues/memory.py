@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, islice
+from math import inf
 
 from olmorl.clock import Clock
 from olmorl.codec import encode
@@ -23,7 +24,7 @@ from olmorl.queues.delivery import Delivery, Stored
 class _Draw:
     payload: bytes
     attempt: int
-    not_after: float
+    not_after: float = inf
 
 
 @dataclass
@@ -119,11 +120,12 @@ class MemoryQueue:
             if prompt.draw_id not in lane.prompts and prompt.draw_id not in lane.done:
                 new.setdefault(prompt.lane, {}).setdefault(prompt.draw_id, prompt)
         for name, draws in new.items():
-            delivery.check_room(len(self._lane(name).prompts), len(draws), self._bound)
+            if any(prompt.attempt == 1 for prompt in draws.values()):
+                delivery.check_room(len(self._lane(name).prompts), len(draws), self._bound)
         for name, draws in new.items():
             lane = self._lane(name)
             for draw_id, prompt in draws.items():
-                lane.prompts[draw_id] = _Draw(encode(prompt), prompt.attempt, prompt.not_after)
+                lane.prompts[draw_id] = _Draw(encode(prompt), prompt.attempt)
                 lane.enqueue(draw_id)
 
     async def expire(self) -> int:
@@ -277,9 +279,6 @@ class MemoryQueue:
         deadline = now + self._settings.lease_s
         while len(leases) < limit and (draw_id := store.next_queued()) is not None:
             draw, number = store.prompts[draw_id], next(self._run.numbers)
-            if now >= draw.not_after:
-                store.finish(number, draw_id, None, "total_deadline")
-                continue
             parcel = Delivery(draw.payload, draw_id, draw.attempt, f"{draw_id}/{number}")
             try:
                 leases.append(delivery.to_lease(parcel, owner, deadline, lane))
@@ -299,13 +298,14 @@ class MemoryQueue:
         return num_ended
 
     def _start_again(self, store: _Lane, draw_id: int, now: float) -> None:
-        draw = store.prompts[draw_id]
+        draw, cause = store.prompts[draw_id], ""
         if draw.attempt >= self._settings.max_attempts:
-            reason = f"none of its {draw.attempt} attempts ended with a commit"
-            store.dead.append(DeadLetter(draw_id, reason, draw.payload))
-            store.finish(next(self._run.numbers), draw_id, None, "attempts")
+            cause, reason = "attempts", f"none of its {draw.attempt} attempts ended with a commit"
         elif now >= draw.not_after:
-            store.finish(next(self._run.numbers), draw_id, None, "total_deadline")
+            cause, reason = "total_deadline", "lost once more after the total deadline"
+        if cause:
+            store.dead.append(DeadLetter(draw_id, reason, draw.payload))
+            store.finish(next(self._run.numbers), draw_id, None, cause)
         else:
             draw.attempt += 1
             draw.not_after = min(draw.not_after, now + self._settings.total_deadline_s)

@@ -92,7 +92,7 @@ class RedisQueue:
         for prompt in prompts:
             lanes.setdefault(prompt.lane, []).append(prompt)
         for lane, members in lanes.items():
-            fields = [part for p in members for part in (p.draw_id, p.attempt, repr(p.not_after), encode(p))]
+            fields = [part for p in members for part in (p.draw_id, p.attempt, encode(p))]
             await self._call("push", lane, self._incarnation, self._bound, lane, *fields)
 
     async def expire(self) -> int:
@@ -124,9 +124,8 @@ class RedisQueue:
     async def lease(self, owner: str, limit: int, lane: str, wait_s: float) -> list[Lease]:
         give_up = self._clock.now() + wait_s
         while True:
-            now, token = self._clock.wall(), secrets.token_hex(8)
-            deadline = now + self._settings.lease_s
-            parcels, again, fresh = await self._call("lease", lane, owner, limit, now, deadline, token)
+            deadline, token = self._clock.wall() + self._settings.lease_s, secrets.token_hex(8)
+            parcels, again, fresh = await self._call("lease", lane, owner, limit, deadline, token)
             leases = await self._decoded([_parcel(parts) for parts in parcels], owner, deadline, lane)
             remaining = give_up - self._clock.now()
             if leases or remaining <= 0:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 
@@ -82,13 +83,13 @@ async def test_a_killed_owner_takes_its_engine_along(when: str, children_too: bo
         if children_too:
             # As a cluster does it: the owner's children die with it, and cannot be asked any more what they had open.
             await asyncio.sleep(0 if when == "adopt" else 2.5 * reaper.LOOK_S)
-            for child in psutil.Process(owner.pid).children(recursive=True):
+            for child in reversed(psutil.Process(owner.pid).children(recursive=True)):  # who tidies up first
                 child.kill()
     finally:
         owner.kill()
         await owner.wait()
     assert await gone(int(pid), name)
-    assert not reapers(mark)
+    until(lambda: not reapers(mark))
 
 
 def test_what_dies_together_with_its_reaper_is_swept(tmp_path: Path) -> None:
@@ -101,7 +102,8 @@ def test_what_dies_together_with_its_reaper_is_swept(tmp_path: Path) -> None:
     note = folder / f"{reaper.VARIABLE}-{mark}"
     while not note.exists() or name not in note.read_text():
         time.sleep(0.01)
-    for process in [*reapers(mark), *psutil.Process(owner.pid).children(recursive=True), psutil.Process(owner.pid)]:
+    family = [psutil.Process(owner.pid), *psutil.Process(owner.pid).children(recursive=True)]
+    for process in [*reapers(mark), *reversed(family)]:  # who tidies up first
         process.kill()
     owner.wait()
     assert Path("/dev/shm", name).exists()
@@ -157,7 +159,9 @@ async def test_what_an_engine_made_just_before_it_was_killed_is_unlinked(tmp_pat
 
 def watches(process: psutil.Process) -> bool:
     """Whether it looks at what is made."""
-    return any(str(link.readlink()) == "anon_inode:inotify" for link in Path(f"/proc/{process.pid}/fd").iterdir())
+    with suppress(OSError):  # of a file that was closed meanwhile
+        return any(str(link.readlink()) == "anon_inode:inotify" for link in Path(f"/proc/{process.pid}/fd").iterdir())
+    return False
 
 
 def until(ready: Callable[[], object]) -> None:

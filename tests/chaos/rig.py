@@ -119,12 +119,18 @@ class Rig:
         return {actor["name"]: actor["pid"] for actor in actors if actor["state"] == "run"}
 
     def busy(self) -> dict[str, int]:
-        """The actors that have draws in hand, all of them while Redis does not say, and their processes."""
+        """The actors that have several draws in hand, of which the last is not answered in this moment, and their
+        processes; all of them while Redis does not say."""
         pids = self.pids()
         with suppress(redis.RedisError), self.redis() as link:
             pending = [link.xpending(self.key(stream), "actors") for stream in ("again", "fresh")]
             # Each start of an actor has a name of its own: actor-1, then actor-1.2.
-            names = {each["name"].decode().partition(".")[0] for found in pending for each in found["consumers"]}
+            names = {
+                each["name"].decode().partition(".")[0]
+                for found in pending
+                for each in found["consumers"]
+                if each["pending"] > 1
+            }
             return {name: pid for name, pid in pids.items() if name in names}
         return {name: pid for name, pid in pids.items() if name.startswith("actor-")}
 

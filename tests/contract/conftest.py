@@ -157,7 +157,7 @@ def make_group() -> Callable[[Prompt], Group]:
     return _group
 
 
-def _prompt(draw_id: int, lane: str = "train", attempt: int = 1, not_after: float = float("inf")) -> Prompt:
+def _prompt(draw_id: int, lane: str = "train", attempt: int = 1) -> Prompt:
     return Prompt(
         draw_id=draw_id,
         lane=lane,
@@ -170,7 +170,6 @@ def _prompt(draw_id: int, lane: str = "train", attempt: int = 1, not_after: floa
         columns={"level": 3},
         group_size=2,
         min_version=Version(1, 0),
-        not_after=not_after,
     )
 
 

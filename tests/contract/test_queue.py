@@ -101,6 +101,9 @@ async def test_push_is_all_or_none_and_results_count_against_the_bound(
     assert [await queue.commit(lent, make_group(lent.prompt)) for lent in leases] == [CommitOutcome.STORED] * 3
     with pytest.raises(QueueFull):
         await queue.push([make_prompt(4)])
+    await queue.push([make_prompt(5, attempt=2), make_prompt(6, attempt=3)])
+    assert await live(queue) == (2, 0, 3), "what was lost is queued again whatever the bound"
+    await queue.withdraw([5, 6], "train")
     await queue.trim((await take(queue))[:1])
     await queue.push([make_prompt(4)])
 
@@ -173,30 +176,20 @@ async def test_after_the_last_attempt_the_draw_fails(rig: QueueRig, queue: Queue
     assert decode(letter.payload, Prompt).row == "problems.jsonl:1"
 
 
-async def test_no_attempt_starts_after_the_total_deadline(rig: QueueRig, queue: Queue, make_prompt: MakePrompt) -> None:
-    until = rig.clock.wall() + 10
-    await queue.push([make_prompt(1, not_after=until), make_prompt(2, not_after=until), make_prompt(3)])
-    assert len(await lease(queue)) == 1
-    rig.clock.time += LEASE_S
-    assert await queue.expire() == 1
-    assert [other.prompt.draw_id for other in await lease(queue, 2)] == [3], "2 waited in the queue for too long"
-    causes = {item.draw_id: item.result.cause for item in await take(queue) if isinstance(item.result, Failure)}
-    assert causes == {1: "total_deadline", 2: "total_deadline"}
-    assert await live(queue) == (0, 1, 2)
-
-
 async def test_the_total_deadline_counts_from_the_first_attempt_that_is_lost(
     rig: QueueRig, queue: Queue, make_prompt: MakePrompt
 ) -> None:
     await queue.push([make_prompt(1)])
-    rig.clock.time += 10 * TOTAL_DEADLINE_S
     for _ in range(2):
+        rig.clock.time += 10 * TOTAL_DEADLINE_S
         assert [other.prompt.draw_id for other in await lease(queue)] == [1], "the run was stopped over the weekend"
+        assert await take(queue) == []
         rig.clock.time += LEASE_S
         assert await queue.expire() == 1
-    rig.clock.time += TOTAL_DEADLINE_S - LEASE_S
-    assert await lease(queue) == []
+    assert await live(queue) == (0, 0, 1)
     assert [item.result.cause for item in await take(queue) if isinstance(item.result, Failure)] == ["total_deadline"]
+    [letter] = await queue.dead_letters("train")
+    assert (letter.draw_id, letter.reason) == (1, "lost once more after the total deadline")
 
 
 async def test_late_and_duplicate_commits_are_refused_and_counted(

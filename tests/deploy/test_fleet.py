@@ -81,7 +81,7 @@ async def test_an_actor_that_falls_silent_while_it_starts_has_longer(
 async def test_an_actor_that_is_never_heard_of_is_ended(context: Any, running: Running, until: Any) -> None:
     made = context(heartbeat_deadline_s=2, answer_deadline_s=5)
     async with running(made) as fleet:
-        await until(lambda: all(slot.is_there for slot in fleet.slots))
+        await until(lambda: all(slot.there_since for slot in fleet.slots))
         for second in range(8):
             look(fleet, second, a0=second, a2=second)
         assert [process.name for process in made.cluster.started if process.killed] == ["actor-1"]

@@ -59,7 +59,7 @@ def test_a_process_ends_once_it_has_not_been_needed_for_the_deadline() -> None:
         causes.append(cause)
         ended.set()
 
-    Lifeline(Supervision(launcher_deadline_s=0.4), lambda: bool(answers and answers.pop(0)), end).start()
+    Lifeline(Supervision(launcher_deadline_s=2.0), lambda: bool(answers and answers.pop(0)), end).start()
     assert ended.wait(10)
-    assert answers == [] and time.monotonic() - began >= 5 * 0.1 + 0.4
-    assert causes[0].startswith("for 0.4 s there was no launcher, and no learner that trains")
+    assert answers == [] and time.monotonic() - began >= 5 * 0.5 + 2.0
+    assert causes[0].startswith("for 2 s there was no launcher, and no learner that trains")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from io import StringIO
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from olmorl.deploy import progress
 from olmorl.deploy.figure import draw
 from olmorl.deploy.progress import Progress, Status, Terminal, summary
 from olmorl.deploy.rundir import logged
@@ -49,20 +51,33 @@ def test_a_run_does_not_end_because_nobody_can_read_it(output: str) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     file = os.fdopen(os.open(output, os.O_WRONLY) if output == "/dev/full" else writer, "w")
-    progress = Progress("a run", Terminal(file=file, width=200))
+    view = Progress("a run", Terminal(file=file, width=200))
     for step in (1, 2):
-        progress.say(f"news {step}")
-        progress.show(Status(step, 9, lines=[line(step, 0.5)]))
+        view.say(f"news {step}")
+        view.show(Status(step, 9, lines=[line(step, 0.5)]))
 
 
 def test_news_are_in_the_launchers_log_and_steps_are_not(tmp_path: Path) -> None:
-    progress = Progress("a run", Console(file=StringIO()))
+    view = Progress("a run", Console(file=StringIO()))
     with logged(tmp_path, "launcher"):
-        progress.say("actor-0 died: it starts again now")
-        progress.show(Status(1, 9, lines=[line(1, 0.5)]))
-    progress.say("later")
+        view.say("actor-0 died: it starts again now")
+        view.show(Status(1, 9, lines=[line(1, 0.5)]))
+    view.say("later")
     (found,) = (tmp_path / "logs" / "launcher.log").read_text().splitlines()
     assert found.endswith("INFO olmorl.deploy.progress: actor-0 died: it starts again now")
+
+
+async def test_a_wait_for_places_is_said_when_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "SAY_AFTER_S", 0.01)
+    output = StringIO()
+    view = Progress("a run", Console(file=output, width=200))
+    with view.placing("the learner", 1800):
+        pass
+    await asyncio.sleep(0.05)
+    assert output.getvalue() == ""
+    with view.placing("20 engine(s)", 1800):
+        await asyncio.sleep(0.05)
+    assert output.getvalue().startswith("waiting for Ray to have room for 20 engine(s), up to 1800 s")
 
 
 def test_a_full_disk_below_the_launchers_log_shows_nothing_on_the_screen(

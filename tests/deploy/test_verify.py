@@ -216,11 +216,15 @@ def test_mistakes_are_one_line_and_exit_2(write: Write, capsys: pytest.CaptureFi
     assert load(tmp_path / "there.jsonl")[0]["reward"] == 1.0
 
 
-def test_the_help_teaches_within_a_second() -> None:
-    started = time.monotonic()
-    done = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, timeout=30)
-    assert time.monotonic() - started < 5  # a second when nobody else is at work
-    assert done.returncode == 0
+def test_the_help_teaches_and_loads_no_heavy_library() -> None:
+    code = """
+import atexit, sys
+from olmorl.deploy import verify
+atexit.register(lambda: print(sorted({"torch", "vllm", "ray"} & sys.modules.keys())))
+verify.main(["--help"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "[]")
     for word in ("--resume", "--pass-rate", "--self-test", "exit codes", "reward", "bad_row", "olmorl-verify answers"):
         assert word in done.stdout
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.chaos.history import violations
@@ -18,6 +20,12 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipes.make_policy(tmp_path_factory.mktemp("policy"))
 
 
+def _end(runs: list[Launch]) -> None:
+    for process in [process for run in runs for process in run.processes()]:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 @pytest.fixture
 def launch(tmp_path: Path, policy: Path) -> Iterator[Callable[[str], Launch]]:
     """Makes a run with more lines for its recipe. What it started is ended by id when the test is over."""
@@ -28,9 +36,7 @@ def launch(tmp_path: Path, policy: Path) -> Iterator[Callable[[str], Launch]]:
         return made[-1]
 
     yield make
-    for run in made:
-        for process in run.processes():
-            process.kill()
+    _end(made)
 
 
 @pytest.fixture
@@ -43,9 +49,7 @@ def simulate(tmp_path: Path) -> Iterator[Callable[[str], Launch]]:
         return made[-1]
 
     yield make
-    for run in made:
-        for process in run.processes():
-            process.kill()
+    _end(made)
 
 
 @pytest.fixture

@@ -45,6 +45,8 @@ kv_cache_gib = 0.1
 enforce_eager = true
 [checkpoint]
 every = 4
+[supervision]
+heartbeat_deadline_s = 5.0
 """
 SIMULATED = f"""
 [schedule]
@@ -59,6 +61,8 @@ heartbeat_deadline_s = 3.0
 stop_deadline_s = 6.0
 """
 NOTICED_S, ELSEWHERE_S = 10.0, 15.0
+SHORT_S = 1.0
+"""A link that is gone for so long: TCP tries again soon enough."""
 MOVED_S = 240.0
 """Ray gives a host a minute before it counts as lost."""
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -136,7 +140,7 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     check_sockets(cluster)
     before, actors = run.roster(), cluster.hosts[where["actor-0"]]
     actors.cut()
-    time.sleep(1.5)
+    time.sleep(SHORT_S)
     actors.heal()
     until_steps(run, 2)
     assert run.roster() == before, "a link that is back within the deadlines costs no process"
@@ -179,7 +183,7 @@ def test_links_break_and_heal_and_hosts_come_and_go(
     one, other = (cluster.hosts[name] for name in {places(run)[f"actor-{index}"] for index in range(4)})
 
     one.cut()
-    time.sleep(1.5)
+    time.sleep(SHORT_S)
     one.heal()
     until_steps(run, 2)
     assert run.roster() == before, "a link that is back within the deadlines costs no process"
@@ -272,6 +276,18 @@ def test_with_a_redis_elsewhere_only_the_learner_moves(
     cluster.control(run.run_dir, "stop")
     assert run.wait() == 0, run.output()
     check_history(run, len(run.lines()), MAX_LAG)
+
+
+def test_hosts_that_do_not_share_the_run_directory_are_found(
+    cluster: RayCluster, simulate: Callable[[str], Any]
+) -> None:
+    run = simulate(SIMULATED)
+    run.spawn = cluster.spawn
+    own = "/tmp/not-shared"
+    run.start("--ray-address", cluster.address, *ON_FOUR_HOSTS, f"--run.directory={own}", "--preflight")
+    assert run.wait() == 2
+    assert f"{own}/test is not the launcher's here" in " ".join(run.output().split()), run.output()
+    assert "run directory" in run.output()
 
 
 def until_moved(run: Any, host: Host) -> None:

@@ -30,7 +30,7 @@ zero_stage = {zero}
 learning_rate = 1e-3
 [actors]
 engines_per_node = 2
-max_running = 8
+max_running = 4
 kv_cache_gib = 0.1
 enforce_eager = true
 [checkpoint]
@@ -80,7 +80,7 @@ def test_asked_to_stop_and_resumed(
     run.until_step(2)
     run.signal(signal.SIGINT)
     assert run.wait() == 0, run.output()
-    run.until_gone(timeout_s=5)
+    run.until_gone()
     until_clean(run, before)
     done = len(run.lines())
     assert done < STEPS

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olmorl.errors import RunEnded
@@ -114,6 +114,7 @@ def test_waiting_for_nobody_is_no_reason_to_wait() -> None:
     assert choose(candidates(5, 5, 5, 5, 5), [], version=5, batch=2) is not None
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.integers(5, 9), min_size=2, max_size=12),
     st.lists(st.integers(5, 9), max_size=6),

@@ -198,9 +198,10 @@ async def test_another_start_goes_by_the_same_port_and_password(tmp_path: Path) 
 
 
 def test_two_on_one_folder_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("olmorl.queues.embedded._START_DEADLINE_S", 0.2)
-    with EmbeddedRedis(tmp_path), pytest.raises(ResourceError, match="another Redis uses"):
-        EmbeddedRedis(tmp_path).start()
+    with EmbeddedRedis(tmp_path):
+        monkeypatch.setattr("olmorl.queues.embedded._START_DEADLINE_S", 0.2)
+        with pytest.raises(ResourceError, match="another Redis uses"):
+            EmbeddedRedis(tmp_path).start()
 
 
 def test_an_address_of_another_host_is_a_clear_error(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,27 @@ def test_a_round_that_gets_no_answers_is_closed_at_its_deadline(service: Build, 
     run.check_lines()
 
 
+def test_a_pause_of_hours_costs_the_round_under_way_no_answer(service: Build, held_out: list[Row]) -> None:
+    run = service(
+        {"evaluation.deadline_s": 60, "evaluation.every": 100, "evaluation.share": 0.5, "schedule.steps": 40},
+        evaluations={"held": held_out * 10},
+    )
+
+    async def scenario() -> None:
+        await run.start()
+        await run.until(lambda: run.assembler._evaluator._rounds)
+        await run.assembler.orders.pause()
+        await asyncio.sleep(3600)
+        assert (await run.queue.counts("held")).queued > 0, "it is under way"
+        await run.assembler.orders.resume()
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    assert versions(run) == [0, 40]
+    assert all(line.get("eval_held_failed", 0) == 0 for line in run.lines)
+
+
 def test_an_evaluation_that_a_crash_cut_off_is_made_again(service: Build, held_out: list[Row]) -> None:
     run = service(
         {"evaluation.every": 100, "schedule.steps": 6, "checkpoint.every": 2, "simulation.tokens_per_s": 20.0},
@@ -91,7 +113,7 @@ def test_a_set_that_is_larger_than_its_lane_is_asked_whole(held_out: list[Row]) 
         while not evaluator.idle:
             for lease in await queue.lease("actor-0", 3000, "held", 0):
                 await queue.commit(lease, Failure(prompt=lease.prompt, cause="attempts", detail=""))
-            await evaluator.collect()
+            await evaluator.collect(paused=False)
 
     run_simulated(scenario())
     assert evaluator.results()["eval_held_failed"] == len(rows) == 2 * MOST_LIVE

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from olmorl.clock import run_simulated
+from olmorl.clock import LoopClock, run_simulated
+from olmorl.learner.bell import Bell
+from olmorl.learner.orders import Orders
+from olmorl.learner.waiting import Waits
+from olmorl.ports import Queue
 
 Build = Callable[..., Any]
 LONG = {"schedule.steps": 100, "checkpoint.every": 50}
@@ -34,6 +39,27 @@ def test_a_pause_lets_what_is_in_hand_end_and_a_resume_goes_on(service: Build) -
     run.check_lines()
     assert 3 <= steps <= 6 and draws < len(run.ledger)
     assert len(run.lines) == 12
+
+
+def test_the_last_word_holds_however_late_it_can_be_said() -> None:
+    said: list[str] = []
+
+    async def set_control(owner: str, order: str) -> None:
+        await asyncio.sleep(60.0 if order == "pause" else 0.0)  # Redis is away for a while
+        said.append(order)
+
+    async def scenario() -> Orders:
+        bell = Bell()
+        orders = Orders(cast(Queue, SimpleNamespace(set_control=set_control)), Waits(bell, LoopClock()), bell)
+        pausing = asyncio.create_task(orders.pause())
+        await asyncio.sleep(1.0)
+        await orders.resume()
+        await pausing
+        return orders
+
+    orders = run_simulated(scenario())
+    assert said == ["pause", "run"]
+    assert orders.drawing
 
 
 @pytest.mark.parametrize("paused", [False, True])

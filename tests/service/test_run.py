@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from olmorl import metrics
+from olmorl.actors.fake import FakeScorer
 from olmorl.clock import SystemClock, run_simulated
-from olmorl.errors import DeadlinePassed, NothingToLearn, WeightError
+from olmorl.errors import DeadlinePassed, NothingToLearn, RunEnded, Unscorable, WeightError
 from olmorl.learner import rollouts
 from olmorl.learner.assembler import Assembler
 from olmorl.learner.fake import FakeTrainer
-from olmorl.messages import Shard, Version
+from olmorl.messages import Completion, Prompt, Shard, Verdict, Version
 
 Build = Callable[..., Any]
 
@@ -144,6 +145,27 @@ def test_a_run_without_actors_ends_by_itself_and_says_what_it_waited_for(service
 def test_a_run_in_which_everything_is_solved_ends_with_its_name(service: Build) -> None:
     run = service({"schedule.max_useless_groups": 50, "simulation.solve_rate": 1.0})
     with pytest.raises(NothingToLearn, match="50 groups in a row"):
+        run_simulated(run.run())
+
+
+class NothingRuns(FakeScorer):
+    """As on a host that cannot run programs."""
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
+        raise Unscorable("no_sandbox", "install bubblewrap")
+
+
+def test_a_run_in_which_nothing_can_be_scored_ends_with_the_cause(service: Build) -> None:
+    run = service({"schedule.max_useless_groups": 50}, scorer=NothingRuns)
+    with pytest.raises(
+        RunEnded, match=r"5\d prompt.* in a row came to no scored group, the last: .*install bubblewrap"
+    ):
+        run_simulated(run.run())
+
+
+def test_a_deadline_names_what_failed(service: Build) -> None:
+    run = service({"learner.batch_deadline_s": 20}, scorer=NothingRuns)
+    with pytest.raises(DeadlinePassed, match=r"the batch of step 1.* in a row came to no scored group.*bubblewrap"):
         run_simulated(run.run())
 
 

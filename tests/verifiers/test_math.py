@@ -156,6 +156,7 @@ def test_every_answer_is_read_and_equals_itself_or_is_blank(text: str) -> None:
     assert settle(read_label(text), read(text), Policy()) in ((True, "identical"), (False, "blank"))
 
 
+@settings(deadline=None)
 @given(st.integers(-(10**12), 10**12))
 def test_an_integer_equals_its_spellings_and_not_its_neighbour(number: int) -> None:
     for spelling in (

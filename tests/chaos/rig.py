@@ -119,8 +119,8 @@ class Rig:
         return {actor["name"]: actor["pid"] for actor in actors if actor["state"] == "run"}
 
     def busy(self) -> dict[str, int]:
-        """The actors that have several draws in hand, of which the last is not answered in this moment, and their
-        processes; all of them while Redis does not say."""
+        """The actors that have several draws in hand (a single one may just be answered), all of them while Redis does
+        not say, and their processes."""
         pids = self.pids()
         with suppress(redis.RedisError), self.redis() as link:
             pending = [link.xpending(self.key(stream), "actors") for stream in ("again", "fresh")]

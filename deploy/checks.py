@@ -20,6 +20,8 @@ from olmorl.deploy.rundir import unusable
 from olmorl.errors import ModelError, ResourceError, Unscorable
 from olmorl.learner.recovery import RunFiles
 from olmorl.messages import Completion, Prompt, Span, Version
+from olmorl.verifiers.checks import Failed
+from olmorl.verifiers.code.sandbox import PROBE, Sandbox
 
 MIB, GIB = 2**20, 2**30
 MASTER_AND_MOMENTS_BYTES = 12
@@ -183,8 +185,8 @@ def ports(settings: Config) -> str:
 
 
 def verifiers(settings: Config) -> str:
-    """Answers that are known to be right are scored so."""
-    return asyncio.run(_verify_known_good(settings))
+    """Answers that are known to be right are scored so. A missing sandbox is only said: few runs have programs."""
+    return f"{asyncio.run(_verify_known_good(settings))}; {asyncio.run(_run_program(settings))}"
 
 
 async def _verify_known_good(settings: Config) -> str:
@@ -199,6 +201,17 @@ async def _verify_known_good(settings: Config) -> str:
     finally:
         await scorer.stop()
     return f"{len(KNOWN_GOOD)} known answers are right"
+
+
+async def _run_program(settings: Config) -> str:
+    sandbox = Sandbox(settings.verifiers)
+    try:
+        outcome = await sandbox.run(PROBE)
+    finally:
+        await sandbox.close()
+    if isinstance(outcome, Failed):
+        return f"rows with code would fail here, no program runs: {outcome.detail}"
+    return f"programs run in the sandbox {sandbox.tier}"
 
 
 def _question(dataset: str, label: object) -> Prompt:

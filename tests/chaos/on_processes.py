@@ -44,7 +44,12 @@ def on_all_actors(number: signal.Signals) -> Fault:
         for pid in pids.values():
             send(pid, number)
         gone = [given_up(rig, name, pid) for name, pid in pids.items()]
-        return Strike(", ".join(pids), lambda: all(check() for check in gone), lambda: any(check() for check in again))
+
+        def noticed() -> bool:
+            return all(check() for check in gone)
+
+        # One whose engine was starting has longer than the others, which may be back before it is given up.
+        return Strike(", ".join(pids), noticed, lambda: noticed() and any(check() for check in again))
 
     return strike
 

@@ -17,6 +17,7 @@ from olmorl.deploy.tiny_policy import build_model, build_tokenizer
 from olmorl.errors import DataError, ModelError, ResourceError
 from olmorl.queues.address import parse_url
 from olmorl.queues.embedded import EmbeddedRedis
+from olmorl.verifiers.code import tiers
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,18 @@ def test_this_host_has_memory_ports_and_verifiers(policy: Path, tmp_path: Path) 
     recipe = settings(policy, tmp_path)
     assert "3 versions of the weights" in checks.shared_memory(recipe)
     assert checks.ports(recipe) == "listens on 127.0.0.1"
-    assert checks.verifiers(recipe) == "3 known answers are right"
+    assert checks.verifiers(recipe).startswith("3 known answers are right; programs run in the sandbox ")
+
+
+def test_a_host_that_can_run_no_programs_says_so(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str, settings: config.Verifiers, number: int) -> tiers.Tier:
+        raise FileNotFoundError(f"{name} is not installed")
+
+    monkeypatch.setattr(tiers, "tier", missing)
+    said = checks.verifiers(settings(policy, tmp_path))
+    assert "rows with code would fail here, no program runs: " in said and "bubblewrap is not installed" in said
 
 
 @pytest.mark.parametrize(("name", "value"), [("appendonly", "no"), ("maxmemory-policy", "allkeys-lru")])

@@ -111,9 +111,7 @@ def test_this_host_has_memory_ports_and_verifiers(policy: Path, tmp_path: Path) 
     assert checks.verifiers(recipe).startswith("3 known answers are right; programs run in the sandbox ")
 
 
-def test_a_host_that_can_run_no_programs_says_so(
-    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_host_that_can_run_no_programs_says_so(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str, settings: config.Verifiers, number: int) -> tiers.Tier:
         raise FileNotFoundError(f"{name} is not installed")
 

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ def _findings(settings: config.Config, placed: Plan) -> Iterator[Finding]:
             passed = passed and finding.passed
             yield finding
     names = [name for name in checks.ON_HOSTS if real or name in checks.WITHOUT_A_MODEL]
-    yield from _of_hosts(tree, settings.run_dir, placed, names)
+    yield from _of_hosts(tree, _shared_folders(settings), placed, names)
     if real:
         agree = partial(_agreement, settings, placed, tree) if passed else _not_yet
         yield _attempt("log-probabilities", "an actor and a rank", agree)
@@ -91,7 +92,9 @@ class Inspector:
         return file.exists()
 
 
-def _of_hosts(tree: Mapping[str, Any], run_dir: Path, placed: Plan, names: Sequence[str]) -> Iterator[Finding]:
+def _of_hosts(
+    tree: Mapping[str, Any], folders: Mapping[str, Path], placed: Plan, names: Sequence[str]
+) -> Iterator[Finding]:
     """What each host says, all asked at once."""
     inspector = ray.remote(num_cpus=0)(Inspector)
     nodes = {node["NodeManagerAddress"]: node for node in ray.nodes() if node["Alive"]}
@@ -103,9 +106,9 @@ def _of_hosts(tree: Mapping[str, Any], run_dir: Path, placed: Plan, names: Seque
     }
     for host, there in inspectors.items():
         yield _attempt("clock", host, partial(_clock, there))
-    for host, node in nodes.items():
-        if checks.concerns("run directory", placed, node["Resources"]):
-            yield _attempt("run directory", host, partial(_run_directory, inspectors[host], run_dir))
+    for (name, folder), (host, node) in product(folders.items(), nodes.items()):
+        if checks.concerns(name, placed, node["Resources"]):
+            yield _attempt(name, host, partial(_shared, inspectors[host], name, folder))
     asked_at = time.monotonic()
     answers = {
         (check, host): inspectors[host].check.remote(check)
@@ -138,23 +141,32 @@ def _clock(inspector: Any) -> str:
     return f"within {heard_at - asked_at + max(off, 0):.2f} s of the launcher's"
 
 
-def _run_directory(inspector: Any, run_dir: Path) -> str:
-    """A host must see what the launcher's host writes there, as all of them write their parts of one run."""
-    file = run_dir / f"preflight.{secrets.token_hex(8)}"
+def _shared_folders(settings: config.Config) -> dict[str, Path]:
+    """What several hosts write or read as one, by the name of its check."""
+    folders = {"run directory": settings.run_dir}
+    if settings.cluster.address is not None and settings.weight_store == "file":
+        folders["weights"] = settings.weights.directory or settings.run_dir / "weights"
+    return folders
+
+
+def _shared(inspector: Any, name: str, folder: Path) -> str:
+    """A host must see what the launcher's host writes there."""
+    file = folder / f"preflight.{secrets.token_hex(8)}"
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         file.touch()
         try:
             seen = _result(inspector.sees.remote(file), HOST_DEADLINE_S)
         finally:
             file.unlink()
     except OSError as error:
-        raise unusable(run_dir, error) from None
+        raise unusable(folder, error) from None
     if not seen:
+        key = "run.directory" if name == "run directory" else "weights.directory"
         raise ResourceError(
-            f"{run_dir} is not the launcher's here: set run.directory to storage that the launcher and all hosts share"
+            f"{folder} is not the launcher's here: set {key} to storage that the launcher and this host share"
         )
-    return f"{run_dir} is the launcher's too"
+    return f"{folder} is the launcher's too"
 
 
 def _not_yet() -> str:

@@ -20,8 +20,7 @@ from olmorl.deploy.rundir import unusable
 from olmorl.errors import ModelError, ResourceError, Unscorable
 from olmorl.learner.recovery import RunFiles
 from olmorl.messages import Completion, Prompt, Span, Version
-from olmorl.verifiers.checks import Failed
-from olmorl.verifiers.code.sandbox import PROBE, Sandbox
+from olmorl.verifiers.code import selftest
 
 MIB, GIB = 2**20, 2**30
 MASTER_AND_MOMENTS_BYTES = 12
@@ -186,7 +185,7 @@ def ports(settings: Config) -> str:
 
 def verifiers(settings: Config) -> str:
     """Answers that are known to be right are scored so. A missing sandbox is only said: few runs have programs."""
-    return f"{asyncio.run(_verify_known_good(settings))}; {asyncio.run(_run_program(settings))}"
+    return f"{asyncio.run(_verify_known_good(settings))}; {asyncio.run(selftest.describe(settings.verifiers))}"
 
 
 async def _verify_known_good(settings: Config) -> str:
@@ -201,17 +200,6 @@ async def _verify_known_good(settings: Config) -> str:
     finally:
         await scorer.stop()
     return f"{len(KNOWN_GOOD)} known answers are right"
-
-
-async def _run_program(settings: Config) -> str:
-    sandbox = Sandbox(settings.verifiers)
-    try:
-        outcome = await sandbox.run(PROBE)
-    finally:
-        await sandbox.close()
-    if isinstance(outcome, Failed):
-        return f"rows with code would fail here, no program runs: {outcome.detail}"
-    return f"programs run in the sandbox {sandbox.tier}"
 
 
 def _question(dataset: str, label: object) -> Prompt:
@@ -256,11 +244,13 @@ ON_HOSTS: Mapping[str, Callable[[Config], str]] = {
     "verifiers": verifiers,
 }
 HOLDERS: Mapping[str, Sequence[Callable[[Plan], Mapping[str, float]]]] = {
-    "run directory": (Plan.learner_bundle, Plan.engine_bundle),
+    "run directory": (Plan.learner_bundle,),
+    "weights": (Plan.learner_bundle, Plan.engine_bundle),
     "disk": (Plan.learner_bundle,),
     "shared memory": (Plan.learner_bundle, Plan.engine_bundle),
 }
-"""Who brings the need along, where not every host has it: ranks write checkpoints, and engines too stage weights."""
+"""Who brings the need along, where not every host has it: ranks write checkpoints, and engines too stage weights. The
+first two are folders that have to be the launcher's."""
 WITHOUT_A_MODEL = ("reward functions", "redis", "ports")
 """What a simulated run needs of all that."""
 

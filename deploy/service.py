@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import signal
 import socket
@@ -45,6 +46,8 @@ from olmorl.learner.waiting import Wait
 log = logging.getLogger(__name__)
 _LOOK_S = 0.5
 _ATTEND_S = 5.0
+_ONE_SIGNAL_S = 1.0
+"""So soon after another it is the same one: a scheduler tells every process, and a script passes it on."""
 
 
 class StoppedAtOnce(RunEnded):
@@ -62,7 +65,7 @@ class Service:
         self._examine = examine
         self._stack = ExitStack()
         self._began = time.monotonic()
-        self._signals = 0
+        self._signals, self._signaled_at = 0, -math.inf
         self._stop_asked = asyncio.Event()
         self._watchdog = Watchdog()
         self._strangers: list[str] = []
@@ -178,6 +181,9 @@ class Service:
         assert run is not None
 
         def on_signal() -> None:
+            since, self._signaled_at = self._signaled_at, time.monotonic()
+            if self._signaled_at - since < _ONE_SIGNAL_S:
+                return
             self._signals += 1
             self._stop_asked.set()
             if self._signals == 2:

@@ -32,7 +32,7 @@ class Lines:
     def _decode(self, number: int, line: bytes) -> dict[str, Any]:
         try:
             return msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.MsgspecError as error:
+        except ValueError as error:  # also of bytes that are no text
             raise ResourceError(
                 f"{self._path}:{number}: damaged ({error}): take that line out, only figures are made of it"
             ) from None

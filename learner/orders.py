@@ -20,6 +20,8 @@ class Orders:
         self._waits = waits
         self._bell = bell
         self._turn = asyncio.Lock()
+        self._pausing = False
+        """What people wish: `paused` until actors have heard that they may go on."""
         self.stopping = False
 
     @property
@@ -39,22 +41,21 @@ class Orders:
 
     async def pause(self) -> None:
         """Draw and lease no more; what actors have in hand is finished, and trained as far as it fills batches."""
-        async with self._turn:
-            self._waits.paused = True
-            self._bell.ring()
-            await self._queue.set_control(EVERYONE, "pause")
+        self._pausing = self._waits.paused = True
+        self._bell.ring()
+        await self.repeat()
 
     async def resume(self) -> None:
         """Go on after a pause."""
-        async with self._turn:
-            await self._queue.set_control(EVERYONE, "run")
-            self._waits.paused = False
-            self._bell.ring()
+        self._pausing = False
+        await self.repeat()
 
     async def repeat(self) -> None:
-        """Say to everyone once more what holds: the queue may have lost it."""
+        """Say to everyone what holds, once more if the queue may have lost it."""
         async with self._turn:
-            await self._queue.set_control(EVERYONE, "pause" if self.paused else "run")
+            await self._queue.set_control(EVERYONE, "pause" if self._pausing else "run")
+            self._waits.paused = self._pausing
+            self._bell.ring()
 
     async def bury(self, owner: str) -> None:
         """The actor `owner` is dead: its prompts go elsewhere now, and should it live all the same, it has to leave."""

@@ -366,7 +366,8 @@ class QueueSettings(Section):
     max_attempts: int = Field(5, ge=1)
     """Of one draw, before it is failed."""
     total_deadline_s: float = Field(24 * 3600, gt=0)
-    """From the first lost attempt of a draw on: one that is lost after it is the last, and the draw is failed."""
+    """From the first lost attempt of a draw on: one that is lost after it is the last, and the draw is failed. What
+    a queue has lost with its writes counts anew."""
     connect_deadline_s: float = Field(10.0, gt=0)
     outage_deadline_s: float = Field(120.0, gt=0)
     """How long a Redis that does not answer is waited for, and one that fails over."""
@@ -432,6 +433,7 @@ class Evaluation(Section):
     share: float = Field(0.25, gt=0, le=1)
     """Of an engine's slots that evaluation may take while training prompts wait."""
     deadline_s: float = Field(1800, gt=0)
+    """Of one set for one version, without pauses; what has no answer then is counted as failed."""
 
 
 class Cluster(Section):

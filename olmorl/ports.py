@@ -82,7 +82,7 @@ class Taken(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that could not be decoded, or a prompt that was attempted too often, as it was."""
+    """A message that could not be decoded, or a prompt that was attempted too often or for too long, as it was."""
 
     draw_id: int
     reason: str

@@ -14,7 +14,7 @@
 --   LANE:results   stream  draw, attempt, and `result` (encoded) or `cause`; trimmed when durable elsewhere
 --   LANE:commits   zset    token of a commit call -> time, so that a call that is sent again is answered again
 --   LANE:refused   hash    late, duplicate: commits refused so far
---   LANE:dead      stream  draw, reason, payload: what could not be decoded, or was attempted too often; capped
+--   LANE:dead      stream  draw, reason, payload: what could not be decoded, or was attempted too often or for too long; capped
 
 local CLAIM, LANES, PROMPTS, AGAIN, FRESH, LEASES, HANDED, DONE, RESULTS, COMMITS, REFUSED, DEAD = unpack(KEYS)
 local STREAMS = { again = AGAIN, fresh = FRESH }

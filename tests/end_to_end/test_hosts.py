@@ -283,11 +283,10 @@ def test_hosts_that_do_not_share_the_run_directory_are_found(
 ) -> None:
     run = simulate(SIMULATED)
     run.spawn = cluster.spawn
-    own = "/tmp/not-shared"
+    run.environment["COLUMNS"], own = "200", "/tmp/not-shared"
     run.start("--ray-address", cluster.address, *ON_FOUR_HOSTS, f"--run.directory={own}", "--preflight")
     assert run.wait() == 2
-    assert f"{own}/test is not the launcher's here" in " ".join(run.output().split()), run.output()
-    assert "run directory" in run.output()
+    assert f"{own}/test is not the launcher's here: set run.directory" in " ".join(run.output().split()), run.output()
 
 
 def until_moved(run: Any, host: Host) -> None:

@@ -15,6 +15,7 @@ NO_REDIS = """
 url = "redis://127.0.0.1:1/0"
 connect_deadline_s = 0.5
 """
+ALWAYS = ("reward functions", "redis", "clock", "run directory", "ports")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
@@ -34,14 +35,14 @@ def test_all_that_is_wrong_stands_in_one_table_with_its_fix(tmp_path: Path) -> N
         *("data", "model", "tokenizer", "redis", "disk", "shared memory", "log-probabilities")
     }
     assert {check for check, mark in found.items() if mark == "ok"} == {
-        *("reward functions", "clock", "ports", "verifiers")
+        *("reward functions", "clock", "run directory", "ports", "verifiers")
     }
-    assert "7 of 11 checks failed" in said and "Traceback" not in said
+    assert "7 of 12 checks failed" in said and "Traceback" not in said
 
 
 def test_a_run_without_a_model_is_looked_at_too(simulate: Callable[[str], Any]) -> None:
     run = simulate("")
     run.start("--preflight")
     assert run.wait() == 0, run.output()
-    assert marks(run.output()) == dict.fromkeys(("reward functions", "redis", "clock", "ports"), "ok")
+    assert marks(run.output()) == dict.fromkeys(ALWAYS, "ok")
     assert run.lines() == []

@@ -174,8 +174,11 @@ def test_two_signals_end_everything_at_once(cluster: Ray, simulate: Callable[[st
     run = simulate("save_s = 60.0\n" + SETTINGS.format(steps=1000, launcher_deadline_s=600.0))
     run.start("--ray-address", cluster.address)
     run.until_step(1)
-    run.signal(signal.SIGINT)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        run.signal(number)  # one order by two ways, as from a scheduler and from the script that it runs
     run.until(lambda: "stopping" in run.output())
+    time.sleep(2.0)
+    assert run.process.poll() is None, "it writes its checkpoint"
     run.signal(signal.SIGINT)
     assert run.wait() == 1, run.output()
     assert cluster.left() == [] and cluster.workers() == []

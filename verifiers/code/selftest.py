@@ -53,6 +53,18 @@ async def run(settings: Verifiers) -> SelfTest:
         await sandbox.close()
 
 
+async def describe(settings: Verifiers) -> str:
+    """What runs programs on this machine, in words, or why none can be run."""
+    sandbox = Sandbox(settings)
+    try:
+        outcome = await sandbox.run(PROBE)
+    finally:
+        await sandbox.close()
+    if _passed(outcome):
+        return f"programs run in the sandbox {sandbox.tier}"
+    return f"rows with code would fail here, no program runs: {_line(outcome)}"
+
+
 async def _try(sandbox: Sandbox, attack: Attack) -> Finding:
     if attack.breaks_out and sandbox.tier == "unsafe":
         return Finding(attack.kind, False, "not tried: nothing would stop it here")

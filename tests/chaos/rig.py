@@ -170,10 +170,16 @@ class Rig:
 
     def redis(self) -> redis.Redis:
         """A connection to the embedded Redis, as its owner."""
-        # It puts its address into its title.
-        address = " ".join(psutil.Process(self.pid("redis-server")).cmdline()).split()[-1]
-        host, _, port = address.partition(":")
+        host, _, port = self.until(self._address_of_redis, "a Redis that lives").partition(":")
         return redis.Redis(host, int(port), password=self.run.mark, socket_timeout=5)
+
+    def _address_of_redis(self) -> str:
+        """Where it listens, which it puts into its title; empty while it is dead."""
+        try:
+            title = " ".join(psutil.Process(self.pid("redis-server")).cmdline())
+        except psutil.NoSuchProcess:
+            return ""
+        return title.split()[-1] if title else ""
 
     def key(self, name: str) -> str:
         """Of the training lane, in Redis."""

@@ -179,7 +179,7 @@ class Rig:
             title = " ".join(psutil.Process(self.pid("redis-server")).cmdline())
         except psutil.NoSuchProcess:
             return ""
-        return title.split()[-1] if title else ""
+        return next((word for word in reversed(title.split()) if ":" in word), "")
 
     def key(self, name: str) -> str:
         """Of the training lane, in Redis."""

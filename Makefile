@@ -25,7 +25,7 @@ hosts: $(READY)  ## four hosts, as network namespaces: real engines over the wir
 chaos: $(READY)  ## hundreds of seeded faults on runs without a model, dozens on real engines; tables under benchmarks/results
 	$(BIN)/python -m tests.chaos simulated --faults 300 --json benchmarks/results/chaos_simulated.json
 	$(BIN)/python -m tests.chaos real --faults 33 --json benchmarks/results/chaos_real.json
-	$(BIN)/python -m tests.chaos hosts --faults 18 --json benchmarks/results/chaos_hosts.json
+	$(BIN)/python -m tests.chaos hosts --faults 21 --json benchmarks/results/chaos_hosts.json
 
 soak: $(READY)  ## an hour of the demo with a fault a minute
 	$(BIN)/python -m tests.chaos soak --json benchmarks/results/soak.json

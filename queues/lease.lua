@@ -39,8 +39,10 @@ local function last_entry(stream)
 end
 
 hand_again()
+-- Who was given up for dead may have asked before that, over a link that was down.
+local leaves = redis.call('HGET', CONTROL, owner) == 'drain'
 for _, stream in ipairs(ORDER) do
-  while #leases < limit do
+  while #leases < limit and not leaves do
     local reply = redis.call('XREADGROUP', 'GROUP', GROUP, owner, 'COUNT', limit - #leases, 'STREAMS', STREAMS[stream], '>')
     if not reply then
       break

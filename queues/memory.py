@@ -275,8 +275,8 @@ class MemoryQueue:
         return False
 
     def _lease_now(self, store: _Lane, owner: str, limit: int, lane: str) -> list[Lease]:
-        now, leases = self._clock.wall(), list[Lease]()
-        deadline = now + self._settings.lease_s
+        deadline, leases = self._clock.wall() + self._settings.lease_s, list[Lease]()
+        limit = 0 if self._run.orders.get(owner) == "drain" else limit
         while len(leases) < limit and (draw_id := store.next_queued()) is not None:
             draw, number = store.prompts[draw_id], next(self._run.numbers)
             parcel = Delivery(draw.payload, draw_id, draw.attempt, f"{draw_id}/{number}")

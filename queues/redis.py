@@ -214,7 +214,7 @@ class RedisQueue:
         return f"olmorl:{{{self._run}}}:{name}"
 
     def _keys(self, lane: str) -> list[str]:
-        return [self._key("claim"), self._key("lanes"), *(self._key(f"{lane}:{name}") for name in _LANE_KEYS)]
+        return [*map(self._key, ("claim", "lanes", "control")), *(self._key(f"{lane}:{name}") for name in _LANE_KEYS)]
 
     async def _call(self, name: str, lane: str, *arguments: str | float | bytes) -> Reply:
         what = f"{name} of lane {lane} of run {self._run}" if lane else f"{name} of run {self._run}"

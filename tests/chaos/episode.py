@@ -143,7 +143,7 @@ class Episode:
             self._windows.append(Window(record, strike.wall_at, before))
             self.outcome.violations += _broken(strike, record)
         rig.more_steps(STEPS_AFTER - 1)
-        rig.until(lambda: not rig.orphans(), "nothing at work whose parent is gone")
+        rig.until_no_orphans()
         for record in records:
             record.gap_s = rig.steps.longest_gap_s(before, strikes[0].at)
 

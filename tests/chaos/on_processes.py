@@ -14,6 +14,8 @@ import psutil
 from tests.chaos.rig import Rig
 from tests.chaos.strike import Check, Fault, Strike, always, given_up, replaced, send
 
+_SETTLED_S = 3.0
+
 
 def _at_work_again(rig: Rig, actor: str, pid: int) -> Check:
     return lambda: replaced(rig, actor, pid)() and rig.working().get(actor, pid) != pid
@@ -99,7 +101,11 @@ def on_helper(number: signal.Signals, word: str, stays: bool) -> Fault:
     """A process that somebody else replaces without a word: at once if one always `stays`, else when it is missed."""
 
     def strike(rig: Rig, random: Random) -> Strike:
-        victim = random.choice(rig.until(lambda: rig.programs(word), f"a process named {word}"))
+        def settled() -> list[psutil.Process]:
+            # One that is only just there cannot yet die with its owner.
+            return [process for process in rig.programs(word) if time.time() - process.create_time() > _SETTLED_S]
+
+        victim = random.choice(rig.until(settled, f"a process named {word}"))
         before = {process.pid for process in rig.programs(word)}
         send(victim.pid, number)
 

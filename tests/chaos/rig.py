@@ -141,8 +141,16 @@ class Rig:
         for process in processes.values():
             with suppress(psutil.NoSuchProcess):
                 if process.ppid() not in processes and not self._may_be_alone(process):
-                    found.append(" ".join(process.cmdline()) or process.name())
+                    command = " ".join(process.cmdline()) or process.name()
+                    found.append(f"{process.pid}, {process.status()}, of {process.ppid()}: {command}")
         return found
+
+    def until_no_orphans(self) -> None:
+        """Raises Hang with their names."""
+        try:
+            self.until(lambda: not self.orphans(), "nothing at work whose parent is gone")
+        except Hang as hang:
+            raise Hang(f"{self.orphans()}: {hang}") from None
 
     def _may_be_alone(self, process: psutil.Process) -> bool:
         """The launcher, and what waits for the death of an engine's owner."""

@@ -192,6 +192,15 @@ async def test_the_total_deadline_counts_from_the_first_attempt_that_is_lost(
     assert (letter.draw_id, letter.reason) == (1, "lost once more after the total deadline")
 
 
+async def test_who_was_told_to_leave_is_given_nothing_more(queue: Queue, make_prompt: MakePrompt) -> None:
+    await queue.push([make_prompt(1), make_prompt(2)])
+    assert len(await queue.lease("actor-1", 1, "train", 0)) == 1
+    await queue.set_control("actor-1", "drain")
+    assert await queue.release("actor-1") == 1
+    assert await queue.lease("actor-1", 2, "train", 0) == [], "it asked before it was cut off"
+    assert len(await queue.lease("actor-1.2", 2, "train", 0)) == 2
+
+
 async def test_late_and_duplicate_commits_are_refused_and_counted(
     rig: QueueRig, queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
 ) -> None:

@@ -139,7 +139,10 @@ class LeaseQueue(Protocol):
     """The actor's end: lease, extend, commit. At-least-once delivery made exactly-once in effect."""
 
     async def lease(self, owner: str, limit: int, lane: str, wait_s: float) -> list[Lease]:
-        """Up to `limit` prompts; an empty list after `wait_s` seconds without any. Whom `control` tells to leave gets none."""
+        """Up to `limit` prompts; an empty list after `wait_s` seconds without any.
+
+        An owner that `control` tells to leave gets none.
+        """
         ...
 
     async def extend(self, leases: Sequence[Lease]) -> set[str]:

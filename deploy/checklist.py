@@ -145,12 +145,13 @@ def _shared_folders(settings: config.Config) -> dict[str, Path]:
     """What several hosts write or read as one, by the name of its check."""
     folders = {"run directory": settings.run_dir}
     if settings.cluster.address is not None and settings.weight_store == "file":
-        folders["weights"] = settings.weights.directory or settings.run_dir / "weights"
+        folders["weights directory"] = settings.weights.directory or settings.run_dir / "weights"
     return folders
 
 
 def _shared(inspector: Any, name: str, folder: Path) -> str:
     """A host must see what the launcher's host writes there."""
+    key = name.replace(" ", ".")
     file = folder / f"preflight.{secrets.token_hex(8)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,9 +161,8 @@ def _shared(inspector: Any, name: str, folder: Path) -> str:
         finally:
             file.unlink()
     except OSError as error:
-        raise unusable(folder, error) from None
+        raise unusable(folder, error, key) from None
     if not seen:
-        key = "run.directory" if name == "run directory" else "weights.directory"
         raise ResourceError(
             f"{folder} is not the launcher's here: set {key} to storage that the launcher and this host share"
         )

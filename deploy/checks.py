@@ -245,7 +245,7 @@ ON_HOSTS: Mapping[str, Callable[[Config], str]] = {
 }
 HOLDERS: Mapping[str, Sequence[Callable[[Plan], Mapping[str, float]]]] = {
     "run directory": (Plan.learner_bundle,),
-    "weights": (Plan.learner_bundle, Plan.engine_bundle),
+    "weights directory": (Plan.learner_bundle, Plan.engine_bundle),
     "disk": (Plan.learner_bundle,),
     "shared memory": (Plan.learner_bundle, Plan.engine_bundle),
 }

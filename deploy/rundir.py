@@ -19,9 +19,9 @@ from olmorl.learner.recovery import RunFiles
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
-def unusable(path: Path, error: OSError) -> ResourceError:
-    """The error a person sees when no run can be kept at `path`."""
-    return ResourceError(f"{path}: {error.strerror}: set run.directory to a folder where files can be made")
+def unusable(path: Path, error: OSError, key: str = "run.directory") -> ResourceError:
+    """The error a person sees when nothing can be kept at `path`, which the recipe's `key` says."""
+    return ResourceError(f"{path}: {error.strerror}: set {key} to a folder where files can be made")
 
 
 def metric_lines(run_dir: Path) -> list[dict[str, Any]]:

@@ -31,7 +31,10 @@ class Lines:
 
     def _decode(self, number: int, line: bytes) -> dict[str, Any]:
         try:
-            return msgspec.json.decode(line, type=dict[str, Any])
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+            if not isinstance(fields.get("step"), int):
+                raise ValueError("it names no step")
+            return fields
         except ValueError as error:  # also of bytes that are no text
             raise ResourceError(
                 f"{self._path}:{number}: damaged ({error}): take that line out, only figures are made of it"

@@ -129,6 +129,16 @@ async def test_orders_reach_the_launcher(ctl: Any, asked: Asked) -> None:
     assert code == 0 and "a.jsonl:5" in text and "malformed" in text and "again, as the lag allows: 4" in text
 
 
+async def test_a_disk_without_room_for_the_address_is_named(tmp_path: Path) -> None:
+    (tmp_path / "control.json").symlink_to("/dev/full")
+    endpoint = Endpoint(tmp_path, "127.0.0.1", "a token", {})
+    try:
+        with pytest.raises(ResourceError, match=r"control\.json: No space left on device: people could ask"):
+            await endpoint.start()
+    finally:
+        await endpoint.stop()
+
+
 async def test_the_status_shows_actors_deaths_and_long_waits(ctl: Any) -> None:
     code, text = await ctl("status")
     assert code == 0

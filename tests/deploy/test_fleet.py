@@ -144,6 +144,17 @@ async def test_without_anybody_at_work_the_run_ends_in_time(context: Any, runnin
             await asyncio.sleep(1.5)
 
 
+async def test_a_wait_for_a_host_does_not_count_as_a_start_that_took_long(context: Any, running: Running) -> None:
+    made = context(no_actor_deadline_s=0.2, restarts=1000)
+    made.cluster.answers["actor-0."] = {"who": ProcessLost("it does not come up")}
+    with pytest.raises(RunEnded, match="no actor has been at work"):
+        async with running(made, count=1) as fleet:
+            fleet.slots[0].started_at -= 1000
+            look(fleet, time.monotonic(), a0=1)
+            made.cluster.newest("actor-0").end(ProcessLost("killed"))
+            await asyncio.sleep(1.5)
+
+
 async def test_joining_and_leaving(context: Any, running: Running, until: Any) -> None:
     made = context()
     made.cluster.room = 4

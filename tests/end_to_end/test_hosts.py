@@ -56,13 +56,11 @@ max_lag = {MAX_LAG}
 [checkpoint]
 every = 5
 [supervision]
-heartbeat_deadline_s = 3.0
+heartbeat_deadline_s = 4.0
 [cluster]
 stop_deadline_s = 6.0
 """
 NOTICED_S, ELSEWHERE_S = 10.0, 15.0
-SHORT_S = 1.0
-"""A link that is gone for so long: TCP tries again soon enough."""
 MOVED_S = 240.0
 """Ray gives a host a minute before it counts as lost."""
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -140,7 +138,7 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     check_sockets(cluster)
     before, actors = run.roster(), cluster.hosts[where["actor-0"]]
     actors.cut()
-    time.sleep(SHORT_S)
+    time.sleep(1.5)
     actors.heal()
     until_steps(run, 2)
     assert run.roster() == before, "a link that is back within the deadlines costs no process"
@@ -183,7 +181,7 @@ def test_links_break_and_heal_and_hosts_come_and_go(
     one, other = (cluster.hosts[name] for name in {places(run)[f"actor-{index}"] for index in range(4)})
 
     one.cut()
-    time.sleep(SHORT_S)
+    time.sleep(1.5)
     one.heal()
     until_steps(run, 2)
     assert run.roster() == before, "a link that is back within the deadlines costs no process"

@@ -266,7 +266,7 @@ def test_shares_of_a_rank_that_belongs_to_another_start_do_not_count(tmp_path: P
     assert checkpoint.shares(tmp_path, 4) == tmp_path / "step_4" / "learner.2" != late
 
 
-@pytest.mark.parametrize("damaged", [b'{"st\0\0\0', b'{"st\xff\xfe": 2}', b"[2]"])
+@pytest.mark.parametrize("damaged", [b'{"st\0\0\0', b'{"st\xff\xfe": 2}', b"[2]", b'{"reward": 1}'])
 def test_a_damaged_metric_line_is_named(tmp_path: Path, damaged: bytes) -> None:
     lines = Lines(tmp_path / "metrics.jsonl")
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n' + damaged + b'\n{"step": 3}\n')

@@ -103,6 +103,21 @@ def test_a_share_without_a_digest_is_of_an_earlier_version(tmp_path: Path) -> No
         Shares(tmp_path)
 
 
+def test_a_share_that_is_removed_while_others_are_looked_through_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"a": torch.arange(4.0)}, world=2)
+    look_through = Shares._refuse_damage
+
+    def refuse_damage(shares: Shares, rank: int) -> None:
+        look_through(shares, rank)
+        file_of(tmp_path, 1).unlink()
+
+    monkeypatch.setattr(Shares, "_refuse_damage", refuse_damage)
+    with pytest.raises(ResourceError, match=r"share_1\.safetensors: missing; .*--from-step"):
+        Shares(tmp_path)
+
+
 @pytest.fixture
 def run_of(tmp_path: Path) -> Callable[..., tuple[Path, Weights]]:
     """A run directory with a complete checkpoint of step 4, written on two ranks, of a model trained a little."""

@@ -277,6 +277,7 @@ def _variables(core: int | None, ready_timeout_s: float) -> dict[str, str]:
         # All of an engine is on one host, whatever that calls itself: nobody else is to reach it.
         "VLLM_HOST_IP": "127.0.0.1",
         "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
     }
     if core is not None:
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}

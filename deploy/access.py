@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,26 +47,36 @@ def guard_ray(own: bool) -> None:
         own: the run starts a Ray of its own, and gets a token of its own; otherwise the cluster's is used.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    _authenticate(own)
     os.environ.setdefault("RAY_worker_niceness", "0")
     for name, value in PATIENCE.items():
         os.environ.setdefault(name, value)
     # The service says itself who died, and what follows.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
     if own:
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(24)
         # Ray would keep 3 KiB about each of the last 100,000 calls, for a dashboard that such a run does not have.
         os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+
+
+def _authenticate(own: bool) -> None:
+    if own:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(24)}
+    elif (mode := os.environ.setdefault("RAY_AUTH_MODE", "token")) != "token":
+        print(
+            f"RAY_AUTH_MODE={mode}: whoever reaches the ports of this Ray cluster can run programs on its hosts; set "
+            "RAY_AUTH_MODE=token and one RAY_AUTH_TOKEN on every host before `ray start`",
+            file=sys.stderr,
+        )
 
 
 def make_token(run_dir: Path) -> str:
     """The token of a run that starts: that of this environment, else a new one in a file that only its owner reads.
 
     Raises:
-        ConfigError: the file cannot be written.
+        ConfigError: the file cannot be written, or the one of the environment is no token.
     """
     forget_token(run_dir)
-    if given := os.environ.get(TOKEN):
+    if given := _given_token():
         return given
     token, path = secrets.token_urlsafe(32), token_file(run_dir, socket.gethostname())
     try:
@@ -93,7 +104,7 @@ def read_token(run_dir: Path, host: str) -> str:
     Raises:
         ConfigError: it is neither in the environment nor in a file that may be read.
     """
-    if given := os.environ.get(TOKEN):
+    if given := _given_token():
         return given
     path = token_file(run_dir, host)
     try:
@@ -103,6 +114,13 @@ def read_token(run_dir: Path, host: str) -> str:
         raise ConfigError(
             f"{path}: {reason}: asking something of a run needs its token: from that file, or in {TOKEN}"
         ) from None
+
+
+def _given_token() -> str | None:
+    token = os.environ.get(TOKEN)
+    if token and not (token.isascii() and token.isprintable()):
+        raise ConfigError(f"{TOKEN}: letters, digits and signs of ASCII alone, such as `openssl rand -hex 24` makes")
+    return token
 
 
 def token_file(run_dir: Path, host: str) -> Path:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import ray
+from ray.exceptions import RayError
 from ray.util.placement_group import (
     PlacementGroup,
     get_placement_group,
@@ -95,7 +96,7 @@ class Cluster:
                 namespace=self._run,
                 runtime_env={"env_vars": {name: os.environ[name] for name in PATIENCE}},
             )
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise ResourceError(
                 f"no Ray cluster answers at {address} ({str(error).splitlines()[0]}): start one with "
                 "`ray start --head`, and give every host the same RAY_AUTH_TOKEN"

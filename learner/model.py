@@ -50,6 +50,7 @@ def load(settings: config.Model, wanted_attention: str, device: torch.device) ->
             dtype=DTYPES[settings.dtype],
             attn_implementation=name,
             trust_remote_code=settings.trust_remote_code,
+            use_safetensors=True,
             output_loading_info=True,
         )
     except (OSError, ValueError, ImportError) as error:

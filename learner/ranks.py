@@ -44,7 +44,9 @@ def join(ranks: Ranks, device: torch.device) -> None:
     Raises:
         DeadlinePassed: they did not all come within `timeout_s`.
     """
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_towards(ranks.address))
+    interface = interface_towards(ranks.address)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     timeout = timedelta(seconds=ranks.timeout_s)
     try:
         dist.init_process_group(

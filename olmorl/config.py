@@ -582,6 +582,10 @@ def build(tree: Mapping[str, Any], source: str = "configuration") -> Config:
         raise ConfigError(f"{source}:\n" + "\n".join(lines)) from None
 
 
+_NEAR_SECRETS = ("queue", "verifiers.judge", "verifiers.reward_model")
+"""Where people may write a password or a key by mistake: what is refused there is not shown."""
+
+
 def _explain(item: Any) -> str:
     path = [str(part) for part in item["loc"]]
     key = ".".join(path)
@@ -590,8 +594,10 @@ def _explain(item: Any) -> str:
         close = get_close_matches(path[-1], names, 1)
         hint = f"did you mean {close[0]!r}?" if close else "known here: " + ", ".join(names)
         return f"{key}: unknown key; {hint}"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{key}: {message} (got {item['input']!r})" if key and item["type"] != "value_error" else message
+    message: str = item["msg"].removeprefix("Value error, ")
+    if not key or item["type"] == "value_error":
+        return message
+    return f"{key}: {message}" + ("" if key.startswith(_NEAR_SECRETS) else f" (got {item['input']!r})")
 
 
 def _names(path: Sequence[str]) -> list[str]:

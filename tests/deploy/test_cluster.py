@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import ray
+from ray.exceptions import AuthenticationError
 
 from olmorl import config
 from olmorl.deploy import cluster
 from olmorl.deploy.cluster import MOST_ENGINES, Cluster
 from olmorl.deploy.plan import plan
+from olmorl.errors import ResourceError
 
 
 def made(**sections: Any) -> Cluster:
@@ -29,6 +31,15 @@ def test_engines_have_the_room_that_the_learner_leaves(monkeypatch: pytest.Monke
 
 def test_a_cluster_that_can_grow_has_a_bound_too() -> None:
     assert made(cluster={"address": "auto"}).most_engines == MOST_ENGINES
+
+
+def test_a_cluster_that_knows_another_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**arguments: Any) -> None:
+        raise AuthenticationError("no token")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ResourceError, match=r"no Ray cluster answers at h:6379 .*give every host the same RAY_AUTH"):
+        made(cluster={"address": "h:6379"}).__enter__()
 
 
 def test_who_has_no_room_is_told_how_to_ask_for_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import os
 import socket
 import stat
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from olmorl.deploy import commands, control
-from olmorl.deploy.access import forget_token, make_token, read_token, token_file
+from olmorl.deploy.access import forget_token, guard_ray, make_token, read_token, token_file
 from olmorl.deploy.endpoint import LONGEST_REQUEST, Endpoint, ask
 from olmorl.errors import ConfigError, ResourceError, RunEnded, UserError
 
@@ -127,6 +128,28 @@ async def test_orders_reach_the_launcher(ctl: Any, asked: Asked) -> None:
     assert asked.calls == [4, 5]
     code, text = await ctl("dead-letters", "--replay")
     assert code == 0 and "a.jsonl:5" in text and "malformed" in text and "again, as the lag allows: 4" in text
+
+
+@pytest.mark.parametrize("given", ["tök", "secret\udce9", "a\nb"])
+def test_a_token_that_nobody_could_send_is_refused_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.setenv("OLMORL_TOKEN", given)
+    for use in (lambda: make_token(tmp_path), lambda: read_token(tmp_path, HERE)):
+        with pytest.raises(ConfigError, match="OLMORL_TOKEN: letters") as failed:
+            use()
+        assert given not in str(failed.value)
+
+
+def test_a_ray_of_the_run_asks_for_a_token_whatever_the_shell_says(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(os, "environ", {"RAY_AUTH_MODE": "disabled"})
+    guard_ray(own=False)
+    assert os.environ["RAY_AUTH_MODE"] == "disabled" and "RAY_AUTH_MODE=disabled: whoever" in capsys.readouterr().err
+    guard_ray(own=True)
+    assert os.environ["RAY_AUTH_MODE"] == "token" and len(os.environ["RAY_AUTH_TOKEN"]) >= 32
+    assert not capsys.readouterr().err
 
 
 async def test_a_disk_without_room_for_the_address_is_named(tmp_path: Path) -> None:

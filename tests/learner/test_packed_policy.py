@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from olmorl import config
@@ -134,6 +135,8 @@ def test_what_is_no_model_is_refused_with_the_fix(tmp_path: Path, tiny_models: d
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_bytes((Path(tiny_models["llama"]) / "config.json").read_bytes())
     assert "cannot be loaded" in refusal(tmp_path / "bare")
+    torch.save(load_file(Path(tiny_models["llama"], "model.safetensors")), tmp_path / "bare" / "pytorch_model.bin")
+    assert "safetensors" in refusal(tmp_path / "bare"), "a pickle from a hub is not read"
 
 
 def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path, tiny_models: dict[str, str]) -> None:

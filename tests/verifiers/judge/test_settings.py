@@ -25,7 +25,7 @@ def built(**judge: Any) -> config.Config:
         ({"url": "https://user:secret@host/v1"}, "an address alone"),
         ({"url": "user:secret@host:8000"}, "an address alone"),
         ({"url": "http://user:secret@host/v1?x=1"}, "an address alone"),
-        ({"api_key_env": "sk-not-a-name"}, "verifiers.judge.api_key_env"),
+        ({"api_key_env": "sk-secret"}, "verifiers.judge.api_key_env"),
         ({"urll": "http://host"}, "did you mean 'url'"),
         ({"timeout_s": 0}, "verifiers.judge.timeout_s"),
     ],
@@ -33,6 +33,21 @@ def built(**judge: Any) -> config.Config:
 def test_what_is_refused(judge: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says) as failed:
         built(**judge)
+    assert "secret" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "what"),
+    [
+        ("verifiers", {"judge": "https://user:secret@host"}),
+        ("verifiers", {"reward_model": {"url": ["https://user:secret@host"]}}),
+        ("queue", "redis://user:secret@host"),
+        ("queue", {"url": ["redis://user:secret@host"]}),
+    ],
+)
+def test_what_stands_where_a_secret_may_be_is_not_shown(section: str, what: Any) -> None:
+    with pytest.raises(ConfigError, match=section) as failed:
+        config.build({section: what})
     assert "secret" not in str(failed.value)
 
 

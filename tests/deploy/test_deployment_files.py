@@ -6,6 +6,7 @@ command line, the plan and the lock, not that a cluster takes them.
 
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 import sys
@@ -23,7 +24,11 @@ from olmorl.deploy.plan import plan
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 SBATCH = DEPLOY / "slurm" / "olmorl.sbatch"
-KUBERNETES = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "olmorl.yaml").read_text()))
+KUBERNETES = [
+    document
+    for name in ("storage.yaml", "olmorl.yaml")
+    for document in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text())
+]
 COMPOSE = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())
 RECIPE = DEPLOY / "recipes" / "olmo3-32b-think.toml"
 
@@ -103,6 +108,20 @@ def test_only_pods_of_the_run_reach_each_other_and_kuberay_the_job_api() -> None
     assert operator["podSelector"]["matchLabels"] == {"app.kubernetes.io/component": "kuberay-operator"}
 
 
+def test_deleting_a_job_leaves_its_checkpoints() -> None:
+    job = yaml.safe_load_all((DEPLOY / "kubernetes" / "olmorl.yaml").read_text())
+    assert {document["kind"] for document in job} == {"NetworkPolicy", "RayJob"}
+
+
+def test_prometheus_takes_the_pattern_and_finds_the_demo() -> None:
+    file = DEPLOY / "prometheus" / "prometheus.yml"
+    (scraped,) = yaml.safe_load(file.read_text())["scrape_configs"]
+    for path in (path for found in scraped["file_sd_configs"] for path in found["files"]):
+        # What Prometheus' own file discovery takes.
+        assert re.fullmatch(r"[^*]*(\*[^/]*)?\.(json|yml|yaml|JSON|YML|YAML)", path)
+        assert (file.parent / path).resolve() == ROOT / "runs" / "demo" / "targets.json"
+
+
 def test_compose_starts_the_demo_on_its_own_redis() -> None:
     services = COMPOSE["services"]
     settings = settings_of(services["olmorl"]["command"])
@@ -124,7 +143,8 @@ def test_the_image_is_built_from_what_the_checkout_has() -> None:
     assert context == ROOT
     assert "make install" in dockerfile
     assert "\nUSER olmorl\n" in dockerfile
-    assert "bubblewrap" in dockerfile
+    for library in ("bubblewrap", "libnuma1"):
+        assert library in dockerfile
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.glob("[sdk]*/*")), ids=lambda path: path.name)

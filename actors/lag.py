@@ -20,19 +20,31 @@ class LagWatch:
         self._deadline_s = deadline_s
         self._newest: Version | None = None
         self._engine: Version | None = None
+        self._missing: Version | None = None
+        """What a prompt asks for while nothing is published: the learner loads, or trains what it had journaled."""
         self._since: float | None = None
 
     def look(self, now: float, newest: Version | None, engine: Version) -> None:
         """At time `now` (s) `newest` is published and the engine has `engine`. What is gone cannot be missed."""
         self._newest, self._engine = newest, engine
-        if newest is None or versions_between(engine, newest) <= self._max_lag:
+        if newest is not None and self._missing is not None:
+            self._missing = self._since = None
+        if not self._is_behind(newest, engine):
             self._since = None
         elif self._since is None:
             self._since = now
 
+    def _is_behind(self, newest: Version | None, engine: Version) -> bool:
+        if newest is None:
+            return self._missing is not None and engine < self._missing
+        return versions_between(engine, newest) > self._max_lag
+
     def hear(self, now: float, version: Version, engine: Version) -> None:
         """The learner has published `version`, says a prompt that asks for it: this may be news."""
-        if self._newest is None or version > self._newest:
+        if self._newest is None:
+            self._missing = max(version, self._missing or version)
+            self.look(now, None, engine)
+        elif version > self._newest:
             self.look(now, version, engine)
 
     def trails(self, now: float) -> bool:
@@ -42,10 +54,12 @@ class LagWatch:
     def check(self, now: float, trouble: str) -> None:
         """End the actor when its time is over; `trouble` is what went wrong last.
 
+        How long it may take until something is published is for those who wait for the learner to say.
+
         Raises:
             DeadlinePassed: the engine has been too far behind for the deadline.
         """
-        if self._since is not None and now - self._since > self._deadline_s:
+        if self._newest is not None and self._since is not None and now - self._since > self._deadline_s:
             raise DeadlinePassed(
                 f"waited {self._deadline_s:g} s for weights {self._newest} of the learner; the engine of {self._owner} "
                 f"has {self._engine}, more than max_lag = {self._max_lag} behind" + (f": {trouble}" if trouble else "")

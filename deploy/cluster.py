@@ -98,9 +98,9 @@ class Cluster:
             )
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise ResourceError(
-                f"no Ray cluster answers at {address} ({str(error).strip().splitlines()[-1]}): start one with `ray start "
-                "--head`, have this host join it with `ray start --address HEAD:6379`, and give every host the same "
-                "RAY_AUTH_TOKEN"
+                f"no Ray cluster answers at {address} ({str(error).strip().splitlines()[-1]}): start one with "
+                "`ray start --head`, have this host join it with `ray start --address HEAD:6379`, and give every host "
+                "the same RAY_AUTH_TOKEN"
             ) from None
         head = ray.get_runtime_context().gcs_address  # `address` may be "auto"
         self._watch = RayWatch(Head(head, ray.nodes, float(os.environ.get(_RECONNECT, _RECONNECT_S))))

@@ -116,13 +116,13 @@ class Assembler:
         self.incarnation = ledger.acquire(self._files.ledger)
         await self._room.use(partial(in_thread, durable.check_room, self._files.ledger / f"{self.incarnation}.room"))
         await recovery.claim(self._queue, self._files, self.incarnation)
-        self._plan = recovery.plan(self._files, self.incarnation, self._from_step)
         if self._from_step is not None:
-            await self._queue.flush(TRAIN_LANE)
+            await recovery.go_back(self._queue, self._files, self.incarnation, self._from_step)
+        self._plan = recovery.plan(self._files, self.incarnation, self._config.schedule.steps)
         self._ledger = recovery.open_ledger(self._files, self._plan, self._draws)
         epoch = await self._queue.epoch()
-        if await recovery.flush_unless_trusted(self._queue, self._ledger.accounts) or self._from_step is not None:
-            await dead_letters.disown(self._queue, self._ledger.accounts)
+        emptied = await recovery.flush_unless_trusted(self._queue, self._ledger.accounts) or self._from_step is not None
+        await dead_letters.disown(self._queue, self._ledger.accounts, emptied)
         found = await recovery.reconcile(self._queue, self._ledger.accounts)
         self._rollouts = Rollouts(self._files.rollouts, self.incarnation, self._plan.step + 1, self._room)
         self._books = Books(

@@ -10,6 +10,7 @@ incarnation lie beside, and do not count.
 
 from __future__ import annotations
 
+import logging
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,8 @@ import msgspec
 from olmorl.errors import ResourceError, UserError
 from olmorl.learner import durable
 from olmorl.learner.ledger import Position
+
+log = logging.getLogger(__name__)
 
 MARKER = "complete"
 PART = "assembler.json"
@@ -91,11 +94,14 @@ def shares(checkpoints: Path, step: int) -> Path:
 
 
 def retain(checkpoints: Path, keep: int) -> None:
-    """Remove all complete checkpoints but the newest `keep`, the marker first. Blocks."""
+    """Remove all complete checkpoints but the newest `keep`, the marker first; what cannot go now may later. Blocks."""
     for step in steps(checkpoints)[:-keep]:
         folder = folder_of(checkpoints, step)
-        (folder / MARKER).unlink()
-        shutil.rmtree(folder)
+        try:
+            (folder / MARKER).unlink()
+            shutil.rmtree(folder)
+        except OSError as error:
+            log.warning("%s cannot be removed (%s): it takes room until the next start", folder, error)
 
 
 def remove_incomplete(checkpoints: Path) -> None:

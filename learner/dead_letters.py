@@ -20,13 +20,17 @@ class Letter(NamedTuple):
     payload: bytes
 
 
-async def disown(queue: Queue, accounts: Accounts) -> None:
-    """Drop the letters whose draws have not failed in this history. The lane was emptied: no answer is on its way."""
+async def disown(queue: Queue, accounts: Accounts, emptied: bool) -> None:
+    """Drop the letters of draws that this history does not have.
+
+    Args:
+        emptied: of the lane: no answer is on its way, and draws that have not failed by now have no letter.
+    """
     letters = {letter.draw_id for letter in await queue.dead_letters(TRAIN_LANE)}
-    failed = {
-        draw_id for draw_id in letters & accounts.draws.keys() if accounts.draws[draw_id].outcome is Outcome.FAILED
-    }
-    await queue.drop_dead_letters(letters - failed, TRAIN_LANE)
+    ours = letters & accounts.draws.keys()
+    if emptied:
+        ours = {draw_id for draw_id in ours if accounts.draws[draw_id].outcome is Outcome.FAILED}
+    await queue.drop_dead_letters(letters - ours, TRAIN_LANE)
 
 
 class DeadLetters:

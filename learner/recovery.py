@@ -110,25 +110,37 @@ async def claim(queue: PromptQueue, files: RunFiles, incarnation: int) -> None:
         ) from None
 
 
-def plan(files: RunFiles, incarnation: int, from_step: int | None) -> Plan:
-    """Choose the checkpoint, tidy up after a crash, and go back if `from_step` asks for that.
+async def go_back(queue: Queue, files: RunFiles, incarnation: int, step: int) -> None:
+    """Make `step` the newest checkpoint; what came later is no longer part of the history.
 
     Raises:
-        UserError: there is no complete checkpoint of `from_step`.
+        UserError: there is no complete checkpoint of it.
     """
-    step = checkpoint.pick(files.checkpoints, from_step)
-    history = ledger.end_of(files.ledger, incarnation)
-    if from_step is not None:
-        history = checkpoint.read_part(files.checkpoints, from_step).position
-        _abandon(files, from_step, history, incarnation)
+    checkpoint.pick(files.checkpoints, step)
+    history = checkpoint.read_part(files.checkpoints, step).position
+    # The queue first: what it loses is queued again, but draws of an abandoned history would be a stranger's.
+    await queue.flush(TRAIN_LANE)
+    _abandon(files, step, history, incarnation)
+
+
+def plan(files: RunFiles, incarnation: int, last_step: int) -> Plan:
+    """Choose the newest checkpoint, and tidy up after a crash.
+
+    Args:
+        last_step: of the run; no later one is replayed.
+    """
+    step = checkpoint.pick(files.checkpoints, None)
     checkpoint.remove_incomplete(files.checkpoints)
     folder = None if step is None else checkpoint.shares(files.checkpoints, step)
     done = step or 0
     Lines(files.lines).cut_after(done, files.abandoned(incarnation) / "metrics.jsonl")
     journal = Journal(files.journal)
     journal.forget(done)
-    replay = journal.replayable(after=done)
-    return Plan(incarnation, done, replay[-1] if replay else done, folder, history)
+    replay_to = max([done, *(s for s in journal.replayable(after=done) if s <= last_step)])
+    # Behind a gap, or the last step: their draws are drawn on, and a later start must not find them here.
+    left = [journal.path_of(s) for s in reversed(journal.steps()) if s > replay_to]
+    _move_to_abandoned(files, left, incarnation)
+    return Plan(incarnation, done, replay_to, folder, ledger.end_of(files.ledger, incarnation))
 
 
 def open_ledger(files: RunFiles, begin: Plan, draws: Draws) -> Ledger:
@@ -221,21 +233,24 @@ async def reconcile(queue: PromptQueue, accounts: Accounts, answered: Collection
 
 def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) -> None:
     # Checkpoints first: once they are gone, a start that crashed half-way through is resumed from `step` as well. The
-    # ledger's newest file first: each goes on with the one before.
-    target = files.abandoned(incarnation)
+    # newest file first, of the ledger and of the journal: each goes on with the one before.
     later = [checkpoint.folder_of(files.checkpoints, s) for s in checkpoint.steps(files.checkpoints) if s > step]
     journal = Journal(files.journal)
-    later += [journal.path_of(s) for s in journal.steps() if s > step]
+    later += [journal.path_of(s) for s in reversed(journal.steps()) if s > step]
     later += [path for path in rollouts.files(files.rollouts) if rollouts.step_of(path) > step]
     later += [
         ledger.path_of(files.ledger, i)
         for i in reversed(ledger.incarnations(files.ledger))
         if history.incarnation < i < incarnation
     ]
-    for path in later:
-        moved = target / path.relative_to(files.run_dir)
-        moved.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(path, moved)
+    _move_to_abandoned(files, later, incarnation)
     path = ledger.path_of(files.ledger, history.incarnation)
     if tail := durable.cut(path, history.num_bytes):
-        durable.write_whole(target / path.relative_to(files.run_dir), [tail])
+        durable.write_whole(files.abandoned(incarnation) / path.relative_to(files.run_dir), [tail])
+
+
+def _move_to_abandoned(files: RunFiles, paths: Sequence[Path], incarnation: int) -> None:
+    for path in paths:
+        moved = files.abandoned(incarnation) / path.relative_to(files.run_dir)
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, moved)

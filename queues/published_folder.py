@@ -31,11 +31,16 @@ class PublishedFolder:
             raise ValueError(f"version {version} exists; a version is never overwritten")
         self._files.folder.mkdir(parents=True, exist_ok=True)
         packing = Packing(version, buffers, self._chunk_bytes)
-        self._files.write(version, packing)
-        manifest = packing.manifest()
-        write_whole(path, encode(manifest))
-        self._check_newest(version)  # it has taken a while
-        write_whole(self._latest, str(version).encode())
+        with self._files.turn(version):
+            self._files.write(version, packing)
+            manifest = packing.manifest()
+            write_whole(path, encode(manifest))
+        try:
+            self._check_newest(version)  # it has taken a while
+            write_whole(self._latest, str(version).encode())
+        except OSError:
+            path.unlink()  # so that it can be tried again
+            raise
         return manifest
 
     def _check_newest(self, version: Version) -> None:
@@ -60,7 +65,10 @@ class PublishedFolder:
         return manifest, _read(self._files.path(version, "weights"), manifest.chunk_bytes)
 
     def discard(self, keep: Iterable[Version]) -> None:
-        self._files.remove_all_but({*keep, *filter(None, [self.latest()])})
+        latest, kept = self.latest(), set(keep)
+        if kept and latest is not None and latest.incarnation > max(kept).incarnation:
+            return  # what is there belongs to a newer start, which may be writing the next
+        self._files.remove_all_but({*kept, *filter(None, [latest])})
 
     def sweep(self) -> None:
         self._files.remove_all()

@@ -101,10 +101,16 @@ class VersionFiles:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Replace a small file in one step."""
+    """Replace a small file in one step, or leave it as it was; also where the power fails."""
     partial = path.with_name(f"{path.name}.{os.getpid()}")
-    partial.write_bytes(data)
-    partial.replace(path)
+    try:
+        with partial.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _is_held(path: Path) -> bool:

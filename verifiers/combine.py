@@ -15,7 +15,7 @@ from olmorl.errors import DeadlinePassed, Unscorable
 from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.checks import numbers
 from olmorl.verifiers.extraction import strip_thinking
-from olmorl.verifiers.functions import FunctionScorer
+from olmorl.verifiers.functions import LARGEST_REWARD, FunctionScorer
 from olmorl.verifiers.nursery import StartFailed
 from olmorl.verifiers.pool import Pool
 from olmorl.verifiers.registry import WARM, close, rules, unknown
@@ -118,7 +118,7 @@ def weigh(verdicts: Mapping[str, Verdict], weights: Mapping[str, float], how: st
         how: `sum` of the weighted rewards, their weighted `mean`, or their `product`.
 
     Raises:
-        Unscorable: a verdict is an error, none applies, or the result is not finite.
+        Unscorable: a verdict is an error, none applies, or the result is not finite or beyond `LARGEST_REWARD`.
     """
     for name, verdict in verdicts.items():
         if verdict.error_kind is not None:
@@ -131,7 +131,7 @@ def weigh(verdicts: Mapping[str, Verdict], weights: Mapping[str, float], how: st
     if how == "mean" and not total:
         raise Unscorable("weights", f"the weights of {', '.join(applied)} add up to 0")
     reward = math.prod(weighted) if how == "product" else sum(weighted) / (total if how == "mean" else 1.0)
-    if not math.isfinite(reward):
+    if not abs(reward) <= LARGEST_REWARD:  # nor NaN
         raise Unscorable("not_finite", f"the combined reward is {reward}")
     return reward
 

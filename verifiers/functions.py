@@ -25,6 +25,8 @@ from olmorl.verifiers.registry import NAMES
 
 _LOAD = "olmorl.verifiers.function_runner:load"
 _SCORE = "olmorl.verifiers.function_runner:score"
+LARGEST_REWARD = 1e100
+"""By its size: sums of squares stay finite, and so the ledger can hold them."""
 _FORM = "package.module:function or file.py:function, each with an optional *weight"
 
 
@@ -157,6 +159,6 @@ def _problem(values: list[float | None], wanted: int) -> tuple[str, str] | None:
         return "function_length", f"returned {len(values)} rewards for {wanted} completions"
     if any(value is None for value in values) and not all(value is None for value in values):
         return "function_mixed_none", "returned None for some completions of a group: None is for the whole row"
-    if not all(value is None or math.isfinite(value) for value in values):
-        return "function_not_finite", "returned NaN or infinity"
+    if not all(value is None or abs(value) <= LARGEST_REWARD for value in values):  # NaN is not
+        return "function_not_finite", f"returned NaN, infinity or more than {LARGEST_REWARD:g}"
     return None

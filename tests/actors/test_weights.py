@@ -87,6 +87,30 @@ def test_a_prompt_tells_of_versions_the_store_did_not_name() -> None:
     assert watch.trails(100.0)
 
 
+def test_what_nobody_has_published_yet_is_not_waited_for_with_a_deadline_but_not_worked_on_either() -> None:
+    watch = LagWatch("a0", max_lag=4, deadline_s=60)
+    watch.look(0.0, None, v(0, 0))
+    assert not watch.trails(100.0), "nobody asks for anything"
+    watch.hear(100.0, v(7), v(0, 0))
+    watch.hear(101.0, v(5), v(0, 0))
+    watch.look(102.0, None, v(0, 0))
+    assert not watch.trails(100.0 + GRACE_S)
+    assert watch.trails(5000.0)
+    watch.check(5000.0, "")
+    watch.look(5000.0, v(9, 2), v(0, 0))
+    assert not watch.trails(5000.0 + GRACE_S), "from here on it is the engine's time"
+    watch.check(5060.0, "")
+    with pytest.raises(DeadlinePassed, match=r"weights 2\.9"):
+        watch.check(5060.1, "")
+
+
+def test_an_engine_that_has_what_is_asked_for_works_on_while_nothing_is_published() -> None:
+    watch = LagWatch("a0", max_lag=4, deadline_s=60)
+    watch.look(0.0, v(7), v(7))
+    watch.look(1.0, None, v(7))
+    assert not watch.trails(1e6)
+
+
 async def learn(s: Any, draw: Make, steps: int) -> None:
     """A version every 5 s, and four prompts that ask for it."""
     for number in range(1, steps + 1):

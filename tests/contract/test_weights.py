@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,10 @@ from typing import Protocol
 import numpy as np
 import pytest
 
-from olmorl.errors import Superseded, WeightError
+from olmorl.errors import DiskFull, Superseded, WeightError
 from olmorl.messages import Version
 from olmorl.ports import NamedBuffer, StagedWeights, WeightStore
-from olmorl.queues import version_files
+from olmorl.queues import published_folder, version_files
 from olmorl.queues.chunks import Packing, checked
 from olmorl.queues.version_files import VersionFiles
 from olmorl.queues.weights import store_in_files
@@ -94,6 +95,41 @@ def test_a_publish_that_was_overtaken_does_not_come_back(tmp_path: Path) -> None
     with pytest.raises(Superseded):
         slow.publish(V0, meanwhile())
     assert newer.latest() == NEXT
+
+
+@pytest.mark.parametrize("at", ["weights", "1.0.manifest", "latest"])
+def test_a_full_disk_leaves_nothing_published_and_the_next_try_may_find_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write_whole(path: Path, data: bytes) -> None:
+        full() if path.name == at else version_files.write_whole(path, data)
+
+    store = store_in_files("run", tmp_path / "disk", shared_memory=tmp_path / "memory")
+    with monkeypatch.context() as patched:
+        if at == "weights":
+            patched.setattr(VersionFiles, "write", full)
+        patched.setattr(published_folder, "write_whole", write_whole)
+        with pytest.raises(DiskFull, match=r"version 1\.0: No space left on device in .*; make room there"):
+            store.publish(V0, weights(0))
+    assert store.latest() is None
+    store.publish(V0, weights(0))
+    assert read(store.fetch(V0)) == plain(0)
+
+
+def test_an_older_start_removes_nothing_of_a_newer_one(tmp_path: Path) -> None:
+    older, newer = (store_in_files("run", tmp_path / "disk", shared_memory=tmp_path / "memory") for _ in range(2))
+    older.publish(V0, weights(0))
+    newer.publish(NEXT, weights(0))
+    (partial,) = (tmp_path / "disk").rglob(f"{NEXT}.weights")
+    partial = partial.with_name("2.7.partial")
+    partial.write_bytes(b"being written")
+    older.discard([V0])
+    assert partial.exists()
+    newer.discard([NEXT])
+    assert not partial.exists()
 
 
 def test_a_version_that_is_not_there_is_an_error(connect_store: ConnectStore) -> None:
@@ -228,9 +264,9 @@ def test_a_publish_that_breaks_off_changes_nothing(weight_rig: WeightRig, tmp_pa
 
     def broken() -> Iterator[NamedBuffer]:
         yield weights(1)[0]
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(WeightError, match="No space left"):
+    with pytest.raises(DiskFull, match="No space left"):
         publisher.publish(V1, broken())
     assert publisher.latest() == V0
     assert not list(tmp_path.rglob("*.partial"))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -257,6 +259,19 @@ def test_the_newest_checkpoints_are_kept_and_incomplete_ones_never_count(tmp_pat
     checkpoint.retain(tmp_path, 1)
     assert checkpoint.steps(tmp_path) == [10]
     assert (tmp_path / "step_99").exists()
+
+
+def test_a_checkpoint_that_cannot_be_removed_now_is_no_reason_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save(tmp_path, 2, 4, 6)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", Mock(side_effect=OSError(errno.ENOTEMPTY, "Directory not empty")))
+        checkpoint.retain(tmp_path, 1)
+    assert "step_2 cannot be removed" in caplog.text
+    assert checkpoint.steps(tmp_path) == [6], "it does not count as complete"
+    checkpoint.remove_incomplete(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step_6"]
 
 
 def test_shares_of_a_rank_that_belongs_to_another_start_do_not_count(tmp_path: Path) -> None:

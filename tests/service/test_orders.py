@@ -13,7 +13,7 @@ from olmorl.clock import LoopClock, run_simulated
 from olmorl.learner.bell import Bell
 from olmorl.learner.orders import Orders
 from olmorl.learner.waiting import Waits
-from olmorl.ports import Queue
+from olmorl.ports import DeadLetter, Queue
 
 Build = Callable[..., Any]
 LONG = {"schedule.steps": 100, "checkpoint.every": 50}
@@ -100,6 +100,7 @@ def test_letters_of_draws_that_were_abandoned_are_gone(service: Build) -> None:
         await run.until(lambda: any(record["outcome"] == "failed" for record in run.ledger))
         assert [letter.draw for letter in await run.assembler.dead_letters.look()] == [damaged]
         await run.crash(actors=True)
+        lane.dead.append(DeadLetter(10**6, "of a history that is gone", b""))
         await run.start(resume=True)
         assert [letter.draw for letter in await run.assembler.dead_letters.look()] == [damaged]
         await run.crash(actors=True)

@@ -13,10 +13,14 @@ from typing import Any
 
 import pytest
 
+from olmorl import config
 from olmorl.clock import run_simulated
 from olmorl.errors import ResourceError, Superseded, UserError
 from olmorl.learner import durable
+from olmorl.learner.fake import FakeTrainer
 from olmorl.learner.journal import Journal
+from olmorl.messages import Shard, Version
+from olmorl.queues.memory_weights import MemoryWeightStore
 
 Build = Callable[..., Any]
 POINTS = range(20)
@@ -104,6 +108,77 @@ def test_a_restart_replays_the_journal_and_generates_nothing_again(service: Buil
     assert len(records) == len(set(records)) == run.lines[-1]["prompts_drawn_total"]
     assert [line["incarnation"] for line in run.lines] == [1] * 10 + [2] * 20
     assert len((run.run_dir / "abandoned" / "000002" / "metrics.jsonl").read_text().splitlines()) == 7
+
+
+class SlowTrainer(FakeTrainer):
+    """A step takes two minutes."""
+
+    async def train(self, shard: Shard) -> dict[str, float] | None:
+        await asyncio.sleep(120)
+        return await super().train(shard)
+
+
+def test_a_replay_that_takes_long_costs_no_actor_and_no_attempt(service: Build) -> None:
+    run = service({"schedule.steps": 12, "checkpoint.every": 10, "schedule.max_lag": 4})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(8)
+        await run.crash(actors=True)
+        run.trainer, run.store = SlowTrainer, MemoryWeightStore()
+        await run.start(resume=True)
+        actors = list(run._actor_tasks.values())
+        await run.steps(9)
+        assert not any(actor.done() for actor in actors)
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    assert run.settings.actors.stall_deadline_s < 8 * 120
+    assert max(record["attempt"] for record in run.ledger) == 2, "what was leased when all crashed"
+    assert not any(record["outcome"] == "failed" for record in run.ledger)
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5, 6])
+def test_a_run_that_is_to_have_fewer_steps_ends_with_its_last_version(service: Build, steps: int) -> None:
+    run = service({"schedule.steps": 12, "checkpoint.every": 4, "schedule.max_lag": 4})
+
+    async def scenario() -> Any:
+        await run.start()
+        await run.steps(7)
+        await run.crash(actors=True)
+        run.settings = config.build({**run.settings.model_dump(), "schedule": {**schedule, "steps": steps}})
+        run.store = MemoryWeightStore()
+        await run.start(resume=True)
+        assert await run.ended_within(600)
+        return await run.finish()
+
+    schedule = run.settings.schedule.model_dump()
+    stop = run_simulated(scenario())
+    assert stop.reason == f"all {steps} steps are done" and stop.export
+    run.check_lines()
+    last = max(steps, 4)
+    assert (len(run.lines), run.store.latest()) == (last, Version(2, last))
+
+
+def test_journaled_steps_behind_a_gap_are_never_adopted(service: Build) -> None:
+    run = service({"schedule.steps": 12, "checkpoint.every": 10, "schedule.max_lag": 4})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(7)
+        await run.crash(actors=False)
+        Journal(run.run_dir / "journal").path_of(3).unlink()
+        await run.start(resume=True)
+        await run.steps(3)
+        await run.crash(actors=False)
+        assert (run.run_dir / "abandoned" / "000002" / "journal" / "000005.batch").exists()
+        await run.start(resume=True)
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    assert len(set(chain(*trained_sequence(run)))) == 12 * 8
 
 
 def test_going_back_by_choice_abandons_what_came_after(service: Build) -> None:

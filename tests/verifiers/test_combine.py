@@ -41,6 +41,7 @@ def test_what_does_not_apply_does_not_count() -> None:
         ({"a": Verdict(reward=None, error_kind="timeout"), "b": Verdict(reward=1.0)}, {}, "sum", "timeout"),
         (verdicts(a=1.0, b=1.0), {"a": 1.0, "b": -1.0}, "mean", "weights"),
         (verdicts(a=1e308, b=1e308), {}, "sum", "not_finite"),
+        (verdicts(a=-1e99), {"a": 1e60}, "sum", "not_finite"),
     ],
 )
 def test_a_group_without_a_reward_says_why(

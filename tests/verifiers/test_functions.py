@@ -38,6 +38,7 @@ def skips(completions, **columns): return [None for _ in completions]
 def mixed(completions, **columns): return [None, 1.0]
 def short(completions, **columns): return [1.0]
 def nan(completions, **columns): return [float("nan"), 1.0]
+def huge(completions, **columns): return [-1.7e308, 1.0]
 def text(completions, **columns): return ["1", "0"]
 def nothing(completions, **columns): return None
 def raises(completions, **columns): raise KeyError("gone")
@@ -102,6 +103,7 @@ async def test_every_fault_is_an_error_and_the_next_group_is_scored(
         "mixed": "function_mixed_none",
         "short": "function_length",
         "nan": "function_not_finite",
+        "huge": "function_not_finite",
         "text": "function_raised",
         "nothing": "function_raised",
         "raises": "function_raised",

@@ -24,7 +24,7 @@ hosts: $(READY)  ## four hosts, as network namespaces: real engines over the wir
 
 chaos: $(READY)  ## hundreds of seeded faults on runs without a model, dozens on real engines; tables under benchmarks/results
 	$(BIN)/python -m tests.chaos simulated --faults 300 --json benchmarks/results/chaos_simulated.json
-	$(BIN)/python -m tests.chaos real --faults 33 --json benchmarks/results/chaos_real.json
+	$(BIN)/python -m tests.chaos real --faults 35 --json benchmarks/results/chaos_real.json
 	$(BIN)/python -m tests.chaos hosts --faults 21 --json benchmarks/results/chaos_hosts.json
 
 soak: $(READY)  ## an hour of the demo with a fault a minute

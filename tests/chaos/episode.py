@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from random import Random
 from subprocess import TimeoutExpired
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 from olmorl.learner import rollouts
 from tests.chaos import faults
 from tests.chaos.history import ENDS, journaled_otherwise, violations
-from tests.chaos.rig import Ended, Hang, Rig
+from tests.chaos.rig import Ended, Hang, Rig, nothing
 from tests.chaos.steps import Seen
 from tests.chaos.strike import Fault, Strike
 
@@ -128,13 +129,16 @@ class Episode:
         rig = self._rig
         rig.steps.look()
         before, last = len(rig.steps), rig.steps.seen[-1]
-        strikes = []
+        strikes: list[Strike] = []
+        records: list[Record] = []
+        # One that waits for its moment does not keep the others from being looked at.
+        rig.meanwhile = partial(_note_who_is_noticed, strikes, records)
         for name, fault in together:
-            strike = fault(rig, self._random)
-            strikes.append(strike)
+            strikes.append(fault(rig, self._random))
             others = [other for other, _ in together if other != name]
-            self.outcome.records.append(Record(name, strike.victim, ", ".join(others)))
-        records = self.outcome.records[-len(strikes) :]
+            records.append(Record(name, strikes[-1].victim, ", ".join(others)))
+            self.outcome.records.append(records[-1])
+        rig.meanwhile = nothing
         self._until_mended(strikes, records)
         rig.more_steps(1)
         for strike, record in zip(strikes, records, strict=True):
@@ -156,9 +160,7 @@ class Episode:
             rig.steps.look()
             # Before the look for who was noticed: that comes first, and may come between the two.
             over = not ends_run and rig.alive and all(strike.mended() for strike in strikes)
-            for strike, record in zip(strikes, records, strict=True):
-                if record.noticed_s is None and strike.noticed is not None and strike.noticed():
-                    record.noticed_s = time.monotonic() - strike.at
+            _note_who_is_noticed(strikes, records)
             if not rig.alive:
                 if resumed or not ends_run:
                     raise Ended(f"the launcher ended, nobody having asked it to:\n{rig.run.output()}")
@@ -208,6 +210,12 @@ class Episode:
         window.record.draws_lost = max(_unaccounted(line) for line in lines)
         before = seen[window.first - 1].line["tokens_wasted_total"]
         window.record.tokens_wasted = max(0, lines[-1]["tokens_wasted_total"] - before)
+
+
+def _note_who_is_noticed(strikes: Sequence[Strike], records: Sequence[Record]) -> None:
+    for strike, record in zip(strikes, records, strict=True):
+        if record.noticed_s is None and strike.noticed is not None and strike.noticed():
+            record.noticed_s = time.monotonic() - strike.at
 
 
 def _broken(strike: Strike, record: Record) -> Iterator[str]:

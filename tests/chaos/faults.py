@@ -15,6 +15,8 @@ from tests.hosts.lan import Host
 OF_PROCESSES: dict[str, Fault] = {
     "SIGKILL actor": processes.on_actor(SIGKILL),
     "SIGSTOP actor": processes.on_actor(SIGSTOP),
+    "SIGKILL starting actor": processes.on_starting_actor(SIGKILL),
+    "SIGSTOP starting actor": processes.on_starting_actor(SIGSTOP),
     "SIGKILL all actors": processes.on_all_actors(SIGKILL),
     "SIGSTOP all actors": processes.on_all_actors(SIGSTOP),
     "SIGKILL learner rank": processes.on_learner("rank", SIGKILL),

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from random import Random
 from signal import SIGKILL
 
@@ -25,16 +26,35 @@ def _at_work_again(rig: Rig, actor: str, pid: int) -> Check:
 
 
 def on_actor(number: signal.Signals) -> Fault:
-    """The process of an actor."""
+    """The process of an actor at work, with draws in hand."""
 
     def strike(rig: Rig, random: Random) -> Strike:
-        name = random.choice(rig.named("actor"))
-        pid = rig.pid(name)
-        mended = _at_work_again(rig, name, pid)
-        send(pid, number)
-        return Strike(name, given_up(rig, name, pid), mended)
+        return _on_actor(rig, number, *random.choice(rig.until(partial(_busy, rig), "an actor with draws in hand")))
 
     return strike
+
+
+def on_starting_actor(number: signal.Signals) -> Fault:
+    """The process of an actor that was killed a moment before, and comes back."""
+
+    def strike(rig: Rig, random: Random) -> Strike:
+        name, pid = random.choice(rig.until(partial(_busy, rig), "an actor with draws in hand"))
+        send(pid, SIGKILL)
+        rig.until(replaced(rig, name, pid), f"another start of {name}")
+        return _on_actor(rig, number, name, rig.pid(name))
+
+    return strike
+
+
+def _busy(rig: Rig) -> list[tuple[str, int]]:
+    busy = rig.busy()
+    return [(name, pid) for name, pid in rig.working().items() if busy.get(name) == pid]
+
+
+def _on_actor(rig: Rig, number: signal.Signals, name: str, pid: int) -> Strike:
+    mended = _at_work_again(rig, name, pid)
+    send(pid, number)
+    return Strike(name, given_up(rig, name, pid), mended)
 
 
 def on_all_actors(number: signal.Signals) -> Fault:

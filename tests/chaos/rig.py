@@ -33,6 +33,10 @@ class Ended(AssertionError):
     """The run is over, and nobody has asked for that."""
 
 
+def nothing() -> None:
+    pass
+
+
 class Rig:
     """One run directory and everything that works on it.
 
@@ -48,6 +52,8 @@ class Rig:
         self.steps = Steps(run.run_dir / "metrics.jsonl")
         self.settings = config.load(run.recipe, [])
         self.staged = staged(run)
+        self.meanwhile: Callable[[], None] = nothing
+        """What is looked at while something is waited for."""
         run.environment[PASSWORD] = run.mark
         self._output = run.folder / "output.txt"
         self._unused_before = unused()
@@ -201,6 +207,7 @@ class Rig:
         while not (found := ready()):
             if time.monotonic() > give_up:
                 raise Hang(f"{what}: not within {self.patience_s:g} s\n{self.run.output()}")
+            self.meanwhile()
             time.sleep(every_s)
         return found
 

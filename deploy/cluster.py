@@ -7,6 +7,8 @@ import contextlib
 import logging
 import os
 import secrets
+import socket
+import sys
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -41,6 +43,8 @@ _LOOK_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _RECONNECT_S = 60
 """Ray's default for it: after so long without its head a process of Ray ends itself."""
+HEAD_DEADLINE_S = 60.0
+"""For the head of a cluster to listen, which may be starting at the same time as the run."""
 Place = tuple[PlacementGroup, int]
 """A placement group and the index of a bundle in it."""
 
@@ -88,6 +92,7 @@ class Cluster:
         self._watch = RayWatch(OwnDaemons())
 
     def _join(self, address: str) -> None:
+        _await_head(address)
         try:
             ray.init(
                 address=address,
@@ -97,11 +102,7 @@ class Cluster:
                 runtime_env={"env_vars": {name: os.environ[name] for name in PATIENCE}},
             )
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            raise ResourceError(
-                f"no Ray cluster answers at {address} ({str(error).strip().splitlines()[-1]}): start one with "
-                "`ray start --head`, have this host join it with `ray start --address HEAD:6379`, and give every host "
-                "the same RAY_AUTH_TOKEN"
-            ) from None
+            raise _no_cluster(address, str(error).strip().splitlines()[-1]) from None
         head = ray.get_runtime_context().gcs_address  # `address` may be "auto"
         self._watch = RayWatch(Head(head, ray.nodes, float(os.environ.get(_RECONNECT, _RECONNECT_S))))
 
@@ -259,6 +260,31 @@ class Cluster:
         if env:
             options["runtime_env"] = {"env_vars": env}
         return Process(name, ray.remote(kind).options(**options).remote(*args))
+
+
+def _await_head(address: str) -> None:
+    """Ray itself would go on for minutes where nobody listens."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return  # such as "auto"
+    began_at, said = time.monotonic(), False
+    while True:
+        try:
+            return socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+        except (OSError, OverflowError) as error:
+            if time.monotonic() - began_at > HEAD_DEADLINE_S:
+                raise _no_cluster(address, f"{error}, for {HEAD_DEADLINE_S:g} s") from None
+            if not said:
+                print(f"waiting for a Ray cluster at {address} ({error})", file=sys.stderr)
+                said = True
+        time.sleep(_LONGEST_PAUSE_S)
+
+
+def _no_cluster(address: str, why: str) -> ResourceError:
+    return ResourceError(
+        f"no Ray cluster answers at {address} ({why}): start one with `ray start --head`, have this host join it with "
+        "`ray start --address HEAD:6379`, and give every host the same RAY_AUTH_TOKEN"
+    )
 
 
 def _possible(bundles: list[dict[str, float]]) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+from threading import Timer
 from typing import Any
 
 import pytest
@@ -38,8 +40,26 @@ def test_a_cluster_that_knows_another_token_is_named(monkeypatch: pytest.MonkeyP
         raise AuthenticationError("no token")
 
     monkeypatch.setattr(ray, "init", refuse)
+    monkeypatch.setattr(cluster, "_await_head", lambda address: None)
     with pytest.raises(ResourceError, match=r"no Ray cluster answers at h:6379 .*give every host the same RAY_AUTH"):
         made(cluster={"address": "h:6379"}).__enter__()
+
+
+def test_a_head_that_starts_meanwhile_is_waited_for_and_one_that_does_not_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cluster, "HEAD_DEADLINE_S", 1.0)
+    monkeypatch.setattr(cluster, "_LONGEST_PAUSE_S", 0.05)
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        with pytest.raises(ResourceError, match=rf"answers at {address} \(.*refused, for 1 s\): start one"):
+            cluster._await_head(address)
+        starting = Timer(0.3, head.listen)
+        starting.start()
+        cluster._await_head(address)
+        starting.join()
+    assert capsys.readouterr().err.count(f"waiting for a Ray cluster at {address}") == 2
 
 
 def test_who_has_no_room_is_told_how_to_ask_for_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -266,7 +266,7 @@ def _await_head(address: str) -> None:
     """Ray itself would go on for minutes where nobody listens."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        return  # such as "auto"
+        return None  # such as "auto"
     began_at, said = time.monotonic(), False
     while True:
         try:

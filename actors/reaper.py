@@ -121,10 +121,11 @@ def note(path: Path, files: set[Path]) -> None:
 def sweep(folder: Path) -> None:
     """Unlink what engines have left that died together with their reapers. None of the run may be alive."""
     for path in folder.glob(f"{VARIABLE}-*"):
-        for file in path.read_text(encoding="utf-8").splitlines():
-            if file.startswith(NAMES):
-                Path(file).unlink(missing_ok=True)
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):  # another does the same
+            for file in path.read_text(encoding="utf-8").splitlines():
+                if file.startswith(NAMES):
+                    Path(file).unlink(missing_ok=True)
+            path.unlink()
 
 
 def end(pids: list[int], files: set[Path]) -> None:

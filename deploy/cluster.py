@@ -79,16 +79,22 @@ class Cluster:
                 "this machine is one node: start Ray on the others and join it with --ray-address HOST:PORT, or ask "
                 "for --learner-nodes 1 --actor-nodes 1"
             )
-        ray.init(
-            address="local",
-            num_cpus=max(os.cpu_count() or 1, plan.ranks + plan.engines + _ROOM_TO_GROW),
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            namespace=self._run,
-            object_store_memory=512 << 20,
-            _node_ip_address="127.0.0.1",
-        )
+        try:
+            ray.init(
+                address="local",
+                num_cpus=max(os.cpu_count() or 1, plan.ranks + plan.engines + _ROOM_TO_GROW),
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                namespace=self._run,
+                object_store_memory=512 << 20,
+                _node_ip_address="127.0.0.1",
+            )
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ResourceError(
+                f"Ray cannot be started here: {error}; where the path of a socket is too long, set RAY_TMPDIR to a "
+                "short folder"
+            ) from None
         self._watch = RayWatch(OwnDaemons())
 
     def _join(self, address: str) -> None:

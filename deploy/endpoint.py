@@ -57,9 +57,10 @@ class Endpoint:
 
     async def stop(self) -> None:
         """Listen no more."""
-        self._file.unlink(missing_ok=True)
         if self._server is not None:
             self._server.close()
+        with suppress(OSError):
+            self._file.unlink()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._num_open += 1

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from olmorl.deploy import hosts
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.cluster import BY_NODES, Place
 from olmorl.deploy.process import Process
 from olmorl.deploy.supervise import Context, Heartbeats, Restarts, introduced, is_mistake
+from olmorl.deploy.vigil import Vigil
 from olmorl.errors import DeadlinePassed, OlmoRLError, ResourceError, RunEnded, UserError
 from olmorl.learner.waiting import Wait
 from olmorl.messages import ActorStatus
@@ -42,20 +43,6 @@ class Slot:
     """Of its last death."""
 
 
-@dataclass
-class _Vigil:
-    """How long nobody has been at work, and how long that may be."""
-
-    limit_s: float
-    since: float = field(default_factory=time.monotonic)
-    longest_start_s: float = 0.0
-    ever: bool = False
-
-    def passed(self) -> bool:
-        # Before the first one works, each start has its own deadline; later a start may take what starts have taken.
-        return self.ever and time.monotonic() - self.since > max(self.limit_s, 2 * self.longest_start_s)
-
-
 class Fleet:
     """Each start of an actor has a name of its own, and every actor that is not here any more loses its prompts.
 
@@ -69,7 +56,7 @@ class Fleet:
         self._slots: list[Slot] = []
         self._num_slots = 0
         self._heartbeats = Heartbeats()
-        self._vigil = _Vigil(context.supervision.no_actor_deadline_s)
+        self._vigil = Vigil(context.supervision.no_actor_deadline_s)
         self._tasks: asyncio.TaskGroup | None = None
         self._keepers: set[asyncio.Task[None]] = set()
         self._resizing = asyncio.Lock()
@@ -94,6 +81,7 @@ class Fleet:
             while True:
                 await asyncio.sleep(_LOOK_S)
                 self._end_slow_starts()
+                self._check_that_someone_may_work()
                 self._check_that_someone_works()
 
     async def _add(self, count: int, wait_s: float, asked_by: str) -> list[Slot]:
@@ -176,9 +164,9 @@ class Fleet:
             slot.state = _QUARANTINED
             deaths = slot.restarts.deaths
             self._context.say(f"{slot.name} is in quarantine after {deaths} death(s), the last: {slot.cause}")
-            if all(other.state == _QUARANTINED for other in self._slots):
-                end = RunEnded(self._describe("every actor is in quarantine"))
-                raise error if error and is_mistake(error) else end
+            if error and is_mistake(error) and all(other.state == _QUARANTINED for other in self._slots):
+                raise error
+            self._check_that_someone_may_work()
             return False
         when = f"in {delay:.0f} s" if delay else "now"
         self._context.say(f"{slot.cause}: its prompts go elsewhere, and {slot.name} starts again {when}")
@@ -186,15 +174,16 @@ class Fleet:
         return True
 
     def _end_slow_starts(self) -> None:
-        for slot in self._slots:
+        for slot in self._slots if self._vigil.sees else ():
             if slot.process and slot.state == _STARTING and time.monotonic() - slot.started_at > self._start_limit_s:
                 slot.process.kill(f"has not started within {self._start_limit_s:g} s")
 
+    def _check_that_someone_may_work(self) -> None:
+        if self._slots and all(slot.state == _QUARANTINED for slot in self._slots):
+            raise RunEnded(self._describe("every actor is in quarantine"))
+
     def _check_that_someone_works(self) -> None:
-        if any(slot.state == _WORKING for slot in self._slots):
-            self._vigil.since = time.monotonic()
-        elif self._vigil.passed():
-            silent_s = time.monotonic() - self._vigil.since
+        if silent_s := self._vigil.watch(any(slot.state == _WORKING for slot in self._slots)):
             raise RunEnded(self._describe(f"no actor has been at work for {silent_s:.0f} s"))
 
     def _describe(self, what: str) -> str:
@@ -218,6 +207,7 @@ class Fleet:
 
     def look(self, statuses: Sequence[ActorStatus], now: float) -> list[str]:
         """Take note of the heartbeats at time `now`; returns the names of actors that are not of this fleet."""
+        self._vigil.looked()
         members = {slot.process.name: slot for slot in self._slots if slot.process}
         # Whoever is there and was not heard of yet is silent from now on.
         beats: dict[str, float] = {name: 0.0 for name, slot in members.items() if slot.there_since}
@@ -232,8 +222,8 @@ class Fleet:
     def _heard(self, slot: Slot, status: ActorStatus, now: float) -> None:
         slot.completions = status.completions
         if slot.state == _STARTING and status.state != "starting":
-            slot.state, self._vigil.ever = _WORKING, True
-            self._vigil.longest_start_s = max(self._vigil.longest_start_s, now - (slot.there_since or now))
+            slot.state = _WORKING
+            self._vigil.started(now - (slot.there_since or now))
 
     def _end_silent(self, slot: Slot) -> None:
         settings, limit_s = self._context.supervision, self._context.supervision.heartbeat_deadline_s

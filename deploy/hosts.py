@@ -74,9 +74,10 @@ class RedisHost(Host):
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), LOOK_S)
 
-    async def server(self) -> Identity:
-        """Where the server itself is."""
-        return Identity(socket.gethostname(), self._server.pid or 0)
+    async def server(self) -> Identity | None:
+        """Where the server itself is; None while it has to be started again."""
+        pid = self._server.pid
+        return None if pid is None else Identity(socket.gethostname(), pid)
 
     async def stop(self) -> None:
         """Stop the server; its data stays."""

@@ -60,8 +60,11 @@ class LearnerGroup:
         self.incarnation = opened.incarnation
         # Also that nothing is paused: the queue remembers a pause that an earlier assembler was told of.
         patience_s = self._context.settings.queue.outage_deadline_s + self._context.supervision.answer_deadline_s
-        for order in ("pause" if self.paused else "resume", *(["stop"] if self._stopping else [])):
-            await _answered(self._assembler, order, timeout_s=patience_s)
+        told: list[str] = []
+        while told != (orders := ["pause" if self.paused else "resume", *(["stop"] if self._stopping else [])]):
+            for order in orders:
+                await _answered(self._assembler, order, timeout_s=patience_s)
+            told = orders
         self._opened.set()
         return opened
 

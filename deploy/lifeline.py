@@ -11,8 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection
-
-from ray.exceptions import RayError
+from functools import partial
 
 from olmorl.clock import Clock
 from olmorl.config import Supervision
@@ -81,7 +80,7 @@ def needed() -> bool:
     """Whether an assembler of this run says that it goes on."""
     try:
         return any(namespace.ask_all("assembler", "needed", ASK_S))
-    except RayError as error:
+    except Exception as error:  # the watch goes on whatever it is
         log.warning("the assembler cannot be found: %s", error)
         return False
 
@@ -89,8 +88,11 @@ def needed() -> bool:
 def end(cause: str, sweep: Callable[[], None]) -> None:
     """End this process, and everything that it keeps from others."""
     log.error(cause)
-    sweep()
-    semaphores.unlink_own()
-    time.sleep(GRACE_S)
-    namespace.leave()
-    os._exit(1)
+    try:
+        for last_act in (sweep, semaphores.unlink_own, partial(time.sleep, GRACE_S), namespace.leave):
+            try:
+                last_act()
+            except Exception:
+                log.exception("at the end")
+    finally:
+        os._exit(1)

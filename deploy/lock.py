@@ -73,7 +73,8 @@ class RunLock:
     ) -> None:
         self._over.set()
         self._beating.join()
-        os.truncate(self._file, 0)
+        with suppress(OSError):
+            os.truncate(self._file, 0)
         os.close(self._file)
 
     def _open(self) -> int:

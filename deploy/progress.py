@@ -74,7 +74,8 @@ class Progress:
 
     def __exit__(self, *exc: object) -> None:
         if self._live is not None:
-            self._live.__exit__(None, None, None)
+            with suppress(OSError):  # a terminal that is gone
+                self._live.__exit__(None, None, None)
             self._live = None
 
     def say(self, text: str) -> None:

@@ -77,11 +77,13 @@ class QueueServer:
     async def _watch(self, process: Process) -> None:
         known = None
         async for server in still_there(process, "server", self._context.supervision.answer_deadline_s):
-            if known not in (None, server):
-                self._context.say("Redis died or hung; it runs again, on its append-only file")
-            if known != server:
+            if server is None:
+                self._context.roster.remove("redis-server")
+            elif server != known:
+                if known is not None:
+                    self._context.say("Redis died or hung; it runs again, on its append-only file")
                 self._context.roster.add("redis-server", server)
-            known = server
+                known = server
 
     async def _after(self, error: OlmoRLError) -> None:
         if isinstance(error, HostLost):

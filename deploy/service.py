@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
-import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from types import TracebackType
 
 from olmorl.config import Config
@@ -36,6 +34,7 @@ from olmorl.deploy.progress import Progress, Status, summary
 from olmorl.deploy.queue_server import QueueServer
 from olmorl.deploy.roster import Roster
 from olmorl.deploy.rundir import KeptRecipe, logged, metric_lines
+from olmorl.deploy.signals import Signals, unheard
 from olmorl.deploy.supervise import Context, Restarts, Watchdog
 from olmorl.deploy.takeover import take_over
 from olmorl.errors import DeadlinePassed, HostLost, OlmoRLError, ProcessLost, RunEnded, first_cause
@@ -46,8 +45,6 @@ from olmorl.learner.waiting import Wait
 log = logging.getLogger(__name__)
 _LOOK_S = 0.5
 _ATTEND_S = 5.0
-_ONE_SIGNAL_S = 1.0
-"""So soon after another it is the same one: a scheduler tells every process, and a script passes it on."""
 
 
 class StoppedAtOnce(RunEnded):
@@ -65,8 +62,7 @@ class Service:
         self._examine = examine
         self._stack = ExitStack()
         self._began = time.monotonic()
-        self._signals, self._signaled_at = 0, -math.inf
-        self._stop_asked = asyncio.Event()
+        self._signals = Signals()
         self._watchdog = Watchdog()
         self._strangers: list[str] = []
         self._cluster: Cluster | None = None
@@ -108,14 +104,16 @@ class Service:
         context.roster.close()
 
     def _sweep(self) -> None:
+        if self._cluster is None:
+            return  # what is there may be in use: a run on a cluster goes on without its launcher
         # Where Ray is half gone, whoever asks it for what was published waits for a minute; others may need that yet.
-        is_broken = self._cluster is not None and self._cluster.is_broken
-        (wiring.sweep_here if is_broken else wiring.sweep)(self._settings)
+        (wiring.sweep_here if self._cluster.is_broken else wiring.sweep)(self._settings)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._stack.close()
+        with unheard():
+            self._stack.close()
 
     def run(self) -> int:
         """The whole run; returns the exit code.
@@ -130,7 +128,7 @@ class Service:
             raise
 
     async def _run(self) -> int:
-        with self._signals_heard():
+        with self._signals.heard():
             try:
                 await self._live()
             except BaseExceptionGroup as group:
@@ -175,32 +173,10 @@ class Service:
         await asyncio.to_thread(self._clear)
         await asyncio.sleep(delay)
 
-    @contextmanager
-    def _signals_heard(self) -> Iterator[None]:
-        loop, run = asyncio.get_running_loop(), asyncio.current_task()
-        assert run is not None
-
-        def on_signal() -> None:
-            since, self._signaled_at = self._signaled_at, time.monotonic()
-            if self._signaled_at - since < _ONE_SIGNAL_S:
-                return
-            self._signals += 1
-            self._stop_asked.set()
-            if self._signals == 2:
-                run.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
-        try:
-            yield
-        finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.remove_signal_handler(number)
-
     # --- starting -------------------------------------------------------------------------------
 
     async def _start_unless_stopped(self) -> None:
-        start, stop = asyncio.create_task(self._start()), asyncio.create_task(self._stop_asked.wait())
+        start, stop = asyncio.create_task(self._start()), asyncio.create_task(self._signals.stop_asked.wait())
         try:
             await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
             if not start.done():
@@ -231,7 +207,7 @@ class Service:
         for note in (await self._learner.open(self._resume, self._from_step)).notes:
             self._progress.say(note)
         self._fleet = Fleet(context, access)
-        self._commands = Commands(self._learner, self._fleet, self._stop_asked)
+        self._commands = Commands(self._learner, self._fleet, self._signals.stop_asked)
         await self._bury_earlier_actors()
         # The buried were told to leave by their names, which the actors of this start have again.
         await (self._learner.pause() if self._paused else self._learner.resume())
@@ -284,7 +260,7 @@ class Service:
             await endpoint.stop()
 
     async def _obey_stop(self) -> None:
-        await self._stop_asked.wait()
+        await self._signals.stop_asked.wait()
         self._progress.say("stopping: the micro-batch ends, then a checkpoint is written (again: at once)")
         await self._learner.stop()
 

@@ -28,7 +28,8 @@ def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
         partial.replace(path)
         sync_folder(path.parent)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink()
         raise unwritable(path, error) from error
 
 

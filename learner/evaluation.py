@@ -132,7 +132,7 @@ class Evaluator:
                 await self._begin(name, self._rounds[name].version)
 
     async def _begin(self, name: str, version: Version) -> None:
-        current = Round(version, len(self._sets[name]), self._clock.wall() + self._settings.deadline_s)
+        current = Round(version, len(self._sets[name]), self._clock.now() + self._settings.deadline_s)
         await self._queue_more(name, current)
         self._rounds[name] = current
 
@@ -153,7 +153,7 @@ class Evaluator:
         """
         for name, current in list(self._rounds.items()):
             if paused:
-                current.ends_at = self._clock.wall() + self._settings.deadline_s
+                current.ends_at = self._clock.now() + self._settings.deadline_s
             while taken := await self._queue.take(TAKE_LIMIT, name, 0):
                 for item in taken:
                     current.add(item.result)
@@ -161,7 +161,7 @@ class Evaluator:
             counts = await self._queue.counts(name)
             if counts.live != current.live:
                 raise RunEnded(f"evaluation {name}: {current.live} prompts in flight, {counts.live} in the queue")
-            if current.in_flight and self._clock.wall() > current.ends_at:
+            if current.in_flight and self._clock.now() > current.ends_at:
                 await self._queue.flush(name)
                 current.failed += current.in_flight
             if current.in_flight:

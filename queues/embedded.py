@@ -163,7 +163,7 @@ class EmbeddedRedis:
             "bind": self._host,
             "port": self._port,
             "requirepass": _quoted(self.password),
-            "dir": f'"{self._folder.resolve()}"',
+            "dir": _quoted(str(self._folder.resolve())),
             "appendonly": "yes",
             "appendfsync": self._fsync,
             "auto-aof-rewrite-min-size": "256mb",

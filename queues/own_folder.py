@@ -18,7 +18,7 @@ def own_folder(base: Path, host: str) -> Path:
     last = current.read_text(encoding="utf-8").strip() if current.exists() else None
     if last != host:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)  # where a file is in use yet, its folder stays
         for path in (base / last).glob(_FILES) if last else ():
             (shutil.copytree if path.is_dir() else shutil.copy2)(path, folder / path.name)
         partial = current.with_suffix(".partial")

@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -79,12 +79,19 @@ class VersionFiles:
         return held
 
     def remove_all_but(self, keep: Iterable[Version]) -> None:
-        """Free what is not in `keep`, except what is written or held just now."""
+        """Free what is not in `keep`, except what is written or held just now. Raises OSError when all was tried."""
         kept = {str(version) for version in keep}
         found = {match[1] for path in self.folder.glob("*.*") if (match := _NAME.fullmatch(path.name))}
+        failed = None
         for name in found - kept:
-            with suppress(FileNotFoundError):
+            try:
                 self._remove_unless_used(Version.parse(name))
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failed = error
+        if failed:
+            raise failed
 
     def remove_all(self) -> None:
         """The folder with everything in it."""
@@ -114,7 +121,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _is_held(path: Path) -> bool:
-    with path.open("rb") as file:
+    with path.open("r+b") as file:  # NFS locks alone only what may be written
         return not _locked(file, fcntl.LOCK_EX)
 
 

@@ -110,8 +110,10 @@ def test_what_dies_together_with_its_reaper_is_swept(tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.touch()
     (folder / f"{reaper.VARIABLE}-other").write_text(f"{precious}\n")
+    (folder / f"{reaper.VARIABLE}-0").symlink_to("gone")  # what another that sweeps has just unlinked
     reaper.sweep(folder)
-    assert not Path("/dev/shm", name).exists() and not list(folder.iterdir())
+    assert not Path("/dev/shm", name).exists()
+    assert [path.name for path in folder.iterdir()] == [f"{reaper.VARIABLE}-0"]
     assert precious.exists(), "only shared memory of engines is unlinked"
 
 

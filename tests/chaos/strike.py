@@ -45,6 +45,7 @@ Fault = Callable[[Rig, Random], Strike]
 
 def send(pid: int, number: signal.Signals) -> None:
     """To a process that may have ended meanwhile."""
+    assert pid > 0, "the suite's own"
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 

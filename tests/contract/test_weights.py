@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import BinaryIO, Protocol
 
 import numpy as np
 import pytest
@@ -117,6 +118,25 @@ def test_a_full_disk_leaves_nothing_published_and_the_next_try_may_find_room(
     assert store.latest() is None
     store.publish(V0, weights(0))
     assert read(store.fetch(V0)) == plain(0)
+
+
+def test_one_version_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(file: BinaryIO, how: int) -> None:
+        """As NFS has it: an exclusive lock is for those who may write."""
+        if how & fcntl.LOCK_EX and fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, "Bad file descriptor")
+        if file.name.endswith("1.0.lock"):
+            raise OSError(errno.ENOLCK, "No locks available")
+        local(file, how)
+
+    local = fcntl.flock
+    store = store_in_files("run", tmp_path / "disk", shared_memory=tmp_path / "memory")
+    for version in (V0, V1, V2, NEXT):
+        store.publish(version, weights(0))
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(WeightError, match="No locks available"):
+        store.discard([NEXT])
+    assert files(tmp_path) == {"1.0.weights", "2.1.weights"}
 
 
 def test_an_older_start_removes_nothing_of_a_newer_one(tmp_path: Path) -> None:

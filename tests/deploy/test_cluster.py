@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from threading import Timer
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import ray
@@ -33,6 +34,12 @@ def test_engines_have_the_room_that_the_learner_leaves(monkeypatch: pytest.Monke
 
 def test_a_cluster_that_can_grow_has_a_bound_too() -> None:
     assert made(cluster={"address": "auto"}).most_engines == MOST_ENGINES
+
+
+def test_a_ray_that_cannot_be_started_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "init", Mock(side_effect=OSError("AF_UNIX path length cannot exceed 107 bytes")))
+    with pytest.raises(ResourceError, match=r"AF_UNIX path length .* set RAY_TMPDIR to a short folder"):
+        made().__enter__()
 
 
 def test_a_cluster_that_knows_another_token_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

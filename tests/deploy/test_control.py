@@ -162,6 +162,12 @@ async def test_a_disk_without_room_for_the_address_is_named(tmp_path: Path) -> N
         await endpoint.stop()
 
 
+async def test_an_address_that_cannot_be_removed_does_not_hide_how_the_run_ended(tmp_path: Path) -> None:
+    (tmp_path / "control.json").mkdir()
+    await Endpoint(tmp_path, "127.0.0.1", "a token", {}).stop()
+    assert (tmp_path / "control.json").is_dir()
+
+
 async def test_the_status_shows_actors_deaths_and_long_waits(ctl: Any) -> None:
     code, text = await ctl("status")
     assert code == 0

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from olmorl.deploy import vigil
 from olmorl.deploy.access import QueueAccess
 from olmorl.deploy.fleet import Fleet
 from olmorl.errors import ModelError, ProcessLost, ResourceError, RunEnded, UserError, first_cause
@@ -141,6 +142,36 @@ async def test_without_anybody_at_work_the_run_ends_in_time(context: Any, runnin
         async with running(made, count=1) as fleet:
             look(fleet, time.monotonic(), a0=1)
             made.cluster.newest("actor-0").end(ProcessLost("killed"))
+            await asyncio.sleep(1.5)
+
+
+async def test_while_nobody_can_look_who_works_is_not_judged(
+    context: Any, running: Running, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vigil, "LONGEST_GAP_S", 0.7)
+    made = context(no_actor_deadline_s=2)
+    async with running(made, count=2) as fleet:
+        look(fleet, time.monotonic(), a0=1, a1=1)
+        for name in ("actor-0", "actor-1"):
+            made.cluster.newest(name).end(ProcessLost("killed"))
+        await until(lambda: {"actor-0.2", "actor-1.2"} <= set(made.cluster.names))
+        await asyncio.sleep(1.0)
+        fleet.slots[0].started_at -= 1e6
+        await asyncio.sleep(2.5)
+        assert not any(process.killed for process in made.cluster.started[2:]), "they may well be at work"
+        look(fleet, time.monotonic(), a0_2=1, a1_2=1)
+        await asyncio.sleep(0.6)
+
+
+async def test_with_nobody_but_the_quarantined_left_the_run_ends(context: Any, running: Running, until: Any) -> None:
+    made = context(restarts=0)
+    with pytest.raises(RunEnded, match=r"every actor is in quarantine: actor-1 \(quarantined\): no driver"):
+        async with running(made, count=2) as fleet:
+            leaving, other = (made.cluster.newest(name) for name in ("actor-0", "actor-1"))
+            fleet.drain("actor-0")
+            other.end(ProcessLost("no driver"))
+            await until(lambda: fleet.slots[1].state == "quarantined")
+            leaving.end()
             await asyncio.sleep(1.5)
 
 

@@ -251,6 +251,24 @@ async def test_a_start_under_way_hears_of_a_pause_and_of_a_stop(context: Any, ke
         assert orders[:2] == ["pause", "stop"]
 
 
+async def test_a_stop_while_a_start_is_told_of_a_pause_is_told_too(
+    context: Any, keeping: Keeping, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(learner_group, "_ORDER_DEADLINE_S", 0.1)
+    made = context()
+    async with keeping(made) as group:
+        back = asyncio.Event()
+        made.cluster.answers["assembler"]["resume"] = lambda: back.wait()
+        made.cluster.newest("assembler").end(ProcessLost("assembler died"))
+        await until(lambda: len(made.cluster.started) > len(GROUP))
+        await until(lambda: ("resume",) in made.cluster.newest("assembler").calls)
+        await group.stop()
+        back.set()
+        await until(lambda: began(made, 2))
+        orders = [call[0] for call in made.cluster.newest("assembler").calls if call[0] in ("resume", "stop")]
+        assert orders == ["resume", "resume", "stop"]
+
+
 async def test_a_start_that_takes_long_is_no_reason_to_refuse_a_stop(
     context: Any, keeping: Keeping, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -63,3 +65,14 @@ def test_a_process_ends_once_it_has_not_been_needed_for_the_deadline() -> None:
     assert ended.wait(10)
     assert answers == [] and time.monotonic() - began >= 5 * 0.5 + 2.0
     assert causes[0].startswith("for 2 s there was no launcher, and no learner that trains")
+
+
+def test_a_process_that_is_not_needed_ends_whatever_goes_wrong_in_its_last_act() -> None:
+    code = """
+from olmorl.deploy import lifeline
+def sweep(): raise FileNotFoundError("another was first")
+lifeline.GRACE_S, lifeline.namespace.leave = 0, lambda: print("left", flush=True)
+lifeline.end("nobody needs it", sweep)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "left\n"), done.stderr

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
 
+from olmorl.deploy import supervise
 from olmorl.deploy.access import QueueAccess
+from olmorl.deploy.process import Identity
 from olmorl.deploy.queue_server import QueueServer
 from olmorl.errors import HostLost, ProcessLost, RunEnded
 
@@ -56,6 +59,26 @@ async def test_one_that_gives_up_and_one_that_does_not_start_make_way(
         made.cluster.newest("redis").end(ProcessLost("redis failed: OSError"))
         await until(lambda: len(made.cluster.started) == 3)
         assert [process.killed for process in made.cluster.started] == [True, True, False]
+
+
+async def test_a_server_that_is_gone_stands_in_no_list_until_another_runs(
+    context: Any, keeping: Keeping, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervise, "ASK_AGAIN_S", 0.01)
+    made, there = context(), Identity("first", 7)
+
+    def listed() -> Any:
+        return json.loads((made.settings.run_dir / "processes.json").read_text()).get("redis-server", {}).get("pid")
+
+    async with keeping(made):
+        made.cluster.newest("redis").answers["server"] = lambda: there
+        await until(lambda: listed() == 7)
+        there = None  # type: ignore[assignment]
+        await until(lambda: listed() is None)
+        assert made.said == []
+        there = Identity("first", 8)
+        await until(lambda: listed() == 8)
+        assert made.said == ["Redis died or hung; it runs again, on its append-only file"]
 
 
 def answer(given: QueueAccess | ProcessLost) -> QueueAccess:

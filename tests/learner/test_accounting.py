@@ -140,6 +140,12 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path, monkeypatch: pyte
     assert path.read_bytes() == b"old"
 
 
+def test_a_write_that_fails_is_named_also_where_nothing_can_be_tidied_up(tmp_path: Path) -> None:
+    (tmp_path / "file.partial").mkdir()
+    with pytest.raises(ResourceError, match="Is a directory"):
+        durable.write_whole(tmp_path / "file", [b"data"])
+
+
 def test_a_superseded_start_is_refused_and_what_it_writes_all_the_same_does_not_count(folder: Path) -> None:
     older = open_ledger(folder)
     older.append(*drawn(0))

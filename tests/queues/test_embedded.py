@@ -111,6 +111,13 @@ async def test_a_password_may_have_any_characters(tmp_path: Path) -> None:
         await link.close()
 
 
+def test_its_folder_may_have_any_characters(tmp_path: Path) -> None:
+    folder = tmp_path / 'a "run" # of\\mine'
+    folder.mkdir()
+    with EmbeddedRedis(folder):
+        assert list(folder.rglob("*.aof"))
+
+
 def test_the_password_is_seen_by_nobody(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path) as server:
         process = psutil.Process(server.pid)

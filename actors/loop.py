@@ -26,7 +26,7 @@ from olmorl.actors.weights import WeightFollower
 from olmorl.actors.work import Order, OverLong, Work, in_hand
 from olmorl.clock import Clock, within
 from olmorl.errors import Unscorable, first_cause
-from olmorl.messages import ActorStatus, Completion, Failure, Group, Prompt, Result
+from olmorl.messages import TRAIN_LANE, ActorStatus, Completion, Failure, Group, Prompt, Result
 from olmorl.ports import CommitOutcome, Engine, LeaseQueue, Sampling, Scorer, WeightStore
 
 EXTENSIONS = 4
@@ -57,8 +57,8 @@ class Actor:
         """`sample` gives the parameters of each completion, `lanes` are those of `admission.lanes`.
 
         While the engine stays more than `max_lag` versions behind, the actor takes no work and gives back what has not
-        begun. With `max_span`, answers that span more versions are cancelled while they generate and their group fails
-        as `stale` (`over_age = "drop"`).
+        begun. With `max_span`, answers to train on that span more versions are cancelled while they generate and their
+        group fails as `stale` (`over_age = "drop"`).
         """
         self.name = name
         self._engine = engine
@@ -215,7 +215,8 @@ class Actor:
         while True:
             update = await self._weights.next_update()
             for work in self._works.values():
-                if self._max_span is not None and work.outlived(update.version, self._max_span):
+                trains = work.prompt.lane == TRAIN_LANE
+                if trains and self._max_span is not None and work.outlived(update.version, self._max_span):
                     work.stale = True
                     work.cancel()
 

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 Tree = Mapping[str, Any]
 LOOK_S = 0.25
 """Between two looks at the embedded Redis."""
+ANSWER_S = 60.0
+"""For the assembler to answer once it can."""
 PULSE_S = 1.0
 """Between two signs of life of a rank."""
 
@@ -104,7 +106,9 @@ class RankHost(Host):
 
     def run(self, meeting_point: str, assembler: Any, incarnation: int) -> str:
         """Train until the assembler, by its Ray handle, says stop; returns why."""
-        source = RayBatchSource(assembler, incarnation, self.settings.learner.batch_deadline_s, self.telemetry.record)
+        # Its answer may wait for a batch, or for room on the disk.
+        longest_s = max(self.settings.learner.batch_deadline_s, self.settings.checkpoint.deadline_s)
+        source = RayBatchSource(assembler, incarnation, longest_s + ANSWER_S, self.telemetry.record)
         over = threading.Event()
         # A thread of its own: model code may keep the event loop for minutes.
         pulse = threading.Thread(target=self._pulse, args=(assembler, incarnation, over), daemon=True)

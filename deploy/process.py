@@ -143,7 +143,8 @@ class RayBatchSource:
                 return await getattr(self._assembler, method).remote(self._incarnation, *args)
         except TimeoutError:
             raise DeadlinePassed(
-                f"the assembler did not answer {method!r} within {self._deadline_s:.0f} s (learner.batch_deadline_s)"
+                f"the assembler did not answer {method!r} within {self._deadline_s:.0f} s "
+                "(learner.batch_deadline_s, checkpoint.deadline_s)"
             ) from None
         except RayError as error:
             raise cause_of(error, "the assembler") from None

@@ -210,7 +210,8 @@ class Accounts:
 
     def _train(self, event: Trained) -> None:
         batch = self.batches[event.step]
-        batch.trained, batch.tokens, batch.wasted = True, event.tokens, event.wasted
+        # What was wasted until an earlier start took this step stays wasted.
+        batch.trained, batch.tokens, batch.wasted = True, event.tokens, batch.wasted + event.wasted
         for draw, attempt in batch.draws:
             self._end(self.draws[draw], attempt, Outcome.TRAINED, step=event.step)
 

@@ -38,7 +38,7 @@ from olmorl.learner.rollouts import Rollouts
 from olmorl.learner.room import Room
 from olmorl.learner.thread import in_thread
 from olmorl.learner.waiting import Waits
-from olmorl.messages import STOP_ASKED, TRAIN_LANE, Begin, Save, Shard, StepReport, Stop, Version, Work
+from olmorl.messages import STOP_ASKED, TRAIN_LANE, Begin, StepReport, Stop, Version, Work
 from olmorl.ports import Counts, Queue, Row
 
 TAKE_LIMIT = 256
@@ -133,12 +133,11 @@ class Assembler:
         self._pipeline = Pipeline(self._config, self._books, self._composer, self._done, self._plan.replay_to)
         self._census = Census(self._queue, epoch, self._books, self._pipeline, self._evaluator, self.orders)
         self.dead_letters = DeadLetters(self._queue, self._books, self._turn)
-        self._handout = Handout(
-            self._pipeline, self._num_ranks, self._config.schedule.steps, self._done, self._plan.replay_to
-        )
+        steps = self._config.schedule.steps
+        self._handout = Handout(self._pipeline, self._num_ranks, steps, self._done, self._plan.replay_to)
         lines = self._lines.read()
         self._meter = Meter(self._clock.now(), lines[-1]["wall_s"] if lines else 0.0, await self._queue.statuses())
-        await self._evaluator.start(newest_version(lines))
+        await self._evaluator.start(newest_version([*lines, *self._plan.evaluated.values()]))
         await self._census.counts()
         self._owed.question()
 
@@ -199,7 +198,7 @@ class Assembler:
             OlmoRLError: whatever else ended the assembler.
         """
         work: Work | None = None
-        self._owed.asked()
+        self._owed.asked(rank)
 
         def ready() -> bool:
             nonlocal work
@@ -208,31 +207,31 @@ class Assembler:
 
         await self._wait(ready, f"the batch of step {step}")
         assert work is not None
-        if isinstance(work, Shard):
-            self._owed.report(step)
-        elif isinstance(work, Save):
-            self._owed.question()
-        else:
-            if not self.orders.stopping:
-                await self._last_evaluation()
+        self._owed.answered(rank, work)
+        if isinstance(work, Stop):
+            await self._last_evaluation()
             self._end_before(step, work)
         return work
 
     async def report(self, report: StepReport) -> None:
         """As the port says; a step that is booked already is not booked again."""
+        self._owed.reported(report.step)
         async with self._turn:
-            if report.step <= self._done:
-                return
-            batch = self._handout.batch(report.step)
-            self._owed.reported(report.step)
-            self._meter.heard(await self._queue.statuses())
-            await self._books.train(report.step, batch.facts.trained_tokens, self._meter.wasted())
-            self._done = report.step
-            counts, in_flight = await self._census.counts()
-            line = self._meter.line(report, batch.facts, self._books.accounts, counts, in_flight, self._clock.now())
-            self._ledger.check_newest()
-            await self._room.use(partial(in_thread, self._lines.append, {**line, **self._evaluator.results()}))
-            await self._advance()
+            if report.step > self._done:
+                await self._book(report)
+        self._owed.question()
+
+    async def _book(self, report: StepReport) -> None:
+        batch = self._handout.batch(report.step)
+        self._meter.heard(await self._queue.statuses())
+        await self._books.train(report.step, batch.facts.trained_tokens, self._meter.wasted())
+        self._done = report.step
+        counts, in_flight = await self._census.counts()
+        line = self._meter.line(report, batch.facts, self._books.accounts, counts, in_flight, self._clock.now())
+        self._ledger.check_newest()
+        line |= {**self._plan.evaluated.get(report.step, {}), **self._evaluator.results()}
+        await self._room.use(partial(in_thread, self._lines.append, line))
+        await self._advance()
 
     async def published(self, version: Version, seconds: float) -> None:
         """As the port says."""
@@ -296,8 +295,7 @@ class Assembler:
 
     async def _advance(self) -> None:
         if self._over:
-            # The publishing of the last version may end after the run: the books are closed.
-            return
+            return  # the publishing of the last version may end after the run: the books are closed
         if self._published is not None and self.orders.drawing:
             await self._pipeline.draw(Version(self.incarnation, self._published), self._done)
         await self._pipeline.assemble(self._done)
@@ -308,7 +306,7 @@ class Assembler:
     # --- the end ----------------------------------------------------------------------------------
 
     async def _last_evaluation(self) -> None:
-        """Evaluate the last published version if that was not done, and put it into the last line."""
+        """Unless a stop was asked for, evaluate the last published version; what is known goes into the last line."""
         limit_s = self._config.evaluation.deadline_s + self._config.learner.batch_deadline_s
         newest = self._handout.to_publish
         await self._wait(lambda: self.orders.stopping or self._published == newest, "the last version's publishing")

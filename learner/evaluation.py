@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb
+from typing import TypeVar
 
 from olmorl import config
 from olmorl.clock import Clock
@@ -14,6 +15,7 @@ from olmorl.learner.score import Score, score
 from olmorl.messages import Group, Prompt, Result, Version
 from olmorl.ports import Queue, Row
 
+T = TypeVar("T")
 TAKE_LIMIT = 256
 MOST_LIVE = 10_000
 """Prompts of a set in its lane at once: those of a larger one follow as answers are taken."""
@@ -201,6 +203,11 @@ def _ks(limit: int) -> list[int]:
 
 def newest_version(lines: Sequence[Mapping[str, object]]) -> int | None:
     """The newest version whose evaluation stands in these metric lines."""
-    keys = ((key, value) for line in lines for key, value in line.items())
-    versions = [value for key, value in keys if key.startswith("eval_") and key.endswith("_version")]
+    keys = ((key, value) for line in lines for key, value in of_evaluation(line).items())
+    versions = [value for key, value in keys if key.endswith("_version")]
     return max((version for version in versions if isinstance(version, int)), default=None)
+
+
+def of_evaluation(line: Mapping[str, T]) -> dict[str, T]:
+    """The fields of a metric line that are of an evaluation."""
+    return {key: value for key, value in line.items() if key.startswith("eval_")}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -19,9 +19,10 @@ from olmorl.errors import ResourceError, Superseded, UserError
 from olmorl.learner import checkpoint, durable, ledger, rollouts
 from olmorl.learner.accounts import Accounts, Journaled, Started
 from olmorl.learner.draws import Draws
+from olmorl.learner.evaluation import of_evaluation
 from olmorl.learner.journal import Journal
 from olmorl.learner.ledger import Ledger, Position
-from olmorl.learner.lines import Lines
+from olmorl.learner.lines import Fields, Lines
 from olmorl.learner.score import Score, score
 from olmorl.messages import TRAIN_LANE, Group
 from olmorl.ports import Place, PromptQueue, Queue
@@ -70,6 +71,8 @@ class Plan(NamedTuple):
     """The folder of the learner's shares."""
     history: Position | None
     """The part of the ledger that counts."""
+    evaluated: Mapping[int, Fields]
+    """What was known of evaluations when a step was taken that is now replayed, which makes the same versions."""
 
 
 def check_free(files: RunFiles, resume: bool) -> None:
@@ -133,14 +136,15 @@ def plan(files: RunFiles, incarnation: int, last_step: int) -> Plan:
     checkpoint.remove_incomplete(files.checkpoints)
     folder = None if step is None else checkpoint.shares(files.checkpoints, step)
     done = step or 0
-    Lines(files.lines).cut_after(done, files.abandoned(incarnation) / "metrics.jsonl")
+    cut = Lines(files.lines).cut_after(done, files.abandoned(incarnation) / "metrics.jsonl")
     journal = Journal(files.journal)
     journal.forget(done)
     replay_to = max([done, *(s for s in journal.replayable(after=done) if s <= last_step)])
     # Behind a gap, or the last step: their draws are drawn on, and a later start must not find them here.
     left = [journal.path_of(s) for s in reversed(journal.steps()) if s > replay_to]
     _move_to_abandoned(files, left, incarnation)
-    return Plan(incarnation, done, replay_to, folder, ledger.end_of(files.ledger, incarnation))
+    evaluated = {line["step"]: of_evaluation(line) for line in cut if line["step"] <= replay_to}
+    return Plan(incarnation, done, replay_to, folder, ledger.end_of(files.ledger, incarnation), evaluated)
 
 
 def open_ledger(files: RunFiles, begin: Plan, draws: Draws) -> Ledger:

@@ -546,12 +546,15 @@ class Config(Section):
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of the longest prompt with its longest completion."""
-        return self.actors.max_model_len or self.data.max_prompt_tokens + self.sampling.max_tokens
+        """Tokens of the longest prompt with its longest completion, to train on or to evaluate."""
+        evaluated = (self.evaluation.max_tokens or 0) if self.evaluation.data else 0
+        longest = max(self.sampling.max_tokens, evaluated)
+        return self.actors.max_model_len or self.data.max_prompt_tokens + longest
 
     @property
     def row_tokens(self) -> int:
-        return self.learner.row_tokens or self.max_model_len
+        trained = self.actors.max_model_len or self.data.max_prompt_tokens + self.sampling.max_tokens
+        return self.learner.row_tokens or trained
 
 
 def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Config:
@@ -636,11 +639,15 @@ def to_toml(config: Config) -> str:
     return "\n".join(lines)
 
 
+_ESCAPED = {chr(code): f"\\u{code:04x}" for code in (*range(32), 127)} | {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
+"""In a TOML string."""
+
+
 def _literal(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
+        return '"' + "".join(_ESCAPED.get(sign, sign) for sign in value) + '"'
     if isinstance(value, list):
         return "[" + ", ".join(_literal(v) for v in value) + "]"
     return repr(value)

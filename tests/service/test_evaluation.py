@@ -47,6 +47,50 @@ def test_it_answers_at_the_start_on_time_and_at_the_end(service: Build, held_out
     assert not any(record["row"].startswith("held") for record in run.ledger)
 
 
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_where_long_answers_are_dropped_those_of_an_evaluation_are_not(
+    service: Build, held_out: list[Row], max_lag: int
+) -> None:
+    run = service(
+        {
+            "evaluation.every": 5,
+            "evaluation.samples": 16,
+            "evaluation.share": 0.1,
+            "schedule.steps": 18,
+            "schedule.over_age": "drop",
+            "schedule.max_lag": max_lag,
+        },
+        evaluations={"held": held_out},
+    )
+    run_simulated(run.run())
+    assert [line["eval_held_failed"] for line in run.lines if "eval_held_failed" in line] == [0] * len(versions(run))
+    assert versions(run)[-1] == 18
+
+
+@pytest.mark.parametrize("every", [4, 100])
+def test_what_is_known_of_replayed_versions_is_kept(service: Build, held_out: list[Row], every: int) -> None:
+    run = service(
+        {"evaluation.every": 5, "schedule.steps": 30, "checkpoint.every": every}, evaluations={"held": held_out}
+    )
+
+    async def scenario() -> list[dict[str, Any]]:
+        await run.start()
+        await run.steps(23)
+        before = run.lines
+        await run.crash(actors=True)
+        await run.start(resume=True)
+        await run.finish()
+        return before
+
+    before = run_simulated(scenario())
+    run.check_lines()
+    kept = [{key: value for key, value in line.items() if key.startswith("eval_")} for line in before]
+    assert sum(map(bool, kept)) >= 4
+    after = [{key: value for key, value in line.items() if key.startswith("eval_")} for line in run.lines]
+    assert after[: len(kept)] == kept
+    assert set(versions(run)) >= {0, 5, 10, 15, 30} and len(set(versions(run))) == len(versions(run))
+
+
 def test_data_that_ends_before_the_first_step_ends_the_run_by_its_name(service: Build, held_out: list[Row]) -> None:
     run = service({"data.epochs": 1}, num_rows=4, evaluations={"held": held_out})
     assert "the data ended after 0 steps" in run_simulated(run.run()).reason

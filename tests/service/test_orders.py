@@ -12,7 +12,9 @@ import pytest
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.learner.bell import Bell
 from olmorl.learner.orders import Orders
+from olmorl.learner.owed import Owed
 from olmorl.learner.waiting import Waits
+from olmorl.messages import Save, Shard
 from olmorl.ports import DeadLetter, Queue
 
 Build = Callable[..., Any]
@@ -86,6 +88,31 @@ def test_a_checkpoint_is_written_when_it_is_asked_for(service: Build, paused: bo
     step = run_simulated(scenario())
     assert (run.run_dir / "checkpoints" / f"step_{step}" / "complete").exists()
     run.check_lines()
+
+
+def test_rank_0_owes_for_all_and_nothing_while_it_has_no_answer() -> None:
+    waits = Waits(Bell(), LoopClock())
+    owed, shard = Owed(waits, 100.0), Shard(step=5, minibatches=(), loss_tokens=(), num_sequences=())
+
+    def listed() -> list[str]:
+        return [wait.what for wait in waits.look()]
+
+    async def scenario() -> None:
+        owed.question()
+        owed.asked(1)
+        owed.answered(1, shard)
+        assert listed() == ["the learner to ask for a step"]
+        owed.asked(0)
+        assert listed() == []
+        owed.answered(0, Save())
+        assert listed() == ["the learner to ask for a step"]
+        owed.asked(0)
+        owed.answered(0, shard)
+        assert listed() == ["the report of step 5"]
+        owed.reported(5)
+        assert listed() == []
+
+    run_simulated(scenario())
 
 
 def test_letters_of_draws_that_were_abandoned_are_gone(service: Build) -> None:

@@ -161,6 +161,43 @@ def test_a_run_that_is_to_have_fewer_steps_ends_with_its_last_version(service: B
     assert (len(run.lines), run.store.latest()) == (last, Version(2, last))
 
 
+def test_what_was_wasted_before_a_crash_stays_wasted(service: Build) -> None:
+    run = service({"schedule.steps": 20, "checkpoint.every": 50, "schedule.over_age": "drop", "schedule.max_lag": 1})
+
+    async def scenario() -> int:
+        await run.start()
+        await run.steps(16)
+        wasted = run.lines[15]["tokens_wasted_total"]
+        await run.crash(actors=False)
+        await run.start(resume=True)
+        await run.finish()
+        return int(wasted)
+
+    wasted = run_simulated(scenario())
+    run.check_lines()
+    assert run.lines[15]["tokens_wasted_total"] >= wasted > 0
+
+
+def test_a_report_that_waits_for_the_disk_is_not_owed_by_the_learner(service: Build) -> None:
+    run = service({"schedule.steps": 8, "supervision.step_deadline_s": 100.0})
+
+    def owed() -> list[str]:
+        return [wait.what for wait in run.assembler.waits.look() if wait.owner == "the learner"]
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(2)
+        async with run.assembler._turn:
+            await asyncio.sleep(60)
+            assert owed() == []
+        await run.steps(4)
+        await run.until(owed)
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+
+
 def test_journaled_steps_behind_a_gap_are_never_adopted(service: Build) -> None:
     run = service({"schedule.steps": 12, "checkpoint.every": 10, "schedule.max_lag": 4})
 

@@ -57,6 +57,22 @@ def test_a_recipe_survives_being_written(url: str) -> None:
     assert config.build(tomllib.loads(config.to_toml(settings))) == settings
 
 
+def test_a_recipe_with_any_characters_survives_being_written() -> None:
+    text = "".join(map(chr, range(256))) + "\u2028\U0001f600\\u0041"
+    settings = config.build({"sampling": {"stop": [text]}, "data": {"system_prompt": text}})
+    assert config.build(tomllib.loads(config.to_toml(settings))) == settings
+
+
+def test_engines_have_room_for_what_is_evaluated_and_rows_for_what_is_trained() -> None:
+    sizes = {"data": {"max_prompt_tokens": 100}, "sampling": {"max_tokens": 200}, "evaluation": {"max_tokens": 500}}
+    without = config.build(sizes)
+    assert (without.max_model_len, without.row_tokens) == (300, 300)
+    settings = config.build({**sizes, "evaluation": {"max_tokens": 500, "data": ["held.jsonl"]}})
+    assert (settings.max_model_len, settings.row_tokens) == (600, 300)
+    bounded = config.build({**sizes, "actors": {"max_model_len": 250}})
+    assert (bounded.max_model_len, bounded.row_tokens) == (250, 250)
+
+
 def test_every_key_is_listed_with_its_meaning() -> None:
     keys = {key: (default, meaning) for key, default, meaning in config.reference()}
     assert keys["verifiers.judge.timeout_s"] == ("60.0", "Of one call.")

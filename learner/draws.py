@@ -89,8 +89,8 @@ class Draws:
             if row is None or row.row != move.row:
                 found = row.row if row else "the end of the data"
                 raise DataError(
-                    f"draw {move.draw} was {move.row} and would now be {found}: the data, its weights, the seed or the "
-                    "shuffling changed; put them back, or start a new run"
+                    f"draw {move.draw} was {move.row} and would now be {found}: the data, its weights or epochs, "
+                    "the seed or the shuffling changed; put them back, or start a new run"
                 )
 
     def _prompt(self, row: Row, draw_id: int, attempt: int, version: Version) -> Prompt:

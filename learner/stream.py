@@ -77,18 +77,26 @@ class PromptStream:
 
     def state(self) -> dict[str, Any]:
         """All that `restore` needs, as plain values."""
-        return {"position": self.position, "retired": sorted(self._retired), "data": self._data_hash}
+        return {"position": self.position, "retired": sorted(self._retired), "data": self._data_hash, **self._order()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go to where `state` was taken.
 
         Raises:
-            DataError: the data is not the same.
+            DataError: the data is not the same, or not in the same order.
         """
         if state["data"] != self._data_hash:
             raise DataError("the training data changed since the checkpoint: restore the files, or start a new run")
+        for key, value in self._order().items():
+            if state.get(key, value) != value:
+                raise DataError(f"{key} was {state[key]} and is {value}: it orders the data; put it back")
+        if lost := set(state["retired"]) - self._names:
+            raise DataError(f"no row is named {min(lost)}, as one was that is drawn no more: name the files as before")
         self.position = state["position"]
-        self._retired = self._names.intersection(state["retired"])
+        self._retired = set(state["retired"])
+
+    def _order(self) -> dict[str, Any]:
+        return {"run.seed": self._seed, "data.shuffle": self._shuffle}
 
     def _make_epoch_order(self, epoch: int) -> npt.NDArray[np.int64]:
         """(positions of an epoch, 2): which source, and its how manieth position of this epoch."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,3 +85,28 @@ def test_a_checkpoint_of_other_data_is_refused() -> None:
     state = PromptStream([source("a", 20)], seed=0).state()
     with pytest.raises(DataError, match="data changed"):
         PromptStream([source("a", 21)], seed=0).restore(state)
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [({"seed": 1}, r"run\.seed was 0 and is 1"), ({"shuffle": False}, r"data\.shuffle was True and is False")],
+)
+def test_an_order_that_changed_is_refused(changed: dict[str, Any], says: str) -> None:
+    state = PromptStream([source("a", 20)], seed=0).state()
+    with pytest.raises(DataError, match=says):
+        PromptStream([source("a", 20)], **{"seed": 0, **changed}).restore(state)
+
+
+def test_retired_rows_that_have_other_names_now_are_refused() -> None:
+    stream = PromptStream([source("a", 20)], seed=0)
+    stream.retire("a:3")
+    renamed = [row._replace(row=f"elsewhere/{row.row}") for row in source("a", 20).rows]
+    with pytest.raises(DataError, match="no row is named a:3, as one was that is drawn no more"):
+        PromptStream([Source("a", None, renamed)], seed=0).restore(stream.state())
+
+
+def test_a_state_of_an_earlier_version_says_nothing_of_the_order() -> None:
+    state = PromptStream([source("a", 20)], seed=0).state()
+    stream = PromptStream([source("a", 20)], seed=0)
+    stream.restore({key: state[key] for key in ("position", "retired", "data")})
+    assert stream.state() == state

@@ -20,29 +20,29 @@ class LagWatch:
         self._deadline_s = deadline_s
         self._newest: Version | None = None
         self._engine: Version | None = None
-        self._missing: Version | None = None
-        """What a prompt asks for while nothing is published: the learner loads, or trains what it had journaled."""
+        self._asked: Version | None = None
+        """The newest that a prompt has asked for, until the engine has it."""
         self._since: float | None = None
 
     def look(self, now: float, newest: Version | None, engine: Version) -> None:
         """At time `now` (s) `newest` is published and the engine has `engine`. What is gone cannot be missed."""
+        if self._newest is None and newest is not None:
+            self._since = None  # from here on it is the engine's time
         self._newest, self._engine = newest, engine
-        if newest is not None and self._missing is not None:
-            self._missing = self._since = None
         if not self._is_behind(newest, engine):
             self._since = None
         elif self._since is None:
             self._since = now
 
     def _is_behind(self, newest: Version | None, engine: Version) -> bool:
-        if newest is None:
-            return self._missing is not None and engine < self._missing
+        if newest is None:  # the learner loads, or trains what it had journaled
+            return self._asked is not None and engine < self._asked
         return versions_between(engine, newest) > self._max_lag
 
     def hear(self, now: float, version: Version, engine: Version) -> None:
         """The learner has published `version`, says a prompt that asks for it: this may be news."""
+        self._asked = max(version, self._asked or version)
         if self._newest is None:
-            self._missing = max(version, self._missing or version)
             self.look(now, None, engine)
         elif version > self._newest:
             self.look(now, version, engine)

@@ -95,7 +95,8 @@ class AssemblerHost(Host):
         self._pulses.clear()
 
     def _observe(self, line: Mapping[str, Any]) -> None:
-        self._lines.append(dict(line))
+        if "step" in line:  # else the rest of a line that was handed out
+            self._lines.append(dict(line))
         self.telemetry.record(line)
 
     # --- what the launcher calls --------------------------------------------------------------------

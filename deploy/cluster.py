@@ -108,7 +108,7 @@ class Cluster:
                 runtime_env={"env_vars": {name: os.environ[name] for name in PATIENCE}},
             )
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            raise _no_cluster(address, str(error).strip().splitlines()[-1]) from None
+            raise _no_cluster(address, (str(error).strip() or repr(error)).splitlines()[-1]) from None
         head = ray.get_runtime_context().gcs_address  # `address` may be "auto"
         self._watch = RayWatch(Head(head, ray.nodes, float(os.environ.get(_RECONNECT, _RECONNECT_S))))
 
@@ -277,7 +277,9 @@ def _await_head(address: str) -> None:
     while True:
         try:
             return socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
-        except (OSError, OverflowError) as error:
+        except (OverflowError, ValueError) as error:  # no port, or no name of a host
+            raise _no_cluster(address, str(error)) from None
+        except OSError as error:
             if time.monotonic() - began_at > HEAD_DEADLINE_S:
                 raise _no_cluster(address, f"{error}, for {HEAD_DEADLINE_S:g} s") from None
             if not said:

@@ -179,7 +179,7 @@ class Fleet:
                 slot.process.kill(f"has not started within {self._start_limit_s:g} s")
 
     def _check_that_someone_may_work(self) -> None:
-        if self._slots and all(slot.state == _QUARANTINED for slot in self._slots):
+        if self._slots and all(slot.state == _QUARANTINED and not slot.leaving for slot in self._slots):
             raise RunEnded(self._describe("every actor is in quarantine"))
 
     def _check_that_someone_works(self) -> None:

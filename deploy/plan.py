@@ -84,8 +84,8 @@ class Plan:
             ),
             (
                 "lengths",
-                f"prompt {config.data.max_prompt_tokens} + completion {config.sampling.max_tokens} "
-                f"= {config.max_model_len} tokens; rows of {config.row_tokens}",
+                f"prompt {config.data.max_prompt_tokens}, completion {config.sampling.max_tokens}; engines take "
+                f"{config.max_model_len} tokens, rows {config.row_tokens}",
             ),
             (
                 "cores",

@@ -120,6 +120,7 @@ class Assembler:
             await recovery.go_back(self._queue, self._files, self.incarnation, self._from_step)
         self._plan = recovery.plan(self._files, self.incarnation, self._config.schedule.steps)
         self._ledger = recovery.open_ledger(self._files, self._plan, self._draws)
+        self._evaluated = recovery.cut_lines(self._files, self._plan)
         epoch = await self._queue.epoch()
         emptied = await recovery.flush_unless_trusted(self._queue, self._ledger.accounts) or self._from_step is not None
         await dead_letters.disown(self._queue, self._ledger.accounts, emptied)
@@ -137,7 +138,7 @@ class Assembler:
         self._handout = Handout(self._pipeline, self._num_ranks, steps, self._done, self._plan.replay_to)
         lines = self._lines.read()
         self._meter = Meter(self._clock.now(), lines[-1]["wall_s"] if lines else 0.0, await self._queue.statuses())
-        await self._evaluator.start(newest_version([*lines, *self._plan.evaluated.values()]))
+        await self._evaluator.start(newest_version([*lines, *self._evaluated.values()]))
         await self._census.counts()
         self._owed.question()
 
@@ -210,7 +211,7 @@ class Assembler:
         self._owed.answered(rank, work)
         if isinstance(work, Stop):
             await self._last_evaluation()
-            self._end_before(step, work)
+            await self._end_before(step, work)
         return work
 
     async def report(self, report: StepReport) -> None:
@@ -229,7 +230,7 @@ class Assembler:
         counts, in_flight = await self._census.counts()
         line = self._meter.line(report, batch.facts, self._books.accounts, counts, in_flight, self._clock.now())
         self._ledger.check_newest()
-        line |= {**self._plan.evaluated.get(report.step, {}), **self._evaluator.results()}
+        line |= {**self._evaluated.get(report.step, {}), **self._evaluator.results()}
         await self._room.use(partial(in_thread, self._lines.append, line))
         await self._advance()
 
@@ -251,9 +252,12 @@ class Assembler:
 
     async def given_up(self, step: int) -> None:
         """As the port says."""
-        self._end_before(step, Stop(reason=STOP_ASKED))
+        await self._end_before(step, Stop(reason=STOP_ASKED))
 
-    def _end_before(self, step: int, stop: Stop) -> None:
+    async def _end_before(self, step: int, stop: Stop) -> None:
+        async with self._turn:
+            if results := self._evaluator.results():
+                await self._room.use(partial(in_thread, self._lines.amend, results))
         self._stopped, self._last_step = stop, step - 1
         self._owed.end()
         self._bell.ring()
@@ -306,7 +310,7 @@ class Assembler:
     # --- the end ----------------------------------------------------------------------------------
 
     async def _last_evaluation(self) -> None:
-        """Unless a stop was asked for, evaluate the last published version; what is known goes into the last line."""
+        """Unless a stop was asked for, evaluate the last published version."""
         limit_s = self._config.evaluation.deadline_s + self._config.learner.batch_deadline_s
         newest = self._handout.to_publish
         await self._wait(lambda: self.orders.stopping or self._published == newest, "the last version's publishing")
@@ -315,9 +319,6 @@ class Assembler:
             async with self._turn:
                 await self._evaluator.ask(Version(self.incarnation, self._published))
         await self._wait(lambda: self.orders.stopping or self._evaluator.idle, "the last evaluation", limit_s)
-        async with self._turn:
-            if results := self._evaluator.results():
-                await self._room.use(partial(in_thread, self._lines.amend, results))
 
     async def _wait(self, ready: Callable[[], bool], what: str, limit_s: float | None = None) -> None:
         """Wait until `ready`, or for the error that ended the background work."""

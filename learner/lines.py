@@ -60,17 +60,15 @@ class Lines:
             with self._path.open("rb") as file:
                 os.fsync(file.fileno())
 
-    def cut_after(self, step: int, abandoned: Path) -> list[dict[str, Any]]:
-        """Move the lines after `step` to the file `abandoned`, and return them: the steps are taken again."""
+    def cut_after(self, step: int, abandoned: Path) -> None:
+        """Move the lines after `step` to the file `abandoned`: the steps are taken again."""
         if not self._path.exists():
-            return []
+            return
         data = self._path.read_bytes()
         lines = data[: durable.whole_lines(data)].splitlines(keepends=True)
-        fields = [self._decode(i, line) for i, line in enumerate(lines, 1)]
-        keep = sum(len(line) for line, known in zip(lines, fields, strict=True) if known["step"] <= step)
+        keep = sum(len(line) for i, line in enumerate(lines, 1) if self._decode(i, line)["step"] <= step)
         if tail := durable.cut(self._path, keep):
             durable.write_whole(abandoned, [tail[: durable.whole_lines(tail)]])
-        return [known for known in fields if known["step"] > step]
 
 
 def _encode(fields: Fields) -> bytes:

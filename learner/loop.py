@@ -28,7 +28,7 @@ async def run(
     begin = await source.begin(rank)
     step = _restore(trainer, begin)
     async with (
-        Publisher(store, source, clock, config.checkpoint.deadline_s) as publisher,
+        Publisher(store, source, clock) as publisher,
         Saver(rank, trainer, source, clock, begin, config) as saver,
         Interruption(rank, trainer, source),
     ):

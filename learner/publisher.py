@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
 from olmorl.clock import Clock, within
 from olmorl.errors import DeadlinePassed
 from olmorl.learner.background import Background
-from olmorl.learner.room import Room
 from olmorl.messages import Version
 from olmorl.ports import BatchSource, NamedBuffer, WeightStore
 
@@ -29,14 +27,12 @@ _log = logging.getLogger(__name__)
 class Publisher(Background):
     """Versions come out one at a time, in order: a publish waits for the one before."""
 
-    def __init__(self, store: WeightStore, source: BatchSource, clock: Clock, room_deadline_s: float) -> None:
-        """`room_deadline_s` is how long a full disk is waited for."""
+    def __init__(self, store: WeightStore, source: BatchSource, clock: Clock) -> None:
         super().__init__()
         self._store = store
         self._source = source
         self._clock = clock
         self._turn = asyncio.Lock()
-        self._room = Room(clock, room_deadline_s)
         self._kept: list[Version] = []
 
     async def __aenter__(self) -> Self:
@@ -62,7 +58,7 @@ class Publisher(Background):
 
     async def _publish(self, version: Version, buffers: Sequence[NamedBuffer]) -> None:
         started = self._clock.now()
-        await self._room.use(partial(self._ask, self._store.publish, version, buffers))
+        await self._ask(self._store.publish, version, buffers)
         await self._source.published(version, self._clock.now() - started)
         self._kept = [*self._kept, version][-KEPT_VERSIONS:]
         await self._free()

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import msgspec
 
 from olmorl.errors import ResourceError, Superseded, UserError
 from olmorl.learner import checkpoint, durable, ledger, rollouts
@@ -56,6 +58,10 @@ class RunFiles:
     def lines(self) -> Path:
         return self.run_dir / "metrics.jsonl"
 
+    @property
+    def evaluated(self) -> Path:
+        return self.run_dir / "evaluated.json"
+
     def abandoned(self, incarnation: int) -> Path:
         """Where a start puts what is no longer part of the history."""
         return self.run_dir / "abandoned" / f"{incarnation:06d}"
@@ -71,8 +77,6 @@ class Plan(NamedTuple):
     """The folder of the learner's shares."""
     history: Position | None
     """The part of the ledger that counts."""
-    evaluated: Mapping[int, Fields]
-    """What was known of evaluations when a step was taken that is now replayed, which makes the same versions."""
 
 
 def check_free(files: RunFiles, resume: bool) -> None:
@@ -136,15 +140,13 @@ def plan(files: RunFiles, incarnation: int, last_step: int) -> Plan:
     checkpoint.remove_incomplete(files.checkpoints)
     folder = None if step is None else checkpoint.shares(files.checkpoints, step)
     done = step or 0
-    cut = Lines(files.lines).cut_after(done, files.abandoned(incarnation) / "metrics.jsonl")
     journal = Journal(files.journal)
     journal.forget(done)
     replay_to = max([done, *(s for s in journal.replayable(after=done) if s <= last_step)])
     # Behind a gap, or the last step: their draws are drawn on, and a later start must not find them here.
     left = [journal.path_of(s) for s in reversed(journal.steps()) if s > replay_to]
     _move_to_abandoned(files, left, incarnation)
-    evaluated = {line["step"]: of_evaluation(line) for line in cut if line["step"] <= replay_to}
-    return Plan(incarnation, done, replay_to, folder, ledger.end_of(files.ledger, incarnation), evaluated)
+    return Plan(incarnation, done, replay_to, folder, ledger.end_of(files.ledger, incarnation))
 
 
 def open_ledger(files: RunFiles, begin: Plan, draws: Draws) -> Ledger:
@@ -171,6 +173,23 @@ def open_ledger(files: RunFiles, begin: Plan, draws: Draws) -> Ledger:
         if step not in accounts.batches:
             opened.append(journaled(step, journal.read(step)))
     return opened
+
+
+def cut_lines(files: RunFiles, begin: Plan) -> dict[int, Fields]:
+    """Cut the metric lines that are to be written again. Returns what they knew of evaluations, by their steps.
+
+    A replayed step makes the version that it made before. In a file of its own that outlives a crash in the replay.
+    """
+    lines = Lines(files.lines)
+    known = {line["step"]: of_evaluation(line) for line in lines.read()}
+    if files.evaluated.exists():
+        known = msgspec.json.decode(files.evaluated.read_bytes(), type=dict[int, dict[str, Any]]) | known
+    evaluated: dict[int, Fields] = {
+        step: fields for step, fields in known.items() if fields and begin.step < step <= begin.replay_to
+    }
+    durable.write_whole(files.evaluated, [msgspec.json.encode(evaluated)])
+    lines.cut_after(begin.step, files.abandoned(begin.incarnation) / "metrics.jsonl")
+    return evaluated
 
 
 def journaled(step: int, groups: Sequence[Group]) -> Journaled:

@@ -241,13 +241,7 @@ class WeightStore(Protocol):
     """
 
     def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
-        """Make `version` the latest.
-
-        Raises:
-            Superseded: from an older incarnation.
-            ValueError: it exists.
-            DiskFull: there is no room; nothing is published, and another try may find some.
-        """
+        """Make `version` the latest. Raises Superseded from an older incarnation, ValueError for one that exists."""
         ...
 
     def latest(self) -> Version | None:

@@ -20,7 +20,10 @@ def own_folder(base: Path, host: str) -> Path:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)  # where a file is in use yet, its folder stays
         for path in (base / last).glob(_FILES) if last else ():
-            (shutil.copytree if path.is_dir() else shutil.copy2)(path, folder / path.name)
+            if path.is_dir():
+                shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
+            else:
+                shutil.copy2(path, folder / path.name)
         partial = current.with_suffix(".partial")
         partial.write_text(f"{host}\n", encoding="utf-8")
         partial.replace(current)

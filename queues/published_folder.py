@@ -35,12 +35,8 @@ class PublishedFolder:
             self._files.write(version, packing)
             manifest = packing.manifest()
             write_whole(path, encode(manifest))
-        try:
             self._check_newest(version)  # it has taken a while
             write_whole(self._latest, str(version).encode())
-        except OSError:
-            path.unlink()  # so that it can be tried again
-            raise
         return manifest
 
     def _check_newest(self, version: Version) -> None:

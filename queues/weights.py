@@ -13,7 +13,7 @@ from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Protocol
 
-from olmorl.errors import DiskFull, WeightError
+from olmorl.errors import WeightError
 from olmorl.messages import Version, WeightsReady
 from olmorl.ports import NamedBuffer, StagedWeights
 from olmorl.queues.chunks import CHUNK_BYTES
@@ -45,7 +45,7 @@ class StagedWeightStore:
         self._stage = stage
 
     def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
-        with _explained(f"version {version}", str(self._published), without_room=DiskFull):
+        with _explained(f"version {version}", str(self._published)):
             return self._published.publish(version, buffers)
 
     def latest(self) -> Version | None:
@@ -91,13 +91,11 @@ def store_in_ray(
 
 
 @contextmanager
-def _explained(what: str, place: str, without_room: type[WeightError | DiskFull] = WeightError) -> Iterator[None]:
+def _explained(what: str, place: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
         raise WeightError(f"{what}: {error.filename} is gone: discarded meanwhile") from error
     except OSError as error:
-        said = f"{what}: {error.strerror} in {error.filename or place}"
-        if error.errno in (ENOSPC, EDQUOT):
-            raise without_room(f"{said}; make room there") from error
-        raise WeightError(said) from error
+        fix = "; make room there" if error.errno in (ENOSPC, EDQUOT) else ""
+        raise WeightError(f"{what}: {error.strerror} in {error.filename or place}{fix}") from error

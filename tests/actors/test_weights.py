@@ -104,6 +104,18 @@ def test_what_nobody_has_published_yet_is_not_waited_for_with_a_deadline_but_not
         watch.check(5060.1, "")
 
 
+@pytest.mark.parametrize("newest", [v(9), v(10)])
+def test_what_was_asked_for_before_the_place_of_publication_was_lost_is_known_after_that(newest: Version) -> None:
+    watch = LagWatch("a0", max_lag=4, deadline_s=60)
+    watch.look(0.0, newest, v(9))
+    watch.hear(1.0, v(10), v(9))
+    assert not watch.trails(10.0), "an update is on its way"
+    watch.look(20.0, None, v(9))
+    assert not watch.trails(20.0 + GRACE_S)
+    assert watch.trails(20.1 + GRACE_S)
+    watch.check(1e6, "")
+
+
 def test_an_engine_that_has_what_is_asked_for_works_on_while_nothing_is_published() -> None:
     watch = LagWatch("a0", max_lag=4, deadline_s=60)
     watch.look(0.0, v(7), v(7))

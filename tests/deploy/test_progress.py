@@ -7,11 +7,13 @@ import os
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 from rich.console import Console
 
 from olmorl.deploy import progress
+from olmorl.deploy.assembler_host import AssemblerHost
 from olmorl.deploy.figure import draw
 from olmorl.deploy.progress import Progress, Status, Terminal, summary
 from olmorl.deploy.rundir import logged
@@ -88,3 +90,12 @@ def test_a_full_disk_below_the_launchers_log_shows_nothing_on_the_screen(
     with logged(tmp_path, "launcher"):
         Progress("a run", Console(file=StringIO())).say("waiting for room on the disk")
     assert capfd.readouterr().err == ""
+
+
+def test_what_is_added_to_a_line_is_no_line_of_its_own() -> None:
+    host = object.__new__(AssemblerHost)
+    host._lines, host.telemetry = [], Mock()
+    for fields in ({"step": 3, "reward_mean": 0.5}, {"eval_held_accuracy": 0.25}):
+        host._observe(fields)
+    assert [line["step"] for line in host._lines] == [3]
+    assert host.telemetry.record.call_args == call({"eval_held_accuracy": 0.25})

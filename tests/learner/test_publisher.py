@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 
 from olmorl.clock import LoopClock, run_simulated
-from olmorl.errors import DeadlinePassed, DiskFull, WeightError
+from olmorl.errors import DeadlinePassed, WeightError
 from olmorl.learner.publisher import TEND_S, Publisher
 from olmorl.messages import Version
 from olmorl.ports import NamedBuffer
 from olmorl.queues.memory_weights import MemoryWeightStore
 
-ROOM_DEADLINE_S = 60.0
 WEIGHTS = [NamedBuffer("w", "uint8", (3,), memoryview(b"abc"))]
 
 
@@ -39,9 +38,7 @@ class Store(MemoryWeightStore):
 
     def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> Any:
         if "publish" in self.broken:
-            raise WeightError("no link")
-        if "room" in self.broken:
-            raise DiskFull("no room")
+            raise WeightError("no room")
         return super().publish(version, buffers)
 
     def discard(self, keep: Iterable[Version]) -> None:
@@ -56,7 +53,7 @@ class Store(MemoryWeightStore):
 
 def publisher() -> tuple[Publisher, Store, Source]:
     store, source = Store(), Source()
-    return Publisher(store, source, LoopClock(), ROOM_DEADLINE_S), store, source  # type: ignore[arg-type]
+    return Publisher(store, source, LoopClock()), store, source  # type: ignore[arg-type]
 
 
 def test_versions_come_out_in_order_and_the_last_two_stay() -> None:
@@ -69,23 +66,6 @@ def test_versions_come_out_in_order_and_the_last_two_stay() -> None:
         assert store.kept == [[0], [0, 1], [1, 2], [2, 3]]
 
     run_simulated(scenario())
-
-
-def test_a_full_disk_is_waited_for_up_to_the_deadline() -> None:
-    async def scenario(until: float) -> list[Version]:
-        publishing, store, source = publisher()
-        store.broken = {"room"}
-        async with publishing:
-            await publishing.publish(Version(1, 0), WEIGHTS)
-            await asyncio.sleep(until)
-            assert source.versions == []
-            store.broken.clear()
-            await publishing.publish(Version(1, 1), WEIGHTS)
-        return source.versions
-
-    assert run_simulated(scenario(ROOM_DEADLINE_S - 10)) == [Version(1, 0), Version(1, 1)]
-    with pytest.raises(DiskFull, match=r"no room, then continue with --resume"):
-        run_simulated(scenario(ROOM_DEADLINE_S + 10))
 
 
 def test_what_is_published_is_looked_after_while_nothing_else_happens() -> None:
@@ -115,7 +95,7 @@ def test_a_publish_that_fails_ends_the_wait_for_the_next_batch() -> None:
         store.broken = {"publish"}
         async with publishing:
             await publishing.publish(Version(1, 0), WEIGHTS)
-            with pytest.raises(WeightError, match="no link"):
+            with pytest.raises(WeightError, match="no room"):
                 await publishing.meanwhile(asyncio.sleep(1e6))
             raise RuntimeError("the learner ends")
 

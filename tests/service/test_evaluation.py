@@ -12,6 +12,7 @@ import pytest
 from olmorl import config
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.config import QueueSettings
+from olmorl.errors import DataError
 from olmorl.learner.evaluation import MOST_LIVE, Evaluator
 from olmorl.messages import Failure, Version
 from olmorl.ports import Row
@@ -77,8 +78,10 @@ def test_what_is_known_of_replayed_versions_is_kept(service: Build, held_out: li
         await run.start()
         await run.steps(23)
         before = run.lines
-        await run.crash(actors=True)
-        await run.start(resume=True)
+        for step in (22, 23):
+            await run.crash(actors=True)
+            await run.start(resume=True)
+            await run.steps(step)
         await run.finish()
         return before
 
@@ -89,6 +92,40 @@ def test_what_is_known_of_replayed_versions_is_kept(service: Build, held_out: li
     after = [{key: value for key, value in line.items() if key.startswith("eval_")} for line in run.lines]
     assert after[: len(kept)] == kept
     assert set(versions(run)) >= {0, 5, 10, 15, 30} and len(set(versions(run))) == len(versions(run))
+
+
+def test_what_is_known_when_people_stop_a_run_is_written_down(service: Build, held_out: list[Row]) -> None:
+    run = service({"evaluation.every": 5, "schedule.steps": 30}, evaluations={"held": held_out})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(7)
+        await run.until(lambda: run.assembler._evaluator._fields)
+        run.assembler.orders.stop()
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    assert versions(run) == [0, 5]
+
+
+def test_a_resume_that_is_refused_cuts_no_line(service: Build, held_out: list[Row]) -> None:
+    run = service({"evaluation.every": 5, "schedule.steps": 30, "checkpoint.every": 10}, evaluations={"held": held_out})
+
+    async def scenario() -> bytes:
+        await run.start()
+        await run.steps(17)
+        await run.crash(actors=True)
+        before = (run.run_dir / "metrics.jsonl").read_bytes()
+        right = run.settings
+        run.settings = right.model_copy(update={"run": right.run.model_copy(update={"seed": 7})})
+        with pytest.raises(DataError, match=r"run\.seed was 0 and is 7"):
+            await run.start(resume=True)
+        run.settings = right
+        return before
+
+    before = run_simulated(scenario())
+    assert (run.run_dir / "metrics.jsonl").read_bytes() == before
 
 
 def test_data_that_ends_before_the_first_step_ends_the_run_by_its_name(service: Build, held_out: list[Row]) -> None:

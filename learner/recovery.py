@@ -1,8 +1,10 @@
 """Where a start of the learner begins: which checkpoint, which journaled steps after it, and where every draw is.
 
 claim        the queue is this run's, and this incarnation's
-plan         the checkpoint and the steps to replay; going back by choice moves what came later to `abandoned/`
+go_back      where people ask for it: what came after a checkpoint moves to `abandoned/`
+plan         the newest checkpoint and the steps to replay
 open_ledger  its file of this incarnation, and the stream where the ledger says it was
+cut_lines    the metric lines of steps that are taken again, but for what they know of evaluations
 reconcile    each open draw is in the queue, or among the lost ones; what the queue holds beside them is withdrawn
 """
 

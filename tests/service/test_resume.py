@@ -179,19 +179,17 @@ def test_what_was_wasted_before_a_crash_stays_wasted(service: Build) -> None:
 
 
 def test_a_report_that_waits_for_the_disk_is_not_owed_by_the_learner(service: Build) -> None:
-    run = service({"schedule.steps": 8, "supervision.step_deadline_s": 100.0})
+    run = service({"schedule.steps": 4}, trainer=SlowTrainer)
 
     def owed() -> list[str]:
         return [wait.what for wait in run.assembler.waits.look() if wait.owner == "the learner"]
 
     async def scenario() -> None:
         await run.start()
-        await run.steps(2)
+        await run.until(lambda: owed() == ["the report of step 2"])
         async with run.assembler._turn:
-            await asyncio.sleep(60)
-            assert owed() == []
-        await run.steps(4)
-        await run.until(owed)
+            await asyncio.sleep(200)
+            assert owed() == [], "it has reported, and cannot go on"
         await run.finish()
 
     run_simulated(scenario())

@@ -1,4 +1,4 @@
-# The commands of the project. `make run` and `make test` set up all they need in .venv.
+# Defines the commands of the project. `make run` and `make test` install all they need in .venv.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,7 +7,7 @@ HOSTS := tests/end_to_end/test_hosts.py
 TORCH := torch==2.13.0+cpu
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test hosts chaos soak check format bench install lock clean
+.PHONY: help run test hosts chaos soak shape check format bench docs install lock clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -16,21 +16,24 @@ help:  ## show this list
 run: $(READY)  ## train the demo model end to end on this machine
 	$(BIN)/olmorl-launch deploy/recipes/demo.toml
 
-test: $(READY)  ## all tests, with real vLLM, DeepSpeed, Ray and Redis
+test: $(READY)  ## run all tests, with real vLLM, DeepSpeed, Ray and Redis
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
 
-hosts: $(READY)  ## four hosts, as network namespaces: real engines over the wire, links that break (root, Linux)
+hosts: $(READY)  ## real engines on four hosts made of network namespaces, with broken links (needs root on Linux)
 	$(BIN)/python -m pytest $(HOSTS)
 
-chaos: $(READY)  ## hundreds of seeded faults on runs without a model, dozens on real engines; tables under benchmarks/results
+chaos: $(READY)  ## hundreds of faults on simulated runs, dozens on real engines; results under benchmarks/results
 	$(BIN)/python -m tests.chaos simulated --faults 300 --json benchmarks/results/chaos_simulated.json
 	$(BIN)/python -m tests.chaos real --faults 35 --json benchmarks/results/chaos_real.json
 	$(BIN)/python -m tests.chaos hosts --faults 21 --json benchmarks/results/chaos_hosts.json
 
-soak: $(READY)  ## an hour of the demo with a fault a minute
+soak: $(READY)  ## run the demo for an hour with a fault every minute
 	$(BIN)/python -m tests.chaos soak --json benchmarks/results/soak.json
 
-check: $(READY)  ## ruff and mypy strict
+shape: $(READY)  ## count files per folder, attributes per class and files per code path; no limits
+	$(BIN)/python -m tests.shape
+
+check: $(READY)  ## run ruff and strict mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -39,13 +42,16 @@ format: $(READY)  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## all benchmarks, results under benchmarks/results
+bench: $(READY)  ## run all benchmarks; results under benchmarks/results
 	for name in data_plane learner_efficiency actor_efficiency verifiers; do \
 	    $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
+docs: $(READY)  ## write docs/configuration.md from the code
+	$(BIN)/python -m olmorl.reference > docs/configuration.md
+
 install: $(READY)  ## set up .venv
 
-# CPU torch first: from where pip looks by default, else from PyTorch's own CPU index. Then the lock, as it is.
+# Install CPU torch first, from pip's default index or else from PyTorch's CPU index. Then install the lock file.
 $(READY): requirements/cpu.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else "OlmoRL needs Python 3.11 or 3.12, this is %d.%d: try make PYTHON=python3.11" % v)'
 	$(PYTHON) -m venv $(VENV)
@@ -63,5 +69,5 @@ lock:  ## resolve requirements/cpu.in into requirements/cpu.lock (needs uv)
 	    --python-platform x86_64-manylinux_2_28 --no-annotate --no-header \
 	    | grep -vE '^(torch|triton|nvidia|cuda)[-a-z0-9]*==' > requirements/cpu.lock
 
-clean:  ## remove .venv and what tools cached
+clean:  ## remove .venv and the caches of the tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -1,4 +1,4 @@
-"""How much an actor leases: by the room its engine really has, with a share of it for evaluation."""
+"""Decides how much an actor leases: as much as its engine has room for, with a share for evaluation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Lane(NamedTuple):
     """Sequences a prompt."""
 
 
-class InHand(NamedTuple):
+class HeldSequences(NamedTuple):
     """Sequences of the leases an actor holds."""
 
     generating: int
@@ -30,37 +30,37 @@ class InHand(NamedTuple):
     unverified: int
     """Finished, without their verdicts."""
     evaluation: int
-    """Those of `generating` that belong to evaluation lanes."""
+    """The part of `generating` that belongs to evaluation lanes."""
 
 
-def lanes(sampling: config.Sampling, evaluation: config.Evaluation, names: Sequence[str]) -> tuple[Lane, ...]:
+def lanes(sampling: config.SamplingSettings, evaluation: config.Evaluation, names: Sequence[str]) -> tuple[Lane, ...]:
     """The evaluation lanes `names`, then the training lane."""
     return (*(Lane(name, evaluation.samples) for name in names), Lane(TRAIN_LANE, sampling.group_size))
 
 
 def slots(load: EngineLoad, kv_headroom: float) -> int:
-    """Sequences that can run side by side: the batch limit, or what the KV cache holds of sequences as they are now.
+    """Sequences that can run at the same time: the batch limit, or as many as fit the KV cache at their current length.
 
-    The mean use of a running sequence stands for the next one: half-grown answers come and go all the time.
+    The next sequence is assumed to use as much as the mean of the running ones, which are half grown on average.
     """
     if not load.running or not load.kv_used:
         return load.max_running
     return min(load.max_running, int(load.running * (1 - kv_headroom) / load.kv_used))
 
 
-def room(load: EngineLoad, in_hand: InHand, max_waiting: int, kv_headroom: float) -> int:
+def room(load: EngineLoad, in_hand: HeldSequences, max_waiting: int, kv_headroom: float) -> int:
     """Sequences to admit now, 0 or more.
 
     Answers that wait for their verdicts count from the moment they would fill the engine a second time, so that a
-    slow verifier bounds what is in hand.
+    slow verifier bounds the number of leased groups.
     """
     bound = slots(load, kv_headroom) + max_waiting
     occupied = max(in_hand.generating, load.running + load.waiting)
     return max(0, min(bound - occupied, 2 * bound - in_hand.generating - in_hand.unverified))
 
 
-def evaluation_room(free: int, load: EngineLoad, in_hand: InHand, share: float) -> int:
-    """Those of the `free` sequences that evaluation may take while training prompts wait; its share is at least one."""
+def evaluation_room(free: int, load: EngineLoad, in_hand: HeldSequences, share: float) -> int:
+    """How many of the `free` sequences evaluation may take while training prompts wait; its share is at least one."""
     return max(0, min(free, ceil(share * load.max_running) - in_hand.evaluation))
 
 
@@ -70,7 +70,7 @@ def groups(sequences: int, group_size: int) -> int:
 
 
 class Intake:
-    """Leases no more than the engine has room for; evaluation gets its share first, and what training leaves."""
+    """Leases no more than the engine has room for. Evaluation gets its share first, then what training leaves."""
 
     def __init__(
         self,
@@ -88,12 +88,12 @@ class Intake:
         self._settings = settings
         self._share = evaluation_share
 
-    def room(self, held: InHand) -> int:
+    def room(self, held: HeldSequences) -> int:
         """Sequences to admit now."""
         return room(self._engine.load(), held, self._settings.max_waiting, self._settings.kv_headroom)
 
-    async def lease(self, held: InHand) -> list[Lease]:
-        """Fill the room there is; waits a moment for training prompts when there is nothing else."""
+    async def lease(self, held: HeldSequences) -> list[Lease]:
+        """Fill the free room. Waits a moment for training prompts when there are no others."""
         free = self.room(held)
         leases = await self._lease_evaluation(evaluation_room(free, self._engine.load(), held, self._share))
         free -= _sequences(leases)

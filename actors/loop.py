@@ -8,7 +8,7 @@
     report     heartbeats, orders, stall watch                time                        the actor
 
 All live in one task group: an error in any of them ends the actor with that error as its cause. Its leases are then
-released as those of a dead actor, so that a prompt that kills engines runs out of attempts.
+released like the leases of a dead actor, so that a prompt that kills engines runs out of attempts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from collections.abc import Callable, Sequence
 from msgspec.structs import replace
 
 from olmorl import config
-from olmorl.actors import status
+from olmorl.actors import heartbeat
 from olmorl.actors.admission import Intake, Lane
-from olmorl.actors.weights import WeightFollower
-from olmorl.actors.work import Order, OverLong, Work, in_hand
+from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, in_hand
+from olmorl.actors.weight_follower import WeightFollower
 from olmorl.clock import Clock, within
 from olmorl.errors import Unscorable, first_cause
 from olmorl.messages import TRAIN_LANE, ActorStatus, Completion, Failure, Group, Prompt, Result
@@ -54,9 +54,9 @@ class Actor:
         max_span: int | None = None,
         metrics: str = "",
     ) -> None:
-        """`sample` gives the parameters of each completion, `lanes` are those of `admission.lanes`.
+        """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
-        While the engine stays more than `max_lag` versions behind, the actor takes no work and gives back what has not
+        While the engine stays more than `max_lag` versions behind, the actor leases nothing and gives back what has not
         begun. With `max_span`, answers to train on that span more versions are cancelled while they generate and their
         group fails as `stale` (`over_age = "drop"`).
         """
@@ -80,9 +80,9 @@ class Actor:
             deadline_s=settings.stall_deadline_s,
             max_lag=max_lag,
         )
-        self._watch = status.StallWatch(name, settings.stall_deadline_s)
-        self._totals = status.Totals()
-        self._works: dict[str, Work] = {}
+        self._watch = heartbeat.StallWatch(name, settings.stall_deadline_s)
+        self._totals = heartbeat.Totals()
+        self._works: dict[str, LeasedGroup] = {}
         self._order = Order.RUN
         self._started = False
         self._changed = asyncio.Event()
@@ -93,7 +93,7 @@ class Actor:
 
         Raises:
             DeadlinePassed: the engine, the weights or the verifiers gave no sign for their deadline.
-            OlmoRLError: what else ended the actor; of several causes the first.
+            OlmoRLError: another cause ended the actor; of several causes the first.
         """
         async with contextlib.AsyncExitStack() as owned:
             owned.callback(self._ended.set)
@@ -139,11 +139,11 @@ class Actor:
                 continue
             for lease in await self._intake.lease(held):
                 if lease.lease_id in self._works:
-                    continue  # a queue that failed over had lost it, and gives it to the same actor once more
-                work = self._works[lease.lease_id] = Work(lease)
+                    continue  # a queue that failed over had lost the lease, and gives it to the same actor again
+                work = self._works[lease.lease_id] = LeasedGroup(lease)
                 work.task = tasks.create_task(self._serve(work))
 
-    async def _serve(self, work: Work) -> None:
+    async def _serve(self, work: LeasedGroup) -> None:
         try:
             if not await self._weights.reach(work.prompt.min_version):
                 await self._queue.give_back([work.lease])
@@ -155,7 +155,7 @@ class Actor:
             self._totals.ended(work)
             self._changed.set()
 
-    async def _answer(self, work: Work) -> Result:
+    async def _answer(self, work: LeasedGroup) -> Result:
         """The scored group, or the failure the draw ends with; every other error is the actor's."""
         try:
             async with asyncio.TaskGroup() as samples:
@@ -180,12 +180,12 @@ class Actor:
             finished_at=self._clock.wall(),
         )
 
-    async def _complete(self, work: Work, index: int) -> Completion:
+    async def _complete(self, work: LeasedGroup, index: int) -> Completion:
         return await self._verify(work, await self._generate(work, index))
 
-    async def _generate(self, work: Work, index: int) -> Completion:
+    async def _generate(self, work: LeasedGroup, index: int) -> Completion:
         prompt = work.prompt
-        # Not by the attempt: after a fail-over the queue may give the same one out under another lease.
+        # Not by the attempt: after a fail-over the queue may give out the same attempt under another lease.
         request_id = f"{prompt.lane}/{work.lease.lease_id}/{index}"
         try:
             completion = await self._engine.generate(request_id, prompt.token_ids, self._sample(prompt, index))
@@ -197,7 +197,7 @@ class Actor:
         work.num_tokens += len(completion.token_ids)
         return replace(completion, index=index)
 
-    async def _verify(self, work: Work, completion: Completion) -> Completion:
+    async def _verify(self, work: LeasedGroup, completion: Completion) -> Completion:
         work.num_unverified += 1
         verified = replace(completion, verdicts=await self._scorer.verify(work.prompt, completion))
         work.num_unverified -= 1
@@ -205,10 +205,10 @@ class Actor:
         self._totals.verified(verified)
         return verified
 
-    async def _commit(self, work: Work, result: Result) -> None:
+    async def _commit(self, work: LeasedGroup, result: Result) -> None:
         work.committing = True
         outcome = await self._queue.commit(work.lease, result)
-        work.stored = outcome is CommitOutcome.STORED and isinstance(result, Group)
+        work.stored = outcome is CommitOutcome.STORED
         self._totals.committed(outcome)
 
     async def _update(self) -> None:
@@ -240,7 +240,7 @@ class Actor:
             await self._clock.sleep(self._settings.heartbeat_s)
 
     async def _leave(self) -> None:
-        """Wait for what is in hand; when told to stop, end it and give it back."""
+        """Wait for the leased groups; after a stop, cancel them and give them back."""
         while self._works and self._order is not Order.STOP:
             await self._change()
         left = list(self._works.values())
@@ -253,12 +253,14 @@ class Actor:
     def status(self) -> ActorStatus:
         """The actor as its next heartbeat will show it."""
         state = self._order.value if self._started else "starting"
-        now = status.of_process(self.name, self._clock.wall(), state, self._metrics, self._weights.damaged)
+        now = heartbeat.of_process(self.name, self._clock.wall(), state, self._metrics, self._weights.damaged)
         return (
-            status.with_engine(now, self._engine, self._weights, self._scorer, self._totals) if self._started else now
+            heartbeat.with_engine(now, self._engine, self._weights, self._scorer, self._totals)
+            if self._started
+            else now
         )
 
-    def _failure(self, work: Work, cause: str, detail: str) -> Failure:
+    def _failure(self, work: LeasedGroup, cause: str, detail: str) -> Failure:
         return Failure(prompt=work.prompt, cause=cause, detail=detail, actor=self.name, num_tokens=work.num_tokens)
 
     def _obey(self, order: Order) -> None:

@@ -1,10 +1,9 @@
-"""Tokens/s of an actor inside the service, against the same engine driven directly.
+"""Measures the tokens/s of an actor inside the service, against the same engine driven directly.
 
-Both rows use one engine, in turn, on the same requests: long-tailed answers whose mean is 45% of the longest, each
-with its length and seed. The service row has all that a run has around an engine: a real Redis, leases, commits,
-verification in other processes, and a new version every few seconds, applied while answers grow. The bare row has
-only requests, kept in flight so that the engine is always full. Each row is measured over a window that begins when the
-engine has been full for two generations of answers.
+Both rows use one engine, in turn, on the same requests. The answers are long-tailed: their mean length is 45% of the
+longest, and each has a fixed length and seed. The service row has a real Redis, leases, commits, verification in other
+processes, and a new version every few seconds, applied during generation. The bare row only keeps enough requests in
+flight to fill the engine. The measured window of each row begins after two generations of answers on a full engine.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ import torch
 
 from olmorl import config, seeds
 from olmorl.actors import admission
-from olmorl.actors.engine import VllmEngine
 from olmorl.actors.loop import Actor
-from olmorl.actors.parameters import sampling_params
+from olmorl.actors.vllm_engine.arguments import sampling_params
+from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.clock import SystemClock, within
-from olmorl.deploy import tiny_policy
-from olmorl.deploy.demo import Policy
+from olmorl.deploy.demo import tiny_model
+from olmorl.deploy.demo.settings import ModelSize
 from olmorl.messages import TRAIN_LANE, Group, Prompt, Version
 from olmorl.ports import NamedBuffer, Queue, Sampling, StagedWeights, WeightStore
-from olmorl.queues.embedded import EmbeddedRedis
-from olmorl.queues.redis import RedisQueue
-from olmorl.queues.weights import store_in_files
-from olmorl.verifiers.combine import VerifierScorer
+from olmorl.queues.prompts.redis_queue import RedisQueue
+from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
+from olmorl.queues.weights.store import store_in_files
+from olmorl.verifiers.scorer import VerifierScorer
 
 MAX_TOKENS, PROMPT_TOKENS = 256, 24
 RUNNING, GROUP = 64, 8
@@ -47,7 +46,7 @@ UPDATE_EVERY_S = 3.0
 WINDOW_S, QUICK_WINDOW_S = 20.0, 8.0
 DEADLINE_S = 300.0
 SETTINGS = config.Config(
-    sampling=config.Sampling(group_size=GROUP, max_tokens=MAX_TOKENS),
+    sampling=config.SamplingSettings(group_size=GROUP, max_tokens=MAX_TOKENS),
     actors=config.Actors(max_running=RUNNING, kv_cache_gib=0.5, max_model_len=PROMPT_TOKENS + MAX_TOKENS),
 )
 
@@ -59,7 +58,7 @@ def num_tokens(draw_id: int, index: int) -> int:
 
 
 def sample(prompt: Prompt, index: int) -> Sampling:
-    """The parameters of one request, the same in both rows."""
+    """The parameters of one request, equal in both rows."""
     length = num_tokens(prompt.draw_id, index)
     seed = seeds.derive(0, prompt.draw_id, index)
     return Sampling(max_tokens=length, min_tokens=length, seed=seed)
@@ -80,25 +79,25 @@ def draw(draw_id: int) -> Prompt:
 
 
 class StandingEngine(VllmEngine):
-    """Stays up between the repetitions, and can be driven past the port."""
+    """An engine that keeps running between repetitions. The bare row calls it without the port."""
 
     async def start(self, weights: StagedWeights | None) -> None:
         if self._llm is None:
             await super().start(weights)
 
     async def stop(self) -> None:
-        """An actor that ends leaves it running; `shut_down` does not."""
+        """Does nothing, so that the engine outlives an actor. `shut_down` ends it."""
 
     async def shut_down(self) -> None:
         await super().stop()
 
     @property
     def running(self) -> int:
-        """Sequences in the last step, whoever asked for them."""
+        """All sequences in the last step."""
         return self._gauge.running
 
     async def answer(self, request_id: str, prompt: Prompt, sampling: Sampling) -> None:
-        """One request as somebody without a service makes it."""
+        """Make one request directly to vLLM."""
         from vllm.inputs.engine import tokens_input
 
         tokens = tokens_input(prompt.token_ids.tolist())
@@ -127,14 +126,14 @@ class Rows:
         self._versions = (Version(1, number) for number in itertools.count())
 
     async def measure(self) -> dict[str, float]:
-        """One repetition: both rows on the same draws; the other one goes first the next time."""
+        """One repetition: both rows on the same draws. The order of the rows alternates."""
         first = self._next_draw
         self._next_draw += 10_000
         self._order.reverse()
         return {name: await row(first) for name, row in self._order}
 
     async def _bare(self, first: int) -> float:
-        """Twice as many requests as run are always in flight."""
+        """Measure the engine alone. Twice as many requests as can run are always in flight."""
         draws = map(draw, itertools.count(first))
         requests = ((prompt, index) for prompt in draws for index in range(GROUP))
 
@@ -175,7 +174,7 @@ class Rows:
         """Tokens/s over the window, once two generations of answers have filled the engine."""
         async with within(DEADLINE_S, "the engine to fill"):
             full = self._engine.tokens_generated + RUNNING * MAX_TOKENS
-            while self._engine.tokens_generated < full:  # noqa: ASYNC110 - the engine counts and tells nobody
+            while self._engine.tokens_generated < full:  # noqa: ASYNC110 - the engine has no event for this
                 await asyncio.sleep(0.05)
         started, tokens, running = time.perf_counter(), self._engine.tokens_generated, []
         while (seconds := time.perf_counter() - started) < self._window_s:
@@ -185,7 +184,7 @@ class Rows:
         return (self._engine.tokens_generated - tokens) / seconds
 
     async def _assemble(self, first: int) -> None:
-        """Take what is committed, and draw as much anew."""
+        """Take the committed results and push as many new draws."""
         draws = map(draw, itertools.count(first))
         await self._queue.push(list(itertools.islice(draws, 8 * RUNNING // GROUP)))
         while True:
@@ -201,7 +200,7 @@ class Rows:
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    """Cancel what still runs; the error of one that failed is raised."""
+    """Cancel the running tasks. Raises the error of a failed task."""
     for task in tasks:
         task.cancel()
     for outcome in await asyncio.gather(*tasks, return_exceptions=True):
@@ -211,7 +210,7 @@ async def _end(tasks: list[asyncio.Task[None]]) -> None:
 
 @asynccontextmanager
 async def rows(folder: Path, window_s: float) -> AsyncIterator[Rows]:
-    """Everything of a run around one engine, on a policy of its own."""
+    """The parts of a run around one engine, with a random policy."""
     buffers = _build_policy(folder / "model")
     run = f"benchmark-{os.getpid()}"
     cores = sorted(os.sched_getaffinity(0))
@@ -240,9 +239,9 @@ async def rows(folder: Path, window_s: float) -> AsyncIterator[Rows]:
 
 def _build_policy(folder: Path) -> list[NamedBuffer]:
     """Write a policy of about 4M random weights, and return them as the learner publishes them."""
-    tokenizer = tiny_policy.build_tokenizer(SETTINGS.max_model_len)
-    sizes = Policy(hidden=256, intermediate=704, layers=5, heads=8, max_tokens=SETTINGS.max_model_len)
-    model = tiny_policy.build_model(sizes, tokenizer, seed=0).to(torch.bfloat16)
+    tokenizer = tiny_model.build_tokenizer(SETTINGS.max_model_len)
+    sizes = ModelSize(hidden=256, intermediate=704, layers=5, heads=8, max_tokens=SETTINGS.max_model_len)
+    model = tiny_model.build_model(sizes, tokenizer, seed=0).to(torch.bfloat16)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return [
@@ -253,7 +252,7 @@ def _build_policy(folder: Path) -> list[NamedBuffer]:
 
 @contextmanager
 def prepare(quick: bool) -> Iterator[Callable[[], measure.Values]]:
-    """Bring everything up, hand out one repetition, and take everything down."""
+    """Start all parts, yield the function of one repetition, then stop all parts."""
     with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
         context = rows(Path(folder), QUICK_WINDOW_S if quick else WINDOW_S)
         measured = runner.run(context.__aenter__())

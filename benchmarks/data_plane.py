@@ -1,7 +1,7 @@
-"""Groups a second from prompt to trimmed result through each queue adapter, against Redis itself for the same bytes.
+"""Measures groups per second from prompt to trimmed result through each queue adapter, against plain Redis.
 
-The whole path is push, lease, commit, take, trim. The raw limit is pipelined XADD and XREADGROUP of the same encoded
-groups, on the same server with the same persistence, without leases, bounds, codec, or any promise.
+The whole path is push, lease, commit, take, trim. The plain row is pipelined XADD and XREADGROUP of the same encoded
+groups, on the same server with the same persistence. It has no leases, bounds, codec or guarantees.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from olmorl.codec import encode
 from olmorl.config import QueueSettings
 from olmorl.messages import Completion, Group, Lease, Prompt, Span, Version
 from olmorl.ports import Queue
-from olmorl.queues.connect import Link, connect
-from olmorl.queues.embedded import EmbeddedRedis
-from olmorl.queues.memory import MemoryQueue
-from olmorl.queues.redis import RedisQueue
+from olmorl.queues.prompts.memory_queue import MemoryQueue
+from olmorl.queues.prompts.redis_queue import RedisQueue
+from olmorl.queues.redis_server.connection import RedisConnection, connect
+from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
 LARGE = "8 x 4,000 tokens"
 SMALL = "8 x 10 tokens"
@@ -77,16 +77,16 @@ class Load:
     def group(self, prompt: Prompt) -> Group:
         return Group(prompt=prompt, completions=self.completions, actor="actor", started_at=0.0, finished_at=1.0)
 
-    async def through(self, assembler: Queue, actors: Sequence[Queue]) -> float:
-        """Groups a second through the whole path, actors and assembler at work at the same time."""
-        await assembler.claim(1)
+    async def through(self, orchestrator: Queue, actors: Sequence[Queue]) -> float:
+        """Groups per second through the whole path, with actors and orchestrator at the same time."""
+        await orchestrator.claim(1)
         start = time.perf_counter()
-        await assembler.push(self.prompts)
+        await orchestrator.push(self.prompts)
         working = [asyncio.create_task(self._act(queue, f"actor-{n}")) for n, queue in enumerate(actors)]
         num_trimmed = 0
         while num_trimmed < self.num_groups:
-            taken = await assembler.take(TAKEN_TOGETHER, "train", 10)
-            await assembler.trim(taken)
+            taken = await orchestrator.take(TAKEN_TOGETHER, "train", 10)
+            await orchestrator.trim(taken)
             num_trimmed += len(taken)
         elapsed = time.perf_counter() - start
         await asyncio.gather(*working)
@@ -99,8 +99,8 @@ class Load:
     async def _commit(self, queue: Queue, lease: Lease) -> None:
         await queue.commit(lease, self.group(lease.prompt))
 
-    async def raw(self, link: Link) -> float:
-        """The same encoded groups a second through a bare stream, written and read in turn in the same portions."""
+    async def raw(self, link: RedisConnection) -> float:
+        """The same encoded groups per second through a bare stream, written and read in turn in the same portions."""
         payloads = [encode(self.group(prompt)) for prompt in self.prompts]
         key, portion = "benchmark:raw", LEASED_TOGETHER
         await link.pipeline("raw", [("DEL", key), ("XGROUP", "CREATE", key, "readers", "0", "MKSTREAM")])

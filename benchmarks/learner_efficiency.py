@@ -1,4 +1,4 @@
-"""Trained tokens/s of the DeepSpeed trainer against a bare PyTorch loop on the same packed rows, on one core.
+"""Measures trained tokens/s of the DeepSpeed trainer against a bare PyTorch loop on the same rows, on one core.
 
 The bare loop has the same model, rows, log-probability chunks, loss, fp32 master weights, fp32 gradient sums, clipping
 and fused AdamW, and nothing else: no hooks, no buckets, no ranks.
@@ -22,13 +22,13 @@ import torch
 from transformers import Olmo3Config, Olmo3ForCausalLM
 
 from olmorl import config
-from olmorl.learner import model as models
-from olmorl.learner.engine import DeepSpeedTrainer
-from olmorl.learner.objective import LossInputs, policy_loss
-from olmorl.learner.packing import RowArrays, pack, row_arrays
-from olmorl.learner.policy import Policy, policy_row
-from olmorl.learner.presets import Switches, resolve
-from olmorl.learner.ranks import Ranks
+from olmorl.learner.algorithm.objective import LossInputs, policy_loss
+from olmorl.learner.algorithm.presets import Switches, resolve
+from olmorl.learner.batching.packing import RowArrays, pack, row_arrays
+from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
+from olmorl.learner.trainer.policy import PackedPolicy, policy_row
+from olmorl.learner.trainer.process_group import Ranks
 from olmorl.messages import Sample, Shard
 
 VOCABULARY = 300
@@ -39,10 +39,10 @@ CPU = torch.device("cpu")
 
 
 class BareLoop:
-    """The least that computes the same update."""
+    """A minimal loop that computes the same update."""
 
     def __init__(self, settings: config.Model, switches: Switches) -> None:
-        self._policy = Policy(models.load(settings, "sdpa", CPU), 1.0, LEARNER.logprob_chunk)
+        self._policy = PackedPolicy(models.load(settings, "sdpa", CPU), 1.0, LEARNER.logprob_chunk)
         self._policy.train()
         self._weights = list(self._policy.parameters())
         self._masters = [weight.detach().float().clone() for weight in self._weights]
@@ -141,7 +141,7 @@ def _tokens_per_s(step: Callable[[Shard], object], shards: Sequence[Shard]) -> f
 
 @contextmanager
 def prepare(quick: bool) -> Iterator[Callable[[], measure.Values]]:
-    """Both loops in one process on one core; a repetition gives each the same steps, in turns."""
+    """Set up both loops in one process on one core. A repetition runs the same steps in both, in turn."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     switches = resolve(config.Objective(), max_tokens=640)

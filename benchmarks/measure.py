@@ -1,6 +1,6 @@
-"""What all benchmarks share: interleaved repetitions, one table, one JSON file, the machine's description.
+"""Shared code of the benchmarks: interleaved repetitions, one table, one JSON file, the machine's description.
 
-A benchmark measures every row once a repetition, so that a noisy neighbour touches all rows alike, and its ratio is
+A benchmark measures every row once in each repetition, so that other load on the machine affects all rows. Its ratio is
 taken within a repetition:
 
     BENCHMARK = Benchmark(name="...", units={"service": "tokens/s", "bare": "tokens/s"}, ratio=("service", "bare"), ...)
@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 Values = Mapping[str, float]
-"""What one repetition measured, by row."""
+"""The measurements of one repetition, by row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,24 +39,24 @@ class Benchmark:
     name: str
     title: str
     units: Mapping[str, str]
-    """Unit of each row, in the order of the table; more is better in all of them."""
+    """Unit of each row, in the order of the table. More is better in all rows."""
     ratio: tuple[str, str]
-    """The row that is judged, and the row it is judged against."""
+    """The measured row, and the row that it is divided by."""
     target: float
-    """The ratio the project asks for."""
+    """The ratio that the project aims for."""
     prepare: Callable[[bool], AbstractContextManager[Callable[[], Values]]]
-    """Given `quick`, sets up whatever is measured and hands out the function that makes one repetition."""
+    """Sets up the measurement, given `quick`, and yields the function that makes one repetition."""
     packages: Sequence[str] = ()
-    """Distributions whose versions belong in the description."""
+    """Distributions whose versions are part of the description."""
     repetitions: int = 5
     quick_repetitions: int = 3
     warm_up: int = 1
-    """Repetitions that are made first and not counted."""
+    """Repetitions at the start that are not counted."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that the repetitions of a benchmark measured."""
+    """The measurements of all repetitions of a benchmark."""
 
     benchmark: Benchmark
     repetitions: Sequence[Values]

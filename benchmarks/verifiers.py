@@ -1,7 +1,6 @@
-"""Checks a second: math on one core and through a pool of two workers, instructions, tests of programs in the sandbox.
+"""Measures checks per second: math on one core and with two workers, instructions, and tests of sandboxed programs.
 
-All of it goes through the scorer that actors have. The same answers are given to math-verify too, in this process and
-without a deadline.
+All rows use the scorer of the actors. math-verify checks the same answers too, in this process and without a deadline.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import numpy as np
 
 from olmorl.config import Verifiers
 from olmorl.messages import Completion, Prompt, Span, Version
-from olmorl.verifiers.combine import VerifierScorer
+from olmorl.verifiers.scorer import VerifierScorer
 
 FAST, MIXED, BARE = "math, numbers, one core", "math, mixed", "math-verify, mixed"
 INSTRUCTIONS, CODE = "instructions", "tests of programs"
@@ -111,7 +110,7 @@ def repeated(pairs: Sequence[tuple[str, str]], number: int) -> list[Row]:
 
 @contextmanager
 def one_core() -> Iterator[None]:
-    """Everything on the first core that this process has."""
+    """Run everything on the first core of this process."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {min(before)})
     try:
@@ -157,7 +156,7 @@ BENCHMARK = measure.Benchmark(
     ratio=(MIXED, BARE),
     target=5.0,
     prepare=prepare,
-    packages=("mpmath", "math-verify", "msgspec"),
+    packages=("python-flint", "math-verify", "msgspec"),
 )
 
 if __name__ == "__main__":

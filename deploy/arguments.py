@@ -6,9 +6,11 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from olmorl import __version__, config
+from olmorl.deploy.control.options import nearest
 from olmorl.errors import ConfigError
 
 _SHORT = {
@@ -26,6 +28,7 @@ Train a model with reinforcement learning from verifiable rewards.
   olmorl-launch deploy/recipes/demo.toml --preflight             what is missing for it, with the fix
   olmorl-launch RECIPE.toml --schedule.max_lag 4                 any key of the recipe, by its dotted name
   olmorl-launch RECIPE.toml --resume                             go on after a stop or a crash
+  olmorl-launch RECIPE.toml --resume --change --steps 200        go on, with another configuration than before
   olmorl-launch deploy/recipes/olmo3-32b-think.toml --ray-address auto --learner-nodes 8 --actor-nodes 20
 
 Ctrl-C stops after the current micro-batch with a checkpoint; a second Ctrl-C stops at once.
@@ -34,14 +37,17 @@ Ctrl-C stops after the current micro-batch with a checkpoint; a second Ctrl-C st
 
 @dataclass(frozen=True)
 class Arguments:
-    """What was asked for."""
+    """The parsed command line."""
 
     recipe: Path
     overrides: tuple[tuple[str, str], ...]
     dry_run: bool
     preflight: bool
     resume: bool
+    change: bool
+    """The differences from the start before are meant."""
     from_step: int | None
+    command_line: tuple[str, ...]
 
 
 def parse(argv: Sequence[str]) -> Arguments:
@@ -50,34 +56,67 @@ def parse(argv: Sequence[str]) -> Arguments:
     Raises:
         ConfigError: an option that is neither known nor a dotted key with a value.
     """
-    known, rest = _parser().parse_known_args(argv)
+    parser = _parser()
+    known, rest = parser.parse_known_args(argv)
     overrides = [
         (key, str(value)) for flag, key in _SHORT.items() if (value := getattr(known, _name(flag))) is not None
     ]
     if known.strict_data:
         overrides.append(("data.strict", "true"))
+    overrides += dotted(rest, list(parser._option_string_actions))
+    _refuse_twice(argv, overrides)
+    resume = known.resume or known.from_step is not None
+    if known.change and not resume:
+        raise ConfigError("--change goes with --resume: it says that what differs from the start before is meant")
     return Arguments(
         recipe=known.recipe,
-        overrides=(*overrides, *dotted(rest)),
+        overrides=tuple(overrides),
         dry_run=known.dry_run,
         preflight=known.preflight,
-        resume=known.resume or known.from_step is not None,
+        resume=resume,
+        change=known.change,
         from_step=known.from_step,
+        command_line=tuple(argv),
     )
+
+
+def _refuse_twice(argv: Sequence[str], overrides: Sequence[tuple[str, str]]) -> None:
+    """Refuse two values for one key: one of them would be lost silently."""
+    flags = [word.partition("=")[0] for word in argv if word.startswith("--")]
+    values: dict[str, list[str]] = {}
+    for key, value in overrides:
+        values.setdefault(key.replace("-", "_"), []).append(value)
+    for key, given in values.items():
+        if len(given) > 1:
+            said = " and ".join(given)
+            raise ConfigError(f"{key} is given {len(given)} times on the command line ({said}): leave one of them")
+    for outer, inner in product(values, values):
+        if inner.startswith(f"{outer}.") and values[outer][0].startswith("{"):
+            raise ConfigError(
+                f"{outer} and {inner} are both given on the command line: write one table, or only its keys"
+            )
+    for flag in (*_SHORT, "--from-step"):
+        if flags.count(flag) > 1:
+            raise ConfigError(f"{flag} is given {flags.count(flag)} times on the command line: leave one of them")
 
 
 def _name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def dotted(rest: Sequence[str]) -> list[tuple[str, str]]:
-    """Read `--section.key value` and `--section.key=value`. Raises ConfigError for anything else."""
+def dotted(rest: Sequence[str], options: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """Read `--section.key value` and `--section.key=value`. Raises ConfigError for anything else.
+
+    `options`: those that a misspelled word may be near to.
+    """
     pairs: list[tuple[str, str]] = []
     words = list(rest)
     while words:
         flag = words.pop(0)
         if not flag.startswith("--") or "." not in flag.split("=")[0]:
-            raise ConfigError(f"{flag}: unknown argument; keys of the recipe are written --section.key value")
+            raise ConfigError(
+                f"{flag}: unknown argument{_meant(flag, options)}; keys of the recipe are written --section.key value"
+            )
         key, given, value = flag.removeprefix("--").partition("=")
         if not given:
             if not words or (words[0].startswith("--") and "." in words[0]):
@@ -87,13 +126,23 @@ def dotted(rest: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
+def _meant(flag: str, options: Sequence[str]) -> str:
+    """A section, a key of this name without its section, or an option that is near."""
+    word = flag.partition("=")[0]
+    name = word.removeprefix("--")
+    if name in config.Config.model_fields:
+        return f" ({name} is a section: its keys are --{name}.KEY)"
+    keys = config.keys_named(name)
+    return f" (did you mean {' or '.join(f'--{key}' for key in keys)}?)" if keys else nearest(word, options)
+
+
 class _Keys(argparse.Action):
-    """`--help-keys`: every key of a recipe with its default and meaning."""
+    """`--help-keys`: every key of a recipe with its type, choices, bounds, default and meaning."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        for key, default, meaning in config.reference():
-            print(f"--{key}" + (f"   [{default}]" if default else ""))
-            print(textwrap.fill(meaning or "see the recipe", 100, initial_indent="      ", subsequent_indent="      "))
+        for key in config.reference():
+            print(f"--{key.key}   {key.wanted}   [default: {key.default or 'none'}]")
+            print(textwrap.fill(key.meaning, 100, initial_indent="      ", subsequent_indent="      "))
         parser.exit()
 
 
@@ -122,12 +171,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--resume", action="store_true", help="go on with the run of this name")
     parser.add_argument(
+        "--change",
+        action="store_true",
+        help="with --resume: the keys that differ from the start before are meant to",
+    )
+    parser.add_argument(
         "--from-step",
         type=int,
         metavar="S",
         help="resume from the checkpoint of step S; what came later moves to abandoned/",
     )
     parser.add_argument("--strict-data", action="store_true", help="a row that cannot be used is an error")
-    parser.add_argument("--help-keys", action=_Keys, nargs=0, help="list every key with its default and meaning")
+    about_keys = "list every key with type, choices, bounds, default and meaning"
+    parser.add_argument("--help-keys", action=_Keys, nargs=0, help=about_keys)
     parser.add_argument("--version", action="version", version=f"olmorl {__version__}")
     return parser

@@ -1,52 +1,71 @@
-"""`olmorl-launch`: from a recipe to a trained model. The table of contents of the service.
+"""`olmorl-launch`: from a recipe to a trained model. Start to read here.
 
-arguments   the command line                     plan       what runs where
-ray_watch   whether the Ray below is still there
-preflight   what can be known to fail, first     cluster    Ray: places             process  Ray: calls
-checklist   every host looked at, as a table     checks     what is looked at
-hosts       what each process is made of         service    start order, watching, stopping
-lock        one launcher at a time               takeover   from a launcher that is gone
-lifeline    how long processes wait for one      namespace  Ray: who is there
-supervise   who is lost, who starts again        fleet, learner_group, queue_server     each kept alive
-commands    what people can ask for              endpoint   who may ask
-progress    what one sees meanwhile              roster     which process runs where
+arguments       the command line                       credentials   of Redis, Ray and the run
+wiring          builds every part from the recipe      prepare_data  `olmorl-data`
+preflight/      checks before anything starts
+cluster/        Ray: placement, remote processes, health
+processes/      the process of Redis, of the orchestrator, of a rank and of an actor
+supervision/    starts, watches and restarts these processes
+control/        signals, the control endpoint, `olmorl-ctl`
+view/           the live view, tables, figures
+verify/         `olmorl-verify`: scores a file of completions
+demo/           the model and the data of the demo
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from olmorl.deploy.control import signals
+
+if __name__ == "__main__" or sys.argv[0].endswith("olmorl-launch"):  # not when this module is imported
+    signals.install()  # first, because the other imports take a second
 
 from rich.console import Console
 from rich.table import Table
 
 from olmorl import config
-from olmorl.deploy import demo
-from olmorl.deploy.access import guard_ray
 from olmorl.deploy.arguments import Arguments, parse
-from olmorl.deploy.plan import plan
-from olmorl.deploy.preflight import check_directory, check_objective, preflight, prepare
+from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.credentials import guard_ray
+from olmorl.deploy.demo import demo
+from olmorl.deploy.preflight.local_checks import absolute, check_resume, over, preflight, prepare
+from olmorl.deploy.preflight.recipe_checks import check_recipe
+from olmorl.deploy.supervision import recipe_history
+from olmorl.deploy.supervision.refused_start import left_as_found
 from olmorl.errors import OlmoRLError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0 done, 1 ended with a named cause, 2 a mistake to mend."""
+    """Run the command; returns the exit code: 0 done, 1 ended with a named cause, 2 a mistake to mend.
+
+    130 and 143 mean Ctrl-C and SIGTERM before the first step.
+    """
+    signals.begin()
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
-        settings = config.load(arguments.recipe, arguments.overrides)
+        settings = recipe_history.spelled_out(config.load(arguments.recipe, arguments.overrides))
         if arguments.dry_run:
-            check_objective(settings)
+            check_recipe(settings)
             if arguments.resume:
-                check_directory(settings, resume=True)
+                check_resume(absolute(settings), arguments.change, arguments.from_step)
             show_plan(demo.resolve(settings))
             return 0
         return launch(settings, arguments)
     except OlmoRLError as error:
         print(f"olmorl-launch: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("olmorl-launch: stopped before the run had begun", file=sys.stderr)
-        return 130
+    except BrokenPipeError:
+        # A reader such as `head` has closed the pipe: nothing can be printed, not even at the interpreter's exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt as asked:
+        print(f"olmorl-launch: {str(asked) or 'Ctrl-C'}: stopped before the run had begun", file=sys.stderr)
+        return getattr(asked, "exit_code", 130)
 
 
 def show_plan(settings: config.Config) -> None:
@@ -61,20 +80,29 @@ def show_plan(settings: config.Config) -> None:
 
 def launch(settings: config.Config, arguments: Arguments) -> int:
     """Check, start, watch, stop."""
+    check = prepare if arguments.preflight else preflight
+    settings = check(settings, arguments)
+    if arguments.resume and not arguments.preflight and (end := over(settings, arguments.from_step)):
+        print(end)
+        return 0
     guard_ray(own=settings.cluster.address is None)
-    # Imported here, so that --help and --dry-run answer without Ray.
-    from olmorl.deploy import checklist
-    from olmorl.deploy.cluster import Cluster
-    from olmorl.deploy.service import Service
+    # Imported here, so that --help, --dry-run and every mistake are answered without Ray.
+    from olmorl.deploy.cluster.ray_cluster import RayCluster
+    from olmorl.deploy.preflight import host_checks
+    from olmorl.deploy.supervision.service import open_service
 
     if arguments.preflight:
-        settings = prepare(settings, arguments.resume)
-        with Cluster(settings.cluster, plan(settings), "preflight"):
-            checklist.examine(settings, Console())
+        found = left_as_found(settings.run_dir, always=True)
+        with found, signals.held(), RayCluster(settings.cluster, plan(settings), "preflight"), signals.raising():
+            host_checks.examine(settings, Console())
         return 0
-    settings = preflight(settings, arguments.resume)
-    examine = settings.run.mode == "real" and plan(settings).several_hosts
-    with Service(settings, arguments.resume, arguments.from_step, examine) as service:
+    several_hosts = settings.run.mode == "real" and plan(settings).several_hosts
+    examine = partial(host_checks.examine, settings) if several_hosts else None
+    with ExitStack() as stack:
+        with left_as_found(settings.run_dir, always=False):
+            stack.enter_context(signals.held())
+            service = stack.enter_context(open_service(settings, arguments.resume, arguments.from_step, examine))
+            recipe_history.record_start(settings, arguments.command_line)
         return service.run()
 
 

@@ -1,6 +1,6 @@
 """The composition root: builds each part from the recipe and hands it the adapters of its ports.
 
-Heavy imports stand inside the functions: each process loads what it runs, and no other.
+Heavy imports are inside the functions, so that each process loads only the libraries that it runs.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from olmorl.actors import reaper
+from olmorl.actors.vllm_engine import reaper
+from olmorl.building import building
 from olmorl.clock import SystemClock
 from olmorl.config import Config
-from olmorl.deploy.access import QueueAccess, run_id
-from olmorl.deploy.plan import plan
+from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.credentials import QueueAccess, run_id
 from olmorl.errors import HostLost, QueueUnavailable, ResourceError
 from olmorl.messages import Stop, Version
 from olmorl.ports import BatchSource, Engine, Queue, Row, Scorer, Trainer, WeightStore
 
 if TYPE_CHECKING:
     from olmorl.actors.loop import Actor
-    from olmorl.learner.assembler import Assembler
-    from olmorl.learner.stream import PromptStream, Source
-    from olmorl.queues.embedded import EmbeddedRedis
+    from olmorl.learner.data.stream import PromptStream, Source
+    from olmorl.learner.orchestrator.orchestrator import Orchestrator
+    from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
 
 _TRY_AGAIN_S = 0.5
@@ -34,8 +35,8 @@ _TRY_AGAIN_S = 0.5
 
 async def open_queue(settings: Config, access: QueueAccess) -> Queue:
     """Connect to the run's Redis."""
-    from olmorl.learner.evaluation import MOST_LIVE
-    from olmorl.queues.redis import RedisQueue
+    from olmorl.learner.orchestrator.evaluation import MOST_LIVE
+    from olmorl.queues.prompts.redis_queue import RedisQueue
 
     evaluation = MOST_LIVE if settings.evaluation.data else 0
     bound = max((settings.schedule.batches_ahead + 2) * settings.schedule.prompts_per_step, evaluation)
@@ -66,9 +67,9 @@ def embedded_redis(settings: Config, access: QueueAccess | None, password: str |
     Raises:
         HostLost: `access` names another host.
     """
-    from olmorl.queues.address import parse_url
-    from olmorl.queues.embedded import EmbeddedRedis
-    from olmorl.queues.own_folder import own_folder
+    from olmorl.queues.redis_server.data_dir import own_folder
+    from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
+    from olmorl.queues.redis_server.url import parse_url
 
     folder, host, fsync = settings.run_dir / "redis", own_address(settings), settings.queue.fsync
     if access is not None:
@@ -84,36 +85,36 @@ def embedded_redis(settings: Config, access: QueueAccess | None, password: str |
 
 
 def own_address(settings: Config) -> str:
-    """Where other hosts of the run reach this one; the loopback address when there are none."""
+    """The address at which other hosts of the run reach this one; the loopback address on a single host."""
     if settings.cluster.address is None:
         return "127.0.0.1"
-    from olmorl.deploy.cluster import node_address
+    from olmorl.deploy.cluster.ray_cluster import node_address
 
     return node_address()
 
 
 def weight_store(settings: Config) -> WeightStore:
-    """How versions travel from the learner to the engines."""
-    from olmorl.queues import weights
+    """The store through which versions reach the engines."""
+    from olmorl.queues.weights import store
 
     run, chunk_bytes = run_id(settings.run_dir), settings.weights.chunk_mib << 20
     if settings.weight_store == "ray":
-        return weights.store_in_ray(run, chunk_bytes)
+        return store.store_in_ray(run, chunk_bytes)
     directory = settings.weights.directory
     if directory is None and settings.cluster.address is not None:
         directory = settings.run_dir / "weights"
-    return weights.store_in_files(run, directory, chunk_bytes)
+    return store.store_in_files(run, directory, chunk_bytes)
 
 
 def engine(settings: Config, core: int | None) -> Engine:
     """The engine of an actor."""
     if settings.run.mode == "simulated":
-        from olmorl.actors.fake import FakeEngine
+        from olmorl.actors.fake_engine import FakeEngine
 
         return FakeEngine(
             settings.simulation, max_running=settings.actors.max_running, max_model_len=settings.max_model_len
         )
-    from olmorl.actors.engine import VllmEngine
+    from olmorl.actors.vllm_engine.engine import VllmEngine
 
     return VllmEngine(
         settings.model,
@@ -129,20 +130,28 @@ def engine(settings: Config, core: int | None) -> Engine:
 def scorer(settings: Config) -> Scorer:
     """The verifiers of an actor."""
     if settings.run.mode == "simulated":
-        from olmorl.actors.fake import FakeScorer
+        from olmorl.actors.fake_engine import FakeScorer
 
         return FakeScorer()
-    from olmorl.verifiers.combine import VerifierScorer
+    from olmorl.verifiers.scorer import VerifierScorer
 
-    return VerifierScorer(settings.verifiers)
+    return VerifierScorer(settings.verifiers, settings.schedule.steps)
+
+
+def load_engine(settings: Config, core: int | None) -> None:
+    """Import what an engine needs, ahead of its start. Blocks."""
+    if settings.run.mode == "real":
+        from olmorl.actors.vllm_engine.engine import load_libraries
+
+        load_libraries(core, settings.actors.start_deadline_s)
 
 
 def actor(settings: Config, name: str, core: int | None, queue: Queue, metrics: str) -> Actor:
     """An actor with all that it works with."""
     from olmorl.actors.admission import lanes
     from olmorl.actors.loop import Actor
-    from olmorl.actors.sampling import SamplingRule
-    from olmorl.learner.prompts import evaluation_names
+    from olmorl.actors.sampling_params import SamplingRule
+    from olmorl.learner.data.loader import evaluation_names
 
     return Actor(
         name=name,
@@ -169,23 +178,28 @@ def prompts(
 
     `progress` is told of a data set and how many of its rows have been read, time and again.
     """
-    from olmorl.learner.stream import PromptStream
+    from olmorl.learner.data.stream import PromptStream
 
     if settings.run.mode == "simulated":
         return PromptStream([_numbered_rows()], settings.run.seed), {}, []
-    from olmorl.learner.prompts import Loader, evaluation_sets, open_tokenizer, training_stream
-    from olmorl.verifiers.labels import LabelChecker
+    from olmorl.learner.data.checks import check_enough, shared_rows
+    from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
+    from olmorl.verifiers.label_check import LabelChecker
 
+    data = settings.data
     with LabelChecker(settings.verifiers) as check:
-        loader = Loader(settings.data, open_tokenizer(settings.model), settings.verifiers, check, progress)
-        stream = training_stream(loader, settings.data, settings.run.seed)
+        loader = Loader(data, open_tokenizer(settings.model), settings.verifiers, check, progress)
+        sources = training_sources(loader, data)
         evaluations = evaluation_sets(loader, settings.evaluation)
-    return stream, evaluations, [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]
+    check_enough(sources, data, settings.schedule.prompts_per_step)
+    notes = [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]
+    notes += shared_rows(sources, evaluations, data.strict)
+    return PromptStream(sources, settings.run.seed, data.shuffle, data.epochs), evaluations, notes
 
 
 def _numbered_rows() -> Source:
     """Rows for an engine without a model: it needs a number of tokens, nothing more."""
-    from olmorl.learner.stream import Source
+    from olmorl.learner.data.stream import Source
 
     rows = [
         Row(f"simulated:{n}", f"problem {n}", np.full(16, n, np.int32), ("simulated",), ("",), {}, False)
@@ -194,7 +208,7 @@ def _numbered_rows() -> Source:
     return Source("simulated", None, rows)
 
 
-def assembler(
+async def open_orchestrator(
     settings: Config,
     queue: Queue,
     stream: PromptStream,
@@ -203,11 +217,11 @@ def assembler(
     *,
     resume: bool,
     from_step: int | None,
-) -> Assembler:
-    """The assembler of the run."""
-    from olmorl.learner.assembler import Assembler
+) -> Orchestrator:
+    """Take over the run: its orchestrator, with the state of the run recovered."""
+    from olmorl.learner.orchestrator.orchestrator import Orchestrator
 
-    return Assembler(
+    return await Orchestrator.open(
         settings,
         queue,
         stream,
@@ -223,12 +237,12 @@ def assembler(
 def trainer(settings: Config, rank: int, meeting_point: str) -> Trainer:
     """One rank's share of the policy."""
     if settings.run.mode == "simulated":
-        from olmorl.learner.fake import FakeTrainer
+        from olmorl.learner.trainer.fake_trainer import FakeTrainer
 
         return FakeTrainer(settings.simulation, SystemClock(), rank)
-    from olmorl.learner.engine import DeepSpeedTrainer
-    from olmorl.learner.presets import resolve
-    from olmorl.learner.ranks import Ranks
+    from olmorl.learner.algorithm.presets import resolve
+    from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
+    from olmorl.learner.trainer.process_group import Ranks
 
     return DeepSpeedTrainer(
         settings.model,
@@ -245,7 +259,8 @@ async def learn(settings: Config, rank: int, meeting_point: str, source: BatchSo
     """One rank's whole life."""
     from olmorl.learner import loop
 
-    policy = trainer(settings, rank, meeting_point)
+    with building(f"the policy of learner rank {rank}"):
+        policy = trainer(settings, rank, meeting_point)
     try:
         return await loop.run(rank, policy, source, weight_store(settings), SystemClock(), settings)
     finally:
@@ -260,14 +275,14 @@ def sweep(settings: Config) -> None:
 
 def sweep_here(settings: Config) -> None:
     """Remove what this host has staged for its engines, and leave alone what is published for others."""
-    from olmorl.queues.stage import Stage
+    from olmorl.queues.weights.host_cache import HostCache
 
     reaper.sweep(_staged(settings))
-    Stage(_staged(settings), in_place=False).sweep()
+    HostCache(_staged(settings), in_place=False).sweep()
 
 
 def _staged(settings: Config) -> Path:
     """The run's folder in the shared memory of a host."""
-    from olmorl.queues.stage import SHARED_MEMORY
+    from olmorl.queues.weights.host_cache import SHARED_MEMORY
 
     return SHARED_MEMORY / f"olmorl-{run_id(settings.run_dir)}"

@@ -1,17 +1,18 @@
-"""Work that goes on beside the learner's loop."""
+"""Work that runs while the learner does something else."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ParamSpec, Self, TypeVar
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
 class Background:
-    """One piece of work at a time: the next waits for the one before, and whoever waits next hears of its failure."""
+    """Runs one piece of work at a time. The next piece waits for the one before, and gets its error."""
 
     def __init__(self) -> None:
         self._under_way: asyncio.Task[None] | None = None
@@ -23,23 +24,49 @@ class Background:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            await self._finish()
+            await self.finish()
         elif self._under_way:
             self._under_way.cancel()
             await asyncio.wait([self._under_way])
 
-    async def meanwhile(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Await something else; work that fails meanwhile is raised at once, as nothing may come without it."""
-        waiting = asyncio.create_task(wait)
-        try:
-            if self._under_way:
-                await asyncio.wait([waiting, self._under_way], return_when=asyncio.FIRST_COMPLETED)
-                if self._under_way.done():
-                    self._under_way.result()
-            return await waiting
-        finally:
-            waiting.cancel()
+    @property
+    def under_way(self) -> asyncio.Task[None] | None:
+        """The newest piece of work, perhaps done."""
+        return self._under_way
 
-    async def _finish(self) -> None:
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Start a piece of work. Call `finish` first."""
+        self._under_way = asyncio.create_task(work)
+
+    async def finish(self) -> None:
+        """Wait for the work under way. Raises its error."""
         if self._under_way:
             await self._under_way
+
+
+async def unless_failed(awaited: Coroutine[Any, Any, T], *background: Background) -> T:
+    """Await something while work runs in the background. An error of that work is raised at once."""
+    waiting = asyncio.create_task(awaited)
+    works = {one.under_way for one in background if one.under_way}
+    try:
+        while not waiting.done():
+            await asyncio.wait([waiting, *works], return_when=asyncio.FIRST_COMPLETED)
+            for work in [work for work in works if work.done()]:
+                work.result()
+                works.remove(work)
+        return waiting.result()
+    finally:
+        waiting.cancel()
+
+
+async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like `asyncio.to_thread`, but a cancelled caller waits until the thread has ended.
+
+    So no later work meets a thread that still runs. A second cancellation does not wait.
+    """
+    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise

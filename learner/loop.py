@@ -1,6 +1,6 @@
 """The story of one learner rank: begin, restore, publish; then next, train, publish, report, checkpoint; export.
 
-Rank 0 alone speaks to the assembler of steps and to the weight store; every rank takes part in the trainer's calls.
+Only rank 0 reports steps to the orchestrator and calls the weight store. Every rank takes part in the trainer's calls.
 """
 
 from __future__ import annotations
@@ -9,33 +9,35 @@ from pathlib import Path
 
 from olmorl.clock import Clock
 from olmorl.config import Config
-from olmorl.learner.interruption import Interruption
+from olmorl.learner.background import unless_failed
+from olmorl.learner.checkpoint_writer import CheckpointWriter
 from olmorl.learner.publisher import Publisher
-from olmorl.learner.saver import Saver
+from olmorl.learner.stop_listener import StopListener
 from olmorl.messages import STOP_ASKED, Begin, Save, StepReport, Stop, Version
 from olmorl.ports import BatchSource, Trainer, WeightStore
+from olmorl.run_dir import RunFiles
 
 
 async def run(
     rank: int, trainer: Trainer, source: BatchSource, store: WeightStore, clock: Clock, config: Config
 ) -> Stop:
-    """Train until the assembler says stop; returns why. Leaves `checkpoints/`, and at the end of all steps `export/`.
+    """Train until the orchestrator says stop; returns why. Writes `checkpoints/`, and after all steps `export/`.
 
     Raises:
-        RunEnded: the assembler or the weight store ended the run.
+        RunEnded: the orchestrator or the weight store ended the run.
         ResourceError: the disk refused a checkpoint.
     """
     begin = await source.begin(rank)
     step = _restore(trainer, begin)
     async with (
         Publisher(store, source, clock) as publisher,
-        Saver(rank, trainer, source, clock, begin, config) as saver,
-        Interruption(rank, trainer, source),
+        CheckpointWriter(rank, trainer, source, clock, begin, config) as saver,
+        StopListener(rank, trainer, source),
     ):
         if begin.publish:
             await publisher.publish(Version(begin.incarnation, step), trainer.snapshot())
         asked_at = clock.now()
-        while not isinstance(work := await saver.meanwhile(publisher.meanwhile(source.next(rank, step + 1))), Stop):
+        while not isinstance(work := await unless_failed(source.next(rank, step + 1), saver, publisher), Stop):
             if isinstance(work, Save):
                 began_at = clock.now()
                 await saver.save(step)
@@ -58,19 +60,19 @@ async def run(
             asked_at = clock.now()
         await saver.save(step)
     if work.export:
-        trainer.export(config.run_dir / "export")
+        trainer.export(RunFiles(config.run_dir).export)
     return work
 
 
 def _restore(trainer: Trainer, begin: Begin) -> int:
-    """Go to where this start begins; returns the steps done by then."""
+    """Load the checkpoint of this start, if any; returns its step."""
     if begin.checkpoint is not None:
         trainer.restore(Path(begin.checkpoint))
     return begin.step
 
 
 async def _give_up(rank: int, source: BatchSource, step: int) -> Stop:
-    """The batch stays in the journal: a later start trains it."""
+    """Report a step that was given up. Its batch stays in the journal, and a later start trains it."""
     if rank == 0:
         await source.given_up(step)
     return Stop(reason=STOP_ASKED)

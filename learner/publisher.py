@@ -1,4 +1,4 @@
-"""Publishing in the background: the learner pays for the snapshot, the next step hides the rest."""
+"""Publishes versions in the background: only the snapshot costs the learner time."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from olmorl.ports import BatchSource, NamedBuffer, WeightStore
 P = ParamSpec("P")
 T = TypeVar("T")
 KEPT_VERSIONS = 2
-"""The newest one, and the one before it that a node may still be fetching."""
+"""The newest version, and the one before it, because a node may still fetch it."""
 TEND_S = 5.0
-"""How often what is published is looked after."""
+"""Interval between two cleanups of the published versions."""
 STORE_DEADLINE_S = 1800.0
 _log = logging.getLogger(__name__)
 
 
 class Publisher(Background):
-    """Versions come out one at a time, in order: a publish waits for the one before."""
+    """Publishes one version at a time, in order."""
 
     def __init__(self, store: WeightStore, source: BatchSource, clock: Clock) -> None:
         super().__init__()
@@ -49,22 +49,22 @@ class Publisher(Background):
             await asyncio.wait([self._tending])
 
     async def publish(self, version: Version, buffers: Sequence[NamedBuffer]) -> None:
-        """Start to publish a snapshot; ranks without one do nothing. Raises what the work before ran into."""
-        await self._finish()
+        """Start to publish a snapshot. Does nothing on ranks without one. Raises the error of the publish before."""
+        await self.finish()
         if self._tending.done():
             self._tending.result()
         if buffers:
-            self._under_way = asyncio.create_task(self._publish(version, buffers))
+            self.begin(self._publish(version, buffers))
 
     async def _publish(self, version: Version, buffers: Sequence[NamedBuffer]) -> None:
         started = self._clock.now()
-        await self._ask(self._store.publish, version, buffers)
+        await self._call(self._store.publish, version, buffers)
         await self._source.published(version, self._clock.now() - started)
         self._kept = [*self._kept, version][-KEPT_VERSIONS:]
         await self._free()
 
     async def _tend(self) -> None:
-        """Free what a reader still used when it was discarded, and publish again what was lost since."""
+        """Free old versions that readers no longer use, and publish again what the store has lost."""
         while True:
             await self._clock.sleep(TEND_S)
             if self._kept:
@@ -72,13 +72,13 @@ class Publisher(Background):
 
     async def _free(self) -> None:
         try:
-            await self._ask(self._store.discard, self._kept)
+            await self._call(self._store.discard, self._kept)
         except DeadlinePassed:
-            raise  # it is still at it
+            raise  # the call still runs
         except Exception as error:
-            # No reason to stop training, whatever it is: the version is published, and this is tried again.
-            _log.warning("published weights cannot be looked after, next try in %g s: %s", TEND_S, error)
+            # No reason to stop training: the version is published, and the next cleanup tries again.
+            _log.warning("published weights cannot be cleaned up, next try in %g s: %s", TEND_S, error)
 
-    async def _ask(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        async with self._turn, within(STORE_DEADLINE_S, "the weight store, asked by the learner"):
+    async def _call(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        async with self._turn, within(STORE_DEADLINE_S, "the weight store to answer the learner"):
             return await asyncio.to_thread(call, *args, **kwargs)

@@ -17,7 +17,7 @@ Ts = TypeVarTuple("Ts")
 
 
 class Clock(Protocol):
-    """What all logic that waits or times is given."""
+    """The time source of all code that waits or measures time."""
 
     def now(self) -> float:
         """Monotonic seconds, for durations within one process."""
@@ -28,7 +28,7 @@ class Clock(Protocol):
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Let `seconds` pass."""
+        """Wait for `seconds`."""
         ...
 
 
@@ -59,7 +59,7 @@ class LoopClock:
 
 
 class _JumpingSelector(selectors.DefaultSelector):
-    """Never waits: when nothing is ready, time jumps to the next timer instead."""
+    """Never waits: when nothing is ready, time jumps to the next timer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,11 +83,11 @@ class _SimulatedLoop(asyncio.SelectorEventLoop):
         return self._simulated.time
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """A thread's work takes no simulated time: it is done at once, in place."""
+        """Run the function at once, in this thread. It takes no simulated time."""
         future: asyncio.Future[T] = self.create_future()
         try:
             future.set_result(func(*args))
-        except Exception as error:  # whoever awaits the future gets it, as from a thread
+        except Exception as error:  # raised where the future is awaited, as with a thread
             future.set_exception(error)
         return future
 
@@ -96,7 +96,7 @@ def run_simulated(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` with sleeps and timeouts in simulated time: hours pass in seconds.
 
     Raises:
-        RuntimeError: when every task waits and no timer is set, which in real time would be a silent hang.
+        RuntimeError: when every task waits and no timer is set. In real time this would hang.
     """
     with asyncio.Runner(loop_factory=lambda: _SimulatedLoop(_JumpingSelector())) as runner:
         return runner.run(main)
@@ -104,10 +104,10 @@ def run_simulated(main: Coroutine[Any, Any, T]) -> T:
 
 @asynccontextmanager
 async def within(seconds: float, what: str) -> AsyncIterator[None]:
-    """Give the block `seconds`; `what` says what it waits for and who owns that.
+    """Limit the block to `seconds`; `what` names the wait and its owner.
 
     Raises:
-        DeadlinePassed: when they have passed.
+        DeadlinePassed: when the time is over.
     """
     try:
         async with asyncio.timeout(seconds) as deadline:

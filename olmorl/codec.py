@@ -47,8 +47,8 @@ def encode(message: Any) -> bytes:
 def decode(data: bytes | memoryview, kind: Any) -> Any:
     """Decode `data` as `kind` (a message type or a union of tagged ones).
 
-    Arrays are read-only views of `data`. Raises ValueError when the bytes are not such a message or were written
-    with another schema version; the caller decides whether that is poison.
+    Arrays are read-only views of `data`. Raises ValueError when the bytes are not such a message, or have another
+    schema version. The caller decides whether the message goes to the dead letters.
     """
     if len(data) < len(_HEADER) or data[0] != _HEADER[0]:
         raise ValueError("not an OlmoRL message")

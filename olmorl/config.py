@@ -1,40 +1,44 @@
-"""The one configuration: a TOML recipe, then `--dotted.key value` overrides. Unknown keys are refused.
+"""Defines the configuration: a TOML recipe, then `--dotted.key value` overrides. Unknown keys are refused.
 
-Each part of the service is given its own section only. This file imports no torch, so that `--help` and
-`--dry-run` answer at once.
+Each part of the service gets its own section only. This file does not import torch, so that `--help` and `--dry-run`
+answer at once.
 """
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from olmorl import toml
 from olmorl.errors import ConfigError
+from olmorl.keys import Key, describe, keys
 
 
 class Section(BaseModel):
-    """Frozen, and refuses unknown keys."""
+    """Is frozen. Refuses unknown keys, infinities and NaN."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class Run(Section):
     """Name and place of the run."""
 
     name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")
-    """Also the folder under `directory`, and the name of everything the run leaves in Redis and shared memory."""
+    """Name of the run, of its folder under `directory`, of its keys in Redis and of its files in shared memory."""
     directory: Path = Path("runs")
-    """Where run folders are made."""
+    """Folder that holds the folders of the runs."""
     seed: int = Field(0, ge=0, lt=2**31)
-    """All other seeds derive from it."""
+    """Root of all random seeds."""
     mode: Literal["real", "simulated"] = "real"
-    """`simulated` runs the whole service on an engine and a trainer without a model."""
+    """`simulated` runs the whole service with a fake engine and a fake trainer, without a model."""
 
 
 class Model(Section):
@@ -43,80 +47,113 @@ class Model(Section):
     path: str = "runs/cache/demo-model"
     """A Hugging Face folder or hub name."""
     build: Literal["demo", "mixed"] | None = None
-    """Make a tiny policy and its problems under `run.directory`/cache, in place of `path` and absent data: `demo` sums,
-    `mixed` math, instructions, programs and questions for a judge."""
+    """Make a tiny model under `run.directory`/cache and use it instead of `path`. Make its problems too, if the recipe
+    names no data: `demo` makes sums, `mixed` makes math, instructions, programs and questions for a judge."""
     tokenizer: str | None = None
-    """Default: the model's own."""
+    """A tokenizer's folder or hub name. Default: the model's own."""
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
-    """Of the forward pass, in learner and engine."""
+    """Number format of the forward pass, in the learner and in the engines."""
     chat_template: str | None = None
-    """Jinja text, or a file; default: the tokenizer's own."""
+    """Jinja text, or a file with it. Default: the tokenizer's own."""
     trust_remote_code: bool = False
+    """Run the Python code in a model's folder."""
+
+
+TEMPLATE_ARGUMENTS = (
+    "conversation", "messages", "chat_template", "tokenize", "add_generation_prompt", "continue_final_message",
+    "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    "tokenizer_kwargs", "processor_kwargs", "self",
+)  # fmt: skip
+"""Arguments of `apply_chat_template` that a recipe cannot set here: not for the template, or set by other keys."""
 
 
 class Data(Section):
     """Prompts: JSONL, Parquet or hub data sets."""
 
     train: list[str] = Field(default_factory=list)
-    """`path` or hub `name`, each with an optional `:weight` to mix several."""
+    """Files or hub names. An optional `:weight` behind each sets its share of the mix."""
     system_prompt: str | None = None
-    """Put in front of every conversation that has no system turn."""
+    """System turn for every conversation that has none."""
+    chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
+    """Values for the chat template by name, for instance `enable_thinking = false`."""
     max_prompt_tokens: int = Field(2048, ge=1)
+    """Tokens of a prompt at most, chat template included."""
     over_long: Literal["filter", "truncate"] = "filter"
-    """What to do with prompts over `max_prompt_tokens`; `truncate` keeps their end."""
+    """`filter` leaves out prompts over `max_prompt_tokens`; `truncate` keeps their end."""
     default_verifier: str | None = None
-    """For rows without a `dataset` column."""
+    """Verifier of rows without a `dataset` column."""
     split: str = "train"
-    """Of hub data sets."""
+    """Split of hub data sets."""
     strict: bool = False
-    """A row that cannot be used is an error instead of a report (`--strict-data`)."""
+    """Stop at the first unusable row instead of reporting it (`--strict-data`)."""
     shuffle: bool = True
+    """Draw the rows of each pass in a random order. When off: in the order of the files."""
     epochs: int | None = Field(None, ge=1)
-    """Passes over the data; default: as many as the steps need."""
+    """Passes over the data. Default: as many as the steps need."""
     no_resample_above: float | None = Field(None, gt=0, le=1)
-    """Retire a row once a group of it was solved in at least this share of its samples."""
+    """Stop drawing a row after at least this share of one of its groups was solved."""
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _left_to_us(cls, values: dict[str, Any]) -> dict[str, Any]:
+        for name in values:
+            if name in TEMPLATE_ARGUMENTS or not name.isidentifier():
+                raise ValueError(
+                    f"data.chat_template_kwargs: {name} cannot be set here: OlmoRL sets it, or no template can read "
+                    "it; remove it"
+                )
+        return values
 
 
-class Sampling(Section):
-    """How completions are sampled."""
+LEAST_TEMPERATURE = 0.01
+"""Smallest temperature of an engine. Below it vLLM samples at this temperature, or greedily."""
+
+
+class SamplingSettings(Section):
+    """Sampling of completions."""
 
     group_size: int = Field(8, ge=2)
-    """Completions a prompt. One alone has no baseline."""
+    """Completions for each prompt."""
     max_tokens: int = Field(2048, ge=1)
-    """Completion tokens at most."""
-    temperature: float = Field(1.0, gt=0, le=10)
+    """Tokens of a completion at most."""
+    temperature: float = Field(1.0, ge=LEAST_TEMPERATURE, le=10)
+    """Divisor of the logits, in the engine and in the learner."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Below 1 the sampled distribution is not the trained one: the ratio is biased."""
+    """Nucleus sampling. Below 1 the learner's probabilities differ from the engine's, and the ratio is biased."""
     top_k: int = Field(0, ge=0)
-    """0: off. See top_p."""
+    """Sample from the k most likely tokens only; 0: off. It biases the ratio as top_p does."""
     stop: list[str] = Field(default_factory=list)
+    """Texts that end a completion."""
 
 
 class Schedule(Section):
-    """How much, how far ahead, how stale."""
+    """Steps, batch size and staleness."""
 
     steps: int = Field(100, ge=1)
     """Learner steps in the whole run."""
     prompts_per_step: int = Field(64, ge=1)
-    """Groups with a gradient in every batch (B)."""
+    """Groups with a gradient in every batch."""
     max_lag: int = Field(1, ge=0, le=1000)
-    """Oldest token that may be trained on, in versions. 0: synchronous."""
+    """Age in versions of the oldest token that may be trained on. 0: synchronous training."""
     depth: int | None = Field(None, ge=0)
-    """Batches generated ahead; at most and by default max_lag."""
+    """Batches generated ahead. Default and upper bound: max_lag."""
+    draw_ahead: Literal["fixed", "adaptive"] = "fixed"
+    """When prompts are drawn. `fixed`: as soon as `depth` allows; `adaptive`: only when a later draw could make the
+    learner wait, by the measured times of draws and steps. Then `depth` is the bound."""
     over_age: Literal["wait", "mask", "drop"] = "wait"
-    """`wait` never lets a group pass its deadline by choice; `mask` leaves old tokens out of the loss; `drop` replaces
-    the group (biased: the longest answers are dropped most)."""
+    """Groups with tokens older than max_lag. `wait`: the learner waits for slow groups, so that no group grows too old;
+    `mask`: old tokens leave the loss; `drop`: the group is replaced, which drops the longest answers most."""
     filter_zero_gradient: bool = True
     """Replace groups whose rewards are all equal (active sampling)."""
     max_useless_groups: int = Field(2000, ge=1)
-    """This many zero-gradient groups in a row end the run: everything is solved, or nothing is. So do this many draws
-    in a row that fail."""
+    """The run ends after this many groups in a row without a gradient, and after this many failed draws in a row."""
 
     @model_validator(mode="after")
     def _depth_within_lag(self) -> Schedule:
         if self.depth is not None and self.depth > self.max_lag:
             raise ValueError(
-                f"depth = {self.depth} is over max_lag = {self.max_lag}: set depth to {self.max_lag} or less"
+                f"schedule.depth = {self.depth} is over schedule.max_lag = {self.max_lag}: set depth to {self.max_lag} "
+                "or less"
             )
         return self
 
@@ -129,135 +166,159 @@ Preset = Literal["olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_deco
 
 
 class Objective(Section):
-    """The loss. `preset` sets all switches; a switch given beside it wins."""
+    """The loss. Switches without a default take their value from `preset`; `docs/algorithms.md` explains them."""
 
     preset: Preset = "olmorl"
+    """Published objective; it sets all switches of this section. A switch in the recipe overrides it."""
     advantage: Literal["mean", "mean_std"] | None = None
-    """Baseline only, or also divided by the group's standard deviation."""
+    """`mean`: reward minus the mean of its group; `mean_std`: also divided by the group's standard deviation."""
     normalize: Literal["token", "sequence", "constant"] | None = None
-    """Over all loss tokens of the minibatch; mean per sequence, then over sequences; or a constant length."""
+    """`token`: mean over all loss tokens of the minibatch; `sequence`: mean over each sequence, then over sequences;
+    `constant`: sum over each sequence divided by a constant length, then mean over sequences."""
     constant_length: int | None = Field(None, ge=1)
-    """The divisor per sequence with `normalize = "constant"`; default: sampling.max_tokens."""
+    """Divisor of each sequence with `normalize = "constant"`. Default: sampling.max_tokens."""
     ratio: Literal["token", "sequence"] | None = None
-    """Importance ratio of each token, or the geometric mean of its sequence (GSPO)."""
+    """`token`: importance ratio of each token; `sequence`: geometric mean over its sequence (GSPO)."""
     clip: Literal["ppo", "cispo"] | None = None
-    eps_low: float | None = Field(None, ge=0, lt=1)
+    """`ppo`: minimum of the plain and the clipped objective; `cispo`: the clipped ratio is a weight without
+    gradient."""
+    eps_low: float | None = Field(None, ge=0, le=1)
+    """Lower clip of the ratio, at 1 - eps_low."""
     eps_high: float | None = Field(None, ge=0)
-    rho: float | Literal["off"] | None = None
-    """Cap of the importance weight between engine and learner; "off": no weight."""
+    """Upper clip of the ratio, at 1 + eps_high."""
+    rho: Annotated[float, Field(gt=0)] | Literal["off", "uncapped"] | None = None
+    """Cap of the importance weight between engine and learner. `off`: no weight; `uncapped`: no cap."""
     rho_kind: Literal["truncate", "mask", "sequence"] | None = None
-    """Clamp each token's weight, mask tokens outside [1/rho, rho], or clamp one weight a sequence."""
+    """`truncate`: clamp the weight of each token; `mask`: mask tokens outside [1/rho, rho]; `sequence`: clamp one
+    weight for each sequence."""
     proximal: Literal["old", "behaviour"] | None = None
-    """The policy in the denominator of the ratio: the learner at the start of the step, or the engine's."""
+    """Policy in the denominator of the ratio. `old`: the learner at the start of the step; `behaviour`: the engine."""
     kl_beta: float | None = Field(None, ge=0)
-    """Weight of the KL term to the starting policy; above 0 a reference model is loaded."""
+    """Weight of the KL term to the starting policy. Above 0 the learner loads a reference model."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """Estimator of the KL term from sampled tokens. k3 is never negative and has little variance."""
     reward_scale: float = Field(1.0, gt=0)
-    """Multiplies rewards before the advantage; the reference runs use 10, which matters under gradient clipping."""
+    """Factor of the rewards before the advantage. It matters under gradient clipping; the reference runs use 10."""
     overlong_buffer: int | None = Field(None, ge=0)
-    """DAPO: the reward falls linearly to -1 over the last this many tokens before sampling.max_tokens; 0: off."""
+    """Tokens before sampling.max_tokens over which the reward falls linearly by 1 (DAPO); 0: off."""
     mask_truncated: bool = False
-    """Leave completions cut off at max_tokens out of the loss."""
+    """Leave completions that reach max_tokens out of the loss."""
 
-    @model_validator(mode="after")
-    def _rho_positive(self) -> Objective:
-        if isinstance(self.rho, float) and self.rho <= 0:
-            raise ValueError('rho must be over 0; to turn the weight off, write rho = "off"')
-        return self
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Core = Annotated[int, Field(ge=0)]
+Cores = Annotated[list[Core], Field(min_length=1)]
 
 
 class Learner(Section):
     """DeepSpeed, over `nodes` x `ranks_per_node` ranks."""
 
     nodes: int = Field(1, ge=1)
-    """Also `--learner-nodes`."""
+    """Nodes of the learner (`--learner-nodes`)."""
     ranks_per_node: int = Field(1, ge=1)
-    """One per GPU; on CPU one per core that is to spare."""
+    """Ranks on each node: one for each GPU, or on CPU one for each spare core."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device of the ranks. `auto`: GPUs when cluster.gpus_per_node is over 0, else the CPU."""
     zero_stage: int = Field(2, ge=0, le=3)
-    learning_rate: float = Field(1e-6, ge=0)
+    """What DeepSpeed shards over the ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
+    learning_rate: float = Field(1e-6, ge=0, le=1)
+    """Learning rate of AdamW after the warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Course of the learning rate after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    """Steps over which the learning rate rises from 0."""
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
+    """Decay of the first and second moment of AdamW."""
+    eps: float = Field(1e-8, gt=0, lt=1)
+    """Number that AdamW adds to the root of the second moment."""
+    weight_decay: float = Field(0.0, ge=0, le=1)
+    """Decoupled weight decay of AdamW."""
     max_grad_norm: float = Field(1.0, gt=0)
+    """Largest norm of the gradient of an optimizer step; a larger gradient is scaled down."""
     minibatches: int = Field(1, ge=1)
-    """Optimizer steps a batch; minibatches hold whole groups."""
+    """Optimizer steps for each batch. Minibatches hold whole groups."""
     epochs: int = Field(1, ge=1)
-    """Passes over a batch."""
+    """Passes over each batch."""
     row_tokens: int | None = Field(None, ge=1)
-    """Tokens packed into one row; default: the longest prompt plus the longest completion."""
+    """Tokens in one packed row. Default: the longest prompt plus the longest completion."""
     logprob_chunk: int = Field(1024, ge=1)
-    """Tokens whose logits exist at one time."""
+    """Tokens whose logits are in memory at one time."""
     gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass instead of keeping them."""
     attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flex_attention"] = "auto"
+    """Attention over packed rows. `auto`: the fastest implementation that keeps the samples of a row apart."""
     threads: int = Field(1, ge=1)
-    """CPU threads of a rank."""
-    cores: list[int] | None = None
-    """Pin the ranks to these cores; default: chosen so that no engine shares them, on a cluster left to the system."""
+    """CPU threads of each rank."""
+    cores: Cores | None = None
+    """CPU cores of the ranks. Default: cores that no engine uses; on a cluster the system decides."""
     offload_optimizer: bool = False
-    """Keep the optimizer's state in host memory."""
+    """Keep the optimizer state in host memory."""
     batch_deadline_s: float = Field(3600, gt=0)
-    """A rank waits this long for a batch before it ends the run with the cause."""
+    """Longest wait of a rank for a batch. Then the run ends with the cause."""
 
 
 class Actors(Section):
     """vLLM engines, one actor each."""
 
     nodes: int = Field(1, ge=1)
-    """Also `--actor-nodes`."""
+    """Nodes of the actors (`--actor-nodes`)."""
     engines_per_node: int | None = Field(None, ge=1)
-    """Default: GPUs of the node / tensor_parallel; 1 on CPU."""
+    """Engines on each node. Default: GPUs of the node divided by tensor_parallel; 1 on CPU."""
     tensor_parallel: int = Field(1, ge=1)
-    """GPUs an engine."""
+    """GPUs of each engine."""
     max_running: int = Field(256, ge=1)
-    """Sequences an engine batches at most."""
+    """Sequences that an engine decodes at one time at most."""
     max_waiting: int = Field(16, ge=0)
-    """Sequences admitted beyond what runs, so that a slot never waits for the queue."""
+    """Sequences that an actor leases beyond max_running, so that no slot waits for the queue."""
     kv_headroom: float = Field(0.1, ge=0, lt=1)
-    """Share of the KV cache that admission leaves free for answers still growing."""
+    """Share of the KV cache that stays free for growing answers."""
     kv_cache_gib: float = Field(1.0, gt=0)
-    """On CPU; on a GPU the engine takes gpu_memory_utilization."""
+    """KV cache of an engine on CPU. On a GPU gpu_memory_utilization decides."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """Share of a GPU's memory that an engine takes."""
     max_model_len: int | None = Field(None, ge=1)
-    """Default: longest prompt plus longest completion."""
+    """Tokens of the longest sequence of an engine. Default: longest prompt plus longest completion."""
     max_batched_tokens: int | None = Field(None, ge=1)
+    """Tokens that one engine step computes at most. Default: vLLM's choice."""
     enforce_eager: bool = False
+    """Skip compiled graphs: the engine starts faster and decodes slower."""
     prefix_caching: bool = True
-    cores: list[int] | None = None
-    """CPU cores of the engines, one each; default: chosen beside the learner's, on a cluster left to the system."""
+    """Share the KV blocks of the prompt within a group."""
+    cores: Cores | None = None
+    """CPU cores of the engines, one for each. Default: cores that no rank uses; on a cluster the system decides."""
     start_deadline_s: float = Field(600, gt=0)
+    """Longest time for an engine to load the model and to compile."""
     heartbeat_s: float = Field(1.0, gt=0)
+    """Time between two heartbeats of an actor."""
     weight_poll_s: float = Field(0.1, gt=0)
-    """How often an actor asks for a newer version."""
+    """Time between two checks of an actor for a newer version."""
     stall_deadline_s: float = Field(300, gt=0)
-    """An engine that has work and makes no token for this long, or stays more than schedule.max_lag versions behind for
-    this long, ends its actor with the cause; another takes its place."""
+    """Longest time that an engine with requests makes no token, or stays more than schedule.max_lag versions behind.
+    Then its actor ends with the cause, and another actor replaces it."""
 
 
-class Remote(Section):
+class HttpService(Section):
     """A model behind HTTP that scores answers."""
 
     url: str | None = None
-    """Its address, as in `http://host:8000` or `https://host/v1`; `local`: one that ships, a rule of thumb for demos,
-    started with the verifiers. Without an address the verifiers that need it are off."""
+    """Address, as in `http://host:8000` or `https://host/v1`. `local` starts a built-in heuristic for demos. Without an
+    address the verifiers that need the service are off."""
     model: str | None = None
-    """Name that the service knows the model by; default: not sent, a server of one model needs none."""
+    """Name of the model at the service. Default: no name is sent, which suits a server with one model."""
     api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable of the actors that holds the key. The key itself is never in a recipe."""
+    """Environment variable with the key, read by the actors. A recipe never holds the key itself."""
     timeout_s: float = Field(60.0, gt=0)
-    """Of one call."""
+    """Deadline of one call."""
     concurrency: int = Field(32, ge=1)
-    """Calls of one actor at the same time."""
+    """Calls of one actor at one time."""
     retries: int = Field(4, ge=0)
-    """Of a call that fails while others succeed."""
+    """Retries of a failed call while other calls succeed."""
     breaker_threshold: int = Field(5, ge=1)
-    """Failures in a row after which calls wait instead: the service is down."""
+    """Failures in a row after which the service counts as down and calls wait."""
     outage_deadline_s: float = Field(600.0, gt=0)
-    """How long a call waits for a service that is down, before its group fails."""
+    """Longest wait of a call for a service that is down. Then its group fails."""
     cache_size: int = Field(10_000, ge=0)
-    """Scores that are kept, by the whole request."""
+    """Scores in the cache, by the whole request."""
     max_answer_chars: int = Field(32_000, ge=1)
     """A longer answer scores 0."""
 
@@ -266,232 +327,254 @@ class Remote(Section):
     def _plain_url(cls, url: str | None) -> str | None:
         if url is None or url == "local":
             return url
-        # What is refused is not shown: it may hold a secret.
+        # The error does not show the refused value: it may hold a secret.
         if set("@?#") & set(url):
-            raise ValueError("url: an address alone; name the environment variable of the key in api_key_env")
+            raise ValueError("an address alone; name the environment variable of the key in api_key_env")
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("url of a judge or reward model: write an address such as http://host:8000/v1")
+            raise ValueError("write an address such as http://host:8000/v1")
         return url
 
 
-class Judge(Remote):
+class Judge(HttpService):
     """A language model behind an OpenAI-compatible API."""
 
     max_reply_tokens: int = Field(512, ge=16)
+    """Tokens of a reply of the judge at most."""
     template: Path | None = None
-    """File with the question to the judge, with {question}, {answer} and, if wanted, {delimiter}; default: built in."""
+    """File with the question to the judge: {question}, {answer} and optionally {delimiter}. Default: built in."""
     reference_template: Path | None = None
-    """The same for rows with a reference answer, with {reference} too."""
+    """The same for rows with a reference answer, with {reference} too. Default: built in."""
 
 
-class RewardModel(Remote):
+class RewardModel(HttpService):
     """A sequence classifier with one output, behind vLLM's `/classify`."""
 
     squash: Literal["sigmoid", "clamp"] = "sigmoid"
-    """How a score x becomes a reward: with z = (x - center) / scale, 1 / (1 + exp(-z)), or z cut to [0, 1]."""
-    center: float = Field(0.0, allow_inf_nan=False)
-    scale: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """Reward of a score x, with z = (x - center) / scale: `sigmoid` is 1 / (1 + exp(-z)), `clamp` is z cut to [0,
+    1]."""
+    center: float = 0.0
+    """Score that becomes 0.5 with `sigmoid`, and 0 with `clamp`."""
+    scale: float = Field(1.0, gt=0)
+    """Unit of the score."""
 
 
 class Verifiers(Section):
-    """Rewards."""
+    """Rewards. `docs/verifiers.md` explains each verifier."""
 
     workers: int = Field(1, ge=1)
-    """Processes an actor."""
+    """Verifier processes of each actor."""
     timeout_s: float = Field(5.0, gt=0)
-    """A check past this is killed."""
+    """Deadline of one check. Then its process is killed."""
     memory_mib: int = Field(1024, ge=64)
-    """Of one worker."""
+    """Memory limit of a verifier process."""
     recycle_after: int = Field(5000, ge=1)
-    """Checks before a worker is replaced."""
+    """Checks before a verifier process is replaced."""
     retries: int = Field(2, ge=0)
-    """Of infrastructure errors, before the group fails."""
+    """Retries after an infrastructure error. Then the group fails."""
     functions: list[str] = Field(default_factory=list)
-    """User reward functions, `package.module:function` or `file.py:function`, with an optional `*weight`."""
+    """User reward functions, `package.module:function` or `file.py:function`, each with an optional `*weight`."""
     function_timeout_s: float = Field(30.0, gt=0)
+    """Deadline of one call of a user function, for a whole group."""
     weights: dict[str, float] = Field(default_factory=dict)
-    """Weight of a verifier's reward by name; default 1."""
+    """Weight of a verifier's reward by its name. Default of each: 1."""
     combine: Literal["sum", "mean", "product"] = "sum"
-    think_start: str = "<think>"
-    think_end: str = "</think>"
+    """How the weighted rewards of a completion become one number."""
+    solved_at: float | None = None
+    """Smallest combined reward of a solved completion, for rows that only user functions score. Default: the reward
+    when each function gives 1. A row with built-in verifiers is solved when all of them give their best."""
+    think_start: str = Field("<think>", min_length=1)
+    """Begins the part of a completion that verifiers do not see."""
+    think_end: str = Field("</think>", min_length=1)
+    """Ends the part of a completion that verifiers do not see."""
     math_last_number: bool = True
-    """Without a box or a marker, take the last number of the answer."""
+    """Without a box or a marker, read the last number as the answer."""
     math_percent: Literal["strict", "lenient"] = "lenient"
     """`lenient`: 50% equals 50; `strict`: 50% equals 0.5 only."""
     math_units: Literal["strict", "lenient", "ignore"] = "lenient"
-    """`lenient`: an answer may leave the unit out, but a unit it names must agree; `strict`: it must name the label's;
+    """`lenient`: an answer may omit the unit, but a unit in it must agree; `strict`: it must have the label's unit;
     `ignore`: numbers only."""
     math_case: Literal["ignore", "exact"] = "ignore"
-    """Of answers that are words. Letters in formulas always keep their case."""
+    """Case of answers that are words. Letters in formulas always keep their case."""
     math_tolerance: float = Field(1e-6, ge=0, lt=1)
-    """Relative difference that a decimal may have. Fractions, roots and integers are always exact."""
+    """Relative tolerance of decimals. Fractions, roots and integers are always exact."""
+    math_ordered_lists: bool = False
+    """Treat `1, 2` and `2, 1` as different answers. Tuples in brackets always have an order, sets never."""
     ifeval_reward: Literal["all", "fraction"] = "all"
-    """`all`: 1 when every constraint is satisfied; `fraction`: the share of those that are."""
+    """`all`: 1 when every constraint holds; `fraction`: the share of constraints that hold."""
     code_reward: Literal["fraction", "all"] = "fraction"
-    """The share of tests that pass, or 1 only when all do."""
+    """`fraction`: the share of tests that pass; `all`: 1 when all pass."""
     code_tier: Literal["auto", "bubblewrap", "landlock", "unsafe"] = "auto"
-    """How programs are locked in. `auto`: bubblewrap where it works, else Landlock, else none is run; `unsafe`:
-    resource limits only, so that a program can read and delete what its user can."""
+    """Sandbox of programs. `auto`: bubblewrap where it works, else Landlock, else programs are not run. `unsafe`:
+    resource limits only; a program can read and delete the files of its user."""
     code_test_timeout_s: float = Field(6.0, gt=0)
-    """Processor seconds of one test; on the clock it may take twice as long."""
+    """Processor seconds of one test. Its wall-clock limit is twice as long."""
     code_answer_timeout_s: float = Field(60.0, gt=0)
-    """Of all tests of one answer; tests that are not reached fail."""
+    """Deadline of all tests of one answer. Tests after it fail."""
     code_memory_mib: int = Field(1024, ge=64)
-    """A program may allocate."""
+    """Memory that a program may allocate."""
     code_disk_mib: int = Field(32, ge=1)
-    """A program may write to /tmp, under bubblewrap. Elsewhere it can write no file at all."""
+    """Bytes that a program may write to /tmp under bubblewrap. Under Landlock it can write no file."""
     code_output_kib: int = Field(1024, ge=1)
-    """A program may print."""
+    """Output of a program at most."""
     code_allow_numpy: bool = False
-    """Let programs import numpy."""
+    """Allow programs to import numpy."""
     judge: Judge = Judge()
-    """Of the verifiers `general-quality` and `general-quality_ref`."""
+    """Judge of the verifiers `general-quality` and `general-quality_ref`."""
     reward_model: RewardModel = RewardModel()
-    """Of the verifier `reward_model`."""
+    """Model of the verifier `reward_model`."""
 
 
 class QueueSettings(Section):
     """Prompts, results, leases."""
 
     url: str | None = None
-    """`redis://host:6379/0`, or the sentinels that know the primary of a service:
-    `redis+sentinel://host:26379,host:26379/service/0`; `rediss` for TLS. User and password stand in the environment
-    (`OLMORL_REDIS_USERNAME`, `OLMORL_REDIS_PASSWORD`; for sentinels `OLMORL_REDIS_SENTINEL_PASSWORD`), or in files that
-    it names (`OLMORL_REDIS_PASSWORD_FILE`). Default: a Redis embedded in the run."""
+    """`redis://host:6379/0`, or the sentinels of a service: `redis+sentinel://host:26379,host:26379/service/0`;
+    `rediss` for TLS. User and password come from the environment (`OLMORL_REDIS_USERNAME`, `OLMORL_REDIS_PASSWORD`; for
+    sentinels `OLMORL_REDIS_SENTINEL_PASSWORD`). With `_FILE` behind its name, as in `OLMORL_REDIS_PASSWORD_FILE`, a
+    variable names a file with the value. Default: the run starts its own Redis."""
     fsync: Literal["always", "everysec", "no"] = "everysec"
-    """Of the embedded Redis: `always` survives a power loss, `everysec` a process crash only."""
+    """When the embedded Redis flushes its file. `always` survives a power loss, `everysec` only a process crash."""
     lease_s: float = Field(60.0, gt=0)
-    """An actor that is silent for this long loses its prompts."""
+    """Length of a lease. An actor that is silent for this long loses its prompts."""
     max_attempts: int = Field(5, ge=1)
-    """Of one draw, before it is failed."""
+    """Attempts at one draw. After the last one the draw fails."""
     total_deadline_s: float = Field(24 * 3600, gt=0)
-    """From the first lost attempt of a draw on: one that is lost after it is the last, and the draw is failed. What
-    a queue has lost with its writes counts anew."""
+    """Time from the first lost attempt of a draw. If an attempt is lost after this time, the draw fails. The time
+    starts again for draws that a queue lost with its last writes."""
     connect_deadline_s: float = Field(10.0, gt=0)
+    """Longest wait at the start for Redis to answer."""
     outage_deadline_s: float = Field(120.0, gt=0)
-    """How long a Redis that does not answer is waited for, and one that fails over."""
+    """Longest wait for Redis to answer during a run, fail-overs included."""
 
     @field_validator("url")
     @classmethod
     def _no_secrets(cls, url: str | None) -> str | None:
-        # Here, before anything shows the recipe.
+        # Checked here, before the recipe is printed anywhere.
         if url is not None and any(sign in url for sign in "@?#"):
             raise ValueError(
-                "queue.url: a URL ends up in logs and recipes, so it may not hold credentials, nor anything behind a "
-                "? or #: set OLMORL_REDIS_USERNAME and OLMORL_REDIS_PASSWORD in the environment, or "
-                "OLMORL_REDIS_PASSWORD_FILE; for certificates of your own SSL_CERT_FILE"
+                "queue.url: logs and recipes show the URL, so it may not hold credentials, a ? or a #: set "
+                "OLMORL_REDIS_USERNAME and OLMORL_REDIS_PASSWORD in the environment, or "
+                "OLMORL_REDIS_PASSWORD_FILE; for your own certificates set SSL_CERT_FILE"
             )
         return url
 
 
 class Weights(Section):
-    """How a new version reaches the engines."""
+    """Transport of new versions to the engines."""
 
     store: Literal["auto", "file", "ray"] = "auto"
-    """Where versions are published: as files, or in Ray's object store, from which each host of a cluster pulls them.
-    `auto`: files when the run has one host or `directory` is given, else `ray`."""
+    """`file`: versions are files; `ray`: versions are in Ray's object store, and each host pulls them. `auto`: `file`
+    for a run on one host or with `directory`, else `ray`."""
     directory: Path | None = None
-    """Of the files; all hosts must see it. Default: shared memory when the run has one host, else the run directory."""
+    """Folder of the files, visible to all hosts. Default: shared memory for a run on one host, else the run
+    directory."""
     chunk_mib: int = Field(16, ge=1)
+    """Size of the chunks. Each chunk is fetched and hashed on its own."""
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
 
     @model_validator(mode="after")
     def _directory_of_files(self) -> Weights:
         if self.store == "ray" and self.directory is not None:
-            raise ValueError('weights.directory is for files: leave it out, or write weights.store = "file"')
+            raise ValueError('weights.directory needs weights.store = "file": write that, or remove weights.directory')
         return self
 
 
 class Checkpoint(Section):
-    """What a crash may cost."""
+    """Checkpoints of the learner."""
 
     every: int = Field(50, ge=1)
-    """Steps between checkpoints; one is always written at the end."""
+    """Steps between checkpoints. The last step always writes one."""
     keep: int = Field(3, ge=1)
-    """Complete checkpoints that stay."""
+    """Complete checkpoints to keep."""
     deadline_s: float = Field(1800, gt=0)
-    """For a rank's share to be written, and for room on a disk that is full, before the run ends with the cause."""
+    """Longest time to write the share of a rank, and longest wait for room on a full disk. Then the run ends with the
+    cause."""
 
 
 class Evaluation(Section):
-    """Held-out problems through the same actors, in their own lane."""
+    """Held-out problems. The same actors answer them, in a separate lane."""
 
     data: list[str] = Field(default_factory=list)
-    """As `data.train`, each with an optional `name=` in front."""
+    """Files or hub names, as in data.train. An optional `name=` before it names the set."""
     every: int = Field(50, ge=1)
-    """Steps between evaluations; one is always made before the first step and after the last."""
+    """Steps between evaluations. The run also evaluates before the first step and after the last one."""
     limit: int | None = Field(None, ge=1)
-    """Prompts of each set at most."""
+    """Prompts of each set at most. Default: all."""
     samples: int = Field(1, ge=1)
-    """Completions a prompt; with k of them pass@k is reported too, unbiased."""
+    """Completions for each prompt. With k of them the run also reports an unbiased pass@k."""
     temperature: float = Field(0.0, ge=0, le=10)
-    """0: greedy."""
+    """Temperature of evaluation. 0: greedy."""
     max_tokens: int | None = Field(None, ge=1)
-    """Default: sampling.max_tokens."""
+    """Tokens of a completion at most. Default: sampling.max_tokens."""
     share: float = Field(0.25, gt=0, le=1)
-    """Of an engine's slots that evaluation may take while training prompts wait."""
+    """Share of an engine's slots that evaluation may take while training prompts wait."""
     deadline_s: float = Field(1800, gt=0)
-    """Of one set for one version, without pauses; what has no answer then is counted as failed."""
+    """Deadline of one set for one version, pauses excluded. Prompts without an answer then count as failed."""
 
 
 class Cluster(Section):
-    """Ray."""
+    """The Ray cluster."""
 
     address: str | None = None
-    """`host:port` of a cluster, or "auto"; default: start Ray on this machine. Also `--ray-address`."""
+    """`host:port` of a Ray cluster, or `auto` (`--ray-address`). Default: the run starts Ray on this machine."""
     gpus_per_node: int | None = Field(None, ge=0)
-    """Default: 8 when the learner's device is cuda, 0 on cpu."""
+    """GPUs of each node. Default: 8 when learner.device is cuda, else 0."""
     wait_s: float = Field(600, gt=0)
-    """How long to wait for the resources before saying what is missing."""
+    """Longest wait for the resources. Then the run ends and names what is missing."""
     stop_deadline_s: float = Field(30, gt=0)
-    """For everything to end after the last checkpoint."""
+    """Longest time for all processes to end after the last checkpoint."""
 
 
 class Supervision(Section):
-    """When a process counts as lost, and how often it is started again."""
+    """Deadlines of processes, and their restarts."""
 
     heartbeat_deadline_s: float = Field(8.0, gt=0)
-    """An actor at work whose heartbeat did not reach the queue for this long is ended; its prompts go elsewhere."""
+    """Longest silence of a serving actor. Then the actor is ended, and other actors get its prompts."""
     answer_deadline_s: float = Field(30.0, gt=0)
-    """A learner rank, the assembler, the embedded Redis or an actor whose engine starts is ended when it gives no sign
-    for this long."""
+    """Longest silence of a learner rank, the orchestrator, the embedded Redis, or an actor whose engine starts. Then
+    the process is ended."""
     step_deadline_s: float = Field(3600.0, gt=0)
-    """A learner step that takes longer counts as a hang of the learner."""
+    """Longest learner step. A longer one counts as a hang of the learner."""
     restarts: int = Field(5, ge=0)
-    """Of one process in a row without any work done in between: then an actor is quarantined, and a learner ends the
-    run."""
+    """Restarts of one process in a row without work in between. After the last one an actor is quarantined. For a
+    learner the run ends."""
     backoff_s: float = Field(1.0, gt=0)
-    """Before the second restart in a row; doubles with each further one. The first comes at once."""
+    """Pause before the second restart in a row. It doubles with each further restart. The first restart has no
+    pause."""
     longest_backoff_s: float = Field(30.0, gt=0)
+    """Longest pause before a restart."""
     drain_deadline_s: float = Field(1800.0, gt=0)
-    """An actor that is asked to leave may finish what it has in hand for this long."""
+    """Longest time for a drained actor to finish its groups. Then it returns them."""
     no_actor_deadline_s: float = Field(120.0, gt=0)
-    """Without any actor at work for this long the run ends; longer only where engines need longer to start."""
+    """Longest time without a serving actor, or twice the start of an engine if that is longer. Then the run ends."""
     launcher_deadline_s: float = Field(600.0, gt=0)
-    """On a cluster a run that lost its launcher trains on. Once it does not train, its processes wait this long for
-    another launcher (`--resume`), and end."""
+    """Longest wait of the processes of a cluster run for a new launcher (`--resume`). It begins when the run has lost
+    its launcher and no longer trains. Then the processes end."""
 
 
 class Simulation(Section):
-    """Token times of the fake engine and trainer (`run.mode = "simulated"`)."""
+    """Speeds of the fake engine and the fake trainer (`run.mode = "simulated"`)."""
 
     tokens_per_s: float = Field(50.0, gt=0)
-    """Of one sequence alone."""
+    """Tokens per second of a sequence that runs alone."""
     batch_slowdown: float = Field(0.01, ge=0)
-    """Each further running sequence makes a step this share slower."""
+    """Share by which each additional sequence slows a step."""
     mean_tokens: float = Field(120.0, gt=0)
-    """Of a completion; the length is log-normal."""
+    """Mean length of a completion. Lengths are log-normal."""
     tail: float = Field(0.7, ge=0)
     """Sigma of the log-normal length."""
     solve_rate: float = Field(0.5, ge=0, le=1)
-    """Probability that a completion is right, at the start."""
+    """Probability of a right completion at the start."""
+    learned_per_version: float = 0.1
+    """What each version adds to the log-odds of a right completion."""
     train_tokens_per_s: float = Field(20000.0, gt=0)
+    """Tokens per second of a learner rank."""
     update_s: float = Field(0.02, ge=0)
-    """Stall of an in-flight update."""
+    """Stall of an engine during an update."""
     save_s: float = Field(0.5, ge=0)
-    """For a rank's share of a checkpoint to be written."""
+    """Time to write the share of a rank of a checkpoint."""
 
 
 class Config(Section):
@@ -500,7 +583,7 @@ class Config(Section):
     run: Run = Run()
     model: Model = Model()
     data: Data = Data()
-    sampling: Sampling = Sampling()
+    sampling: SamplingSettings = SamplingSettings()
     schedule: Schedule = Schedule()
     objective: Objective = Objective()
     learner: Learner = Learner()
@@ -516,26 +599,13 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Config:
-        if self.learner.minibatches > self.schedule.prompts_per_step:
-            raise ValueError(
-                f"learner.minibatches = {self.learner.minibatches} is over schedule.prompts_per_step = "
-                f"{self.schedule.prompts_per_step}: a minibatch holds at least one whole group"
-            )
-        if self.weights.publish_every > self.schedule.batches_ahead + 1:
-            raise ValueError(
-                f"weights.publish_every = {self.weights.publish_every} needs schedule.max_lag and depth of at least "
-                f"{self.weights.publish_every - 1}: until a version is out nothing may be generated beyond them"
-            )
-        if self.supervision.heartbeat_deadline_s <= self.actors.heartbeat_s:
-            raise ValueError(
-                f"supervision.heartbeat_deadline_s = {self.supervision.heartbeat_deadline_s:g} must be over "
-                f"actors.heartbeat_s = {self.actors.heartbeat_s:g}, better several times as much"
-            )
+        if broken := [message for message in (rule(self) for rule in _RULES) if message]:
+            raise ValueError("\n  ".join(broken))
         return self
 
     @property
     def weight_store(self) -> Literal["file", "ray"]:
-        """Where versions are published, with `auto` decided."""
+        """The kind of weight store, with `auto` resolved."""
         if self.weights.store != "auto":
             return self.weights.store
         return "file" if self.cluster.address is None or self.weights.directory is not None else "ray"
@@ -545,28 +615,167 @@ class Config(Section):
         return self.run.directory / self.run.name
 
     @property
-    def max_model_len(self) -> int:
-        """Tokens of the longest prompt with its longest completion, to train on or to evaluate."""
+    def longest_sequence(self) -> int:
+        """Tokens of the longest prompt plus the longest completion, evaluation included."""
         evaluated = (self.evaluation.max_tokens or 0) if self.evaluation.data else 0
-        longest = max(self.sampling.max_tokens, evaluated)
-        return self.actors.max_model_len or self.data.max_prompt_tokens + longest
+        return self.data.max_prompt_tokens + max(self.sampling.max_tokens, evaluated)
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence of an engine, in tokens."""
+        return self.actors.max_model_len or self.longest_sequence
 
     @property
     def row_tokens(self) -> int:
-        trained = self.actors.max_model_len or self.data.max_prompt_tokens + self.sampling.max_tokens
-        return self.learner.row_tokens or trained
+        """Length of a packed row of the learner, in tokens."""
+        return self.learner.row_tokens or self.data.max_prompt_tokens + self.sampling.max_tokens
+
+
+# --- rules over several keys: the docstring states the rule, the result names the problem and the fix ----------------
+
+
+def _minibatches(config: Config) -> str | None:
+    """`learner.minibatches` is at most `schedule.prompts_per_step`."""
+    minibatches, prompts = config.learner.minibatches, config.schedule.prompts_per_step
+    if minibatches <= prompts:
+        return None
+    return (
+        f"learner.minibatches = {minibatches} is over schedule.prompts_per_step = {prompts}: a minibatch holds at "
+        f"least one group; set learner.minibatches to {prompts} or less"
+    )
+
+
+def _publishing(config: Config) -> str | None:
+    """`weights.publish_every` is at most the batches ahead (`schedule.depth`, else `schedule.max_lag`) plus 1."""
+    every = config.weights.publish_every
+    if every <= config.schedule.batches_ahead + 1:
+        return None
+    return (
+        f"weights.publish_every = {every} needs schedule.max_lag and depth of at least {every - 1}: raise both, or "
+        "lower weights.publish_every"
+    )
+
+
+def _heartbeats(config: Config) -> str | None:
+    """`supervision.heartbeat_deadline_s` is more than `actors.heartbeat_s`."""
+    deadline_s, every_s = config.supervision.heartbeat_deadline_s, config.actors.heartbeat_s
+    if deadline_s > every_s:
+        return None
+    return (
+        f"supervision.heartbeat_deadline_s = {deadline_s:g} must be over actors.heartbeat_s = {every_s:g}: set "
+        "it to several times actors.heartbeat_s"
+    )
+
+
+def _warm_up(config: Config) -> str | None:
+    """`learner.warmup_steps` is at most `schedule.steps`."""
+    warmup, steps = config.learner.warmup_steps, config.schedule.steps
+    if warmup <= steps:
+        return None
+    return (
+        f"learner.warmup_steps = {warmup} is longer than the run, schedule.steps = {steps}: the full learning rate "
+        f"would never be reached; set learner.warmup_steps to {steps} or less"
+    )
+
+
+def _overlong_buffer(config: Config) -> str | None:
+    """`objective.overlong_buffer` is at most `sampling.max_tokens`."""
+    buffer, limit = config.objective.overlong_buffer, config.sampling.max_tokens
+    if buffer is None or buffer <= limit:
+        return None
+    return (
+        f"objective.overlong_buffer = {buffer} is over sampling.max_tokens = {limit}: the buffer is the end of a "
+        f"completion; set it to {limit} or less"
+    )
+
+
+def _engine_length(config: Config) -> str | None:
+    """`actors.max_model_len` is at least the longest prompt plus the longest answer, evaluation included."""
+    given, needed = config.actors.max_model_len, config.longest_sequence
+    if given is None or given >= needed:
+        return None
+    return (
+        f"actors.max_model_len = {given} is under one prompt and answer: {needed} tokens by data.max_prompt_tokens = "
+        f"{config.data.max_prompt_tokens} and the longest answer; set it to {needed}, remove it, or lower those"
+    )
+
+
+def _row_length(config: Config) -> str | None:
+    """`learner.row_tokens` is at least `data.max_prompt_tokens` plus `sampling.max_tokens`."""
+    given, needed = config.learner.row_tokens, config.data.max_prompt_tokens + config.sampling.max_tokens
+    if given is None or given >= needed:
+        return None
+    return (
+        f"learner.row_tokens = {given} is under one prompt and answer: data.max_prompt_tokens = "
+        f"{config.data.max_prompt_tokens} and sampling.max_tokens = {config.sampling.max_tokens} make {needed}; set it "
+        f"to {needed} or more, or remove it"
+    )
+
+
+def _greedy_samples(config: Config) -> str | None:
+    """`evaluation.samples` above 1 needs an `evaluation.temperature` above 0."""
+    evaluation = config.evaluation
+    if evaluation.samples == 1 or evaluation.temperature > 0:
+        return None
+    return (
+        f"evaluation.samples = {evaluation.samples} with evaluation.temperature = 0 gives {evaluation.samples} equal "
+        "answers: set evaluation.temperature over 0, for instance to 0.6, or evaluation.samples to 1"
+    )
+
+
+def _near_greedy(config: Config) -> str | None:
+    """`evaluation.temperature` is 0 or at least 0.01."""
+    temperature = config.evaluation.temperature
+    if temperature == 0 or temperature >= LEAST_TEMPERATURE:
+        return None
+    return (
+        f"evaluation.temperature = {temperature:g} is lower than an engine accepts: set it to {LEAST_TEMPERATURE} "
+        "or more, or to 0 for greedy sampling"
+    )
+
+
+def _own_cores(config: Config) -> str | None:
+    """`learner.cores` and `actors.cores` each name a core once. On one machine they have no core in common."""
+    learner, actors = config.learner.cores or [], config.actors.cores or []
+    for key, cores in (("learner.cores", learner), ("actors.cores", actors)):
+        if len(set(cores)) < len(cores):
+            return f"{key} = {cores} names a core twice: two busy threads on one core stall each other; name each once"
+    shared = sorted(set(learner) & set(actors))
+    if not shared or config.cluster.address is not None:
+        return None
+    return (
+        f"learner.cores and actors.cores both name {', '.join(map(str, shared))}: two busy threads on one core stall "
+        "each other; give each of them other cores"
+    )
+
+
+_RULES: tuple[Callable[[Config], str | None], ...] = (
+    _minibatches,
+    _publishing,
+    _heartbeats,
+    _warm_up,
+    _overlong_buffer,
+    _engine_length,
+    _row_length,
+    _greedy_samples,
+    _near_greedy,
+    _own_cores,
+)
+
+
+# --- recipes ------------------------------------------------------------------------------------------------------
 
 
 def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Config:
-    """Read a recipe, if there is one, and apply `(dotted.key, text)` overrides, in order.
+    """Read the recipe, if given, and apply `(dotted.key, text)` overrides in order.
 
     Raises:
-        ConfigError: a file that is missing or malformed, a key that is unknown, a value out of its bounds.
+        ConfigError: the file is missing or malformed, a key is unknown, or a value is out of bounds.
     """
     try:
         tree = tomllib.loads(recipe.read_text(encoding="utf-8")) if recipe else {}
     except FileNotFoundError:
-        raise ConfigError(f"{recipe}: no such recipe; the ones that ship are in deploy/recipes/") from None
+        raise ConfigError(f"{recipe}: no such recipe; the shipped recipes are in deploy/recipes/") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{recipe}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
@@ -577,38 +786,85 @@ def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Conf
 
 
 def build(tree: Mapping[str, Any], source: str = "configuration") -> Config:
-    """Validate a nested mapping; `source` is named in the error."""
+    """Validate a nested mapping. Errors name `source`."""
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        lines = [f"  {_explain(item)}" for item in error.errors()]
+        # Each branch of a union gives its own error: one line for each key is enough.
+        lines = {f"  {_explain(item)}": None for item in error.errors()}
         raise ConfigError(f"{source}:\n" + "\n".join(lines)) from None
 
 
 _NEAR_SECRETS = ("queue", "verifiers.judge", "verifiers.reward_model")
-"""Where people may write a password or a key by mistake: what is refused there is not shown."""
+"""Sections in which a user may write a secret by mistake. Errors do not show their refused values."""
+
+
+_HINTS = {
+    "list_type": "; a list is written {key} = [{literal}], and on the command line --{key} '[{literal}]'",
+    "tuple_type": "; a list is written {key} = [0.9, 0.95], and on the command line --{key} '[0.9, 0.95]'",
+    "dict_type": "; one value of it is set by --{key}.NAME VALUE",
+    "string_type": '; a text is written in quotes: {key} = "{got}", and on the command line --{key} \'"{got}"\'',
+    "model_type": "; it is a section: its keys are {names}",
+}
+"""Text after pydantic's message, by pydantic's error type."""
 
 
 def _explain(item: Any) -> str:
     path = [str(part) for part in item["loc"]]
-    key = ".".join(path)
     if item["type"] == "extra_forbidden":
-        names = _names(path[:-1])
-        close = get_close_matches(path[-1], names, 1)
-        hint = f"did you mean {close[0]!r}?" if close else "known here: " + ", ".join(names)
-        return f"{key}: unknown key; {hint}"
+        return f"{'.'.join(path)}: unknown key; {_hint(path)}"
     message: str = item["msg"].removeprefix("Value error, ")
-    if not key or item["type"] == "value_error":
-        return message
-    return f"{key}: {message}" + ("" if key.startswith(_NEAR_SECRETS) else f" (got {item['input']!r})")
+    if item["type"] == "value_error":
+        return message if not path or path[0] in message else f"{'.'.join(path)}: {message}"
+    key, choice = _key_of(path)
+    if key.startswith(_NEAR_SECRETS):
+        return f"{key}: {f'wants {choice}' if choice else message}"
+    if choice:
+        return f"{key}: wants {choice} (got {item['input']!r})"
+    got, known = item["input"], ", ".join(_names(path))
+    hint = _HINTS.get(item["type"], "").format(key=key, got=got, literal=toml.literal(got), names=known)
+    return f"{key}: {message} (got {got!r}){hint}"
+
+
+def _hint(path: Sequence[str]) -> str:
+    """A suggestion for an unknown key: a similar key of the section, or the same key of another section."""
+    names = _names(path[:-1])
+    if close := get_close_matches(path[-1], names, 1):
+        return f"did you mean {close[0]!r}?"
+    elsewhere = keys_named(path[-1])
+    return f"did you mean {' or '.join(elsewhere)}?" if elsewhere else "known keys: " + ", ".join(names)
+
+
+def keys_named(name: str) -> list[str]:
+    """The dotted keys with this last part, in all sections."""
+    return [key.key for key in reference() if key.key.rpartition(".")[2] == name.replace("-", "_")]
+
+
+def _key_of(path: Sequence[str]) -> tuple[str, str]:
+    """The key of an error. For a key that takes several types, also those types as text."""
+    section: Any = Config
+    for number, part in enumerate(path, 1):
+        field = section.model_fields.get(part)
+        if field is None:
+            break
+        section = field.annotation
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            described = describe(field)
+            table = described.type.removeprefix("table of ")
+            if table != described.type and len(path) > number + 1:  # one of the types that its values may have
+                kinds = table.removesuffix("s by name").replace("number", "finite number")
+                return ".".join(path[: number + 1]), kinds
+            branches = described.choices and described.type != "text"
+            return ".".join(path if not branches else path[:number]), described.wanted if branches else ""
+    return ".".join(path), ""
 
 
 def _names(path: Sequence[str]) -> list[str]:
     section: Any = Config
     for part in path:
-        field = section.model_fields.get(part)
+        field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
         section = field.annotation if field else Config
-    return list(section.model_fields)
+    return list(getattr(section, "model_fields", ()))
 
 
 def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
@@ -621,7 +877,7 @@ def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
 
 
 def _value(text: str) -> Any:
-    """Read `text` as a TOML value; what is not one is a plain string."""
+    """Read `text` as a TOML value, else as a plain string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
@@ -629,42 +885,15 @@ def _value(text: str) -> Any:
 
 
 def to_toml(config: Config) -> str:
-    """The resolved configuration as TOML, with None left out. `load` reads it back to the same."""
-    lines: list[str] = []
-    for section, values in config.model_dump(mode="json", exclude_none=True).items():
-        tables = {key: value for key, value in values.items() if isinstance(value, dict)}
-        lines += [f"[{section}]", *(f"{key} = {_literal(v)}" for key, v in values.items() if key not in tables), ""]
-        for key, table in tables.items():
-            lines += [f"[{section}.{key}]", *(f"{_literal(k)} = {_literal(v)}" for k, v in table.items()), ""]
-    return "\n".join(lines)
+    """The resolved configuration as TOML, without None. `load` reads it back unchanged."""
+    return toml.document(config.model_dump(mode="json", exclude_none=True))
 
 
-_ESCAPED = {chr(code): f"\\u{code:04x}" for code in (*range(32), 127)} | {"\\": "\\\\", '"': '\\"', "\n": "\\n"}
-"""In a TOML string."""
+def reference() -> list[Key]:
+    """All keys, for `--help-keys` and the docs."""
+    return keys("", Config)
 
 
-def _literal(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return '"' + "".join(_ESCAPED.get(sign, sign) for sign in value) + '"'
-    if isinstance(value, list):
-        return "[" + ", ".join(_literal(v) for v in value) + "]"
-    return repr(value)
-
-
-def reference() -> list[tuple[str, str, str]]:
-    """Every key as `(dotted.key, default, what it does)`, for `--help` and the docs."""
-    return _leaves("", Config)
-
-
-def _leaves(prefix: str, section: type[BaseModel]) -> list[tuple[str, str, str]]:
-    rows = []
-    for key, leaf in section.model_fields.items():
-        default = leaf.get_default(call_default_factory=True)
-        if isinstance(default, Section):
-            rows += _leaves(f"{prefix}{key}.", type(default))
-            continue
-        shown = "" if default is None else str(default)
-        rows.append((f"{prefix}{key}", shown, " ".join((leaf.description or "").split())))
-    return rows
+def agreements() -> list[str]:
+    """The rules over several keys, one sentence each."""
+    return [rule.__doc__ or "" for rule in _RULES]

@@ -1,30 +1,35 @@
 """Every error OlmoRL raises on purpose.
 
 OlmoRLError
-├── UserError            the message speaks to the person at the keyboard and contains the fix (exit code 2, not 1)
+├── UserError            the user can fix it; the message says how (exit code 2, not 1)
 │   ├── ConfigError          a recipe key, value or command line
 │   ├── DataError            a data file, line or column
 │   ├── ModelError           a model folder or tokenizer
-│   ├── RewardFunctionError  a user function that does not import or has the wrong shape
-│   └── ResourceError        a cluster, port, Redis or disk that is not there
-│       └── DiskFull             there may be room later, and then the same write succeeds
-├── RunEnded             the run cannot go on, with its named cause
+│   ├── RewardFunctionError  a user function that cannot be imported or has the wrong signature
+│   ├── StartError           an engine or a learner rank that cannot be built; another start would fail too
+│   └── ResourceError        a cluster, port, Redis or disk that is not available
+│       └── DiskFull             the disk is full; the same write succeeds once there is room
+├── RunEnded             the run cannot go on; the message names the cause
 │   ├── NothingToLearn       too many groups in a row without a gradient
 │   ├── Diverged             a gradient that is not finite
-│   ├── HostLost             the host that others know by its address is gone; the run may start again elsewhere
-│   ├── ProcessLost          a process died, hangs, or failed in a way that has no name here; another may be started
-│   └── DeadlinePassed       a wait gave up: what it waited for and who owned it
+│   ├── HostLost             the host whose address the other processes use is gone; start the run on another host
+│   ├── ProcessLost          a process died, hangs, or failed for an unknown reason; another start may help
+│   └── DeadlinePassed       a wait took too long; the message names the wait and its owner
 ├── QueueError
 │   ├── QueueFull            a bound was reached
-│   ├── QueueUnavailable     the back end did not answer until the deadline
+│   ├── QueueUnavailable     the back end did not answer before the deadline
 │   └── Superseded           a newer incarnation owns the run
-├── EngineDied           an engine's processes are gone, or hold half a version; its actor must be replaced
+├── EngineDied           an engine's processes are gone, or have half a version; the actor must be replaced
 ├── WeightError          weights that are missing, corrupt, or do not fit the model
-│   └── WeightsDamaged       what lies there is not what was published
+│   └── WeightsDamaged       the stored bytes differ from the published ones
 └── Unscorable           a completion or group that no verifier could score; never a reward of 0
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class OlmoRLError(Exception):
@@ -34,7 +39,7 @@ class OlmoRLError(Exception):
 
 
 class UserError(OlmoRLError, ValueError):
-    """Something the user can mend; the message says how."""
+    """An error that the user can fix; the message says how."""
 
     exit_code = 2
 
@@ -44,7 +49,7 @@ class ConfigError(UserError):
 
 
 class DataError(UserError):
-    """A data file or row that cannot be used: names file, line and reason."""
+    """A data file or row that cannot be used. The message names file, line and reason."""
 
 
 class ModelError(UserError):
@@ -52,15 +57,19 @@ class ModelError(UserError):
 
 
 class RewardFunctionError(UserError):
-    """A user reward function that does not import or does not keep its contract."""
+    """A user reward function that cannot be imported or breaks its contract."""
+
+
+class StartError(UserError):
+    """An engine or a learner rank that cannot be built from the recipe. Another start would fail too."""
 
 
 class ResourceError(UserError):
-    """A resource that is not there: nodes, GPUs, Redis, ports, disk."""
+    """A resource that is not available: nodes, GPUs, Redis, ports, disk."""
 
 
 class DiskFull(ResourceError):
-    """A disk, or a share of it, that is full. Nothing of what was to be written is there."""
+    """A disk or a quota is full. Nothing was written."""
 
 
 class RunEnded(OlmoRLError, RuntimeError):
@@ -68,23 +77,23 @@ class RunEnded(OlmoRLError, RuntimeError):
 
 
 class NothingToLearn(RunEnded):
-    """Too many groups in a row had equal rewards: everything is solved, or nothing is."""
+    """Too many groups in a row had equal rewards: all problems are solved, or none is."""
 
 
 class Diverged(RunEnded):
-    """The gradient of a step is not finite. Nothing of that step was published or saved."""
+    """The gradient of a step is not finite. The step was neither published nor saved."""
 
 
 class HostLost(RunEnded):
-    """The host that all others know by its address is gone: all of the run has to start again, elsewhere."""
+    """The host whose address all processes use is gone. The whole run must start again on another host."""
 
 
 class ProcessLost(RunEnded):
-    """A process died, gave no sign of life, or failed in a way that has no name here: another start may help."""
+    """A process died, stopped answering, or failed for an unknown reason. Another start may help."""
 
 
 class DeadlinePassed(RunEnded):
-    """A wait gave up. The message names what was waited for and who owns it."""
+    """A wait took too long. The message names the wait and its owner."""
 
 
 class QueueError(OlmoRLError, RuntimeError):
@@ -92,15 +101,15 @@ class QueueError(OlmoRLError, RuntimeError):
 
 
 class QueueFull(QueueError):
-    """A bounded queue is at its bound; the in-flight budget should have prevented this."""
+    """A bounded queue is full. The limit on groups in flight should have prevented this."""
 
 
 class QueueUnavailable(QueueError):
-    """The back end of the queue did not answer until the deadline."""
+    """The back end of the queue did not answer before the deadline."""
 
 
 class Superseded(QueueError):
-    """A newer incarnation of the learner has taken the run over; this one must stop."""
+    """A newer incarnation of the learner has taken over the run. This one must stop."""
 
 
 class WeightError(OlmoRLError, RuntimeError):
@@ -108,15 +117,15 @@ class WeightError(OlmoRLError, RuntimeError):
 
 
 class WeightsDamaged(WeightError):
-    """What lies there is not what was published. Another try may fetch it whole, unless its source is damaged."""
+    """The fetched bytes differ from the published ones. Another try may succeed, unless the source is damaged."""
 
 
 class EngineDied(OlmoRLError, RuntimeError):
-    """An engine's processes are gone, or hold half a version. Its requests are lost; its actor must be replaced."""
+    """An engine's processes are gone, or have half a version. Its requests are lost. Its actor must be replaced."""
 
 
 class Unscorable(OlmoRLError, RuntimeError):
-    """No verdict could be reached (an outage, an unusable label). Never a reward of 0.
+    """A verifier could not give a verdict (an outage, an unusable label). This is never a reward of 0.
 
     Args:
         error_kind: a short stable word for metrics and rollouts, e.g. ``"function_raised"``.
@@ -132,8 +141,24 @@ class Unscorable(OlmoRLError, RuntimeError):
         return type(self), (self.error_kind, self.detail)
 
 
+@contextmanager
+def of_key(kind: type[UserError], key: str, *others: str) -> Iterator[None]:
+    """Put `key` in front of the message of such an error, unless the message already names `key` or one of `others`."""
+    try:
+        yield
+    except kind as error:
+        if any(name in str(error) for name in (key, *others)):
+            raise
+        raise type(error)(f"{key}: {error}") from None
+
+
+def unwritable(path: Path, error: OSError, key: str = "run.directory") -> ResourceError:
+    """The error for a `path` that cannot be written; the recipe's `key` sets it."""
+    return ResourceError(f"{path}: {error.strerror}: set {key} to a writable folder")
+
+
 def first_cause(error: BaseException) -> BaseException:
-    """The first plain error in nested groups of them."""
+    """The first error in nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -1,17 +1,19 @@
-"""The messages that cross processes, grouped by who receives them. Frozen, tagged, encoded by field name.
+"""The messages between processes, grouped by receiver. All are frozen, tagged and encoded by field name.
 
-    assembler -> actor     Prompt (as a Lease)
-    learner   -> actors    WeightsReady (the manifest of a published version)
-    actor     -> assembler Group | Failure (a Result), ActorStatus
-    assembler -> learner   Begin, then Shard after Shard, perhaps a Save between two of them, then Stop
-    learner   -> assembler StepReport
+    orchestrator -> actor         Prompt (as a Lease)
+    learner      -> actors        WeightsReady (the manifest of a published version)
+    actor        -> orchestrator  Group | Failure (a Result), ActorStatus
+    orchestrator -> learner       Begin, then a Shard for each step, sometimes a Save before a Shard, then Stop
+    learner      -> orchestrator  StepReport
+    orchestrator -> launcher      Wait
 
 Token ids are int32 and log-probabilities float32; both travel as raw little-endian bytes (`codec`).
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -29,7 +31,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, eq=False):
 class Version(msgspec.Struct, frozen=True, order=True, array_like=True):
     """A policy version: `number` learner steps, made by the `incarnation`-th start of the learner.
 
-    Order is for sorting only. What an actor should run is what `WeightStore.latest()` names, not the greater.
+    The order is for sorting only. An actor runs the version of `WeightStore.latest()`, which may not be the greatest.
     """
 
     incarnation: int
@@ -46,7 +48,7 @@ class Version(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens `start <= t < end` of a completion were computed by `version`."""
+    """`version` computed the tokens `start <= t < end` of a completion."""
 
     version: Version
     start: int
@@ -57,7 +59,7 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Prompt(Message, frozen=True, kw_only=True):
-    """One draw from the data stream. The unit of all accounting."""
+    """One draw from the data stream. All accounting counts draws."""
 
     draw_id: int
     """Unique over the whole run, epochs included; counts from 0 within its lane."""
@@ -65,18 +67,18 @@ class Prompt(Message, frozen=True, kw_only=True):
     """`train`, or the name of an evaluation set."""
     attempt: int = 1
     row: str
-    """Where it came from, `file:line`, for messages to people."""
+    """Source of the row, as `file:line`, for messages."""
     messages: list[dict[str, Any]] | str
-    """The conversation as the row has it."""
+    """The conversation, unchanged from the row."""
     token_ids: TokenIds
-    """After the chat template."""
+    """The prompt after the chat template."""
     datasets: tuple[str, ...]
     """Names of the verifiers, parallel to `ground_truths`."""
     ground_truths: tuple[Any, ...]
     columns: dict[str, Any] = {}
-    """Every other column, handed to user reward functions by name."""
+    """All other columns. User reward functions get them by name."""
     thinking_opened: bool = False
-    """True when the chat template already opened the thinking tag."""
+    """Whether the chat template already opened the thinking tag."""
     group_size: int
     min_version: Version
     """An engine with an older version updates before it starts this prompt."""
@@ -93,7 +95,7 @@ class Lease(Message, frozen=True, kw_only=True):
 
 
 class Buffer(msgspec.Struct, frozen=True, array_like=True):
-    """Where one named tensor lies in a weight file."""
+    """The position of one named tensor in a weight file."""
 
     name: str
     dtype: str
@@ -103,7 +105,7 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WeightsReady(Message, frozen=True, kw_only=True):
-    """Manifest of a published version: the buffers' layout and a hash per chunk."""
+    """The manifest of a published version: the layout of its buffers and a hash for each chunk."""
 
     version: Version
     buffers: tuple[Buffer, ...]
@@ -112,11 +114,11 @@ class WeightsReady(Message, frozen=True, kw_only=True):
     chunk_hashes: tuple[str, ...]
 
 
-# --- to the assembler ---------------------------------------------------------------------------
+# --- to the orchestrator ---------------------------------------------------------------------------
 
 
 class Verdict(Message, frozen=True, kw_only=True):
-    """What one verifier says of one completion. `reward is None` means it could not be scored or does not apply."""
+    """One verifier's result for one completion. `reward` is None if scoring failed or the verifier does not apply."""
 
     reward: float | None
     extracted: str | None = None
@@ -124,30 +126,37 @@ class Verdict(Message, frozen=True, kw_only=True):
     error_kind: str | None = None
     detail: str = ""
     seconds: float = 0.0
+    logged: dict[str, float] = {}
+    """Values that a user function logged for the group with `log_metric`. Only the first completion has them."""
+    extra: dict[str, Any] = {}
+    """Values that it logged for this completion with `log_extra`: texts, numbers, booleans or None by column."""
 
 
 class Completion(Message, frozen=True, kw_only=True):
-    """One sampled answer, with what the engine recorded while it sampled."""
+    """One sampled answer, with the log-probabilities and versions that the engine recorded."""
 
     index: int
     token_ids: TokenIds
-    """The end-of-sequence token included."""
+    """Includes the end-of-sequence token."""
     logprobs: Floats
-    """Of each sampled token, under the distribution it was sampled from."""
+    """Log-probability of each token under the distribution it was sampled from."""
     spans: tuple[Span, ...]
     finish_reason: Literal["stop", "length"]
     text: str
     verdicts: dict[str, Verdict] = {}
     reward: float | None = None
+    """None in a scored group: no verifier applies to this completion, and it is not trained on."""
+    solved: bool = False
+    """The result of `solved.is_solved`. Set together with the reward."""
 
     @property
     def oldest(self) -> Version:
-        """The version of its first token."""
+        """The version of the first token."""
         return self.spans[0].version
 
 
 class Group(Message, frozen=True, kw_only=True):
-    """All completions of one draw, scored."""
+    """All completions of one draw, with their scores."""
 
     prompt: Prompt
     completions: tuple[Completion, ...]
@@ -157,6 +166,7 @@ class Group(Message, frozen=True, kw_only=True):
 
     @property
     def rewards(self) -> list[float]:
+        """The rewards of the completions that have one."""
         return [c.reward for c in self.completions if c.reward is not None]
 
     @property
@@ -165,16 +175,16 @@ class Group(Message, frozen=True, kw_only=True):
 
 
 class Failure(Message, frozen=True, kw_only=True):
-    """A draw that ended without a group, with its cause."""
+    """A draw that ended without a group, and the cause."""
 
     prompt: Prompt
     cause: str
     """A short stable word: `unscorable`, `over_long`, `attempts`, `total_deadline`, `poison`,
-    and `stale`: cancelled by `over_age = "drop"`."""
+    or `stale` (cancelled by `over_age = "drop"`)."""
     detail: str = ""
     actor: str = ""
     num_tokens: int = 0
-    """Completion tokens that were generated for it and are lost."""
+    """Completion tokens that were generated for the draw and are lost."""
 
 
 Result = Group | Failure
@@ -190,10 +200,10 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     host: str = ""
     pid: int = 0
     metrics: str = ""
-    """`host:port` where Prometheus finds its process."""
+    """`host:port` at which Prometheus scrapes the process."""
     tokens_generated: int = 0
     tokens_wasted: int = 0
-    """Generated for attempts that were lost: refused commits, failures, abandoned leases."""
+    """Tokens of attempts without a result, in all lanes: refused commits and lost leases."""
     completions: int = 0
     running: int = 0
     waiting: int = 0
@@ -201,20 +211,20 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     """Share of the KV cache in use, 0 to 1."""
     updates: int = 0
     update_failures: int = 0
-    """Tries to fetch or apply a version that failed; the version in use stayed."""
+    """Failed tries to fetch or apply a version. The engine kept its version."""
     damaged: Version | None = None
-    """The published version that could not be fetched whole, time and again."""
+    """The published version that repeatedly failed its hash check."""
     stall_s_total: float = 0.0
     stall_s_max: float = 0.0
     verifier_s_total: float = 0.0
     verifiers: dict[str, dict[str, float]] = {}
-    """What each part of the verifiers did: `Scorer.counts`."""
+    """The counts of each part of the verifiers: `Scorer.counts`."""
     commits_late: int = 0
     commits_duplicate: int = 0
 
 
 class StepReport(Message, frozen=True, kw_only=True):
-    """What the learner says after a step. `values` uses the names of `metrics`."""
+    """The learner's report of a step. `values` uses the names of `metrics`."""
 
     step: int
     version: Version
@@ -225,17 +235,17 @@ class StepReport(Message, frozen=True, kw_only=True):
 
 
 class Sample(Message, frozen=True, kw_only=True):
-    """One completion as the objective sees it. T is the number of completion tokens."""
+    """One completion as input of the objective. T is the number of completion tokens."""
 
     draw_id: int
     prompt_ids: TokenIds
     completion_ids: TokenIds
     behaviour_logprobs: Floats
-    """T: of the engine, at sampling."""
+    """T: recorded by the engine at sampling."""
     loss_mask: npt.NDArray[np.bool_]
     """T: False for tokens that the over-age policy masks."""
     lags: TokenIds
-    """T: versions between the policy that sampled the token and the one that is trained."""
+    """T: versions between the policy that sampled the token and the policy that is trained."""
     advantage: float
 
 
@@ -243,11 +253,11 @@ class Shard(Message, frozen=True, kw_only=True):
     """One rank's share of one step.
 
     `minibatches[m][r]` are the samples packed into row r of minibatch m. Every rank has the same number of rows in a
-    minibatch; a rank with fewer has empty ones, which it runs zero-weighted.
+    minibatch. Empty rows fill the difference; they run with weight zero.
     """
 
     step: int
-    """Counts from 1; trains version `step - 1` and makes version `step`."""
+    """Counts from 1. The step trains version `step - 1` and makes version `step`."""
     minibatches: tuple[tuple[tuple[Sample, ...], ...], ...]
     loss_tokens: tuple[float, ...]
     """Loss tokens of each whole minibatch over all ranks: the normaliser of the objective."""
@@ -263,11 +273,11 @@ STOP_ASKED = "asked to stop"
 
 
 class Stop(Message, frozen=True, kw_only=True):
-    """No further step: the run is over or was asked to stop. A checkpoint of the current state is written before."""
+    """The run is over or was asked to stop: no further step. The learner first writes a checkpoint."""
 
     reason: str
     export: bool = False
-    """The policy is what the run was for: leave it as a Hugging Face folder too."""
+    """The run is complete: also export the policy as a Hugging Face folder."""
 
 
 class Save(Message, frozen=True, kw_only=True):
@@ -278,12 +288,71 @@ Work = Shard | Save | Stop
 
 
 class Begin(Message, frozen=True, kw_only=True):
-    """Where a start of the learner begins."""
+    """The starting point of one incarnation of the learner."""
 
     incarnation: int
     step: int
-    """Steps already done in the surviving history; the next one is `step + 1`."""
+    """Steps already done in the current history. The next step is `step + 1`."""
     checkpoint: str | None
-    """Folder to restore, or None for the starting policy."""
+    """Folder to restore. None: the starting policy."""
     publish: bool = True
-    """Publish the version it begins with. Not so before a replay: no engine should go back to an older policy."""
+    """Publish the first version. False before a replay, so that no engine goes back to an older policy."""
+
+
+# --- to the launcher ------------------------------------------------------------------------------
+
+
+class Owner(StrEnum):
+    """The part of the service that a wait waits for."""
+
+    LEARNER = "learner"
+    LEARNER_RANKS = "learner's ranks"
+    ORCHESTRATOR = "orchestrator"
+    RUN_DIRECTORY = "run directory"
+    ACTOR = "actor"
+
+
+class Stage(StrEnum):
+    """The stages of the learner's step, in their order."""
+
+    ASKING = "asking"
+    """The learner loads, or has reported a step, and has not asked for the next one."""
+    BATCH = "batch"
+    """The learner has asked, and its batch is not ready."""
+    TRAINING = "training"
+    """The learner has its batch, and has not reported the step."""
+
+
+class Wait(NamedTuple):
+    """One wait that has not ended."""
+
+    what: str
+    owner: Owner
+    waited_s: float
+    deadline_s: float
+    urgent: bool = False
+    """It ends only when the user acts."""
+    owner_name: str = ""
+    """Name of the owner, if the service has several of its kind."""
+    stage: Stage | None = None
+    """The stage of the learner's step that the wait belongs to, if any."""
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its deadline has passed."""
+        return self.waited_s > self.deadline_s
+
+    @property
+    def owner_text(self) -> str:
+        """The owner as text for messages."""
+        return self.owner_name or f"the {self.owner}"
+
+    def fields(self) -> dict[str, str | float | bool]:
+        """The wait as a table of plain values."""
+        return {
+            "what": self.what,
+            "owner": self.owner_text,
+            "waited_s": self.waited_s,
+            "deadline_s": self.deadline_s,
+            "urgent": self.urgent,
+        }

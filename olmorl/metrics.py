@@ -1,11 +1,16 @@
-"""Names of the fields of `metrics.jsonl`. Other programs read these: they never change their meaning.
+"""Names of the fields of `metrics.jsonl`. Other programs read them, so their meaning never changes.
 
-Prometheus names are the same with the prefix `olmorl_` and base units.
+The Prometheus names have the prefix `olmorl_` and base units.
 """
 
 from __future__ import annotations
 
-# What the assembler counts over all scored training groups since the last line, before filtering.
+from collections.abc import Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+# Counted by the orchestrator over all scored training groups since the last line, before filtering.
 SCORED = (
     "reward_mean",
     "reward_std",
@@ -15,7 +20,7 @@ SCORED = (
     "truncated_fraction",
 )
 
-# Totals of the surviving history, in draws and completion tokens.
+# Totals of the current history, in draws and completion tokens.
 TOTALS = (
     "prompts_drawn_total",
     "groups_trained_total",
@@ -29,7 +34,7 @@ TOTALS = (
     "tokens_wasted_total",
 )
 
-# What the learner says of a step, global over its ranks (`StepReport.values`).
+# Reported by the learner for a step, over all its ranks (`StepReport.values`).
 LEARNER = (
     "loss",
     "grad_norm",
@@ -46,7 +51,7 @@ LEARNER = (
     "learner_wait_s",
 )
 
-# The rest of a line.
+# The other fields of every line.
 STEP = (
     "step",
     "incarnation",
@@ -65,4 +70,11 @@ STEP = (
 )
 
 ALWAYS = (*STEP, *SCORED, *TOTALS, *LEARNER)
-"""Fields of every line. Beside them: `reward_<verifier>_mean` and `_std`, `eval_<name>_*`, `kl_ref_mean` if used."""
+"""Fields of every line. Some lines have more: `reward_<verifier>_mean` and `_std`, `logged_<name>_mean` (logged by user
+functions), `kl_ref_mean`, and `eval_<name>_*`, for instance `eval_<name>_<verifier>_mean` and
+`eval_<name>_logged_<name>_mean`."""
+
+
+def of_evaluation(line: Mapping[str, T]) -> dict[str, T]:
+    """The evaluation fields of a metric line."""
+    return {key: value for key, value in line.items() if key.startswith("eval_")}

@@ -1,8 +1,8 @@
-"""The ports: what each part asks of the others. Adapters live in the folders, fakes of each always ship.
+"""The ports: the interfaces between the parts. The folders hold the adapters, with a fake of each port.
 
-assembler  ── PromptQueue ──>  actor           assembler <── ResultQueue ── actor
-learner    ── WeightStore ──>  actor           assembler ── BatchSource ──> learner ranks
-actor      ── Engine, Scorer                   learner   ── Trainer
+orchestrator ── PromptQueue ──>  actor          orchestrator <── ResultQueue ── actor
+learner      ── WeightStore ──>  actor          orchestrator ── BatchSource ──> learner ranks
+actor        ── Engine, Scorer                  learner      ── Trainer
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from olmorl.messages import (
 # --- queues -------------------------------------------------------------------------------------
 
 EVERYONE = "*"
-"""All actors, as the addressee of an order."""
+"""Addresses a command to all actors."""
 
 
 class CommitOutcome(StrEnum):
-    """What became of a commit. Only `STORED` stores anything; the others are counted."""
+    """The outcome of a commit. Only `STORED` stores the result. The other outcomes are counted."""
 
     STORED = "stored"
     LATE = "late"
     """The lease had expired."""
     DUPLICATE = "duplicate"
-    """The draw is done already."""
+    """The draw was already done."""
 
 
 class Place(StrEnum):
-    """Where the queue holds a draw."""
+    """The place of a draw in the queue."""
 
     QUEUED = "queued"
     LEASED = "leased"
@@ -62,11 +62,11 @@ class Counts(NamedTuple):
     queued: int
     leased: int
     results: int
-    """Committed and not yet trimmed, taken or not."""
+    """Committed and not yet trimmed, whether taken or not."""
     late: int
-    """Commits refused so far because their lease had expired."""
+    """Commits refused so far because the lease had expired."""
     duplicates: int
-    """Commits refused so far because their draw was done."""
+    """Commits refused so far because the draw was done."""
 
     @property
     def live(self) -> int:
@@ -74,7 +74,7 @@ class Counts(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A result that the assembler has taken and not yet trimmed."""
+    """A result that the orchestrator has taken and not yet trimmed."""
 
     entry: str
     draw_id: int
@@ -82,7 +82,7 @@ class Taken(NamedTuple):
 
 
 class DeadLetter(NamedTuple):
-    """A message that could not be decoded, or a prompt that was attempted too often or for too long, as it was."""
+    """The unchanged bytes of a message that could not be decoded, or of a prompt with too many attempts or too old."""
 
     draw_id: int
     reason: str
@@ -90,127 +90,128 @@ class DeadLetter(NamedTuple):
 
 
 class PromptQueue(Protocol):
-    """The assembler's end of the prompts. Every call is refused with Superseded after a newer incarnation's claim."""
+    """The orchestrator's side of the prompts. Every call raises Superseded after a newer incarnation's claim."""
 
     async def claim(self, incarnation: int) -> None:
-        """Take the run over, or make sure of one's own claim.
+        """Take over the run, or confirm one's own claim.
 
-        Raises Superseded unless `incarnation` is newer than every earlier claim of others.
+        Raises Superseded unless `incarnation` is newer than all earlier claims of others.
         """
         ...
 
     async def push(self, prompts: Sequence[Prompt]) -> None:
-        """Queue all or none. Also requeues: a draw that is queued, leased or done is not queued twice.
+        """Queue all prompts or none. A draw that is already queued, leased or done is not queued twice.
 
-        Raises QueueFull when first attempts would pass the bound: what is queued again has been there before.
+        Raises QueueFull when first attempts would pass the bound. The bound does not apply to later attempts.
         """
         ...
 
     async def expire(self) -> int:
-        """Requeue what expired leases hold with `attempt + 1`; returns how many.
+        """Requeue the prompts of expired leases with `attempt + 1`. Returns their number.
 
-        A draw past its last attempt, or the total deadline since its first lost attempt, becomes a Failure among the
-        results and a dead letter instead.
+        A draw becomes a Failure among the results, and a dead letter, after its last attempt or after the total
+        deadline since its first lost attempt.
         """
         ...
 
     async def release(self, owner: str) -> int:
-        """Expire every lease of `owner` now (it is known to be dead) and forget its heartbeat; returns how many."""
+        """Expire all leases of a dead `owner` now and forget its heartbeat. Returns the number of leases."""
         ...
 
     async def inventory(self, lane: str) -> dict[int, Place]:
-        """Where each draw of the lane is, in one consistent read. For reconciliation."""
+        """The place of each draw of the lane, in one consistent read. For reconciliation."""
         ...
 
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
-        """Remove those of these draws that are queued or leased; what still comes of them is refused."""
+        """Remove these draws if they are queued or leased. Later results of them are refused."""
         ...
 
     async def forget_done(self, draw_ids: Iterable[int], lane: str) -> None:
-        """Clear done marks whose group was lost, so that the draws may be pushed again."""
+        """Clear the done marks of draws whose group was lost, so that the draws can be pushed again."""
         ...
 
     async def flush(self, lane: str) -> None:
-        """Drop everything the lane holds: a rollback draws anew."""
+        """Empty the lane. After a rollback the orchestrator draws again."""
         ...
 
 
 class LeaseQueue(Protocol):
-    """The actor's end: lease, extend, commit. At-least-once delivery made exactly-once in effect."""
+    """The actor's side: lease, extend, commit. Prompts are delivered at least once; each draw is committed once."""
 
     async def lease(self, owner: str, limit: int, lane: str, wait_s: float) -> list[Lease]:
-        """Up to `limit` prompts; an empty list after `wait_s` seconds without any.
+        """Up to `limit` prompts. An empty list after `wait_s` seconds without a prompt.
 
-        An owner that `control` tells to leave gets none.
+        An owner that `control` tells to drain gets none.
         """
         ...
 
     async def extend(self, leases: Sequence[Lease]) -> set[str]:
-        """Move the deadlines on; returns the ids of the leases that are lost (stop working on those)."""
+        """Move the deadlines forward. Returns the ids of lost leases; the actor must stop their work."""
         ...
 
     async def give_back(self, leases: Sequence[Lease]) -> None:
-        """Return prompts unharmed (same attempt): the actor is leaving."""
+        """Return prompts without counting an attempt, because the actor leaves."""
         ...
 
     async def commit(self, lease: Lease, result: Result) -> CommitOutcome:
-        """Store the result, acknowledge the prompt and mark its draw done, in one atomic step."""
+        """Store the result, acknowledge the prompt and mark the draw done, in one atomic step."""
         ...
 
     async def heartbeat(self, status: ActorStatus) -> None:
-        """Say that the actor lives, and its totals."""
+        """Report that the actor is alive, with its totals."""
         ...
 
     async def control(self, owner: str) -> str:
-        """What the actor is asked to do: `run`, `pause` or `drain`."""
+        """The current command to the actor: `run`, `pause` or `drain`."""
         ...
 
 
 class ResultQueue(Protocol):
-    """The assembler's end of the results."""
+    """The orchestrator's side of the results."""
 
     async def take(self, limit: int, lane: str, wait_s: float) -> list[Taken]:
-        """Results not taken before by this incarnation, oldest first; empty after `wait_s` seconds without any.
+        """Results that this incarnation has not taken, oldest first. Empty after `wait_s` seconds without a result.
 
-        A new claim sees untrimmed results again from the oldest, also those that a call under way meanwhile returns.
-        A result that cannot be decoded goes to the dead letters and arrives as a Failure with cause `poison`.
+        After a new claim the queue returns all untrimmed results again, from the oldest. These include the results of
+        a call that runs during the claim. A result that cannot be decoded goes to the dead letters and arrives as a
+        Failure with cause `poison`.
         """
         ...
 
     async def trim(self, taken: Sequence[Taken]) -> None:
-        """Forget results whose outcome is durable elsewhere."""
+        """Remove results whose outcome is already on disk."""
         ...
 
     async def counts(self, lane: str) -> Counts:
-        """One consistent read."""
+        """The counts of the lane, in one consistent read."""
         ...
 
     async def dead_letters(self, lane: str) -> list[DeadLetter]:
-        """The newest of them, oldest first; their draws have failed."""
+        """The newest dead letters, oldest first. Their draws have failed."""
         ...
 
     async def drop_dead_letters(self, draw_ids: Iterable[int], lane: str) -> None:
-        """Forget the dead letters of these draws."""
+        """Remove the dead letters of these draws."""
         ...
 
     async def statuses(self) -> dict[str, ActorStatus]:
-        """The last heartbeat of every actor that was heard of."""
+        """The last heartbeat of every known actor."""
         ...
 
     async def set_control(self, owner: str, order: str) -> None:
-        """Ask an actor, or EVERYONE, to `run`, `pause` or `drain`; an order to all replaces those to single ones."""
+        """Tell an actor, or EVERYONE, to `run`, `pause` or `drain`. A command to all replaces single ones."""
         ...
 
 
 class Queue(PromptQueue, LeaseQueue, ResultQueue, Protocol):
-    """One adapter implements all three ends over the same state."""
+    """All three sides of the queue. One adapter implements them over the same state."""
 
     async def epoch(self) -> str:
-        """Another one than before means that the back end started anew, and may have lost what was written last."""
+        """An id of the back end's start. A new id means a restart, which may have lost the last writes."""
         ...
 
     async def close(self) -> None:
-        """Close connections; the state stays."""
+        """Close the connections and keep the state."""
         ...
 
 
@@ -218,7 +219,7 @@ class Queue(PromptQueue, LeaseQueue, ResultQueue, Protocol):
 
 
 class NamedBuffer(NamedTuple):
-    """A tensor as bytes. `data` is contiguous, little-endian."""
+    """A tensor as bytes. `data` is contiguous and little-endian."""
 
     name: str
     dtype: str
@@ -227,43 +228,43 @@ class NamedBuffer(NamedTuple):
 
 
 class StagedWeights(NamedTuple):
-    """A version that lies in shared memory of this host, every chunk checked against its hash."""
+    """A version in shared memory of this host. Every chunk was checked against its hash."""
 
     manifest: WeightsReady
     path: Path
-    """One file; the manifest says where each tensor lies in it."""
+    """One file. The manifest has the position of each tensor."""
 
 
 class WeightStore(Protocol):
-    """Moves named byte buffers and knows nothing of tensors. Pull: no reader can block the writer or another reader.
+    """Moves named byte buffers. Readers pull, so no reader can block the writer or another reader.
 
-    All calls block; callers on an event loop use a thread.
+    All calls block. Callers on an event loop use a thread.
     """
 
     def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
-        """Make `version` the latest. Raises Superseded from an older incarnation, ValueError for one that exists."""
+        """Make `version` the latest. Raises Superseded in an older incarnation, and ValueError if `version` exists."""
         ...
 
     def latest(self) -> Version | None:
-        """What actors should run now. Raises WeightError when the place of publication does not answer."""
+        """The version that actors should run now. Raises WeightError when the store does not answer."""
         ...
 
     def fetch(self, version: Version) -> StagedWeights:
-        """Stage a version on this host, once for all engines of the host; others that nobody uses are freed here.
+        """Stage a version on this host, once for all its engines. Frees the other staged versions that no engine uses.
 
-        Raises WeightError when it is gone or its chunks do not match their hashes.
+        Raises WeightError when the version is gone or its chunks do not match their hashes.
         """
         ...
 
     def discard(self, keep: Iterable[Version]) -> None:
-        """From the publisher, now and then: what is published is `keep`, and the latest.
+        """Keep `keep` and the latest version published. The publisher calls this from time to time.
 
-        Others are freed unless a reader uses them, and a place that lost what it had gets it again.
+        Other versions are freed unless a reader uses them. A store that lost a kept version gets it again.
         """
         ...
 
     def sweep(self) -> None:
-        """Remove everything of this run: at start what a dead run left, at stop all."""
+        """Remove everything of this run: at the start the remains of a dead run, at the stop all versions."""
         ...
 
 
@@ -271,7 +272,7 @@ class WeightStore(Protocol):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True):
-    """How one completion is sampled. At training temperature 1, top_p 1, no top_k keep the ratio unbiased."""
+    """Sampling parameters of one completion. Temperature 1, top_p 1 and top_k 0 keep the ratio of training unbiased."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -284,45 +285,48 @@ class Sampling(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineLoad(NamedTuple):
-    """What the engine really has room for."""
+    """The current load of an engine."""
 
     running: int
     waiting: int
-    """Admitted, not yet scheduled."""
+    """Requests that are admitted and not yet scheduled."""
     kv_used: float
     """Share of the KV cache in use, 0 to 1."""
     max_running: int
-    """Sequences the engine batches at most."""
+    """Largest number of sequences that run together."""
 
 
 class Update(NamedTuple):
-    """What an in-flight update cost as the engine saw it."""
+    """The cost of an in-flight update, measured by the engine."""
 
     version: Version
     stall_s: float
-    """Between the last step before and the first chance of a step after."""
+    """Time from the end of the last step before the update until the next step could begin."""
 
 
 class Engine(Protocol):
-    """One generating engine. Fakes: `actors.fake.FakeEngine`."""
+    """One inference engine. The fake one is `actors.fake_engine.FakeEngine`."""
 
     async def start(self, weights: StagedWeights | None) -> None:
-        """Load the model and come up; with `weights`, at that version."""
+        """Load the model and begin to serve, at the version of `weights` if given."""
         ...
 
     async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
         """Sample one completion (index 0, no verdicts). Cancelling the task aborts the request.
 
-        The prefix cache is salted with the version at submission. Raises ValueError for a prompt that cannot fit.
+        The prefix cache is salted with the version at submission. Raises ValueError for a prompt that is too long.
         """
         ...
 
     async def update(self, staged: StagedWeights) -> Update:
-        """Apply a version between two engine steps: nothing aborted, no KV dropped, labels exact at the boundary."""
+        """Apply a version between two engine steps.
+
+        Requests continue and keep their KV cache. Each token is labelled with the version that computed it.
+        """
         ...
 
     def load(self) -> EngineLoad:
-        """The load now, without waiting for the engine."""
+        """The current load. Does not wait for the engine."""
         ...
 
     @property
@@ -332,12 +336,12 @@ class Engine(Protocol):
 
     @property
     def tokens_generated(self) -> int:
-        """Completion tokens sampled since start, unfinished requests included."""
+        """Completion tokens sampled since the start, unfinished requests included."""
         ...
 
     @property
     def tokens_aborted(self) -> int:
-        """Those of `tokens_generated` whose request was cancelled before it finished."""
+        """The part of `tokens_generated` whose request was cancelled."""
         ...
 
     async def stop(self) -> None:
@@ -351,18 +355,18 @@ class Scorer(Protocol):
     async def start(self) -> None: ...
 
     async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
-        """Each verifier's verdict on one completion, as soon as it is finished. Outages are retried inside."""
+        """Each verifier's verdict on one finished completion. Retries during outages."""
         ...
 
     async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
-        """Run the group-wise user functions, then weigh all verdicts into `reward`.
+        """Run the user functions on the group, then combine all verdicts into `reward` and `solved`.
 
-        Raises Unscorable when the group cannot be scored; the group then fails and is counted.
+        Raises Unscorable when the group cannot be scored. The group then fails and is counted.
         """
         ...
 
     def counts(self) -> dict[str, dict[str, float]]:
-        """What each part of it did since it was made, and what waits there: numbers by name, by part."""
+        """Totals since the start and current waits of each part: numbers by name, by part."""
         ...
 
     async def stop(self) -> None: ...
@@ -372,68 +376,68 @@ class Scorer(Protocol):
 
 
 class BatchSource(Protocol):
-    """The assembler as a learner rank sees it. Every call has a deadline that names the assembler."""
+    """The orchestrator's interface for the learner ranks. Every call has a deadline that names the orchestrator."""
 
     async def begin(self, rank: int) -> Begin:
-        """Where this start of the learner begins: its incarnation, and the checkpoint to restore."""
+        """The starting point of this learner: its incarnation and the checkpoint to restore."""
         ...
 
     async def next(self, rank: int, step: int) -> Work:
-        """This rank's shard of `step`; the same again when asked again. At most once before it: a word to save."""
+        """This rank's shard of `step`, or a `Stop`. Another call gets the same. At most one `Save` comes first."""
         ...
 
     async def report(self, report: StepReport) -> None:
-        """From rank 0, after the optimizer step."""
+        """Report a step after the optimizer step. Rank 0 calls this."""
         ...
 
     async def published(self, version: Version, seconds: float) -> None:
-        """From rank 0: actors can fetch `version`; publishing took `seconds`."""
+        """Report that actors can fetch `version` and that publishing took `seconds`. Rank 0 calls this."""
         ...
 
     async def stop_asked(self) -> bool:
-        """From rank 0: whether people asked the run to stop; answered when they do, or after a while."""
+        """Whether a stop was requested. Waits some time before it answers no. Rank 0 calls this."""
         ...
 
     async def given_up(self, step: int) -> None:
-        """From rank 0: the stop came in the middle of `step`; the policy is that of the step before."""
+        """Report that a stop interrupted `step`; the policy is unchanged since the previous step. Rank 0 calls this."""
         ...
 
     async def saved(self, rank: int, step: int) -> None:
-        """From every rank: its share of the checkpoint is on disk. After the last one the checkpoint is complete."""
+        """Report that the share of `rank` is on disk. The last share completes the checkpoint. Every rank calls."""
         ...
 
 
 class Trainer(Protocol):
-    """The policy being trained, on one rank. All ranks call each method together.
+    """The trained policy on one rank. All ranks call each method together.
 
-    The real one is `learner.engine.DeepSpeedTrainer`, the fake one `learner.fake.FakeTrainer`.
+    The real one is `learner.trainer.deepspeed_trainer.DeepSpeedTrainer`, the fake one is
+    `learner.trainer.fake_trainer.FakeTrainer`.
     """
 
     async def train(self, shard: Shard) -> dict[str, float] | None:
-        """One learner step; returns values named as in `metrics.LEARNER`, global over all ranks.
+        """Run one learner step. Returns values named as in `metrics.LEARNER`, over all ranks.
 
-        None on every rank when the step was given up: nothing may be trained after that.
+        Returns None on every rank when the step was interrupted. No step may follow it.
         """
         ...
 
     def interrupt(self) -> None:
-        """Give the step up after its present micro-batch, unless its first optimizer step has begun. Of any rank."""
+        """End the step after its current micro-batch, unless the first optimizer step has begun. Any rank may call."""
         ...
 
     def snapshot(self) -> list[NamedBuffer]:
-        """The weights as a checkpoint of the model names them, copied; empty except on rank 0."""
+        """A copy of the weights, named as in the model's checkpoint. Empty except on rank 0."""
         ...
 
     def save(self, folder: Path) -> Callable[[], Awaitable[None]]:
-        """Copy this rank's share of model, optimizer and random state; what is returned writes the copy to `folder`.
+        """Copy this rank's model, optimizer and random state. The returned function writes the copy to `folder`.
 
-        One copy at a time: its writing must be over before the next call. Writing raises ResourceError, and may be
-        tried again.
+        The write must end before the next call. It may raise ResourceError, and can be repeated.
         """
         ...
 
     def restore(self, folder: Path) -> None:
-        """Read what `save` wrote on any number of ranks; training goes on as if it had never stopped."""
+        """Restore a checkpoint that `save` wrote on any number of ranks. Training continues without a difference."""
         ...
 
     def export(self, folder: Path) -> None:
@@ -444,7 +448,7 @@ class Trainer(Protocol):
 
 
 class Row(NamedTuple):
-    """One usable row of a data set, before it becomes a draw."""
+    """One usable row of a data set, before it is drawn."""
 
     row: str
     messages: list[dict[str, Any]] | str
@@ -456,8 +460,8 @@ class Row(NamedTuple):
 
 
 class LabelCheck(Protocol):
-    """Says whether verifiers can use labels. Implemented by `verifiers.labels`."""
+    """Checks labels for verifiers. Implemented by `verifiers.labels`."""
 
     def check_many(self, labels: Sequence[tuple[str, Any]]) -> list[str | None]:
-        """For each `(verifier, label)` why it cannot be used, or None when it can."""
+        """For each `(verifier, label)` the reason why it cannot be used, or None if it can."""
         ...

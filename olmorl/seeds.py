@@ -1,4 +1,4 @@
-"""All randomness derives from the run's seed, so that a draw is sampled the same way wherever it lands."""
+"""Derives all random seeds from the run's seed, so that a draw has the same seeds on every actor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all tests share: a Ray of their own, which asks for a token as that of a run does."""
+"""Shared fixtures: the tests' own Ray, which asks for a token like the Ray of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from olmorl.deploy.access import guard_ray
+from olmorl.deploy.credentials import guard_ray
 
 # Here, not in a hook or a fixture: Ray reads its environment when it is imported, and another conftest may do that.
 guard_ray(own=True)
@@ -15,7 +15,7 @@ guard_ray(own=True)
 
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Tokens of the tests' runs lie beside them, not in the home directory."""
+    """Keeps the tokens of the tests' runs in their folders, not in the home directory."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
         yield
@@ -23,7 +23,7 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def ray_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command under test may make a token of its own: the one that Ray was imported with comes back after it."""
+    """Restores the token of the Ray import after a test, because a command may make its own token."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", os.environ["RAY_AUTH_TOKEN"])
 
 

@@ -1,4 +1,4 @@
-"""The built-in verifiers by name. A new domain adds its names here."""
+"""All built-in verifiers by name. A new verifier is added here."""
 
 from __future__ import annotations
 
@@ -6,22 +6,28 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 
 from olmorl.config import Verifiers
-from olmorl.verifiers import math
-from olmorl.verifiers.code import rule as code
-from olmorl.verifiers.exact import Policy
-from olmorl.verifiers.instructions import rule as instructions
+from olmorl.verifiers.code import program_verifier as code
+from olmorl.verifiers.format_rewards import Overlong, ReasoningSteps, StrictFormat, TagCount
+from olmorl.verifiers.instructions import instruction_verifier as instructions
 from olmorl.verifiers.judge import registry as judge
-from olmorl.verifiers.pool import LatePool, Pool
-from olmorl.verifiers.rule import RowRule, Rule
-from olmorl.verifiers.shape import Overlong, ReasoningSteps, TagCount
-from olmorl.verifiers.text import AnswerFormat, MultipleChoice, RegexMatch, StringMatch, TokenF1
+from olmorl.verifiers.math import math_verifier
+from olmorl.verifiers.math.numbers import Policy
+from olmorl.verifiers.pool.pool import LatePool, Pool
+from olmorl.verifiers.text.text_verifiers import MultipleChoice, RegexMatch, StringMatch, TokenF1
+from olmorl.verifiers.verifier import AnswerVerifier, Verifier
 
 
-def _math(settings: Verifiers, pool: Pool) -> Rule:
+def _math(settings: Verifiers, pool: Pool) -> AnswerVerifier:
     policy = Policy(
-        settings.math_percent == "strict", settings.math_units, settings.math_case == "exact", settings.math_tolerance
+        settings.math_percent == "strict",
+        settings.math_units,
+        settings.math_case == "exact",
+        settings.math_tolerance,
+        settings.math_ordered_lists,
     )
-    return math.MathRule(pool, policy, settings.math_last_number, LatePool(lambda: _symbolic_pool(settings)))
+    return math_verifier.MathVerifier(
+        pool, policy, settings.math_last_number, LatePool(lambda: _symbolic_pool(settings))
+    )
 
 
 def _symbolic_pool(settings: Verifiers) -> Pool:
@@ -31,15 +37,15 @@ def _symbolic_pool(settings: Verifiers) -> Pool:
         settings.memory_mib,
         settings.recycle_after,
         settings.retries,
-        preload=(math.SYMBOLIC_WARM,),
+        preload=(math_verifier.SYMBOLIC_WARM,),
     )
 
 
-def _instructions(settings: Verifiers, pool: Pool) -> Rule:
-    return instructions.InstructionRule(pool, settings.ifeval_reward == "fraction")
+def _instructions(settings: Verifiers, pool: Pool) -> AnswerVerifier:
+    return instructions.InstructionVerifier(pool, settings.ifeval_reward == "fraction")
 
 
-_RULES: dict[str, Callable[[Verifiers, Pool], RowRule]] = {
+_MAKERS: dict[str, Callable[[Verifiers, Pool], Verifier]] = {
     "math": _math,
     "gsm8k": _math,
     "string_match": lambda settings, pool: StringMatch(),
@@ -50,30 +56,30 @@ _RULES: dict[str, Callable[[Verifiers, Pool], RowRule]] = {
     "ifeval_old": _instructions,
     "ifbench": _instructions,
     "instruction_following": _instructions,
-    "format": lambda settings, pool: AnswerFormat(),
+    "format": lambda settings, pool: StrictFormat(settings.think_start, settings.think_end),
     "tag_count": lambda settings, pool: TagCount(settings.think_start, settings.think_end),
     "reasoning_steps": lambda settings, pool: ReasoningSteps(),
     "overlong": lambda settings, pool: Overlong(),
 }
-NAMES = (*_RULES, *code.NAMES, *judge.NAMES)
-WARM = (math.WARM, instructions.WARM)
-"""What a pool under these rules preloads."""
+NAMES = (*_MAKERS, *code.NAMES, *judge.NAMES)
+WARM = (math_verifier.WARM, instructions.WARM)
+"""The functions that the pool of these verifiers preloads."""
 
 
-def rules(settings: Verifiers, pool: Pool) -> dict[str, RowRule]:
-    """Every built-in verifier, over one pool. Raises ConfigError for a judge's template that cannot be used."""
-    own = {name: make(settings, pool) for name, make in _RULES.items()}
-    return own | code.rules(settings, pool) | judge.model_rules(settings)
+def built_in_verifiers(settings: Verifiers, pool: Pool) -> dict[str, Verifier]:
+    """Every built-in verifier. They share one pool. Raises ConfigError for an unusable template of the judge."""
+    own = {name: make(settings, pool) for name, make in _MAKERS.items()}
+    return own | code.code_verifiers(settings, pool) | judge.model_verifiers(settings)
 
 
-async def close(rules: Mapping[str, RowRule]) -> None:
-    """Close them one after another: some share what they hold."""
-    for rule in rules.values():
-        await rule.close()
+async def close(verifiers: Mapping[str, Verifier]) -> None:
+    """Close the verifiers one after another, because some share a connection."""
+    for verifier in verifiers.values():
+        await verifier.close()
 
 
 def unknown(name: str) -> str:
-    """What to say of a name that no verifier has."""
+    """The message for an unknown verifier name."""
     close = get_close_matches(name, NAMES, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"no verifier is named {name!r}; {hint}known: {', '.join(NAMES)}"

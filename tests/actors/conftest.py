@@ -14,14 +14,14 @@ import pytest
 
 from olmorl import config
 from olmorl.actors import admission
-from olmorl.actors.fake import FakeEngine, FakeScorer
+from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.actors.loop import Actor
-from olmorl.actors.sampling import SamplingRule
+from olmorl.actors.sampling_params import SamplingRule
 from olmorl.clock import LoopClock
 from olmorl.errors import WeightError
 from olmorl.messages import TRAIN_LANE, Prompt, Result, Version, WeightsReady
 from olmorl.ports import NamedBuffer, StagedWeights
-from olmorl.queues.memory import MemoryQueue
+from olmorl.queues.prompts.memory_queue import MemoryQueue
 
 LEASE_S = 8.0
 
@@ -73,7 +73,9 @@ class Service:
 
     simulation: config.Simulation = field(default_factory=config.Simulation)
     settings: config.Actors = field(default_factory=lambda: config.Actors(max_running=16, max_waiting=4))
-    sampling: config.Sampling = field(default_factory=lambda: config.Sampling(group_size=4, max_tokens=400))
+    sampling: config.SamplingSettings = field(
+        default_factory=lambda: config.SamplingSettings(group_size=4, max_tokens=400)
+    )
     evaluation: config.Evaluation = field(default_factory=config.Evaluation)
     evaluation_lanes: tuple[str, ...] = ()
     max_model_len: int = 500

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from olmorl import config
-from olmorl.actors.admission import InHand, Lane, evaluation_room, groups, lanes, room, slots
+from olmorl.actors.admission import HeldSequences, Lane, evaluation_room, groups, lanes, room, slots
 from olmorl.ports import EngineLoad
 
 IDLE = EngineLoad(running=0, waiting=0, kv_used=0.0, max_running=32)
-NOTHING = InHand(generating=0, unverified=0, evaluation=0)
+NOTHING = HeldSequences(generating=0, unverified=0, evaluation=0)
 
 
 def test_lanes_of_evaluation_come_before_training() -> None:
-    sampling, evaluation = config.Sampling(group_size=8), config.Evaluation(samples=2)
+    sampling, evaluation = config.SamplingSettings(group_size=8), config.Evaluation(samples=2)
     assert lanes(sampling, evaluation, ["gsm8k", "aime"]) == (Lane("gsm8k", 2), Lane("aime", 2), Lane("train", 8))
 
 
@@ -37,22 +37,22 @@ def test_an_idle_engine_takes_its_batch_and_the_waiting_list() -> None:
 
 
 def test_sequences_that_the_engine_does_not_show_yet_count() -> None:
-    assert room(IDLE, InHand(generating=30, unverified=0, evaluation=0), max_waiting=8, kv_headroom=0.1) == 10
+    assert room(IDLE, HeldSequences(generating=30, unverified=0, evaluation=0), max_waiting=8, kv_headroom=0.1) == 10
 
 
 def test_a_full_cache_leaves_no_room_though_slots_are_free() -> None:
     load = EngineLoad(running=16, waiting=0, kv_used=0.95, max_running=32)
-    assert room(load, InHand(generating=16, unverified=0, evaluation=0), max_waiting=0, kv_headroom=0.1) == 0
+    assert room(load, HeldSequences(generating=16, unverified=0, evaluation=0), max_waiting=0, kv_headroom=0.1) == 0
 
 
 def test_preempted_sequences_leave_no_room() -> None:
     load = EngineLoad(running=24, waiting=16, kv_used=0.5, max_running=32)
-    assert room(load, InHand(generating=40, unverified=0, evaluation=0), max_waiting=8, kv_headroom=0.1) == 0
+    assert room(load, HeldSequences(generating=40, unverified=0, evaluation=0), max_waiting=8, kv_headroom=0.1) == 0
 
 
-def test_a_backlog_of_verification_bounds_what_is_in_hand() -> None:
-    assert room(IDLE, InHand(generating=0, unverified=70, evaluation=0), max_waiting=8, kv_headroom=0.1) == 10
-    assert room(IDLE, InHand(generating=0, unverified=90, evaluation=0), max_waiting=8, kv_headroom=0.1) == 0
+def test_a_backlog_of_verification_bounds_the_leases() -> None:
+    assert room(IDLE, HeldSequences(generating=0, unverified=70, evaluation=0), max_waiting=8, kv_headroom=0.1) == 10
+    assert room(IDLE, HeldSequences(generating=0, unverified=90, evaluation=0), max_waiting=8, kv_headroom=0.1) == 0
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_backlog_of_verification_bounds_what_is_in_hand() -> None:
     [(40, 0, 0.25, 8), (40, 6, 0.25, 2), (40, 9, 0.25, 0), (1, 0, 0.25, 1), (40, 0, 0.001, 1)],
 )
 def test_evaluation_gets_its_share_and_at_least_one(free: int, evaluating: int, share: float, expected: int) -> None:
-    held = InHand(generating=evaluating, unverified=0, evaluation=evaluating)
+    held = HeldSequences(generating=evaluating, unverified=0, evaluation=evaluating)
     assert evaluation_room(free, IDLE, held, share) == expected
 
 

@@ -1,4 +1,4 @@
-"""What the benchmark of the verifiers measures is scored, and scored right."""
+"""The rows of the verifier benchmark are scored correctly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from olmorl.config import Verifiers
-from olmorl.verifiers.combine import VerifierScorer
+from olmorl.verifiers.scorer import VerifierScorer
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos simulated|real|hosts|soak`: seeded faults, and what each cost. See `make chaos`."""
+"""`python -m tests.chaos simulated|real|hosts|soak`: runs seeded faults and reports their cost. See `make chaos`."""
 
 from __future__ import annotations
 

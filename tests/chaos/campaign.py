@@ -56,7 +56,7 @@ every = 5
 """
 
 
-# More groups in flight than four actors hold, so that whoever is lost had some in hand.
+# More groups in flight than four actors can lease, so that every lost actor has leased groups.
 HOSTS = """
 [schedule]
 steps = 100000
@@ -97,7 +97,7 @@ def real(policy: Path) -> Campaign:
 
 
 def hosts() -> Campaign:
-    """As `simulated`, on hosts whose links break."""
+    """Like `simulated`, on hosts whose links break."""
     make = partial(on_four_hosts, lambda folder: recipes.simulated(folder, HOSTS), 300.0)
     return Campaign("hosts", make, faults.OF_HOSTS, 9, 1)
 
@@ -133,6 +133,6 @@ def play(
 
 @contextmanager
 def _on_this_host(make: Callable[[Path], Launch], patience_s: float, folder: Path) -> Iterator[Rig]:
-    """A run of `make`, whose `runs` is a disk of its own where there can be one."""
+    """A run of `make`, whose `runs` is a separate disk if possible."""
     with nullcontext() if disk.missing() else disk.mounted(folder / "runs") as own_disk:
         yield Rig(make(folder), own_disk, patience_s)

@@ -1,4 +1,4 @@
-"""A disk of its own for one run: small enough to fill, and frozen at will. Needs root and Linux."""
+"""A separate disk for one run. It is small enough to fill, and it can be frozen. Needs root and Linux."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Disk:
 
 @contextmanager
 def mounted(folder: Path) -> Iterator[Disk]:
-    """A new disk at `folder`; it ends when whatever used it has ended."""
+    """Mount a new disk at `folder`. It is removed after its last user ends."""
     image = folder.with_suffix(".img")
     with image.open("wb") as file:
         file.truncate(SIZE)
@@ -64,7 +64,7 @@ def mounted(folder: Path) -> Iterator[Disk]:
         yield disk
     finally:
         disk.thaw()
-        # What was kept of the run moves from its disk to the folder below, for people to read.
+        # The files of the run move from its disk to the folder below, so that people can read them.
         kept = folder.with_suffix(".kept")
         shutil.copytree(folder, kept, ignore=shutil.ignore_patterns("ballast", "lost+found"), dirs_exist_ok=True)
         subprocess.run(["umount", "--lazy", folder], check=True)

@@ -1,4 +1,4 @@
-"""An episode: one run that is hit again and again, and what each fault cost it."""
+"""Runs an episode: one run with many faults, and the cost of each fault."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from random import Random
 from subprocess import TimeoutExpired
 from typing import Any, NamedTuple
 
-from olmorl.learner import rollouts
+from olmorl.learner.storage import rollout_log
 from tests.chaos import faults
 from tests.chaos.history import ENDS, journaled_otherwise, violations
 from tests.chaos.rig import Ended, Hang, Rig, nothing
@@ -42,18 +42,18 @@ class Record:
     """Until the last of the prompts that were given out again was begun."""
     steps_replayed: int = 0
     tokens_wasted: int = 0
-    """Generated for nothing, as far as whoever generated them lived to say so."""
+    """Tokens without a result, as far as their actors lived to report them."""
     draws_again: int = 0
     """Draws that were given to an actor again."""
     draws_lost: int = 0
-    """Drawn, and neither ended nor in flight, in any line until the next fault."""
+    """Draws that were neither done nor in flight, in any line until the next fault."""
     draws_doubled: int = 0
     """Trained a second time in the surviving history."""
 
 
 @dataclass
 class Outcome:
-    """What an episode came to."""
+    """The result of an episode."""
 
     seed: int
     records: list[Record] = field(default_factory=list)
@@ -177,7 +177,7 @@ class Episode:
         rig.run.until_gone()
         self._journaled += rig.journaled()
         arguments = next(strike.resume for strike in strikes if strike.ends_run)
-        rig.start("--resume", *arguments)
+        rig.start("--resume", "--change", *arguments)
 
     # --- the end ------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class Episode:
             outcome.violations.append(f"processes.json names {sorted(rig.run.roster())}")
         if "Traceback (most recent call last)" in rig.said():
             outcome.violations.append(f"the launcher printed a traceback: {rig.said()[-2000:]}")
-        groups = [group for path in rollouts.files(rig.run.run_dir / "rollouts") for group in rollouts.read(path)]
+        groups = [group for path in rollout_log.files(rig.run.run_dir / "rollouts") for group in rollout_log.read(path)]
         last = Window(Record("", "", ""), time.time(), len(rig.steps))
         for window, following in pairwise([*self._windows, last]):
             self._count_lines(window, following)
@@ -219,7 +219,7 @@ def _note_who_is_noticed(strikes: Sequence[Strike], records: Sequence[Record]) -
 
 
 def _broken(strike: Strike, record: Record) -> Iterator[str]:
-    """What does not hold once all is mended."""
+    """The conditions that do not hold after recovery."""
     if strike.noticed is not None and record.noticed_s is None:
         yield f"{record.fault} ({record.victim}) was never noticed"
     if not strike.kept():
@@ -262,12 +262,12 @@ def _replayed(last: Seen, since: Sequence[Seen]) -> int:
 
 
 def _steps(since: Sequence[Seen], last: Seen) -> list[int]:
-    """Of the incarnation of `last`."""
+    """The steps of the incarnation of `last`."""
     return [0, *(seen.line["step"] for seen in since if seen.line["incarnation"] == last.line["incarnation"])]
 
 
 def order(faults: Mapping[str, Fault], number: int, random: Random) -> list[tuple[str, Fault]]:
-    """So many of them: every kind in turn, each round in an order of its own."""
+    """This many faults: every kind in turn, each round in a different order."""
     found: list[tuple[str, Fault]] = []
     while len(found) < number:
         found += random.sample(list(faults.items()), len(faults))

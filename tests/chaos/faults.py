@@ -1,4 +1,4 @@
-"""Which faults there are. Each strikes a run once, and knows by what one sees that it was noticed and is mended."""
+"""Lists the faults. Each strikes a run once and has checks for its detection and its recovery."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ OF_PROCESSES: dict[str, Fault] = {
     "SIGSTOP all actors": processes.on_all_actors(SIGSTOP),
     "SIGKILL learner rank": processes.on_learner("rank", SIGKILL),
     "SIGSTOP learner rank": processes.on_learner("rank", SIGSTOP),
-    "SIGKILL assembler": processes.on_learner("assembler", SIGKILL),
-    "SIGSTOP assembler": processes.on_learner("assembler", SIGSTOP),
+    "SIGKILL orchestrator": processes.on_learner("orchestrator", SIGKILL),
+    "SIGSTOP orchestrator": processes.on_learner("orchestrator", SIGSTOP),
     "SIGKILL redis-server": messages.on_redis("redis-server", SIGKILL),
     "SIGSTOP redis-server": messages.on_redis("redis-server", SIGSTOP),
     "SIGKILL host of Redis": messages.on_redis("redis", SIGKILL),
@@ -48,8 +48,8 @@ OF_REAL_ENGINES: dict[str, Fault] = {
     "SIGSTOP engine core": processes.on_part_of_actor(SIGSTOP, "VLLM::EngineCore"),
     "SIGKILL engine worker": processes.on_part_of_actor(SIGKILL, "VLLM::Worker"),
     "SIGSTOP engine worker": processes.on_part_of_actor(SIGSTOP, "VLLM::Worker"),
-    "SIGKILL verifier": processes.on_helper(SIGKILL, "olmorl.verifiers.worker", stays=False),
-    "SIGSTOP verifier": processes.on_helper(SIGSTOP, "olmorl.verifiers.worker", stays=False),
+    "SIGKILL verifier": processes.on_helper(SIGKILL, "olmorl.verifiers.pool.worker", stays=False),
+    "SIGSTOP verifier": processes.on_helper(SIGSTOP, "olmorl.verifiers.pool.worker", stays=False),
 }
 OF_WEIGHTS_IN_RAY: dict[str, Fault] = {
     "SIGKILL weight board": processes.on_helper(SIGKILL, "ray::Board", stays=True),

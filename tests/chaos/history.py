@@ -1,4 +1,4 @@
-"""What the history of a run must keep, whatever happened to the run: the list of what it did not keep."""
+"""Checks the history of a run after faults, and lists the violations."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from olmorl.deploy.rundir import metric_lines
-from olmorl.learner import rollouts
-from olmorl.learner.ledger import read_ledger
+from olmorl.deploy.view.run_state import metric_lines
+from olmorl.learner.storage import rollout_log
+from olmorl.learner.storage.ledger import read_ledger
 
 ENDS = ("trained", "zero_gradient", "stale", "failed")
 
@@ -64,7 +64,7 @@ def _of_ledger(records: list[dict[str, Any]], lines: list[dict[str, Any]], promp
 
 
 def _of_rollouts(groups: list[dict[str, Any]], records: list[dict[str, Any]], max_lag: int) -> Iterator[str]:
-    """What the ledger says was trained, once each, no token older than the lag allows or newer than its step."""
+    """Each draw is trained once, as in the ledger, with no token older than the lag allows or newer than its step."""
     for group in groups:
         versions = [version for answer in group["completions"] for version, _, _ in answer["versions"]]
         lags = {group["step"] - 1 - version for version in versions}
@@ -78,5 +78,5 @@ def _of_rollouts(groups: list[dict[str, Any]], records: list[dict[str, Any]], ma
 
 def _trained(run_dir: Path) -> list[dict[str, Any]]:
     """Every group that was trained, in the order of the rollouts."""
-    records = (record for path in rollouts.files(run_dir / "rollouts") for record in rollouts.read(path))
+    records = (record for path in rollout_log.files(run_dir / "rollouts") for record in rollout_log.read(path))
     return [record for record in records if record["outcome"] == "trained"]

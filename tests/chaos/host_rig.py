@@ -1,4 +1,4 @@
-"""A run on hosts of its own, each a Ray node: two for the learner, two for actors, and a head for the launcher."""
+"""A run on separate hosts, each a Ray node: two for the learner, two for actors, and a head for the launcher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ class HostRig(Rig):
     def start(self, *arguments: str) -> None:
         if not self._cluster.has_head:
             self._cluster.start_again()
-        super().start("--ray-address", self._cluster.address, *ON_FOUR_HOSTS, *arguments)
+        where = [option for option in ON_FOUR_HOSTS if option.partition("=")[0] not in arguments]
+        super().start("--ray-address", self._cluster.address, *where, *arguments)
 
     def stop(self) -> None:
         self._cluster.control(self.run.run_dir, "stop")
@@ -41,7 +42,7 @@ class HostRig(Rig):
             yield f"left behind: {', '.join(self._cluster.left_behind())}"
 
     def hosts_of(self, kind: str) -> list[Host]:
-        """Where all actors are, all ranks of the learner, or the assembler."""
+        """Where all actors are, all ranks of the learner, or the orchestrator."""
         self.until(lambda: len(self.named("actor")) == NUM_ACTORS, "all actors in processes.json")
         names = {entry["host"] for name, entry in self.run.roster().items() if name.startswith(kind)}
         return [self._cluster.hosts[name] for name in sorted(names)]
@@ -51,7 +52,7 @@ class HostRig(Rig):
         return {name for name, entry in self.run.roster().items() if entry["host"] == host.name}
 
     def kill_head(self) -> None:
-        """Of the Ray cluster: its host and the launcher live on."""
+        """Kill the head of the Ray cluster. Its host and the launcher stay alive."""
         self._cluster.kill_head()
 
     def join_another(self) -> None:

@@ -31,7 +31,7 @@ def kill_launcher(rig: Rig, random: Random) -> Strike:
 
 
 def stop_launcher(rig: Rig, random: Random) -> Strike:
-    """The supervisor sees nothing for a while; nobody is given up for that."""
+    """The supervisor sees nothing for a while. It must not end a process for that."""
     pid, seconds, said = rig.pid("launcher"), random.uniform(2.0, 6.0), rig.said()
     send(pid, SIGSTOP)
     threading.Timer(seconds, send, (pid, SIGCONT)).start()

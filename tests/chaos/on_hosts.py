@@ -28,8 +28,8 @@ def of_actors(rig: HostRig, random: Random) -> Host:
 
 
 def of_second_rank(rig: HostRig, random: Random) -> Host:
-    """The learner's, but for its first."""
-    (first,) = rig.hosts_of("assembler")
+    """All hosts of the learner except its first."""
+    (first,) = rig.hosts_of("orchestrator")
     return next(host for host in rig.hosts_of("learner") if host is not first)
 
 

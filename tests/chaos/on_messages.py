@@ -1,4 +1,4 @@
-"""Faults of Redis, of what lies in it, and of weights."""
+"""Faults of Redis, of its data, and of weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.chaos.strike import Fault, Strike, always, given_up, replaced, send
 
 _REFUSAL = "weights not applied"
 _STOPPED_S, _BETWEEN_STOPS_S = 3.0, 2.0
-_LOSS = "started anew: [1-9][0-9]* draws were lost"
+_LOSS = "restarted: [1-9][0-9]* draws were lost"
 
 # --- Redis --------------------------------------------------------------------------------------------
 
@@ -29,7 +29,7 @@ def on_redis(name: str, number: signal.Signals) -> Fault:
 
     def strike(rig: Rig, random: Random) -> Strike:
         pid = rig.pid(name)
-        said, losses = rig.said(), rig.logged("assembler", _LOSS)
+        said, losses = rig.said(), rig.logged("orchestrator", _LOSS)
         send(pid, number)
 
         def noticed() -> bool:
@@ -37,7 +37,7 @@ def on_redis(name: str, number: signal.Signals) -> Fault:
 
         def nothing_lost() -> bool:
             """Redis has lost draws that it had acknowledged."""
-            return rig.logged("assembler", _LOSS) == losses
+            return rig.logged("orchestrator", _LOSS) == losses
 
         return Strike(name, noticed, replaced(rig, name, pid), kept=nothing_lost)
 
@@ -52,7 +52,7 @@ def cut_connections(rig: Rig, random: Random) -> Strike:
 
 
 def silence_redis(rig: Rig, random: Random) -> Strike:
-    """Redis answers nobody for a while."""
+    """Redis answers no client for a while."""
     seconds = random.uniform(1.0, 4.0)
     with rig.redis() as link:
         link.execute_command("CLIENT", "PAUSE", int(seconds * 1000), "ALL")
@@ -105,7 +105,7 @@ def damage_prompt(rig: Rig, random: Random) -> Strike:
 
 
 def damage_result(rig: Rig, random: Random) -> Strike:
-    """A group that nobody has taken yet is no message any more."""
+    """A group that was not taken yet becomes unreadable."""
     with rig.redis() as link:
         draw = int(
             rig.until(lambda: _damaged_unread(rig, random, link), "a result to damage", every_s=_BETWEEN_STOPS_S)
@@ -119,11 +119,11 @@ def damage_result(rig: Rig, random: Random) -> Strike:
 
 
 def _damaged_unread(rig: Rig, random: Random, link: Redis) -> Any:
-    """Stops the assembler for that, for less than would be its death: another one would read what is there."""
-    pid, until = rig.pid("assembler"), time.monotonic() + _STOPPED_S
+    """Stops the orchestrator for that, for less than would be its death: another one would read what is there."""
+    pid, until = rig.pid("orchestrator"), time.monotonic() + _STOPPED_S
     send(pid, SIGSTOP)
     try:
-        # The first ones after the last, committed together, may be on their way to the assembler already.
+        # The first ones after the last, committed together, may be on their way to the orchestrator already.
         last = link.xinfo_stream(rig.key("results"))["last-generated-id"]
         while not (draw := _damaged(link, rig, random, _DAMAGE_RESULT, ["results"], last)):
             if time.monotonic() > until:
@@ -159,7 +159,7 @@ def damage_weights(rig: Rig, random: Random) -> Strike:
     finally:
         for pid in stopped:
             send(pid, SIGCONT)
-    # If it was stopped for too long, another one begins with whatever is newest then.
+    # If it was stopped for too long, another actor starts with the newest version.
     return Strike(f"{file.name}, {name}", refused if refused() else None, always)
 
 

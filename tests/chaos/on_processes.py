@@ -26,10 +26,10 @@ def _at_work_again(rig: Rig, actor: str, pid: int) -> Check:
 
 
 def on_actor(number: signal.Signals) -> Fault:
-    """The process of an actor at work, with draws in hand."""
+    """The process of an actor with leased draws."""
 
     def strike(rig: Rig, random: Random) -> Strike:
-        return _on_actor(rig, number, *random.choice(rig.until(partial(_busy, rig), "an actor with draws in hand")))
+        return _on_actor(rig, number, *random.choice(rig.until(partial(_busy, rig), "an actor with leased draws")))
 
     return strike
 
@@ -38,7 +38,7 @@ def on_starting_actor(number: signal.Signals) -> Fault:
     """The process of an actor that was killed a moment before, and comes back."""
 
     def strike(rig: Rig, random: Random) -> Strike:
-        name, pid = random.choice(rig.until(partial(_busy, rig), "an actor with draws in hand"))
+        name, pid = random.choice(rig.until(partial(_busy, rig), "an actor with leased draws"))
         send(pid, SIGKILL)
         rig.until(replaced(rig, name, pid), f"another start of {name}")
         return _on_actor(rig, number, name, rig.pid(name))
@@ -58,7 +58,7 @@ def _on_actor(rig: Rig, number: signal.Signals, name: str, pid: int) -> Strike:
 
 
 def on_all_actors(number: signal.Signals) -> Fault:
-    """Nobody is left to generate."""
+    """No actor is left."""
 
     def strike(rig: Rig, random: Random) -> Strike:
         pids = {name: rig.pid(name) for name in rig.named("actor")}
@@ -95,21 +95,21 @@ def kill_actors_for_ever(rig: Rig, random: Random) -> Strike:
 
 
 def _family(process: psutil.Process) -> set[int]:
-    """Those to whom it belongs; empty if it has ended."""
+    """The pids of its parents. Empty if the process has ended."""
     with suppress(psutil.NoSuchProcess):
         return {parent.pid for parent in process.parents()}
     return set()
 
 
 def on_part_of_actor(number: signal.Signals, *words: str) -> Fault:
-    """A process that belongs to an engine with draws in hand, without which its actor is of no use."""
+    """A process of an engine with leased draws. Its actor cannot work without it."""
 
     def strike(rig: Rig, random: Random) -> Strike:
         def of_busy() -> list[tuple[psutil.Process, str, int]]:
             parts = [(part, _family(part)) for part in rig.programs(*words)]
             return [(part, name, pid) for name, pid in rig.busy().items() for part, family in parts if pid in family]
 
-        part, name, pid = random.choice(rig.until(of_busy, f"a process named {words} of an actor with draws in hand"))
+        part, name, pid = random.choice(rig.until(of_busy, f"a process named {words} of an actor with leased draws"))
         mended = _at_work_again(rig, name, pid)
         send(part.pid, number)
         return Strike(f"{words[0]} of {name}", given_up(rig, name, pid), mended)
@@ -118,7 +118,7 @@ def on_part_of_actor(number: signal.Signals, *words: str) -> Fault:
 
 
 def on_helper(number: signal.Signals, word: str, stays: bool) -> Fault:
-    """A process that somebody else replaces without a word: at once if one always `stays`, else when it is missed."""
+    """A process that its owner replaces silently: at once if one always `stays`, else at its next use."""
 
     def strike(rig: Rig, random: Random) -> Strike:
         def settled() -> list[psutil.Process]:
@@ -148,7 +148,7 @@ def on_helper(number: signal.Signals, word: str, stays: bool) -> Fault:
 
 
 def on_learner(name: str, number: signal.Signals) -> Fault:
-    """A rank, or the assembler: all ranks start again."""
+    """A rank, or the orchestrator: all ranks start again."""
 
     def strike(rig: Rig, random: Random) -> Strike:
         who = random.choice(rig.named("learner")) if name == "rank" else name

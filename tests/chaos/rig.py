@@ -1,4 +1,4 @@
-"""A run under attack: what can be done to it, and what is seen of it, all from outside."""
+"""Controls and observes a run from outside, to attack it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import psutil
 import redis
 
 from olmorl import config
-from olmorl.deploy import access
-from olmorl.deploy.endpoint import ask
+from olmorl.deploy import credentials
+from olmorl.deploy.control.endpoint import send_command
 from olmorl.errors import OlmoRLError
-from olmorl.learner.journal import Journal
-from olmorl.learner.recovery import RunFiles
-from olmorl.queues.address import PASSWORD
+from olmorl.learner.storage.journal import Journal
+from olmorl.queues.redis_server.url import PASSWORD
+from olmorl.run_dir import RunFiles
 from tests.chaos.disk import Disk
 from tests.chaos.steps import Steps
 from tests.end_to_end.launching import Launch
@@ -30,7 +30,7 @@ class Hang(AssertionError):
 
 
 class Ended(AssertionError):
-    """The run is over, and nobody has asked for that."""
+    """The run ended without a request to stop."""
 
 
 def nothing() -> None:
@@ -53,7 +53,7 @@ class Rig:
         self.settings = config.load(run.recipe, [])
         self.staged = staged(run)
         self.meanwhile: Callable[[], None] = nothing
-        """What is looked at while something is waited for."""
+        """Called during each wait."""
         run.environment[PASSWORD] = run.mark
         self._output = run.folder / "output.txt"
         self._unused_before = unused()
@@ -61,7 +61,7 @@ class Rig:
     # --- its life ---------------------------------------------------------------------------------
 
     def start(self, *arguments: str) -> None:
-        """Start a launcher, with arguments beside the recipe."""
+        """Start a launcher with the recipe and more arguments."""
         self.run.start(*arguments)
 
     def stop(self) -> None:
@@ -69,7 +69,7 @@ class Rig:
         self.run.signal(signal.SIGINT)
 
     def left_behind(self) -> Iterator[str]:
-        """What has not ended with the run or must not be known after it, in words."""
+        """Processes and shared memory that outlived the run, and files with the password, as messages."""
         try:
             self.run.until_gone()
         except AssertionError as left:
@@ -80,10 +80,10 @@ class Rig:
             yield f"shared memory: {left}"
         for file in self.run.run_dir.rglob("*"):
             if file.is_file() and self.run.mark.encode() in file.read_bytes():
-                yield f"the password of Redis stands in {file}"
+                yield f"{file} holds the password of Redis"
 
     def end(self) -> None:
-        """Kill whatever is there still."""
+        """Kill the remaining processes."""
         for process in self.run.processes():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -95,7 +95,7 @@ class Rig:
         return {name: entry["pid"] for name, entry in self.run.roster().items()}
 
     def pid(self, name: str) -> int:
-        """Of a process that has to be there, now or soon."""
+        """The pid of a process. Waits for the process."""
         self.until(lambda: name in self.pids(), f"{name} in processes.json")
         return self.pids()[name]
 
@@ -105,7 +105,7 @@ class Rig:
         return sorted(name for name in self.pids() if name.startswith(f"{kind}-"))
 
     def programs(self, *words: str) -> list[psutil.Process]:
-        """What runs here with one of these words in its command line."""
+        """The processes here with one of these words in the command line."""
         found = []
         for process in self.run.processes():
             try:
@@ -117,16 +117,18 @@ class Rig:
         return found
 
     def working(self) -> dict[str, int]:
-        """The actors that are at work, and their processes."""
+        """The running actors and their processes."""
         try:
-            actors = ask(self.run.run_dir, "status", timeout_s=5.0)["actors"]
+            actors = send_command(self.run.run_dir, "status", timeout_s=5.0)["actors"]
         except (OlmoRLError, OSError, ValueError):
             return {}
         return {actor["name"]: actor["pid"] for actor in actors if actor["state"] == "run"}
 
     def busy(self) -> dict[str, int]:
-        """The actors that have several draws in hand (a single one may just be answered), all of them while Redis does
-        not say, and their processes."""
+        """The actors with several leased draws, and their processes. All actors while Redis does not answer.
+
+        An actor with one draw may just have answered it.
+        """
         pids = self.pids()
         with suppress(redis.RedisError), self.redis() as link:
             pending = [link.xpending(self.key(stream), "actors") for stream in ("again", "fresh")]
@@ -141,7 +143,7 @@ class Rig:
         return {name: pid for name, pid in pids.items() if name.startswith("actor-")}
 
     def orphans(self) -> list[str]:
-        """Processes of the run, but for its launcher, whose parent is none of the run."""
+        """Processes of the run whose parent is not a process of the run. The launcher is no orphan."""
         processes = {process.pid: process for process in self.run.processes()}
         found = []
         for process in processes.values():
@@ -152,24 +154,26 @@ class Rig:
         return found
 
     def until_no_orphans(self) -> None:
-        """Raises Hang with their names."""
+        """Wait until no orphan is left. Raises Hang with their names."""
         try:
-            self.until(lambda: not self.orphans(), "nothing at work whose parent is gone")
+            self.until(lambda: not self.orphans(), "the end of all orphans")
         except Hang as hang:
             raise Hang(f"{self.orphans()}: {hang}") from None
 
     def _may_be_alone(self, process: psutil.Process) -> bool:
         """The launcher, and what waits for the death of an engine's owner."""
         launcher = self.run.process.pid if self.run.process else None
-        return process.pid == launcher or any(part.endswith("actors/reaper.py") for part in process.cmdline())
+        return process.pid == launcher or any(
+            part.endswith("actors/vllm_engine/reaper.py") for part in process.cmdline()
+        )
 
     def journaled(self) -> list[tuple[int, list[int]]]:
-        """The steps in the journal and their draws in order; of a run in which nobody works."""
+        """The steps in the journal and their draws in order; of a stopped run."""
         journal = Journal(RunFiles(self.run.run_dir).journal)
         return [(step, [group.prompt.draw_id for group in journal.read(step)]) for step in journal.steps()]
 
     def said(self) -> str:
-        """What the launcher has printed."""
+        """The output of the launcher."""
         return self._output.read_text(errors="replace")
 
     def logged(self, process: str, words: str) -> int:
@@ -196,8 +200,8 @@ class Rig:
         return next((word for word in reversed(title.split()) if ":" in word), "")
 
     def key(self, name: str) -> str:
-        """Of the training lane, in Redis."""
-        return f"olmorl:{{{access.run_id(self.settings.run_dir)}}}:train:{name}"
+        """The key of the training lane in Redis."""
+        return f"olmorl:{{{credentials.run_id(self.settings.run_dir)}}}:train:{name}"
 
     # --- waiting ----------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class Sample(NamedTuple):
 
 
 class Census:
-    """What every process of the run uses, from time to time."""
+    """Samples the resources of every process of the run."""
 
     def __init__(self, rig: Rig) -> None:
         self._rig = rig
@@ -80,7 +80,7 @@ class Census:
 
     @contextmanager
     def going_on(self) -> Iterator[None]:
-        """It is taken inside, in the background."""
+        """Samples are taken in the background during the block."""
         thread = threading.Thread(target=self._take)
         thread.start()
         try:
@@ -114,8 +114,11 @@ def _role(command: str) -> str:
 
 
 def row(role: str, samples: Sequence[Sample], calm_since: float) -> dict[str, Any]:
-    """Of the faults, the median and most of the first third of the time and of the last; of the calm, the medians of
-    its second third and of its last for the process that grew most."""
+    """One row of the table.
+
+    The time of the faults gives the median and the maximum of its first and last third. The calm gives the medians of
+    its second and last third, for the process that grew most.
+    """
     faults = [sample for sample in samples if sample.minute < calm_since]
     end = max(sample.minute for sample in samples)
     found: dict[str, Any] = {"process": role}
@@ -141,7 +144,7 @@ def _third(which: int, samples: Sequence[Sample], begin: float, end: float) -> l
 
 
 def growths(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What is not flat, in words."""
+    """The resources that grow, as messages."""
     for found in rows:
         before, after = found["resident_mib_calm"] or (0.0, 0.0)
         if after - before > max(GROWTH_MIB, GROWTH * before):

@@ -34,7 +34,7 @@ class Steps:
         return len(self.seen)
 
     def look(self) -> None:
-        """Read what is new. A resume writes the file anew, from its checkpoint on."""
+        """Read the new lines. A resume rewrites the file from its checkpoint on."""
         if not self._path.exists():
             return
         status = self._path.stat()
@@ -48,7 +48,7 @@ class Steps:
                 self.seen.append(step)
 
     def since(self, count: int) -> list[Seen]:
-        """Those after the first `count`."""
+        """The steps after the first `count`."""
         return self.seen[count:]
 
     def longest_gap_s(self, count: int, begin: float) -> float:

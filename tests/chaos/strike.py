@@ -1,4 +1,4 @@
-"""What one fault does to a run."""
+"""Describes one fault and its checks."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def always() -> bool:
 
 @dataclass
 class Strike:
-    """What one fault did."""
+    """One fault and the checks of its effects."""
 
     victim: str
     noticed: Check | None
-    """Whether the service knows; None where there is nothing for it to know."""
+    """Whether the service noticed the fault; None if there is nothing to notice."""
     mended: Check
-    """Whether what was lost is there again."""
+    """Whether the lost part is back."""
     ends_run: bool = False
-    """The launcher is gone or will be: the run is resumed."""
+    """The fault ends the launcher, so the run is resumed."""
     resume: Sequence[str] = ()
-    """With these arguments beside `--resume`."""
+    """Arguments of the resume, in addition to `--resume`."""
     kept: Check = always
-    """What has to hold when all is mended; its docstring says what does not if it does not."""
+    """A condition that must hold after recovery. Its docstring is the message of the violation."""
     at: float = field(default_factory=time.monotonic)
     """When it struck: a fault may have waited for its moment."""
     wall_at: float = field(default_factory=time.time)
-    """The same by the clock on the wall."""
+    """The same in wall time."""
 
 
 Fault = Callable[[Rig, Random], Strike]

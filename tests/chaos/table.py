@@ -1,4 +1,4 @@
-"""What a campaign came to: a row for each kind of fault, for people and for programs."""
+"""Summarises a campaign: one row for each kind of fault, as a table and as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An episode that comes to no good end says so, and costs the campaign no other episode."""
+"""A failed episode is reported, and the other episodes of the campaign still run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rig_that(error: Exception) -> Any:
     ("error", "hung"),
     [(Hang("no step"), True), (Ended("by itself"), False), (KeyError("a mistake of the suite"), False)],
 )
-def test_whatever_ends_it_is_a_violation(error: Exception, hung: bool) -> None:
+def test_any_error_that_ends_it_is_a_violation(error: Exception, hung: bool) -> None:
     outcome = Episode(rig_that(error), seed=0).run(lambda: None)
     assert outcome.violations == [f"{type(error).__name__}: {error}"]
     assert outcome.hung is hung

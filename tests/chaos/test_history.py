@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import zstandard
 
-from olmorl.learner import ledger
-from olmorl.learner.accounts import Drawn, Journaled, Started, Trained
-from olmorl.learner.ledger import Ledger
-from olmorl.learner.score import Score
+from olmorl.learner.storage import ledger
+from olmorl.learner.storage.group_stats import Score
+from olmorl.learner.storage.ledger import Ledger
+from olmorl.learner.storage.ledger_state import Drawn, Journaled, Started, Trained
 from tests.chaos.history import journaled_otherwise, violations
 
 STEPS, BATCH, MAX_LAG = 3, 2, 2

@@ -1,4 +1,4 @@
-"""What grows is told from what is replaced."""
+"""The soak test tells growth from replacement."""
 
 from __future__ import annotations
 

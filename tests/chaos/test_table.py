@@ -1,4 +1,4 @@
-"""The table of a campaign: what it counts, and what it leaves out."""
+"""The table of a campaign counts the right faults."""
 
 from __future__ import annotations
 

@@ -14,11 +14,11 @@ from olmorl.clock import SystemClock
 from olmorl.config import QueueSettings
 from olmorl.messages import Completion, Group, Prompt, Span, Verdict, Version
 from olmorl.ports import Queue, WeightStore
-from olmorl.queues.embedded import EmbeddedRedis
-from olmorl.queues.memory import MemoryQueue
-from olmorl.queues.memory_weights import MemoryWeightStore
-from olmorl.queues.redis import RedisQueue
-from olmorl.queues.weights import StagedWeightStore, store_in_files, store_in_ray
+from olmorl.queues.prompts.memory_queue import MemoryQueue
+from olmorl.queues.prompts.redis_queue import RedisQueue
+from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
+from olmorl.queues.weights.memory_store import MemoryWeightStore
+from olmorl.queues.weights.store import StagedWeightStore, store_in_files, store_in_ray
 
 LEASE_S = 60.0
 MAX_ATTEMPTS = 3
@@ -141,7 +141,7 @@ async def rig(request: pytest.FixtureRequest) -> AsyncIterator[QueueRig]:
 
 @pytest.fixture
 async def queue(rig: QueueRig) -> Queue:
-    """The assembler's holder, with a claim; also used as the actors'."""
+    """The orchestrator's holder, with a claim; also used as the actors'."""
     queue = await rig.connect()
     await queue.claim(1)
     return queue
@@ -239,7 +239,7 @@ class RayRig:
 
 @pytest.fixture(scope="module")
 def first_stores(ray_here: None) -> list[StagedWeightStore]:
-    """Whoever makes the board keeps it: one board, which takes a second to start, serves all tests."""
+    """One board for all tests, because a board takes a second to start."""
     return []
 
 

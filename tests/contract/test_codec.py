@@ -1,4 +1,4 @@
-"""Bytes that are no message are a ValueError, whatever they are: who reads them decides whether that is poison."""
+"""All bytes that are not a message raise ValueError."""
 
 from __future__ import annotations
 

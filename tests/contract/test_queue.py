@@ -1,4 +1,4 @@
-"""What every queue promises. Runs against each adapter; Redis is a real one."""
+"""The contract of every queue. Runs against each adapter, with a real Redis."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ async def test_push_is_all_or_none_and_results_count_against_the_bound(
     with pytest.raises(QueueFull):
         await queue.push([make_prompt(4)])
     await queue.push([make_prompt(5, attempt=2), make_prompt(6, attempt=3)])
-    assert await live(queue) == (2, 0, 3), "what was lost is queued again whatever the bound"
+    assert await live(queue) == (2, 0, 3), "the bound does not stop the requeue of lost draws"
     await queue.withdraw([5, 6], "train")
     await queue.trim((await take(queue))[:1])
     await queue.push([make_prompt(4)])
@@ -328,7 +328,7 @@ async def test_undecodable_messages_become_dead_letters_and_failures(
 
 
 @pytest.mark.parametrize("other", [{"draw_id": 3}, {"lane": "held-out"}])
-async def test_what_stands_in_the_place_of_another_draw_is_a_dead_letter(
+async def test_a_message_in_the_place_of_another_draw_is_a_dead_letter(
     rig: QueueRig, queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup, other: dict[str, Any]
 ) -> None:
     await queue.push([make_prompt(1), make_prompt(2)])
@@ -395,7 +395,7 @@ async def test_a_done_mark_without_its_group_can_be_forgotten(
     assert lent.prompt.attempt == 2
 
 
-async def test_flush_draws_anew(queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup) -> None:
+async def test_a_flushed_lane_draws_again(queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup) -> None:
     await queue.push([make_prompt(n) for n in range(3)])
     one, two = await lease(queue, 2)
     await queue.commit(one, make_group(one.prompt))
@@ -466,7 +466,7 @@ async def test_heartbeats_and_orders(queue: Queue) -> None:
         await queue.set_control("*", "dance")
 
 
-async def test_a_heartbeat_nobody_can_read_is_removed(rig: QueueRig, queue: Queue) -> None:
+async def test_an_unreadable_heartbeat_is_removed(rig: QueueRig, queue: Queue) -> None:
     await queue.heartbeat(ActorStatus(name="actor-0", at=1.0))
     await rig.damage_heartbeat("actor-9")
     assert list(await queue.statuses()) == ["actor-0"]

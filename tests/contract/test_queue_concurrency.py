@@ -34,11 +34,11 @@ async def act(queue: Queue, name: str, chance: random.Random, make_group: Callab
 async def test_each_draw_ends_once_and_counts_conserve(
     rig: QueueRig, make_prompt: Callable[..., Prompt], make_group: Callable[[Prompt], Group]
 ) -> None:
-    assembler = await rig.connect(bound=NUM_DRAWS)
-    await assembler.claim(1)
+    orchestrator = await rig.connect(bound=NUM_DRAWS)
+    await orchestrator.claim(1)
     actors = [await rig.connect(bound=NUM_DRAWS) for _ in range(4)]
     chance = random.Random(0)
-    await assembler.push([make_prompt(n) for n in range(NUM_DRAWS)])
+    await orchestrator.push([make_prompt(n) for n in range(NUM_DRAWS)])
     tasks = [
         asyncio.create_task(act(actors[n % 4], f"actor-{n}", random.Random(n), make_group)) for n in range(NUM_ACTORS)
     ]
@@ -47,15 +47,15 @@ async def test_each_draw_ends_once_and_counts_conserve(
     try:
         async with asyncio.timeout(60):
             while trimmed < NUM_DRAWS:
-                # A lease of a draw that nobody works on is old at once; leases in use race with this, as they would.
+                # A lease of an idle draw expires at once. Used leases race with this, as in a run.
                 rig.clock.time += chance.choice([1.0, LEASE_S])
-                await assembler.expire()
-                await assembler.release(f"actor-{chance.randrange(NUM_ACTORS)}")
-                taken = await assembler.take(20, "train", 0.01)
+                await orchestrator.expire()
+                await orchestrator.release(f"actor-{chance.randrange(NUM_ACTORS)}")
+                taken = await orchestrator.take(20, "train", 0.01)
                 for item in taken:
                     outcomes[item.draw_id] = outcomes.get(item.draw_id, 0) + 1
-                assert (await assembler.counts("train")).live + trimmed == NUM_DRAWS
-                await assembler.trim(taken)
+                assert (await orchestrator.counts("train")).live + trimmed == NUM_DRAWS
+                await orchestrator.trim(taken)
                 trimmed += len(taken)
     finally:
         for task in tasks:
@@ -63,4 +63,4 @@ async def test_each_draw_ends_once_and_counts_conserve(
         ended = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(isinstance(end, asyncio.CancelledError) for end in ended), ended
     assert outcomes == dict.fromkeys(range(NUM_DRAWS), 1)
-    assert await assembler.inventory("train") == {}
+    assert await orchestrator.inventory("train") == {}

@@ -1,4 +1,4 @@
-"""What every weight store promises, and what those promise that hold the bytes."""
+"""The contract of every weight store, and of the stores that hold the bytes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import pytest
 from olmorl.errors import Superseded, WeightError
 from olmorl.messages import Version
 from olmorl.ports import NamedBuffer, StagedWeights, WeightStore
-from olmorl.queues import published_folder, version_files
-from olmorl.queues.chunks import Packing, checked
-from olmorl.queues.version_files import VersionFiles
-from olmorl.queues.weights import store_in_files
+from olmorl.queues.weights import file_publisher, version_files
+from olmorl.queues.weights.chunks import Packing, checked
+from olmorl.queues.weights.store import store_in_files
+from olmorl.queues.weights.version_files import VersionFiles
 
 ConnectStore = Callable[[], WeightStore]
 V0, V1, V2, NEXT = Version(1, 0), Version(1, 1), Version(1, 2), Version(2, 1)
@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_nothing_published_and_the_next_start_may_find_room(
     with monkeypatch.context() as patched:
         if at == "weights":
             patched.setattr(VersionFiles, "write", full)
-        patched.setattr(published_folder, "write_whole", write_whole)
+        patched.setattr(file_publisher, "write_whole", write_whole)
         with pytest.raises(WeightError, match=r"version 1\.0: No space left on device in .*; make room there"):
             store.publish(V0, weights(0))
     assert store.latest() is None
@@ -122,7 +122,7 @@ def test_a_full_disk_leaves_nothing_published_and_the_next_start_may_find_room(
 
 def test_one_version_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def flock(file: BinaryIO, how: int) -> None:
-        """As NFS has it: an exclusive lock is for those who may write."""
+        """Like NFS: an exclusive lock needs a writable file."""
         if how & fcntl.LOCK_EX and fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
             raise OSError(errno.EBADF, "Bad file descriptor")
         if file.name.endswith("1.0.lock"):
@@ -161,7 +161,7 @@ def test_a_version_that_is_not_there_is_an_error(connect_store: ConnectStore) ->
     publisher.discard([])
     with pytest.raises(WeightError, match="discarded"):
         reader.fetch(V0)
-    assert reader.fetch(V1).manifest.version == V1, "the latest is kept whatever is asked"
+    assert reader.fetch(V1).manifest.version == V1, "the latest is always kept"
 
 
 def test_sweep_removes_everything(connect_store: ConnectStore) -> None:
@@ -248,7 +248,7 @@ def test_what_a_dead_process_left_unfinished_is_removed(weight_rig: WeightRig, t
     assert not [path.name for path in folder.iterdir() if path.name.startswith("1.1")]
 
 
-def test_a_host_whose_version_is_being_written_waits_and_names_who_writes(
+def test_a_reader_of_a_version_in_writing_waits_and_names_the_writer(
     weight_rig: WeightRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(version_files, "_TURN_DEADLINE_S", 0.1)

@@ -1,4 +1,4 @@
-"""A cluster without Ray: processes that a test ends, stops and asks what they were told."""
+"""A fake cluster without Ray. Tests end and stop its processes and read the calls to them."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 
 from olmorl import config
-from olmorl.deploy.plan import plan
-from olmorl.deploy.process import Identity
-from olmorl.deploy.roster import Roster
-from olmorl.deploy.supervise import Context
+from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.cluster.remote_process import Identity
+from olmorl.deploy.supervision.policies import Context
+from olmorl.deploy.supervision.process_list import ProcessList
 from olmorl.errors import OlmoRLError, ProcessLost, ResourceError
 
 
 class FakeProcess:
-    """As `process.Process`. `answers` are its answers by method: an error is raised, a function called."""
+    """A fake `RemoteProcess`. `answers` has its answers by method: an error is raised, a function is called."""
 
     def __init__(self, name: str, arguments: tuple[Any, ...], answers: dict[str, Any]) -> None:
         self.name = name
         self.arguments = arguments
         self.handle = self
-        self.answers: dict[str, Any] = {"who": Identity("here", 1), **answers}
+        self.answers: dict[str, Any] = {"identity": Identity("here", 1), **answers}
         self.calls: list[tuple[Any, ...]] = []
         self.killed = False
         self._end: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -62,11 +62,11 @@ class FakeProcess:
             self._end.set_result(None)
         else:
             self._end.set_exception(error)
-            self._end.exception()  # whoever asks gets it; nobody has to
+            self._end.exception()  # marks the error as read: a test need not await it
 
 
 class FakeCluster:
-    """As `cluster.Cluster`, with so much room for engines."""
+    """A fake `RayCluster` with space for this many engines."""
 
     def __init__(self, room: int = 100) -> None:
         self.room = room
@@ -123,7 +123,7 @@ def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
 
 @pytest.fixture
 def context(tmp_path: Path) -> Callable[..., Any]:
-    """Makes what supervisors work with, on a fake cluster; what they say stands in `said`."""
+    """Makes the parts of the supervisors on a fake cluster. `said` collects their messages."""
 
     def make(**supervision: Any) -> Any:
         quick = {"backoff_s": 0.01, "longest_backoff_s": 0.02, "restarts": 2, **supervision}
@@ -138,7 +138,7 @@ def context(tmp_path: Path) -> Callable[..., Any]:
         settings.run_dir.mkdir(parents=True, exist_ok=True)
         said: list[str] = []
         cluster: Any = FakeCluster()
-        made: Any = Context(settings, plan(settings), cluster, Roster(settings.run_dir), said.append)
+        made: Any = Context(settings, plan(settings), cluster, ProcessList(settings.run_dir), said.append)
         made.said = said
         return made
 

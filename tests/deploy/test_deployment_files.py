@@ -1,4 +1,4 @@
-"""Files for clusters that are not here: schemas, a shell check, and that all of them start what the recipes say.
+"""The deployment files pass schemas and a shell check, and start the runs of the recipes.
 
 Nothing in here talks to Slurm, Kubernetes or Docker: it shows that the files are well formed and agree with the
 command line, the plan and the lock, not that a cluster takes them.
@@ -19,7 +19,7 @@ import yaml
 
 from olmorl import config
 from olmorl.deploy import arguments
-from olmorl.deploy.plan import plan
+from olmorl.deploy.cluster.placement import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -44,7 +44,7 @@ def pods() -> list[dict[str, Any]]:
 
 
 def settings_of(words: list[str]) -> config.Config:
-    """What a command line of `olmorl-launch` comes to; recipes of the image are those of the checkout."""
+    """The configuration of an `olmorl-launch` command line. The image's recipes are read from the checkout."""
     local = [word.replace("/opt/olmorl", str(ROOT)) for word in words]
     asked = arguments.parse(local)
     return config.load(asked.recipe, asked.overrides)
@@ -89,10 +89,19 @@ def test_kubernetes_has_the_nodes_and_the_ray_of_the_run_it_starts() -> None:
     assert command == "olmorl-launch"
     assert str(settings.run.directory) == "/runs"
     assert workers["replicas"] == workers["minReplicas"] == placed.learner_nodes + placed.actor_nodes
-    assert workers["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    (container,) = workers["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert container["resources"]["requests"] == container["resources"]["limits"]
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     assert cluster["authOptions"] == {"mode": "token"}
     assert f"ray=={cluster['rayVersion']}" in (ROOT / "requirements" / "cpu.lock").read_text().splitlines()
+
+
+def test_workers_may_use_rdma_devices_and_lock_memory_for_them() -> None:
+    (workers,) = job()["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = workers["template"]["spec"]["containers"]
+    assert container["resources"]["limits"]["rdma/hca"] == "1"
+    assert container["securityContext"]["capabilities"]["add"] == ["IPC_LOCK"]
 
 
 def test_only_pods_of_the_run_reach_each_other_and_kuberay_the_job_api() -> None:
@@ -117,7 +126,7 @@ def test_prometheus_takes_the_pattern_and_finds_the_demo() -> None:
     file = DEPLOY / "prometheus" / "prometheus.yml"
     (scraped,) = yaml.safe_load(file.read_text())["scrape_configs"]
     for path in (path for found in scraped["file_sd_configs"] for path in found["files"]):
-        # What Prometheus' own file discovery takes.
+        # The rules of Prometheus' file discovery.
         assert re.fullmatch(r"[^*]*(\*[^/]*)?\.(json|yml|yaml|JSON|YML|YAML)", path)
         assert (file.parent / path).resolve() == ROOT / "runs" / "demo" / "targets.json"
 
@@ -143,12 +152,12 @@ def test_the_image_is_built_from_what_the_checkout_has() -> None:
     assert context == ROOT
     assert "make install" in dockerfile
     assert "\nUSER olmorl\n" in dockerfile
-    for library in ("bubblewrap", "libnuma1"):
+    for library in ("bubblewrap", "libnuma1", "libibverbs1", "librdmacm1", "ibverbs-providers"):
         assert library in dockerfile
 
 
 @pytest.mark.parametrize("path", sorted(DEPLOY.glob("[sdk]*/*")), ids=lambda path: path.name)
-def test_no_secret_stands_in_a_file(path: Path) -> None:
+def test_no_file_has_a_secret(path: Path) -> None:
     for line in path.read_text().splitlines():
         if not line.lstrip().startswith("#") and ("PASSWORD=" in line or "TOKEN=" in line):
             assert "$(" in line, line

@@ -1,4 +1,4 @@
-"""The command line: what it understands, and one clear message with exit code 2 for each mistake."""
+"""The command line accepts its options, and gives one message with exit code 2 for each mistake."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from olmorl import config
 from olmorl.deploy.arguments import parse
+from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.launch import main
-from olmorl.deploy.plan import plan
 from olmorl.errors import ConfigError
+from tests.deploy.folders import bare_model
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = ROOT / "deploy" / "recipes"
@@ -23,10 +25,7 @@ RECIPES = ROOT / "deploy" / "recipes"
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """A folder that looks like a model as far as the launcher looks."""
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"architectures": ["Olmo3ForCausalLM"]}))
-    return folder
+    return bare_model(tmp_path / "model")
 
 
 @pytest.fixture
@@ -66,6 +65,71 @@ def test_words_that_mean_nothing_are_refused(recipe: Path, words: list[str]) -> 
         parse([str(recipe), *words])
 
 
+def test_every_key_is_listed_with_type_choices_bounds_and_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--help-keys"])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    keys = config.reference()
+    assert len(keys) > 150 and len({key.key for key in keys}) == len(keys)
+    for key in keys:
+        assert len(key.meaning) >= 8 and key.meaning.rstrip().endswith((".", ")")), f"{key.key} lacks a sentence"
+        assert f"--{key.key}   {key.wanted}   [default: {key.default or 'none'}]\n" in shown
+    assert "see the recipe" not in shown
+    for line in (
+        "--run.seed   integer >= 0, < 2147483648   [default: 0]",
+        '--objective.rho   number > 0 or "off" or "uncapped"   [default: none]',
+        '--learner.device   "auto" or "cpu" or "cuda"   [default: auto]',
+        "--learner.betas   list of 2 numbers >= 0, < 1   [default: [0.9, 0.95]]",
+        "--actors.cores   list of integers >= 0, at least 1 long   [default: none]",
+        "--verifiers.weights   table of numbers by name   [default: {}]",
+        "--data.strict   true or false   [default: false]",
+    ):
+        assert f"\n{line}\n" in f"\n{shown}"
+
+
+def test_what_a_key_says_of_its_bounds_is_what_is_checked() -> None:
+    """One step outside each bound is refused, for every number of a recipe."""
+    tried = 0
+    for key in config.reference():
+        for bound in key.bounds.split(", ") if key.type in ("number", "integer") else ():
+            sign, _, text = bound.partition(" ")
+            step = 1 if key.type == "integer" else 1e-9
+            outside = {">=": -step, "<=": step, ">": 0, "<": 0}.get(sign)
+            if outside is None:
+                continue
+            *sections, leaf = key.key.split(".")
+            tree: dict[str, Any] = {leaf: float(text) + outside if key.type == "number" else int(text) + outside}
+            for section in reversed(sections):
+                tree = {section: tree}
+            with pytest.raises(ConfigError, match=key.key.replace(".", r"\.")):
+                config.build(tree)
+            tried += 1
+    assert tried > 100
+
+
+def test_no_number_of_a_recipe_may_be_infinite_or_none() -> None:
+    numbers = [key for key in config.reference() if "number" in key.type]
+    assert len(numbers) > 50
+    for key in numbers:
+        for bad in (float("inf"), float("-inf"), float("nan")):
+            *sections, leaf = key.key.split(".")
+            wrapped: Any = {"list of 2 numbers": [bad, 0.5], "table of numbers": {"math": bad}}.get(key.type, bad)
+            if key.type.startswith("table"):
+                wrapped = {"math": bad}
+            tree: dict[str, Any] = {leaf: wrapped}
+            for section in reversed(sections):
+                tree = {section: tree}
+            with pytest.raises(ConfigError, match=key.key.replace(".", r"\.")):
+                config.build(tree)
+
+
+def test_a_reader_that_has_seen_enough_gets_no_traceback() -> None:
+    command = f"{sys.executable} -m olmorl.deploy.launch --help-keys | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
+    assert done.stdout.startswith("--run.name") and not done.stderr
+
+
 def test_mistakes_in_the_recipe(capsys: pytest.CaptureFixture[str], recipe: Path, tmp_path: Path) -> None:
     assert "did you mean 'learning_rate'" in refusal(capsys, recipe, "--learner.learnig_rate", "1")
     assert "sampling.group_size" in refusal(capsys, recipe, "--sampling.group_size", "1")
@@ -103,7 +167,7 @@ def test_places_where_no_run_can_be(capsys: pytest.CaptureFixture[str], recipe: 
     for place in (recipe, "/proc/nowhere", "x" * 300):
         assert ": set run.directory to" in refusal(capsys, recipe, "--run.directory", place)
     assert "/t: File name too long" in refusal(capsys, recipe, "--run.directory", "x" * 300, "--dry-run", "--resume")
-    assert "/cache: " in refusal(capsys, recipe, "--run.directory", recipe, "--model.build", "demo")
+    assert ": set run.directory to" in refusal(capsys, recipe, "--run.directory", recipe, "--model.build", "demo")
 
 
 def test_more_nodes_than_this_machine_is(capsys: pytest.CaptureFixture[str], recipe: Path) -> None:

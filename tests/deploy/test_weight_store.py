@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from olmorl import config
-from olmorl.deploy import access, wiring
-from olmorl.deploy.preflight import absolute
+from olmorl.deploy import credentials, wiring
+from olmorl.deploy.preflight.local_checks import absolute
 from olmorl.errors import ConfigError
 from olmorl.messages import Version
 from olmorl.ports import NamedBuffer
@@ -38,7 +38,7 @@ def test_auto_takes_the_object_store_only_where_hosts_share_nothing(
 
 
 def test_a_directory_does_not_go_with_the_object_store() -> None:
-    with pytest.raises(ConfigError, match=r"weights\.directory is for files: leave it out"):
+    with pytest.raises(ConfigError, match=r"weights\.directory needs weights\.store = .file."):
         settings("head:6379", store="ray", directory="/mnt/shared")
 
 
@@ -48,7 +48,7 @@ def test_on_a_cluster_files_lie_in_the_run_directory(tmp_path: Path) -> None:
     store = wiring.weight_store(recipe)
     store.publish(Version(1, 0), [NamedBuffer("w", "uint8", (2,), np.zeros(2, np.uint8).data)])
     assert [path.name for path in (recipe.run_dir / "weights").rglob("*.weights")] == ["1.0.weights"]
-    assert not Path(f"/dev/shm/olmorl-{access.run_id(recipe.run_dir)}").exists(), "staged before it is fetched"
+    assert not Path(f"/dev/shm/olmorl-{credentials.run_id(recipe.run_dir)}").exists(), "staged before it is fetched"
 
 
 def test_other_processes_of_the_run_know_its_folders_wherever_they_start(
@@ -59,5 +59,7 @@ def test_other_processes_of_the_run_know_its_folders_wherever_they_start(
     monkeypatch.chdir("/")
     assert recipe.run_dir == tmp_path / "runs" / "run"
     assert recipe.weights.directory == tmp_path / "shared"
-    assert access.run_id(recipe.run_dir) == access.run_id(config.build(recipe.model_dump(mode="json")).run_dir)
+    assert credentials.run_id(recipe.run_dir) == credentials.run_id(
+        config.build(recipe.model_dump(mode="json")).run_dir
+    )
     assert absolute(config.build({})).weights.directory is None

@@ -1,12 +1,10 @@
-"""Runs on a small random policy, or on none."""
+"""Runs with a small random policy, or without a model."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.chaos.history import violations
@@ -20,15 +18,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recipes.make_policy(tmp_path_factory.mktemp("policy"))
 
 
-def _end(runs: list[Launch]) -> None:
-    for process in [process for run in runs for process in run.processes()]:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
 @pytest.fixture
 def launch(tmp_path: Path, policy: Path) -> Iterator[Callable[[str], Launch]]:
-    """Makes a run with more lines for its recipe. What it started is ended by id when the test is over."""
+    """Makes a run with more lines for its recipe. Its processes are ended by id after the test."""
     made: list[Launch] = []
 
     def make(more: str) -> Launch:
@@ -36,7 +28,8 @@ def launch(tmp_path: Path, policy: Path) -> Iterator[Callable[[str], Launch]]:
         return made[-1]
 
     yield make
-    _end(made)
+    for run in made:
+        run.end()
 
 
 @pytest.fixture
@@ -49,7 +42,8 @@ def simulate(tmp_path: Path) -> Iterator[Callable[[str], Launch]]:
         return made[-1]
 
     yield make
-    _end(made)
+    for run in made:
+        run.end()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Real runs, as a user starts them: the launcher in a process of its own."""
+"""Real runs, as a user starts them: the launcher is a separate process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -101,3 +102,9 @@ class Launch:
         while left := self.processes():
             assert time.monotonic() < deadline, [" ".join(p.cmdline())[:100] for p in left]
             time.sleep(0.2)
+
+    def end(self) -> None:
+        """Kill what is left of it."""
+        for process in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()

@@ -1,4 +1,4 @@
-"""What a run must not leave in shared memory. Others may work beside it and have shared memory of their own."""
+"""Finds files of a run that are left in shared memory. Other processes of the machine may use shared memory too."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from pathlib import Path
 import psutil
 
 from olmorl import config
-from olmorl.actors import reaper
-from olmorl.deploy import access
+from olmorl.actors.vllm_engine import reaper
+from olmorl.deploy import credentials
 from tests.end_to_end.launching import Launch
 
 PATIENCE_S = 150
-"""What others make just now is not in use for a moment; their libraries' files are there as long as they work."""
+"""New files of other processes are unused for a moment. The files of their libraries exist as long as they run."""
 _OF_LIBRARIES = ("/dev/shm/deepspeed_", "/dev/shm/torch_", "/dev/shm/plasma")
 
 
 def staged(run: Launch) -> Path:
     """The run's own folder in shared memory."""
-    return Path("/dev/shm", f"olmorl-{access.run_id(config.load(run.recipe, []).run_dir)}")
+    return Path("/dev/shm", f"olmorl-{credentials.run_id(config.load(run.recipe, []).run_dir)}")
 
 
 def unused() -> set[Path]:
-    """What no process has open, of what engines and their like make."""
+    """Files of engines and similar programs that no process has open."""
     there = {file for file in Path("/dev/shm").iterdir() if str(file).startswith(reaper.NAMES)}
     return there - reaper.shared_memory(psutil.pids())
 

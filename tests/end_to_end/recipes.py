@@ -19,11 +19,11 @@ ON_FOUR_HOSTS = ("--learner.nodes=2", "--learner.ranks_per_node=1", "--actors.no
 
 def make_policy(folder: Path) -> Path:
     """A random policy with its tokenizer."""
-    from olmorl.deploy.demo import Policy
-    from olmorl.deploy.tiny_policy import build_model, build_tokenizer
+    from olmorl.deploy.demo.settings import ModelSize
+    from olmorl.deploy.demo.tiny_model import build_model, build_tokenizer
 
     tokenizer = build_tokenizer(256)
-    sizes = Policy(hidden=64, intermediate=128, heads=2, sliding_window=16, max_tokens=256)
+    sizes = ModelSize(hidden=64, intermediate=128, heads=2, sliding_window=16, max_tokens=256)
     build_model(sizes, tokenizer, seed=0).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder

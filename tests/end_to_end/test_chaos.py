@@ -1,4 +1,4 @@
-"""Faults strike runs without a model, and one on real engines: minutes of what `make chaos` does for an hour."""
+"""Faults strike runs without a model, and one on real engines: a short form of `make chaos`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from olmorl.learner.ledger import read_ledger
+from olmorl.learner.storage.ledger import read_ledger
 from tests.chaos import campaign, faults
 from tests.chaos.campaign import Campaign, play
 from tests.chaos.episode import Episode, Outcome
@@ -21,16 +21,16 @@ from tests.chaos.table import summary
 SIMULATED = [
     (
         *("SIGKILL actor", "SIGKILL learner rank", "corrupt prompt", "SIGKILL redis-server", "SIGSTOP actor"),
-        *("disk full", "corrupt weights", "SIGKILL assembler"),
+        *("disk full", "corrupt weights", "SIGKILL orchestrator"),
     ),
     (
         *("SIGKILL all actors", "corrupt result", "SIGSTOP learner rank", "disk hangs", "SIGKILL weight board"),
         *("SIGKILL everything in a checkpoint", "power cut, last writes lost", "SIGKILL Ray's raylet"),
     ),
 ]
-"""Those of the disk only where a run can have its own; all others are in `make chaos`."""
+"""Faults of the disk run only where a run can have its own disk. `make chaos` runs all others."""
 REAL = ("SIGKILL engine core", "SIGKILL verifier", "SIGKILL learner rank")
-NOT_OF_ACTORS = ("SIGKILL learner rank", "SIGKILL redis-server", "SIGKILL assembler", "Redis cuts connections")
+NOT_OF_ACTORS = ("SIGKILL learner rank", "SIGKILL redis-server", "SIGKILL orchestrator", "Redis cuts connections")
 SYNCHRONOUS = """
 [schedule]
 steps = 14
@@ -78,7 +78,7 @@ def test_real_engines_get_over_faults(tmp_path: Path, policy: Path) -> None:
     kinds = {**chosen.faults, REAL[-1]: between_checkpoints(chosen.faults[REAL[-1]])}
     outcome = strike(replace(chosen, faults=kinds), REAL, tmp_path, seed=0)
     killed, verifier, rank = outcome.records
-    assert killed.noticed_s is not None and killed.draws_again > 0, "what the engine had in hand went elsewhere"
+    assert killed.noticed_s is not None and killed.draws_again > 0, "other engines got the lost draws"
     assert verifier.steps_replayed == 0
     assert rank.steps_replayed > 0 and rank.draws_again == 0, "replayed, not generated again"
 

@@ -16,10 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
-from olmorl.deploy.access import read_token
-from olmorl.learner.ledger import read_ledger
+from olmorl.deploy.credentials import read_token
+from olmorl.learner.storage.ledger import read_ledger
 from tests.end_to_end.launching import ROOT
-from tests.queues.sentinels import PASSWORD, SENTINEL_PASSWORD, Watched, watched
+from tests.queues.redis_server.sentinels import PASSWORD, SENTINEL_PASSWORD, Watched, watched
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
 SETTINGS = """
@@ -48,7 +48,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monkey
 
 
 def ray_tokens(run: Any) -> set[str]:
-    """Of the Ray that the run started, as its processes have it."""
+    """The tokens of the run's own Ray, read from its processes."""
     found = set()
     for process in run.processes():
         with suppress(psutil.Error):
@@ -94,7 +94,7 @@ def test_a_fail_over_that_lost_the_last_writes_is_reconciled_and_no_secret_is_se
     check_history(run, len(run.lines()), 2)
     compared = re.search(
         r"(\d+) draws were lost .* (\d+) had come back .* (\d+) results had come back",
-        (run.run_dir / "logs" / "assembler.log").read_text(),
+        (run.run_dir / "logs" / "orchestrator.log").read_text(),
     )
     assert compared, "the fail-over went unnoticed"
     lost, withdrawn, dropped = map(int, compared.groups())

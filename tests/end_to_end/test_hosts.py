@@ -13,15 +13,15 @@ from typing import Any
 import psutil
 import pytest
 
-from olmorl.learner import rollouts
-from olmorl.queues.address import PASSWORD
-from olmorl.queues.embedded import find_server
+from olmorl.learner.storage import rollout_log
+from olmorl.queues.redis_server.embedded_server import find_server
+from olmorl.queues.redis_server.url import PASSWORD
 from tests.end_to_end.recipes import ON_FOUR_HOSTS
 from tests.hosts.lan import Host, Lan, missing, program
 from tests.hosts.ray_cluster import RayCluster, programs
 
 HOSTS = ("one", "two", "three", "four")
-# More groups in flight than the actors hold, so that whoever is lost had some in hand.
+# More groups in flight than the actors can lease, so that every lost actor has leased groups.
 MAX_LAG = 4
 REAL = f"""
 [sampling]
@@ -83,7 +83,7 @@ def places(run: Any) -> dict[str, str]:
 
 def groups_of(run: Any) -> list[dict[str, Any]]:
     """Every group that was answered."""
-    records = [record for path in rollouts.files(run.run_dir / "rollouts") for record in rollouts.read(path)]
+    records = [record for path in rollout_log.files(run.run_dir / "rollouts") for record in rollout_log.read(path)]
     return [record for record in records if record["completions"]]
 
 
@@ -134,7 +134,7 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     run.until_step(2, timeout_s=400)
     where = places(run)
     assert {where[name] for name in ("learner-0", "learner-1", "actor-0", "actor-1")} == set(HOSTS)
-    assert where["assembler"] == where["redis"] == where["learner-0"]
+    assert where["orchestrator"] == where["redis"] == where["learner-0"]
     check_sockets(cluster)
     before, actors = run.roster(), cluster.hosts[where["actor-0"]]
     actors.cut()
@@ -223,12 +223,12 @@ def test_a_learner_that_loses_its_first_host_trains_on_elsewhere(
     run.start("--ray-address", cluster.address, *ON_FOUR_HOSTS)
     run.until_step(6)
 
-    cut_off = cluster.hosts[places(run)["assembler"]]
+    cut_off = cluster.hosts[places(run)["orchestrator"]]
     cut_off.mute()
     until_moved(run, cut_off)
     until_steps(run, 3)
     cut_off.heal()
-    killed = cluster.hosts[places(run)["assembler"]]
+    killed = cluster.hosts[places(run)["orchestrator"]]
     killed.kill()
     until_moved(run, killed)
     until_steps(run, 3)
@@ -266,7 +266,7 @@ def test_with_a_redis_elsewhere_only_the_learner_moves(
     run.start("--ray-address", cluster.address, f"--queue.url={redis_of_their_own}", *ON_FOUR_HOSTS)
     run.until_step(6)
     actors = {name: entry for name, entry in run.roster().items() if name.startswith("actor")}
-    killed = cluster.hosts[places(run)["assembler"]]
+    killed = cluster.hosts[places(run)["orchestrator"]]
     killed.kill()
     until_moved(run, killed)
     until_steps(run, 3)
@@ -288,14 +288,14 @@ def test_hosts_that_do_not_share_the_run_directory_are_found(
 
 
 def until_moved(run: Any, host: Host) -> None:
-    """Until the learner is at work again, and nothing of it on that host."""
+    """Wait until the learner trains again. It must not use that host."""
     incarnation = run.lines()[-1]["incarnation"]
     run.until(lambda: run.lines() and run.lines()[-1]["incarnation"] > incarnation, timeout_s=MOVED_S)
     assert host.name not in places(run).values()
 
 
 def check_moved(groups: list[dict[str, Any]], actors: set[str], lost_at: float, noticed_at: float) -> None:
-    """What the lost actors had in hand was soon answered by others, and no answer to it that came late counts."""
+    """Checks that other actors soon answered the lost draws, and that no late answer counts."""
     again = [group for group in groups if group["attempt"] > 1 and lost_at < group["started_at"]]
     assert again and all(group["actor"] not in actors for group in again)
     assert min(group["started_at"] for group in again) < lost_at + ELSEWHERE_S

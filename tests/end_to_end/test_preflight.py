@@ -20,12 +20,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 def marks(table: str) -> dict[str, str]:
-    """What stands in the column of marks, by the check."""
+    """The mark of each check in the table."""
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in table.splitlines() if "│" in line]
     return {row[0]: row[2] for row in rows if row[0]}
 
 
-def test_all_that_is_wrong_stands_in_one_table_with_its_fix(tmp_path: Path) -> None:
+def test_one_table_has_every_problem_with_its_fix(tmp_path: Path) -> None:
     run = recipes.real(tmp_path, tmp_path / "nothing-here", NO_REDIS)
     run.start("--preflight", "--data.train", '["missing.jsonl"]')
     assert run.wait() == 2

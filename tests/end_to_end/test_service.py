@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from olmorl import config
-from olmorl.learner import rollouts
+from olmorl.learner.storage import rollout_log
 from tests.end_to_end.leftovers import until_clean, unused
 
 STEPS = 6
@@ -45,7 +45,9 @@ def sizes(zero: int) -> str:
 
 def check_rollouts(run_dir: Path) -> None:
     paths = sorted((run_dir / "rollouts").glob("*.zst"))
-    completions = [completion for path in paths for group in rollouts.read(path) for completion in group["completions"]]
+    completions = [
+        completion for path in paths for group in rollout_log.read(path) for completion in group["completions"]
+    ]
     assert completions
     for completion in completions:
         spans = completion["versions"]
@@ -69,6 +71,7 @@ def test_killed_without_warning_and_resumed(
     check_history(run, STEPS, MAX_LAG)
     check_rollouts(run.run_dir)
     assert {line["incarnation"] for line in run.lines()} == {1, 2}
+    assert "Failed to load weights" not in (run.run_dir / "logs" / "actor-0.log").read_text()
 
 
 def test_asked_to_stop_and_resumed(

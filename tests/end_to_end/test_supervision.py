@@ -1,4 +1,4 @@
-"""A run without a model is asked for things, and taken up again by another launcher."""
+"""A run without a model obeys commands and is resumed by another launcher."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from olmorl.deploy import control
-from olmorl.deploy.access import token_file
+from olmorl.deploy.control import cli
+from olmorl.deploy.credentials import token_file
 
 SETTINGS = """
 [schedule]
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 def ctl(run: Any, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     """The JSON that a command prints."""
-    assert control.main([str(run.run_dir), *arguments, "--json"]) == 0, capsys.readouterr().err
+    assert cli.main([str(run.run_dir), *arguments, "--json"]) == 0, capsys.readouterr().err
     return json.loads(capsys.readouterr().out)
 
 
@@ -58,14 +58,14 @@ def test_orders_are_obeyed_and_a_killed_launcher_is_resumed(
     assert ctl(run, capsys, "dead-letters", "--replay") == {"letters": [], "replayed": []}
 
     monkeypatch.setenv("OLMORL_TOKEN", "guessed")
-    assert control.main([str(run.run_dir), "stop"]) == 2
+    assert cli.main([str(run.run_dir), "stop"]) == 2
     assert "wrong token" in capsys.readouterr().err
     monkeypatch.delenv("OLMORL_TOKEN")
 
     run.signal(signal.SIGKILL)
     run.wait()
     run.until_gone()
-    assert control.main([str(run.run_dir), "pause"]) == 2
+    assert cli.main([str(run.run_dir), "pause"]) == 2
     assert "does not answer" in capsys.readouterr().err
     steps = len(run.lines())
     run.start("--resume")
@@ -83,7 +83,8 @@ def test_a_stop_is_obeyed_while_the_run_starts(simulate: Callable[[str], Any]) -
     run.start()
     run.until(lambda: "redis" in run.roster())
     run.signal(signal.SIGINT)
-    assert run.wait(60) == 1, run.output()
+    assert run.wait(60) == 130, run.output()
+    assert "Ctrl-C: stopping; what was started is ended first" in run.output()
     assert "stopped while it started; nothing has begun: start it again, without --resume" in run.output()
     assert "stopped while it started" in (run.run_dir / "logs" / "launcher.log").read_text()
     assert "Traceback" not in run.output()

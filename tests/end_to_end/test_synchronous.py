@@ -17,16 +17,17 @@ from olmorl.actors import admission
 from olmorl.actors.loop import Actor
 from olmorl.clock import SystemClock
 from olmorl.config import QueueSettings
-from olmorl.learner import loop, rollouts
-from olmorl.learner.assembler import Assembler
-from olmorl.learner.engine import DeepSpeedTrainer
-from olmorl.learner.presets import resolve
-from olmorl.learner.ranks import Ranks
-from olmorl.learner.stream import PromptStream, Source
+from olmorl.learner import loop
+from olmorl.learner.algorithm.presets import resolve
+from olmorl.learner.data.stream import PromptStream, Source
+from olmorl.learner.orchestrator.orchestrator import Orchestrator
+from olmorl.learner.storage import rollout_log
+from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
+from olmorl.learner.trainer.process_group import Ranks
 from olmorl.messages import Completion, Prompt, Span, TokenIds, Verdict, Version
 from olmorl.ports import EngineLoad, Row, Sampling, StagedWeights, Update
-from olmorl.queues.memory import MemoryQueue
-from olmorl.queues.memory_weights import MemoryWeightStore
+from olmorl.queues.prompts.memory_queue import MemoryQueue
+from olmorl.queues.weights.memory_store import MemoryWeightStore
 
 STEPS, PROMPTS, GROUP, VOCAB = 4, 3, 4, 200
 LEARNING_RATE, EPS_LOW, EPS_HIGH, RHO = 1e-3, 0.2, 0.272, 1.5
@@ -133,8 +134,8 @@ async def serve(recipe: config.Config, trainer: RecordingTrainer) -> None:
     clock = SystemClock()
     queue, store = MemoryQueue(QueueSettings(), 1000, clock), MemoryWeightStore()
     rows = [Row(f"r:{i}", "", np.array([i, 7, 9], np.int32), ("parity",), ("",), {}, False) for i in range(100)]
-    assembler = Assembler(recipe, queue, PromptStream([Source("r", None, rows)], 0), clock, num_ranks=1, evaluations={})
-    await assembler.open()
+    stream = PromptStream([Source("r", None, rows)], 0)
+    orchestrator = await Orchestrator.open(recipe, queue, stream, clock, num_ranks=1, evaluations={})
     actors = [
         Actor(
             name=f"actor-{i}",
@@ -153,8 +154,8 @@ async def serve(recipe: config.Config, trainer: RecordingTrainer) -> None:
         for i in range(2)
     ]
     running = [asyncio.create_task(actor.run()) for actor in actors]
-    book = asyncio.create_task(assembler.run())
-    await loop.run(0, trainer, assembler, store, clock, recipe)
+    book = asyncio.create_task(orchestrator.run())
+    await loop.run(0, trainer, orchestrator, store, clock, recipe)
     await book
     for actor in actors:
         await actor.stop()
@@ -165,7 +166,7 @@ def trained_groups(run_dir: Path) -> dict[int, list[dict[str, Any]]]:
     """By step, in the order of their draws, from what the run left behind."""
     steps: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for path in (run_dir / "rollouts").glob("*.zst"):
-        for group in rollouts.read(path):
+        for group in rollout_log.read(path):
             if group["outcome"] == "trained":
                 steps[group["step"]].append(group)
     return steps

@@ -1,4 +1,4 @@
-"""Two programs that talk over TCP, to see what a link does: `chat.py answer|ask|hold ADDRESS PORT [SECONDS]`."""
+"""Two programs that talk over TCP, to test a link: `chat.py answer|ask|hold ADDRESS PORT [SECONDS]`."""
 
 from __future__ import annotations
 

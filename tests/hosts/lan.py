@@ -25,14 +25,14 @@ import psutil
 NEEDED = ("ip", "bridge", "unshare", "nsenter", "mount")
 SHARED_MEMORY_SIZE = "2g"
 CODE = [folder for folder in (Path(__file__).resolve().parents[2], Path(sys.prefix)) if folder.is_relative_to("/tmp")]
-"""What every host must see to run our programs, where that lies in /tmp."""
+"""Folders in /tmp that every host needs to run our programs."""
 _BRIDGE = "lan"
 _DISABLED, _FORWARDING = "0", "3"
 _PR_SET_PDEATHSIG = 1
 _START_DEADLINE_S = 10.0
 _LIBC = ctypes.CDLL(None)
 
-# As on Debian, the host's own name is a loopback address: whoever asks for it to be reached from elsewhere is wrong.
+# As on Debian, the host's own name is a loopback address. Code that gives this address to other hosts fails.
 _BOOT = """
 set -e
 hostname "$NAME"
@@ -93,7 +93,7 @@ class _Namespace:
 
 
 class Host:
-    """One host: whatever runs on it sees its own files, processes and network only, and ends with it.
+    """One host. Its processes see only its files, processes and network, and end with it.
 
     Args:
         shared: folders that it sees as they are outside, as if on a network file system; the rest of /tmp is its own.
@@ -145,7 +145,7 @@ class Host:
         return output
 
     def processes(self) -> list[psutil.Process]:
-        """All that run here, but for those that hold the host."""
+        """All processes here, except the ones that keep the host."""
         here = _process_namespace(self.pid)
         holders = {self.pid, *(child.pid for child in psutil.Process(self.pid).children() if child.name() == "sleep")}
         return [p for p in psutil.process_iter() if p.pid not in holders and _process_namespace(p.pid) == here]
@@ -157,7 +157,7 @@ class Host:
         self._lan.ip("link", "set", self._port, "down")
 
     def mute(self) -> None:
-        """Drop every packet, and tell nobody: the connections stay half open."""
+        """Drop every packet silently. The connections stay half open."""
         self._is_mute = True
         self._lan.run("bridge", "link", "set", "dev", self._port, "state", _DISABLED)
 
@@ -207,7 +207,7 @@ class Lan:
     """Hosts on one switch; all of them end with it."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is where the hosts' own /tmp is mounted, each in a namespace of its own."""
+        """`folder` is where the hosts' own /tmp is mounted, each in a separate namespace."""
         self.folder = folder
         self.hosts: dict[str, Host] = {}
         """Those that live."""
@@ -254,7 +254,7 @@ def program(process: subprocess.Popen[str]) -> psutil.Process:
 
 
 def _without_ray(environment: Mapping[str, str]) -> dict[str, str]:
-    """What this process has set for a Ray of its own is nothing to other hosts."""
+    """Removes the Ray settings of this process, which do not apply to other hosts."""
     return {name: value for name, value in environment.items() if not name.startswith("RAY_")}
 
 

@@ -11,7 +11,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from olmorl.learner.ranks import Ranks, join
+from olmorl.learner.trainer.process_group import Ranks, join
 
 if __name__ == "__main__":
     rank, world = int(sys.argv[1]), int(sys.argv[2])

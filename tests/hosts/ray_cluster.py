@@ -99,11 +99,11 @@ class RayCluster:
 
     def control(self, run_dir: Path, *arguments: str) -> Any:
         """Run `olmorl-ctl` on the head; returns the JSON it prints."""
-        command = [sys.executable, "-m", "olmorl.deploy.control", str(run_dir), *arguments, "--json"]
+        command = [sys.executable, "-m", "olmorl.deploy.control.cli", str(run_dir), *arguments, "--json"]
         return json.loads(self.head.run(command, **self.environment))
 
     def left_behind(self) -> list[str]:
-        """What is there, on any host, although nobody has asked for it: processes, and files in shared memory."""
+        """Processes and files in shared memory that should not exist, on all hosts."""
         found = [(host.name, process.name()) for host in self.hosts.values() for process in programs(host)]
         files = [(host.name, name) for host in self.hosts.values() for name in host.run(["ls", "/dev/shm"]).split()]
         return [f"{name} on {host}" for host, name in (*found, *files) if name != _KEPT]
@@ -127,5 +127,5 @@ class RayCluster:
 
 
 def programs(host: Host) -> list[psutil.Process]:
-    """What runs there but for Ray's own daemons."""
+    """The processes on the host, without Ray's daemons."""
     return [process for process in host.processes() if process.name() not in RAYS_OWN]

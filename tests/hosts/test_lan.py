@@ -1,4 +1,4 @@
-"""The hosts are apart: each its own files, memory and processes; links break and heal as told; nothing stays behind."""
+"""Each host has its own files, memory and processes; links break and heal on command; they leave nothing behind."""
 
 from __future__ import annotations
 

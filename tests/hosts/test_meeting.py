@@ -1,4 +1,4 @@
-"""Ranks meet across hosts whose own names are loopback addresses, as Debian writes them, and listen nowhere else."""
+"""Ranks connect across hosts whose names are loopback addresses, as on Debian, and listen on no other address."""
 
 from __future__ import annotations
 

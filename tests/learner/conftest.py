@@ -144,6 +144,7 @@ def make_group() -> Callable[..., Group]:
                 text="",
                 verdicts={"math": Verdict(reward=reward)},
                 reward=reward,
+                solved=reward >= 1,
             )
             for index, (reward, size) in enumerate(zip(rewards, sizes, strict=True))
         )

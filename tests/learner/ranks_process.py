@@ -1,7 +1,7 @@
 """One learner rank as a process: `python ranks_process.py JOBS_FILE RANK WORLD ADDRESS`.
 
 DeepSpeed keeps its state in globals, so trainers are tested outside of pytest's own process, many to a process. The
-jobs file maps names to `{"kind", "model", "learner", ...}`; what a job returns is saved beside it as `NAME.RANK.pt`.
+jobs file maps names to `{"kind", "model", "learner", ...}`; a job's result is saved in its folder as `NAME.RANK.pt`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import torch
 
 from olmorl import config
 from olmorl.errors import Diverged
-from olmorl.learner.engine import DeepSpeedTrainer
-from olmorl.learner.packing import pack
-from olmorl.learner.presets import resolve
-from olmorl.learner.ranks import Ranks, join
+from olmorl.learner.algorithm.presets import resolve
+from olmorl.learner.batching.packing import pack
+from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
+from olmorl.learner.trainer.process_group import Ranks, join
 from olmorl.messages import Sample, Shard
 
 STEPS = 8
@@ -107,7 +107,7 @@ class Rank:
         return [asyncio.run(trainer.train(self.shard(job, step))) for step in steps]
 
     def gradient(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """What the optimizer was given at its first step: Adam's first moment is then (1 - beta1) times that."""
+        """The gradient of the first optimizer step: Adam's first moment divided by (1 - beta1)."""
         trainer = self.trainer(job)
         shard = self.shard(job, 1)
         values = asyncio.run(trainer.train(shard))

@@ -10,10 +10,11 @@ import pytest
 
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.errors import DeadlinePassed, WeightError
+from olmorl.learner.background import unless_failed
 from olmorl.learner.publisher import TEND_S, Publisher
 from olmorl.messages import Version
 from olmorl.ports import NamedBuffer
-from olmorl.queues.memory_weights import MemoryWeightStore
+from olmorl.queues.weights.memory_store import MemoryWeightStore
 
 WEIGHTS = [NamedBuffer("w", "uint8", (3,), memoryview(b"abc"))]
 
@@ -96,7 +97,7 @@ def test_a_publish_that_fails_ends_the_wait_for_the_next_batch() -> None:
         async with publishing:
             await publishing.publish(Version(1, 0), WEIGHTS)
             with pytest.raises(WeightError, match="no room"):
-                await publishing.meanwhile(asyncio.sleep(1e6))
+                await unless_failed(asyncio.sleep(1e6), publishing)
             raise RuntimeError("the learner ends")
 
     with pytest.raises(RuntimeError, match="the learner ends"):

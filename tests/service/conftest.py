@@ -1,4 +1,4 @@
-"""The whole service in simulated time: real actors, assembler and loop around fake engines and trainers."""
+"""The whole service in simulated time: real actors, orchestrator and loop around fake engines and trainers."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ import pytest
 
 from olmorl import config
 from olmorl.actors import admission
-from olmorl.actors.fake import FakeEngine, FakeScorer
+from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.actors.loop import Actor
-from olmorl.actors.sampling import SamplingRule
+from olmorl.actors.sampling_params import SamplingRule
 from olmorl.clock import Clock, LoopClock
 from olmorl.config import QueueSettings
-from olmorl.learner import loop, rollouts
-from olmorl.learner.assembler import Assembler
-from olmorl.learner.fake import FakeTrainer
-from olmorl.learner.ledger import read_ledger
-from olmorl.learner.stream import PromptStream, Source
+from olmorl.learner import loop
+from olmorl.learner.data.stream import PromptStream, Source
+from olmorl.learner.orchestrator.orchestrator import Orchestrator
+from olmorl.learner.storage import rollout_log
+from olmorl.learner.storage.ledger import read_ledger
+from olmorl.learner.trainer.fake_trainer import FakeTrainer
 from olmorl.messages import Stop
 from olmorl.ports import Row, Scorer
-from olmorl.queues.memory import MemoryQueue
-from olmorl.queues.memory_weights import MemoryWeightStore
+from olmorl.queues.prompts.memory_queue import MemoryQueue
+from olmorl.queues.weights.memory_store import MemoryWeightStore
 
 RANKS = 2
 LEASE_S = 20.0
@@ -74,7 +75,7 @@ class Service:
         self.store = MemoryWeightStore()
         self.trainers: list[FakeTrainer] = []
         self.actors: list[Actor] = []
-        self.assembler: Assembler | None = None
+        self.orchestrator: Orchestrator | None = None
         self._tasks: list[asyncio.Task[Any]] = []
         self._actor_tasks: dict[str, asyncio.Task[None]] = {}
         self._actors_made = 0
@@ -89,7 +90,7 @@ class Service:
         stream = PromptStream(
             [Source("train", None, self.rows or rows(self.num_rows))], self.settings.run.seed, data.shuffle, data.epochs
         )
-        self.assembler = Assembler(
+        self.orchestrator = await Orchestrator.open(
             self.settings,
             self.queue.another(),
             stream,
@@ -99,11 +100,10 @@ class Service:
             resume=resume,
             from_step=from_step,
         )
-        await self.assembler.open()
         self.trainers = [self.trainer(self.settings.simulation, self.clock, rank) for rank in range(RANKS)]
-        self._tasks = [asyncio.create_task(self.assembler.run())]
+        self._tasks = [asyncio.create_task(self.orchestrator.run())]
         self._tasks += [
-            asyncio.create_task(loop.run(rank, trainer, self.assembler, self.store, self.clock, self.settings))
+            asyncio.create_task(loop.run(rank, trainer, self.orchestrator, self.store, self.clock, self.settings))
             for rank, trainer in enumerate(self.trainers)
         ]
         while len(self._actor_tasks) < self.num_actors:
@@ -140,7 +140,7 @@ class Service:
         return name
 
     async def kill_actor(self, name: str) -> None:
-        """As a SIGKILL: nothing is given back."""
+        """End it like a SIGKILL: it returns no lease."""
         await _end([self._actor_tasks.pop(name)])
 
     async def until(self, ready: Callable[[], bool]) -> None:
@@ -161,7 +161,7 @@ class Service:
         return not going_on
 
     async def crash(self, *, actors: bool) -> None:
-        """End learner and assembler at once, and the actors too if `actors`."""
+        """End learner and orchestrator at once, and the actors too if `actors`."""
         await _end(self._tasks)
         if actors:
             await _end(list(self._actor_tasks.values()))
@@ -194,7 +194,7 @@ class Service:
 
     @property
     def rollouts(self) -> list[dict[str, Any]]:
-        return [record for path in rollouts.files(self.run_dir / "rollouts") for record in rollouts.read(path)]
+        return [record for path in rollout_log.files(self.run_dir / "rollouts") for record in rollout_log.read(path)]
 
     @property
     def trained(self) -> dict[int, list[int]]:
@@ -206,7 +206,7 @@ class Service:
         return steps
 
     def check_lines(self) -> None:
-        """What must hold in every line of every run."""
+        """Checks that hold for every metric line of every run."""
         schedule = self.settings.schedule
         for number, line in enumerate(self.lines, 1):
             assert line["step"] == number

@@ -1,4 +1,4 @@
-"""Checkpoints that are written while the run goes on; crashes and full disks in the middle of it."""
+"""Checkpoints during training, with crashes and full disks during the write."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from olmorl.clock import run_simulated
 from olmorl.errors import DiskFull, RunEnded
-from olmorl.learner import checkpoint, durable
-from olmorl.learner.fake import FakeTrainer
+from olmorl.learner.storage import checkpoint_dir, durable_files
+from olmorl.learner.trainer.fake_trainer import FakeTrainer
 from olmorl.messages import Shard
 
 Build = Callable[..., Any]
@@ -44,11 +44,11 @@ class SlowTrainer(FakeTrainer):
 
 
 def complete(run: Any) -> list[int]:
-    return checkpoint.steps(run.run_dir / "checkpoints")
+    return checkpoint_dir.steps(run.run_dir / "checkpoints")
 
 
 def shares(run: Any, step: int) -> list[bytes]:
-    folder = checkpoint.shares(run.run_dir / "checkpoints", step)
+    folder = checkpoint_dir.shares(run.run_dir / "checkpoints", step)
     return [(folder / f"rank_{rank}").read_bytes() for rank in range(2)]
 
 
@@ -77,7 +77,7 @@ def test_the_ledger_of_a_checkpoint_ends_with_its_step(service: Build) -> None:
         await run.until(lambda: complete(run) == [5])
         await run.steps(12)
         await run.crash(actors=False)
-        part = checkpoint.read_part(run.run_dir / "checkpoints", 5)
+        part = checkpoint_dir.read_part(run.run_dir / "checkpoints", 5)
         ledger = (run.run_dir / "ledger" / "000001.jsonl").read_bytes()[: part.ledger_bytes]
         last = json.loads(ledger.splitlines()[-1])
         assert (last["event"], last["step"]) == ("trained", 5)
@@ -141,7 +141,7 @@ def test_a_stop_waits_for_the_checkpoint(service: Build) -> None:
     async def scenario() -> float:
         await run.start()
         await run.steps(3)
-        run.assembler.orders.stop()
+        run.orchestrator.control.stop()
         stopped_at = run.clock.now()
         await run.finish()
         return float(run.clock.now() - stopped_at)
@@ -187,21 +187,21 @@ class FullDisk:
 
 
 @pytest.mark.parametrize("begins", [0.5, 7.0, 11.0, 16.0])
-def test_a_run_stands_still_while_the_disk_is_full_and_loses_nothing(
+def test_a_run_waits_while_the_disk_is_full_and_loses_nothing(
     service: Build, monkeypatch: pytest.MonkeyPatch, begins: float
 ) -> None:
     whole = service(SYNCHRONOUS, seed_attempts=False)
     run_simulated(whole.run())
     run = service(SYNCHRONOUS, seed_attempts=False)
     disk = FullDisk(run, begins, begins + 60.0)
-    monkeypatch.setattr(durable, "sync", disk.sync)
+    monkeypatch.setattr(durable_files, "sync", disk.sync)
 
     async def scenario() -> tuple[list[str], int, int]:
         await run.start()
         await asyncio.sleep(begins + 50.0 - run.clock.now())
-        waits, (done, _) = [wait.what for wait in run.assembler.waits.look()], await run.assembler.look()
+        waits, (done, *_) = [wait.what for wait in run.orchestrator.waits.current()], await run.orchestrator.progress()
         await asyncio.sleep(9.0)
-        later, _ = await run.assembler.look()
+        later, *_ = await run.orchestrator.progress()
         await run.finish()
         return waits, done, later
 
@@ -224,7 +224,7 @@ def test_a_start_waits_for_room_too(service: Build, monkeypatch: pytest.MonkeyPa
         await run.crash(actors=False)
         resumed_at = float(run.clock.now())
         disk = FullDisk(run, resumed_at, resumed_at + 60.0)
-        monkeypatch.setattr(durable, "sync", disk.sync)
+        monkeypatch.setattr(durable_files, "sync", disk.sync)
         await run.start(resume=True)
         assert disk.refused > 20
         waited_s = float(run.clock.now()) - resumed_at
@@ -242,9 +242,12 @@ def test_a_disk_that_stays_full_ends_the_run_by_name_and_another_start_goes_on(
 
     async def scenario() -> float:
         with monkeypatch.context() as patch:
-            patch.setattr(durable, "sync", FullDisk(run, 7.0, 10_000.0).sync)
+            patch.setattr(durable_files, "sync", FullDisk(run, 7.0, 10_000.0).sync)
             await run.start()
-            with pytest.raises(DiskFull, match=r"No space left on device; make room, then .*none came within 100 s"):
+            with pytest.raises(
+                DiskFull,
+                match=r"No space left on device: the disk of .* make room there, then .*none came within 100 s",
+            ):
                 await run.finish()
         ended_at = float(run.clock.now())
         await run.start(resume=True)

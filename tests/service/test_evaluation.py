@@ -1,4 +1,4 @@
-"""Evaluation beside training: on time, in lanes of its own, never in the training ledger."""
+"""Evaluation during training: on time, in its own lanes, never in the training ledger."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from olmorl import config
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.config import QueueSettings
-from olmorl.errors import DataError
-from olmorl.learner.evaluation import MOST_LIVE, Evaluator, of_evaluation
+from olmorl.errors import DataError, RunEnded
+from olmorl.learner.orchestrator.evaluation import MOST_LIVE, Evaluator
 from olmorl.messages import Failure, Version
+from olmorl.metrics import of_evaluation
 from olmorl.ports import Row
-from olmorl.queues.memory import MemoryQueue
+from olmorl.queues.prompts.memory_queue import MemoryQueue
 
 Build = Callable[..., Any]
 
@@ -33,7 +34,8 @@ def versions(run: Any) -> list[int]:
 
 def test_it_answers_at_the_start_on_time_and_at_the_end(service: Build, held_out: list[Row]) -> None:
     run = service(
-        {"evaluation.every": 5, "evaluation.samples": 4, "schedule.steps": 18}, evaluations={"held": held_out}
+        {"evaluation.every": 5, "evaluation.samples": 4, "evaluation.temperature": 1.0, "schedule.steps": 18},
+        evaluations={"held": held_out},
     )
     run_simulated(run.run())
     run.check_lines()
@@ -48,11 +50,24 @@ def test_it_answers_at_the_start_on_time_and_at_the_end(service: Build, held_out
     assert not any(record["row"].startswith("held") for record in run.ledger)
 
 
+@pytest.mark.parametrize("steps", [2, 3, 4])
+def test_the_first_evaluation_is_told_also_where_it_ends_after_the_last_step(
+    service: Build, held_out: list[Row], steps: int
+) -> None:
+    changes = {"evaluation.share": 0.02, "evaluation.samples": 32, "evaluation.temperature": 1.0}
+    run = service(changes | {"schedule.steps": steps}, evaluations={"held": held_out})
+    run_simulated(run.run())
+    run.check_lines()
+    assert versions(run) == [0, steps]
+    assert [line["eval_held_version"] for line in run.lines[-2:]] == [0, steps]
+
+
 def test_where_long_answers_are_dropped_those_of_an_evaluation_are_not(service: Build, held_out: list[Row]) -> None:
     run = service(
         {
             "evaluation.every": 5,
             "evaluation.samples": 16,
+            "evaluation.temperature": 1.0,
             "evaluation.share": 0.1,
             "schedule.steps": 18,
             "schedule.over_age": "drop",
@@ -91,18 +106,28 @@ def test_what_is_known_of_replayed_versions_is_kept(service: Build, held_out: li
 
 
 def test_what_is_known_when_people_stop_a_run_is_written_down(service: Build, held_out: list[Row]) -> None:
-    run = service({"evaluation.every": 5, "schedule.steps": 30}, evaluations={"held": held_out})
+    run = service({"evaluation.every": 5, "schedule.steps": 60}, evaluations={"held": held_out})
 
-    async def scenario() -> None:
+    def known() -> int | None:
+        """The version whose results are known and in no line, while no report comes that would take them along."""
+        waits = [wait.what for wait in run.orchestrator.waits.current()]
+        idle = any(what.startswith("the batch of step") for what in waits)
+        return run.orchestrator._evaluator._fields.get("eval_held_version") if idle else None
+
+    async def scenario() -> tuple[int | None, int]:
         await run.start()
-        await run.steps(7)
-        await run.until(lambda: run.assembler._evaluator._fields)
-        run.assembler.orders.stop()
+        await run.steps(2)
+        await run.until(known)
+        version, steps = known(), len(run.lines)
+        run.orchestrator.control.stop()
         await run.finish()
+        return version, steps
 
-    run_simulated(scenario())
+    version, steps = run_simulated(scenario())
     run.check_lines()
-    assert versions(run) == [0, 5]
+    assert len(run.lines) == steps, "no step came after the stop"
+    assert version is not None and versions(run) == list(range(0, version + 1, 5))
+    assert run.lines[-1]["eval_held_version"] == version
 
 
 def test_a_resume_that_is_refused_cuts_no_line(service: Build, held_out: list[Row]) -> None:
@@ -124,9 +149,11 @@ def test_a_resume_that_is_refused_cuts_no_line(service: Build, held_out: list[Ro
     assert (run.run_dir / "metrics.jsonl").read_bytes() == before
 
 
-def test_data_that_ends_before_the_first_step_ends_the_run_by_its_name(service: Build, held_out: list[Row]) -> None:
+def test_data_that_ends_before_the_first_step_is_an_error_with_its_cause(service: Build, held_out: list[Row]) -> None:
     run = service({"data.epochs": 1}, num_rows=4, evaluations={"held": held_out})
-    assert "the data ended after 0 steps" in run_simulated(run.run()).reason
+    with pytest.raises(RunEnded, match=r"before the first step, .* of 4 prompts drawn .*schedule\.prompts_per_step"):
+        run_simulated(run.run())
+    assert not (run.run_dir / "export").exists(), "the untouched model is no result"
 
 
 def test_a_round_that_gets_no_answers_is_closed_at_its_deadline(service: Build, held_out: list[Row]) -> None:
@@ -147,11 +174,11 @@ def test_a_pause_of_hours_costs_the_round_under_way_no_answer(service: Build, he
 
     async def scenario() -> None:
         await run.start()
-        await run.until(lambda: run.assembler._evaluator._rounds)
-        await run.assembler.orders.pause()
+        await run.until(lambda: run.orchestrator._evaluator._rounds)
+        await run.orchestrator.control.pause()
         await asyncio.sleep(3600)
         assert (await run.queue.counts("held")).queued > 0, "it is under way"
-        await run.assembler.orders.resume()
+        await run.orchestrator.control.resume()
         await run.finish()
 
     run_simulated(scenario())
@@ -186,7 +213,7 @@ def test_a_set_that_is_larger_than_its_lane_is_asked_whole(held_out: list[Row]) 
 
     async def scenario() -> None:
         await queue.claim(1)
-        await evaluator.ask(Version(1, 0))
+        await evaluator.begin(Version(1, 0))
         while not evaluator.idle:
             for lease in await queue.lease("actor-0", 3000, "held", 0):
                 await queue.commit(lease, Failure(prompt=lease.prompt, cause="attempts", detail=""))

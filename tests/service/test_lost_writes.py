@@ -1,4 +1,4 @@
-"""A queue that comes back without what was written to it last, as after a fail-over: the run goes on, all is there."""
+"""A queue that returns without its last writes, as after a fail-over: the run continues and loses nothing."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import pytest
 from olmorl.clock import run_simulated
 from olmorl.config import QueueSettings
 from olmorl.ports import EVERYONE, Row, Taken
-from olmorl.queues.delivery import Stored
-from olmorl.queues.memory import MemoryQueue, _Draw, _Held, _Lane
+from olmorl.queues.prompts.codec import StoredResult
+from olmorl.queues.prompts.memory_queue import MemoryQueue, _Draw, _Held, _Lane
 
 Build = Callable[..., Any]
 BOUND = 32
-"""As the composition root has it for batches of 8 and a lag of 2."""
+"""The value of the composition root for batches of 8 and a lag of 2."""
 
 
 class Forgetful(MemoryQueue):
-    """Starts anew without some of its last writes."""
+    """A queue that restarts without some of its last writes."""
 
     starts = count(1)
     now = "0"
     meanwhile: tuple[str, Callable[[], Awaitable[None]]] | None = None
-    """What happens while the next answers of a lane are on their way."""
-    last_trimmed: ClassVar[deque[tuple[str, int, Stored]]] = deque(maxlen=12)
+    """Called while the next answers of a lane are on their way."""
+    last_trimmed: ClassVar[deque[tuple[str, int, StoredResult]]] = deque(maxlen=12)
 
     def another(self) -> Forgetful:
         return Forgetful(self._settings, self._bound, self._clock, self._run)
@@ -74,7 +74,7 @@ class Forgetful(MemoryQueue):
         lane.leases = {name: held for name, held in lane.leases.items() if held.draw_id not in gone}
         lane.fresh = deque(draw_id for draw_id in lane.fresh if draw_id not in gone)
 
-    def _bring_back(self, lane: _Lane, entry: int, stored: Stored, as_result: bool) -> None:
+    def _bring_back(self, lane: _Lane, entry: int, stored: StoredResult, as_result: bool) -> None:
         lane.prompts[stored.draw_id] = _Draw(b"?", 1, float("inf"))
         if as_result:
             lane.results = dict(sorted([*lane.results.items(), (entry, stored)]))
@@ -83,7 +83,7 @@ class Forgetful(MemoryQueue):
             lane.fresh.append(stored.draw_id)
 
     def lose_answers(self, draws: Collection[int]) -> None:
-        """Of these, so that they are leased as before: to actors that are done with them."""
+        """Lose the answers of these draws. The draws are leased again, to actors that are done with them."""
         lane, for_ever = self._run.lanes["train"], self._clock.wall() + 1e6
         for entry, stored in list(lane.results.items()):
             if stored.draw_id in draws:
@@ -141,8 +141,8 @@ def test_answers_that_were_on_their_way_are_not_believed(service: Build, held_ou
     async def all_is_lost() -> None:
         run.queue.lose(Worst())
         if lane == "train":
-            async with run.assembler._turn:
-                await run.assembler._census.counts()
+            async with run.orchestrator._lifecycle.exclusive():
+                await run.orchestrator._reconciler.counts()
 
     async def scenario() -> None:
         await run.start()
@@ -166,9 +166,9 @@ def test_an_answer_that_was_here_and_is_lost_waits_for_no_lease(service: Build) 
     async def scenario() -> list[int]:
         await run.start()
         await run.steps(3)
-        shelf = run.assembler._pipeline._shelf
-        await run.until(lambda: len(shelf) >= 2)
-        lost = list(shelf._held)
+        ready = run.orchestrator._batcher._ready
+        await run.until(lambda: len(ready) >= 2)
+        lost = list(ready._groups)
         run.queue.lose_answers(lost)
         await run.finish()
         return lost

@@ -1,4 +1,4 @@
-"""What people ask of a run."""
+"""Commands to a run."""
 
 from __future__ import annotations
 
@@ -10,30 +10,27 @@ from typing import Any, cast
 import pytest
 
 from olmorl.clock import LoopClock, run_simulated
-from olmorl.learner.bell import Bell
-from olmorl.learner.orders import Orders
-from olmorl.learner.owed import Owed
-from olmorl.learner.waiting import Waits
-from olmorl.messages import Save, Shard
+from olmorl.learner.orchestrator.run_control import RunControl
+from olmorl.learner.waits import Waits
 from olmorl.ports import DeadLetter, Queue
 
 Build = Callable[..., Any]
 LONG = {"schedule.steps": 100, "checkpoint.every": 50}
 
 
-def test_a_pause_lets_what_is_in_hand_end_and_a_resume_goes_on(service: Build) -> None:
+def test_a_pause_lets_leased_draws_end_and_a_resume_continues(service: Build) -> None:
     run = service({"schedule.steps": 12, "learner.batch_deadline_s": 100})
 
     async def scenario() -> tuple[int, int]:
         await run.start()
         await run.steps(3)
-        await run.assembler.orders.pause()
+        await run.orchestrator.control.pause()
         await asyncio.sleep(60)
         paused = run.ledger, len(run.lines)
-        assert (await run.queue.counts("train")).leased == 0, "nobody has anything in hand"
+        assert (await run.queue.counts("train")).leased == 0, "no draw is leased"
         await asyncio.sleep(3600)
         assert (run.ledger, len(run.lines)) == paused, "nothing is drawn or trained, and no deadline passes"
-        await run.assembler.orders.resume()
+        await run.orchestrator.control.resume()
         await run.finish()
         return len(paused[0]), paused[1]
 
@@ -50,9 +47,8 @@ def test_the_last_word_holds_however_late_it_can_be_said() -> None:
         await asyncio.sleep(60.0 if order == "pause" else 0.0)  # Redis is away for a while
         said.append(order)
 
-    async def scenario() -> Orders:
-        bell = Bell()
-        orders = Orders(cast(Queue, SimpleNamespace(set_control=set_control)), Waits(bell, LoopClock()), bell)
+    async def scenario() -> RunControl:
+        orders = RunControl(cast(Queue, SimpleNamespace(set_control=set_control)), Waits(LoopClock()))
         pausing = asyncio.create_task(orders.pause())
         await asyncio.sleep(1.0)
         await orders.resume()
@@ -72,15 +68,15 @@ def test_a_checkpoint_is_written_when_it_is_asked_for(service: Build, paused: bo
         await run.start()
         await run.steps(3)
         if paused:
-            await run.assembler.orders.pause()
+            await run.orchestrator.control.pause()
             await asyncio.sleep(60)
-        step = await run.assembler.save()
+        step = await run.orchestrator.save()
         assert step == len(run.lines), "after the step under way"
-        assert await run.assembler.save() >= step
+        assert await run.orchestrator.save() >= step
         await run.crash(actors=True)
         await run.start(resume=True)
-        assert run.assembler._plan.step >= step
-        await run.assembler.orders.resume()
+        assert (await run.orchestrator.begin(0)).step >= step
+        await run.orchestrator.control.resume()
         await run.steps(step + 2)
         await run.crash(actors=True)
         return step
@@ -88,31 +84,6 @@ def test_a_checkpoint_is_written_when_it_is_asked_for(service: Build, paused: bo
     step = run_simulated(scenario())
     assert (run.run_dir / "checkpoints" / f"step_{step}" / "complete").exists()
     run.check_lines()
-
-
-def test_rank_0_owes_for_all_and_nothing_while_it_has_no_answer() -> None:
-    waits = Waits(Bell(), LoopClock())
-    owed, shard = Owed(waits, 100.0), Shard(step=5, minibatches=(), loss_tokens=(), num_sequences=())
-
-    def listed() -> list[str]:
-        return [wait.what for wait in waits.look()]
-
-    async def scenario() -> None:
-        owed.question()
-        owed.asked(1)
-        owed.answered(1, shard)
-        assert listed() == ["the learner to ask for a step"]
-        owed.asked(0)
-        assert listed() == []
-        owed.answered(0, Save())
-        assert listed() == ["the learner to ask for a step"]
-        owed.asked(0)
-        owed.answered(0, shard)
-        assert listed() == ["the report of step 5"]
-        owed.reported(5)
-        assert listed() == []
-
-    run_simulated(scenario())
 
 
 def test_letters_of_draws_that_were_abandoned_are_gone(service: Build) -> None:
@@ -125,15 +96,15 @@ def test_letters_of_draws_that_were_abandoned_are_gone(service: Build) -> None:
         damaged: int = lane.fresh[-1]
         lane.prompts[damaged].payload = b"damaged"
         await run.until(lambda: any(record["outcome"] == "failed" for record in run.ledger))
-        assert [letter.draw for letter in await run.assembler.dead_letters.look()] == [damaged]
+        assert [letter.draw for letter in await run.orchestrator.dead_letters.letters()] == [damaged]
         await run.crash(actors=True)
         lane.dead.append(DeadLetter(10**6, "of a history that is gone", b""))
         await run.start(resume=True)
-        assert [letter.draw for letter in await run.assembler.dead_letters.look()] == [damaged]
+        assert [letter.draw for letter in await run.orchestrator.dead_letters.letters()] == [damaged]
         await run.crash(actors=True)
         await run.start(resume=True, from_step=2)
-        assert await run.assembler.dead_letters.look() == []
-        assert await run.assembler.dead_letters.replay() == []
+        assert await run.orchestrator.dead_letters.letters() == []
+        assert await run.orchestrator.dead_letters.replay() == []
         await run.finish()
         return damaged
 
@@ -152,15 +123,15 @@ def test_dead_letters_are_drawn_again_once_also_by_the_next_learner(service: Bui
         damaged = [lane.fresh[-1], lane.fresh[-2]]
         for draw_id in damaged:
             lane.prompts[draw_id].payload = b"damaged"
-        letters = run.assembler.dead_letters
+        letters = run.orchestrator.dead_letters
         await run.until(lambda: sum(record["outcome"] == "failed" for record in run.ledger) == 2)
-        assert sorted(letter.draw for letter in await letters.look()) == sorted(damaged)
+        assert sorted(letter.draw for letter in await letters.letters()) == sorted(damaged)
         assert await letters.replay() == sorted(damaged)
         await run.crash(actors=True)
         await run.start(resume=True)
-        assert await run.assembler.dead_letters.replay() == [], "it is on record that people asked"
+        assert await run.orchestrator.dead_letters.replay() == [], "it is on record that people asked"
         await run.finish()
-        assert await run.assembler.dead_letters.look() == []
+        assert await run.orchestrator.dead_letters.letters() == []
         return damaged
 
     damaged = run_simulated(scenario())
@@ -183,10 +154,10 @@ def test_finite_data_do_not_end_before_the_rows_that_people_asked_for_again(serv
         damaged: int = lane.fresh[-1]
         lane.prompts[damaged].payload = b"damaged"
         await run.until(lambda: any(record["outcome"] == "failed" for record in run.ledger))
-        assert await run.assembler.dead_letters.replay() == [damaged]
-        await run.assembler.orders.pause()
+        assert await run.orchestrator.dead_letters.replay() == [damaged]
+        await run.orchestrator.control.pause()
         await asyncio.sleep(100)
-        await run.assembler.orders.resume()
+        await run.orchestrator.control.resume()
         await run.finish()
         return damaged
 

@@ -1,4 +1,4 @@
-"""Crashes at any moment, and going on: every draw ends once, nothing is trained twice, nothing is generated in vain."""
+"""Crashes at any moment and resumes: every draw ends once, no draw is trained twice, no finished work is wasted."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import pytest
 from olmorl import config
 from olmorl.clock import run_simulated
 from olmorl.errors import ResourceError, Superseded, UserError
-from olmorl.learner import durable
-from olmorl.learner.fake import FakeTrainer
-from olmorl.learner.journal import Journal
-from olmorl.messages import Shard, Version
-from olmorl.queues.memory_weights import MemoryWeightStore
+from olmorl.learner.storage import durable_files
+from olmorl.learner.storage.journal import Journal
+from olmorl.learner.trainer.fake_trainer import FakeTrainer
+from olmorl.messages import Owner, Shard, Version
+from olmorl.queues.weights.memory_store import MemoryWeightStore
 
 Build = Callable[..., Any]
 POINTS = range(20)
 
 
 def tear(run: Any) -> None:
-    """What a crash in the middle of a write leaves: half a line, half a file, a checkpoint without its marker."""
+    """Leaves the files of a crash during a write: half a line, half a file, a checkpoint without its marker."""
     ledger = sorted((run.run_dir / "ledger").glob("*.jsonl"))[-1]
     with ledger.open("ab") as file:
         file.write(b'{"event":"decided","draw":3,"att')
@@ -182,12 +182,12 @@ def test_a_report_that_waits_for_the_disk_is_not_owed_by_the_learner(service: Bu
     run = service({"schedule.steps": 4}, trainer=SlowTrainer)
 
     def owed() -> list[str]:
-        return [wait.what for wait in run.assembler.waits.look() if wait.owner == "the learner"]
+        return [wait.what for wait in run.orchestrator.waits.current() if wait.owner is Owner.LEARNER]
 
     async def scenario() -> None:
         await run.start()
         await run.until(lambda: owed() == ["the report of step 2"])
-        async with run.assembler._turn:
+        async with run.orchestrator._lifecycle.exclusive():
             await asyncio.sleep(200)
             assert owed() == [], "it has reported, and cannot go on"
         await run.finish()
@@ -327,14 +327,15 @@ def test_a_start_that_another_has_followed_writes_nothing_more(service: Build) -
     async def scenario() -> None:
         await run.start()
         await run.steps(5)
-        await run.until(lambda: not run.assembler._turn.locked())
+        await run.until(lambda: not run.orchestrator._lifecycle._lock.locked())
         (run.run_dir / "ledger" / "000002.jsonl").touch()  # elsewhere, and by another Redis
         before = contents(run.run_dir)
         assert before
-        with pytest.raises(Superseded):
-            await run.assembler._books.complete(run.run_dir / "checkpoints", 5)
-        with pytest.raises(Superseded):
-            await run.assembler._books.journal(99, [])
+        async with (lifecycle := run.orchestrator._lifecycle).exclusive():
+            with pytest.raises(Superseded):
+                await lifecycle.complete(run.run_dir / "checkpoints", 5)
+            with pytest.raises(Superseded):
+                await lifecycle.journal(99, [])
         with pytest.raises(Superseded):
             await run.until(lambda: False)
         assert contents(run.run_dir) == before
@@ -343,9 +344,24 @@ def test_a_start_that_another_has_followed_writes_nothing_more(service: Build) -
 
 
 def contents(run_dir: Path) -> dict[Path, bytes]:
-    """All that a start depends on."""
+    """The files that a start depends on, by path."""
     files = [path for path in run_dir.rglob("*") if path.is_file() and path.parent.name != "rollouts"]
     return {path: path.read_bytes() for path in files}
+
+
+def test_more_epochs_train_a_run_on_that_used_up_its_data(service: Build) -> None:
+    run = service({"schedule.steps": 1000, "data.epochs": 1}, num_rows=70)
+
+    async def scenario() -> tuple[Any, int, Any]:
+        first, done = await run.run(), len(run.lines)
+        run.settings = run.settings.model_copy(update={"data": run.settings.data.model_copy(update={"epochs": 2})})
+        await run.start(resume=True)
+        return first, done, await run.finish()
+
+    first, done, second = run_simulated(scenario())
+    assert first.reason == f"the data ended after {done} steps"
+    assert second.reason == f"the data ended after {len(run.lines)} steps" and len(run.lines) > done
+    assert [record["prompt_id"] for record in run.ledger] == list(range(140))
 
 
 class PowerCut(Exception):
@@ -368,7 +384,7 @@ def test_a_power_cut_at_any_durable_write_loses_nothing(
             raise PowerCut
         os.fsync(descriptor)
 
-    monkeypatch.setattr(durable, "sync", sync)
+    monkeypatch.setattr(durable_files, "sync", sync)
 
     async def scenario() -> Any:
         try:
@@ -453,7 +469,7 @@ def test_a_ledger_that_lost_its_end_is_the_authority_all_the_same(service: Build
     assert [record["prompt_id"] for record in run.ledger] == list(range(len(run.ledger)))
 
 
-def test_a_queue_that_contradicts_itself_starts_anew(service: Build) -> None:
+def test_an_inconsistent_queue_starts_again(service: Build) -> None:
     run = service({"schedule.steps": 8, "schedule.max_lag": 4})
 
     async def scenario() -> None:

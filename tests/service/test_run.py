@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from olmorl import metrics
-from olmorl.actors.fake import FakeScorer
+from olmorl.actors.fake_engine import FakeScorer
 from olmorl.clock import SystemClock, run_simulated
 from olmorl.errors import DeadlinePassed, NothingToLearn, RunEnded, Unscorable, WeightError
-from olmorl.learner import rollouts
-from olmorl.learner.assembler import Assembler
-from olmorl.learner.fake import FakeTrainer
-from olmorl.messages import Completion, Prompt, Shard, Verdict, Version
+from olmorl.learner.orchestrator.orchestrator import Orchestrator
+from olmorl.learner.storage import rollout_log
+from olmorl.learner.trainer.fake_trainer import FakeTrainer
+from olmorl.messages import Completion, Owner, Prompt, Shard, Verdict, Version
 
 Build = Callable[..., Any]
 
@@ -138,7 +138,7 @@ def test_dying_actors_cost_attempts_and_nothing_else(service: Build) -> None:
 
 def test_a_run_without_actors_ends_by_itself_and_says_what_it_waited_for(service: Build) -> None:
     run = service({"learner.batch_deadline_s": 300}, num_actors=0)
-    with pytest.raises(DeadlinePassed, match=r"the batch of step 1, which the assembler owns.*24 are queued.*none"):
+    with pytest.raises(DeadlinePassed, match=r"the batch of step 1, which the orchestrator owns.*24 are queued.*none"):
         run_simulated(run.run())
 
 
@@ -149,7 +149,7 @@ def test_a_run_in_which_everything_is_solved_ends_with_its_name(service: Build) 
 
 
 class NothingRuns(FakeScorer):
-    """As on a host that cannot run programs."""
+    """Fails like a host that cannot run programs."""
 
     async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
         raise Unscorable("no_sandbox", "install bubblewrap")
@@ -158,14 +158,40 @@ class NothingRuns(FakeScorer):
 def test_a_run_in_which_nothing_can_be_scored_ends_with_the_cause(service: Build) -> None:
     run = service({"schedule.max_useless_groups": 50}, scorer=NothingRuns)
     with pytest.raises(
-        RunEnded, match=r"5\d prompt.* in a row came to no scored group, the last: .*install bubblewrap"
+        RunEnded, match=r"[45]\d prompt.* in a row gave no scored group, the last: .*install bubblewrap"
     ):
         run_simulated(run.run())
 
 
+class JudgeIsAway(FakeScorer):
+    """A scorer whose judge does not answer for a while."""
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
+        raise Unscorable("judge_down", "judge: connection refused")
+
+
+class Raises(FakeScorer):
+    """Fails like a function with a mistake."""
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
+        raise Unscorable("function_raised", "concise: KeyError: 'answr'")
+
+
+def test_a_function_that_fails_in_every_group_ends_the_run_after_a_few_dozen(service: Build) -> None:
+    run = service({}, scorer=Raises)
+    with pytest.raises(RunEnded, match=r"[45]\d prompt\(s\) in a row.*concise: KeyError: 'answr': mend the"):
+        run_simulated(run.run())
+
+
+def test_a_judge_that_is_away_has_as_long_as_the_recipe_says(service: Build) -> None:
+    run = service({"schedule.max_useless_groups": 150}, scorer=JudgeIsAway)
+    with pytest.raises(RunEnded, match=r"1[5-9]\d prompt\(s\) in a row.*connection refused \(schedule.max_useless"):
+        run_simulated(run.run())
+
+
 def test_a_deadline_names_what_failed(service: Build) -> None:
-    run = service({"learner.batch_deadline_s": 20}, scorer=NothingRuns)
-    with pytest.raises(DeadlinePassed, match=r"the batch of step 1.* in a row came to no scored group.*bubblewrap"):
+    run = service({"learner.batch_deadline_s": 20}, scorer=JudgeIsAway)
+    with pytest.raises(DeadlinePassed, match=r"the batch of step 1.* in a row gave no scored group.*refused"):
         run_simulated(run.run())
 
 
@@ -182,7 +208,7 @@ def test_a_stop_ends_after_the_current_step_with_a_checkpoint(service: Build) ->
     async def scenario() -> Any:
         await run.start()
         await run.steps(3)
-        run.assembler.orders.stop()
+        run.orchestrator.control.stop()
         stop = await run.finish()
         await run.start(resume=True)
         await run.steps(6)
@@ -220,7 +246,7 @@ def test_a_stop_gives_the_step_under_way_up_and_the_next_start_replays_it(servic
     async def scenario() -> tuple[Any, list[bytes]]:
         await run.start()
         await run.steps(3)
-        run.assembler.orders.stop()
+        run.orchestrator.control.stop()
         stop, weights = await run.finish(), [trainer.weights for trainer in run.trainers]
         StoppedMidway.interrupted = False
         await run.start(resume=True)
@@ -245,10 +271,10 @@ def test_a_stop_waits_for_the_report_of_the_last_step(service: Build) -> None:
     async def scenario() -> None:
         await run.start()
         await run.steps(3)
-        run.assembler.orders.stop()
+        run.orchestrator.control.stop()
         await run.finish()
         ledger = run.ledger
-        await run.assembler.published(Version(1, len(run.lines)), 0.1)
+        await run.orchestrator.published(Version(1, len(run.lines)), 0.1)
         assert run.ledger == ledger
 
     run_simulated(scenario())
@@ -258,24 +284,24 @@ def test_a_stop_waits_for_the_report_of_the_last_step(service: Build) -> None:
 def test_a_learner_that_asks_for_nothing_is_waited_for_with_a_deadline(
     service: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may hang while it loads, saves or exports, and then nobody else would notice."""
+    """It may hang while it loads, saves or exports, and only this deadline notices it."""
     run = service({"schedule.steps": 3, "supervision.step_deadline_s": 50})
 
     def expected() -> list[str]:
-        return [wait.what for wait in run.assembler.waits.look() if wait.owner == "the learner"]
+        return [wait.what for wait in run.orchestrator.waits.current() if wait.owner is Owner.LEARNER]
 
     async def scenario() -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(Assembler, "begin", lambda self, rank: asyncio.Event().wait())
+            patch.setattr(Orchestrator, "begin", lambda self, rank: asyncio.Event().wait())
             await run.start()
             await asyncio.sleep(60)
-        (wait,) = [wait for wait in run.assembler.waits.look() if wait.owner == "the learner"]
+        (wait,) = [wait for wait in run.orchestrator.waits.current() if wait.owner is Owner.LEARNER]
         assert (wait.what, wait.deadline_s) == ("the learner to ask for a step", 50) and wait.waited_s > 50
         await run.crash(actors=False)
 
         await run.start(resume=True)
         await run.steps(1)
-        assert all(wait.waited_s < 50 for wait in run.assembler.waits.look())
+        assert all(wait.waited_s < 50 for wait in run.orchestrator.waits.current())
         await run.finish()
         assert expected() == ["the learner's end, its export included"]
 
@@ -307,7 +333,7 @@ def test_rewards_of_a_line_are_those_of_the_rollouts_of_its_step(service: Build)
     run_simulated(run.run())
     for line in run.lines:
         (path,) = (run.run_dir / "rollouts").glob(f"step_{line['step']:06d}.*")
-        rewards = [c["reward"] for record in rollouts.read(path) for c in record["completions"]]
+        rewards = [c["reward"] for record in rollout_log.read(path) for c in record["completions"]]
         assert line["reward_mean"] == pytest.approx(sum(rewards) / len(rewards))
         assert line["reward_math_mean"] == pytest.approx(line["reward_mean"])
 

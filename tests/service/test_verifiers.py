@@ -1,4 +1,4 @@
-"""Real verifiers in a whole run: outages, functions that crash and hostile answers cost what they must, and no more.
+"""Real verifiers in a whole run: outages, crashing functions and hostile answers cost only the expected groups.
 
 In real time, because a judge answers over a socket and a sandbox takes its time; only engine and trainer are fakes.
 """
@@ -15,14 +15,14 @@ import aiohttp
 import numpy as np
 from msgspec.structs import replace
 
-from olmorl.actors.fake import FakeEngine
+from olmorl.actors.fake_engine import FakeEngine
 from olmorl.clock import SystemClock
 from olmorl.config import Judge, Verifiers
 from olmorl.messages import Completion, TokenIds
 from olmorl.ports import Row, Sampling
-from olmorl.verifiers.combine import VerifierScorer
 from olmorl.verifiers.judge.heuristics import Asked, grade
 from olmorl.verifiers.judge.server import JudgeServer
+from olmorl.verifiers.scorer import VerifierScorer
 
 Build = Callable[..., Any]
 REFERENCE = "Seven cats sleep in the old barn"
@@ -126,7 +126,7 @@ def test_what_cannot_be_scored_is_never_a_0_and_no_answer_deletes_its_group(serv
 
 
 def expected(dataset: str, text: str) -> float:
-    """What the verifier says of an answer when nothing is out of order."""
+    """The verdict of the verifier on an answer without a fault."""
     which = ANSWERS[dataset].index(text)
     return REWARDS[dataset][which] if dataset in REWARDS else JUDGED[which]
 

@@ -1,57 +1,30 @@
-"""Prompts and completions to verify, and the pools to verify them with."""
+"""Fixtures for tests of verifiers: prompts, completions, pools and settings."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import pytest_asyncio
 
 from olmorl.config import Verifiers
-from olmorl.messages import Completion, Prompt, Span, Version
-from olmorl.verifiers.math import WARM
-from olmorl.verifiers.pool import Pool
-
-START = Version(0, 0)
+from olmorl.messages import Completion, Prompt
+from olmorl.verifiers.math.math_verifier import WARM
+from olmorl.verifiers.pool.pool import Pool
+from tests.verifiers import builders
 
 
 @pytest.fixture
 def make_prompt() -> Callable[..., Prompt]:
-    """A prompt with one label for each verifier named."""
-
-    def make(datasets: tuple[str, ...] = (), truths: tuple[Any, ...] = (), **changes: Any) -> Prompt:
-        fields: dict[str, Any] = {"messages": "How much?", **changes}
-        return Prompt(
-            draw_id=7,
-            row="rows.jsonl:7",
-            token_ids=np.zeros(1, np.int32),
-            datasets=datasets,
-            ground_truths=truths,
-            group_size=2,
-            min_version=START,
-            **fields,
-        )
-
-    return make
+    """The function of that name in `builders`."""
+    return builders.make_prompt
 
 
 @pytest.fixture
 def make_completion() -> Callable[..., Completion]:
-    def make(text: str, index: int = 0, **changes: Any) -> Completion:
-        return Completion(
-            index=index,
-            token_ids=np.zeros(1, np.int32),
-            logprobs=np.zeros(1, np.float32),
-            spans=(Span(START, 0, 1),),
-            finish_reason="stop",
-            text=text,
-            **changes,
-        )
-
-    return make
+    """The function of that name in `builders`."""
+    return builders.make_completion
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -5,9 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from olmorl.config import Judge, Verifiers
-from olmorl.verifiers.combine import VerifierScorer
+from olmorl.config import Judge, RewardModel, Verifiers
+from olmorl.learner.data.readers import UNLABELLED
 from olmorl.verifiers.registry import NAMES, unknown
+from olmorl.verifiers.scorer import VerifierScorer
+
+
+async def test_verifiers_that_read_no_label_are_those_whose_rows_need_none() -> None:
+    remote = RewardModel(url="http://127.0.0.1:1/v1", model="m")
+    scorer = VerifierScorer(Verifiers(judge=Judge(url="local"), reward_model=remote))
+    await scorer.start()
+    try:
+        for nothing in (None, "", []):
+            content = {name for name in NAMES if await scorer.problem(name, nothing) is None}
+            assert content == UNLABELLED
+    finally:
+        await scorer.stop()
 
 
 def test_a_name_that_no_verifier_has_is_answered_with_a_near_one() -> None:

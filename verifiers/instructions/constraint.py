@@ -1,6 +1,6 @@
-"""One constraint on an answer: its id, the parameters that it takes, and the pure function that checks an answer.
+"""Defines a constraint on an answer: its id, its parameters, and the pure function that checks an answer.
 
-A table of them is a tuple of `Constraint`s; nothing else has to know an id.
+A table is a tuple of `Constraint`s. A new constraint is one new row in a table.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from typing import Any
 
 Reader = Callable[[Any], Any]
-"""Gives a parameter's value in its exact type, or raises ValueError with what it must be."""
+"""Converts a parameter to its exact type. Raises ValueError with the expected form."""
 
 
 def no_conflict(**_: Any) -> str | None:
-    """Any values go together."""
+    """Accept any combination of parameters."""
     return None
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter by its published name."""
+    """A parameter with its published name and its reader."""
 
     name: str
     read: Reader
@@ -28,22 +28,22 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Constraint:
-    """Holds for an answer or not; linear in its length, deterministic, and false for a blank one."""
+    """A deterministic check of an answer, in linear time. A blank answer never satisfies it."""
 
     id: str
     holds: Callable[..., bool]
-    """`holds(answer, **parameters)`; the answer has a letter, no white space around it, and is within the input cap."""
+    """`holds(answer, **parameters)`. The answer has a letter, no surrounding white space, and a bounded length."""
     parameters: tuple[Parameter, ...] = ()
     conflict: Callable[..., str | None] = no_conflict
-    """What is wrong with the parameters taken together, each of which is right."""
+    """The reason why a combination of valid parameters is impossible; None if it is possible."""
     wordless: bool = False
-    """Digits alone may satisfy it."""
+    """Whether an answer of digits without letters can satisfy the constraint."""
 
     def bind(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The values to call `holds` with. Entries that are None count as not given, other ids' entries are ignored.
+        """The parameters for `holds`. Entries that are None count as missing; entries of other ids are ignored.
 
         Raises:
-            ValueError: a parameter is missing or of the wrong kind; nothing is ever filled in.
+            ValueError: a parameter is missing or has the wrong type. There are no defaults.
         """
         bound = {}
         for parameter in self.parameters:
@@ -62,12 +62,12 @@ class Constraint:
 def constraint(
     name: str, holds: Callable[..., bool], conflict: Callable[..., str | None] = no_conflict, **readers: Reader
 ) -> Constraint:
-    """A row of a table: the constraint of that id, its parameters by keyword."""
+    """Make one row of a table: the constraint of that id, with its parameters as keywords."""
     return Constraint(name, holds, tuple(Parameter(key, read) for key, read in readers.items()), conflict)
 
 
 def whole(value: Any) -> int:
-    """A whole number from 0; `3.0` is 3, as Parquet gives it."""
+    """A whole number from 0. Parquet may give it as `3.0`."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1 != 0 or value < 0:
         raise ValueError("must be a whole number from 0")
     return int(value)
@@ -95,19 +95,19 @@ def text(value: Any) -> str:
 
 
 def word(value: Any) -> str:
-    """Text without white space around it; labels also have it as a list."""
+    """Text without surrounding white space. Some labels have it as a list of one text."""
     return text(value[0] if isinstance(value, (list, tuple)) and value else value).strip()
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """A list of texts, at least one."""
+    """A list of at least one text."""
     if not isinstance(value, (list, tuple)) or not value:
         raise ValueError("must be a list of texts that is not empty")
     return tuple(text(item) for item in value)
 
 
 def one_of(*choices: str) -> Callable[[Any], str]:
-    """One of fixed words, such as a relation."""
+    """Make a reader that accepts only the given words."""
 
     def read(value: Any) -> str:
         if value not in choices:

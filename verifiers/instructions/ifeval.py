@@ -1,8 +1,6 @@
 """The 25 constraints of IFEval.
 
-Where this differs from the published checkers: keywords, section marks and postscript marks are text, not regular
-expressions; a letter may be any one character, where they draw one at random for all but a to z; a text whose language
-cannot be told satisfies nothing that asks for a language; white space around an answer does not count.
+docs/verifiers.md lists the differences from the published checkers.
 """
 
 from __future__ import annotations
@@ -12,11 +10,11 @@ import re
 from typing import Any
 
 from olmorl.verifiers.instructions.constraint import constraint, positive, text, texts, whole, word
-from olmorl.verifiers.instructions.language import is_language, language_code
-from olmorl.verifiers.instructions.markup import enclosed
 from olmorl.verifiers.instructions.relation import meets, relation
-from olmorl.verifiers.instructions.sentences import sentences
-from olmorl.verifiers.instructions.words import tokens, words
+from olmorl.verifiers.instructions.texts.language import is_language, language_code
+from olmorl.verifiers.instructions.texts.markup import enclosed
+from olmorl.verifiers.instructions.texts.sentences import sentences
+from olmorl.verifiers.instructions.texts.words import tokens, words
 
 _OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _FENCES = ("```json", "```Json", "```JSON", "```")
@@ -30,13 +28,13 @@ _POSTSCRIPTS = {"P.S.": re.compile(r"p\.\s?s\."), "P.P.S": re.compile(r"p\.\s?p\
 
 
 def _has_keywords(answer: str, keywords: tuple[str, ...]) -> bool:
-    """Also inside of words, in any case."""
+    """The keywords may be inside words and in any case."""
     lower = answer.lower()
     return all(keyword.lower() in lower for keyword in keywords)
 
 
 def has_keyword_often(answer: str, keyword: str, frequency: int, relation: str) -> bool:
-    """Whether the keyword is there so often, also inside of words, in any case."""
+    """Whether the keyword occurs so often. It may be inside words and in any case."""
     return meets(answer.lower().count(keyword.lower()), relation, frequency)
 
 
@@ -45,7 +43,7 @@ def _forbids(answer: str, forbidden_words: tuple[str, ...]) -> bool:
 
 
 def has_letter_often(answer: str, letter: str, let_frequency: int, let_relation: str) -> bool:
-    """Whether the letter is there so often, in either case."""
+    """Whether the letter occurs so often, in either case."""
     return meets(answer.lower().count(letter.lower()), let_relation, let_frequency)
 
 
@@ -58,7 +56,7 @@ def _has_words(answer: str, num_words: int, relation: str) -> bool:
 
 
 def has_paragraphs(answer: str, num_paragraphs: int) -> bool:
-    """Whether there are so many between dividers; one may open the answer and one may close it."""
+    """Whether dividers separate so many paragraphs. A divider may also be first or last."""
     parts = DIVIDER.split(answer)
     blank = [not part.strip() for part in parts]
     return not any(blank[1:-1]) and len(parts) - sum(blank) == num_paragraphs
@@ -95,7 +93,7 @@ def _has_option(answer: str) -> bool:
 
 
 def _has_highlights(answer: str, num_highlights: int) -> bool:
-    """`*one*` and `**one**` alike."""
+    """Both `*one*` and `**one**` are highlights."""
     found = [said.strip("*") for said in _HIGHLIGHT.findall(answer)] + _STRONG.findall(answer)
     return sum(bool(said.strip()) for said in found) >= num_highlights
 
@@ -158,7 +156,7 @@ def _is_english_lowercase(answer: str) -> bool:
 
 
 def has_no_comma(answer: str) -> bool:
-    """Whether there is none."""
+    """Whether the answer has no comma."""
     return "," not in answer
 
 

@@ -1,20 +1,20 @@
-"""How a count is compared with a label's threshold."""
+"""Compares a count with the threshold of a label."""
 
 from __future__ import annotations
 
 from olmorl.verifiers.instructions.constraint import one_of
 
 relation = one_of("less than", "at least")
-"""A parameter of the IFEval and IFBench sets."""
+"""The comparison words of the IFEval and IFBench sets."""
 quantifier = one_of("at least", "around", "at most")
-"""A parameter of the `func_name` set."""
+"""The comparison words of labels with `func_name`."""
 
 
 def meets(count: int, how: str, threshold: int, tolerance: int = 0) -> bool:
-    """Whether the count is as wanted.
+    """Whether the count satisfies the comparison.
 
     Args:
-        tolerance: how far `around` the threshold the count may be.
+        tolerance: the largest distance from the threshold for `around`.
     """
     if how == "at least":
         return count >= threshold

@@ -1,9 +1,6 @@
-"""The 25 constraints that labels name by `func_name`.
+"""The 25 constraints of labels with `func_name`, from the RLVR-IFeval set.
 
-Where this differs from the published functions: options given as one text, `yes/no/maybe`, are those between the
-slashes, where they are taken for its letters; neither of two responses may be blank; white space around a prompt to
-repeat or a phrase to end with does not matter; a text whose language cannot be told is in none. Their versions differ
-too: the later one counts, with numbered sections, `!` at the end of a sentence, and a tenth of play around a count.
+docs/verifiers.md lists the differences from the published checkers.
 """
 
 from __future__ import annotations
@@ -13,10 +10,10 @@ from typing import Any
 
 from olmorl.verifiers.instructions.constraint import constraint, positive, text, texts, whole, word
 from olmorl.verifiers.instructions.ifeval import has_no_comma, is_json, letter
-from olmorl.verifiers.instructions.language import is_language, language_code
-from olmorl.verifiers.instructions.markup import enclosed
 from olmorl.verifiers.instructions.relation import meets, quantifier
-from olmorl.verifiers.instructions.words import words
+from olmorl.verifiers.instructions.texts.language import is_language, language_code
+from olmorl.verifiers.instructions.texts.markup import enclosed
+from olmorl.verifiers.instructions.texts.words import words
 
 _SENTENCE_END = re.compile(r"(?<!\w\.\w.)(?<![A-Z][a-z]\.)(?<=[.?!])\s")
 _CAPITALS = re.compile(r"\b[A-Z]+\b")
@@ -32,13 +29,13 @@ def _has_word_times(answer: str, word: str, N: int) -> bool:
 
 
 def _forbids(answer: str, forbidden_words: tuple[str, ...]) -> bool:
-    """Also inside of words."""
+    """A forbidden word counts also inside other words."""
     lower = answer.lower()
     return not any(said.lower() in lower for said in forbidden_words)
 
 
 def _has_letter_times(answer: str, letter: str, N: int) -> bool:
-    """In the label's case."""
+    """Upper and lower case differ."""
     return answer.count(letter) == N
 
 
@@ -60,7 +57,7 @@ def _has_capital_words(answer: str, N: int, quantifier: str) -> bool:
 
 
 def _tenth(threshold: int) -> int:
-    """How far `around` is: at least one."""
+    """The tolerance of `around`: a tenth, and at least one."""
     return max(round(threshold * 0.1), 1)
 
 
@@ -74,7 +71,7 @@ def _beyond_last(N: int, i: int, **_: Any) -> str | None:
 
 
 def _has_postscript(answer: str, postscript_marker: str) -> bool:
-    """More than the mark alone."""
+    """The postscript needs text after its mark."""
     start = answer.find(postscript_marker)
     return start >= 0 and len(answer) - start > len(postscript_marker)
 
@@ -100,8 +97,8 @@ def _has_highlights(answer: str, N: int) -> bool:
 
 
 def _has_sections(answer: str, N: int, section_splitter: str) -> bool:
-    """Marks with a number, in any case."""
-    return len(re.findall(rf"{re.escape(section_splitter)}\s?\d+", answer, re.IGNORECASE)) >= N
+    """A section is a mark with a number. Upper and lower case differ."""
+    return len(re.findall(rf"{re.escape(section_splitter)}\s?\d+", answer)) >= N
 
 
 def _repeats_prompt(answer: str, original_prompt: str) -> bool:
@@ -130,7 +127,7 @@ def _is_quoted(answer: str) -> bool:
 
 
 def _options(value: Any) -> tuple[str, ...]:
-    """A list of texts, or one text with slashes between them."""
+    """A list of texts, or one text with slashes between the options."""
     return texts([part.strip() for part in value.split("/")] if isinstance(value, str) else value)
 
 

@@ -1,4 +1,4 @@
-"""What the judge that ships thinks of an answer: counted words, the same every time. It understands nothing."""
+"""The scores of the local judge: deterministic word counts, without any model."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _QUESTION = re.compile(
 )
 _WORD = re.compile(r"\w+")
 LONG_WORD = 4
-"""Letters of a word that says what a request is about."""
+"""A word with at least this many letters belongs to the subject of a request."""
 LONG_ANSWER = 120
-"""Words beyond which an open answer loses."""
+"""An open answer with more words loses score."""
 
 
 class Asked(NamedTuple):
-    """The parts of a question in the built-in wording."""
+    """The parts of a question in the form of the built-in templates."""
 
     request: str
     reference: str | None
@@ -28,13 +28,13 @@ class Asked(NamedTuple):
 
 
 def parse(question: str) -> Asked | None:
-    """The parts of a question to the judge; None when it is worded in another way."""
+    """The parts of a question to the judge; None if it has another form."""
     found = _QUESTION.search(question)
     return None if found is None else Asked(found["request"], found["reference"], found["answer"])
 
 
 def grade(asked: Asked) -> int:
-    """From 1 to 10."""
+    """The grade of an answer, from 1 to 10."""
     share = (
         quality(asked.answer, asked.request) if asked.reference is None else agreement(asked.answer, asked.reference)
     )
@@ -42,15 +42,17 @@ def grade(asked: Asked) -> int:
 
 
 def agreement(answer: str, reference: str) -> float:
-    """Harmonic mean of precision and recall of the answer's words."""
+    """The harmonic mean of word precision and word recall."""
     said, wanted = Counter(_words(answer)), Counter(_words(reference))
     total = said.total() + wanted.total()
     return 2 * (said & wanted).total() / total if total else 0.0
 
 
 def quality(answer: str, request: str) -> float:
-    """On the subject (half of the request's long words), without repetition, and not too long: what is added to an
-    answer beside its subject can only lose."""
+    """From 0 to 1: full for half of the request's long words, without repetition, in at most `LONG_ANSWER` words.
+
+    Text outside the subject can only lower it.
+    """
     said = _words(answer)
     subject = {word for word in _words(request) if len(word) >= LONG_WORD}
     if not said or not subject:

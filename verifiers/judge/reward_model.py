@@ -1,4 +1,4 @@
-"""How a reward model is asked for a score: the conversation, to a sequence classifier served by vLLM's `/classify`."""
+"""The question to a reward model: the conversation, for a sequence classifier behind vLLM's `/classify`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 from olmorl.config import RewardModel
 from olmorl.messages import Prompt
-from olmorl.verifiers.judge.material import plain, turns
-from olmorl.verifiers.judge.reply import class_score
+from olmorl.verifiers.judge.judged_text import plain, turns
+from olmorl.verifiers.judge.reply_parser import class_score
 
 
 class RewardModelQuestion:
-    """The raw output, without the server's own activation, is made a reward in one way: the recipe's."""
+    """Only the recipe maps the raw output to a reward. The activation of the server is off."""
 
     needs_label = False
 
@@ -20,13 +20,13 @@ class RewardModelQuestion:
         self._settings = settings
 
     def request(self, prompt: Prompt, answer: str, label: Any, delimiter: str) -> dict[str, Any]:
-        """The body to post. A classifier takes no instructions: the answer needs no delimiter."""
+        """The body to post. A classifier follows no instructions, so the answer needs no delimiter."""
         conversation = [*turns(prompt.messages), {"role": "assistant", "content": plain(answer)}]
         request: dict[str, Any] = {"messages": conversation, "use_activation": False}
         return request if self._settings.model is None else {"model": self._settings.model, **request}
 
     def read(self, body: bytes, delimiter: str) -> float:
-        """The reward in the reply. Raises Unreadable or Unavailable."""
+        """The reward in the reply. Raises UnreadableReply or Unavailable."""
         z = (class_score(body) - self._settings.center) / self._settings.scale
-        # tanh, because exp overflows
+        # tanh, because exp can overflow
         return 0.5 + 0.5 * math.tanh(z / 2) if self._settings.squash == "sigmoid" else min(max(z, 0.0), 1.0)

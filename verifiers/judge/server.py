@@ -1,10 +1,10 @@
-"""A judge and a reward model that ship: a real HTTP server on the loopback interface, with a switch for faults.
+"""The included judge and reward model: an HTTP server on the loopback interface, with a switch for faults.
 
     python -m olmorl.verifiers.judge.server --port 8750
     curl -d '{"kind": "429", "seconds": 20}' http://127.0.0.1:8750/fault
 
-`/v1/chat/completions` and `/classify` answer as vLLM does, with scores by rule of thumb. `/fault` takes one of `KINDS`,
-and for how long: `seconds`, `calls`, or, without either, until `{"kind": "none"}`.
+`/v1/chat/completions` and `/classify` answer like vLLM, with scores from word counts. `/fault` takes one of `KINDS` and
+a duration: `seconds` or `calls`. Without a duration the fault stays until `{"kind": "none"}`.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ KINDS = get_args(Kind)
 
 
 class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is wrong with the server, and for how long."""
+    """One fault of the server, with its duration."""
 
     kind: Kind
-    """An HTTP status; no reply, a late one, a lost connection, half a body, a web page, megabytes; or a model that says
-    `text`, half of a grade, NaN, or that it will not."""
+    """An HTTP status; no reply, a late reply, a lost connection, half a body, a web page, a huge body; or a model that
+    replies with `text`, with half of a grade, with NaN, or with a refusal."""
     seconds: float = float("inf")
     calls: float = float("inf")
     text: str = ""
     delay_s: float = 0.5
-    """Of `slow`."""
+    """The delay of `slow`."""
     retry_after: str | None = None
-    """The header of that name, with 429 and 500."""
+    """The header Retry-After, with 429 and 500."""
 
 
 class JudgeServer:
-    """Every request is answered by what the fault switch says at that time; without a fault, honestly."""
+    """Every request gets the present fault; without a fault it gets a score."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -57,7 +57,7 @@ class JudgeServer:
         self._runner: web.AppRunner | None = None
 
     async def start(self, port: int = 0) -> str:
-        """Listen, and return the URL; port 0 takes any free one."""
+        """Start to listen, and return the URL. Port 0 takes any free port."""
         app = web.Application(client_max_size=16 << 20)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/classify", self._classify)
@@ -104,7 +104,7 @@ class JudgeServer:
         return web.Response(body=json.dumps(body).encode(), content_type="application/json")
 
     def _current(self) -> Fault:
-        """The fault for this call, which it uses up by one."""
+        """The fault for this call. The call counts against its duration."""
         fault = self._fault
         if fault.calls <= 0 or time.monotonic() >= self._fault_ends:
             return Fault("none")
@@ -113,11 +113,11 @@ class JudgeServer:
 
 
 async def _broken(request: web.Request, fault: Fault) -> web.StreamResponse | None:
-    """What the fault puts in place of a reply; None when there is to be one."""
+    """The response of the fault; None if a normal reply follows."""
     match fault.kind:
         case "429" | "500" | "400" as status:
             headers = {"Retry-After": fault.retry_after} if fault.retry_after else {}
-            return web.Response(status=int(status), text="asked for by the fault switch", headers=headers)
+            return web.Response(status=int(status), text="requested by the fault switch", headers=headers)
         case "hang":
             await asyncio.sleep(HANG_S)
         case "slow":
@@ -144,10 +144,10 @@ def _abort(request: web.Request) -> None:
 
 
 def _chat_reply(request: dict[str, Any], fault: Fault) -> dict[str, Any]:
-    """A chat completion with the grade of the answer in the last message, or with what the fault says instead."""
+    """A chat completion with the grade of the answer in the last message, or with the text of the fault."""
     asked = parse(request["messages"][-1]["content"])
     if asked is None:
-        raise ValueError("not worded as the built-in templates are; this judge reads no others")
+        raise ValueError("the question does not use a built-in template; this judge reads no others")
     grading = json.dumps({"reasoning": "Words were counted.", "score": grade(asked)})
     content, refusal, reason = _spoken(grading, fault)
     message = {"role": "assistant", "content": content, "refusal": refusal}
@@ -158,7 +158,7 @@ def _chat_reply(request: dict[str, Any], fault: Fault) -> dict[str, Any]:
 
 
 def _spoken(grading: str, fault: Fault) -> tuple[str | None, str | None, str]:
-    """Content, refusal and finish reason."""
+    """The content, refusal and finish reason of the message."""
     match fault.kind:
         case "reply":
             return fault.text, None, "stop"
@@ -172,7 +172,7 @@ def _spoken(grading: str, fault: Fault) -> tuple[str | None, str | None, str]:
 
 
 def _classification(request: dict[str, Any], fault: Fault) -> dict[str, Any]:
-    """One output, from -4 to 4, for the last turn as an answer to the one before."""
+    """One output from -4 to 4, for the last turn as an answer to the turn before it."""
     *_, question, answer = [str(turn["content"]) for turn in request["messages"]]
     output = 8 * quality(answer, question) - 4
     match fault.kind:
@@ -184,7 +184,7 @@ def _classification(request: dict[str, Any], fault: Fault) -> dict[str, Any]:
 
 
 async def _serve(port: int) -> None:
-    """Until a signal to stop."""
+    """Serve until a signal to stop."""
     server, stop = JudgeServer(), asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -196,7 +196,7 @@ async def _serve(port: int) -> None:
 def main() -> None:
     """Run the server in the foreground."""
     parser = argparse.ArgumentParser(prog="python -m olmorl.verifiers.judge.server", description=__doc__)
-    parser.add_argument("--port", type=int, default=8750, help="0: any that is free (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=8750, help="0 takes any free port (default: %(default)s)")
     asyncio.run(_serve(parser.parse_args().port))
 
 

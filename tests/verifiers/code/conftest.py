@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from olmorl.config import Verifiers
-from olmorl.verifiers.checks import Failed, Limit
-from olmorl.verifiers.code.outcome import Job, Report
-from olmorl.verifiers.code.sandbox import Sandbox
+from olmorl.verifiers.check_outcomes import Failed, Limit
+from olmorl.verifiers.code.sandbox.messages import ProgramTest, RunReport
+from olmorl.verifiers.code.sandbox.sandbox import Sandbox
 
 TIERS = [
     pytest.param(
@@ -22,7 +22,7 @@ TIERS = [
 ]
 SETTINGS = Verifiers(workers=2, retries=0, code_test_timeout_s=3.0, code_memory_mib=512, code_output_kib=256)
 
-Run = Callable[[Job], Coroutine[None, None, Report | Limit | Failed]]
+Run = Callable[[ProgramTest], Coroutine[None, None, RunReport | Limit | Failed]]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=TIERS)

@@ -52,14 +52,15 @@ def test_forms_of_cases(label: Any) -> None:
         ("not a label", "neither JSON"),
         (5, "list of"),
         (["a"], "list of"),
-        ([{"input": "1"}], "are text"),
-        ([{"input": 1, "output": "2"}], "are text"),
-        ([{"input": "[1]", "output": "2", "testtype": "functional"}], "calls a function"),
-        ({"inputs": ["1"], "outputs": []}, "as many"),
-        ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "standard input"),
-        (packed(Evil()), "not of plain data"),
-        (base64.b64encode(zlib.compress(b"\x80\x04garbage")).decode(), "not of plain data"),
-        (base64.b64encode(zlib.compress(bytes(MAX_BYTES + 1))).decode(), "over"),
+        ([{"input": "1"}], "must be text"),
+        ([{"input": "1", "output": ""}, {"input": "2", "output": "\n"}], "every expected output is blank"),
+        ([{"input": 1, "output": "2"}], "must be text"),
+        ([{"input": "[1]", "output": "2", "testtype": "functional"}], "must be stdin"),
+        ({"inputs": ["1"], "outputs": []}, "same length"),
+        ({"inputs": ["1"], "outputs": ["2"], "fn_name": "f"}, "fn_name"),
+        (packed(Evil()), "more than plain data"),
+        (base64.b64encode(zlib.compress(b"\x80\x04garbage")).decode(), "more than plain data"),
+        (base64.b64encode(zlib.compress(bytes(MAX_BYTES + 1))).decode(), "more than"),
         ("[" * 100_000, "neither JSON"),
     ],
 )
@@ -81,10 +82,35 @@ def test_an_entry_that_asserts_nothing_prepares_the_others() -> None:
     ]
 
 
+CHECK = "def check(candidate):\n    assert candidate(1)"
+
+
+@pytest.mark.parametrize(
+    ("label", "tests"),
+    [
+        ([CHECK, "check(f)", "check(g)"], [f"{CHECK}\ncheck(f)", f"{CHECK}\ncheck(g)"]),
+        ([f"{CHECK}\ncheck(f)"], [f"{CHECK}\ncheck(f)"]),
+        (
+            ["class Helper:\n    pass", "def test_f():\n    assert f()"],
+            ["class Helper:\n    pass\ndef test_f():\n    assert f()"],
+        ),
+        (
+            ["class TestF:\n    def test(self):\n        assert f()"],
+            ["class TestF:\n    def test(self):\n        assert f()"],
+        ),
+        (["with pytest.raises(ValueError):\n    f()"], ["with pytest.raises(ValueError):\n    f()"]),
+    ],
+)
+def test_a_function_that_judges_is_no_test_until_it_is_called(label: Any, tests: list[str]) -> None:
+    assert assertions(label) == tests
+
+
 @pytest.mark.parametrize(
     ("label", "reason"),
     [
         ([], "no test"),
+        ([CHECK], "no entry asserts"),
+        (["class Checker:\n    def check(self, f):\n        assert f()"], "no entry asserts"),
         (["f(1)", "import math"], "no test"),
         (["f(1) == 2"], "no test"),
         (["assert f(1) =="], "does not parse"),
@@ -92,7 +118,7 @@ def test_an_entry_that_asserts_nothing_prepares_the_others() -> None:
         ([1], "list of assert"),
         ({"assert": "f()"}, "list of assert"),
         ("assert f(1) == 2", "neither JSON"),
-        (packed(Evil()), "not of plain data"),
+        (packed(Evil()), "more than plain data"),
     ],
 )
 def test_labels_without_assertions(label: Any, reason: str) -> None:

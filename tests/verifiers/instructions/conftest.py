@@ -1,4 +1,4 @@
-"""Answers of 100 kB made to hang or break a checker."""
+"""The shared checks of a constraint: its own cases, and answers of 100 kB that could hang or break it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from olmorl.verifiers.instructions.rule import satisfied
+from olmorl.verifiers.instructions.instruction_verifier import satisfied
 
 SIZE = 100_000
 GUARD_S = 5.0
-"""Far above what a linear checker needs, far below what a quadratic one does."""
+"""Far more than a linear check needs, and far less than a quadratic one."""
 _UNITS = (
     "a", "* ", "*\n", "[", "[]", "#", "- ", "\n", "\n\n", "a\n\n", "***", "******", '"', "'", "<<", ">>", "{", "(", "|",
     ".", ". ", "!", "?!", "A. ", "1. ", "U.S. ", "...", ": ", "a@", "http://", "Section ", "Section 1 ", "p.", "P.S. ",
@@ -27,9 +27,28 @@ TAILS = tuple(head + (unit * SIZE)[:SIZE] + tail for head, unit, tail in (
 BLANK = ("", " ", "\n\n", "\u200b", "...", "***", '"', "* * *", "![]()", "🙂", "\x00")
 
 
+Case = tuple[dict[str, Any], str, bool]
+"""Parameters of a constraint, an answer, and whether the answer satisfies the constraint."""
+CheckCases = Callable[[str, list[Case]], None]
+CheckHostile = Callable[[str, dict[str, Any]], None]
+
+
 @pytest.fixture
-def survives() -> Callable[[str, dict[str, Any]], None]:
-    """Assert that a constraint answers each hostile text in time, and that no answer without words satisfies it."""
+def check_cases() -> CheckCases:
+    """Assert the verdicts of at least three cases of a constraint, with both verdicts among them."""
+
+    def check(name: str, cases: list[Case]) -> None:
+        assert len(cases) >= 3
+        verdicts = [satisfied((answer, [(name, parameters)])) for parameters, answer, _ in cases]
+        assert verdicts == [[expected] for *_, expected in cases]
+        assert {expected for *_, expected in cases} == {True, False}
+
+    return check
+
+
+@pytest.fixture
+def check_hostile() -> CheckHostile:
+    """Assert that a constraint judges each hostile text in time, and that no text without words satisfies it."""
 
     def check(name: str, parameters: dict[str, Any]) -> None:
         for text in HOSTILE + TAILS:

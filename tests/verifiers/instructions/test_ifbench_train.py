@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from olmorl.verifiers.instructions import ifbench_train_copy, ifbench_train_format, ifbench_train_words
-from olmorl.verifiers.instructions.rule import satisfied
-from olmorl.verifiers.instructions.table import find
-
-Case = tuple[dict[str, Any], str, bool]
+from olmorl.verifiers.instructions.constraint_table import find
+from olmorl.verifiers.instructions.ifbench import train_copy, train_formatting, train_words
+from tests.verifiers.instructions.conftest import Case, CheckCases, CheckHostile
 
 MANY, FEW = "at least", "less than"
 BIRD = {"phrase": "The early bird catches worms", "small_n": 2}
@@ -20,8 +17,14 @@ HI = {"prompt_to_repeat": " Say hi. "}
 CASES: dict[str, list[Case]] = {
     "copy:repeat_phrase": [
         (BIRD, "The early cat catches worms. The late bird catches worms.", True),
-        (BIRD, "The early bird catches worms. The early cat catches worms.", True),
+        (BIRD, "The early bird catches worms. The early cat catches worms.", False),
         (BIRD, "The early cat catches worms. The early bird catches worms.", False),
+        (BIRD, "The early bird catches worms. The early bird catches worms.", False),
+        (BIRD, "The early cat catches worms. The late bird catches worms. The early dog catches worms.", False),
+        (BIRD, "1. The early cat catches worms\n2. The early dog catches worms", True),
+        (BIRD, "The early Bird catches worms. The early bird sees worms.", True),
+        (BIRD, "the early cat catches worms. The late bird catches worms.", False),
+        (BIRD, "The very early cat catches worms. The late bird catches worms.", False),
         (BIRD, "The early cat catches worms.", False),
         (BIRD, "The late cat catches worms. The early cat catches worms.", False),
         (BIRD, "The cat catches worms. The early cat catches worms.", False),
@@ -194,23 +197,15 @@ CASES: dict[str, list[Case]] = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        constraint.id
-        for module in (ifbench_train_copy, ifbench_train_format, ifbench_train_words)
-        for constraint in module.TABLE
-    ],
+    [constraint.id for module in (train_copy, train_formatting, train_words) for constraint in module.TABLE],
 )
-def test_cases(name: str) -> None:
-    cases = CASES[name]
-    assert len(cases) >= 3
-    verdicts = [satisfied((answer, [(name, parameters)])) for parameters, answer, _ in cases]
-    assert verdicts == [[expected] for *_, expected in cases]
-    assert {expected for *_, expected in cases} == {True, False}
+def test_cases(name: str, check_cases: CheckCases) -> None:
+    check_cases(name, CASES[name])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_hostile_and_blank_answers(name: str, survives: Callable[[str, dict[str, Any]], None]) -> None:
-    survives(name, CASES[name][0][0])
+def test_hostile_and_blank_answers(name: str, check_hostile: CheckHostile) -> None:
+    check_hostile(name, CASES[name][0][0])
 
 
 @pytest.mark.parametrize(

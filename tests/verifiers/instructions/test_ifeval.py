@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from olmorl.verifiers.instructions import ifeval
-from olmorl.verifiers.instructions.rule import satisfied
-
-Case = tuple[dict[str, Any], str, bool]
+from tests.verifiers.instructions.conftest import Case, CheckCases, CheckHostile
 
 ENGLISH = "the small house stands near the river and every morning people walk along the water to their work"
 GERMAN = "Das kleine Haus steht am Fluss und jeden Morgen gehen die Leute am Wasser entlang zu ihrer Arbeit."
@@ -181,14 +176,10 @@ CASES: dict[str, list[Case]] = {
 
 
 @pytest.mark.parametrize("name", [constraint.id for constraint in ifeval.TABLE])
-def test_cases(name: str) -> None:
-    cases = CASES[name]
-    assert len(cases) >= 3
-    verdicts = [satisfied((answer, [(name, parameters)])) for parameters, answer, _ in cases]
-    assert verdicts == [[expected] for *_, expected in cases]
-    assert {expected for *_, expected in cases} == {True, False}
+def test_cases(name: str, check_cases: CheckCases) -> None:
+    check_cases(name, CASES[name])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_hostile_and_blank_answers(name: str, survives: Callable[[str, dict[str, Any]], None]) -> None:
-    survives(name, CASES[name][0][0])
+def test_hostile_and_blank_answers(name: str, check_hostile: CheckHostile) -> None:
+    check_hostile(name, CASES[name][0][0])

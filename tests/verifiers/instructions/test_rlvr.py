@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from olmorl.verifiers.instructions import rlvr
-from olmorl.verifiers.instructions.rule import satisfied
-
-Case = tuple[dict[str, Any], str, bool]
+from tests.verifiers.instructions.conftest import Case, CheckCases, CheckHostile
 
 GERMAN = "Das kleine Haus steht am Fluss und jeden Morgen gehen die Leute am Wasser entlang zu ihrer Arbeit."
 MANY, ABOUT, MOST = "at least", "around", "at most"
@@ -105,7 +100,11 @@ CASES: dict[str, list[Case]] = {
         ({"N": 1}, "*open\nend*", False),
     ],
     "validate_sections": [
-        ({"N": 2, "section_splitter": "Section"}, "SECTION 1\nText.\nSection2\nText.", True),
+        ({"N": 2, "section_splitter": "Section"}, "Section 1\nText.\nSection2\nText.", True),
+        ({"N": 2, "section_splitter": "Section"}, "SECTION 1\nText.\nSECTION 2\nText.", False),
+        ({"N": 2, "section_splitter": "Section"}, "Section 1\nText.\nsection 2\nText.", False),
+        ({"N": 2, "section_splitter": "SECTION"}, "SECTION 1\nText.\nSECTION 2\nText.", True),
+        ({"N": 1, "section_splitter": "Day"}, "Intro\nDay 1: rest", True),
         ({"N": 3, "section_splitter": "Section"}, "Section 1\nText.\nSection 2\nText.", False),
         ({"N": 1, "section_splitter": "Section"}, "The Section without a number", False),
     ],
@@ -161,14 +160,10 @@ CASES: dict[str, list[Case]] = {
 
 
 @pytest.mark.parametrize("name", [constraint.id for constraint in rlvr.TABLE])
-def test_cases(name: str) -> None:
-    cases = CASES[name]
-    assert len(cases) >= 3
-    verdicts = [satisfied((answer, [(name, parameters)])) for parameters, answer, _ in cases]
-    assert verdicts == [[expected] for *_, expected in cases]
-    assert {expected for *_, expected in cases} == {True, False}
+def test_cases(name: str, check_cases: CheckCases) -> None:
+    check_cases(name, CASES[name])
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_hostile_and_blank_answers(name: str, survives: Callable[[str, dict[str, Any]], None]) -> None:
-    survives(name, CASES[name][0][0])
+def test_hostile_and_blank_answers(name: str, check_hostile: CheckHostile) -> None:
+    check_hostile(name, CASES[name][0][0])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from olmorl.verifiers.instructions.language import is_language
-from olmorl.verifiers.instructions.markup import enclosed
-from olmorl.verifiers.instructions.sentences import rough_sentences, sentences
-from olmorl.verifiers.instructions.words import tokens, words
+from olmorl.verifiers.instructions.texts.language import is_language
+from olmorl.verifiers.instructions.texts.markup import enclosed
+from olmorl.verifiers.instructions.texts.sentences import rough_sentences, sentences
+from olmorl.verifiers.instructions.texts.words import tokens, words
 
 
 @pytest.mark.parametrize(

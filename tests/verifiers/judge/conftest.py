@@ -10,10 +10,10 @@ import pytest_asyncio
 
 from olmorl.config import Judge, RewardModel, Verifiers
 from olmorl.messages import Completion, Prompt, Verdict
-from olmorl.verifiers.judge.calls import Calls
-from olmorl.verifiers.judge.registry import model_rules
-from olmorl.verifiers.judge.rule import ModelRule
+from olmorl.verifiers.judge.model_verifier import ModelVerifier
+from olmorl.verifiers.judge.registry import model_verifiers
 from olmorl.verifiers.judge.server import JudgeServer
+from olmorl.verifiers.judge.service.call_counts import CallCounts
 
 REQUEST = "What is the capital of France?"
 REFERENCE = "The capital of France is Paris."
@@ -44,13 +44,13 @@ async def service() -> AsyncIterator[Service]:
 class Asker(NamedTuple):
     """The verifiers over one server."""
 
-    rules: dict[str, ModelRule]
+    rules: dict[str, ModelVerifier]
     ask: Callable[..., Awaitable[Verdict]]
 
     @property
-    def calls(self) -> Calls:
+    def calls(self) -> CallCounts:
         """What the judge's client counted."""
-        calls: Calls = self.rules["general-quality"].counters["judge"]
+        calls: CallCounts = self.rules["general-quality"].counters["judge"]
         return calls
 
 
@@ -59,14 +59,14 @@ async def asker(
     service: Service, make_prompt: Callable[..., Prompt], make_completion: Callable[..., Completion]
 ) -> AsyncIterator[Callable[..., Asker]]:
     """Makes verifiers with changes to their settings."""
-    made: list[ModelRule] = []
+    made: list[ModelVerifier] = []
 
     def make(**changes: Any) -> Asker:
         options = {"timeout_s": 5.0, "outage_deadline_s": 60.0, **changes}
         names = {"judge": Judge.model_fields, "reward_model": RewardModel.model_fields}
         judge, model = ({k: v for k, v in options.items() if k in fields} for fields in names.values())
         settings = Verifiers(judge=Judge(url=service.url, **judge), reward_model=RewardModel(url=service.url, **model))
-        rules = model_rules(settings)
+        rules = model_verifiers(settings)
         made.extend(rules.values())
 
         async def ask(answer: str, name: str = "general-quality_ref", label: Any = REFERENCE) -> Verdict:

@@ -13,9 +13,9 @@ from olmorl.config import Judge
 from olmorl.errors import ConfigError
 from olmorl.messages import Prompt
 from olmorl.verifiers.judge.heuristics import parse
-from olmorl.verifiers.judge.material import MAX_OPENING, contentless, plain
-from olmorl.verifiers.judge.question import JudgeQuestion
-from olmorl.verifiers.judge.template import fill
+from olmorl.verifiers.judge.judge_question import JudgeQuestion
+from olmorl.verifiers.judge.judge_template import fill
+from olmorl.verifiers.judge.judged_text import MAX_OPENING, contentless, plain
 
 WRONG = "The capital city is called Berlin."
 RIGHT = "The capital of France is Paris."

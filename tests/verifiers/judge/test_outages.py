@@ -10,15 +10,15 @@ import pytest
 from aiohttp import web
 
 from olmorl.clock import SystemClock
-from olmorl.config import Judge, Remote, RewardModel, Verifiers
+from olmorl.config import HttpService, Judge, RewardModel, Verifiers
 from olmorl.messages import Completion, Prompt
-from olmorl.verifiers.judge.client import Client
-from olmorl.verifiers.judge.endpoint import MAX_REPLY_BYTES, HttpEndpoint, address
-from olmorl.verifiers.judge.failures import Unavailable
-from olmorl.verifiers.judge.question import JudgeQuestion
-from olmorl.verifiers.judge.registry import model_rules
-from olmorl.verifiers.judge.rule import INNOCENT, ModelRule
+from olmorl.verifiers.judge.judge_question import JudgeQuestion
+from olmorl.verifiers.judge.model_verifier import INNOCENT, ModelVerifier
+from olmorl.verifiers.judge.registry import model_verifiers
 from olmorl.verifiers.judge.server import FLOOD_BYTES
+from olmorl.verifiers.judge.service.client import Client
+from olmorl.verifiers.judge.service.endpoint import MAX_REPLY_BYTES, HttpEndpoint, address
+from olmorl.verifiers.judge.service.failures import Unavailable
 
 RIGHT = "The capital of France is Paris."
 ANSWERS = {RIGHT: 1.0, "The capital of France is Berlin.": 8 / 9, "Berlin": 0.0}
@@ -145,7 +145,7 @@ async def test_a_service_that_takes_no_request_is_an_error(asker: Callable[..., 
     await service.fault("400")
     verdict = await judge.ask("Berlin")
     assert (verdict.reward, verdict.error_kind) == (None, "judge_rejected")
-    assert "HTTP 400 asked for by the fault switch" in verdict.detail
+    assert "HTTP 400 requested by the fault switch" in verdict.detail
 
 
 async def test_an_answer_that_is_too_long_scores_0(asker: Callable[..., Any], service: Any) -> None:
@@ -188,7 +188,7 @@ async def test_an_answer_that_the_service_does_not_take_cannot_delete_its_group(
 
     settings = Judge(url=await serve(handler))
     client = Client(HttpEndpoint(settings, f"{settings.url}/v1", SystemClock()), settings, SystemClock())
-    rule = ModelRule("judge", client, JudgeQuestion(settings, with_reference=False), settings)
+    rule = ModelVerifier("judge", client, JudgeQuestion(settings, with_reference=False), settings)
     verdict = await rule.verify_row(make_prompt(), make_completion("poison"), "poison", None)
     assert (verdict.reward, verdict.method, verdict.detail) == (0.0, "limit", "rejected")
     assert seen == [True, False, True]
@@ -225,7 +225,7 @@ async def test_a_redirect_is_not_followed_and_a_flood_not_read(serve: Any) -> No
     async def handler(request: web.Request) -> web.Response:
         return web.Response(status=307, headers={"Location": "/elsewhere"})
 
-    settings = Remote(url=await serve(handler))
+    settings = HttpService(url=await serve(handler))
     endpoint = HttpEndpoint(settings, f"{settings.url}/x", SystemClock())
     with pytest.raises(Unavailable, match="HTTP 307"):
         await endpoint.post({})
@@ -235,19 +235,19 @@ async def test_a_redirect_is_not_followed_and_a_flood_not_read(serve: Any) -> No
 
 async def test_labels_say_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JUDGE_KEY_OF_TEST", raising=False)
-    rules = model_rules(Verifiers(reward_model=RewardModel(url="http://x", api_key_env="JUDGE_KEY_OF_TEST")))
+    rules = model_verifiers(Verifiers(reward_model=RewardModel(url="http://x", api_key_env="JUDGE_KEY_OF_TEST")))
     assert await rules["general-quality"].problem("") == "set verifiers.judge.url"
     assert "set the environment variable JUDGE_KEY_OF_TEST" in str(await rules["reward_model"].problem(""))
-    rules = model_rules(Verifiers(judge=Judge(url="http://x")))
+    rules = model_verifiers(Verifiers(judge=Judge(url="http://x")))
     assert rules["general-quality"].usable(None) and rules["general-quality_ref"].usable("Paris")
     for label in ("", " ", None, [], True):
-        assert "a reference answer is text" in str(await rules["general-quality_ref"].problem(label))
+        assert "a reference answer must be text" in str(await rules["general-quality_ref"].problem(label))
 
 
 async def test_without_an_address_there_is_no_reward(
     make_prompt: Callable[..., Prompt], make_completion: Callable[..., Completion]
 ) -> None:
-    rule = model_rules(Verifiers())["general-quality"]
+    rule = model_verifiers(Verifiers())["general-quality"]
     verdict = await rule.verify_row(make_prompt(), make_completion("Paris"), "Paris", None)
     assert (verdict.reward, verdict.error_kind, verdict.detail) == (None, "judge_setup", "set verifiers.judge.url")
 

@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from olmorl.config import Judge, RewardModel, Verifiers
 from olmorl.errors import Unscorable
 from olmorl.messages import Completion, Prompt
-from olmorl.verifiers.combine import VerifierScorer
 from olmorl.verifiers.judge.heuristics import agreement, quality
-from olmorl.verifiers.judge.registry import model_rules
+from olmorl.verifiers.judge.registry import model_verifiers
+from olmorl.verifiers.scorer import VerifierScorer
 
 RIGHT = "The capital of France is Paris."
 
@@ -58,7 +58,7 @@ async def test_the_server_as_a_process() -> None:
 async def test_a_local_judge_lives_as_long_as_the_verifiers(
     make_prompt: Callable[..., Prompt], make_completion: Callable[..., Completion]
 ) -> None:
-    rules = model_rules(Verifiers(judge=Judge(url="local"), reward_model=RewardModel(url="local")))
+    rules = model_verifiers(Verifiers(judge=Judge(url="local"), reward_model=RewardModel(url="local")))
     prompt = make_prompt(messages="What is the capital of France?")
     for name, rule in rules.items():
         asked = [rule.verify_row(prompt, make_completion(RIGHT), f"{RIGHT}{' ' * n}", RIGHT) for n in range(3)]

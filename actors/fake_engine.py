@@ -1,0 +1,250 @@
+"""An engine without a model: token times from `config.Simulation`, in real or in simulated time.
+
+It batches continuously, applies updates between two steps and labels each token, as the real one does. Time jumps
+from one finish to the next instead of ticking token by token, so hundreds of engines cost little. The timers are
+those of the running event loop, which is what simulates time.
+
+Convention: the last token of a completion is `RIGHT` or `WRONG`; all others are `FILLER`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import exp, log
+from random import Random
+from zlib import crc32
+
+import msgspec
+import numpy as np
+
+from olmorl import config
+from olmorl.messages import Completion, Prompt, Span, TokenIds, Verdict, Version
+from olmorl.ports import EngineLoad, Sampling, StagedWeights, Update
+
+WRONG, RIGHT, FILLER = 0, 1, 2
+LOGPROB = -0.5
+PROMPT_SPREAD = 1.5
+"""Standard deviation of the log-odds of a right answer between prompts."""
+
+
+@dataclass(eq=False, slots=True)
+class _Sequence:
+    """A request in the engine; ordered by the step that samples its last token."""
+
+    num_tokens: int
+    prompt_tokens: int
+    done: asyncio.Future[int]
+    """Gets the step before the first token."""
+    last_step: int = 0
+
+    def __lt__(self, other: _Sequence) -> bool:
+        return self.last_step < other.last_step
+
+
+class FakeEngine:
+    """All running sequences gain one token a step; a step gets slower with each of them."""
+
+    def __init__(
+        self, simulation: config.Simulation, *, max_running: int, max_model_len: int, kv_tokens: int | None = None
+    ) -> None:
+        self._simulation = simulation
+        self._max_running = max_running
+        self._max_model_len = max_model_len
+        self._kv_tokens = kv_tokens or max_running * max_model_len
+        self._waiting: deque[_Sequence] = deque()
+        self._running: list[_Sequence] = []
+        self._step = 0
+        self._step_at = 0.0
+        self._cached_tokens = 0
+        self._generated = 0
+        self._aborted = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._updating = False
+        self._since: list[int] = [0]
+        self._versions: list[Version] = [Version(0, 0)]
+
+    async def start(self, weights: StagedWeights | None) -> None:
+        if weights:
+            self._versions = [weights.manifest.version]
+        self._step_at = _now()
+
+    async def stop(self) -> None:
+        for sequence in (*self._running, *self._waiting):
+            sequence.done.cancel()
+        self._running, self._cached_tokens = [], 0
+        self._waiting.clear()
+        self._set_timer()
+
+    @property
+    def version(self) -> Version:
+        return self._versions[-1]
+
+    @property
+    def tokens_generated(self) -> int:
+        self._advance()
+        return self._generated
+
+    @property
+    def tokens_aborted(self) -> int:
+        return self._aborted
+
+    def load(self) -> EngineLoad:
+        self._advance()
+        kv_used = min(1.0, self._cached_tokens / self._kv_tokens)
+        return EngineLoad(len(self._running), len(self._waiting), kv_used, self._max_running)
+
+    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
+        """Seed, prompt and the version of the first token decide the length and the answer."""
+        if len(prompt) >= self._max_model_len:
+            raise ValueError(f"prompt of {len(prompt)} tokens, the context has {self._max_model_len}")
+        random = Random(sampling.seed)
+        limit = min(sampling.max_tokens, self._max_model_len - len(prompt))
+        wanted = max(1, sampling.min_tokens, round(self._draw_length(random)))
+        num_tokens = min(wanted, limit)
+        sequence = _Sequence(num_tokens, len(prompt), asyncio.get_running_loop().create_future())
+        self._advance()
+        self._waiting.append(sequence)
+        self._fill()
+        try:
+            first_step = await sequence.done
+        except asyncio.CancelledError:
+            self._abort(sequence)
+            raise
+        spans = self._spans(first_step, num_tokens)
+        right = wanted <= limit and random.random() < self._solve_rate(prompt, spans[0].version)
+        return Completion(
+            index=0,
+            token_ids=np.array([FILLER] * (num_tokens - 1) + [RIGHT if right else WRONG], np.int32),
+            logprobs=np.full(num_tokens, LOGPROB, np.float32),
+            spans=spans,
+            finish_reason="stop" if wanted <= limit else "length",
+            text="right" if right else "wrong",
+        )
+
+    async def update(self, staged: StagedWeights) -> Update:
+        """The current step starts again after the stall, and is the first of the new version."""
+        self._advance()
+        self._updating = True
+        self._set_timer()
+        started = _now()
+        try:
+            await asyncio.sleep(self._simulation.update_s)
+            self._since.append(self._step)
+            self._versions.append(staged.manifest.version)
+        finally:
+            self._updating, self._step_at = False, _now()
+            self._fill()
+        return Update(staged.manifest.version, _now() - started)
+
+    @property
+    def _step_s(self) -> float:
+        slowdown = 1 + self._simulation.batch_slowdown * (len(self._running) - 1)
+        return slowdown / self._simulation.tokens_per_s
+
+    def _advance(self) -> None:
+        """Make all steps that have ended by now, up to the next finish."""
+        if self._updating or not self._running:
+            self._step_at = max(self._step_at, _now())
+            return
+        step_s = self._step_s
+        steps = min(int((_now() - self._step_at) / step_s + 1e-6), self._running[0].last_step - self._step)
+        self._step += steps
+        self._step_at += steps * step_s
+        self._generated += steps * len(self._running)
+        self._cached_tokens += steps * len(self._running)
+
+    def _on_timer(self) -> None:
+        self._advance()
+        while self._running and self._running[0].last_step <= self._step:
+            sequence = heappop(self._running)
+            self._cached_tokens -= sequence.prompt_tokens + sequence.num_tokens
+            if not sequence.done.done():
+                sequence.done.set_result(self._step - sequence.num_tokens)
+        self._fill()
+
+    def _fill(self) -> None:
+        """Let waiting sequences run while there is a slot and their prompt fits the KV cache."""
+        while self._waiting and len(self._running) < self._max_running:
+            cached = self._cached_tokens + self._waiting[0].prompt_tokens
+            if self._running and cached > self._kv_tokens:
+                break
+            sequence = self._waiting.popleft()
+            sequence.last_step = self._step + sequence.num_tokens
+            self._cached_tokens = cached
+            heappush(self._running, sequence)
+        self._set_timer()
+
+    def _abort(self, sequence: _Sequence) -> None:
+        self._advance()
+        if sequence in self._waiting:
+            self._waiting.remove(sequence)
+        elif sequence in self._running:
+            made = sequence.num_tokens - (sequence.last_step - self._step)
+            self._aborted += made
+            self._cached_tokens -= sequence.prompt_tokens + made
+            self._running.remove(sequence)
+            heapify(self._running)
+        elif sequence.done.done() and not sequence.done.cancelled():
+            self._aborted += sequence.num_tokens
+        self._fill()
+
+    def _set_timer(self) -> None:
+        if self._timer:
+            self._timer.cancel()
+            self._timer = None
+        if self._running and not self._updating:
+            steps = self._running[0].last_step - self._step
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_at(self._step_at + steps * self._step_s, self._on_timer)
+
+    def _spans(self, first_step: int, num_tokens: int) -> tuple[Span, ...]:
+        spans = []
+        start = 0
+        first = bisect_right(self._since, first_step) - 1
+        for i in range(first, len(self._versions)):
+            end = self._since[i + 1] - first_step if i + 1 < len(self._since) else num_tokens
+            end = min(end, num_tokens)
+            if end > start:
+                spans.append(Span(self._versions[i], start, end))
+                start = end
+        return tuple(spans)
+
+    def _draw_length(self, random: Random) -> float:
+        sigma = self._simulation.tail
+        return random.lognormvariate(log(self._simulation.mean_tokens) - sigma**2 / 2, sigma)
+
+    def _solve_rate(self, prompt: TokenIds, version: Version) -> float:
+        """Rises with the version. Some prompts are easier than others, so that some groups are all alike."""
+        start = min(max(self._simulation.solve_rate, 1e-6), 1 - 1e-6)
+        ease = Random(crc32(prompt.tobytes())).gauss(0.0, PROMPT_SPREAD)
+        log_odds = log(start / (1 - start)) + ease + self._simulation.learned_per_version * version.number
+        return 1 / (1 + exp(-log_odds))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class FakeScorer:
+    """Reads the last token: `RIGHT` is 1, all else 0."""
+
+    async def start(self) -> None: ...
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
+        reward = float(completion.token_ids[-1] == RIGHT)
+        return {name: Verdict(reward=reward, method="last_token") for name in prompt.datasets}
+
+    async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
+        right = [bool(completion.token_ids[-1] == RIGHT) for completion in completions]
+        pairs = zip(completions, right, strict=True)
+        return tuple(msgspec.structs.replace(one, reward=float(solved), solved=solved) for one, solved in pairs)
+
+    def counts(self) -> dict[str, dict[str, float]]:
+        return {}
+
+    async def stop(self) -> None: ...

@@ -1,0 +1,78 @@
+"""The groups that an actor has leased, and the order that it was given."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from olmorl.actors.admission import HeldSequences
+from olmorl.messages import TRAIN_LANE, Lease, Prompt, Version
+
+
+class Order(StrEnum):
+    """The orders that an actor obeys. The last two are final."""
+
+    RUN = "run"
+    PAUSE = "pause"
+    """Lease nothing new, finish the leased groups, wait for the next order."""
+    DRAIN = "drain"
+    """Lease nothing new, finish the leased groups, leave."""
+    STOP = "stop"
+    """Give back the leased groups, leave."""
+
+    @property
+    def final(self) -> bool:
+        return self in (Order.DRAIN, Order.STOP)
+
+
+class OverLong(Exception):
+    """The engine never has room for this prompt."""
+
+
+@dataclass(eq=False, slots=True)
+class LeasedGroup:
+    """One leased group; each of its sequences counts as generating until the engine is done with it."""
+
+    lease: Lease
+    task: asyncio.Task[None] | None = None
+    version: Version | None = None
+    """In the engine when generation began."""
+    started_at: float = 0.0
+    num_generating: int = 0
+    num_unverified: int = 0
+    """Finished by the engine, without their verdicts."""
+    num_tokens: int = 0
+    """Of its finished completions."""
+    stale: bool = False
+    """Cancelled because it outlived `over_age = "drop"`."""
+    committing: bool = False
+    stored: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_generating = self.prompt.group_size
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.lease.prompt
+
+    def cancel(self) -> None:
+        """Cancel its generation, unless its result is on the way to the queue."""
+        if self.task and not self.committing:
+            self.task.cancel()
+
+    def outlived(self, now: Version, max_span: int) -> bool:
+        """Whether an unfinished answer spans more than `max_span` versions, counted from the start of its group."""
+        return bool(self.version and self.num_generating and now.number - self.version.number > max_span)
+
+
+def in_hand(works: Iterable[LeasedGroup]) -> HeldSequences:
+    """Count the sequences of all groups."""
+    generating = unverified = evaluation = 0
+    for work in works:
+        generating += work.num_generating
+        unverified += work.num_unverified
+        if work.prompt.lane != TRAIN_LANE:
+            evaluation += work.num_generating
+    return HeldSequences(generating, unverified, evaluation)

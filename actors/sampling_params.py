@@ -1,0 +1,34 @@
+"""The sampling parameters of each completion."""
+
+from __future__ import annotations
+
+import msgspec
+
+from olmorl import config, seeds
+from olmorl.messages import TRAIN_LANE, Prompt
+from olmorl.ports import Sampling
+
+
+class SamplingRule:
+    """The same draw and attempt is sampled the same way on every actor."""
+
+    def __init__(self, sampling: config.SamplingSettings, evaluation: config.Evaluation, run_seed: int) -> None:
+        self._run_seed = run_seed
+        self._training = Sampling(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            max_tokens=sampling.max_tokens,
+            stop=tuple(sampling.stop),
+        )
+        self._evaluation = Sampling(
+            temperature=evaluation.temperature,
+            max_tokens=evaluation.max_tokens or sampling.max_tokens,
+            stop=tuple(sampling.stop),
+        )
+
+    def __call__(self, prompt: Prompt, index: int) -> Sampling:
+        """The parameters of the completion `index` of `prompt`; the seed is its own."""
+        rule = self._training if prompt.lane == TRAIN_LANE else self._evaluation
+        seed = seeds.derive(self._run_seed, prompt.lane, prompt.draw_id, prompt.attempt, index)
+        return msgspec.structs.replace(rule, seed=seed)

@@ -1,0 +1,319 @@
+"""vLLM behind the `Engine` port: continuous batching, and weights that change between two of its steps.
+
+the actor's process             EngineCore                worker, one per GPU or core
+VllmEngine, AsyncLLM   ──RPC──>  scheduler  ──────────────>  model, StagedWeightLoader
+  └── reaper.py                                              └── maps the staged file
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from olmorl import codec, config
+from olmorl.actors.vllm_engine.arguments import engine_arguments, sampling_params
+from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
+from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
+from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes
+from olmorl.building import describe, would_repeat
+from olmorl.clock import within
+from olmorl.errors import EngineDied, ModelError, StartError, WeightError
+from olmorl.messages import Completion, Span, TokenIds, Version
+from olmorl.ports import EngineLoad, Sampling, StagedWeights, Update
+
+T = TypeVar("T")
+LIVENESS_POLL_S = 0.2
+
+
+class _StepGauge:
+    """The statistics of the last engine step. Replaces vLLM's stat loggers, which observe every single token."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self.running = 0
+        self.kv_used = 0.0
+
+    def record(self, *, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
+        if iteration_stats is not None:
+            self.tokens += iteration_stats.num_generation_tokens
+        if scheduler_stats is not None:
+            self.running = scheduler_stats.num_running_reqs
+            self.kv_used = scheduler_stats.kv_cache_usage
+
+
+_LOADING = threading.Lock()
+"""Held by the thread that imports vLLM ahead of the start, or starts it: both set variables of the environment."""
+
+
+class VllmEngine:
+    """One vLLM engine. Every token carries the version that computed it, and no update costs a token or a KV block.
+
+    Args:
+        core: CPU core for the engine's one thread; None on a GPU, or to let vLLM take all cores.
+        initial: the version that the model folder holds.
+    """
+
+    def __init__(
+        self,
+        model: config.Model,
+        actors: config.Actors,
+        *,
+        max_model_len: int,
+        seed: int,
+        core: int | None,
+        initial: Version,
+        notes: Path,
+    ) -> None:
+        self._model = model
+        self._actors = actors
+        self._max_model_len = max_model_len
+        self._seed = seed
+        self._core = core
+        self._version = initial
+        self._llm: Any = None
+        self._tokenizer: Any = None
+        self._gauge = _StepGauge()
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._processes = EngineProcesses(notes)
+        self._in_flight = 0
+        self._aborted = 0
+        self._cause = "it is not running"
+
+    async def start(self, weights: StagedWeights | None) -> None:
+        """Load the model and come up; with `weights`, at that version.
+
+        Raises:
+            ModelError: a folder that vLLM cannot load.
+            ConfigError: a core that is not there.
+            StartError: a setting or a file that the engine cannot start with.
+            EngineDied: the engine's processes ended while they started.
+        """
+        if self._core is not None:
+            check_core(self._core)
+        await asyncio.to_thread(self._construct)
+        manager = self._llm.engine_core.resources.engine_manager
+        self._processes.adopt(process.pid for process in manager.processes)
+        if self._core is not None:
+            self._processes.pin(self._core)
+        self._llm.logger_manager = self._gauge
+        self._tokenizer = self._llm.renderer.tokenizer
+        self._cause = "its processes have ended"
+        await self._call(self._llm.engine_core.set_weight_version_async(str(self._version)))
+        if weights is not None:
+            await self.update(weights)
+
+    def _construct(self) -> None:
+        """Start the processes; blocks, so it runs in a thread."""
+        output = ErrorOutput()
+        with _LOADING, self._processes.starting(_variables(self._core, self._actors.start_deadline_s)):
+            from vllm import AsyncEngineArgs
+            from vllm.v1.engine.async_llm import AsyncLLM
+
+            arguments = engine_arguments(self._model, self._actors, self._max_model_len, self._seed)
+            try:
+                vllm_config = AsyncEngineArgs(**arguments).create_engine_config()
+                self._shapes = checkpoint_shapes(_folder(self._model.path))
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{self._model.path}: vLLM cannot use this model: {error}") from error
+            try:
+                self._llm = AsyncLLM.from_vllm_config(vllm_config)
+            except Exception as error:
+                cause = root_cause(output.read()) or describe(error)
+                text = f"the engine of {self._model.path} did not start: {cause}"
+                raise StartError(text) if would_repeat(cause) else EngineDied(text) from error
+
+    # --- generation -----------------------------------------------------------------------------
+
+    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
+        """Sample one completion.
+
+        Raises:
+            ValueError: the prompt is empty or leaves no room for a token, or the sampling is out of vLLM's bounds.
+            EngineDied: the engine went away, or is gone.
+        """
+        if not 0 < len(prompt) < self._max_model_len:
+            raise ValueError(f"a prompt of {len(prompt)} tokens: the engine takes 1 to {self._max_model_len - 1}")
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        llm = self._running()
+        salted = tokens_input(prompt.tolist(), cache_salt=str(self._version))
+        self._in_flight += 1
+        try:
+            collector = await llm.add_request(request_id, salted, sampling_params(sampling))
+            finished = (await collector.get()).outputs[0]
+        except asyncio.CancelledError:
+            self._aborted += _tokens_so_far(llm.output_processor, request_id)
+            await llm.abort(request_id)
+            raise
+        except VLLMClientError as error:
+            raise ValueError(f"request {request_id}: {error}") from None
+        except EngineDeadError:
+            raise EngineDied(f"the engine died with request {request_id}: {self._cause}") from None
+        finally:
+            self._in_flight -= 1
+        return self._completion(finished, bool(sampling.stop))
+
+    def _running(self) -> Any:
+        if self._llm is None:
+            raise EngineDied(f"the engine of {self._model.path} is not running")
+        return self._llm
+
+    def _completion(self, output: Any, with_text: bool) -> Completion:
+        if output.finish_reason not in ("stop", "length"):
+            raise EngineDied(f"the engine ended a request with {output.finish_reason!r}")
+        token_ids = np.array(output.token_ids, dtype=np.int32)
+        spans = tuple(Span(Version.parse(span.version), span.start, span.end) for span in output.weight_versions)
+        answer = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
+        return Completion(
+            index=0,
+            token_ids=token_ids,
+            logprobs=np.array(output.logprobs.logprobs, dtype=np.float32),
+            spans=spans,
+            finish_reason=output.finish_reason,
+            text=output.text if with_text else self._tokenizer.decode(answer),
+        )
+
+    # --- weights --------------------------------------------------------------------------------
+
+    async def update(self, staged: StagedWeights) -> Update:
+        """Apply a version between two steps. An update that has begun is finished, also when the caller is cancelled.
+
+        Raises:
+            WeightError: the weights do not fit; the engine continues with its version.
+            EngineDied: the engine went away, or holds half a version and was ended.
+        """
+        llm = self._running()
+        check_fit(staged, self._shapes, tied=getattr(llm.model_config.hf_config, "tie_word_embeddings", False))
+        swap = asyncio.ensure_future(self._swap(llm, staged))
+        try:
+            return await asyncio.shield(swap)
+        except asyncio.CancelledError:
+            await asyncio.wait({swap})
+            raise
+
+    async def _swap(self, llm: Any, staged: StagedWeights) -> Update:
+        core = llm.engine_core
+        version = staged.manifest.version
+        await self._call(core.pause_scheduler_async("keep", False))
+        # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same way, so
+        # the time between them is the time between the two events in the engine core.
+        paused_at = time.monotonic()
+        try:
+            arguments = (str(staged.path), codec.encode(staged.manifest))
+            refusals = await self._call(core.collective_rpc_async("load_staged_weights", None, arguments))
+            if not any(refusals):
+                await self._call(core.set_weight_version_async(str(version)))
+                self._version = version
+        except BaseException as error:
+            self._cause = f"weights {version} were loaded in part: {error}"
+            await self.stop()
+            raise EngineDied(self._cause) from error
+        await self._call(core.resume_scheduler_async())
+        if any(refusals):
+            raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")
+        return Update(version, time.monotonic() - paused_at)
+
+    async def _call(self, request: Awaitable[T]) -> T:
+        """Await an answer of the engine core, or raise EngineDied when the core dies."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        answer = asyncio.ensure_future(request)
+        async with within(self._actors.stall_deadline_s, f"the engine core of {self._model.path} to answer"):
+            while not (await asyncio.wait({answer}, timeout=LIVENESS_POLL_S))[0]:
+                if self._running().errored:
+                    answer.cancel()
+                    raise EngineDied(f"the engine core of {self._model.path} has ended")
+        try:
+            return answer.result()
+        except EngineDeadError:
+            raise EngineDied(f"the engine core of {self._model.path} has ended") from None
+
+    # --- what the actor asks --------------------------------------------------------------------
+
+    def load(self) -> EngineLoad:
+        """The load after the last step; later requests count as waiting."""
+        running = min(self._gauge.running, self._in_flight)
+        return EngineLoad(
+            running=running,
+            waiting=self._in_flight - running,
+            kv_used=self._gauge.kv_used if self._in_flight else 0.0,
+            max_running=self._actors.max_running,
+        )
+
+    @property
+    def version(self) -> Version:
+        """The version that computes the next token."""
+        return self._version
+
+    @property
+    def tokens_generated(self) -> int:
+        """Completion tokens sampled since start, unfinished requests included."""
+        return self._gauge.tokens
+
+    @property
+    def tokens_aborted(self) -> int:
+        """The part of `tokens_generated` whose request was cancelled before it finished."""
+        return self._aborted
+
+    async def stop(self) -> None:
+        """End all processes of the engine and remove their shared memory, within seconds, also after a failed start."""
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await asyncio.to_thread(llm.shutdown, 0)
+            del llm
+            gc.collect()  # the client is in a reference cycle, and logs an error when the interpreter ends
+        await asyncio.to_thread(self._processes.end)
+
+
+def load_libraries(core: int | None, start_deadline_s: float) -> None:
+    """Import vLLM, which takes ten seconds, for an engine that is built later in this process."""
+    with _LOADING:
+        wanted = _variables(core, start_deadline_s)
+        variables = {name: value for name, value in wanted.items() if name not in os.environ}
+        os.environ.update(variables)
+        try:
+            import vllm.v1.engine.async_llm  # noqa: F401
+        finally:
+            for name in variables:
+                del os.environ[name]
+
+
+def _folder(path: str) -> Path:
+    """The model folder, or the local copy of a hub model that vLLM has just resolved."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
+
+
+def _variables(core: int | None, ready_timeout_s: float) -> dict[str, str]:
+    variables = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # where `root_cause` looks
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(ready_timeout_s)),
+        # All processes of an engine are on one host, and no other host may reach them.
+        "VLLM_HOST_IP": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+    }
+    if core is not None:
+        variables |= {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
+    return variables
+
+
+def _tokens_so_far(output_processor: Any, request_id: str) -> int:
+    """Tokens that have come for an unfinished request."""
+    names = output_processor.external_req_ids.get(request_id, ())
+    return sum(output_processor.request_states[name].detokenizer.num_output_tokens() for name in names)

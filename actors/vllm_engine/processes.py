@@ -1,0 +1,142 @@
+"""The processes of one engine: their environment, their core, and their end."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import psutil
+
+from olmorl.actors.vllm_engine import reaper
+from olmorl.errors import ConfigError
+
+DEADLINE_S = 5.0
+
+
+class EngineProcesses:
+    """Every process of an engine ends with `end`, or with the process that owns this object, however it dies.
+
+    Args:
+        notes: folder in shared memory with the list of files that `reaper.sweep` unlinks if all processes die at once.
+    """
+
+    def __init__(self, notes: Path) -> None:
+        self._notes = notes
+        self._mark = uuid.uuid4().hex
+        self._reaper: subprocess.Popen[str] | None = None
+        self._known: list[psutil.Process] | None = None
+        self._shared_memory: set[Path] = set()
+
+    @contextmanager
+    def starting(self, variables: Mapping[str, str]) -> Iterator[None]:
+        """Mark the processes that start inside, and give them a temporary folder, which is removed with them.
+
+        `variables` are set for them alone, unless the operator has set them.
+        """
+        command = [sys.executable, "-I", "-S", reaper.__file__, self._mark, str(self._notes)]
+        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        own = reaper.own_folder(self._mark)
+        own.mkdir(mode=0o700, exist_ok=True)
+        cache = Path(compile_cache())
+        cache.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            # torch looks for its precompiled headers below TMPDIR, even when its cache's variable is set.
+            (own / cache.name).symlink_to(cache)
+        # SPT_NOENV: the engine's processes change their titles, which would overwrite the mark.
+        wanted = {
+            reaper.VARIABLE: self._mark,
+            "SPT_NOENV": "1",
+            "VLLM_RPC_BASE_PATH": str(own),
+            "TORCHINDUCTOR_CACHE_DIR": compile_cache(),
+            **variables,
+        }
+        before = {name: os.environ.get(name) for name in ("TMPDIR", *wanted)}
+        os.environ.update({name: value for name, value in wanted.items() if before[name] is None})
+        os.environ["TMPDIR"] = str(own)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name, None)
+                if value is not None:
+                    os.environ[name] = value
+
+    def adopt(self, pids: Iterable[int]) -> None:
+        """Note the processes, all their descendants and their shared memory while they can still be seen."""
+        self._note(pids)
+        self._tell_reaper(*self._shared_memory, reaper.UP)
+
+    def _note(self, pids: Iterable[int]) -> None:
+        roots = _processes(pids)
+        self._known = [*roots, *(child for root in roots for child in root.children(recursive=True))]
+        self._shared_memory = reaper.shared_memory([process.pid for process in self._known])
+
+    def pin(self, core: int) -> None:
+        """Keep every thread on one core: the scheduler alternates with its worker, and would disturb the learner."""
+        for process in self._known or ():
+            with suppress(psutil.NoSuchProcess, ProcessLookupError):
+                for thread in process.threads():
+                    os.sched_setaffinity(thread.id, {core})
+
+    def end(self) -> None:
+        """Kill the processes and unlink their shared memory; blocks for seconds at most. Also after a failed start."""
+        if self._known is None:
+            self._note(reaper.marked(self._mark))
+        # Again before the end: some shared memory was made after the start.
+        self._shared_memory |= reaper.shared_memory([process.pid for process in self._known or ()])
+        for process in self._known or ():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(self._known or (), DEADLINE_S)
+        for file in filter(Path.exists, self._shared_memory):
+            file.unlink()
+            # The engine's processes share this process's tracker, which would warn at its exit.
+            kind = "semaphore" if file.name.startswith("sem.") else "shared_memory"
+            resource_tracker.unregister("/" + file.name.removeprefix("sem."), kind)
+        shutil.rmtree(reaper.own_folder(self._mark), ignore_errors=True)
+        self._tell_reaper(reaper.ENDED)
+        self._reaper = None
+
+    def _tell_reaper(self, *lines: str | Path) -> None:
+        if self._reaper is not None and self._reaper.stdin is not None:
+            with suppress(BrokenPipeError):
+                self._reaper.stdin.writelines(f"{line}\n" for line in lines)
+                self._reaper.stdin.flush()
+            self._reaper.wait(DEADLINE_S)  # for its first process, which has started a second one
+
+
+def compile_cache() -> str:
+    """The cache folder that torch uses when TMPDIR is not the engine's own."""
+    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    return str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))
+
+
+def check_core(core: int) -> None:
+    """Raise ConfigError unless this process may run on `core`."""
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {core})
+    except OSError:
+        raise ConfigError(
+            f"core {core}: this host has no such core, or none for this process (it has {os.cpu_count()}); name others "
+            "in actors.cores and learner.cores"
+        ) from None
+    os.sched_setaffinity(0, before)
+
+
+def _processes(pids: Iterable[int]) -> list[psutil.Process]:
+    found = []
+    for pid in pids:
+        with suppress(psutil.NoSuchProcess):
+            found.append(psutil.Process(pid))
+    return found

@@ -1,0 +1,93 @@
+"""Finds why an engine did not start: vLLM's error says "see root cause above", which is in the log of its processes."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+
+_PREFIX = re.compile(
+    r"^(?:\([^()]*pid=\d+\)\s?)?(?:[A-Z]+ \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)? \[[^\]]*\] ?)?(?:\([^()]*pid=\d+\)\s?)?"
+)
+"""Before each line of an engine's process: its name, the level, the time and the line of the source."""
+_FAILED = re.compile(r"(?:WorkerProc|EngineCore) failed to start")
+_RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|TooLarge)(?::|$)")
+_SOURCE = re.compile(r'^  File "')
+_ELSEWHERE = ("see root cause above", "see stack trace for root cause")
+_NEXT = ("Traceback", "Process ", "[", "Exception ignored")
+"""Beginnings of lines that do not belong to the error before them."""
+_MOST_BYTES = 4 << 20
+_LENGTH = 600
+"""Characters of an error that are passed on."""
+
+
+class ErrorOutput:
+    """Reads what this process and its children write to standard error from now on, if that is a file."""
+
+    def __init__(self) -> None:
+        status = os.fstat(2)
+        self._begin = status.st_size if stat.S_ISREG(status.st_mode) else None
+
+    def read(self) -> str:
+        """The text since then; empty when standard error is no file."""
+        if self._begin is None:
+            return ""
+        with open("/proc/self/fd/2", "rb") as file:  # noqa: PTH123
+            file.seek(self._begin)
+            return file.read(_MOST_BYTES).decode(errors="replace")
+
+
+def root_cause(log: str) -> str:
+    """The error of the first process that did not start; empty when the log has none.
+
+    A bare assertion comes with its line of the source.
+    """
+    lines = [_PREFIX.sub("", line, count=1) for line in log.splitlines()]
+    starts = [number for number, line in enumerate(lines) if _FAILED.search(line)]
+    for start in starts:
+        if cause := _error_after(lines, start):
+            return cause
+    return ""
+
+
+def _error_after(lines: list[str], start: int) -> str:
+    """The last error of the chain that is logged from line `start` on: the one that ended the process."""
+    cause = ""
+    for number in range(start + 1, len(lines)):
+        line = lines[number]
+        if _FAILED.search(line):
+            break
+        if not _RAISED.match(line) or any(word in line.lower() for word in _ELSEWHERE):
+            continue
+        cause = " ".join([line.strip(), *_more(lines, number)])
+        if ":" not in line:
+            cause = f"{line.strip()}: {_asserted(lines, number)}"
+        if not _continues(lines, number):
+            break
+    return cause[:_LENGTH].strip()
+
+
+def _more(lines: list[str], number: int) -> list[str]:
+    """The rest of an error whose text has several lines."""
+    rest = []
+    for line in lines[number + 1 :]:
+        if not line.strip() or _RAISED.match(line) or _FAILED.search(line) or line.startswith(_NEXT):
+            break
+        rest.append(line.strip())
+        if len(rest) == 4:
+            break
+    return rest
+
+
+def _asserted(lines: list[str], number: int) -> str:
+    """The line of the source that raised an error without text."""
+    for earlier in range(number - 1, -1, -1):
+        if _SOURCE.match(lines[earlier]):
+            return lines[earlier + 1].strip()
+    return ""
+
+
+def _continues(lines: list[str], number: int) -> bool:
+    """Whether another error of the chain follows."""
+    following = " ".join(lines[number + 1 : number + 4])
+    return "direct cause of the following" in following or "another exception occurred" in following

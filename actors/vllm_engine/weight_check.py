@@ -1,0 +1,66 @@
+"""Checks that a staged version fits the model, from headers alone, before the engine is touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from olmorl.errors import ModelError, WeightError
+from olmorl.ports import StagedWeights
+
+Shapes = Mapping[str, tuple[int, ...]]
+HEADER_LENGTH_BYTES = 8
+
+
+def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of every tensor of a model folder, from the headers of its safetensors files.
+
+    Raises:
+        ModelError: the folder holds none, or one of them is damaged.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        shapes |= _file_shapes(path)
+    if not shapes:
+        raise ModelError(f"{folder}: no *.safetensors there; save the model with save_pretrained()")
+    return shapes
+
+
+def _file_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(HEADER_LENGTH_BYTES), "little")
+        header = file.read(min(length, path.stat().st_size))
+    try:
+        return {name: tuple(entry["shape"]) for name, entry in json.loads(header).items() if name != "__metadata__"}
+    except (ValueError, AttributeError, TypeError, KeyError):
+        raise ModelError(
+            f"{path}: not a safetensors file, or a part of one: download it again (a pointer of git-lfs: git lfs pull)"
+        ) from None
+
+
+def check_fit(staged: StagedWeights, shapes: Shapes, *, tied: bool) -> None:
+    """Refuse weights that are not exactly the model's own: a missing tensor would stay at its old version unnoticed.
+
+    A model with tied embeddings may name its head or leave it out.
+
+    Raises:
+        WeightError: a missing, unknown or misshapen tensor, or a file shorter than its manifest says.
+    """
+    manifest = staged.manifest
+    given = {buffer.name: buffer.shape for buffer in manifest.buffers}
+    optional = {name for name in (*given, *shapes) if tied and name.endswith("lm_head.weight")}
+    problems = [f"{name} is missing" for name in shapes.keys() - given.keys() - optional]
+    problems += [f"{name} is unknown" for name in given.keys() - shapes.keys() - optional]
+    problems += [
+        f"{name} has shape {given[name]}, not {shapes[name]}"
+        for name in given.keys() & shapes.keys()
+        if given[name] != shapes[name]
+    ]
+    end = max((buffer.offset + buffer.num_bytes for buffer in manifest.buffers), default=0)
+    size = staged.path.stat().st_size if staged.path.is_file() else 0
+    if size < end:
+        problems.append(f"{staged.path} has {size} bytes of {end}")
+    if problems:
+        shown = "; ".join(sorted(problems)[:5])
+        raise WeightError(f"weights {manifest.version} do not fit the model: {shown} ({len(problems)} in all)")

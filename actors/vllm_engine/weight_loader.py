@@ -1,0 +1,117 @@
+"""Runs inside vLLM's worker process: copies staged weights from shared memory into the model."""
+
+from __future__ import annotations
+
+import logging
+import mmap
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
+
+from olmorl import codec
+from olmorl.messages import Buffer, WeightsReady
+
+
+class StagedWeightLoader:
+    """Mixed into vLLM's worker. Loads a version wholly or raises; it is called between two engine steps only."""
+
+    # `self` is vLLM's Worker, which refuses mixins that declare any attribute it has.
+    def load_staged_weights(self: Any, path: str, manifest: bytes) -> str:
+        """Copy a staged version into the model. Each tensor-parallel worker takes its own share of every tensor.
+
+        Returns:
+            Why nothing was touched, or an empty string when every parameter has its new value.
+
+        Raises:
+            RuntimeError: some parameters are new and some are not; the engine must not go on.
+        """
+        try:
+            file = _map(Path(path))
+        except OSError as error:
+            return f"{path} cannot be mapped: {error}"
+        ready: WeightsReady = codec.decode(manifest, WeightsReady)
+        model: torch.nn.Module = self.get_model()
+        expected = {name for name, _ in model.named_parameters()}
+        with set_current_vllm_config(self.vllm_config), torch.no_grad():
+            initialize_layerwise_reload(model)
+            loaded = model.load_weights(_tensors(ready.buffers, file))  # type: ignore[operator]
+            unloaded = _unloaded(model)
+            with _unsaid({type(layer).__name__ for layer in unloaded}):
+                finalize_layerwise_reload(model, self.model_config)
+            _refresh_tied_head(model)
+        _check_unloaded(model, unloaded)
+        if missing := expected - loaded:
+            raise RuntimeError(f"no new value for {sorted(missing)[:5]} ({len(missing)} parameters in all)")
+        return ""
+
+
+def _unloaded(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The layers that got no weights: vLLM will warn that they failed to load."""
+    layers = [layer for layer in model.modules() if not is_deferred_attention_layer(layer)]
+    infos = [(layer, get_layerwise_info(layer)) for layer in layers]
+    return [layer for layer, info in infos if info.can_load() and not info.load_numel and info.load_numel_total]
+
+
+def _check_unloaded(model: torch.nn.Module, unloaded: Sequence[torch.nn.Module]) -> None:
+    """Every parameter was loaded, unless it is computed (tables of rotary positions) or the embedding's.
+
+    Raises:
+        RuntimeError: parameters of a layer kept their old values.
+    """
+    embeddings = {id(layer.weight) for layer in _embeddings(model)}
+    for layer in unloaded:
+        own = [name for name, weight in layer.named_parameters(recurse=False) if id(weight) not in embeddings]
+        if own:
+            raise RuntimeError(f"{type(layer).__name__} got no new values for {', '.join(own)}")
+
+
+@contextmanager
+def _unsaid(layers: Collection[str]) -> Iterator[None]:
+    """Keep vLLM from warning of these layers, whose classes are given: they are checked here."""
+
+    known = {f"{layer}: Failed to load weights" for layer in layers}
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return record.getMessage() not in known
+
+    logger = logging.getLogger(finalize_layerwise_processing.__module__)
+    logger.addFilter(is_news)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_news)
+
+
+def _map(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _tensors(buffers: tuple[Buffer, ...], file: mmap.mmap) -> Iterator[tuple[str, torch.Tensor]]:
+    """Views into the mapping, without a copy."""
+    for buffer in buffers:
+        dtype: torch.dtype = getattr(torch, buffer.dtype)
+        flat = torch.frombuffer(file, dtype=dtype, count=buffer.num_bytes // dtype.itemsize, offset=buffer.offset)
+        yield buffer.name, flat.view(buffer.shape)
+
+
+def _refresh_tied_head(model: torch.nn.Module) -> None:
+    """A tied head shares the embedding's parameter, but the CPU back end multiplies by a repacked copy of its own."""
+    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+    for embedding in _embeddings(model):
+        for head in heads:
+            if head.weight is embedding.weight:
+                head.quant_method.process_weights_after_loading(head)
+
+
+def _embeddings(model: torch.nn.Module) -> list[torch.nn.Module]:
+    kinds = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
+    return [module for module in kinds if not isinstance(module, ParallelLMHead)]

@@ -1,0 +1,149 @@
+"""Following the newest weights: staged in the background, then applied by the engine in one short stall."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from olmorl.actors.staleness import LagWatch
+from olmorl.clock import Clock, within
+from olmorl.errors import WeightError, WeightsDamaged
+from olmorl.messages import Version
+from olmorl.ports import Engine, StagedWeights, Update, WeightStore
+
+P = ParamSpec("P")
+T = TypeVar("T")
+LONGEST_BACKOFF_S = 5.0
+DAMAGED_AFTER = 3
+"""Tries in a row at one version whose bytes were not those that were published."""
+_log = logging.getLogger(__name__)
+
+
+class WeightFollower:
+    """The engine runs what `latest()` last named, or that is being fetched; a version that fails is never in use."""
+
+    def __init__(
+        self,
+        store: WeightStore,
+        engine: Engine,
+        clock: Clock,
+        *,
+        owner: str,
+        poll_s: float,
+        deadline_s: float,
+        max_lag: int,
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._clock = clock
+        self._owner = owner
+        self._poll_s = poll_s
+        self._deadline_s = deadline_s
+        self._lag = LagWatch(owner, max_lag, deadline_s)
+        self._moved = asyncio.Condition()
+        self._trouble = ""
+        self._failures_in_a_row = 0
+        self._wanted: Version | None = None
+        self._damages_in_a_row = 0
+        self.updates = 0
+        self.failures = 0
+        self.stall_s_total = 0.0
+        self.stall_s_max = 0.0
+
+    async def newest(self) -> StagedWeights | None:
+        """The latest version, staged, for an engine that starts; None while nothing is published."""
+        while True:
+            try:
+                version = await self._latest()
+                return None if version is None else await self._in_thread(self._store.fetch, version)
+            except WeightError as error:
+                await self._back_off(error)
+
+    async def next_update(self) -> Update:
+        """Wait until a version that is not in use is published, and apply it.
+
+        Any difference counts, not only a greater number: a learner that went back to a checkpoint is followed too.
+
+        Raises:
+            DeadlinePassed: the store did not answer.
+        """
+        while True:
+            try:
+                version = await self._latest()
+                self._lag.note_versions(self._clock.now(), version, self._engine.version)
+                if version is not None and version != self._engine.version:
+                    return await self._apply(await self._in_thread(self._store.fetch, version))
+                await self._clock.sleep(self._poll_s)
+            except WeightError as error:
+                await self._back_off(error)
+
+    @property
+    def trails(self) -> bool:
+        """Whether the engine is more than `max_lag` behind and not just updating, or cannot get what is published.
+
+        Then other actors should get its prompts.
+        """
+        return self.damaged is not None or self._lag.trails(self._clock.now())
+
+    @property
+    def damaged(self) -> Version | None:
+        """The version whose published bytes are damaged each time that they are fetched."""
+        return self._wanted if self._damages_in_a_row >= DAMAGED_AFTER else None
+
+    async def reach(self, version: Version) -> bool:
+        """Wait until the engine is not older than `version`: the same incarnation's, or a newer incarnation's.
+
+        False when the engine trails instead.
+
+        Raises:
+            DeadlinePassed: the version never came.
+        """
+        if self._engine.version >= version:
+            return True
+        self._lag.note_prompt(self._clock.now(), version, self._engine.version)
+        wanted = f"weights {version} of the learner; the engine of {self._owner} has {self._engine.version}"
+        async with within(self._deadline_s, wanted), self._moved:
+            await self._moved.wait_for(lambda: self._engine.version >= version or self.trails)
+        return self._engine.version >= version
+
+    async def check(self) -> None:
+        """Look at the lag, and wake those who wait for a version while the engine trails.
+
+        Raises:
+            DeadlinePassed: the engine has been behind for too long.
+        """
+        self._lag.check(self._clock.now(), self._trouble)
+        if self.trails:
+            async with self._moved:
+                self._moved.notify_all()
+
+    async def _apply(self, staged: StagedWeights) -> Update:
+        update = await self._engine.update(staged)
+        self.updates += 1
+        self.stall_s_total += update.stall_s
+        self.stall_s_max = max(self.stall_s_max, update.stall_s)
+        self._failures_in_a_row, self._damages_in_a_row, self._trouble = 0, 0, ""
+        async with self._moved:
+            self._moved.notify_all()
+        return update
+
+    async def _back_off(self, error: WeightError) -> None:
+        self.failures += 1
+        self._failures_in_a_row += 1
+        self._damages_in_a_row = self._damages_in_a_row + 1 if isinstance(error, WeightsDamaged) else 0
+        self._trouble = str(error)
+        pause_s = min(LONGEST_BACKOFF_S, self._poll_s * 2 ** min(self._failures_in_a_row, 30))
+        _log.warning("%s: weights not applied, next try in %.1f s: %s", self._owner, pause_s, error)
+        await self._clock.sleep(pause_s)
+
+    async def _latest(self) -> Version | None:
+        version = await self._in_thread(self._store.latest)
+        if version != self._wanted:
+            self._wanted, self._damages_in_a_row = version, 0
+        return version
+
+    async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        async with within(self._deadline_s, f"the weight store, asked by {self._owner}"):
+            return await asyncio.to_thread(call, *args, **kwargs)

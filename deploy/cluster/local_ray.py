@@ -1,0 +1,119 @@
+"""The Ray that a run starts for itself on one machine, and its end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import ray
+from ray._common.utils import get_default_ray_temp_dir
+from ray._private import ray_constants, worker
+
+from olmorl.deploy.control import signals
+from olmorl.errors import ResourceError
+
+_PATIENCE_S = 10.0
+"""For processes that were killed to be gone."""
+
+
+class OwnRay:
+    """A Ray of the run's own. After `end` none of its processes and files is left, unlike after Ray's own shutdown."""
+
+    def __init__(self, num_cpus: int, run: str) -> None:
+        """Start it. A signal ends it while its daemons start; this process's part in it has to start in full.
+
+        Raises:
+            ResourceError: it does not start.
+            Interrupted: a signal came while its daemons started.
+        """
+        self._before = before = set(_children())
+        try:
+            with signals.kept(), signals.raising_while(_daemons_start), _no_stack_of_a_signal():
+                context = ray.init(
+                    address="local",
+                    num_cpus=num_cpus,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    namespace=run,
+                    object_store_memory=512 << 20,
+                    _node_ip_address="127.0.0.1",
+                )
+        except (OSError, RuntimeError, ValueError) as error:
+            started = [child for child in _children() if child not in before]
+            ray.shutdown()
+            _kill(started)
+            raise ResourceError(
+                f"Ray cannot be started here: {error}; where the path of a socket is too long, set RAY_TMPDIR to a "
+                "short folder"
+            ) from None
+        except signals.Interrupted:
+            _kill([child for child in _children() if child not in before])
+            for session in _sessions_of_this_process():
+                _remove(session)
+            raise
+        self._session = Path(context.address_info["session_dir"])
+
+    def end(self, keep_logs: bool) -> None:
+        """End it; with `keep_logs` its folder stays, for people who want to know why it died."""
+        started = [child for child in _children() if child not in self._before]
+        started += _naming(self._session, started)
+        ray.shutdown()
+        _kill(started)
+        if keep_logs:
+            return
+        _remove(self._session)
+
+
+def _daemons_start() -> bool:
+    """Whether Ray waits for its daemons, all children of this process, and nothing of this process depends on them."""
+    return worker._global_node is None
+
+
+def _sessions_of_this_process() -> list[Path]:
+    """The folders of its Ray, which has one name for them."""
+    return list(Path(get_default_ray_temp_dir()).glob(f"session_*_{os.getpid()}"))
+
+
+def _remove(session: Path) -> None:
+    shutil.rmtree(session, ignore_errors=True)
+    latest = session.parent / "session_latest"
+    with suppress(OSError):
+        if os.readlink(latest) == str(session):  # noqa: PTH115
+            latest.unlink()
+
+
+@contextmanager
+def _no_stack_of_a_signal() -> Iterator[None]:
+    """Without Ray's native handler in this process: it prints a stack for a SIGTERM that comes while Ray starts."""
+    before = ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER
+    ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
+    try:
+        yield
+    finally:
+        ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = before
+
+
+def _children() -> list[psutil.Process]:
+    return list(psutil.Process().children(recursive=True))
+
+
+def _naming(session: Path, known: list[psutil.Process]) -> list[psutil.Process]:
+    """Processes of the session whose parent has died."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process not in known and any(str(session) in word for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, _PATIENCE_S)

@@ -1,0 +1,154 @@
+"""The placement of a recipe: how many processes on how many nodes, worked out without a cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from olmorl.config import Config
+from olmorl.errors import ResourceError
+
+GPUS_OF_A_NODE = 8
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Nodes, processes, cores and the in-flight budget that follow from a recipe. No cluster is asked."""
+
+    on_gpu: bool
+    learner_nodes: int
+    ranks_per_node: int
+    actor_nodes: int
+    engines_per_node: int
+    gpus_per_engine: int
+    groups_in_flight: int
+    """Live draws at most: the in-flight budget."""
+    engine_cores: tuple[int | None, ...]
+    """CPU core of each engine; None leaves it to the system."""
+    rank_cores: tuple[int | None, ...]
+
+    @property
+    def ranks(self) -> int:
+        return self.learner_nodes * self.ranks_per_node
+
+    @property
+    def engines(self) -> int:
+        return self.actor_nodes * self.engines_per_node
+
+    @property
+    def several_hosts(self) -> bool:
+        """Whether the run needs more than one machine."""
+        return self.learner_nodes > 1 or self.actor_nodes > 1
+
+    def check_one_machine(self) -> None:
+        """Raises ResourceError for a plan of several nodes: without a cluster there is one."""
+        if self.several_hosts:
+            raise ResourceError(
+                f"the plan asks for {self.learner_nodes} learner node(s) and {self.actor_nodes} actor node(s), and "
+                "this machine is one node: start Ray on the others and join it with --ray-address HOST:PORT, or ask "
+                "for --learner-nodes 1 --actor-nodes 1"
+            )
+
+    def learner_bundle(self) -> dict[str, float]:
+        """Ray resources of one learner node."""
+        gpus = {"GPU": float(self.ranks_per_node)} if self.on_gpu else {}
+        return {"CPU": float(self.ranks_per_node), **gpus}
+
+    def engine_bundle(self) -> dict[str, float]:
+        """Ray resources of one engine."""
+        gpus = {"GPU": float(self.gpus_per_engine)} if self.on_gpu else {}
+        return {"CPU": 1.0, **gpus}
+
+    def rows(self, config: Config) -> list[tuple[str, str]]:
+        """The plan as `(what, value)` for people."""
+        unit = "GPU" if self.on_gpu else "CPU core"
+        sequences = self.groups_in_flight * config.sampling.group_size
+        slots = self.engines * config.actors.max_running
+        return [
+            (
+                "learner",
+                f"{self.learner_nodes} node(s) x {self.ranks_per_node} rank(s), one {unit} each, "
+                f"ZeRO-{config.learner.zero_stage}",
+            ),
+            (
+                "actors",
+                f"{self.actor_nodes} node(s) x {self.engines_per_node} engine(s), "
+                f"{self.gpus_per_engine if self.on_gpu else 1} {unit}(s) each",
+            ),
+            (
+                "in all",
+                f"{self.ranks} learner rank(s), {self.engines} engine(s), "
+                f"{self.ranks + self.engines * self.gpus_per_engine} {unit}s",
+            ),
+            (
+                "batch",
+                f"{config.schedule.prompts_per_step} prompts x {config.sampling.group_size} completions, "
+                f"{config.learner.minibatches} minibatch(es)",
+            ),
+            (
+                "in-flight budget",
+                f"{self.groups_in_flight} groups = {sequences} sequences, "
+                f"for {slots} engine slots; {config.schedule.batches_ahead} batch(es) ahead, "
+                f"lag at most {config.schedule.max_lag}",
+            ),
+            (
+                "lengths",
+                f"prompt {config.data.max_prompt_tokens}, completion {config.sampling.max_tokens}; engines take "
+                f"{config.max_model_len} tokens, rows {config.row_tokens}",
+            ),
+            (
+                "cores",
+                "left to the system"
+                if self.on_gpu
+                else f"engines {_cores(self.engine_cores)}, learner {_cores(self.rank_cores)}",
+            ),
+        ]
+
+
+def plan(config: Config) -> Placement:
+    """Work out the placement of `config`."""
+    gpus = config.cluster.gpus_per_node
+    on_gpu = config.learner.device == "cuda" or bool(gpus)
+    per_node = GPUS_OF_A_NODE if gpus is None else gpus
+    tensor_parallel = config.actors.tensor_parallel
+    engines = config.actors.engines_per_node or (max(1, per_node // tensor_parallel) if on_gpu else 1)
+    ranks = config.learner.ranks_per_node
+    num_engines = config.actors.nodes * engines
+    engine_cores, rank_cores = (
+        ((None,) * num_engines, (None,) * (config.learner.nodes * ranks))
+        if on_gpu or config.run.mode == "simulated"
+        else _cores_of(config, num_engines, config.learner.nodes * ranks)
+    )
+    return Placement(
+        on_gpu=on_gpu,
+        learner_nodes=config.learner.nodes,
+        ranks_per_node=ranks,
+        actor_nodes=config.actors.nodes,
+        engines_per_node=engines,
+        gpus_per_engine=tensor_parallel,
+        groups_in_flight=(config.schedule.batches_ahead + 1) * config.schedule.prompts_per_step,
+        engine_cores=engine_cores,
+        rank_cores=rank_cores,
+    )
+
+
+def _cores_of(config: Config, engines: int, ranks: int) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+    """One core for each engine, the others for the ranks: two busy threads on one core stall each other."""
+    here = sorted(os.sched_getaffinity(0))
+    actors: Sequence[int | None] | None = config.actors.cores
+    learner: Sequence[int | None] | None = config.learner.cores
+    if config.cluster.address is not None:
+        # On other hosts the number of cores is unknown.
+        actors, learner = actors or [None], learner or [None]
+    else:
+        learner = learner or here[min(engines, len(here) - 1) :] or here
+        actors = actors or [core for core in here if core not in learner] or here
+    return (
+        tuple(actors[i % len(actors)] for i in range(engines)),
+        tuple(learner[i % len(learner)] for i in range(ranks)),
+    )
+
+
+def _cores(cores: tuple[int | None, ...]) -> str:
+    return ", ".join("any" if core is None else str(core) for core in cores)

@@ -1,0 +1,314 @@
+"""Ray: starting or joining a cluster, and placing processes on it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
+
+from olmorl.config import Cluster as Settings
+from olmorl.deploy.cluster import named_actors
+from olmorl.deploy.cluster.local_ray import OwnRay
+from olmorl.deploy.cluster.placement import Placement
+from olmorl.deploy.cluster.ray_health import Head, OwnDaemons, RayWatch
+from olmorl.deploy.cluster.remote_process import RemoteProcess
+from olmorl.deploy.control import signals
+from olmorl.deploy.credentials import PATIENCE
+from olmorl.errors import ResourceError
+
+_ROOM_TO_GROW = 16
+"""Engines that may join a run on one machine: Ray counts CPUs there, and no other program asks it for them."""
+MOST_ENGINES = 1024
+"""Of one run: each place is asked for by a call of its own, and a cluster that can grow has no other bound."""
+BY_NODES = "--learner-nodes and --actor-nodes"
+"""How people ask for fewer places where they start a run."""
+_LOOK_S, _LONGEST_PAUSE_S = 0.05, 2.0
+_RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
+_RECONNECT_S = 60
+"""Ray's default for it: after so long without its head a process of Ray ends itself."""
+HEAD_DEADLINE_S = 60.0
+"""For the head of a cluster to listen, which may be starting at the same time as the run."""
+Place = tuple[PlacementGroup, int]
+"""A placement group and the index of a bundle in it."""
+
+
+class RayCluster:
+    """All processes of a run are in one namespace of Ray, and do not end with the launcher that started them.
+
+    Args:
+        run: the name of that namespace.
+    """
+
+    def __init__(self, settings: Settings, plan: Placement, run: str) -> None:
+        self._settings = settings
+        self._plan = plan
+        self._run = run
+        self._learner: PlacementGroup | None = None
+        self._watch: RayWatch | None = None
+        self._own: OwnRay | None = None
+
+    def __enter__(self) -> RayCluster:
+        logging.getLogger("ray").setLevel(logging.ERROR)
+        if self._settings.address is None:
+            self._start_here()
+        else:
+            self._join(self._settings.address)
+        return self
+
+    def _start_here(self) -> None:
+        plan = self._plan
+        plan.check_one_machine()
+        self._own = OwnRay(max(os.cpu_count() or 1, plan.ranks + plan.engines + _ROOM_TO_GROW), self._run)
+        self._watch = RayWatch(OwnDaemons())
+
+    def _join(self, address: str) -> None:
+        with signals.raising():
+            _await_head(address)
+        try:
+            with signals.kept():
+                ray.init(
+                    address=address,
+                    log_to_driver=False,
+                    configure_logging=False,
+                    namespace=self._run,
+                    runtime_env={"env_vars": {name: os.environ[name] for name in PATIENCE}},
+                )
+        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+            raise _no_cluster(address, (str(error).strip() or repr(error)).splitlines()[-1]) from None
+        head = ray.get_runtime_context().gcs_address  # `address` may be "auto"
+        self._watch = RayWatch(Head(head, ray.nodes, float(os.environ.get(_RECONNECT, _RECONNECT_S))))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._watch is not None:
+            self._watch.release()
+        if self._own is None:
+            ray.shutdown()
+        else:
+            self._own.end(keep_logs=self.is_broken)
+
+    def processes(self) -> list[RemoteProcess]:
+        """Every process of the run, also those of an earlier launcher."""
+        return [RemoteProcess(name, handle) for name, handle in named_actors.starts()]
+
+    async def watch(self) -> None:
+        """Wait for ever, as long as Ray lives.
+
+        Raises:
+            RunEnded: a daemon of its own Ray died, or the head of the cluster does not answer.
+        """
+        assert self._watch is not None, "within the cluster"
+        await self._watch.raise_when_lost()
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether Ray is lost."""
+        return self._watch is not None and self._watch.broken
+
+    def end_all(self) -> None:
+        """End every process of the run and free its places, also those that an earlier launcher took."""
+        if self.is_broken:
+            return
+        give_up = time.monotonic() + self._settings.stop_deadline_s
+        while found := list(named_actors.starts()):
+            for _, handle in found:
+                ray.kill(handle)
+            if time.monotonic() > give_up:
+                break
+            time.sleep(_LOOK_S)
+        for entry in placement_group_table().values():
+            if entry["name"].startswith(f"{self._run}/") and entry["state"] != "REMOVED":
+                self.give_up((get_placement_group(entry["name"]), 0))
+
+    def on_other_hosts(self, function: Callable[..., None], *args: Any) -> None:
+        """Call `function` on every host but this one. A host that does not answer in time is skipped."""
+        if self.is_broken:
+            return
+        here = ray.get_runtime_context().get_node_id()
+        others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != here]
+        calls = [
+            ray.remote(
+                num_cpus=0, max_retries=0, scheduling_strategy=NodeAffinitySchedulingStrategy(other, soft=False)
+            )(function).remote(*args)
+            for other in others
+        ]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=self._settings.stop_deadline_s)
+
+    async def place_learner(self) -> list[Place]:
+        """One bundle a learner node, on nodes of their own."""
+        plan = self._plan
+        bundles = [plan.learner_bundle()] * plan.learner_nodes
+        self._learner = group = await self._place(
+            bundles, "STRICT_SPREAD", "the learner", self._settings.wait_s, BY_NODES
+        )
+        return [(group, rank // plan.ranks_per_node) for rank in range(plan.ranks)]
+
+    def host_of(self, place: Place) -> str:
+        """Ray's name for the host of a place."""
+        group, index = place
+        return str(placement_group_table(group)["bundles_to_node_id"][index])
+
+    def lives(self, host: str) -> bool:
+        """Whether Ray has not given up on a host."""
+        return any(node["NodeID"] == host and node["Alive"] for node in ray.nodes())
+
+    @property
+    def most_engines(self) -> int:
+        """The largest number of engines that can ever have a place."""
+        if self._settings.address is not None:
+            return MOST_ENGINES
+        return min(MOST_ENGINES, _room(ray.cluster_resources(), self._plan))
+
+    async def place_engine(self, wait_s: float, asked_by: str) -> Place:
+        """One bundle for each engine, so that engines join and leave singly. On several hosts, never on a learner node.
+
+        Args:
+            asked_by: the option by which people asked for it.
+
+        Raises:
+            ResourceError: there is no place for it.
+        """
+        apart = None
+        if self._plan.several_hosts:
+            learner = placement_group_table(self._learner)["bundles_to_node_id"].values()
+            apart = [{"ray.io/node-id": f"!in({','.join(learner)})"}]
+        return await self._place([self._plan.engine_bundle()], "PACK", "an engine", wait_s, asked_by, apart), 0
+
+    async def _place(
+        self,
+        bundles: list[dict[str, float]],
+        strategy: str,
+        what: str,
+        wait_s: float,
+        asked_by: str,
+        labels: list[dict[str, str]] | None = None,
+    ) -> PlacementGroup:
+        group = placement_group(
+            bundles,
+            strategy=strategy,
+            name=f"{self._run}/{secrets.token_hex(4)}",
+            lifetime="detached",
+            bundle_label_selector=labels,
+        )
+        wait_s = 0.0 if self._settings.address is None and not _possible(bundles) else wait_s
+        give_up, pause_s = time.monotonic() + wait_s, _LOOK_S
+        while placement_group_table(group)["state"] != "CREATED":
+            if time.monotonic() > give_up:
+                self.give_up((group, 0))
+                raise ResourceError(_missing(bundles, what, wait_s, asked_by))
+            await asyncio.sleep(pause_s)
+            # Less often each time: a run may wait for hundreds of places, and each question goes to Ray's head.
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        return group
+
+    def give_up(self, place: Place) -> None:
+        """Free a place."""
+        group, _ = place
+        with contextlib.suppress(RuntimeError, ValueError):
+            remove_placement_group(group)
+
+    def start(
+        self,
+        kind: type,
+        name: str,
+        place: Place,
+        *args: Any,
+        gpus: float = 0,
+        calls: int = 1,
+        env: dict[str, str] | None = None,
+    ) -> RemoteProcess:
+        """Start a process of `kind` and return at once; `calls` is how many calls it serves side by side."""
+        group, index = place
+        options: dict[str, Any] = {
+            "name": named_actors.start_of(name),
+            "lifetime": "detached",
+            "num_cpus": 0,
+            "num_gpus": gpus,
+            "max_restarts": 0,
+            "max_concurrency": calls,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
+            ),
+        }
+        if env:
+            options["runtime_env"] = {"env_vars": env}
+        return RemoteProcess(name, ray.remote(kind).options(**options).remote(*args))
+
+
+def _await_head(address: str) -> None:
+    """Wait until the head listens. Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        return None  # such as "auto"
+    began_at, said = time.monotonic(), False
+    while True:
+        try:
+            return socket.create_connection((host.strip("[]"), int(port)), timeout=5.0).close()
+        except (OverflowError, ValueError) as error:  # no port, or no name of a host
+            raise _no_cluster(address, str(error)) from None
+        except OSError as error:
+            if time.monotonic() - began_at > HEAD_DEADLINE_S:
+                raise _no_cluster(address, f"{error}, for {HEAD_DEADLINE_S:g} s") from None
+            if not said:
+                print(f"waiting for a Ray cluster at {address} ({error})", file=sys.stderr)
+                said = True
+        time.sleep(_LONGEST_PAUSE_S)
+
+
+def _no_cluster(address: str, why: str) -> ResourceError:
+    return ResourceError(
+        f"no Ray cluster answers at {address} ({why}): start one with `ray start --head`, have this host join it with "
+        "`ray start --address HEAD:6379`, and give every host the same RAY_AUTH_TOKEN"
+    )
+
+
+def _possible(bundles: list[dict[str, float]]) -> bool:
+    have = ray.cluster_resources()
+    return all(sum(b.get(key, 0) for b in bundles) <= have.get(key, 0) for key in ("CPU", "GPU"))
+
+
+def _room(have: Mapping[str, float], plan: Placement) -> int:
+    """How many engines fit in addition to the learner."""
+    learner = plan.learner_bundle()
+    return int(min((have.get(key, 0) - learner[key]) // need for key, need in plan.engine_bundle().items()))
+
+
+def _missing(bundles: list[dict[str, float]], what: str, waited_s: float, asked_by: str) -> str:
+    need = f"{len(bundles)} node(s) with {_resources(bundles[0])} each"
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    have = "; ".join(_resources(node) for node in nodes)
+    return (
+        f"{what} needs {need}, and after {waited_s:.0f} s the cluster does not have them. It has {len(nodes)} node(s): "
+        f"{have}; free now: {_resources(ray.available_resources())}. Add nodes, or ask for "
+        f"fewer with {asked_by}"
+    )
+
+
+def _resources(have: dict[str, float]) -> str:
+    return ", ".join(f"{have.get(key, 0):.0f} {key}s" for key in ("CPU", "GPU"))
+
+
+def node_address() -> str:
+    """The address of this host in the cluster."""
+    return str(ray.util.get_node_ip_address())

@@ -1,0 +1,145 @@
+"""`olmorl-ctl`: look at a run, and control it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from olmorl.deploy.control.endpoint import ANSWER_DEADLINE_S, send_command
+from olmorl.deploy.view.tables import (
+    show_actors,
+    show_dead_letters,
+    show_figure,
+    show_ledger,
+    show_message,
+    show_status,
+)
+from olmorl.errors import DataError, OlmoRLError, ResourceError
+
+_ABOUT = """\
+Look at a run, and control it.
+
+  olmorl-ctl runs/demo status                 its state: its last step, its actors, what it waits for
+  olmorl-ctl runs/demo ledger                 how its draws ended; --json: one object per draw
+  olmorl-ctl runs/demo figure reward.png      its curves as a picture
+  olmorl-ctl runs/demo export FOLDER          a checkpoint (--step N, else the newest) as a Hugging Face folder
+
+  olmorl-ctl runs/demo actors                 the actors, one a row
+  olmorl-ctl runs/demo actors --count 4       actors join, or leave once they are done with what they have
+  olmorl-ctl runs/demo drain actor-2          this one leaves
+  olmorl-ctl runs/demo pause                  draw and lease no more; finish leased prompts
+  olmorl-ctl runs/demo resume                 go on
+  olmorl-ctl runs/demo checkpoint             write one after the current step, and wait until it is complete
+  olmorl-ctl runs/demo stop                   as Ctrl-C in the launcher
+  olmorl-ctl runs/demo dead-letters           what could not be used, and why; --replay: draw those rows again
+
+What asks something of a run needs its token: it is in ~/.local/state/olmorl/tokens (XDG_STATE_HOME), where only the
+run's owner reads it, or in OLMORL_TOKEN.
+"""
+_DEADLINES_S = {"checkpoint": 4000.0, "actors": 600.0, "dead-letters": 150.0}
+"""Deadline of commands that may take long: a slow disk, places for many actors, an orchestrator that starts."""
+_LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "control.json", "processes.json")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code: 0 done, 1 the run could not, 2 a mistake to mend."""
+    arguments = _parser().parse_args(argv)
+    try:
+        run_dir: Path = arguments.run
+        if not any((run_dir / name).exists() for name in _LEFT_BY_RUNS):
+            raise DataError(f"{run_dir}: no run directory; runs are made under run.directory (default: runs/)")
+        arguments.do(run_dir, arguments)
+    except OlmoRLError as error:
+        print(f"olmorl-ctl: {error}", file=sys.stderr)
+        return error.exit_code
+    except PermissionError as error:
+        print(f"olmorl-ctl: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        sys.stderr.close()
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="olmorl-ctl", description=_ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="the run's directory")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+
+    def add(name: str, about: str, do: Any) -> argparse.ArgumentParser:
+        command: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
+        command.add_argument("--json", action="store_true", help="for programs")
+        command.set_defaults(do=do)
+        return command
+
+    add("status", "its last step, its actors, what it waits for", status)
+    add("ledger", "every draw and its outcome", show_ledger)
+    figure = add("figure", "its curves as a picture", show_figure)
+    figure.add_argument("file", type=Path, help="where to: .png, .svg or .pdf")
+    to = add("export", "a checkpoint as a Hugging Face folder; the run may be over", export)
+    to.add_argument("folder", type=Path, help="where to: a folder that is empty or not there")
+    to.add_argument("--step", type=int, metavar="N", help="the checkpoint of step N; default: the newest complete one")
+    count = add("actors", "the actors; with --count: how many there shall be", actors)
+    count.add_argument("--count", type=int, metavar="N", help="actors join, or leave once they are done")
+    drain = add("drain", "an actor finishes its leased prompts, and leaves", order)
+    drain.add_argument("actor", help="its name, as in the table of actors")
+    add("pause", "draw and lease no more; leased prompts are finished", order)
+    add("resume", "go on after a pause", order)
+    add("checkpoint", "write a checkpoint after the current step, and wait until it is complete", order)
+    add("stop", "end after the current micro-batch, with a checkpoint", order)
+    letters = add("dead-letters", "prompts and results that could not be used", dead_letters)
+    letters.add_argument("--replay", action="store_true", help="draw their rows again, as new draws")
+    return parser
+
+
+def status(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Show the state in the run directory, and the launcher's if one runs."""
+    live, silence = None, ""
+    try:
+        live = send_command(run_dir, "status")
+    except ResourceError as error:
+        silence = str(error)
+    show_status(run_dir, live, silence, arguments.json)
+
+
+def export(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Needs nothing but the run's files."""
+    # Imported here, because it takes seconds.
+    from olmorl.learner.trainer import export as exporting
+
+    step = exporting.export(run_dir, arguments.step, arguments.folder)
+    message = f"{arguments.folder}: the policy after step {step}"
+    show_message({"message": message, "step": step}, arguments.json)
+
+
+def actors(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Show them, or say how many there shall be."""
+    if arguments.count is None:
+        show_actors(send_command(run_dir, "status")["actors"], arguments.json)
+    else:
+        show_message(_order(run_dir, "actors", count=arguments.count), arguments.json)
+
+
+def order(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Send a command, and show the launcher's answer."""
+    more = {"actor": arguments.actor} if arguments.command == "drain" else {}
+    show_message(_order(run_dir, arguments.command, **more), arguments.json)
+
+
+def _order(run_dir: Path, command: str, **arguments: Any) -> Any:
+    return send_command(run_dir, command, _DEADLINES_S.get(command, ANSWER_DEADLINE_S), **arguments)
+
+
+def dead_letters(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Replay the dead letters if that is asked for, and show them."""
+    show_dead_letters(_order(run_dir, "dead-letters", replay=arguments.replay), arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,323 @@
+"""The checks of the preflight table: each returns its finding, or raises an error with the fix."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from olmorl.config import Config
+from olmorl.deploy import wiring
+from olmorl.deploy.cluster.placement import Placement
+from olmorl.deploy.preflight import data_trial, hub, model_folder
+from olmorl.deploy.preflight.local_checks import check_data, check_functions, check_model, check_whole_paths
+from olmorl.errors import ModelError, ResourceError, Unscorable, UserError, unwritable
+from olmorl.learner.orchestrator.draws import prompt_of
+from olmorl.messages import Completion, Prompt, Span, Version
+from olmorl.ports import Row
+from olmorl.run_dir import RunFiles
+from olmorl.verifiers.code.sandbox import self_test
+
+MIB, GIB = 2**20, 2**30
+MASTER_AND_MOMENTS_BYTES = 12
+"""Bytes of a parameter in a checkpoint besides the model's own: fp32 master weight and Adam's two moments."""
+VERSIONS_IN_MEMORY = 3
+"""The one in use, the one being staged, and on the learner's host the one being published."""
+RAY_OBJECTS_BYTES = 512 * MIB
+KNOWN_GOOD = (
+    ("math", r"\frac{1}{2}", r"The result is \boxed{0.5}."),
+    ("math", r"x^2-1", r"So we get \boxed{(x-1)(x+1)}."),
+    ("ifeval", {"instruction_id": ["punctuation:no_comma"], "kwargs": [{}]}, "No pause in here"),
+)
+
+
+class Size(NamedTuple):
+    """Of a model."""
+
+    architecture: str
+    parameters: int
+    weights_bytes: int
+
+
+@lru_cache
+def size_of(path: str, dtype: str, trust_remote_code: bool) -> Size:
+    """Counted on a model without memory. Raises ModelError for what is not a causal language model."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    check_model(path)
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model.path = {path}: {str(error).partition(chr(10))[0]}") from None
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return Size(type(model).__name__, parameters, parameters * (4 if dtype == "float32" else 2))
+
+
+def _size(settings: Config) -> Size:
+    model = settings.model
+    hub.check_model(model)
+    return size_of(model.path, model.dtype, model.trust_remote_code)
+
+
+# --- once -------------------------------------------------------------------------------------------
+
+
+def data(settings: Config) -> str:
+    """The first rows of every data set can be read, labelled and written by the policy's chat template."""
+    check_data(settings)
+    check_whole_paths(settings)
+    tried = _tried(settings)
+    longest = max(tried.rows, key=lambda row: len(row.token_ids))
+    found = [
+        f"{len(tried.sources)} to train on, {len(tried.evaluations)} to evaluate with; of the first rows "
+        f"{tried.report}, the longest prompt has {len(longest.token_ids)} tokens",
+        *tried.notes,
+        *tried.report.reasons[:3],
+    ]
+    return "\n".join(found)
+
+
+def _tried(settings: Config) -> data_trial.Tried:
+    from olmorl.learner.data.loader import open_tokenizer
+
+    check_model(settings.model.path)
+    hub.check(settings)
+    return data_trial.try_rows(settings, open_tokenizer(settings.model))
+
+
+def model(settings: Config) -> str:
+    """The model is one that is trained, its files are whole, and they fit together and the recipe."""
+    check_model(settings.model.path)
+    hub.check_model(settings.model)
+    model_folder.check_folder(settings)
+    size = _size(settings)
+    folder = Path(settings.model.path)
+    where = "on the hub"
+    if folder.is_dir():
+        where = f"{len(model_folder.tensors(folder))} tensors in {folder}"
+    return f"{size.architecture}, {size.parameters:,} parameters, {_bytes(size.weights_bytes)}; {where}"
+
+
+def tokenizer(settings: Config) -> str:
+    """The tokenizer fits the model and its template renders."""
+    from transformers import AutoConfig
+
+    from olmorl.learner.data.chat_templates import check_template_kwargs
+    from olmorl.learner.data.loader import open_tokenizer
+
+    check_model(settings.model.path)
+    hub.check_model(settings.model)
+    found = open_tokenizer(settings.model)
+    question = "What is 6 x 7?"
+    turns = [{"role": "user", "content": question}]
+    given = settings.data.chat_template_kwargs
+    check_template_kwargs(found.chat_template, given)
+    if found.chat_template:
+        ids = found.apply_chat_template(turns, add_generation_prompt=True, tokenize=True, return_dict=False, **given)
+    else:
+        ids = found(question)["input_ids"]
+    if not ids:
+        raise ModelError(f"{settings.model.path}: the tokenizer makes no token of {question!r}: it has no vocabulary")
+    vocabulary = AutoConfig.from_pretrained(
+        settings.model.path, trust_remote_code=settings.model.trust_remote_code
+    ).vocab_size
+    if max(ids) >= vocabulary:
+        raise ModelError(
+            f"the tokenizer writes token {max(ids)} and the model knows {vocabulary}: name the model's own in "
+            "model.tokenizer"
+        )
+    if found.eos_token_id is None:
+        raise ModelError(f"{settings.model.path}: the tokenizer has no end-of-sequence token: no answer would ever end")
+    template = "" if found.chat_template else "; no chat template: prompts have to be plain strings"
+    return f"{len(found):,} tokens for {vocabulary:,} rows; a question of one line is {len(ids)} tokens{template}"
+
+
+def functions(settings: Config) -> str:
+    """Reward functions of people's own import, and they and the verifiers of the data score a real row."""
+    check_functions(settings)
+    own = f"{len(settings.verifiers.functions)} of your own"
+    if settings.run.mode == "simulated":
+        return own
+    try:
+        tried = _tried(settings)
+    except UserError:
+        return f"{own}; not called: no row could be loaded"
+    rows: dict[tuple[str, ...], Row] = {}
+    for row in tried.rows:
+        rows.setdefault(row.datasets, row)
+    names = asyncio.run(_score_once(settings, list(rows.values())))
+    return f"{own}; scored a row each: {', '.join(names)}"
+
+
+async def _score_once(settings: Config, rows: Sequence[Row]) -> list[str]:
+    """Every verifier and function on a real row and a made-up group; returns who scored."""
+    scorer = wiring.scorer(settings)
+    await scorer.start()
+    names: dict[str, None] = {}
+    try:
+        for row in rows:
+            prompt = prompt_of(row, lane="train", draw_id=0, attempt=1, group_size=2, min_version=Version(0, 0))
+            group = []
+            for index, text in enumerate(("I do not know.", "The answer is 1.")):
+                answer = replace(_answer(text), index=index)
+                group.append(replace(answer, verdicts=await scorer.verify(prompt, answer)))
+            try:
+                scored = await scorer.combine(prompt, group)
+            except Unscorable as error:
+                raise Unscorable(error.error_kind, f"{row.row}: {error.detail}") from None
+            names |= dict.fromkeys(scored[0].verdicts)
+    finally:
+        await scorer.stop()
+    return list(names)
+
+
+def redis(settings: Config) -> str:
+    """The queues survive their server's restart."""
+    if settings.queue.url is None:
+        from olmorl.queues.redis_server.embedded_server import find_server
+
+        return f"embedded ({find_server()}), append-only file, fsync {settings.queue.fsync}"
+    from olmorl.deploy.credentials import QueueAccess
+    from olmorl.queues.redis_server.persistence_check import examine
+
+    access = QueueAccess.of_recipe(settings.queue.url)
+    return asyncio.run(examine(access.url, access.environment, settings.queue))
+
+
+# --- on the hosts -----------------------------------------------------------------------------------
+
+
+def disk(settings: Config) -> str:
+    """The run directory has room for the checkpoints that are kept, and one being written."""
+    size = _size(settings)
+    kept, one = settings.checkpoint.keep + 1, MASTER_AND_MOMENTS_BYTES * size.parameters
+    there = sum(file.stat().st_size for file in RunFiles(settings.run_dir).checkpoints.rglob("*") if file.is_file())
+    needed = max(one, kept * one - there) + size.weights_bytes
+    try:
+        settings.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(settings.run_dir, error) from None
+    return _room(
+        settings.run_dir, needed, f"{kept} checkpoints", "free some, lower checkpoint.keep, or set run.directory"
+    )
+
+
+def shared_memory(settings: Config) -> str:
+    """Shared memory holds the versions of the weights that live side by side."""
+    needed = VERSIONS_IN_MEMORY * _size(settings).weights_bytes + RAY_OBJECTS_BYTES
+    return _room(
+        Path("/dev/shm"),
+        needed,
+        f"{VERSIONS_IN_MEMORY} versions of the weights and Ray's objects",
+        "remount it larger (mount -o remount,size=...), or give the container more (--shm-size)",
+    )
+
+
+def _room(folder: Path, needed: int, what: str, fix: str) -> str:
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ResourceError(f"{folder}: {_bytes(free)} free, and {what} need {_bytes(needed)}: {fix}")
+    return f"{_bytes(free)} free in {folder}, {_bytes(needed)} needed for {what}"
+
+
+def ports(settings: Config) -> str:
+    """The host can listen on its own address in the cluster."""
+    address = wiring.own_address(settings)
+    with socket.socket() as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError as error:
+            raise ResourceError(
+                f"cannot listen on {address}: {error.strerror}; give Ray this host's own address (--node-ip-address)"
+            ) from None
+    return f"listens on {address}"
+
+
+def verifiers(settings: Config) -> str:
+    """Answers that are known to be right are scored so. A missing sandbox is only said: few runs have programs."""
+    return f"{asyncio.run(_verify_known_good(settings))}; {asyncio.run(self_test.describe(settings.verifiers))}"
+
+
+async def _verify_known_good(settings: Config) -> str:
+    scorer = wiring.scorer(settings)
+    await scorer.start()
+    try:
+        for dataset, label, text in KNOWN_GOOD:
+            prompt, completion = _question(dataset, label), _answer(text)
+            (verdict,) = (await scorer.verify(prompt, completion)).values()
+            if verdict.reward != 1.0:
+                raise Unscorable("self_test", f"{dataset}: {text!r} for {label!r} came out as {verdict}")
+    finally:
+        await scorer.stop()
+    return f"{len(KNOWN_GOOD)} known answers are right"
+
+
+def _question(dataset: str, label: object) -> Prompt:
+    return Prompt(
+        draw_id=0,
+        row="preflight:1",
+        messages="",
+        token_ids=np.zeros(1, np.int32),
+        datasets=(dataset,),
+        ground_truths=(label,),
+        group_size=2,
+        min_version=Version(0, 0),
+    )
+
+
+def _answer(text: str) -> Completion:
+    return Completion(
+        index=0,
+        token_ids=np.zeros(1, np.int32),
+        logprobs=np.zeros(1, np.float32),
+        spans=(Span(Version(0, 0), 0, 1),),
+        finish_reason="stop",
+        text=text,
+    )
+
+
+def _bytes(number: int) -> str:
+    return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / MIB:.1f} MiB"
+
+
+ONCE: Mapping[str, Callable[[Config], str]] = {
+    "data": data,
+    "model": model,
+    "tokenizer": tokenizer,
+    "reward functions": functions,
+    "redis": redis,
+}
+ON_HOSTS: Mapping[str, Callable[[Config], str]] = {
+    "disk": disk,
+    "shared memory": shared_memory,
+    "ports": ports,
+    "verifiers": verifiers,
+}
+HOLDERS: Mapping[str, Sequence[Callable[[Placement], Mapping[str, float]]]] = {
+    "run directory": (Placement.learner_bundle,),
+    "weights directory": (Placement.learner_bundle, Placement.engine_bundle),
+    "disk": (Placement.learner_bundle,),
+    "shared memory": (Placement.learner_bundle, Placement.engine_bundle),
+}
+"""Who brings the need along, where not every host has it: ranks write checkpoints, and engines too stage weights. The
+first two are folders that have to be the launcher's."""
+WITHOUT_A_MODEL = ("reward functions", "redis", "ports")
+"""The checks that a simulated run needs."""
+
+
+def concerns(check: str, placed: Placement, resources: Mapping[str, float]) -> bool:
+    """Whether a check concerns a host with these resources of Ray."""
+    bundles = [bundle(placed) for bundle in HOLDERS.get(check, ())]
+    return not bundles or any(
+        all(resources.get(name, 0.0) >= amount for name, amount in bundle.items()) for bundle in bundles
+    )

@@ -1,0 +1,213 @@
+"""The table of checks before a run: `olmorl-launch RECIPE.toml --preflight`, and always before a run of several nodes.
+
+Host checks run on the hosts of the cluster that they concern, side by side, the others once. All of them run, so that
+one look tells all there is to mend.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from olmorl import config
+from olmorl.deploy.cluster.placement import Placement, plan
+from olmorl.deploy.preflight import checks, logprob_check
+from olmorl.deploy.processes import actor_process, rank_process
+from olmorl.errors import OlmoRLError, ResourceError, unwritable
+
+HOST_DEADLINE_S = 180.0
+CLOCKS_MAY_DIFFER_S = 2.0
+
+
+class CheckResult(NamedTuple):
+    """The result of one check."""
+
+    check: str
+    host: str
+    passed: bool
+    said: str
+    """The finding, or the error with its fix."""
+
+
+def examine(settings: config.Config, console: Console) -> None:
+    """Run every check on the cluster that this process has joined, and print the table.
+
+    Raises:
+        ResourceError: at least one failed.
+    """
+    placed = plan(settings)
+    with console.status("preflight") as status:
+        results = []
+        for result in _results(settings, placed):
+            results.append(result)
+            status.update(f"preflight: {result.check} on {result.host} done")
+    console.print(_table(results))
+    if failed := [result for result in results if not result.passed]:
+        names = ", ".join(sorted({result.check for result in failed}))
+        raise ResourceError(
+            f"preflight: {len(failed)} of {len(results)} checks failed ({names}); the table says what to do"
+        )
+
+
+def _results(settings: config.Config, placed: Placement) -> Iterator[CheckResult]:
+    tree = settings.model_dump(mode="json")
+    real, passed = settings.run.mode == "real", True
+    for name, check in checks.ONCE.items():
+        if real or name in checks.WITHOUT_A_MODEL:
+            result = _attempt(name, "launcher", partial(check, settings))
+            passed = passed and result.passed
+            yield result
+    names = [name for name in checks.ON_HOSTS if real or name in checks.WITHOUT_A_MODEL]
+    yield from _of_hosts(tree, _shared_folders(settings), placed, names)
+    if real:
+        agree = partial(_agreement, settings, placed, tree) if passed else _not_yet
+        yield _attempt("log-probabilities", "an actor and a rank", agree)
+
+
+class Inspector:
+    """Runs checks on its host."""
+
+    def __init__(self, tree: Mapping[str, Any]) -> None:
+        self._settings = config.build(tree)
+
+    def now(self) -> float:
+        return time.time()
+
+    def check(self, name: str) -> str:
+        return checks.ON_HOSTS[name](self._settings)
+
+    def sees(self, file: Path) -> bool:
+        return file.exists()
+
+
+def _of_hosts(
+    tree: Mapping[str, Any], folders: Mapping[str, Path], placed: Placement, names: Sequence[str]
+) -> Iterator[CheckResult]:
+    """The results of all hosts, which are asked at the same time."""
+    inspector = ray.remote(num_cpus=0)(Inspector)
+    nodes = {node["NodeManagerAddress"]: node for node in ray.nodes() if node["Alive"]}
+    inspectors = {
+        host: inspector.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(
+            tree
+        )
+        for host, node in nodes.items()
+    }
+    for host, there in inspectors.items():
+        yield _attempt("clock", host, partial(_clock, there))
+    for (name, folder), (host, node) in product(folders.items(), nodes.items()):
+        if checks.concerns(name, placed, node["Resources"]):
+            yield _attempt(name, host, partial(_shared, inspectors[host], name, folder))
+    asked_at = time.monotonic()
+    answers = {
+        (check, host): inspectors[host].check.remote(check)
+        for check in names
+        for host, node in nodes.items()
+        if checks.concerns(check, placed, node["Resources"])
+    }
+    for (check, host), answer in answers.items():
+        yield _attempt(check, host, partial(_result, answer, HOST_DEADLINE_S, asked_at))
+
+
+def _attempt(name: str, host: str, check: Callable[[], str]) -> CheckResult:
+    try:
+        return CheckResult(name, host, True, check())
+    except OlmoRLError as error:
+        return CheckResult(name, host, False, str(error))
+    except Exception as error:  # the other checks run all the same
+        return CheckResult(name, host, False, f"the check failed: {error!r}")
+
+
+def _clock(inspector: Any) -> str:
+    """A host's clock must show a time between our question and its answer, with some tolerance."""
+    _result(inspector.now.remote(), HOST_DEADLINE_S)  # the first call waits for the start of the process
+    asked_at = time.time()
+    there = _result(inspector.now.remote(), HOST_DEADLINE_S)
+    heard_at = time.time()
+    off = max(asked_at - there, there - heard_at)
+    if off > CLOCKS_MAY_DIFFER_S:
+        raise ResourceError(
+            f"the clock is {off:.1f} s off the launcher's: heartbeats would be wrong; run NTP on all hosts"
+        )
+    return f"within {heard_at - asked_at + max(off, 0):.2f} s of the launcher's"
+
+
+def _shared_folders(settings: config.Config) -> dict[str, Path]:
+    """The folders that several hosts share, by the name of their check."""
+    folders = {"run directory": settings.run_dir}
+    if settings.cluster.address is not None and settings.weight_store == "file":
+        folders["weights directory"] = settings.weights.directory or settings.run_dir / "weights"
+    return folders
+
+
+def _shared(inspector: Any, name: str, folder: Path) -> str:
+    """A host must see what the launcher's host writes there."""
+    key = name.replace(" ", ".")
+    file = folder / f"preflight.{secrets.token_hex(8)}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file.touch()
+        try:
+            seen = _result(inspector.sees.remote(file), HOST_DEADLINE_S)
+        finally:
+            file.unlink()
+    except OSError as error:
+        raise unwritable(folder, error, key) from None
+    if not seen:
+        raise ResourceError(
+            f"{folder} is not the launcher's here: set {key} to storage that the launcher and this host share"
+        )
+    return f"{folder} is the launcher's too"
+
+
+def _not_yet() -> str:
+    raise ResourceError("not tried: mend what the launcher found first")
+
+
+def _agreement(settings: config.Config, placed: Placement, tree: Mapping[str, Any]) -> str:
+    gpus = {"num_gpus": placed.gpus_per_engine} if placed.on_gpu else {}
+    generate = _task(logprob_check.generate, num_cpus=1, env=actor_process.environment(placed), **gpus)
+    answer = _result(generate.remote(tree, placed.engine_cores[0]), settings.actors.start_deadline_s)
+    gpus = {"num_gpus": 1} if placed.on_gpu else {}
+    compare = _task(logprob_check.compare, num_cpus=1, env=rank_process.environment(settings, placed), **gpus)
+    return str(_result(compare.remote(tree, answer), settings.actors.start_deadline_s))
+
+
+def _task(function: Callable[..., Any], env: Mapping[str, str] | None = None, **options: Any) -> Any:
+    """A process of its own, gone when the check is done."""
+    if env is not None:
+        options["runtime_env"] = {"env_vars": dict(env)}
+    return ray.remote(max_calls=1, max_retries=0, **options)(function)
+
+
+def _result(task: Any, deadline_s: float, asked_at: float | None = None) -> Any:
+    waited_s = 0.0 if asked_at is None else time.monotonic() - asked_at
+    try:
+        return ray.get(task, timeout=max(0.0, deadline_s - waited_s))
+    except GetTimeoutError:
+        raise ResourceError(f"no answer within {deadline_s:g} s: the host hangs, or lacks free CPUs or GPUs") from None
+    except RayTaskError as error:
+        if isinstance(error.cause, OlmoRLError):
+            raise error.cause from None
+        raise ResourceError(f"the check failed: {error.cause!r}") from None
+    except RayError as error:
+        raise ResourceError(f"the host, or the process that looked at it, is gone: {error}") from None
+
+
+def _table(results: list[CheckResult]) -> Table:
+    table = Table("check", "host", "", "found, or how to mend it", title="preflight", title_justify="left")
+    for result in results:
+        mark = "[green]ok[/]" if result.passed else "[red]FAILED[/]"
+        table.add_row(result.check, result.host, mark, Text(result.said))
+    return table

@@ -1,0 +1,132 @@
+"""Names of the hub: asked for once and briefly, before a library asks again and again for a minute."""
+
+from __future__ import annotations
+
+import json
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPException
+from pathlib import Path
+from threading import Thread
+
+from olmorl.config import Config, Model
+from olmorl.deploy.preflight import data_trial
+from olmorl.errors import DataError, ModelError, UserError
+from olmorl.learner.data.readers import parse_spec
+
+_HUB, _DEADLINE_S = "https://huggingface.co", 3.0
+
+
+def check(settings: Config, others_may: bool = False) -> None:
+    """Model and data that are no folders and files here can be had from the hub, or are in its cache.
+
+    Args:
+        others_may: a hub that cannot be reached from here is no error, as other hosts of the cluster may reach it.
+
+    Raises:
+        UserError: they cannot.
+    """
+    check_model(settings.model, others_may)
+    for key, texts in data_trial.specs(settings).items():
+        for text in texts:
+            check_data(key, parse_spec(text).name, others_may)
+
+
+def check_model(model: Model, others_may: bool = False) -> None:
+    """The same for model and tokenizer. Raises ModelError."""
+    for key, name in (("model.path", model.path), ("model.tokenizer", model.tokenizer)):
+        if name and not Path(name).is_dir():
+            _check_name(key, name, "model", ModelError, others_may)
+
+
+def check_data(key: str, name: str, others_may: bool = False) -> None:
+    """The same for one data set, which `key` names. Raises DataError."""
+    if not Path(name).exists():
+        _check_name(key, name.partition("@")[0], "dataset", DataError, others_may)
+
+
+def _check_name(key: str, name: str, kind: str, refusal: type[UserError], others_may: bool) -> None:
+    parent = Path(name).parent
+    if "/" in name and parent.is_dir():
+        raise refusal(f"{key}: {name}: no such file or folder, though {parent}/ is there: check the name")
+    if _is_cached(name, kind):
+        return
+    local = f"check the name, or give {key} a {'folder' if kind == 'model' else 'file'} that is here"
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+        raise refusal(
+            f"{key}: {name}: no such folder here, and not in the hub's cache {_cache()} (HF_HUB_OFFLINE is set): "
+            f"{local}"
+        )
+    try:
+        _within(_DEADLINE_S, lambda: _ask(name, kind))
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403, 404):
+            raise refusal(
+                f"{key}: {name}: no such folder here, and the hub does not give it to you (HTTP {error.code}): check "
+                "the name; for one that is private or gated set HF_TOKEN"
+            ) from None
+    except (OSError, ValueError, HTTPException) as error:
+        if others_may:
+            return
+        reason = getattr(error, "reason", error)
+        raise refusal(
+            f"{key}: {name}: no such folder here, not in the hub's cache {_cache()}, and {_endpoint()} cannot be "
+            f"reached ({reason}): {local}; or set HF_ENDPOINT to a mirror, or HF_HOME to a cache that has it and "
+            "HF_HUB_OFFLINE=1"
+        ) from None
+
+
+def _within(deadline_s: float, ask: Callable[[], None]) -> None:
+    """Looking up a host has no deadline of its own. Raises TimeoutError, or the error of `ask`."""
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            ask()
+        except Exception as error:  # it is raised below
+            failed.append(error)
+
+    asking = Thread(target=run, daemon=True, name="hub")
+    asking.start()
+    asking.join(deadline_s)
+    if asking.is_alive():
+        raise TimeoutError(f"no answer within {deadline_s:g} s")
+    if failed:
+        raise failed[0]
+
+
+def _endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
+
+
+def _ask(name: str, kind: str) -> None:
+    """One question, without another try."""
+    request = urllib.request.Request(f"{_endpoint()}/api/{kind}s/{name}")
+    token = os.environ.get("HF_TOKEN") or _stored_token()
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=_DEADLINE_S) as answer:
+        json.load(answer)
+
+
+def _stored_token() -> str | None:
+    file = _home() / "token"
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else None
+
+
+def _home() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("HF_HOME") or f"{cache}/huggingface").expanduser()
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
+
+
+def _is_cached(name: str, kind: str) -> bool:
+    if (_cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots").is_dir():
+        return True
+    datasets = Path(os.environ.get("HF_DATASETS_CACHE") or _home() / "datasets").expanduser()
+    return kind == "dataset" and (datasets / name.replace("/", "___")).is_dir()

@@ -1,0 +1,219 @@
+"""Checks before anything starts, without a cluster. Each raises one clear error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from olmorl.config import Config
+from olmorl.deploy.arguments import Arguments
+from olmorl.deploy.credentials import QueueAccess
+from olmorl.deploy.demo import demo
+from olmorl.deploy.preflight import data_trial, hub, model_folder
+from olmorl.deploy.preflight.recipe_checks import check_machine, check_recipe
+from olmorl.deploy.supervision import recipe_history
+from olmorl.deploy.supervision.refused_start import check_can_be_made
+from olmorl.deploy.view.run_state import finished
+from olmorl.errors import ConfigError, DataError, ModelError, UserError, of_key, unwritable
+from olmorl.learner.data.loader import evaluation_names, named
+from olmorl.learner.data.readers import check_there, parse_spec
+from olmorl.learner.orchestrator.recovery import check_free
+from olmorl.learner.storage import checkpoint_dir
+from olmorl.run_dir import RunFiles
+
+
+def preflight(settings: Config, arguments: Arguments) -> Config:
+    """Check everything that needs no cluster; returns the settings as the run will keep them.
+
+    Raises:
+        UserError: the first thing found wrong, with its fix.
+    """
+    settings = check_before(settings, arguments)
+    check_functions(settings)
+    if settings.queue.url is not None:
+        check_redis(settings)
+    if settings.run.mode == "real":
+        settings = make_demo(settings)
+        check_files(settings)
+    return settings
+
+
+def prepare(settings: Config, arguments: Arguments) -> Config:
+    """The checks before the table of host checks; returns the settings as the run will keep them.
+
+    Raises:
+        UserError: the run directory, or the recipe itself.
+    """
+    settings = check_before(settings, arguments)
+    return make_demo(settings) if settings.run.mode == "real" else settings
+
+
+def check_before(settings: Config, arguments: Arguments) -> Config:
+    """The run directory and the recipe itself; returns the settings with whole paths."""
+    settings = absolute(settings)
+    check_recipe(settings)
+    check_machine(settings)
+    if arguments.resume:
+        for difference in check_resume(settings, arguments.change, arguments.from_step):
+            print(f"changed by this start: {difference}", flush=True)
+    else:
+        check_directory(settings, resume=False)
+    return settings
+
+
+def check_resume(settings: Config, change: bool, from_step: int | None) -> list[recipe_history.Difference]:
+    """There is a run to resume, from that step, and --change covers every difference.
+
+    Raises:
+        UserError: with the way out.
+    """
+    check_directory(settings, resume=True)
+    if from_step is not None:
+        with of_key(UserError, "--from-step"):
+            checkpoint_dir.pick(RunFiles(settings.run_dir).checkpoints, from_step)
+    return recipe_history.check_change(demo.resolve(settings), change)
+
+
+def over(settings: Config, from_step: int | None) -> str:
+    """A message for people when a resume has nothing left to do, else an empty text."""
+    is_asked_for_more = from_step is not None or recipe_history.check_change(settings, change=True)
+    has_ended = (settings.run_dir / "ended.txt").exists()
+    return finished(settings.run_dir) if has_ended and not is_asked_for_more else ""
+
+
+def absolute(settings: Config) -> Config:
+    """The settings with absolute folders: other processes of the run may start in other folders."""
+    run, weights = settings.run, settings.weights
+    return settings.model_copy(
+        update={
+            "run": run.model_copy(update={"directory": run.directory.resolve()}),
+            "weights": weights.model_copy(
+                update={"directory": weights.directory and weights.directory.resolve()},
+            ),
+        }
+    )
+
+
+def check_directory(settings: Config, resume: bool) -> None:
+    """The run's folder holds the run to resume; or it holds no run, and can be made."""
+    try:
+        check_free(RunFiles(settings.run_dir), resume)
+        if not resume:
+            check_can_be_made(settings.run_dir)
+    except OSError as error:
+        raise unwritable(settings.run_dir, error) from None
+
+
+def make_demo(settings: Config) -> Config:
+    """Make the model and data that `model.build` names, once; returns the settings with their paths."""
+    if settings.model.build is None:
+        return settings
+    settings = demo.resolve(settings)
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("preparing the demo", total=1.0)
+
+        def show(what: str, share: float) -> None:
+            before = progress.tasks[0].completed
+            progress.update(task, description=what, completed=share)
+            if not console.is_terminal and int(4 * share) > int(4 * before):
+                print(f"demo: {what} {share:.0%}", flush=True)
+
+        demo.prepare(settings, show)
+    return settings
+
+
+def check_files(settings: Config) -> None:
+    """The files of model and data belong together, and the first rows can be used.
+
+    Raises:
+        UserError: the first thing found wrong, with its fix.
+    """
+    check_data(settings)
+    check_whole_paths(settings)
+    with of_key(ModelError, "model.path", "model.tokenizer", "model.chat_template"):
+        check_model(settings.model.path)
+        hub.check(settings, others_may=settings.cluster.address is not None)
+        tokenizer = model_folder.check_folder(settings)
+    if tokenizer is not None and data_trial.all_in_files(settings):
+        data_trial.try_rows(settings, tokenizer)
+
+
+def check_data(settings: Config) -> None:
+    """Some training data is named, the files that are named exist, and evaluation sets can be told apart."""
+    if not settings.data.train:
+        raise ConfigError(
+            'data.train is empty: name at least one file or hub data set, as in train = ["problems.jsonl"]'
+        )
+    for key, texts in data_trial.specs(settings).items():
+        with of_key(DataError, key):
+            for text in texts:
+                check_there(parse_spec(text).name)
+    evaluation_names(settings.evaluation)
+
+
+def check_model(path: str) -> None:
+    """A folder must hold a model; anything else must look like the name of one on the hub."""
+    folder = Path(path)
+    if folder.is_dir():
+        file = folder / "config.json"
+        if not file.is_file():
+            raise ModelError(
+                f"{path}: not a model folder, it has no config.json; model.path wants a Hugging Face folder"
+            )
+        try:
+            architectures = json.loads(file.read_text(encoding="utf-8")).get("architectures")
+        except (ValueError, AttributeError) as error:
+            raise ModelError(
+                f"{file}: not a model configuration: {error}; download it again, or save it again with save_pretrained"
+            ) from None
+        if not architectures:
+            raise ModelError(f"{file}: names no architecture; save the model with save_pretrained")
+    elif folder.exists() or path.startswith((".", "/", "~")) or path.count("/") != 1:
+        raise ModelError(
+            f"{path}: no such model folder; model.path wants a Hugging Face folder, or a hub name as owner/name"
+        )
+
+
+def check_whole_paths(settings: Config) -> None:
+    """On a cluster every path in the recipe is absolute: other hosts cannot find a relative path."""
+    if settings.cluster.address is None:
+        return
+    data, model = settings.data, settings.model
+    names = [("data.train", parse_spec(text).name) for text in data.train]
+    names += [("evaluation.data", parse_spec(named(text)[1]).name) for text in settings.evaluation.data]
+    names += [("model.path", model.path), ("model.tokenizer", model.tokenizer or "")]
+    names += [("verifiers.functions", text.partition(":")[0]) for text in settings.verifiers.functions]
+    for key, name in names:
+        if name and Path(name).exists() and not Path(name).is_absolute():
+            raise ConfigError(
+                f"{key}: {name}: processes on a cluster start in folders of their own: write {Path(name).resolve()}"
+            )
+
+
+def check_functions(settings: Config) -> None:
+    """User reward functions import and can be called."""
+    if settings.verifiers.functions:
+        from olmorl.verifiers.functions.function_scorer import check
+
+        check(settings.verifiers)
+
+
+def check_redis(settings: Config) -> None:
+    """The Redis of the recipe answers and takes the credentials."""
+    import asyncio
+
+    from olmorl.deploy import wiring
+
+    assert settings.queue.url is not None
+    access = QueueAccess.of_recipe(settings.queue.url)
+
+    async def connect() -> None:
+        queue = await wiring.open_queue(settings, access)
+        await queue.close()
+
+    asyncio.run(connect())

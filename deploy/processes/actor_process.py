@@ -1,0 +1,57 @@
+"""The process of one actor and its engine."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from olmorl.deploy import wiring
+from olmorl.deploy.cluster.placement import Placement
+from olmorl.deploy.credentials import QueueAccess
+from olmorl.deploy.processes import semaphores
+from olmorl.deploy.processes.run_process import RunProcess, Tree
+
+
+class ActorProcess(RunProcess):
+    """One engine and its actor. `actor` names this start; `name` names the slot."""
+
+    def __init__(self, tree: Tree, name: str, actor: str, core: int | None, access: QueueAccess) -> None:
+        super().__init__(tree, name)
+        self._actor_name = actor
+        self._core = core
+        self._access = access
+        # While the orchestrator reads the data. An import that fails here fails again when the engine starts.
+        threading.Thread(target=wiring.load_engine, args=(self.settings, core), daemon=True).start()
+
+    async def run(self) -> str:
+        """Serve until asked to stop."""
+        queue = await wiring.join_queue(self.settings, self._access)
+        self._actor = wiring.actor(self.settings, self._actor_name, self._core, queue, self.telemetry.address)
+        watch = asyncio.create_task(self._publish_metrics())
+        try:
+            await self._actor.run()
+        finally:
+            watch.cancel()
+            self.telemetry.close()
+            await queue.close()
+            semaphores.unlink_own()
+        return "was asked to leave"
+
+    async def _publish_metrics(self) -> None:
+        while True:
+            self.telemetry.record_actor(self._actor.status())
+            await asyncio.sleep(self.settings.actors.heartbeat_s)
+
+    async def drain(self) -> None:
+        """Finish the leased prompts and leave."""
+        await self._actor.drain()
+
+    async def stop(self) -> None:
+        """Give back the leased prompts and leave."""
+        await self._actor.stop()
+
+
+def environment(placement: Placement) -> dict[str, str]:
+    """The environment variables of an engine, to be set before it imports vLLM."""
+    threads = {} if placement.on_gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    return {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **threads}

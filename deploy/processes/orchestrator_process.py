@@ -1,0 +1,288 @@
+"""The process of the orchestrator: the ranks of its incarnation call it, and so does the launcher."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from olmorl import codec
+from olmorl.clock import SystemClock
+from olmorl.deploy import wiring
+from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.cluster.remote_process import Identity
+from olmorl.deploy.credentials import QueueAccess
+from olmorl.deploy.processes import semaphores
+from olmorl.deploy.processes.orphan_watch import LauncherPresence
+from olmorl.deploy.processes.run_process import RunProcess, Tree
+from olmorl.deploy.view.live_view import Status
+from olmorl.errors import ResourceError, Superseded
+from olmorl.learner.orchestrator.dead_letters import Letter
+from olmorl.learner.orchestrator.orchestrator import Orchestrator
+from olmorl.messages import StepReport, Version
+from olmorl.ports import Queue
+
+_LISTEN_S = 20.0
+"""How long one question for a step waits for its answer."""
+_MOST_LINES = 1000
+"""Metric lines kept for a launcher, should there be one to show them."""
+
+
+class Opened(NamedTuple):
+    """What a start of the learner begins with."""
+
+    incarnation: int
+    notes: Sequence[str]
+    """What people should know of the data."""
+
+
+class NumberedLines:
+    """Metric lines, numbered from 1. A line is kept until the launcher has acknowledged its number."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_MOST_LINES)
+        self.newest = 0
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """Keep a whole line. Fields that are added to an earlier line have no step, and are not kept."""
+        if "step" in line:
+            self.newest += 1
+            self._lines.append((self.newest, dict(line)))
+
+    def after(self, number: int) -> list[dict[str, Any]]:
+        """The lines with a higher number, oldest first."""
+        return [line for each, line in self._lines if each > number]
+
+    def acknowledge(self, number: int) -> None:
+        """Drop the lines up to this number."""
+        while self._lines and self._lines[0][0] <= number:
+            self._lines.popleft()
+
+
+class OpenRun:
+    """One opening of the run. Its end cancels every call that its ranks have made."""
+
+    def __init__(self, orchestrator: Orchestrator, queue: Queue) -> None:
+        self.orchestrator = orchestrator
+        self.queue = queue
+        self.pulses: dict[str, float] = {}
+        self.running: asyncio.Task[str] | None = None
+        self._steps: dict[tuple[int, int], asyncio.Task[Any]] = {}
+        self._calls: set[asyncio.Task[None]] = set()
+        self._is_closed = False
+
+    async def run(self) -> str:
+        """Until the run is over, or opened again; returns why."""
+        self.running = asyncio.create_task(self.orchestrator.run())
+        await asyncio.wait([self.running])
+        return "opened again" if self.running.cancelled() else self.running.result()
+
+    @property
+    def is_over(self) -> bool:
+        return self.running is not None and self.running.done()
+
+    async def next_step(self, rank: int, step: int) -> bytes | None:
+        """None while there is nothing: the rank asks again."""
+        if (rank, step) not in self._steps:
+            self._steps[rank, step] = asyncio.create_task(self.orchestrator.next(rank, step))
+        task = self._steps[rank, step]
+        await asyncio.wait([task], timeout=_LISTEN_S)
+        if not task.done():
+            return None
+        del self._steps[rank, step]
+        return codec.encode(task.result())
+
+    async def finish(self, call: Coroutine[Any, Any, None]) -> None:
+        """Run a call of a rank. Raises Superseded when the run is opened again meanwhile."""
+        task = asyncio.create_task(call)
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise Superseded("the run was opened again meanwhile")
+        task.result()
+
+    async def close(self) -> None:
+        """Cancel everything, and leave the queue."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        tasks = [*self._steps.values(), *self._calls, *([self.running] if self.running else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.queue.close()
+
+
+class OrchestratorProcess(RunProcess):
+    """One orchestrator at a time: opening the run again ends the one before, and refuses the ranks of that one."""
+
+    def __init__(self, tree: Tree, access: QueueAccess) -> None:
+        super().__init__(tree, "orchestrator")
+        self._access = access
+        self._data: Any = None
+        self._clock = SystemClock()
+        self._launcher = LauncherPresence(self.settings.supervision, self._clock)
+        self._lines = NumberedLines()
+        self._opening = False
+        self._loaded = ""
+        self._run: OpenRun | None = None
+
+    async def open(self, resume: bool, from_step: int | None) -> Opened:
+        """Take the run over: at its start, and again when ranks were lost. Data is read once."""
+        self._opening = True
+        try:
+            return await self._open(resume, from_step)
+        finally:
+            self._opening = False
+            self._launcher.note()
+
+    async def _open(self, resume: bool, from_step: int | None) -> Opened:
+        if self._run is not None:
+            await self._run.close()
+        if self._data is None:
+            self._data = await asyncio.to_thread(wiring.prompts, self.settings, self._note_loaded)
+        self._loaded = ""
+        stream, evaluations, notes = self._data
+        queue = await wiring.join_queue(self.settings, self._access)
+        try:
+            orchestrator = await wiring.open_orchestrator(
+                self.settings, queue, stream, evaluations, self._observe, resume=resume, from_step=from_step
+            )
+        except BaseException:
+            await queue.close()
+            raise
+        self._run = OpenRun(orchestrator, queue)
+        return Opened(orchestrator.incarnation, notes)
+
+    def _note_loaded(self, name: str, number: int) -> None:
+        self._loaded = f"reading the data: {number:,} rows of {name} so far"
+
+    async def run(self) -> str:
+        """Until the run is over, or opened again; returns why."""
+        reason = await self._current.run()
+        semaphores.unlink_own()
+        return reason
+
+    @property
+    def _current(self) -> OpenRun:
+        assert self._run is not None, "opened before it is called"
+        return self._run
+
+    def _observe(self, line: Mapping[str, Any]) -> None:
+        self._lines.add(line)
+        self.telemetry.record(line)
+
+    # --- the launcher's queries: they change nothing -------------------------------------------------
+
+    async def status(self, after: int) -> Status:
+        """The state of the run, with the metric lines after number `after`."""
+        orchestrator, queue = self._current.orchestrator, self._current.queue
+        progress = await orchestrator.progress()
+        actors = await queue.statuses()
+        return Status(
+            step=progress.step,
+            steps=self.settings.schedule.steps,
+            lines=self._lines.after(after),
+            newest_line=self._lines.newest,
+            queued=progress.counts.queued,
+            leased=progress.counts.leased,
+            results=progress.counts.results,
+            actors=sorted(actors.values(), key=lambda status: status.name),
+            pulses=dict(self._current.pulses),
+            waits=orchestrator.waits.current(),
+            failures=(progress.num_failed, progress.failures),
+        )
+
+    async def loading(self) -> str:
+        """How many rows of data a start has read."""
+        return self._loaded
+
+    # --- the launcher's commands: each may be repeated -----------------------------------------------
+
+    async def attend(self, line: int = 0) -> Identity:
+        """A launcher looks after the run, and has shown the metric lines up to number `line`."""
+        self._launcher.note()
+        self._lines.acknowledge(line)
+        semaphores.unlink_own()  # a process that is killed cannot do it at its end
+        return self.identity()
+
+    async def release_leases(self, actors: Sequence[str]) -> None:
+        """These actors are dead: give their prompts to others, and lease them nothing more."""
+        for actor in actors:
+            await self._current.orchestrator.control.bury(actor)
+
+    async def stop(self) -> None:
+        """Stop after the current micro-batch, with a checkpoint."""
+        self._current.orchestrator.control.stop()
+
+    async def pause(self) -> None:
+        """Draw and lease no more."""
+        await self._current.orchestrator.control.pause()
+
+    async def resume(self) -> None:
+        """Continue after a pause."""
+        await self._current.orchestrator.control.resume()
+
+    async def save(self) -> int:
+        """Write a checkpoint after the current step; returns that step once it is complete."""
+        return await self._current.orchestrator.save()
+
+    async def dead_letters(self, replay: bool) -> tuple[list[Letter], list[int]]:
+        """All dead letters, and the draws that are replayed if `replay`."""
+        if replay and self._current.is_over:
+            raise ResourceError("the run is over: ask for a replay once it goes on (olmorl-launch --resume)")
+        dead_letters = self._current.orchestrator.dead_letters
+        letters = await dead_letters.letters()
+        return letters, await dead_letters.replay() if replay else []
+
+    # --- a query of every process of the run ---------------------------------------------------------
+
+    async def needed(self) -> bool:
+        """Whether the learner trains, or a launcher looks after the run."""
+        if self._opening:
+            return True
+        if self._run is None or self._run.running is None or self._run.is_over:
+            return self._launcher.run_is_needed([], overdue=False)
+        waits, pulses = self._run.orchestrator.waits, self._run.pulses
+        overdue = waits.paused or any(wait.is_late for wait in waits.current())
+        complete = len(pulses) == plan(self.settings).ranks
+        return self._launcher.run_is_needed(pulses.values() if complete else [], overdue)
+
+    # --- calls of the ranks (`BatchSource`), as bytes -------------------------------------------------
+
+    def _of(self, incarnation: int) -> OpenRun:
+        current = self._current
+        if self._opening or incarnation != current.orchestrator.incarnation:
+            raise Superseded(f"a rank of incarnation {incarnation} by incarnation {current.orchestrator.incarnation}")
+        return current
+
+    async def pulse(self, incarnation: int, rank: str) -> None:
+        """A rank lives."""
+        if incarnation == self._current.orchestrator.incarnation:
+            self._current.pulses[rank] = self._clock.now()
+
+    async def begin(self, incarnation: int, rank: int) -> bytes:
+        return codec.encode(await self._of(incarnation).orchestrator.begin(rank))
+
+    async def next(self, incarnation: int, rank: int, step: int) -> bytes | None:
+        return await self._of(incarnation).next_step(rank, step)
+
+    async def report(self, incarnation: int, report: bytes) -> None:
+        run = self._of(incarnation)
+        await run.finish(run.orchestrator.report(codec.decode(report, StepReport)))
+
+    async def published(self, incarnation: int, version: str, seconds: float) -> None:
+        run = self._of(incarnation)
+        await run.finish(run.orchestrator.published(Version.parse(version), seconds))
+
+    async def stop_asked(self, incarnation: int) -> bool:
+        return await self._of(incarnation).orchestrator.stop_asked()
+
+    async def given_up(self, incarnation: int, step: int) -> None:
+        await self._of(incarnation).orchestrator.given_up(step)
+
+    async def saved(self, incarnation: int, rank: int, step: int) -> None:
+        run = self._of(incarnation)
+        await run.finish(run.orchestrator.saved(rank, step))

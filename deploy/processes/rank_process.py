@@ -1,0 +1,68 @@
+"""The process of one learner rank."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from typing import Any
+
+from olmorl.actors.vllm_engine.processes import check_core
+from olmorl.config import Config
+from olmorl.deploy import wiring
+from olmorl.deploy.cluster.placement import Placement
+from olmorl.deploy.cluster.remote_process import RayBatchSource
+from olmorl.deploy.processes import semaphores
+from olmorl.deploy.processes.run_process import RunProcess, Tree
+
+_ANSWER_S = 60.0
+"""For the orchestrator to answer once it can."""
+_PULSE_S = 1.0
+"""Between two signs of life of a rank."""
+
+
+class RankProcess(RunProcess):
+    """One rank of the learner."""
+
+    def __init__(self, tree: Tree, rank: int, core: int | None) -> None:
+        super().__init__(tree, f"learner-{rank}")
+        self._rank = rank
+        self._core = core
+
+    def meeting_point(self) -> str:
+        """A free `host:port` of rank 0, where the ranks meet."""
+        host = wiring.own_address(self.settings)
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return f"{host}:{probe.getsockname()[1]}"
+
+    def run(self, meeting_point: str, orchestrator: Any, incarnation: int) -> str:
+        """Train until the orchestrator (`orchestrator` is its Ray handle) says stop; returns why."""
+        if self._core is not None:
+            check_core(self._core)
+            os.sched_setaffinity(0, {self._core})
+        # An answer may wait for a batch, or for room on the disk.
+        longest_s = max(self.settings.learner.batch_deadline_s, self.settings.checkpoint.deadline_s)
+        source = RayBatchSource(orchestrator, incarnation, longest_s + _ANSWER_S, self.telemetry.record)
+        over = threading.Event()
+        # In a thread, because model code may block the event loop for minutes.
+        pulse = threading.Thread(target=self._pulse, args=(orchestrator, incarnation, over), daemon=True)
+        pulse.start()
+        try:
+            return asyncio.run(wiring.learn(self.settings, self._rank, meeting_point, source)).reason
+        finally:
+            over.set()
+            semaphores.unlink_own()
+
+    def _pulse(self, orchestrator: Any, incarnation: int, over: threading.Event) -> None:
+        while not over.wait(_PULSE_S):
+            orchestrator.pulse.remote(incarnation, self.name)
+            semaphores.unlink_own()  # a process that is killed cannot do it at its end
+
+
+def environment(settings: Config, placement: Placement) -> dict[str, str]:
+    """The environment variables of a rank, to be set before it imports torch."""
+    threads = str(settings.learner.threads)
+    accelerator = {} if placement.on_gpu else {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **accelerator}

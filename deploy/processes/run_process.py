@@ -1,0 +1,49 @@
+"""The base of every process of a run: its recipe, its log, its metrics, and its orphan watch."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from olmorl import config
+from olmorl.deploy import wiring
+from olmorl.deploy.cluster.remote_process import Identity
+from olmorl.deploy.processes import orphan_watch
+from olmorl.deploy.processes.log_files import log_to
+from olmorl.deploy.processes.orphan_watch import OrphanWatch
+from olmorl.deploy.processes.prometheus import Telemetry
+
+Tree = Mapping[str, Any]
+"""The recipe as plain data: only text and numbers cross processes."""
+
+
+class RunProcess:
+    """Ray starts a subclass of this in a process of its own, and it builds its part of the run from the recipe."""
+
+    def __init__(self, tree: Tree, name: str) -> None:
+        self.settings = config.build(tree)
+        self.name = name
+        log_to(self.settings.run_dir, name)
+        self.telemetry = metrics_server(self.settings, name)
+        if self.settings.cluster.address is not None:
+            sweep_here = partial(wiring.sweep_here, self.settings)
+            OrphanWatch(
+                self.settings.supervision, orphan_watch.needed, partial(orphan_watch.end, sweep=sweep_here)
+            ).start()
+
+    def identity(self) -> Identity:
+        """Where this process is. Any answer is a sign of life."""
+        return Identity(socket.gethostname(), os.getpid(), self.telemetry.address)
+
+
+def sweep(tree: Tree) -> None:
+    """Remove what the run has left in shared memory of this host."""
+    wiring.sweep(config.build(tree))
+
+
+def metrics_server(settings: config.Config, process: str) -> Telemetry:
+    """Serves the metrics of one process, on the address that the other hosts of the run reach and no other."""
+    return Telemetry(process, settings.run.name, wiring.own_address(settings))

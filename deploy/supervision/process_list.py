@@ -1,0 +1,57 @@
+"""The processes of a run and their hosts: `processes.json` for people, `targets.json` for Prometheus."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from olmorl.deploy.cluster.remote_process import Identity
+from olmorl.deploy.processes.prometheus import Targets
+
+log = logging.getLogger(__name__)
+
+
+class ProcessList:
+    """Lists each process from its start to its end, by the name of its log."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / "processes.json"
+        self._targets = Targets(run_dir / "targets.json")
+        self._members: dict[str, Identity] = {}
+        self._is_current = True
+
+    def add(self, name: str, identity: Identity) -> None:
+        """The process `name` runs, or runs again elsewhere."""
+        self._members[name] = identity
+        self._write()
+
+    def remove(self, name: str) -> None:
+        """The process `name` does not run any more."""
+        if self._members.pop(name, None):
+            self._write()
+
+    def mend(self) -> None:
+        """Write the list if the last attempt failed."""
+        if not self._is_current:
+            self._write()
+
+    def _write(self) -> None:
+        members = {name: {"host": one.host, "pid": one.pid} for name, one in sorted(self._members.items())}
+        partial = self._path.with_suffix(".partial")
+        try:
+            partial.write_text(json.dumps(members, indent=1) + "\n", encoding="utf-8")
+            partial.replace(self._path)
+            self._targets.write({name: one.metrics for name, one in self._members.items() if one.metrics})
+        except OSError as error:
+            # Such as a full disk: the run does not depend on this file.
+            if self._is_current:
+                log.warning("%s is not current: %s", self._path, error)
+            self._is_current = False
+        else:
+            self._is_current = True
+
+    def close(self) -> None:
+        """No process runs any more."""
+        self._members.clear()
+        self._write()

@@ -1,0 +1,136 @@
+"""The recipe of each start of a run: kept in the run directory, and compared with the start before."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from olmorl import __version__, config, toml
+from olmorl.config import Config
+from olmorl.errors import ConfigError, ResourceError
+from olmorl.learner.algorithm import presets
+from olmorl.learner.storage import durable_files
+
+PLACES = ("run.directory", "run.name", "cluster.address")
+"""These say where a run is: they may differ from start to start without --change."""
+_UNSET = "not set"
+
+
+class Difference(NamedTuple):
+    """One key that a start changes."""
+
+    key: str
+    before: str
+    now: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before} -> {self.now}"
+
+
+def spelled_out(settings: Config) -> Config:
+    """The same settings with the preset of the objective written out, switch by switch."""
+    objective = presets.spelled_out(settings.objective, settings.sampling.max_tokens)
+    return settings.model_copy(update={"objective": objective})
+
+
+def kept_recipe(run_dir: Path) -> Path:
+    """The configuration that the run was last trained with."""
+    return run_dir / "config.toml"
+
+
+def check_change(settings: Config, change: bool) -> list[Difference]:
+    """The differences between a resume and the configuration in the run directory.
+
+    Raises:
+        ConfigError: it differs, or cannot be compared, and `change` does not say that this is meant.
+    """
+    path = kept_recipe(settings.run_dir)
+    if not path.exists():
+        return []
+    try:
+        before = spelled_out(config.load(path))
+    except ConfigError as error:
+        if change:
+            return []
+        raise ConfigError(
+            f"{error}\n  so this start cannot be compared with it: --resume --change goes on with what is given now"
+        ) from None
+    found = differences(before, spelled_out(settings))
+    if found and not change:
+        shown = "".join(f"\n  {difference}" for difference in found)
+        raise ConfigError(
+            f"--resume would go on with another configuration than {path} has (key: there -> given now):{shown}\n"
+            "  give the same recipe and options as before, or say that the change is meant: --resume --change"
+        )
+    return found
+
+
+def differences(before: Config, now: Config) -> list[Difference]:
+    """Every key with another value, in the order of the recipe, without `PLACES`."""
+    old, new = dict(_leaves(before)), dict(_leaves(now))
+    return [
+        Difference(key, _shown(old, key), _shown(new, key))
+        for key in {**new, **old}
+        if key not in PLACES and old.get(key) != new.get(key)
+    ]
+
+
+def _leaves(settings: Config) -> Iterator[tuple[str, Any]]:
+    """Every key that is set, with its value; of a table each entry."""
+    return _leaves_of("", settings.model_dump(mode="json", exclude_none=True))
+
+
+def _leaves_of(prefix: str, tree: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves_of(f"{prefix}{key}.", value)
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _shown(leaves: Mapping[str, Any], key: str) -> str:
+    return toml.literal(leaves[key]) if key in leaves else _UNSET
+
+
+class KeptRecipe:
+    """Keeps `config.toml`. The file of an earlier start stays until this start has trained."""
+
+    def __init__(self, settings: Config) -> None:
+        self._path = settings.run_dir / "config.toml"
+        self._text = config.to_toml(settings).encode()
+        self._has_trained = self._is_kept = False
+
+    def write_when_due(self, has_trained: bool) -> None:
+        """Write it when this start has trained, or when there is none. On a full disk, try again at the next call."""
+        self._has_trained = self._has_trained or has_trained
+        if self._is_kept or (self._path.exists() and not self._has_trained):
+            return
+        with suppress(ResourceError):
+            durable_files.write_whole(self._path, [self._text])
+            self._is_kept = True
+
+
+def record_start(settings: Config, command_line: Sequence[str]) -> None:
+    """Write `starts/NNN.toml`: configuration, command line and version of this start. Loads as a recipe.
+
+    A full disk has no room for it, and ends no run.
+    """
+    folder = settings.run_dir / "starts"
+    with suppress(ResourceError, OSError):
+        folder.mkdir(exist_ok=True)
+        number = 1 + max((int(path.stem) for path in folder.glob("*.toml") if path.stem.isdecimal()), default=0)
+        head = (
+            f"# start {number} of {settings.run.name}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}\n"
+            f"# olmorl {__version__}\n"
+            f"# {_one_line(shlex.join(['olmorl-launch', *command_line]))}\n\n"
+        )
+        durable_files.write_whole(folder / f"{number:03d}.toml", [head.encode(), config.to_toml(settings).encode()])
+
+
+def _one_line(text: str) -> str:
+    """A line break in an argument must not end the comment."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

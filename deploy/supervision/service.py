@@ -1,0 +1,337 @@
+"""The life of a run: what starts after what, what keeps it alive, how it ends.
+
+task      keeps alive                                              ends with
+redis     the embedded Redis (`redis_supervisor`)                  the run, or an error that it cannot mend
+learner   the orchestrator and the ranks (`learner_supervisor`)    the last checkpoint, or an error that it cannot mend
+actors    one actor in every slot (`actor_supervisor`)             the run, or when no actor is left
+statuses  the view, the metrics, the heartbeats (`status_loop`)    the run
+endpoint  the commands of people (`commands`)                      the run
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from typing import NamedTuple
+
+from rich.console import Console
+
+from olmorl.config import Config
+from olmorl.deploy import wiring
+from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.cluster.ray_cluster import RayCluster
+from olmorl.deploy.cluster.remote_process import Identity
+from olmorl.deploy.control import signals
+from olmorl.deploy.control.endpoint import ControlEndpoint
+from olmorl.deploy.control.signals import Signals
+from olmorl.deploy.credentials import QueueAccess, forget_token, make_token, run_id
+from olmorl.deploy.processes.log_files import logged
+from olmorl.deploy.processes.prometheus import Telemetry
+from olmorl.deploy.processes.run_process import metrics_server, sweep
+from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
+from olmorl.deploy.supervision.commands import Commands
+from olmorl.deploy.supervision.learner_supervisor import LearnerSupervisor
+from olmorl.deploy.supervision.policies import Context, GiveUp, Restarts
+from olmorl.deploy.supervision.process_list import ProcessList
+from olmorl.deploy.supervision.redis_supervisor import RedisSupervisor
+from olmorl.deploy.supervision.run_lock import RunLock
+from olmorl.deploy.supervision.status_loop import StatusLoop
+from olmorl.deploy.supervision.takeover import take_over
+from olmorl.deploy.view.live_view import LiveView, summary
+from olmorl.deploy.view.run_state import finished, metric_lines, note_end
+from olmorl.deploy.view.start_phases import start_of_an_engine
+from olmorl.errors import DeadlinePassed, HostLost, OlmoRLError, ProcessLost, RunEnded, first_cause
+from olmorl.learner.storage import ledger
+from olmorl.messages import STOP_ASKED
+from olmorl.run_dir import RunFiles
+
+log = logging.getLogger(__name__)
+_ATTEND_S = 5.0
+_LAST_STATUS_S = 2.0
+Examine = Callable[[Console], None]
+"""Checks every host of the cluster; raises ResourceError when a check fails."""
+
+
+class StoppedAtOnce(RunEnded):
+    """A stop before the first step, or a second signal: no checkpoint."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextmanager
+def open_service(
+    settings: Config, resume: bool, from_step: int | None, examine: Examine | None = None
+) -> Iterator[Service]:
+    """Lock the run, join Ray, stop what an earlier launcher has left, and end all of the run afterwards.
+
+    Args:
+        examine: checks every host before the run starts.
+    """
+    run_dir, placement = settings.run_dir, plan(settings)
+    with ExitStack() as stack:
+        stack.enter_context(RunLock(run_dir))
+        token = make_token(run_dir)
+        stack.callback(forget_token, run_dir)
+        progress = LiveView(settings.run.name, engine_start=start_of_an_engine(settings))
+        stack.enter_context(logged(run_dir, "launcher"))
+        progress.doing("starting Ray" if settings.cluster.address is None else "joining Ray")
+        cluster = RayCluster(settings.cluster, placement, run_id(run_dir))
+        cluster.__enter__()
+        stack.callback(_sweep_here, cluster, settings)  # after the cluster is left, and only if it was joined
+        stack.push(cluster)
+        context = Context(settings, placement, cluster, ProcessList(run_dir), progress.say)
+        stack.callback(_end_all, context)
+        signals.check()
+        with signals.raising():
+            asyncio.run(take_over(cluster, settings, progress.say))
+        _end_all(context)
+        if examine is not None:
+            with signals.raising():
+                examine(progress.console)
+        telemetry = metrics_server(settings, "launcher")
+        stack.callback(telemetry.close)
+        stack.enter_context(progress)
+        try:
+            yield Service(context, progress, telemetry, token, resume, from_step)
+        finally:
+            with signals.unheard():
+                stack.close()
+
+
+def _end_all(context: Context) -> None:
+    """End every process of the run, and remove what it has left in shared memory."""
+    context.cluster.end_all()
+    context.cluster.on_other_hosts(sweep, context.tree)
+    _sweep_here(context.cluster, context.settings)
+    context.processes.close()
+
+
+def _sweep_here(cluster: RayCluster, settings: Config) -> None:
+    # A call to a Ray that is half lost waits for a minute, and other hosts may still need the published versions.
+    (wiring.sweep_here if cluster.is_broken else wiring.sweep)(settings)
+
+
+class Parts(NamedTuple):
+    """All parts of one start of the run."""
+
+    redis: RedisSupervisor | None
+    learner: LearnerSupervisor
+    actors: ActorSupervisor
+    statuses: StatusLoop
+    commands: Commands
+
+
+class Service:
+    """Runs all parts until every step is done, and starts all of them again when the learner's host is lost."""
+
+    def __init__(
+        self,
+        context: Context,
+        progress: LiveView,
+        telemetry: Telemetry,
+        token: str,
+        resume: bool,
+        from_step: int | None,
+    ) -> None:
+        self._context = context
+        self._settings = context.settings
+        self._progress = progress
+        self._telemetry = telemetry
+        self._token = token
+        self._resume = resume
+        self._from_step = from_step
+        self._signals = Signals()
+        self._redis: RedisSupervisor | None = None
+        self._restarts = Restarts(context.supervision, is_final=lambda _: False)
+        self._highest_step = 0
+        self._num_engines = context.placement.engines
+
+    def run(self) -> int:
+        """The whole run; returns the exit code.
+
+        Raises:
+            RunEnded: the cause, when the learner, the queue or all actors failed for good.
+        """
+        try:
+            return asyncio.run(self._run())
+        except OlmoRLError as error:
+            log.error("%s", error)
+            raise
+
+    async def _run(self) -> int:
+        with self._signals.heard():
+            try:
+                await self._live()
+            except BaseExceptionGroup as group:
+                raise first_cause(group) from group
+            except asyncio.CancelledError:
+                raise self._stopped("stopped at once, without a checkpoint") from None
+            finally:
+                if self._redis is not None and not self._context.cluster.is_broken:
+                    # A second signal at the very end skips this wait.
+                    with suppress(asyncio.CancelledError):
+                        await self._redis.stop()
+        lines = metric_lines(self._settings.run_dir)
+        seconds = time.monotonic() - self._progress.started
+        self._progress.console.print(summary(lines, self._settings.run_dir, seconds))
+        if end := finished(self._settings.run_dir):
+            self._progress.say(end)
+        return 0
+
+    async def _live(self) -> None:
+        """From the start of Redis to the end of all steps; once more from the start when the learner's host is lost."""
+        while True:
+            parts: Parts | None = None
+            try:
+                parts = await self._start_unless_stopped()
+                return await self._watch(parts)
+            except BaseExceptionGroup as group:
+                if parts is None or (lost := group.subgroup(HostLost)) is None:
+                    raise
+                self._num_engines = parts.actors.size
+                if parts.statuses.latest.step > self._highest_step:
+                    self._highest_step = parts.statuses.latest.step
+                    self._restarts.note_work()
+                await self._prepare_restart(_as_ours(first_cause(lost)))
+            except ProcessLost as error:
+                # At a start after a loss: a second host was lost with the first, and Ray had not noticed yet.
+                if not self._restarts.deaths:
+                    raise
+                await self._prepare_restart(error)
+
+    async def _prepare_restart(self, error: OlmoRLError) -> None:
+        """All processes know Redis by the address of a host that is lost: all of them start again, as by --resume."""
+        if self._signals.stop_asked.is_set():
+            raise self._stopped(f"{error}; stopped without a checkpoint") from error
+        delay = self._restarts.after_death(error)
+        if isinstance(delay, GiveUp):
+            raise RunEnded(f"the learner lost one host after the other without taking a step: {error}") from error
+        self._progress.say(f"{error}: everything starts again on hosts that are there, from the last checkpoint")
+        self._resume, self._from_step = True, None
+        await asyncio.to_thread(_end_all, self._context)
+        await asyncio.sleep(delay)
+
+    # --- starting -------------------------------------------------------------------------------
+
+    async def _start_unless_stopped(self) -> Parts:
+        start, stop = asyncio.create_task(self._start()), asyncio.create_task(self._signals.stop_asked.wait())
+        try:
+            await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
+            if not start.done():
+                self._progress.say(f"{self._signals.asked_by}: stopping; what was started is ended first")
+                raise self._stopped("stopped while it started")
+            return start.result()
+        finally:
+            for task in (start, stop):
+                task.cancel()
+            await asyncio.wait([start, stop])
+
+    def _stopped(self, how: str) -> StoppedAtOnce:
+        return StoppedAtOnce(f"{how}; {self._way_on()}", self._signals.exit_code)
+
+    def _way_on(self) -> str:
+        if ledger.incarnations(RunFiles(self._settings.run_dir).ledger):
+            return "--resume goes on from the last checkpoint"
+        return "nothing has begun: start it again, without --resume"
+
+    async def _start(self) -> Parts:
+        """Redis, then the orchestrator, then learner and engines side by side."""
+        context = self._context
+        context.processes.add("launcher", Identity(socket.gethostname(), os.getpid(), self._telemetry.address))
+        with self._progress.placing("the learner", self._settings.cluster.wait_s):
+            places = await context.cluster.place_learner()
+        if self._settings.queue.url is None:
+            self._progress.doing("starting the queue")
+            self._redis = RedisSupervisor(context, places[0])
+            access = await self._redis.start()
+        else:
+            access = QueueAccess.of_recipe(self._settings.queue.url)
+        self._progress.doing("reading the data and the ledger of the run")
+        learner = LearnerSupervisor(context, places, access)
+        actors = ActorSupervisor(context, access)
+        statuses = StatusLoop(context, self._progress, self._telemetry, learner, actors)
+        commands = Commands(learner, actors, self._signals.stop_asked, lambda: statuses.latest)
+        if alone := self._settings.cluster.address is None:
+            # On one machine places are free at once, and engines take longest to start.
+            await actors.place(self._num_engines)
+            actors.load()
+        for note in (await learner.open(self._resume, self._from_step)).notes:
+            self._progress.say(note)
+        note_end(self._settings.run_dir, None)
+        await statuses.release_earlier_actors()
+        # Actors of an earlier start were told to leave by their names, which the actors of this start have again.
+        await (learner.pause() if context.paused else learner.resume())
+        if not alone:
+            await self._place_engines(learner, actors)
+        self._progress.say(
+            f"starting {context.placement.ranks} learner rank(s) and {self._num_engines} engine(s); "
+            f"logs are in {self._settings.run_dir / 'logs'}"
+        )
+        return Parts(self._redis, learner, actors, statuses, commands)
+
+    async def _place_engines(self, learner: LearnerSupervisor, actors: ActorSupervisor) -> None:
+        attending = asyncio.create_task(self._attend(learner))
+        try:
+            with self._progress.placing(f"{self._num_engines} engine(s)", self._settings.cluster.wait_s):
+                await actors.place(self._num_engines)
+        finally:
+            attending.cancel()
+            await asyncio.wait([attending])
+
+    async def _attend(self, learner: LearnerSupervisor) -> None:
+        """While the launcher waits for places, the orchestrator has to hear that a launcher looks after the run."""
+        while True:
+            with suppress(ProcessLost, DeadlinePassed):
+                await learner.call("attend", timeout_s=self._settings.supervision.answer_deadline_s)
+            await asyncio.sleep(_ATTEND_S)
+
+    # --- watching -------------------------------------------------------------------------------
+
+    async def _watch(self, parts: Parts) -> None:
+        async with self._endpoint(parts.commands), asyncio.TaskGroup() as tasks:
+            standing = [tasks.create_task(parts.statuses.run()), tasks.create_task(parts.actors.supervise())]
+            standing += [tasks.create_task(self._obey_stop(parts)), tasks.create_task(self._context.cluster.watch())]
+            if parts.redis is not None:
+                standing.append(tasks.create_task(parts.redis.supervise()))
+            reason = await parts.learner.supervise()
+            if reason != STOP_ASKED:
+                note_end(self._settings.run_dir, reason)
+            await parts.actors.stop(self._settings.cluster.stop_deadline_s / 2)
+            for task in standing:
+                task.cancel()
+
+    @asynccontextmanager
+    async def _endpoint(self, commands: Commands) -> AsyncIterator[None]:
+        settings = self._settings
+        endpoint = ControlEndpoint(settings.run_dir, wiring.own_address(settings), self._token, commands.table())
+        try:
+            await endpoint.start()
+            yield
+        finally:
+            await endpoint.stop()
+
+    async def _obey_stop(self, parts: Parts) -> None:
+        await self._signals.stop_asked.wait()
+        parts.actors.stopping = True
+        if parts.learner.is_fresh:
+            # The first step may have been taken since the last status.
+            with suppress(ProcessLost, DeadlinePassed, TimeoutError):
+                parts.statuses.show(await asyncio.wait_for(parts.statuses.update(), _LAST_STATUS_S))
+        if parts.learner.is_fresh:
+            self._progress.say(f"{self._signals.asked_by}: stopping; no step was taken since the start")
+            raise self._stopped("stopped before a step was taken, so there is no new checkpoint")
+        asked_by = self._signals.asked_by
+        self._progress.say(f"{asked_by}: stopping: the micro-batch ends, then a checkpoint is written (again: at once)")
+        await parts.learner.stop()
+
+
+def _as_ours(error: BaseException) -> OlmoRLError:
+    assert isinstance(error, OlmoRLError)
+    return error

@@ -1,0 +1,56 @@
+"""Reads the state of a run from its directory: its metric lines, and whether it is finished."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from olmorl.errors import ResourceError
+from olmorl.learner.storage import durable_files
+from olmorl.learner.storage.metrics_log import MetricsLog
+from olmorl.run_dir import RunFiles
+
+
+def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
+    """All complete lines of `metrics.jsonl`; none before the first step. A line cut off by a crash is passed over."""
+    return MetricsLog(RunFiles(run_dir).metrics).read()
+
+
+def note_end(run_dir: Path, reason: str | None) -> None:
+    """Write why the run is over, or with None that it goes on."""
+    path = run_dir / "ended.txt"
+    if reason is None:
+        path.unlink(missing_ok=True)
+        return
+    with suppress(ResourceError):  # the run is over, and a full disk changes nothing about that
+        durable_files.write_whole(path, [reason.encode()])
+
+
+def finished(run_dir: Path) -> str:
+    """A message for people: why the run is over, and what to do next. Empty while the run is not over."""
+    lines = metric_lines(run_dir)
+    try:
+        recipe = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8"))
+        steps = recipe["schedule"]["steps"]
+        if lines and lines[-1]["step"] >= steps:
+            why, way_on = f"all {steps:,} steps are done", "more schedule.steps and --resume --change train it on"
+        else:
+            why, way_on = (run_dir / "ended.txt").read_text(encoding="utf-8"), _more_data(recipe["data"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    export = run_dir / "export"
+    policy = f"its policy is in {export}" if export.is_dir() else f"its policy: olmorl-ctl {run_dir} export FOLDER"
+    return f"{run_dir}: finished, {why}; {policy}; {way_on}"
+
+
+def _more_data(data: Mapping[str, Any]) -> str:
+    """How to continue a run that has used up its data."""
+    epochs, retired = data.get("epochs"), data.get("no_resample_above")
+    other = "to train on other rows, start a new run from its policy (model.path)"
+    if epochs is None:
+        return f"every row was solved often enough (data.no_resample_above = {retired}): {other}"
+    which = "" if retired is None else f" that data.no_resample_above = {retired} has left"
+    return f"data.epochs over {epochs} and --resume --change train it on the same rows{which}; {other}"

@@ -1,0 +1,156 @@
+"""The output of `olmorl-ctl`: tables for people, JSON for programs."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from olmorl.deploy.view.plot import draw
+from olmorl.deploy.view.run_state import metric_lines
+from olmorl.errors import DataError
+from olmorl.learner.storage.ledger import read_ledger
+
+_STATUS_FIELDS = (
+    "reward_mean",
+    "solve_rate_mean",
+    "lag_mean",
+    "lag_max",
+    "completion_tokens_mean",
+    "actor_tokens_per_s",
+    "useful_tokens_per_s",
+    "learner_step_s",
+    "learner_wait_s",
+    "prompts_drawn_total",
+    "groups_trained_total",
+    "groups_zero_gradient_total",
+    "groups_stale_total",
+    "groups_failed_total",
+    "groups_in_flight",
+)
+_PAYLOAD_SHOWN = 60
+_SHORT_WAIT_S = 5.0
+_FILE_WIDTH = 160
+"""Columns of what is not shown on a terminal."""
+
+
+def show_figure(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Draw the run's curves into a file."""
+    lines = _lines(run_dir)
+    draw(lines, arguments.file, f"{run_dir.resolve().name}: {len(lines):,} steps")
+    message = f"{arguments.file}: {len(lines):,} steps of {run_dir}"
+    show_message({"message": message, "file": str(arguments.file)}, arguments.json)
+
+
+def show_ledger(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """One object per draw with `--json`, else how many ended how."""
+    records = read_ledger(run_dir)
+    if arguments.json:
+        for record in records:
+            print(json.dumps(record))
+        return
+    counts = Counter(record["outcome"] for record in records)
+    attempts = Counter(record["attempt"] for record in records)
+    table = Table("outcome", "draws", title=f"{run_dir}: {sum(counts.values()):,} draws")
+    for outcome, number in counts.most_common():
+        table.add_row(str(outcome), f"{number:,}")
+    console = _console()
+    console.print(table)
+    console.print(f"attempts: {', '.join(f'{n:,} draws took {a}' for a, n in sorted(attempts.items()))}")
+
+
+def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_json: bool) -> None:
+    """The last metrics line, and what the launcher says, or why it says nothing."""
+    lines = metric_lines(run_dir)
+    if not lines and live is None:
+        raise _no_step_yet(run_dir)
+    if as_json:
+        print(json.dumps({**(lines[-1] if lines else {}), "live": live, "silence": silence}))
+        return
+    console = _console()
+    if lines:
+        console.print(_last_line(run_dir, lines[-1]))
+    if live is None:
+        console.print(silence)
+        return
+    console.print(
+        f"{live['state']}, step {live['step']} of {live['steps']}, incarnation {live['incarnation']}; "
+        f"{live['queued']} queued, {live['leased']} leased, {live['results']} results; "
+        f"{live['actor_deaths']} death(s) of actors, {live['learner_restarts']} restart(s) of the learner"
+    )
+    show_actors(live["actors"], as_json=False)
+    for wait in live["waits"]:
+        if wait["waited_s"] < _SHORT_WAIT_S:
+            continue
+        console.print(
+            f"waiting for {wait['what']}, which {wait['owner']} owns: "
+            f"{wait['waited_s']:.0f} of {wait['deadline_s']:.0f} s"
+        )
+
+
+def _last_line(run_dir: Path, last: Mapping[str, Any]) -> Table:
+    table = Table("", "", title=f"{run_dir}: step {last['step']}, incarnation {last['incarnation']}", show_header=False)
+    for key in _STATUS_FIELDS:
+        value = last.get(key)
+        if isinstance(value, int | float):
+            table.add_row(key, f"{value:,}" if isinstance(value, int) else f"{value:,.4g}")
+    return table
+
+
+def show_actors(actors: Sequence[Mapping[str, Any]], as_json: bool) -> None:
+    """A row an actor."""
+    if as_json:
+        print(json.dumps(actors))
+        return
+    table = Table("actor", "state", "version", "process", "running", "waiting", "KV", "deaths", "last death")
+    for actor in actors:
+        place = f"{actor['host']}:{actor['pid']}" if "pid" in actor else "-"
+        load = [str(actor.get(key, "-")) for key in ("running", "waiting")]
+        used = f"{actor['kv_used']:.0%}" if "kv_used" in actor else "-"
+        ends = (str(actor["deaths"]), actor["last_cause"])
+        table.add_row(actor["name"], actor["state"], actor["version"] or "-", place, *load, used, *ends)
+    _console().print(table)
+
+
+def show_dead_letters(found: Mapping[str, Any], as_json: bool) -> None:
+    """A row a letter."""
+    if as_json:
+        print(json.dumps(found))
+        return
+    table = Table("draw", "row", "reason", "payload")
+    for letter in found["letters"]:
+        payload = base64.b64decode(letter["payload"])
+        shown = payload[:_PAYLOAD_SHOWN].decode("ascii", errors="backslashreplace")
+        table.add_row(str(letter["draw"]), letter["row"], letter["reason"], f"{len(payload):,} bytes: {shown!r}")
+    console = _console()
+    console.print(table if found["letters"] else "no dead letters")
+    if found["replayed"]:
+        console.print(f"drawn again, as the lag allows: {', '.join(map(str, found['replayed']))}")
+
+
+def show_message(answer: Mapping[str, Any], as_json: bool) -> None:
+    """Show the launcher's message."""
+    print(json.dumps(answer) if as_json else answer["message"])
+
+
+def _console() -> Console:
+    # No markup: the causes of deaths contain brackets.
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+
+
+def _lines(run_dir: Path) -> list[dict[str, Any]]:
+    if lines := metric_lines(run_dir):
+        return lines
+    raise _no_step_yet(run_dir)
+
+
+def _no_step_yet(run_dir: Path) -> DataError:
+    return DataError(f"{run_dir}: no step is done yet; the logs are in {run_dir / 'logs'}")

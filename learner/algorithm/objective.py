@@ -1,0 +1,244 @@
+"""The loss of packed rows, as free functions over one input record.
+
+Shape letters: B rows, T tokens of a row, S statistics. Entry t of every BT tensor belongs to token t, the one that was
+predicted from token t - 1. Sequences never cross rows.
+
+    A       advantage of the sequence                  log-probabilities of the sampled token under
+    ratio   pi / pi_proximal                             pi            the policy being trained
+    w       pi_proximal / pi_engine, capped              pi_old        the learner at the start of the step
+                                                         pi_engine     the engine, when it sampled (behaviour)
+    loss  = - sum_t n_t * (w_t * surrogate(ratio_t, A) - beta * kl_t)
+
+n_t is the normaliser: 1 / loss tokens of the global minibatch, or a per-sequence one. So the objective is the plain sum
+of `policy_loss` over the rows, micro-batches and ranks of a minibatch. It does not depend on the layout.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from olmorl.learner.algorithm.presets import Switches
+
+LOG_RATIO_BOUND: Final = 20.0
+"""Log-ratios are clamped here before `exp`: far outside every clip range, far inside the range of fp32."""
+
+
+class LossInputs(NamedTuple):
+    """The input of the objective: one or more rows, on one device. Only `logprobs_BT` has a gradient."""
+
+    logprobs_BT: Tensor
+    """Under the policy being trained."""
+    old_logprobs_BT: Tensor
+    """Under the learner at the start of the step. With one minibatch and one epoch: `logprobs_BT.detach()`."""
+    behaviour_logprobs_BT: Tensor
+    """Under the engine."""
+    advantages_BT: Tensor
+    loss_mask_BT: Tensor
+    """Bool. Where it is False, the other tensors have no effect, not even infinities and NaN."""
+    sequence_ids_BT: Tensor
+    """Integer, 0 to T - 1: which sequence of its row a token belongs to; -1 for padding."""
+    lags_BT: Tensor
+    """Integer: versions between the policy that sampled the token and the one that is trained."""
+    loss_tokens: float
+    """Unmasked tokens of the whole minibatch, over all ranks."""
+    num_sequences: int
+    """Sequences with an unmasked token in the whole minibatch, over all ranks."""
+    ref_logprobs_BT: Tensor | None = None
+    """Under the reference policy; needed if `kl_beta > 0`."""
+    entropy_BT: Tensor | None = None
+    """Entropy of the policy being trained, without gradient; only for the statistics."""
+
+
+STATS: Final = (
+    "loss",
+    "tokens",
+    "fresh_tokens",
+    "clip_low",
+    "clip_high",
+    "tis_clip",
+    "logprob_diff",
+    "logprob_diff_fresh",
+    "kl_engine_learner",
+    "kl_engine_learner_fresh",
+    "entropy",
+    "kl_ref",
+)
+"""Entries of `stats_S`: sums over loss tokens, to be added over rows, micro-batches, minibatches and ranks."""
+
+
+def policy_loss(inputs: LossInputs, switches: Switches) -> tuple[Tensor, Tensor]:
+    """The negated share of these rows in the objective of their minibatch, and its statistics.
+
+    Computed in fp32, or in fp64 if `logprobs_BT` is. A NaN in an unmasked log-probability reaches the loss.
+
+    Returns:
+        The loss (a scalar with a gradient, exactly 0 for rows without loss tokens), and `stats_S`: fp64 sums named by
+        `STATS`, without gradient.
+    """
+    rows = _masked(inputs)
+    proximal_BT = rows.old_logprobs_BT if switches.proximal == "old" else rows.behaviour_logprobs_BT
+    ratio_BT = _ratio(rows, proximal_BT, switches)
+    weight_BT, tis_clip_BT = _importance_weight(rows, proximal_BT, switches)
+    gain_BT = weight_BT * _surrogate(rows, ratio_BT, switches)
+    kl_BT = torch.zeros_like(proximal_BT)
+    if switches.needs_reference:
+        assert rows.ref_logprobs_BT is not None, "kl_beta > 0 needs the log-probabilities of a reference"
+        kl_BT = kl_estimate(rows.logprobs_BT, rows.ref_logprobs_BT, switches.kl_estimator)
+    loss = -(_normaliser(rows, switches) * (gain_BT - switches.kl_beta * kl_BT)).sum()
+    with torch.no_grad():
+        stats_S = _stats(rows, loss, ratio_BT, tis_clip_BT, kl_BT, switches)
+    return loss, stats_S
+
+
+def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
+    """The means of `stats_S`, summed over all rows and ranks of `num_updates` updates, named as `metrics.LEARNER`."""
+    total = dict(zip(STATS, stats_S.tolist(), strict=True))
+    tokens, fresh_tokens = max(total["tokens"], 1.0), max(total["fresh_tokens"], 1.0)
+    return {
+        "loss": total["loss"] / max(num_updates, 1),
+        "clip_fraction_low": total["clip_low"] / tokens,
+        "clip_fraction_high": total["clip_high"] / tokens,
+        "tis_clip_fraction": total["tis_clip"] / tokens,
+        "logprob_diff_mean": total["logprob_diff"] / tokens,
+        "logprob_diff_mean_fresh": total["logprob_diff_fresh"] / fresh_tokens,
+        "kl_engine_learner": total["kl_engine_learner"] / tokens,
+        "kl_engine_learner_fresh": total["kl_engine_learner_fresh"] / fresh_tokens,
+        "entropy_mean": total["entropy"] / tokens,
+        "kl_ref_mean": total["kl_ref"] / tokens,
+    }
+
+
+def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> Tensor:
+    """Per-token estimate of KL(pi || pi_ref) from samples of pi (J. Schulman, "Approximating KL divergence", 2020).
+
+    k1 = d, k2 = d^2 / 2, k3 = exp(-d) - 1 + d, with d = log pi - log pi_ref. The mean of k1's own gradient is zero, so
+    a loss cannot use it. So k1 gets the gradient of k2, which equals subtracting k1 from the reward of each token
+    (arXiv 2510.01555).
+    """
+    diff_BT = _log_ratio(logprobs_BT, ref_logprobs_BT)
+    half_square_BT = diff_BT.square() / 2
+    if estimator == "k1":
+        return diff_BT.detach() + (half_square_BT - half_square_BT.detach())
+    if estimator == "k2":
+        return half_square_BT
+    return torch.expm1(-diff_BT) + diff_BT
+
+
+def _masked(inputs: LossInputs) -> LossInputs:
+    """Set values to zero where the mask is False, before any arithmetic: 0 * inf and its gradient would be NaN."""
+    dtype = torch.promote_types(inputs.logprobs_BT.dtype, torch.float32)
+
+    def keep(values_BT: Tensor) -> Tensor:
+        return torch.where(inputs.loss_mask_BT, values_BT.to(dtype), 0.0)
+
+    return inputs._replace(
+        logprobs_BT=keep(inputs.logprobs_BT),
+        old_logprobs_BT=keep(inputs.old_logprobs_BT).detach(),
+        behaviour_logprobs_BT=keep(inputs.behaviour_logprobs_BT).detach(),
+        advantages_BT=keep(inputs.advantages_BT).detach(),
+        ref_logprobs_BT=None if inputs.ref_logprobs_BT is None else keep(inputs.ref_logprobs_BT).detach(),
+        entropy_BT=None if inputs.entropy_BT is None else keep(inputs.entropy_BT).detach(),
+    )
+
+
+def _log_ratio(above_BT: Tensor, below_BT: Tensor) -> Tensor:
+    return (above_BT - below_BT).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def _sequence_sum(values_BT: Tensor, sequence_ids_BT: Tensor) -> Tensor:
+    """For each token, the sum of `values_BT` over its sequence."""
+    index_BT = sequence_ids_BT.long() + 1
+    # One slot for each token: reading the number of sequences would wait for the device.
+    sums_BS = values_BT.new_zeros(values_BT.shape[0], values_BT.shape[1] + 1).scatter_add(1, index_BT, values_BT)
+    return sums_BS.gather(1, index_BT)
+
+
+def _sequence_tokens(rows: LossInputs) -> Tensor:
+    """For each token, the number of loss tokens of its sequence, at least 1."""
+    return _sequence_sum(rows.loss_mask_BT.to(rows.logprobs_BT.dtype), rows.sequence_ids_BT).clamp(min=1.0)
+
+
+def _ratio(rows: LossInputs, proximal_BT: Tensor, switches: Switches) -> Tensor:
+    """pi / pi_proximal of each token, or the geometric mean over its sequence (GSPO)."""
+    log_ratio_BT = _log_ratio(rows.logprobs_BT, proximal_BT)
+    if switches.ratio == "sequence":
+        log_ratio_BT = _sequence_sum(log_ratio_BT, rows.sequence_ids_BT) / _sequence_tokens(rows)
+    return log_ratio_BT.exp()
+
+
+def _importance_weight(rows: LossInputs, proximal_BT: Tensor, switches: Switches) -> tuple[Tensor, Tensor]:
+    """w of each token, without gradient, and the tokens where the cap changed it.
+
+    `truncate` is min(w, rho), truncated importance sampling. `mask` is w within [1/rho, rho] and 0 outside (IcePop);
+    such a token stays in the normaliser. `sequence` is the product over the sequence's loss tokens, capped once.
+    """
+    if switches.rho is None:
+        return torch.ones_like(proximal_BT), torch.zeros_like(rows.loss_mask_BT)
+    log_weight_BT = _log_ratio(proximal_BT, rows.behaviour_logprobs_BT)
+    if switches.rho_kind == "sequence":
+        log_weight_BT = _sequence_sum(log_weight_BT, rows.sequence_ids_BT).clamp(max=LOG_RATIO_BOUND)
+    weight_BT = log_weight_BT.exp()
+    if switches.rho_kind == "mask":
+        outside_BT = (weight_BT > switches.rho) | (weight_BT < 1 / switches.rho)
+        return weight_BT.masked_fill(outside_BT, 0.0), outside_BT
+    return weight_BT.clamp(max=switches.rho), weight_BT > switches.rho
+
+
+def _surrogate(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> Tensor:
+    """PPO's pessimistic minimum, or CISPO's clipped and detached ratio on the log-probability."""
+    clipped_BT = ratio_BT.clamp(1 - switches.eps_low, 1 + switches.eps_high)
+    if switches.clip == "cispo":
+        return clipped_BT.detach() * rows.advantages_BT * rows.logprobs_BT
+    return torch.minimum(ratio_BT * rows.advantages_BT, clipped_BT * rows.advantages_BT)
+
+
+def _normaliser(rows: LossInputs, switches: Switches) -> Tensor:
+    """n_t, the factor of each token's term; 0 where the mask is False."""
+    mask_BT = rows.loss_mask_BT.to(rows.logprobs_BT.dtype)
+    if switches.normalize == "token":
+        return mask_BT / max(rows.loss_tokens, 1.0)
+    if switches.normalize == "constant":
+        return mask_BT / (max(rows.num_sequences, 1) * switches.constant_length)
+    return mask_BT / (max(rows.num_sequences, 1) * _sequence_tokens(rows))
+
+
+def _clipped(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> tuple[Tensor, Tensor]:
+    """The tokens that are clipped, below and above. PPO clips only against the sign of the advantage."""
+    low_BT, high_BT = ratio_BT < 1 - switches.eps_low, ratio_BT > 1 + switches.eps_high
+    if switches.clip == "cispo":
+        return low_BT, high_BT
+    return low_BT & (rows.advantages_BT < 0), high_BT & (rows.advantages_BT > 0)
+
+
+def _stats(
+    rows: LossInputs, loss: Tensor, ratio_BT: Tensor, tis_clip_BT: Tensor, kl_BT: Tensor, switches: Switches
+) -> Tensor:
+    mask_BT = rows.loss_mask_BT
+    fresh_BT = mask_BT & (rows.lags_BT == 0)
+    low_BT, high_BT = _clipped(rows, ratio_BT, switches)
+    diff_BT = _log_ratio(rows.old_logprobs_BT, rows.behaviour_logprobs_BT)
+    # k3 from samples of the engine, so it estimates KL(engine || learner).
+    drift_BT = kl_estimate(rows.behaviour_logprobs_BT, rows.old_logprobs_BT, "k3")
+    entropy_BT = torch.zeros_like(diff_BT) if rows.entropy_BT is None else rows.entropy_BT
+
+    def total(values_BT: Tensor, where_BT: Tensor) -> Tensor:
+        return torch.where(where_BT, values_BT.double(), 0.0).sum()
+
+    named = {
+        "loss": loss.double(),
+        "tokens": total(mask_BT, mask_BT),
+        "fresh_tokens": total(fresh_BT, fresh_BT),
+        "clip_low": total(low_BT, mask_BT),
+        "clip_high": total(high_BT, mask_BT),
+        "tis_clip": total(tis_clip_BT, mask_BT),
+        "logprob_diff": total(diff_BT, mask_BT),
+        "logprob_diff_fresh": total(diff_BT, fresh_BT),
+        "kl_engine_learner": total(drift_BT, mask_BT),
+        "kl_engine_learner_fresh": total(drift_BT, fresh_BT),
+        "entropy": total(entropy_BT, mask_BT),
+        "kl_ref": total(kl_BT, mask_BT),
+    }
+    return torch.stack([named[name] for name in STATS])

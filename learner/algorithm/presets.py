@@ -1,0 +1,158 @@
+"""The switches of the objective, and the published objectives as presets of them. Imports no torch.
+
+A preset is a complete set of switches. A switch that the recipe sets overrides the preset. `objective` and `advantage`
+say what each switch does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any, Final, Literal
+
+from olmorl.config import Objective
+from olmorl.errors import ConfigError
+
+AdvantageKind = Literal["mean", "mean_std"]
+Normalize = Literal["token", "sequence", "constant"]
+RatioKind = Literal["token", "sequence"]
+ClipKind = Literal["ppo", "cispo"]
+RhoKind = Literal["truncate", "mask", "sequence"]
+Proximal = Literal["old", "behaviour"]
+KlEstimator = Literal["k1", "k2", "k3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switches:
+    """A complete objective: every switch has a value."""
+
+    advantage: AdvantageKind
+    normalize: Normalize
+    constant_length: int
+    """Divisor per sequence, used when `normalize` is `constant`."""
+    ratio: RatioKind
+    clip: ClipKind
+    eps_low: float
+    eps_high: float
+    rho: float | None
+    """Cap of the importance weight; None: weight 1. `inf`: the weight, uncapped."""
+    rho_kind: RhoKind
+    proximal: Proximal
+    kl_beta: float
+    kl_estimator: KlEstimator
+    reward_scale: float
+    overlong_buffer: int
+    """Tokens before the length limit over which the reward falls by 1; 0: off."""
+    mask_truncated: bool
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether a reference model must be loaded."""
+        return self.kl_beta > 0
+
+
+_OLMORL: Final[dict[str, Any]] = {
+    # Olmo 3 (arXiv 2512.13961): GRPO without the standard deviation (Dr. GRPO), with the token-level loss and the
+    # higher upper clip of DAPO, no KL, and truncated importance sampling between engine and learner.
+    "advantage": "mean",
+    "normalize": "token",
+    "ratio": "token",
+    "clip": "ppo",
+    "eps_low": 0.2,
+    "eps_high": 0.272,
+    "rho": 2.0,
+    "rho_kind": "truncate",
+    "proximal": "old",
+    "kl_beta": 0.0,
+    "kl_estimator": "k3",
+    "overlong_share": 0.0,
+}
+
+# Only the last paper below weighs tokens by pi_old / pi_engine; the others sample from pi_old. So their `rho` is off,
+# and with max_lag > 0 nothing corrects for staleness unless the recipe sets `rho`.
+_PRESETS: Final[dict[str, dict[str, Any]]] = {
+    "olmorl": _OLMORL,
+    # DeepSeekMath (arXiv 2402.03300): mean per sequence, KL to a reference by the k3 estimate.
+    "grpo": _OLMORL | {"advantage": "mean_std", "normalize": "sequence", "eps_high": 0.2, "rho": None, "kl_beta": 0.04},
+    # Understanding R1-Zero-Like Training (arXiv 2503.20783): neither standard deviation nor division by own length.
+    "dr_grpo": _OLMORL | {"normalize": "constant", "eps_high": 0.2, "rho": None},
+    # DAPO (arXiv 2503.14476): token-level, a higher upper clip; 4,096 of its 20,480 tokens are the overlong buffer.
+    "dapo": _OLMORL | {"advantage": "mean_std", "eps_high": 0.28, "rho": None, "overlong_share": 0.2},
+    # Group Sequence Policy Optimization (arXiv 2507.18071): ratio and clip of whole sequences, so a much closer range.
+    "gspo": _OLMORL
+    | {
+        "advantage": "mean_std",
+        "normalize": "sequence",
+        "ratio": "sequence",
+        "eps_low": 3e-4,
+        "eps_high": 4e-4,
+        "rho": None,
+    },
+    # MiniMax-M1 (arXiv 2506.13585), equations 4 and 5, without a lower bound as it says; it names no upper one, so the
+    # cap of 5 is from the range that ScaleRL (arXiv 2510.13786) found insensitive.
+    "cispo": _OLMORL | {"advantage": "mean_std", "clip": "cispo", "eps_low": 1.0, "eps_high": 4.0, "rho": None},
+    # Batch size-invariance for policy optimization (arXiv 2110.00641), as AReaL (arXiv 2505.24298) trains with it: the
+    # weight from behaviour to proximal policy is not capped.
+    "ppo_decoupled": _OLMORL | {"advantage": "mean_std", "eps_high": 0.2, "rho": inf},
+}
+
+_SWITCHES: Final = tuple(key for key in _OLMORL if key not in ("rho", "overlong_share"))
+
+_CAPS: Final[dict[str, float | None]] = {"off": None, "uncapped": inf}
+
+
+def resolve(objective: Objective, max_tokens: int) -> Switches:
+    """The preset, overridden by the switches of the recipe.
+
+    Args:
+        max_tokens: `sampling.max_tokens`, on which the default constant length and overlong buffer depend.
+
+    Raises:
+        ConfigError: a switch without effect, or a mask that would mask everything.
+    """
+    chosen = dict(_PRESETS[objective.preset])
+    overlong_share = chosen.pop("overlong_share")
+    chosen |= {key: value for key in _SWITCHES if (value := getattr(objective, key)) is not None}
+    if objective.rho is not None:
+        chosen["rho"] = _CAPS[objective.rho] if isinstance(objective.rho, str) else objective.rho
+    switches = Switches(
+        **chosen,
+        constant_length=objective.constant_length or max_tokens,
+        reward_scale=objective.reward_scale,
+        overlong_buffer=round(overlong_share * max_tokens),
+        mask_truncated=objective.mask_truncated,
+    )
+    if objective.overlong_buffer is not None:
+        switches = replace(switches, overlong_buffer=objective.overlong_buffer)
+    _refuse_idle_switches(objective, switches)
+    return switches
+
+
+def spelled_out(objective: Objective, max_tokens: int) -> Objective:
+    """The same objective with every switch that has an effect written out, as a recipe would write it.
+
+    Raises:
+        ConfigError: as `resolve`.
+    """
+    switches = resolve(objective, max_tokens)
+    written: dict[str, Any] = {key: getattr(switches, key) for key in _SWITCHES}
+    written["rho"] = "off" if switches.rho is None else "uncapped" if switches.rho == inf else switches.rho
+    written["overlong_buffer"] = switches.overlong_buffer
+    if switches.normalize == "constant":
+        written["constant_length"] = switches.constant_length
+    idle = {"rho_kind": switches.rho is None, "kl_estimator": not switches.needs_reference}
+    return objective.model_copy(update={key: value for key, value in written.items() if not idle.get(key)})
+
+
+def _refuse_idle_switches(objective: Objective, switches: Switches) -> None:
+    if objective.rho_kind is not None and switches.rho is None:
+        raise ConfigError("objective.rho_kind needs a cap: set objective.rho, for instance to 2.0")
+    if switches.rho_kind == "mask" and switches.rho is not None and switches.rho < 1:
+        raise ConfigError(
+            f"objective.rho = {switches.rho} with rho_kind = 'mask' keeps the weights in [1/rho, rho], which is empty: "
+            "set rho to 1 or more"
+        )
+    if objective.kl_estimator is not None and not switches.needs_reference:
+        raise ConfigError("objective.kl_estimator needs a KL term: set objective.kl_beta over 0, for instance to 0.001")
+    if objective.constant_length is not None and switches.normalize != "constant":
+        raise ConfigError('objective.constant_length needs objective.normalize = "constant"')

@@ -1,0 +1,103 @@
+"""Packs the groups of one step into a batch: one shard for each rank, and facts for the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from msgspec.structs import replace
+
+from olmorl.config import Config
+from olmorl.learner.algorithm.presets import resolve
+from olmorl.learner.batching import samples
+from olmorl.learner.batching.packing import pack
+from olmorl.learner.storage.ledger_state import Start
+from olmorl.messages import Group, Sample, Shard
+
+
+class BatchFacts(NamedTuple):
+    """What the metrics say about one batch."""
+
+    groups: int
+    tokens: int
+    """Completion tokens."""
+    trained_tokens: int
+    """Completion tokens that feed the loss; the others are masked."""
+    reward_mean: float
+    lag_mean: float
+    """Mean over the tokens that feed the loss, in versions."""
+    lag_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step, ready to train: one shard for each rank."""
+
+    shards: tuple[Shard, ...]
+    facts: BatchFacts
+
+    @property
+    def publishes(self) -> bool:
+        """Whether the ranks publish the version that this step makes."""
+        return self.shards[0].publish
+
+
+class BatchBuilder:
+    """The same groups and the same step always give the same batch."""
+
+    def __init__(self, config: Config, num_ranks: int) -> None:
+        self._config = config
+        self._num_ranks = num_ranks
+        self._max_tokens = config.sampling.max_tokens
+        self._max_lag = config.schedule.max_lag
+        self._switches = resolve(config.objective, config.sampling.max_tokens)
+
+    def has_gradient(self, group: Group) -> bool:
+        """Whether a group can move the policy. Its age does not count."""
+        return samples.has_gradient(group, self._switches, self._max_tokens)
+
+    def teaches(self, group: Group, version: int, starts: Sequence[Start]) -> bool:
+        """Whether a group still moves the policy after the tokens that are too old for `version` are masked."""
+        return samples.teaches(self._samples(group, version, starts))
+
+    def build(self, step: int, groups: Sequence[Group], starts: Sequence[Start]) -> Batch:
+        """Pack the groups of `step`, in their order."""
+        made = [self._samples(group, step - 1, starts) for group in groups]
+        settings, last = self._config, self._config.schedule.steps
+        shards = pack(
+            made,
+            step=step,
+            num_ranks=self._num_ranks,
+            num_minibatches=settings.learner.minibatches,
+            row_tokens=settings.row_tokens,
+            checkpoint=step == last or step % settings.checkpoint.every == 0,
+        )
+        replay_to = starts[-1].replay_to
+        regular = step == last or step % settings.weights.publish_every == 0
+        publish = step == replay_to or (step > replay_to and regular)
+        return Batch(tuple(replace(shard, publish=publish) for shard in shards), _facts(groups, made))
+
+    def _samples(self, group: Group, version: int, starts: Sequence[Start]) -> tuple[Sample, ...]:
+        return samples.samples(
+            group,
+            version,
+            max_lag=self._max_lag,
+            max_tokens=self._max_tokens,
+            starts=starts,
+            switches=self._switches,
+        )
+
+
+def _facts(groups: Sequence[Group], made: Sequence[Sequence[Sample]]) -> BatchFacts:
+    lags = np.concatenate([sample.lags[sample.loss_mask] for sample in chain.from_iterable(made)])
+    return BatchFacts(
+        groups=len(groups),
+        tokens=sum(group.num_tokens for group in groups),
+        trained_tokens=len(lags),
+        reward_mean=float(np.mean(list(chain.from_iterable(group.rewards for group in groups)))),
+        lag_mean=float(lags.mean()) if lags.size else 0.0,
+        lag_max=int(lags.max(initial=0)),
+    )

@@ -1,0 +1,132 @@
+"""How many draws must be in flight so that the learner does not wait, and no more: what waits grows stale.
+
+A draw made now is finished one draw time later. So only the batches that the learner asks for until then need draws
+now. Draw time, step time and the share of groups with a gradient are measured.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from math import ceil, sqrt
+from typing import NamedTuple
+
+from olmorl.clock import Clock
+
+LATE = 0.02
+"""Share of draws that may take longer than the draw time."""
+SURE = 2.0
+"""Standard deviations by which the expected number of useful groups exceeds the number that is needed."""
+BATCHES_SEEN, LEAST_SEEN = 4, 64
+"""The estimates are over the results of so many batches, and over this many results at least."""
+STEPS_SEEN = 8
+LEAST_STEPS = 3
+"""Steps before the first estimate."""
+WAITED = 0.005
+"""Share of a step. A longer wait for a batch counts as one."""
+GROWTH, SHRINKAGE = 2.5, 0.99
+"""Factors of the margin after a batch that the learner waited for, and after one that was ready."""
+LEAST_MARGIN, LARGEST_MARGIN = 1.25, 16.0
+
+
+class Rates(NamedTuple):
+    """What was measured."""
+
+    draw_s: float
+    """From a draw to its result: all but the slowest draws take less."""
+    step_s: float
+    """Between two batches that the learner asks for, without its wait."""
+    useful: float
+    """Share of the draws that can train."""
+
+
+def draws_to_finish(groups: int, useful: float) -> int:
+    """Draws that almost surely give so many useful groups, when each is useful with probability `useful`."""
+    if groups <= 0:
+        return 0
+    spread = SURE * sqrt(useful * (1 - useful))
+    # The larger root of n * useful - spread * sqrt(n) = groups, in sqrt(n).
+    root = (spread + sqrt(spread**2 + 4 * useful * groups)) / (2 * useful)
+    return ceil(root**2 - 1e-9)
+
+
+def unfinished_needed(rates: Rates, *, elapsed_s: float, margin: float, ready: int, batch: int, waiting: bool) -> int:
+    """Draws that must be under way now, so that no batch of `batch` groups is late.
+
+    Args:
+        elapsed_s: since the step under way began.
+        margin: factor of the draw time; 1 or more.
+        ready: groups that wait for a step.
+        waiting: the learner waits for a batch: no step is under way.
+    """
+    due = elapsed_s + margin * rates.draw_s
+    # The step under way hides the generation of one batch, so the next batch is always due.
+    batches = max(1, int(due / rates.step_s)) + waiting
+    return draws_to_finish(batches * batch - ready, rates.useful)
+
+
+class DrawAhead:
+    """Owns the estimates of one start of the learner. They are measured again after a restart."""
+
+    def __init__(self, clock: Clock, batch: int) -> None:
+        self._clock = clock
+        self._batch = batch
+        self._drawn_at: dict[int, float] = {}
+        seen = max(BATCHES_SEEN * batch, LEAST_SEEN)
+        self._draw_s: deque[float] = deque(maxlen=seen)
+        self._useful: deque[bool] = deque(maxlen=seen)
+        self._step_s: deque[float] = deque(maxlen=STEPS_SEEN)
+        self._margin = LEAST_MARGIN
+        self._began: float | None = None
+        self._ended: float | None = None
+
+    def drawn(self, draws: Iterable[int]) -> None:
+        """Note draws that were made now."""
+        self._drawn_at |= dict.fromkeys(draws, self._clock.now())
+
+    def finished(self, draw_id: int, *, useful: bool) -> None:
+        """Note a result. Draws of an earlier start count for the share of useful groups only."""
+        self._useful.append(useful)
+        if (drawn_at := self._drawn_at.pop(draw_id, None)) is not None:
+            self._draw_s.append(self._clock.now() - drawn_at)
+
+    def step_began(self) -> None:
+        """The learner waited for a batch and has it now, or had it when it asked."""
+        self._began = now = self._clock.now()
+        if self._ended is not None and self._step_s:
+            waited = now - self._ended > WAITED * min(self._step_s)
+            self._margin = min(max(self._margin * (GROWTH if waited else SHRINKAGE), LEAST_MARGIN), LARGEST_MARGIN)
+        self._ended = None
+
+    def step_ended(self) -> None:
+        """The learner has trained a batch."""
+        self._ended = now = self._clock.now()
+        if self._began is not None:
+            self._step_s.append(now - self._began)
+        self._began = None
+
+    @property
+    def rates(self) -> Rates | None:
+        """None while too little was measured."""
+        if len(self._step_s) < LEAST_STEPS or len(self._draw_s) < self._batch or not any(self._useful):
+            return None
+        draws, steps = sorted(self._draw_s), sorted(self._step_s)
+        return Rates(
+            draw_s=draws[int((1 - LATE) * (len(draws) - 1))],
+            step_s=max(steps[len(steps) // 4], 1e-6),
+            useful=sum(self._useful) / len(self._useful),
+        )
+
+    def needed(self, ready: int) -> int | None:
+        """Draws that must be under way now beside the `ready` groups; None while too little was measured."""
+        if (rates := self.rates) is None:
+            return None
+        waiting = self._began is None
+        return unfinished_needed(
+            rates,
+            elapsed_s=0.0 if self._began is None else self._clock.now() - self._began,
+            margin=self._margin,
+            ready=ready,
+            batch=self._batch,
+            waiting=waiting,
+        )

@@ -1,0 +1,53 @@
+"""Checks loaded data: enough rows for one step, and no training rows in the evaluation sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from olmorl.config import Data
+from olmorl.errors import DataError
+from olmorl.learner.data.stream import Source
+from olmorl.ports import Row
+
+
+def check_enough(sources: Sequence[Source], data: Data, prompts_per_step: int) -> None:
+    """Refuse data that end before the first step.
+
+    Raises:
+        DataError: all passes over the rows together do not fill one batch.
+    """
+    rows = sum(len(source.rows) for source in sources)
+    if data.epochs is not None and rows * data.epochs < prompts_per_step:
+        raise DataError(
+            f"data.train: {rows} usable rows in data.epochs = {data.epochs} are used up before the first step, which "
+            f"takes schedule.prompts_per_step = {prompts_per_step}: give more rows, raise data.epochs or leave it out, "
+            "or lower schedule.prompts_per_step"
+        )
+
+
+MOST_NAMED = 5
+"""Shared prompts that a note names."""
+
+
+def shared_rows(sources: Sequence[Source], evaluations: Mapping[str, Sequence[Row]], strict: bool) -> list[str]:
+    """One note for each evaluation set that shares prompts with the training data: how many, and the first of them.
+
+    Compares prompts as the policy reads them: with the chat template applied, and cut to the length limit.
+
+    Raises:
+        DataError: there are shared prompts, and `strict` is on.
+    """
+    trained = {row.token_ids.tobytes(): row.row for source in sources for row in source.rows}
+    notes = []
+    for name, rows in evaluations.items():
+        shared = [row for row in rows if row.token_ids.tobytes() in trained]
+        if shared:
+            pairs = [f"{row.row} is {trained[row.token_ids.tobytes()]}" for row in shared[:MOST_NAMED]]
+            more = ", ..." if len(shared) > MOST_NAMED else ""
+            notes.append(
+                f"evaluation.data: {len(shared)} of {len(rows)} prompts of {name} are in data.train too "
+                f"({', '.join(pairs)}{more}): its scores measure memory too; remove them from one of the two"
+            )
+    if notes and strict:
+        raise DataError("; ".join(notes))
+    return notes

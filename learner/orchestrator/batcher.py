@@ -1,0 +1,235 @@
+"""Turns results into batches: decides which groups may train, keeps them until a step takes them, builds the batch."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from olmorl.clock import Clock
+from olmorl.config import Config
+from olmorl.errors import NothingToLearn, RunEnded
+from olmorl.learner.batching import scheduling
+from olmorl.learner.batching.batch import Batch, BatchBuilder
+from olmorl.learner.batching.draw_ahead import DrawAhead
+from olmorl.learner.batching.samples import defect
+from olmorl.learner.batching.scheduling import ReadyGroups
+from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle, Ending, Reconciled
+from olmorl.learner.storage.group_stats import solve_rate
+from olmorl.learner.storage.ledger_state import Outcome
+from olmorl.messages import Failure, Group, Version
+from olmorl.ports import Taken
+
+MOST_UNSCORABLE = 48
+"""So many unscorable groups in a row end the run: no verifier or function works, and the next group would fail too."""
+_DOWN = "_down"
+"""Ending of the causes that name an external service that does not answer. It may come back."""
+
+
+class Batcher:
+    """Each batch is built once, at most one step ahead of the training, and for the version that it trains.
+
+    Call its methods inside `DrawLifecycle.exclusive`.
+    """
+
+    def __init__(
+        self, config: Config, lifecycle: DrawLifecycle, builder: BatchBuilder, clock: Clock, done: int, replay_to: int
+    ) -> None:
+        """`done` steps are trained. The steps after it, up to `replay_to`, come from the journal."""
+        self._config = config
+        self._schedule = config.schedule
+        self._lifecycle = lifecycle
+        self._builder = builder
+        self._replay_to = replay_to
+        self._ready = ReadyGroups()
+        self._ahead = DrawAhead(clock, config.schedule.prompts_per_step)
+        self._useless_in_a_row = 0
+        self._failed_in_a_row = 0
+        self._unscorable_in_a_row = 0
+        self._last_failure = ""
+        self._last_built = done
+        self._never_filled = False
+        self.batches: dict[int, Batch] = {}
+        """Batches that no rank has been handed, by step."""
+        self.over = False
+        """The data ended, and no further batch can be filled."""
+
+    @property
+    def num_ready(self) -> int:
+        """Groups that wait for a step."""
+        return len(self._ready)
+
+    @property
+    def num_failed(self) -> int:
+        """Draws that failed since the last scored group."""
+        return self._failed_in_a_row
+
+    @property
+    def failures(self) -> str:
+        """The draws that failed since the last scored group, in words; empty without any."""
+        number = self._failed_in_a_row
+        return f"{number} prompt(s) in a row gave no scored group, the last: {self._last_failure}" if number else ""
+
+    async def settle(self, taken: Sequence[Taken]) -> None:
+        """Filter results, and add the groups that may train to the ready ones.
+
+        Raises:
+            NothingToLearn: too many groups in a row without a gradient.
+            RunEnded: too many draws in a row failed, or the data ended before the first step.
+        """
+        if self._never_filled:
+            raise RunEnded(self._why_never_filled())
+        endings = []
+        for item in await self._lifecycle.trim_decided(taken):
+            ending = await self._judge(item)
+            self._ahead.finished(item.draw_id, useful=ending is None)
+            if ending is not None:
+                endings.append(ending)
+        await self._lifecycle.decide(endings)
+        limit = self._schedule.max_useless_groups
+        if self._useless_in_a_row >= limit:
+            raise NothingToLearn(
+                f"{self._useless_in_a_row} groups in a row had equal rewards in all their completions: every prompt is "
+                "solved, or none is, or functions reward fewer than two completions of a group "
+                "(schedule.max_useless_groups); see rollouts/ for the verdicts"
+            )
+        if self._unscorable_in_a_row >= min(limit, MOST_UNSCORABLE):
+            raise RunEnded(f"{self.failures}: mend the verifier, the function or the data, then --resume")
+        if self._failed_in_a_row >= limit:
+            raise RunEnded(f"{self.failures} (schedule.max_useless_groups)")
+
+    async def _judge(self, item: Taken) -> Ending | None:
+        """Add a group to the ready ones, or return how its draw ends."""
+        result = item.result
+        if isinstance(result, Failure):
+            if result.cause == "stale":
+                return Ending(item, Outcome.STALE, result.cause)
+            return self._failed(item, result.cause, result.detail)
+        if reason := defect(result):
+            return self._failed(item, f"malformed: {reason}")
+        self._failed_in_a_row = self._unscorable_in_a_row = 0
+        await self._retire_if_solved(result)
+        if self._schedule.filter_zero_gradient and not self._builder.has_gradient(result):
+            self._useless_in_a_row += 1
+            return Ending(item, Outcome.ZERO_GRADIENT)
+        self._useless_in_a_row = 0
+        starts = self._lifecycle.state.starts
+        self._ready.add(item, result, scheduling.deadline(result, self._schedule.max_lag, starts))
+        return None
+
+    def _failed(self, item: Taken, cause: str, detail: str = "") -> Ending:
+        self._failed_in_a_row += 1
+        if cause == "unscorable":
+            is_down = detail.partition(":")[0].endswith(_DOWN)
+            self._unscorable_in_a_row = 0 if is_down else self._unscorable_in_a_row + 1
+        self._last_failure = f"{item.result.prompt.row}: {cause}" + (f": {detail}" if detail else "")
+        return Ending(item, Outcome.FAILED, cause)
+
+    async def _retire_if_solved(self, group: Group) -> None:
+        limit = self._config.data.no_resample_above
+        if limit is not None and solve_rate(group) >= limit:
+            await self._lifecycle.retire(group.prompt.row)
+
+    async def reconcile(self) -> Reconciled:
+        """Compare with a queue that may have lost writes. A ready group that it lost is generated again."""
+        # The queue delivers its results once more, under the names that they have there now.
+        answered = {taken.draw_id for taken, _ in self._ready.clear()}
+        return await self._lifecycle.reconcile(answered)
+
+    async def draw(self, version: Version, done: int) -> None:
+        """Queue as many prompts for `version`, the newest published one, as the lag allows."""
+        allowed = scheduling.draws_allowed(
+            live=self._lifecycle.live,
+            published=version.number,
+            done=done,
+            steps=self._schedule.steps,
+            batch=self._schedule.prompts_per_step,
+            ahead=self._schedule.batches_ahead,
+        )
+        # The last draws of a run have no spares: what is filtered among them is drawn again, which takes time.
+        are_last = allowed == (self._schedule.steps - done) * self._schedule.prompts_per_step - self._lifecycle.live
+        if self._schedule.draw_ahead == "adaptive" and not are_last:
+            allowed = min(allowed, self._needed(done))
+        first = len(self._lifecycle.state.draws)
+        await self._lifecycle.draw(allowed, version)
+        self._ahead.drawn(range(first, len(self._lifecycle.state.draws)))
+
+    def _needed(self, done: int) -> int:
+        """Draws to make now, so that no batch is late."""
+        ready = len(self._ready)
+        built = max(self._last_built - done - 1, 0) * self._schedule.prompts_per_step
+        needed = self._ahead.needed(ready + built)
+        unfinished = len(self._lifecycle.state.open) - ready
+        return sys.maxsize if needed is None else max(needed - unfinished, 0)
+
+    def step_ended(self, step: int) -> None:
+        """The learner has trained the batch of `step`."""
+        self._ahead.step_ended()
+        if self._last_built > step:
+            self._ahead.step_began()
+
+    async def assemble(self, done: int) -> None:
+        """Build the batches of the next two steps, as far as there are groups for them."""
+        while self._last_built < min(done + 2, self._schedule.steps) and await self._assemble():
+            if self._last_built == done + 1:
+                self._ahead.step_began()
+
+    async def _assemble(self) -> bool:
+        """Build the next batch; False when there are too few groups."""
+        step = self._last_built + 1
+        if step <= self._replay_to:
+            groups = await self._lifecycle.replay(step)
+        else:
+            await self._drop_over_age(version=step - 1)
+            chosen = self._ready.take(self._unfinished(), step - 1, self._schedule.prompts_per_step)
+            if chosen is None:
+                return False
+            await self._lifecycle.journal(step, chosen)
+            groups = [group for _, group in chosen]
+        batch = await asyncio.to_thread(self._builder.build, step, groups, self._lifecycle.state.starts)
+        self.batches[step] = batch
+        self._last_built = step
+        return True
+
+    async def _drop_over_age(self, version: int) -> None:
+        starts = self._lifecycle.state.starts
+        masks = self._schedule.over_age == "mask"
+        endings = []
+        for taken, group in self._ready.past(version):
+            if not masks or not self._builder.teaches(group, version, starts):
+                endings.append(Ending(taken, Outcome.STALE, "over_age"))
+                self._ready.remove(taken.draw_id)
+        await self._lifecycle.decide(endings)
+
+    def _unfinished(self) -> list[int]:
+        """The last versions that the draws still being generated can train. A choice of groups leaves room for them."""
+        if self._schedule.over_age != "wait":
+            return []
+        still_open = self._lifecycle.state.open.items()
+        return [draw.version + self._schedule.max_lag for draw_id, draw in still_open if draw_id not in self._ready]
+
+    async def end_of_stream(self) -> None:
+        """At the end of a finite stream, end the draws of groups that can no longer fill a batch as stale."""
+        state = self._lifecycle.state
+        finished = len(self._ready) == len(state.open)
+        can_fill = self._last_built < self._replay_to or len(self._ready) >= self._schedule.prompts_per_step
+        if self._lifecycle.exhausted and finished and not can_fill and not state.to_replay:
+            left_over = self._ready.clear()
+            await self._lifecycle.decide([Ending(taken, Outcome.STALE, "end_of_data") for taken, _ in left_over])
+            self.over = self._last_built > 0
+            self._never_filled = not self.over
+
+    def _why_never_filled(self) -> str:
+        outcomes = self._lifecycle.state.outcomes
+        counts = {
+            "zero-gradient": outcomes[Outcome.ZERO_GRADIENT],
+            "failed": outcomes[Outcome.FAILED],
+            "left over": outcomes[Outcome.STALE],
+        }
+        became = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
+        return (
+            f"the data ended before the first step, so nothing was trained: of {sum(counts.values())} prompts "
+            f"drawn {became or 'none came back'}, and a step takes {self._schedule.prompts_per_step} groups with a "
+            "gradient: give more rows, raise data.epochs or leave it out, or lower schedule.prompts_per_step"
+            + (f"; {self.failures}" if self.failures else "")
+        )

@@ -1,0 +1,60 @@
+"""Dead letters: prompts and results that could not be used. People can read them and have their rows drawn again."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle
+from olmorl.learner.storage.ledger_state import LedgerState, Outcome
+from olmorl.messages import TRAIN_LANE
+from olmorl.ports import Queue
+
+
+class Letter(NamedTuple):
+    """A dead letter, with the row of its draw."""
+
+    draw: int
+    row: str
+    reason: str
+    payload: bytes
+
+
+async def drop_foreign(queue: Queue, state: LedgerState, emptied: bool) -> None:
+    """Drop the letters of draws that are not part of this history.
+
+    Args:
+        emptied: the lane was emptied, so no result can still arrive, and a draw that has not failed has no letter.
+    """
+    letters = {letter.draw_id for letter in await queue.dead_letters(TRAIN_LANE)}
+    ours = letters & state.draws.keys()
+    if emptied:
+        ours = {draw_id for draw_id in ours if state.draws[draw_id].outcome is Outcome.FAILED}
+    await queue.drop_dead_letters(letters - ours, TRAIN_LANE)
+
+
+class DeadLetters:
+    """A letter leaves the queue when its row is drawn again. The old draw stays failed; the new draw has its own id."""
+
+    def __init__(self, queue: Queue, lifecycle: DrawLifecycle) -> None:
+        self._queue = queue
+        self._lifecycle = lifecycle
+
+    async def letters(self) -> list[Letter]:
+        """All dead letters, oldest first."""
+        draws = self._lifecycle.state.draws
+        letters = await self._queue.dead_letters(TRAIN_LANE)
+        return [Letter(letter.draw_id, draws[letter.draw_id].row, letter.reason, letter.payload) for letter in letters]
+
+    async def replay(self) -> list[int]:
+        """Draw the rows of all letters again, as the lag allows; returns their old draws."""
+        async with self._lifecycle.exclusive():
+            state = self._lifecycle.state
+            failed = {
+                letter.draw_id
+                for letter in await self._queue.dead_letters(TRAIN_LANE)
+                if state.draws[letter.draw_id].outcome is Outcome.FAILED
+            }
+            await self._queue.drop_dead_letters(failed & state.replayed, TRAIN_LANE)
+            new = sorted(failed - state.replayed - set(state.to_replay))
+            await self._lifecycle.recall(new)
+            return new

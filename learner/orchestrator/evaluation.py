@@ -1,0 +1,219 @@
+"""Evaluation: held-out prompts go through the same actors. Each set has its own lane and its own counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import comb
+
+from olmorl import config
+from olmorl.clock import Clock
+from olmorl.errors import RunEnded
+from olmorl.learner.orchestrator.draws import prompt_of
+from olmorl.learner.storage.group_stats import Score, score
+from olmorl.learner.storage.metrics_log import Fields
+from olmorl.messages import Group, Prompt, Result, Version
+from olmorl.metrics import of_evaluation
+from olmorl.ports import Queue, Row
+
+TAKE_LIMIT = 256
+MOST_LIVE = 10_000
+"""Prompts of one set that its lane holds at once. More follow as answers are taken."""
+
+
+@dataclass
+class Round:
+    """One set, asked of one version. asked = answered + failed + in flight; in flight = live + not queued."""
+
+    version: Version
+    asked: int
+    ends_at: float
+    queued: int = 0
+    """Rows of the set that are or were in the lane."""
+    failed: int = 0
+    solved: list[tuple[int, int]] = field(default_factory=list)
+    """For each answered prompt: its completions with a reward, and how many of them are solved."""
+    score: Score = field(default_factory=Score)
+    newest: int = 0
+    """The newest version that computed a token of the answers."""
+
+    @property
+    def in_flight(self) -> int:
+        return self.asked - self.failed - len(self.solved)
+
+    @property
+    def live(self) -> int:
+        return self.in_flight - (self.asked - self.queued)
+
+    def add(self, result: Result) -> None:
+        """Count one answer or failure."""
+        if not isinstance(result, Group) or not result.rewards:
+            self.failed += 1
+            return
+        self.solved.append((len(result.rewards), sum(one.solved for one in result.completions)))
+        self.score += score(result)
+        versions = [span.version.number for completion in result.completions for span in completion.spans]
+        self.newest = max(self.newest, *versions)
+
+    def fields(self, name: str) -> dict[str, float | None]:
+        """The `eval_<name>_*` fields. A failure is counted, but it is not a wrong answer: the means leave it out."""
+        scored = self.score.fields()
+        rates = [solved / number for number, solved in self.solved]
+        values: dict[str, float | None] = {
+            "accuracy": sum(rates) / len(rates) if rates else None,
+            "reward_mean": scored["reward_mean"],
+            "completion_tokens_mean": scored["completion_tokens_mean"],
+            "truncated_fraction": scored["truncated_fraction"],
+            "version": self.version.number,
+            "version_newest": self.newest,
+            "prompts": self.asked,
+            "failed": self.failed,
+            "tokens": self.score.tokens,
+        }
+        for verifier, moments in sorted(self.score.verifiers.items()):
+            # A function may have the name of a field.
+            key = f"{verifier}_mean" if f"{verifier}_mean" not in values else f"reward_{verifier}_mean"
+            values[key] = moments.mean
+        for key, mean in self.score.logged_fields().items():
+            values.setdefault(key, mean)
+        for k in _ks(max((number for number, _ in self.solved), default=1)):
+            # Functions may give some completions no reward.
+            chances = [pass_at(k, number, solved) for number, solved in self.solved if number >= k]
+            values[f"pass_at_{k}"] = sum(chances) / len(chances)
+        return {f"eval_{name}_{key}": value for key, value in values.items()}
+
+
+class Evaluator:
+    """Evaluation prompts never enter the training ledger and never delay a step.
+
+    Args:
+        sets: rows of each set, by the name of its lane.
+        last_step: the version after it is always evaluated, and so is version 0.
+        recorded: results of steps that are replayed, by step.
+    """
+
+    def __init__(
+        self,
+        queue: Queue,
+        sets: Mapping[str, Sequence[Row]],
+        settings: config.Evaluation,
+        clock: Clock,
+        last_step: int,
+        recorded: Mapping[int, Fields] | None = None,
+    ) -> None:
+        self._queue = queue
+        self._sets = {name: rows[: settings.limit] for name, rows in sets.items() if rows}
+        self._settings = settings
+        self._clock = clock
+        self._last_step = last_step
+        self._recorded = recorded or {}
+        self._rounds: dict[str, Round] = {}
+        self._fields: dict[str, float | None] = {}
+        self._asked: int | None = None
+
+    async def start(self, answered: int | None) -> None:
+        """Empty the lanes. `answered` is the newest version whose results are recorded."""
+        self._asked = answered
+        for name in self._sets:
+            await self._queue.flush(name)
+
+    @property
+    def idle(self) -> bool:
+        return not self._rounds
+
+    def is_due(self, number: int) -> bool:
+        """Whether `number` is version 0, the last one, or the first after a multiple of `every`."""
+        if not self._sets or not self.idle or number == self._asked:
+            return False
+        if self._asked is None or number >= self._last_step:
+            return True
+        return number // self._settings.every > self._asked // self._settings.every
+
+    async def begin(self, version: Version) -> None:
+        """Queue every set for `version` or newer."""
+        if not self._sets or version.number == self._asked:
+            return
+        self._asked = version.number
+        for name in self._sets:
+            await self._begin_round(name, version)
+
+    async def restart_rounds(self) -> None:
+        """Start the current rounds again: the queue may have lost prompts, or restored those of an earlier round."""
+        for name in self._sets:
+            await self._queue.flush(name)
+            if name in self._rounds:
+                await self._begin_round(name, self._rounds[name].version)
+
+    async def _begin_round(self, name: str, version: Version) -> None:
+        current = Round(version, len(self._sets[name]), self._clock.now() + self._settings.deadline_s)
+        await self._queue_more(name, current)
+        self._rounds[name] = current
+
+    async def _queue_more(self, name: str, current: Round) -> None:
+        """Queue as many prompts as the lane has room for."""
+        rows, end = self._sets[name], min(current.asked, current.queued + MOST_LIVE - current.live)
+        await self._queue.push([self._prompt(name, rows[i], i, current.version) for i in range(current.queued, end)])
+        current.queued = end
+
+    async def collect(self, paused: bool) -> None:
+        """Take answers. Close the rounds that are complete or past their deadline.
+
+        Args:
+            paused: no actor answers, so the deadline of each round begins again after the pause.
+
+        Raises:
+            RunEnded: the counts of a lane do not add up.
+        """
+        for name, current in list(self._rounds.items()):
+            if paused:
+                current.ends_at = self._clock.now() + self._settings.deadline_s
+            while taken := await self._queue.take(TAKE_LIMIT, name, 0):
+                for item in taken:
+                    current.add(item.result)
+                await self._queue.trim(taken)
+            counts = await self._queue.counts(name)
+            if counts.live != current.live:
+                raise RunEnded(f"evaluation {name}: {current.live} prompts in flight, {counts.live} in the queue")
+            if current.in_flight and self._clock.now() > current.ends_at:
+                await self._queue.flush(name)
+                current.failed += current.in_flight
+            if current.in_flight:
+                await self._queue_more(name, current)
+            else:
+                self._fields |= current.fields(name)
+                del self._rounds[name]
+
+    def results(self, step: int | None = None) -> dict[str, float | int | str | None]:
+        """The results since the last call, and those recorded for `step` before it was replayed."""
+        fields, self._fields = self._fields, {}
+        return {**(self._recorded.get(step, {}) if step is not None else {}), **fields}
+
+    def _prompt(self, name: str, row: Row, index: int, version: Version) -> Prompt:
+        return prompt_of(
+            row,
+            lane=name,
+            draw_id=version.number * len(self._sets[name]) + index,
+            attempt=1,
+            group_size=self._settings.samples,
+            min_version=version,
+        )
+
+
+def pass_at(k: int, number: int, solved: int) -> float:
+    """Unbiased estimate of the probability that one of k samples is right, from `solved` right ones of `number`.
+
+    arXiv 2107.03374, equation 1.
+    """
+    return 1.0 - comb(number - solved, k) / comb(number, k)
+
+
+def _ks(limit: int) -> list[int]:
+    """The k of pass@k: powers of two, and the number of samples."""
+    return [2**i for i in range(1, limit.bit_length()) if 2**i < limit] + ([limit] if limit > 1 else [])
+
+
+def newest_version(lines: Sequence[Mapping[str, object]]) -> int | None:
+    """The newest version whose evaluation is in these metric lines."""
+    keys = ((key, value) for line in lines for key, value in of_evaluation(line).items())
+    versions = [value for key, value in keys if key.endswith("_version")]
+    return max((version for version in versions if isinstance(version, int)), default=None)

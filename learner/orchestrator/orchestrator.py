@@ -1,0 +1,359 @@
+"""The orchestrator: draws prompts, turns groups into batches, hands them to the ranks and records every step.
+
+loop or call   consumes              produces                         waits for
+tend           results               ready groups, draws, batches     results, at most `POLL_S`
+next           batches               each rank's work for a step      a batch; after the last step, the evaluation
+report         a rank's step report  a ledger event, a metrics line   the disk
+published      a version             draws, evaluation prompts        nothing
+saved          checkpoint shares     a complete checkpoint            the share of the last rank
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from olmorl.clock import Clock
+from olmorl.config import Config
+from olmorl.errors import DeadlinePassed
+from olmorl.learner.background import in_thread
+from olmorl.learner.batching.batch import BatchBuilder
+from olmorl.learner.orchestrator import dead_letters, draw_lifecycle, recovery
+from olmorl.learner.orchestrator.batcher import Batcher
+from olmorl.learner.orchestrator.dead_letters import DeadLetters
+from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle
+from olmorl.learner.orchestrator.draws import Draws, Stream
+from olmorl.learner.orchestrator.evaluation import Evaluator, newest_version
+from olmorl.learner.orchestrator.rank_coordinator import RankCoordinator
+from olmorl.learner.orchestrator.reconciler import Reconciler
+from olmorl.learner.orchestrator.run_control import RunControl
+from olmorl.learner.orchestrator.step_metrics import StepMetrics
+from olmorl.learner.storage import checkpoint_dir, durable_files, ledger
+from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.journal import Journal
+from olmorl.learner.storage.metrics_log import Fields, MetricsLog
+from olmorl.learner.storage.rollout_log import RolloutLog
+from olmorl.learner.waits import Waits
+from olmorl.messages import STOP_ASKED, TRAIN_LANE, Begin, Owner, StepReport, Stop, Version, Work
+from olmorl.ports import Counts, Queue, Row
+from olmorl.run_dir import RunFiles
+
+T = TypeVar("T")
+TAKE_LIMIT = 256
+POLL_S = 0.2
+"""Longest wait of one call for results."""
+ROUND_S = 0.5
+"""Interval between two checks of leases, heartbeats and evaluation lanes."""
+LISTEN_S = 20.0
+"""Time after which `stop_asked` answers no."""
+
+
+class RunProgress(NamedTuple):
+    """How far the run is."""
+
+    step: int
+    counts: Counts
+    """Where the live draws are."""
+    num_failed: int
+    """Draws that failed since the last scored group."""
+    failures: str
+    """These failures in words; empty without any."""
+
+
+class Orchestrator:
+    """Runs one start of the learner. Implements `BatchSource`; built by `open`.
+
+    Every change of draws, batches, evaluation or metrics happens inside `DrawLifecycle.exclusive`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        queue: Queue,
+        clock: Clock,
+        waits: Waits,
+        *,
+        begin: Begin,
+        control: RunControl,
+        lifecycle: DrawLifecycle,
+        batcher: Batcher,
+        evaluator: Evaluator,
+        reconciler: Reconciler,
+        ranks: RankCoordinator,
+        metrics: StepMetrics,
+    ) -> None:
+        self._config = config
+        self._queue = queue
+        self._clock = clock
+        self._begin = begin
+        self._lifecycle = lifecycle
+        self._batcher = batcher
+        self._evaluator = evaluator
+        self._reconciler = reconciler
+        self._ranks = ranks
+        self._metrics = metrics
+        self._over = False
+        self.waits = waits
+        self.control = control
+        self.dead_letters = DeadLetters(queue, lifecycle)
+
+    @classmethod
+    async def open(
+        cls,
+        config: Config,
+        queue: Queue,
+        stream: Stream,
+        clock: Clock,
+        *,
+        num_ranks: int,
+        evaluations: Mapping[str, Sequence[Row]],
+        resume: bool = False,
+        from_step: int | None = None,
+        observe: Callable[[Fields], None] | None = None,
+    ) -> Orchestrator:
+        """Take over the run, recover its state, and build the orchestrator.
+
+        Args:
+            stream: the training prompts.
+            num_ranks: of the learner.
+            evaluations: rows of each evaluation set, by its name.
+            resume: continue the run that the directory holds.
+            from_step: go back to this checkpoint and abandon everything after it.
+            observe: called with every line of `metrics.jsonl` when it is written.
+
+        Raises:
+            UserError: the directory holds a run and `resume` is off, there is no checkpoint `from_step`, or the
+                queue belongs to another run.
+            DataError: the training data changed.
+            Superseded: a newer start has taken over the run.
+        """
+        files = RunFiles(config.run_dir)
+        waits = Waits(clock)
+        disk = DiskWriter(clock, config.checkpoint.deadline_s, waits)
+        recovery.check_free(files, resume)
+        incarnation = ledger.acquire(files.ledger)
+        await disk.write(partial(in_thread, durable_files.check_room, files.ledger / f"{incarnation}.room"))
+        await recovery.claim(queue, files, incarnation)
+        if from_step is not None:
+            await recovery.go_back(queue, files, incarnation, from_step)
+        plan = recovery.plan(files, incarnation, config.schedule.steps)
+        recovery.carry_out(files, plan)
+        draws = Draws(stream, config.sampling.group_size)
+        opened = recovery.open_ledger(files, plan, draws)
+        evaluated = recovery.cut_metrics(files, plan)
+        epoch = await queue.epoch()
+        emptied = await recovery.flush_unless_trusted(queue, opened.state) or from_step is not None
+        await dead_letters.drop_foreign(queue, opened.state, emptied)
+        found = await draw_lifecycle.reconcile(queue, opened.state)
+        rollouts = RolloutLog(files.rollouts, incarnation, plan.step + 1, disk)
+        lifecycle = DrawLifecycle(queue, opened, Journal(files.journal), rollouts, draws, disk, incarnation, found)
+
+        control = RunControl(queue, waits)
+        batcher = Batcher(config, lifecycle, BatchBuilder(config, num_ranks), clock, plan.step, plan.replay_to)
+        evaluator = Evaluator(queue, evaluations, config.evaluation, clock, config.schedule.steps, evaluated)
+        log = MetricsLog(files.metrics, observe)
+        lines = log.read()
+        wall_s = lines[-1]["wall_s"] if lines else 0.0
+        metrics = StepMetrics(log, disk, clock.now(), wall_s, await queue.statuses())
+        await evaluator.start(newest_version([*lines, *evaluated.values()]))
+        reconciler = Reconciler(queue, epoch, lifecycle, batcher, evaluator, control)
+        async with lifecycle.exclusive():
+            await reconciler.counts()
+        ranks = RankCoordinator(config, batcher, control, waits, num_ranks, plan)
+        ranks.expect_question()
+        return cls(
+            config,
+            queue,
+            clock,
+            waits,
+            begin=Begin(
+                incarnation=incarnation,
+                step=plan.step,
+                checkpoint=None if plan.checkpoint is None else str(plan.checkpoint),
+                publish=plan.replay_to == plan.step,
+            ),
+            control=control,
+            lifecycle=lifecycle,
+            batcher=batcher,
+            evaluator=evaluator,
+            reconciler=reconciler,
+            ranks=ranks,
+            metrics=metrics,
+        )
+
+    @property
+    def incarnation(self) -> int:
+        """The number of this start of the learner."""
+        return self._begin.incarnation
+
+    async def run(self) -> str:
+        """Serve until the run is over and its last checkpoint is complete; returns why it is over.
+
+        Draws in flight stay in the queue for a later start.
+
+        Raises:
+            OlmoRLError: the error that ended the run. Every waiting rank gets it too.
+        """
+        tending = asyncio.create_task(self._tend())
+        self.waits.follow(tending)
+        try:
+            while (stop := self._ranks.finished) is None:
+                await self.waits.change()
+            return stop.reason
+        finally:
+            self._over = True
+            tending.cancel()
+            await asyncio.wait([tending])
+            await self._lifecycle.close()
+
+    # --- calls of the launcher ----------------------------------------------------------------------
+
+    async def save(self) -> int:
+        """Have the learner write a checkpoint after its current step; returns the step once it is complete.
+
+        Raises:
+            DeadlinePassed: it was not complete in time.
+        """
+        step = self._ranks.request_save()
+        self.waits.notify()
+        await self._wait(lambda: self._ranks.has_saved(step), f"the checkpoint of step {step}")
+        return step
+
+    async def progress(self) -> RunProgress:
+        """How far the run is."""
+        # Not exclusive: people ask just when something takes long.
+        counts = await self._queue.counts(TRAIN_LANE)
+        return RunProgress(self._ranks.done, counts, self._batcher.num_failed, self._batcher.failures)
+
+    # --- calls of the ranks -------------------------------------------------------------------------
+
+    async def begin(self, rank: int) -> Begin:
+        return self._begin
+
+    async def next(self, rank: int, step: int) -> Work:
+        work = await self._explained(self._ranks.next(rank, step))
+        if isinstance(work, Stop):
+            await self._last_evaluation()
+            await self._end_before(step, work)
+        return work
+
+    async def report(self, report: StepReport) -> None:
+        """Record a step. A report that comes again is ignored."""
+        self._ranks.reported(report.step)
+        async with self._lifecycle.exclusive():
+            if report.step > self._ranks.done:
+                await self._record(report)
+        self._ranks.expect_question()
+
+    async def _record(self, report: StepReport) -> None:
+        facts = self._ranks.batch(report.step).facts
+        self._metrics.heard(await self._queue.statuses(), self._clock.now())
+        await self._lifecycle.train(report.step, facts.trained_tokens, self._metrics.wasted())
+        self._ranks.done = report.step
+        self._batcher.step_ended(report.step)
+        counts, in_flight = await self._reconciler.counts()
+        line = self._metrics.line(report, facts, self._lifecycle.state, counts, in_flight, self._clock.now())
+        self._lifecycle.check_newest()
+        await self._metrics.append(line | self._evaluator.results(report.step))
+        await self._advance()
+
+    async def published(self, version: Version, seconds: float) -> None:
+        async with self._lifecycle.exclusive():
+            self._ranks.published = version
+            self._metrics.published(seconds)
+            if self._evaluator.is_due(version.number) and not self.control.stopping:
+                await self._evaluator.begin(version)
+            await self._advance()
+
+    async def stop_asked(self) -> bool:
+        deadline = self._clock.now() + LISTEN_S
+        while not self.control.stopping and self._clock.now() < deadline:
+            await self.waits.change()
+        return self.control.stopping
+
+    async def given_up(self, step: int) -> None:
+        await self._end_before(step, Stop(reason=STOP_ASKED))
+
+    async def _end_before(self, step: int, stop: Stop) -> None:
+        async with self._lifecycle.exclusive():
+            await self._write_results()
+        self._ranks.end_before(step, stop)
+        self.waits.notify()
+
+    async def saved(self, rank: int, step: int) -> None:
+        """Complete the checkpoint after the last share: first the marker, then remove older checkpoints."""
+        if not self._ranks.share_written(rank, step):
+            return
+        checkpoints = RunFiles(self._config.run_dir).checkpoints
+        async with self._lifecycle.exclusive():
+            await self._reconciler.counts()
+            await self._metrics.sync()
+            await self._lifecycle.complete(checkpoints, step)
+            self._ranks.saved = step
+            self.waits.notify()
+        await in_thread(checkpoint_dir.retain, checkpoints, self._config.checkpoint.keep)
+
+    # --- the loop -----------------------------------------------------------------------------------
+
+    async def _tend(self) -> None:
+        last_round = self._clock.now()
+        while True:
+            epoch = self._reconciler.epoch
+            taken = await self._queue.take(TAKE_LIMIT, TRAIN_LANE, POLL_S)
+            async with self._lifecycle.exclusive():
+                # After a reconciliation in between, the queue delivers all results again.
+                if self._reconciler.epoch == epoch:
+                    await self._batcher.settle(taken)
+                if self._clock.now() - last_round >= ROUND_S:
+                    last_round = self._clock.now()
+                    await self._check_all()
+                await self._advance()
+
+    async def _check_all(self) -> None:
+        await self._reconciler.counts()
+        await self._reconciler.collect_evaluation()
+        await self._queue.expire()
+        self._metrics.heard(await self._queue.statuses(), self._clock.now())
+
+    async def _advance(self) -> None:
+        if self._over:
+            return  # the last version may be published after the run: the ledger is closed
+        done, published = self._ranks.done, self._ranks.published
+        if published is not None and self.control.drawing:
+            await self._batcher.draw(published, done)
+        await self._batcher.assemble(done)
+        if not self.control.stopping:
+            await self._batcher.end_of_stream()
+        self.waits.notify()
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    async def _last_evaluation(self) -> None:
+        """Evaluate the last published version, unless a stop was asked for."""
+        limit_s = self._config.evaluation.deadline_s + self._config.learner.batch_deadline_s
+        ranks, evaluator = self._ranks, self._evaluator
+        await self._wait(lambda: self.control.stopping or ranks.all_published, "the last version's publishing")
+        await self._wait(lambda: self.control.stopping or evaluator.idle, "the evaluation under way", limit_s)
+        if ranks.published is not None and not self.control.stopping:
+            async with self._lifecycle.exclusive():
+                await self._write_results()
+                await evaluator.begin(ranks.published)
+        await self._wait(lambda: self.control.stopping or evaluator.idle, "the last evaluation", limit_s)
+
+    async def _write_results(self) -> None:
+        """Add the results of an evaluation that ended after the last step to its line."""
+        if results := self._evaluator.results():
+            await self._metrics.amend(results)
+
+    async def _wait(self, ready: Callable[[], bool], what: str, limit_s: float | None = None) -> None:
+        limit_s = limit_s or self._config.learner.batch_deadline_s
+        await self._explained(self.waits.until(ready, what, Owner.ORCHESTRATOR, limit_s))
+
+    async def _explained(self, wait: Coroutine[Any, Any, T]) -> T:
+        """Add to a passed deadline where everything is."""
+        try:
+            return await wait
+        except DeadlinePassed as error:
+            raise DeadlinePassed(f"{error}: {await self._reconciler.describe()}") from None

@@ -1,0 +1,216 @@
+"""Where a start of the learner begins: which checkpoint, which journaled steps after it, which draws are open.
+
+claim        take the queue for this incarnation of this run
+go_back      on request: move everything after a checkpoint to `abandoned/`
+plan         choose the newest checkpoint and the steps to replay; changes nothing
+carry_out    remove or move the files that the plan does not use
+open_ledger  open this incarnation's file, and put the stream where the ledger says
+cut_metrics  cut the metric lines of steps that are taken again, but remember their evaluations
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from olmorl.errors import ResourceError, Superseded, UserError
+from olmorl.learner.orchestrator.draws import Draws
+from olmorl.learner.storage import checkpoint_dir, durable_files, ledger, rollout_log
+from olmorl.learner.storage.journal import Journal
+from olmorl.learner.storage.ledger import Ledger, Position
+from olmorl.learner.storage.ledger_state import LedgerState, Started, journaled
+from olmorl.learner.storage.metrics_log import Fields, MetricsLog
+from olmorl.messages import TRAIN_LANE
+from olmorl.metrics import of_evaluation
+from olmorl.ports import PromptQueue, Queue
+from olmorl.run_dir import RunFiles
+
+log = logging.getLogger(__name__)
+
+
+class StartPlan(NamedTuple):
+    """Where a start begins, and which files it has no use for."""
+
+    incarnation: int
+    step: int
+    replay_to: int
+    checkpoint: Path | None
+    """The folder of the learner's shares."""
+    history: Position | None
+    """The end of the valid part of the ledger."""
+    unusable: Sequence[Path]
+    """Journal files after a gap or after the last step, the newest first. Their draws stay open."""
+
+
+def check_free(files: RunFiles, resume: bool) -> None:
+    """Refuse to start a run in a folder that holds one, and to resume a run that does not exist.
+
+    Raises:
+        UserError: says what to do instead.
+    """
+    there = bool(ledger.incarnations(files.ledger))
+    if there and not resume:
+        raise UserError(
+            f"{files.run_dir} holds a run already: go on with it (--resume), give this one another name "
+            "(--name NAME), or remove the folder"
+        )
+    if resume and not there:
+        raise UserError(
+            f"{files.run_dir} holds no run to resume: leave --resume away, or check --name and run.directory"
+        )
+
+
+async def claim(queue: PromptQueue, files: RunFiles, incarnation: int) -> None:
+    """Take the queue of the run.
+
+    Raises:
+        Superseded: a newer start has taken it.
+        ResourceError: an earlier run in this folder used it.
+    """
+    try:
+        await queue.claim(incarnation)
+    except Superseded as error:
+        is_first = ledger.end_of(files.ledger, incarnation) is None
+        if not is_first or ledger.incarnations(files.ledger)[-1] > incarnation:
+            raise
+        ledger.release(files.ledger, incarnation)
+        raise ResourceError(
+            f"{error}: {files.run_dir} held an earlier run, and its keys are still in this Redis: give this run "
+            "another --run.name, or remove the keys olmorl:{RUN}:* of the run that is named here"
+        ) from None
+
+
+async def go_back(queue: Queue, files: RunFiles, incarnation: int, step: int) -> None:
+    """Make `step` the newest checkpoint. Later steps leave the history.
+
+    Raises:
+        UserError: there is no complete checkpoint of `step`.
+    """
+    checkpoint_dir.pick(files.checkpoints, step)
+    history = checkpoint_dir.read_part(files.checkpoints, step).position
+    # The queue first: after a crash here its draws are queued again. Draws of an abandoned history would be refused.
+    await queue.flush(TRAIN_LANE)
+    _abandon(files, step, history, incarnation)
+
+
+def plan(files: RunFiles, incarnation: int, last_step: int) -> StartPlan:
+    """Choose the newest checkpoint and the journaled steps to replay. Changes nothing.
+
+    Args:
+        last_step: of the run; no later step is replayed.
+    """
+    step = checkpoint_dir.pick(files.checkpoints, None)
+    shares = None if step is None else checkpoint_dir.shares(files.checkpoints, step)
+    done = step or 0
+    journal = Journal(files.journal)
+    replay_to = max([done, *(s for s in journal.replayable(after=done) if s <= last_step)])
+    return StartPlan(
+        incarnation,
+        done,
+        replay_to,
+        shares,
+        ledger.end_of(files.ledger, incarnation),
+        [journal.path_of(s) for s in reversed(journal.steps()) if s > replay_to],
+    )
+
+
+def carry_out(files: RunFiles, begin: StartPlan) -> None:
+    """Remove or move the files that the plan does not use."""
+    checkpoint_dir.remove_incomplete(files.checkpoints)
+    Journal(files.journal).forget(begin.step)
+    _move_to_abandoned(files, begin.unusable, begin.incarnation)
+
+
+def open_ledger(files: RunFiles, begin: StartPlan, draws: Draws) -> Ledger:
+    """Start this incarnation's file of the ledger.
+
+    Raises:
+        DataError: the data differs from the data that was drawn from.
+        ResourceError: a damaged ledger or journal.
+    """
+    state = ledger.fold(ledger.events_until(files.ledger, begin.history))
+    draws.seek(state)
+    previous = begin.history or Position(0, 0)
+    started = Started(
+        incarnation=begin.incarnation,
+        step=begin.step,
+        replay_to=begin.replay_to,
+        previous=previous.incarnation,
+        previous_bytes=previous.num_bytes,
+        stream=draws.state(),
+    )
+    opened = Ledger(files.ledger, started, state)
+    journal = Journal(files.journal)
+    for step in range(begin.step + 1, begin.replay_to + 1):
+        if step not in state.batches:
+            opened.append(journaled(step, journal.read(step)))
+    return opened
+
+
+def cut_metrics(files: RunFiles, begin: StartPlan) -> dict[int, Fields]:
+    """Cut the metric lines that will be written again. Returns their evaluation results, by step.
+
+    A replayed step makes the same version again, so its evaluation is still valid. A file of its own keeps the results
+    through a crash during the replay.
+    """
+    lines = MetricsLog(files.metrics)
+    known = {line["step"]: of_evaluation(line) for line in lines.read()}
+    if files.evaluated.exists():
+        known = msgspec.json.decode(files.evaluated.read_bytes(), type=dict[int, dict[str, Any]]) | known
+    evaluated: dict[int, Fields] = {
+        step: fields for step, fields in known.items() if fields and begin.step < step <= begin.replay_to
+    }
+    durable_files.write_whole(files.evaluated, [msgspec.json.encode(evaluated)])
+    lines.cut_after(begin.step, files.abandoned(begin.incarnation) / "metrics.jsonl")
+    return evaluated
+
+
+async def flush_unless_trusted(queue: Queue, state: LedgerState) -> bool:
+    """Empty a queue that cannot be trusted; its draws are queued once more. Returns whether it was emptied.
+
+    Either it holds draws that the ledger has lost, for example with the end of a damaged file: their numbers will be
+    drawn again. Or it contradicts itself: after a power cut, Redis may come back with half a transaction.
+    """
+    places = await queue.inventory(TRAIN_LANE)
+    live = (await queue.counts(TRAIN_LANE)).live
+    unknown = places.keys() - state.draws.keys()
+    if state.draws and (unknown or live != len(places)):
+        log.warning(
+            "the queue is emptied: it held %d draws that the ledger has lost, and %d entries for %d draws",
+            *(len(unknown), live, len(places)),
+        )
+        await queue.flush(TRAIN_LANE)
+        return True
+    return False
+
+
+def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) -> None:
+    # Checkpoints first: without them a start after a crash here resumes from `step` too. Then the newest files of the
+    # ledger and of the journal first: each continues the one before it.
+    later = [
+        checkpoint_dir.folder_of(files.checkpoints, s) for s in checkpoint_dir.steps(files.checkpoints) if s > step
+    ]
+    journal = Journal(files.journal)
+    later += [journal.path_of(s) for s in reversed(journal.steps()) if s > step]
+    later += [path for path in rollout_log.files(files.rollouts) if rollout_log.step_of(path) > step]
+    later += [
+        ledger.path_of(files.ledger, i)
+        for i in reversed(ledger.incarnations(files.ledger))
+        if history.incarnation < i < incarnation
+    ]
+    _move_to_abandoned(files, later, incarnation)
+    path = ledger.path_of(files.ledger, history.incarnation)
+    if tail := durable_files.cut(path, history.num_bytes):
+        durable_files.write_whole(files.abandoned(incarnation) / path.relative_to(files.run_dir), [tail])
+
+
+def _move_to_abandoned(files: RunFiles, paths: Sequence[Path], incarnation: int) -> None:
+    for path in paths:
+        moved = files.abandoned(incarnation) / path.relative_to(files.run_dir)
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, moved)

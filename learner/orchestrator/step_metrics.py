@@ -1,0 +1,164 @@
+"""Makes the lines of `metrics.jsonl`. A rate is a count over the wall time between two lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from olmorl import metrics
+from olmorl.learner.background import in_thread
+from olmorl.learner.batching.batch import BatchFacts
+from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.ledger_state import LedgerState, Outcome
+from olmorl.learner.storage.metrics_log import Fields, MetricsLog
+from olmorl.messages import ActorStatus, StepReport
+from olmorl.ports import Counts
+
+SPREAD = 2.0
+"""The tokens of one heartbeat are spread over so many intervals, because the next heartbeat may be late."""
+
+
+@dataclass
+class ActorTotals:
+    """Sums over all actors since a point in time. An actor that was restarted counts from zero."""
+
+    wasted: int = 0
+    updates: int = 0
+    stall_s: float = 0.0
+    stall_s_max: float = 0.0
+
+
+class TokenCount:
+    """Every token belongs to exactly one line. The tokens of a heartbeat are spread over the time until the next one.
+
+    So a step that is shorter than a heartbeat interval gets its share of the tokens too.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[float, float, float]] = []
+
+    def heard(self, now: float, seconds: float, tokens: int) -> None:
+        """Add a heartbeat: `tokens` more than the one of the same actor `seconds` earlier; 0 for the first."""
+        self._parts.append((now, now + SPREAD * max(seconds, 0.0), tokens))
+
+    def between(self, since: float, now: float) -> float:
+        """The tokens from `since` until now. Later calls begin here."""
+        found = sum(tokens * _overlap(begin, end, since, now) for begin, end, tokens in self._parts)
+        self._parts = [part for part in self._parts if part[1] > now]
+        return found
+
+
+def _overlap(begin: float, end: float, since: float, now: float) -> float:
+    """The share of [begin, end] that lies between `since` and `now`; 0 or 1 for a single moment."""
+    if end <= begin:
+        return float(begin <= now)
+    return max(min(end, now) - max(begin, since), 0.0) / (end - begin)
+
+
+class StepMetrics:
+    """Every heartbeat counts once, in the line of the step in which it arrives."""
+
+    def __init__(
+        self, log: MetricsLog, disk: DiskWriter, now: float, wall_s: float, statuses: Mapping[str, ActorStatus]
+    ) -> None:
+        """`wall_s` is the time that the run took before this start; `statuses` are the totals of the actors then."""
+        self._log = log
+        self._disk = disk
+        self._started = now - wall_s
+        self._last_line = now
+        self._seen = dict(statuses)
+        self._window = ActorTotals()
+        self._tokens = TokenCount()
+        self._publish_s = 0.0
+
+    async def append(self, line: Fields) -> None:
+        """Add a line to `metrics.jsonl`."""
+        await self._disk.write(partial(in_thread, self._log.append, line))
+
+    async def amend(self, fields: Fields) -> None:
+        """Add fields to the last line."""
+        await self._disk.write(partial(in_thread, self._log.amend, fields))
+
+    async def sync(self) -> None:
+        """Make all lines durable."""
+        await in_thread(self._log.sync)
+
+    def published(self, seconds: float) -> None:
+        """Note how long publishing the newest version took."""
+        self._publish_s = seconds
+
+    def heard(self, statuses: Mapping[str, ActorStatus], now: float) -> None:
+        """Add the counts of the actors since their last heartbeats."""
+        for name, status in statuses.items():
+            before = self._seen.get(name)
+            if before is None or status.pid != before.pid or status.tokens_generated < before.tokens_generated:
+                before = ActorStatus(name=name, at=status.at)
+            if self._seen.get(name) is None or status.at != self._seen[name].at:
+                tokens = status.tokens_generated - before.tokens_generated
+                self._tokens.heard(now, status.at - before.at, tokens)
+            self._seen[name] = status
+            self._window.wasted += max(0, status.tokens_wasted - before.tokens_wasted)
+            if updates := status.updates - before.updates:
+                stall_s = status.stall_s_total - before.stall_s_total
+                # A new longest stall is known exactly. Otherwise use the mean: updates are rarer than heartbeats.
+                longest = status.stall_s_max if status.stall_s_max > before.stall_s_max else stall_s / updates
+                self._window.updates += updates
+                self._window.stall_s += stall_s
+                self._window.stall_s_max = max(self._window.stall_s_max, longest)
+
+    def wasted(self) -> int:
+        """Tokens of lost attempts reported since the last call."""
+        wasted, self._window.wasted = self._window.wasted, 0
+        return wasted
+
+    def line(
+        self, report: StepReport, facts: BatchFacts, state: LedgerState, counts: Counts, in_flight: int, now: float
+    ) -> dict[str, float | int | str | None]:
+        """The line of a step that was just recorded. Later counts go to the next line."""
+        seconds = max(now - self._last_line, 1e-9)
+        generated = self._tokens.between(self._last_line, now)
+        window, self._window, self._last_line = self._window, ActorTotals(), now
+        batch = state.batches[report.step]
+        fields: dict[str, float | int | str | None] = dict.fromkeys(metrics.ALWAYS)
+        fields |= {
+            "step": report.step,
+            "incarnation": report.version.incarnation,
+            "version": report.version.number,
+            "wall_s": now - self._started,
+            "batch_reward_mean": facts.reward_mean,
+            "batch_groups": facts.groups,
+            "batch_tokens": facts.tokens,
+            "actor_tokens_per_s": generated / seconds,
+            "useful_tokens_per_s": facts.trained_tokens / seconds,
+            "weight_publish_s": self._publish_s,
+            "weight_stall_s_mean": window.stall_s / window.updates if window.updates else None,
+            "weight_stall_s_max": window.stall_s_max if window.updates else None,
+            "lag_mean": facts.lag_mean,
+            "lag_max": facts.lag_max,
+        }
+        return fields | batch.tally.fields() | totals(state, counts, in_flight) | dict(report.values)
+
+
+def totals(state: LedgerState, counts: Counts, in_flight: int) -> dict[str, float | int | str | None]:
+    """The fields `metrics.TOTALS`, for the surviving history.
+
+    Generated tokens are those of every draw that ended, and of the lost attempts that actors reported. Wasted tokens
+    are those of stale and failed draws and of lost attempts. All other tokens that were generated and not trained are
+    masked or belong to zero-gradient groups.
+    """
+    trained = [batch for batch in state.batches.values() if batch.trained]
+    lost = sum(batch.wasted for batch in trained)
+    ended = state.decided_tokens.total() + sum(batch.score.tokens for batch in trained)
+    return {
+        "prompts_drawn_total": len(state.draws),
+        "groups_trained_total": state.outcomes[Outcome.TRAINED],
+        "groups_zero_gradient_total": state.outcomes[Outcome.ZERO_GRADIENT],
+        "groups_stale_total": state.outcomes[Outcome.STALE],
+        "groups_failed_total": state.outcomes[Outcome.FAILED],
+        "groups_in_flight": in_flight,
+        "duplicates_refused_total": counts.duplicates + counts.late,
+        "tokens_generated_total": ended + lost,
+        "tokens_trained_total": sum(batch.tokens for batch in trained),
+        "tokens_wasted_total": state.decided_tokens[Outcome.STALE] + state.decided_tokens[Outcome.FAILED] + lost,
+    }

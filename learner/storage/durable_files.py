@@ -1,0 +1,118 @@
+"""Files that survive a crash: whole or absent, or append-only with at most one torn line at the end."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from olmorl import room
+from olmorl.errors import DiskFull, ResourceError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_whole(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write a file so that after a crash it is complete or absent.
+
+    Raises:
+        ResourceError: the disk is full or refuses the write; nothing has changed then.
+    """
+    partial = path.with_name(path.name + ".partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.writelines(chunks)
+            sync(file.fileno())
+        partial.replace(path)
+        sync_folder(path.parent)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        raise unwritable(path, error) from error
+
+
+def check_room(path: Path) -> None:
+    """Write a small file and remove it. Raises DiskFull when there is no room for it."""
+    write_whole(path, [bytes(1 << 16)])
+    path.unlink(missing_ok=True)
+
+
+def append(descriptor: int, data: bytes) -> None:
+    """Add all of `data` to the end of a file, durably, or nothing of it. Raises OSError."""
+    size = os.fstat(descriptor).st_size
+    try:
+        _write(descriptor, data)
+        sync(descriptor)
+    except OSError:
+        _shorten(descriptor, size)
+        raise
+
+
+def append_soon(path: Path, data: bytes) -> None:
+    """Add all of `data` to the end of a file, or nothing of it. The operating system makes it durable later.
+
+    Raises:
+        ResourceError: the disk is full or refuses the write.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            try:
+                _write(file.fileno(), data)
+            except OSError:
+                _shorten(file.fileno(), size)
+                raise
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def _shorten(descriptor: int, size: int) -> None:
+    with suppress(OSError):
+        os.ftruncate(descriptor, size)
+
+
+def sync(descriptor: int) -> None:
+    """Make a file durable. All durable files of the run directory are synced here."""
+    os.fsync(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make creations, renames and removals in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def cut(path: Path, num_bytes: int) -> bytes:
+    """Shorten a file to `num_bytes`, durably; returns the bytes that were cut off."""
+    with path.open("r+b") as file:
+        file.seek(num_bytes)
+        tail = file.read()
+        if tail:
+            file.truncate(num_bytes)
+            sync(file.fileno())
+    return tail
+
+
+def whole_lines(data: bytes) -> int:
+    """The number of bytes up to the last line end. A crash tore the line after it."""
+    return data.rfind(b"\n") + 1
+
+
+def unwritable(path: Path, error: OSError) -> ResourceError:
+    """The error for a person whose run directory cannot be written."""
+    if error.errno in _FULL:
+        return DiskFull(f"{path}: {error.strerror}: {room.full(path.parent)}; make room there")
+    return ResourceError(f"{path}: {error.strerror or error}; mend the folder, then continue with --resume")

@@ -1,0 +1,123 @@
+"""Statistics of scored groups for the metrics. They are sums, so they merge in any order and survive a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+
+import msgspec
+
+from olmorl.messages import Group
+
+MOST_LOGGED = 128
+"""Names logged by user functions that a line holds: the first in alphabetical order."""
+
+
+class Moments(msgspec.Struct, frozen=True, array_like=True):
+    """Count, sum and sum of squares."""
+
+    count: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
+
+    @classmethod
+    def of(cls, *values: float) -> Moments:
+        return cls(len(values), sum(values), sum(value * value for value in values))
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+    @property
+    def std(self) -> float | None:
+        """The population standard deviation."""
+        if not self.count:
+            return None
+        return sqrt(max(self.squares / self.count - (self.total / self.count) ** 2, 0.0))
+
+
+class Score(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Sums over scored groups and their completions."""
+
+    groups: int = 0
+    completions: int = 0
+    rewards: Moments = Moments()
+    verifiers: Mapping[str, Moments] = msgspec.field(default_factory=dict)
+    logged: Mapping[str, Moments] = msgspec.field(default_factory=dict)
+    """By name, one value for each group whose functions logged it."""
+    solve_rate: float = 0.0
+    """Sum over groups of the share of their completions that are solved."""
+    tokens: int = 0
+    longest: int = 0
+    truncated: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(
+            groups=self.groups + other.groups,
+            completions=self.completions + other.completions,
+            rewards=self.rewards + other.rewards,
+            verifiers=_added(self.verifiers, other.verifiers),
+            logged=_first(_added(self.logged, other.logged)),
+            solve_rate=self.solve_rate + other.solve_rate,
+            tokens=self.tokens + other.tokens,
+            longest=max(self.longest, other.longest),
+            truncated=self.truncated + other.truncated,
+        )
+
+    def fields(self) -> dict[str, float | None]:
+        """The fields `metrics.SCORED` and the fields of each verifier; None where nothing was scored."""
+        line = {
+            "reward_mean": self.rewards.mean,
+            "reward_std": self.rewards.std,
+            "solve_rate_mean": self.solve_rate / self.groups if self.groups else None,
+            "completion_tokens_mean": self.tokens / self.completions if self.completions else None,
+            "completion_tokens_max": self.longest if self.completions else None,
+            "truncated_fraction": self.truncated / self.completions if self.completions else None,
+        }
+        for name, moments in sorted(self.verifiers.items()):
+            line |= {f"reward_{name}_mean": moments.mean, f"reward_{name}_std": moments.std}
+        return line | self.logged_fields()
+
+    def logged_fields(self) -> dict[str, float | None]:
+        """The values that user functions logged: means over groups, under a prefix of their own."""
+        return {f"logged_{name}_mean": moments.mean for name, moments in sorted(self.logged.items())}
+
+
+def _added(one: Mapping[str, Moments], other: Mapping[str, Moments]) -> dict[str, Moments]:
+    return {name: one.get(name, Moments()) + other.get(name, Moments()) for name in {**one, **other}}
+
+
+def _first(logged: Mapping[str, Moments]) -> dict[str, Moments]:
+    """The first names alphabetically, so that the order of merging does not matter."""
+    return {name: logged[name] for name in sorted(logged)[:MOST_LOGGED]}
+
+
+def score(group: Group) -> Score:
+    """The score of one group."""
+    verifiers: dict[str, Moments] = {}
+    logged: dict[str, list[float]] = {}
+    for completion in group.completions:
+        for name, verdict in completion.verdicts.items():
+            if verdict.reward is not None:
+                verifiers[name] = verifiers.get(name, Moments()) + Moments.of(verdict.reward)
+            for metric, value in verdict.logged.items():
+                logged.setdefault(metric, []).append(value)
+    return Score(
+        groups=1,
+        completions=len(group.completions),
+        rewards=Moments.of(*group.rewards),
+        verifiers=verifiers,
+        logged=_first({name: Moments.of(sum(values) / len(values)) for name, values in logged.items()}),
+        solve_rate=solve_rate(group),
+        tokens=group.num_tokens,
+        longest=max(len(c.token_ids) for c in group.completions),
+        truncated=sum(c.finish_reason == "length" for c in group.completions),
+    )
+
+
+def solve_rate(group: Group) -> float:
+    """The solved share of the completions that have a reward."""
+    return sum(completion.solved for completion in group.completions) / max(len(group.rewards), 1)

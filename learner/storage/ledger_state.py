@@ -1,0 +1,251 @@
+"""The events of the ledger, and the state of all draws that follows from them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import msgspec
+
+from olmorl.learner.storage.group_stats import Score, score
+from olmorl.messages import Group
+
+
+class Outcome(StrEnum):
+    """How a draw ends. Until then it is in flight."""
+
+    TRAINED = "trained"
+    ZERO_GRADIENT = "zero_gradient"
+    STALE = "stale"
+    """Over-age, or left over when a finite stream ended without filling a batch."""
+    FAILED = "failed"
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+    """Base of the events."""
+
+
+class Started(Event, frozen=True, kw_only=True):
+    """First line of a file. Steps after `step` are undone; those up to `replay_to` are trained again."""
+
+    incarnation: int
+    step: int
+    replay_to: int
+    previous: int = 0
+    """The incarnation whose file this one continues; 0: none."""
+    previous_bytes: int = 0
+    stream: dict[str, Any]
+    """State of the prompt stream at this start. Later events move it on."""
+
+
+class Drawn(Event, frozen=True, kw_only=True):
+    draw: int
+    row: str
+    position: int
+    """Position of the row in the stream."""
+    version: int
+    """The oldest version that may generate for it."""
+    replay_of: int | None = None
+    """The failed draw whose row is drawn again. Such a draw does not move the stream."""
+
+
+class Requeued(Event, frozen=True, kw_only=True):
+    """A draw that a failure lost from the queue, queued once more."""
+
+    draw: int
+    attempt: int
+    version: int
+
+
+class Recalled(Event, frozen=True, kw_only=True):
+    """Failed draws whose rows will be drawn again, on request."""
+
+    draws: list[int]
+
+
+class Retired(Event, frozen=True, kw_only=True):
+    """A row that is never drawn again. Its place among the draws matters when they are repeated."""
+
+    row: str
+
+
+class Decided(Event, frozen=True, kw_only=True):
+    """A draw that ends without being trained."""
+
+    draw: int
+    attempt: int
+    outcome: Outcome
+    cause: str = ""
+    score: Score = msgspec.field(default_factory=Score)
+    wasted: int = 0
+    """Completion tokens of a draw that has no score."""
+
+
+class Journaled(Event, frozen=True, kw_only=True):
+    """The groups of a step are durable in the journal."""
+
+    step: int
+    draws: list[tuple[int, int]]
+    """Draw and attempt, in the order of the batch."""
+    score: Score
+
+
+def journaled(step: int, groups: Sequence[Group]) -> Journaled:
+    """The event for a step whose groups are in the journal."""
+    draws = [(group.prompt.draw_id, group.prompt.attempt) for group in groups]
+    return Journaled(step=step, draws=draws, score=sum(map(score, groups), Score()))
+
+
+class Trained(Event, frozen=True, kw_only=True):
+    """The learner took the step."""
+
+    step: int
+    tokens: int
+    wasted: int = 0
+    """Completion tokens of lost attempts that the actors reported since the step before."""
+
+
+Line = Started | Drawn | Requeued | Recalled | Retired | Decided | Journaled | Trained
+
+
+class Start(NamedTuple):
+    """Where an incarnation began. `scheduling.survives` uses it."""
+
+    incarnation: int
+    step: int
+    replay_to: int
+
+
+@dataclass(slots=True)
+class Draw:
+    """The state of one draw."""
+
+    row: str
+    position: int
+    version: int
+    attempt: int = 1
+    outcome: Outcome | None = None
+    step: int | None = None
+    cause: str = ""
+
+
+@dataclass(slots=True)
+class BatchRecord:
+    """The draws of one step."""
+
+    draws: list[tuple[int, int]]
+    score: Score
+    """The score of its own groups."""
+    tally: Score
+    """The score of its own groups and of all groups that were filtered while it was assembled."""
+    tokens: int = 0
+    wasted: int = 0
+    trained: bool = False
+
+
+@dataclass
+class LedgerState:
+    """All events of the ledger, applied in order. A draw has at most one outcome."""
+
+    draws: dict[int, Draw] = field(default_factory=dict)
+    open: dict[int, Draw] = field(default_factory=dict)
+    """Draws in flight that are not in the journal. Each is in the queue exactly once."""
+    batches: dict[int, BatchRecord] = field(default_factory=dict)
+    starts: list[Start] = field(default_factory=list)
+    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    decided_tokens: Counter[Outcome] = field(default_factory=Counter)
+    open_score: Score = field(default_factory=Score)
+    """The score of the groups decided since the last batch was journaled."""
+    stream_state: dict[str, Any] = field(default_factory=dict)
+    """At the last start."""
+    stream_moves: list[Drawn | Retired] = field(default_factory=list)
+    """The moves of the prompt stream since then, in order."""
+    to_replay: list[int] = field(default_factory=list)
+    """Failed draws whose rows are to be drawn again."""
+    replayed: set[int] = field(default_factory=set)
+    """Failed draws whose rows were drawn again."""
+
+    @property
+    def journaled(self) -> int:
+        """Draws in journaled batches that are not trained."""
+        return sum(len(batch.draws) for batch in self.batches.values() if not batch.trained)
+
+    def contradictions(self, events: Iterable[Line]) -> list[int]:
+        """Draws that `events` would end although they are not open, or would end twice."""
+        ending = Counter(draw for event in events for draw in _ended_by(event))
+        return sorted(draw for draw, times in ending.items() if times > 1 or draw not in self.open)
+
+    def apply(self, event: Line) -> None:
+        """Apply one event."""
+        match event:
+            case Started():
+                self._start(event)
+            case Drawn():
+                self._draw(event)
+            case Requeued():
+                draw = self.open[event.draw]
+                draw.attempt, draw.version = event.attempt, event.version
+            case Recalled():
+                self.to_replay += event.draws
+            case Retired():
+                self.stream_moves.append(event)
+            case Decided():
+                self._end(self.open.pop(event.draw), event.attempt, event.outcome, cause=event.cause)
+                self.open_score += event.score
+                self.decided_tokens[event.outcome] += event.score.tokens + event.wasted
+            case Journaled():
+                for draw_id, _ in event.draws:
+                    del self.open[draw_id]
+                self.batches[event.step] = BatchRecord(event.draws, event.score, self.open_score + event.score)
+                self.open_score = Score()
+            case Trained():
+                self._train(event)
+
+    def _draw(self, event: Drawn) -> None:
+        self.draws[event.draw] = self.open[event.draw] = Draw(event.row, event.position, event.version)
+        if event.replay_of is None:
+            self.stream_moves.append(event)
+        else:
+            self.to_replay = [draw for draw in self.to_replay if draw != event.replay_of]
+            self.replayed.add(event.replay_of)
+
+    def _end(self, draw: Draw, attempt: int, outcome: Outcome, *, step: int | None = None, cause: str = "") -> None:
+        assert draw.outcome is None, f"{draw} gets a second outcome"
+        draw.attempt, draw.outcome, draw.step, draw.cause = attempt, outcome, step, cause
+        self.outcomes[outcome] += 1
+
+    def _train(self, event: Trained) -> None:
+        batch = self.batches[event.step]
+        # A replayed step keeps the waste that was counted when an earlier start took it.
+        batch.trained, batch.tokens, batch.wasted = True, event.tokens, batch.wasted + event.wasted
+        for draw, attempt in batch.draws:
+            self._end(self.draws[draw], attempt, Outcome.TRAINED, step=event.step)
+
+    def _start(self, event: Started) -> None:
+        self.starts.append(Start(event.incarnation, event.step, event.replay_to))
+        self.stream_state, self.stream_moves = event.stream, []
+        for step in [step for step in self.batches if step > event.step]:
+            self._undo(self.batches[step])
+            if step > event.replay_to:
+                self.open |= {draw: self.draws[draw] for draw, _ in self.batches.pop(step).draws}
+
+    def _undo(self, batch: BatchRecord) -> None:
+        if batch.trained:
+            batch.trained = False
+            self.outcomes[Outcome.TRAINED] -= len(batch.draws)
+            for draw, _ in batch.draws:
+                self.draws[draw].outcome = self.draws[draw].step = None
+
+
+def _ended_by(event: Line) -> list[int]:
+    """The draws that are open before an event and not after it."""
+    match event:
+        case Decided():
+            return [event.draw]
+        case Journaled():
+            return [draw for draw, _ in event.draws]
+        case _:
+            return []

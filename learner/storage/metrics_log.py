@@ -1,0 +1,86 @@
+"""`metrics.jsonl`: one line for each step of the surviving history, in order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from olmorl.errors import ResourceError
+from olmorl.learner.storage import durable_files
+from olmorl.metrics import of_evaluation
+
+Fields = Mapping[str, float | int | str | None]
+
+
+class MetricsLog:
+    """Each step has one line. Only its evaluation fields may change after the next line is written."""
+
+    def __init__(self, path: Path, observe: Callable[[Fields], None] | None = None) -> None:
+        """`observe` is called with every line that is added."""
+        self._path = path
+        self._observe = observe
+
+    def read(self) -> list[dict[str, Any]]:
+        """All lines, in order, except a torn last line. Raises ResourceError when a line is damaged."""
+        data = self._path.read_bytes() if self._path.exists() else b""
+        return [self._decode(i, line) for i, line in enumerate(data[: durable_files.whole_lines(data)].splitlines(), 1)]
+
+    def _decode(self, number: int, line: bytes) -> dict[str, Any]:
+        try:
+            fields = msgspec.json.decode(line, type=dict[str, Any])
+            if not isinstance(fields.get("step"), int):
+                raise ValueError("it names no step")
+            return fields
+        except ValueError as error:  # includes UnicodeDecodeError
+            raise ResourceError(
+                f"{self._path}:{number}: damaged ({error}): remove that line; it only feeds tables and plots"
+            ) from None
+
+    def append(self, fields: Fields) -> None:
+        """Add a line. Raises ResourceError when it cannot be written."""
+        durable_files.append_soon(self._path, _encode(fields))
+        if self._observe:
+            self._observe(fields)
+
+    def amend(self, fields: Fields) -> None:
+        """Add an evaluation to the last line, if any: after the last step there is no later line.
+
+        A line holds one round of a set. An earlier round in the last line moves to the line before, if there is one.
+        """
+        if not (lines := self.read()):
+            return
+        added = dict(fields)
+        for number in reversed(range(len(lines))):
+            moved = of_evaluation(lines[number]) if added.keys() & lines[number].keys() else {}
+            lines[number] = {key: value for key, value in lines[number].items() if key not in moved} | added
+            if not (added := moved):
+                break
+        durable_files.write_whole(self._path, map(_encode, lines))
+        if self._observe:
+            self._observe(fields)
+
+    def sync(self) -> None:
+        """Make all lines durable. Blocks."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def cut_after(self, step: int, abandoned: Path) -> None:
+        """Move the lines after `step` to the file `abandoned`: the steps will be taken again."""
+        if not self._path.exists():
+            return
+        data = self._path.read_bytes()
+        lines = data[: durable_files.whole_lines(data)].splitlines(keepends=True)
+        keep = sum(len(line) for i, line in enumerate(lines, 1) if self._decode(i, line)["step"] <= step)
+        if tail := durable_files.cut(self._path, keep):
+            durable_files.write_whole(abandoned, [tail[: durable_files.whole_lines(tail)]])
+
+
+def _encode(fields: Fields) -> bytes:
+    finite = {key: None if isinstance(value, float) and not isfinite(value) else value for key, value in fields.items()}
+    return msgspec.json.encode(finite) + b"\n"

@@ -1,0 +1,191 @@
+"""`rollouts/`: every draw that ended, with everything generated for it, as zstd-compressed JSON lines.
+
+    step_000012.3.jsonl.zst          the groups of step 12 and those filtered while it was assembled, by incarnation 3
+    step_000013.3.partial.jsonl.zst  still being written, and readable at any time
+
+Every write is one zstd frame, so a file that a crash cut off is readable up to its last whole frame. A crash loses the
+records that were not written; the ledger still has their outcomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import zstandard
+
+from olmorl.learner.background import in_thread
+from olmorl.learner.storage import durable_files
+from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.ledger_state import Outcome
+from olmorl.messages import Completion, Failure, Group, Result
+
+MOST_PENDING = 4096
+"""Draws and steps that may wait for the disk. With more, the orchestrator waits too."""
+
+
+class _Item(NamedTuple):
+    """Records that are written together or not at all."""
+
+    records: Sequence[tuple[Result, Outcome, int | None, str]]
+    """Result, outcome, step and cause of draws that ended."""
+    ends: int | None = None
+    """The step that these records end. Earlier records belong to it too."""
+
+
+class RolloutLog:
+    """Writes one record for each draw that ended, in the background and in the order of the outcomes."""
+
+    def __init__(self, folder: Path, incarnation: int, first_step: int, disk: DiskWriter) -> None:
+        self._folder = folder
+        self._disk = disk
+        self._incarnation = incarnation
+        self._step = first_step
+        self._pending: asyncio.Queue[_Item] = asyncio.Queue(MOST_PENDING)
+        self._writer = asyncio.create_task(self._write_all())
+
+    async def put(self, result: Result, outcome: Outcome, cause: str = "") -> None:
+        """Record a draw that ended without training. Waits only while `MOST_PENDING` records wait for the disk."""
+        await self._hand_over(_Item([(result, outcome, None, cause)]))
+
+    async def end_step(self, step: int, groups: Sequence[Group]) -> None:
+        """Record the trained groups of `step`. Everything put before belongs to this step or an earlier one."""
+        await self._hand_over(_Item([(group, Outcome.TRAINED, step, "") for group in groups], step))
+
+    async def flush(self) -> None:
+        """Wait until everything put so far is written. Raises ResourceError when the disk refused it."""
+        await self._unless_failed(asyncio.ensure_future(self._pending.join()))
+
+    async def close(self) -> None:
+        """Write all pending records and end the background task."""
+        try:
+            await self.flush()
+        finally:
+            self._writer.cancel()
+            await asyncio.wait([self._writer])
+
+    def has(self, step: int) -> bool:
+        """Whether the groups of a step are recorded already, by an earlier incarnation."""
+        return any(
+            "partial" not in path.name or any(record["step"] == step for record in read(path))
+            for path in self._folder.glob(f"step_{step:06d}.*")
+        )
+
+    async def _hand_over(self, item: _Item) -> None:
+        await self._unless_failed(asyncio.ensure_future(self._pending.put(item)))
+
+    async def _unless_failed(self, wait: asyncio.Future[None]) -> None:
+        try:
+            await asyncio.wait([wait, self._writer], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            wait.cancel()
+        if self._writer.done():
+            self._writer.result()
+
+    async def _write_all(self) -> None:
+        while True:
+            items = [await self._pending.get()]
+            while not self._pending.empty():
+                items.append(self._pending.get_nowait())
+            await self._disk.write(partial(in_thread, self._write, deque(items)))
+            for _ in items:
+                self._pending.task_done()
+
+    def _write(self, items: deque[_Item]) -> None:
+        """Removes the written items from `items`, so that the rest can be tried again."""
+        while items:
+            number = next((n for n, item in enumerate(items, 1) if item.ends is not None), len(items))
+            part = [items[n] for n in range(number)]
+            lines = [msgspec.json.encode(record(*ended)) + b"\n" for item in part for ended in item.records]
+            if lines:
+                durable_files.append_soon(self._partial, zstandard.compress(b"".join(lines)))
+            for _ in part:
+                items.popleft()
+            if (step := part[-1].ends) is not None:
+                items.appendleft(_Item([], step))
+                self._finish(step)
+                items.popleft()
+
+    def _finish(self, step: int) -> None:
+        path = self._partial
+        try:
+            if path.exists():
+                path.rename(self._folder / f"step_{step:06d}.{self._incarnation}.jsonl.zst")
+        except OSError as error:
+            raise durable_files.unwritable(path, error) from error
+        self._step = step + 1
+
+    @property
+    def _partial(self) -> Path:
+        return self._folder / f"step_{self._step:06d}.{self._incarnation}.partial.jsonl.zst"
+
+
+def record(result: Result, outcome: Outcome, step: int | None, cause: str) -> dict[str, Any]:
+    """One line: the draw, its outcome, and each completion. `incarnations` is parallel to `versions`."""
+    prompt = result.prompt
+    line: dict[str, Any] = {
+        "prompt_id": prompt.draw_id,
+        "attempt": prompt.attempt,
+        "outcome": outcome,
+        "step": step,
+        "cause": cause,
+        "row": prompt.row,
+        "prompt": prompt.messages,
+        "prompt_token_ids": prompt.token_ids.tolist(),
+        "datasets": prompt.datasets,
+        "ground_truths": prompt.ground_truths,
+        "actor": result.actor,
+    }
+    if isinstance(result, Failure):
+        return {**line, "detail": result.detail, "completions": []}
+    return {
+        **line,
+        "started_at": result.started_at,
+        "finished_at": result.finished_at,
+        "completions": [_completion(completion) for completion in result.completions],
+    }
+
+
+def read(path: Path) -> Iterator[dict[str, Any]]:
+    """The records of one file, up to its last whole frame."""
+    data = path.read_bytes()
+    while data:
+        decompressor = zstandard.ZstdDecompressor().decompressobj()
+        try:
+            lines = decompressor.decompress(data)
+        except zstandard.ZstdError:
+            return
+        if not decompressor.eof:
+            return
+        yield from map(msgspec.json.decode, lines.splitlines())
+        data = decompressor.unused_data
+
+
+def step_of(path: Path) -> int:
+    """The step a file belongs to."""
+    return int(path.name.split(".")[0].removeprefix("step_"))
+
+
+def _completion(completion: Completion) -> dict[str, Any]:
+    return {
+        "index": completion.index,
+        "token_ids": completion.token_ids.tolist(),
+        "logprobs": [round(value, 6) for value in completion.logprobs.tolist()],
+        "versions": [[span.version.number, span.start, span.end] for span in completion.spans],
+        "incarnations": [span.version.incarnation for span in completion.spans],
+        "reward": completion.reward,
+        "solved": completion.solved,
+        "verdicts": {name: msgspec.structs.asdict(verdict) for name, verdict in completion.verdicts.items()},
+        "finish_reason": completion.finish_reason,
+        "text": completion.text,
+    }
+
+
+def files(folder: Path) -> list[Path]:
+    """All files of `rollouts/`, in the order of their steps."""
+    return sorted(folder.glob("step_*.jsonl.zst"))

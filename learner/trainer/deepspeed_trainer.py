@@ -1,0 +1,304 @@
+"""The DeepSpeed trainer: one rank of the policy being trained. The one file that imports deepspeed.
+
+    train(shard) ── for each minibatch ── for each row: forward, loss, backward ── one optimizer step
+
+Gradients are plain sums: a row's loss is already divided by the global normaliser of its minibatch, and the mean that
+DeepSpeed takes over ranks is undone here. So the gradient is the same on every layout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import warnings
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import import_module
+from itertools import product
+from math import isfinite
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
+from transformers.utils.logging import disable_progress_bar
+
+from olmorl import config
+from olmorl.errors import Diverged
+from olmorl.learner.algorithm.objective import STATS, LossInputs, policy_loss, step_metrics
+from olmorl.learner.algorithm.presets import Switches
+from olmorl.learner.batching.packing import RowArrays, row_arrays
+from olmorl.learner.trainer import deepspeed_config, malloc
+from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.lr_schedule import learning_rate
+from olmorl.learner.trainer.optimizer_state import TrainingState
+from olmorl.learner.trainer.policy import PackedPolicy, policy_row, refuse_leaks
+from olmorl.learner.trainer.process_group import Ranks, join, training_device
+from olmorl.messages import Shard
+from olmorl.ports import NamedBuffer
+from olmorl.seeds import derive
+
+SHARED_MEMORY_REDUCE: Final = "deepspeed_shm_comm"
+
+
+class DeepSpeedTrainer:
+    """Every rank makes the same calls in the same order. A rank with fewer rows runs empty ones with weight zero."""
+
+    def __init__(
+        self,
+        model: config.Model,
+        learner: config.Learner,
+        switches: Switches,
+        *,
+        temperature: float,
+        steps: int,
+        seed: int,
+        ranks: Ranks,
+    ) -> None:
+        """Join the other ranks, unless the process group exists, and load the starting policy.
+
+        Args:
+            temperature: of sampling; the policy is the tempered distribution.
+            steps: of the whole run, for the learning rate.
+
+        Raises:
+            ModelError: the model cannot be loaded, or its packed samples would see each other.
+            ConfigError: a dtype that cannot be trained in.
+            DeadlinePassed: the other ranks did not come.
+        """
+        self._model_settings, self._learner, self._switches = model, learner, switches
+        self._steps, self._ranks = steps, ranks
+        self._device = training_device(learner.device)
+        settings = deepspeed_config.settings(model, learner, self._device)
+        self._stage: int = settings["zero_optimization"]["stage"]
+        torch.set_num_threads(learner.threads)
+        torch.manual_seed(derive(seed, "learner", ranks.rank))
+        self._made_group = not dist.is_initialized()
+        if self._made_group:
+            join(ranks, self._device)
+        self._deepspeed = _import_deepspeed(self._device)
+        disable_progress_bar()
+        # One thread for all training: the event loop of the rank stays free, and the device is set once.
+        self._thread = ThreadPoolExecutor(1, "train", self._enter_device)
+        self._enter_device()
+        policy = self._load(settings, temperature)
+        policy.model.train()
+        if learner.gradient_checkpointing:
+            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._grad_norm = 0.0
+        self._interrupted = threading.Event()
+        self._engine = self._build_engine(settings, policy)
+        self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
+        refuse_leaks(self._engine, self._model, self._device)
+        self._reference = self._build_reference(settings, temperature) if switches.needs_reference else None
+
+    # --- one step
+
+    async def train(self, shard: Shard) -> dict[str, float] | None:
+        """Take the step in a thread, so that the event loop stays free."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._train, shard)
+
+    def interrupt(self) -> None:
+        self._interrupted.set()
+
+    def _train(self, shard: Shard) -> dict[str, float] | None:
+        rows = [[row_arrays(row) for row in minibatch] for minibatch in shard.minibatches]
+        updates = list(product(range(self._learner.epochs), range(len(rows))))
+        old = _score(self._engine, rows, self._device) if len(updates) > 1 else None
+        reference = _score(self._reference, rows, self._device) if self._reference else None
+        rate = learning_rate(shard.step, self._learner, self._steps)
+        stats_S = torch.zeros(len(STATS), dtype=torch.float64, device=self._device)
+        grad_norms: list[float] = []
+        for _, index in updates:
+            for number, row in enumerate(rows[index]):
+                if not grad_norms and self._given_up():
+                    return None
+                stats_S += self._backward(
+                    row,
+                    old[index][number] if old else None,
+                    reference[index][number] if reference else None,
+                    shard.loss_tokens[index],
+                    shard.num_sequences[index],
+                )
+            grad_norms.append(self._update(rate))
+            if not isfinite(grad_norms[-1]):
+                raise Diverged(
+                    f"step {shard.step}: the norm of the gradient is {grad_norms[-1]}; nothing of it was published. "
+                    "Go back to an earlier checkpoint (--resume --from-step N) with a lower learning rate"
+                )
+        dist.all_reduce(stats_S)
+        if self._device.type == "cpu":
+            malloc.give_back()
+        values = step_metrics(stats_S, len(updates))
+        if reference is None:
+            del values["kl_ref_mean"]
+        return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
+
+    def _given_up(self) -> bool:
+        """Whether any rank was interrupted. All ranks learn it between the same two micro-batches."""
+        interrupted = torch.tensor(float(self._interrupted.is_set()), device=self._device)
+        if self._ranks.world > 1:
+            dist.all_reduce(interrupted, op=dist.ReduceOp.MAX)
+        return bool(interrupted)
+
+    def _backward(
+        self, row: RowArrays, old_T: Tensor | None, reference_T: Tensor | None, loss_tokens: float, num_sequences: int
+    ) -> Tensor:
+        """Add the gradient of one row; returns its statistics."""
+        logprobs_T, entropy_T = self._engine(policy_row(row, self._device), with_entropy=True)
+
+        def batch(values: Any) -> Tensor:
+            return torch.as_tensor(values, device=self._device)[None]
+
+        inputs = LossInputs(
+            logprobs_BT=logprobs_T[None],
+            old_logprobs_BT=(logprobs_T.detach() if old_T is None else old_T)[None],
+            behaviour_logprobs_BT=batch(row.behaviour_logprobs_T),
+            advantages_BT=batch(row.advantages_T),
+            loss_mask_BT=batch(row.loss_mask_T),
+            sequence_ids_BT=batch(row.sequence_ids_T),
+            lags_BT=batch(row.lags_T),
+            loss_tokens=loss_tokens,
+            num_sequences=num_sequences,
+            ref_logprobs_BT=None if reference_T is None else reference_T[None],
+            entropy_BT=entropy_T[None],
+        )
+        loss, stats_S = policy_loss(inputs, self._switches)
+        # DeepSpeed takes the mean over ranks, but the objective is a sum.
+        self._engine.backward(loss * self._ranks.world)
+        return stats_S
+
+    def _update(self, rate: float) -> float:
+        """Take an optimizer step with the summed gradients; returns their norm before clipping."""
+        for group in self._engine.optimizer.param_groups:
+            group["lr"] = rate
+        self._engine.step()
+        if self._stage > 0:
+            self._grad_norm = float(self._engine.get_global_grad_norm())
+        return self._grad_norm
+
+    # --- weights
+
+    def snapshot(self) -> list[NamedBuffer]:
+        """The weights as a checkpoint of the model names them, copied; empty except on rank 0.
+
+        They are the fp32 master weights rounded to the model's dtype: DeepSpeed writes those back after each step.
+        """
+        tensors = dict(self._whole_weights())
+        if self._ranks.rank != 0:
+            return []
+        return [_buffer(name, tensor) for name, tensor in revert_weight_conversion(self._model, tensors).items()]
+
+    def export(self, folder: Path) -> None:
+        """Write a Hugging Face folder that transformers and vLLM load, from rank 0."""
+        tensors = dict(self._whole_weights())
+        if self._ranks.rank == 0:
+            models.export(self._model, tensors, self._model_settings, folder)
+        dist.barrier()
+
+    def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Each weight once, tied ones under their first name, copied to the host of rank 0. Gathers one at a time."""
+        seen: set[int] = set()
+        for name, tensor in self._model.state_dict(keep_vars=True).items():
+            if id(tensor) in seen:
+                continue
+            seen.add(id(tensor))
+            with self._deepspeed.zero.GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
+                if self._ranks.rank == 0:
+                    yield name, tensor.detach().to("cpu", copy=True)
+
+    @property
+    def _model(self) -> PreTrainedModel:
+        model: PreTrainedModel = self._engine.module.model
+        return model
+
+    # --- checkpoints
+
+    def save(self, folder: Path) -> Callable[[], Awaitable[None]]:
+        """Copy the state. The learning rate is not saved: it follows from the step."""
+        return self._state.save(folder)
+
+    def restore(self, folder: Path) -> None:
+        """Load the state of a checkpoint with any number of ranks and any ZeRO stage.
+
+        Raises:
+            ConfigError: there is no checkpoint, or it is of another model.
+            ResourceError: it is damaged.
+        """
+        self._state.restore(folder)
+
+    def close(self) -> None:
+        """Leave the process group, if this trainer made it."""
+        self._thread.shutdown()
+        self._state.close()
+        self._engine.destroy()
+        if self._made_group:
+            dist.destroy_process_group()
+
+    # --- setting up
+
+    def _enter_device(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_device(self._device)
+
+    def _load(self, settings: dict[str, Any], temperature: float) -> PackedPolicy:
+        build = partial(models.load, self._model_settings, self._learner.attention, self._device)
+        return PackedPolicy(deepspeed_config.load(build, settings), temperature, self._learner.logprob_chunk)
+
+    def _build_engine(self, settings: dict[str, Any], policy: PackedPolicy) -> Any:
+        learner = self._learner
+        optimizer = torch.optim.AdamW(
+            policy.parameters(),
+            lr=learner.learning_rate,
+            betas=learner.betas,
+            eps=learner.eps,
+            weight_decay=learner.weight_decay,
+            fused=True,
+        )
+        if self._stage == 0:
+            optimizer.register_step_pre_hook(self._clip)
+        engine, *_ = self._deepspeed.initialize(
+            model=policy, optimizer=optimizer, config=settings, dist_init_required=False
+        )
+        return engine
+
+    def _clip(self, *_: Any) -> None:
+        """Clip without DeepSpeed: at stage 0 it would not return the norm."""
+        norm = torch.nn.utils.clip_grad_norm_(self._engine.module.parameters(), self._learner.max_grad_norm)
+        self._grad_norm = float(norm)
+
+    def _build_reference(self, settings: dict[str, Any], temperature: float) -> Any:
+        """The starting policy, frozen. Under ZeRO-3 it is sharded like the trained one."""
+        policy = self._load(settings, temperature).requires_grad_(False)
+        if self._stage < 3:
+            return policy.to(self._device)
+        return self._deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]
+
+
+def _score(policy: Callable[..., Any], rows: Sequence[Sequence[RowArrays]], device: torch.device) -> list[list[Tensor]]:
+    """logprobs_T of every row of every minibatch, without gradient."""
+    with torch.no_grad():
+        return [[policy(policy_row(row, device))[0] for row in minibatch] for minibatch in rows]
+
+
+def _import_deepspeed(device: torch.device) -> ModuleType:
+    """Import deepspeed after the environment is set: the import selects the accelerator and the GPU."""
+    os.environ["DS_ACCELERATOR"] = device.type
+    os.environ["LOCAL_RANK"] = "0"
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    deepspeed = import_module("deepspeed")
+    # Only inference needs it, and it compiles C++ at run time and leaves files in /dev/shm.
+    deepspeed.ops.__compatible_ops__[SHARED_MEMORY_REDUCE] = False
+    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
+    return deepspeed
+
+
+def _buffer(name: str, tensor: Tensor) -> NamedBuffer:
+    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return NamedBuffer(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)

@@ -1,0 +1,66 @@
+"""A trainer without a model: its steps take the time that `config.Simulation` gives."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+from olmorl import metrics
+from olmorl.clock import Clock
+from olmorl.config import Simulation
+from olmorl.learner.storage import durable_files
+from olmorl.messages import Shard
+from olmorl.ports import NamedBuffer
+
+DIGEST_BYTES = 16
+
+
+class FakeTrainer:
+    """Its weights are a digest of all batches in order, so equal histories have equal weights."""
+
+    def __init__(self, simulation: Simulation, clock: Clock, rank: int = 0) -> None:
+        self._simulation = simulation
+        self._clock = clock
+        self._rank = rank
+        self.weights = bytes(DIGEST_BYTES)
+
+    async def train(self, shard: Shard) -> dict[str, float] | None:
+        """Take a step. Values that need a model or other ranks are 0."""
+        rows = list(chain.from_iterable(shard.minibatches))
+        samples = list(chain.from_iterable(rows))
+        tokens = sum(len(sample.completion_ids) for sample in samples)
+        await self._clock.sleep(tokens / self._simulation.train_tokens_per_s)
+        digest = hashlib.blake2b(self.weights, digest_size=DIGEST_BYTES)
+        digest.update(str([sorted(sample.draw_id for sample in row) for row in rows]).encode())
+        self.weights = digest.digest()
+        return dict.fromkeys(metrics.LEARNER, 0.0) | {"lr": 1.0}
+
+    def interrupt(self) -> None:
+        """Does nothing: a simulated step has no micro-batches."""
+
+    def snapshot(self) -> list[NamedBuffer]:
+        if self._rank:
+            return []
+        return [NamedBuffer("digest", "uint8", (DIGEST_BYTES,), memoryview(self.weights))]
+
+    def save(self, folder: Path) -> Callable[[], Awaitable[None]]:
+        return partial(self._write, folder / f"rank_{self._rank}", self.weights)
+
+    async def _write(self, path: Path, weights: bytes) -> None:
+        await self._clock.sleep(self._simulation.save_s)
+        durable_files.write_whole(path, [weights])
+
+    def restore(self, folder: Path) -> None:
+        # The checkpoint may be of fewer ranks. A real trainer gathers the shares of all ranks.
+        own = folder / f"rank_{self._rank}"
+        self.weights = (own if own.exists() else folder / "rank_0").read_bytes()
+
+    def export(self, folder: Path) -> None:
+        """Write a note that there is no model to export."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "README.md").write_text(f"A simulated run. Digest of its history: {self.weights.hex()}\n")
+
+    def close(self) -> None: ...

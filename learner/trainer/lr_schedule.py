@@ -1,0 +1,20 @@
+"""The learning rate as a pure function of the step, so that no checkpoint has to save it."""
+
+from __future__ import annotations
+
+from math import cos, pi
+
+from olmorl.config import Learner
+
+
+def learning_rate(step: int, learner: Learner, steps: int) -> float:
+    """Rate of learner step `step` (from 1) of `steps`.
+
+    It rises over `warmup_steps` to the full rate, then stays, or falls towards 0: the step after the last would have 0.
+    """
+    if step <= learner.warmup_steps:
+        return learner.learning_rate * step / learner.warmup_steps
+    done = (step - 1 - learner.warmup_steps) / max(steps - learner.warmup_steps, 1)
+    done = min(done, 1.0)
+    shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + cos(pi * done)) / 2}
+    return learner.learning_rate * shape[learner.schedule]

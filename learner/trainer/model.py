@@ -1,0 +1,99 @@
+"""Loads the policy's network, and writes it as a Hugging Face folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+
+from olmorl import config
+from olmorl.errors import ModelError, ResourceError
+from olmorl.learner.trainer import packed_attention
+
+DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
+
+
+def read_config(settings: config.Model) -> PretrainedConfig:
+    """The architecture of the model at `settings.path`, without its weights.
+
+    Raises:
+        ModelError: not a model, or an architecture that transformers does not know.
+    """
+    path = settings.path
+    folder = Path(path)
+    if folder.exists() and not (folder / "config.json").is_file():
+        raise ModelError(f"model.path = {path}: no config.json there; name the folder that save_pretrained wrote")
+    if not folder.exists() and (folder.is_absolute() or path.startswith((".", "~")) or path.count("/") > 1):
+        raise ModelError(f"model.path = {path}: no such folder; name a Hugging Face folder or a hub name")
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=settings.trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model.path = {path}: not a model that transformers can read: {_first_line(error)}") from None
+
+
+def load(settings: config.Model, wanted_attention: str, device: torch.device) -> PreTrainedModel:
+    """The model in `settings.dtype`, with an attention that isolates packed samples.
+
+    Raises:
+        ModelError: not a causal language model, weights that are missing, or an attention that is not available.
+    """
+    read_config(settings)
+    name = packed_attention.implementation(wanted_attention, device)
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            settings.path,
+            dtype=DTYPES[settings.dtype],
+            attn_implementation=name,
+            trust_remote_code=settings.trust_remote_code,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, ImportError, SafetensorError) as error:
+        raise ModelError(f"model.path = {settings.path}: cannot be loaded: {_first_line(error)}") from None
+    if missing := sorted(report["missing_keys"]):
+        raise ModelError(
+            f"model.path = {settings.path}: the folder lacks {len(missing)} weights of a "
+            f"{type(model).__name__}, such as {missing[0]}; save the model again"
+        )
+    _without_dropout(model)
+    return model
+
+
+def _without_dropout(model: PreTrainedModel) -> None:
+    """Turn dropout off: its noise would move the ratio away from 1."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        if hasattr(module, "attention_dropout"):
+            module.attention_dropout = 0.0
+
+
+def export(model: PreTrainedModel, state: Mapping[str, Tensor], settings: config.Model, folder: Path) -> None:
+    """Write `state` with the model's configuration and tokenizer as a Hugging Face folder.
+
+    Raises:
+        ModelError: there is no tokenizer.
+        ResourceError: the disk is full or refuses the write.
+    """
+    source = settings.tokenizer or settings.path
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"model.tokenizer = {source}: not a tokenizer: {_first_line(error)}") from None
+    try:
+        model.save_pretrained(folder, state_dict=dict(state))
+        tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise ResourceError(
+            f"{folder}: the model cannot be written ({_first_line(error)}); make room or name another folder, then "
+            "export the last checkpoint: olmorl-ctl RUN export FOLDER"
+        ) from None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,140 @@
+"""Finds the training state of the policy on this rank, at every ZeRO stage. Imports no deepspeed.
+
+stage    fp32 master weights and moments of AdamW
+0        the weights themselves and their moments, whole on every rank
+1, 2     flat partitions of all weights; `_hp_mapping` says which part of a weight this rank's partition holds
+3        flat partitions of sub-groups, in which every weight is sharded evenly
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from olmorl.learner.trainer.checkpoint_shards import KINDS, ParameterPiece, Share, Shares
+from olmorl.learner.trainer.process_group import Ranks
+
+
+class TrainingState:
+    """A checkpoint holds everything that training continues from: weights, moments, buffers, random state."""
+
+    def __init__(self, engine: Any, model: PreTrainedModel, stage: int, ranks: Ranks, device: torch.device) -> None:
+        self._device = device
+        self._stage = stage
+        self._ranks = ranks
+        self._model = model
+        self._zero = engine.optimizer
+        self._adam: torch.optim.Optimizer = engine.optimizer if stage == 0 else engine.optimizer.optimizer
+
+        self._share = Share(ranks.rank, ranks.world, pinned=device.type == "cuda")
+        # A separate thread, so that a disk that hangs delays nothing else.
+        self._disk = ThreadPoolExecutor(1, "save")
+
+    def save(self, folder: Path) -> Callable[[], Awaitable[None]]:
+        """Copy the state of this rank; returns what writes the copy to disk."""
+        buffers = self._buffers() if self._ranks.rank == 0 else {}
+        others = {f"buffer/{name}": buffer for name, buffer in buffers.items()}
+        others |= {f"random/{name}": state for name, state in self._random_state().items()}
+        self._share.copy(self._pieces_to_write(), others, self._steps)
+        return lambda: asyncio.get_running_loop().run_in_executor(self._disk, self._share.write, folder)
+
+    def restore(self, folder: Path) -> None:
+        """Load the state of a checkpoint. A rank without a share in it keeps its random state.
+
+        Raises:
+            ConfigError: there is no checkpoint, or it is of another model.
+            ResourceError: it is damaged.
+        """
+        shares = Shares(folder, self._ranks.rank, self._ranks.world)
+        self._load(shares)
+        random = shares.others("random/", self._ranks.rank)
+        if "cpu" in random:
+            torch.set_rng_state(random["cpu"])
+        if "cuda" in random and self._device.type == "cuda":
+            torch.cuda.set_rng_state(random["cuda"], self._device)
+
+    def close(self) -> None:
+        """End the thread that writes."""
+        self._disk.shutdown(wait=False)
+
+    def _random_state(self) -> dict[str, Tensor]:
+        cuda = {"cuda": torch.cuda.get_rng_state(self._device)} if self._device.type == "cuda" else {}
+        return {"cpu": torch.get_rng_state(), **cuda}
+
+    def _pieces_to_write(self) -> list[ParameterPiece]:
+        """The pieces that this rank writes. All ranks together write each parameter once."""
+        if self._stage:
+            return list(self._pieces())
+        return [piece.part(self._ranks.rank, self._ranks.world) for piece in self._pieces()]
+
+    def _buffers(self) -> dict[str, Tensor]:
+        """The model's saved tensors that are not parameters. They are the same on every rank."""
+        saved = self._model.state_dict().keys()
+        return {name: buffer for name, buffer in self._model.named_buffers() if name in saved}
+
+    @property
+    def _steps(self) -> float:
+        """Optimizer steps taken."""
+        return max((float(state["step"]) for state in self._adam.state.values()), default=0.0)
+
+    @torch.no_grad()
+    def _load(self, shares: Shares) -> None:
+        """Load the state of a checkpoint with any layout. All ranks call this together.
+
+        Raises:
+            ConfigError: the checkpoint is of another model.
+        """
+        named = self._model.named_parameters()
+        shares.refuse_other_model({name: getattr(weight, "ds_numel", weight.numel()) for name, weight in named})
+        if self._stage == 3:
+            self._zero.checkpoint_event_prologue()
+        for piece in self._pieces():
+            for kind, tensor in piece.tensors.items():
+                tensor.copy_(shares.read(kind, piece.name, piece.start, piece.start + piece.numel))
+        for state in self._adam.state.values():
+            state["step"].fill_(shares.steps)
+        saved = shares.others("buffer/")
+        for name, buffer in self._buffers().items():
+            buffer.copy_(saved[name])
+        self._write_back()
+
+    def _pieces(self) -> Iterator[ParameterPiece]:
+        for name, weight in self._model.named_parameters():
+            if self._stage == 0:
+                yield self._piece(name, 0, weight, 0, weight.numel())
+            elif self._stage == 3:
+                group, offset, size = self._zero.grad_position[self._zero.get_param_id(weight)]
+                start = min(self._ranks.rank * size, weight.ds_numel)
+                flat = self._zero.fp32_partitioned_groups_flat[group]
+                yield self._piece(name, start, flat, offset, min(size, weight.ds_numel - start))
+            elif (mapping := weight._hp_mapping) is not None:
+                flat = self._adam.param_groups[mapping.param_group_index]["params"][0]
+                place = mapping.get_hp_fragment_address()
+                yield self._piece(name, mapping.lp_fragment_address.start, flat, place.start, place.numel)
+
+    def _piece(self, name: str, start: int, holder: Tensor, offset: int, numel: int) -> ParameterPiece:
+        """`holder` is the tensor that AdamW updates; the piece begins at `offset` in it."""
+        state = self._adam.state[holder]
+        if not state:
+            # AdamW makes the same tensors at its first step.
+            state["step"] = torch.zeros((), device=holder.device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(holder), torch.zeros_like(holder)
+        tensors = (holder, state["exp_avg"], state["exp_avg_sq"])
+        flats = [tensor.detach().view(-1)[offset : offset + numel] for tensor in tensors]
+        return ParameterPiece(name, start, dict(zip(KINDS, flats, strict=True)))
+
+    def _write_back(self) -> None:
+        """Copy the master weights to the weights that the model computes with."""
+        if self._stage == 3:
+            for group in range(len(self._zero.fp16_groups)):
+                self._zero._reassign_or_swap_out_partitioned_parameters(group)
+            self._zero.checkpoint_event_epilogue()
+        elif self._stage:
+            self._zero.update_lp_params()

@@ -1,0 +1,86 @@
+"""The process group of the learner's ranks, over gloo or nccl, with a deadline on every collective."""
+
+from __future__ import annotations
+
+import os
+import socket
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported in a way mypy does not see
+
+from olmorl.errors import ConfigError, DeadlinePassed
+
+
+class Ranks(NamedTuple):
+    """This process among all ranks; `address` is rank 0's `host:port`."""
+
+    rank: int
+    world: int
+    address: str
+    timeout_s: float = 1800.0
+    """Longest wait of a collective for the other ranks."""
+
+
+def training_device(wanted: str) -> torch.device:
+    """The device for a value of `learner.device`. A rank's process sees its GPU as device 0.
+
+    Raises:
+        ConfigError: the setting is a GPU and torch sees none.
+    """
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ConfigError('learner.device = "cuda": torch sees no GPU here; set learner.device to "cpu" or "auto"')
+    return torch.device("cuda", 0)
+
+
+def join(ranks: Ranks, device: torch.device) -> None:
+    """Join the process group.
+
+    Raises:
+        DeadlinePassed: not all ranks joined within `timeout_s`.
+    """
+    interface = interface_towards(ranks.address)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
+    timeout = timedelta(seconds=ranks.timeout_s)
+    try:
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            store=_store(ranks, timeout),
+            rank=ranks.rank,
+            world_size=ranks.world,
+            timeout=timeout,
+        )
+    except dist.DistError as error:
+        raise DeadlinePassed(
+            f"learner rank {ranks.rank} waited {ranks.timeout_s:g} s for all {ranks.world} ranks at {ranks.address}: "
+            f"{error}"
+        ) from None
+
+
+def _store(ranks: Ranks, timeout: timedelta) -> TCPStore:
+    """The store that the ranks meet at. Rank 0 listens only on its own address; torch by itself listens on all."""
+    host, _, port = ranks.address.rpartition(":")
+    if ranks.rank > 0:
+        return TCPStore(host, int(port), ranks.world, timeout=timeout)
+    listening = socket.create_server((host, int(port))).detach()
+    return TCPStore(host, int(port), ranks.world, is_master=True, timeout=timeout, master_listen_fd=listening)
+
+
+def interface_towards(address: str) -> str:
+    """The network interface that leads to `host:port`.
+
+    By itself, gloo takes the interface of the host's own name, which is often a loopback address.
+    """
+    host, _, port = address.rpartition(":")
+    family, kind, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)
+        own = probe.getsockname()[0]
+    interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
+    return next(name for name, found in interfaces.items() if own in {each.address for each in found})

@@ -1,0 +1,62 @@
+"""Defines the paths of a run directory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Has the path of every file and folder of one run. Creates no file."""
+
+    run_dir: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved configuration."""
+        return self.run_dir / "config.toml"
+
+    @property
+    def logs(self) -> Path:
+        """One log for each process."""
+        return self.run_dir / "logs"
+
+    @property
+    def ledger(self) -> Path:
+        """Every draw and its outcome: one file for each incarnation."""
+        return self.run_dir / "ledger"
+
+    @property
+    def journal(self) -> Path:
+        """The groups of the steps since the last checkpoint."""
+        return self.run_dir / "journal"
+
+    @property
+    def rollouts(self) -> Path:
+        """Every group that was generated, the filtered ones included."""
+        return self.run_dir / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One folder for each checkpoint."""
+        return self.run_dir / "checkpoints"
+
+    @property
+    def metrics(self) -> Path:
+        """One line for each step."""
+        return self.run_dir / "metrics.jsonl"
+
+    @property
+    def evaluated(self) -> Path:
+        """Evaluation results of the steps that are being replayed."""
+        return self.run_dir / "evaluated.json"
+
+    @property
+    def export(self) -> Path:
+        """The finished policy as a Hugging Face folder."""
+        return self.run_dir / "export"
+
+    def abandoned(self, incarnation: int) -> Path:
+        """Folder to which this incarnation moves files that are no longer part of the history."""
+        return self.run_dir / "abandoned" / f"{incarnation:06d}"

@@ -1,0 +1,75 @@
+"""The versions in the shared memory of a host, fetched once for all engines of the host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from olmorl.messages import Version, WeightsReady
+from olmorl.ports import StagedWeights
+from olmorl.queues.weights.chunks import checked
+from olmorl.queues.weights.version_files import VersionFiles, write_whole
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class HostCache:
+    """A version is checked once for the whole host, and stays until the last process that fetched it ends.
+
+    Args:
+        folder: in the host's shared memory, with the name of the run.
+        in_place: versions are published into this very folder; then nothing is copied, and nothing removed.
+    """
+
+    def __init__(self, folder: Path, in_place: bool) -> None:
+        self._files = VersionFiles(folder)
+        self._in_place = in_place
+        self._held: BinaryIO | None = None
+
+    def __str__(self) -> str:
+        return str(self._files.folder)
+
+    def fetch(self, manifest: WeightsReady, chunks: Iterable[memoryview]) -> StagedWeights:
+        """Have the version here, made of `chunks` unless another process of the host has brought it."""
+        version = manifest.version
+        self._files.folder.mkdir(parents=True, exist_ok=True)
+        with self._files.turn(version):
+            if not self._is_checked(version):
+                self._bring(version, checked(chunks, manifest))
+            held = self._files.hold(version)
+        self._release()
+        self._held = held
+        if not self._in_place:
+            self._files.remove_all_but([version])
+        return StagedWeights(manifest, self._files.path(version, "weights"))
+
+    def sweep(self) -> None:
+        """Remove everything of the run from this host."""
+        self._release()
+        self._files.remove_all()
+
+    def _bring(self, version: Version, chunks: Iterable[memoryview]) -> None:
+        if self._in_place:
+            for _ in chunks:
+                pass
+        else:
+            self._files.write(version, chunks)
+        write_whole(self._files.path(version, "checked"), self._signature(version).encode())
+
+    def _is_checked(self, version: Version) -> bool:
+        """Whether this host has compared all hashes since the file was last written."""
+        try:
+            checked = self._files.path(version, "checked").read_text(encoding="ascii")
+            return checked == self._signature(version)
+        except FileNotFoundError:
+            return False
+
+    def _signature(self, version: Version) -> str:
+        status = self._files.path(version, "weights").stat()
+        return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
+
+    def _release(self) -> None:
+        if self._held is not None:
+            self._held.close()
+            self._held = None

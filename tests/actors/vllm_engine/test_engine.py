@@ -1,0 +1,443 @@
+"""The real engine: weights change during generation, and every token is labelled with its version."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import psutil
+import pytest
+import pytest_asyncio
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import Olmo3Config, Olmo3ForCausalLM, PreTrainedTokenizerFast
+
+from olmorl import config
+from olmorl.actors.vllm_engine import reaper
+from olmorl.actors.vllm_engine.engine import VllmEngine
+from olmorl.errors import EngineDied, StartError, WeightError
+from olmorl.messages import Buffer, Completion, TokenIds, Version, WeightsReady
+from olmorl.ports import Sampling, StagedWeights
+
+pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
+
+ROOT = str(Path(__file__).parents[3])
+VOCAB = 300  # vLLM pads it to 320
+EOS = 298
+MAX_MODEL_LEN = 256
+START = Version(1, 0)
+PROMPT = np.array([5, 9, 2, 44, 61, 7], dtype=np.int32)
+ANSWER = Sampling(max_tokens=40, min_tokens=40, seed=3)  # past the sliding window of 16
+GROUPS = ("embed_tokens", "lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+NORMS = ("q_norm", "k_norm", "post_attention_layernorm", "post_feedforward_layernorm", "model.norm")
+Weights = dict[str, torch.Tensor]
+
+
+class Case:
+    """A tiny random model on disk, and what transformers says of it."""
+
+    def __init__(self, folder: Path, *, tied: bool, dtype: str, tolerance: float) -> None:
+        self.folder = folder
+        self.tied = tied
+        self.dtype = dtype
+        self.tolerance = tolerance
+        self.numbers = iter(range(1, 10_000))
+        torch.manual_seed(0)
+        self.model = Olmo3ForCausalLM(
+            Olmo3Config(
+                hidden_size=64,
+                num_hidden_layers=4,
+                vocab_size=VOCAB,
+                intermediate_size=128,
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                max_position_embeddings=MAX_MODEL_LEN,
+                sliding_window=16,
+                tie_word_embeddings=tied,
+                eos_token_id=EOS,
+                pad_token_id=EOS + 1,
+                bos_token_id=None,
+                initializer_range=0.1,
+            )
+        ).to(getattr(torch, dtype))
+        self.weights: Weights = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        if tied:
+            del self.weights["lm_head.weight"]
+        self.save(folder, self.weights)
+
+    def save(self, folder: Path, weights: Weights) -> None:
+        self.model.load_state_dict(weights, strict=False)
+        self.model.save_pretrained(folder)
+        words = {f"w{number}": number for number in range(EOS)} | {"<eos>": EOS, "<pad>": EOS + 1}
+        tokenizer = Tokenizer(models.WordLevel(words, unk_token="w0"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", pad_token="<pad>").save_pretrained(
+            folder
+        )
+
+    def perturbed(self, group: str) -> Weights:
+        torch.manual_seed(1)
+        return {
+            name: tensor + torch.randn_like(tensor) * max(tensor.float().std().item(), 0.5 if tensor.ndim == 1 else 0.0)
+            if group in name
+            else tensor
+            for name, tensor in self.weights.items()
+        }
+
+    def reference(self, weights: Weights, completion: Completion) -> npt.NDArray[np.float32]:
+        """Log-probabilities of the completion's tokens, of transformers' own forward pass."""
+        self.model.load_state_dict(weights, strict=False)
+        ids = torch.tensor([[*PROMPT, *completion.token_ids]], dtype=torch.long)
+        with torch.no_grad():
+            logits_TV = self.model(ids).logits[0, len(PROMPT) - 1 : -1].float()
+        logits_TV[:, EOS] = -torch.inf  # min_tokens keeps the answers from ending
+        picked: npt.NDArray[np.float32] = logits_TV.log_softmax(-1).gather(1, ids[0, len(PROMPT) :, None])[:, 0].numpy()
+        return picked
+
+    def stage(self, weights: Weights, version: Version | None = None) -> StagedWeights:
+        version = version or Version(1, next(self.numbers))
+        path = self.folder / f"staged-{version}"
+        buffers, end = [], 0
+        with path.open("wb") as file:
+            for name, tensor in weights.items():
+                data = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+                buffers.append(Buffer(name, self.dtype, tuple(tensor.shape), end, len(data)))
+                end += file.write(data)
+        manifest = WeightsReady(
+            version=version,
+            buffers=tuple(buffers),
+            num_bytes=end,
+            chunk_bytes=1 << 20,
+            chunk_hashes=(),
+        )
+        return StagedWeights(manifest, path)
+
+    def engine(self, folder: Path | None = None) -> VllmEngine:
+        return VllmEngine(
+            config.Model(path=str(folder or self.folder), dtype=self.dtype),
+            config.Actors(max_running=32, kv_cache_gib=0.25, enforce_eager=True),
+            max_model_len=MAX_MODEL_LEN,
+            seed=0,
+            core=0,
+            initial=START,
+            notes=self.folder / "notes",
+        )
+
+
+def untied_case(folder: Path) -> Case:
+    return Case(folder, tied=False, dtype="float32", tolerance=2e-3)
+
+
+def tied_case(folder: Path) -> Case:
+    return Case(folder, tied=True, dtype="bfloat16", tolerance=0.15)
+
+
+async def ask(engine: VllmEngine, name: str, sampling: Sampling = ANSWER, prompt: TokenIds = PROMPT) -> Completion:
+    return await asyncio.wait_for(engine.generate(name, prompt, sampling), 60)
+
+
+async def running(engine: VllmEngine, count: int, sampling: Sampling) -> list[asyncio.Task[Completion]]:
+    """Start requests and wait until each is surely being generated."""
+    before = engine.tokens_generated
+    tasks = [asyncio.create_task(engine.generate(f"{time.monotonic()}-{n}", PROMPT, sampling)) for n in range(count)]
+    for _ in range(60_000):
+        if engine.tokens_generated >= before + 4 * count and engine.load().running == count:
+            return tasks
+        await asyncio.sleep(0.001)
+    raise AssertionError("no tokens within a minute")
+
+
+def engine_core(processes: list[psutil.Process]) -> psutil.Process:
+    [core] = [
+        process
+        for process in processes
+        if process.status() != psutil.STATUS_ZOMBIE and "EngineCore" in " ".join(process.cmdline())
+    ]
+    return core
+
+
+def assert_covered(completion: Completion) -> None:
+    edges = [0, *(span.end for span in completion.spans)]
+    assert edges[-1] == len(completion.token_ids) == len(completion.logprobs)
+    assert [span.start for span in completion.spans] == edges[:-1]
+    assert all(span.start < span.end for span in completion.spans)
+
+
+@pytest.fixture(scope="module")
+def untied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    yield untied_case(tmp_path_factory.mktemp("untied"))
+
+
+# These three start engines of their own, so they stand before the tests that share one.
+
+
+async def test_a_fresh_engine_agrees_and_its_death_is_noticed(untied: Case, tmp_path: Path) -> None:
+    changed = untied.perturbed("q_proj")
+    untied.save(tmp_path, changed)
+    engine = untied.engine(tmp_path)
+    try:
+        await engine.start(None)
+        fresh = await ask(engine, "fresh")
+        await engine.update(untied.stage(untied.weights))
+        await engine.update(untied.stage(changed))
+        updated = await ask(engine, "updated")
+        assert np.array_equal(updated.token_ids, fresh.token_ids)
+        assert np.array_equal(updated.logprobs, fresh.logprobs)
+
+        tasks = await running(engine, 2, Sampling(max_tokens=240, min_tokens=240))
+        engine_core(psutil.Process().children()).kill()
+        for task in tasks:
+            with pytest.raises(EngineDied):
+                await asyncio.wait_for(task, 10)
+        with pytest.raises(EngineDied):
+            await ask(engine, "after")
+        with pytest.raises(EngineDied):
+            await asyncio.wait_for(engine.update(untied.stage(untied.weights)), 10)
+    finally:
+        await engine.stop()
+
+
+async def test_weights_that_are_cut_off_are_named_by_the_engine_that_cannot_load_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = untied_case(tmp_path / "model")
+    [weights] = (tmp_path / "model").glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    engine, before = case.engine(tmp_path / "model"), os.dup(2)
+    with (tmp_path / "actor-0.log").open("a") as log:
+        os.dup2(log.fileno(), 2)  # as a process of a run has it
+        try:
+            with pytest.raises(StartError, match=r"did not start: .*SafetensorError: Error while deserializing header"):
+                await engine.start(None)
+        finally:
+            os.dup2(before, 2)
+            os.close(before)
+            await engine.stop()
+
+
+async def test_what_a_killed_owner_leaves_is_reaped(tmp_path: Path) -> None:
+    """Beside that, an engine that loaded the weights from disk agrees with transformers as the updated one does."""
+    case = tied_case(tmp_path)
+    changed = case.perturbed("embed_tokens")
+    case.save(tmp_path, changed)
+    script = [sys.executable, str(Path(__file__).with_name("engine_owner.py"))]
+    arguments = [str(tmp_path), case.dtype, json.dumps(PROMPT.tolist()), msgspec.json.encode(ANSWER).decode()]
+    owner = await asyncio.create_subprocess_exec(
+        *script, *arguments, stdout=asyncio.subprocess.PIPE, env=os.environ | {"PYTHONPATH": ROOT}
+    )
+    try:
+        assert owner.stdout is not None
+        async with asyncio.timeout(300):
+            while not (line := await owner.stdout.readline()).startswith(b"[["):  # vLLM logs to the same stream
+                assert line, "the owner has ended"
+        family = psutil.Process(owner.pid).children(recursive=True)
+        files = reaper.shared_memory([process.pid for process in family])
+        mark = engine_core(family).environ()[reaper.VARIABLE]
+        family += [process for process in psutil.process_iter(["cmdline"]) if mark in (process.info["cmdline"] or ())]
+    finally:
+        owner.kill()
+        await owner.wait()
+    _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
+    assert not alive
+    assert len(family) >= 4, "the reaper, the engine core, a worker, a resource tracker"
+    assert files
+    assert not [file for file in files if file.exists()]
+    token_ids, logprobs = json.loads(line)
+    fresh = Completion(
+        index=0,
+        token_ids=np.array(token_ids, dtype=np.int32),
+        logprobs=np.array(logprobs, dtype=np.float32),
+        spans=(),
+        finish_reason="length",
+        text="",
+    )
+    assert np.abs(case.reference(changed, fresh) - fresh.logprobs).max() < case.tolerance
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[untied_case, tied_case])
+async def live(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[Case, VllmEngine]]:
+    case = request.param(tmp_path_factory.mktemp(request.param.__name__))
+    engine = case.engine()
+    try:
+        await engine.start(None)
+        yield case, engine
+    finally:
+        await engine.stop()
+
+
+async def test_each_group_of_parameters_is_updated_while_requests_run(live: tuple[Case, VllmEngine]) -> None:
+    case, engine = live
+    before = await ask(engine, "before")
+    assert np.abs(case.reference(case.weights, before) - before.logprobs).max() < case.tolerance
+    for group in [name for name in (*GROUPS, *NORMS) if any(name in weight for weight in case.weights)]:
+        changed = case.perturbed(group)
+        staged = case.stage(changed)
+        others = await running(engine, 3, Sampling(max_tokens=200, min_tokens=200, seed=1))
+        update = await engine.update(staged)
+        answer = await ask(engine, f"with {group}")
+        assert [span.version for span in answer.spans] == [update.version] == [engine.version], group
+        assert np.abs(case.reference(changed, answer) - answer.logprobs).max() < case.tolerance, group
+        assert np.abs(case.reference(case.weights, answer) - answer.logprobs).max() > 2 * case.tolerance, group
+        for other in await asyncio.gather(*others):
+            assert_covered(other)
+            assert len(other.spans) == 2, "an update met it while it ran"
+            assert len(other.token_ids) == 200
+    await engine.update(case.stage(case.weights))
+    reverted = await ask(engine, "reverted")
+    assert np.array_equal(reverted.token_ids, before.token_ids)
+    assert np.array_equal(reverted.logprobs, before.logprobs)
+
+
+async def test_labels_end_exactly_where_the_tokens_change(live: tuple[Case, VllmEngine]) -> None:
+    """Blocks that add nothing, and a head whose largest row is the version's number: each token names its version."""
+    case, engine = live
+
+    def forcing(token: int) -> Weights:
+        weights = {
+            name: torch.ones_like(tensor) if tensor.ndim == 1 else torch.zeros_like(tensor)
+            for name, tensor in case.weights.items()
+        }
+        embedding = torch.ones_like(case.weights["model.embed_tokens.weight"])
+        head = embedding if case.tied else weights["lm_head.weight"]
+        weights["model.embed_tokens.weight"] = embedding
+        head[token] = 2.0
+        return weights
+
+    await engine.update(case.stage(forcing(100), Version(2, 100)))
+    sampling = Sampling(max_tokens=150, min_tokens=150, temperature=0.0)
+    tasks = await running(engine, 12, sampling)
+    for number in range(101, 107):
+        await asyncio.sleep(0.02)
+        await engine.update(case.stage(forcing(number), Version(2, number)))
+    completions = await asyncio.gather(*tasks)
+    for completion in completions:
+        assert_covered(completion)
+        for span in completion.spans:
+            assert set(completion.token_ids[span.start : span.end].tolist()) == {span.version.number}
+    assert max(len(completion.spans) for completion in completions) >= 3
+    await engine.update(case.stage(case.weights))
+
+
+async def test_updates_to_the_same_weights_change_nothing(live: tuple[Case, VllmEngine]) -> None:
+    case, engine = live
+    greedy = Sampling(max_tokens=200, min_tokens=200, temperature=0.0)
+    prompts = [np.arange(3 + n, 12 + 2 * n, dtype=np.int32) for n in range(8)]
+
+    async def answers(label: str) -> list[Completion]:
+        return await asyncio.gather(*(ask(engine, f"{label}{n}", greedy, prompt) for n, prompt in enumerate(prompts)))
+
+    expected = await answers("still")
+    asked = asyncio.create_task(answers("moving"))
+    staged = [case.stage(case.weights) for _ in range(20)]
+    for weights in staged:
+        await engine.update(weights)
+    moved = await asked
+    assert max(len(completion.spans) for completion in moved) >= 5
+    for still, moving in zip(expected, moved, strict=True):
+        assert still.token_ids.tobytes() == moving.token_ids.tobytes()
+        assert still.logprobs.tobytes() == moving.logprobs.tobytes()
+
+
+async def test_weights_that_do_not_fit_leave_the_version_in_use(live: tuple[Case, VllmEngine]) -> None:
+    case, engine = live
+    version, before = engine.version, await ask(engine, "fits")
+    short = {name: tensor for name, tensor in case.weights.items() if "layers.2" not in name}
+    with pytest.raises(WeightError, match=r"layers\.2.* is missing"):
+        await engine.update(case.stage(short))
+    staged = case.stage(case.weights)
+    os.truncate(staged.path, 1000)
+    with pytest.raises(WeightError, match="1000 bytes"):
+        await engine.update(staged)
+    after = await ask(engine, "still fits")
+    assert engine.version == version == after.spans[0].version
+    assert np.array_equal(before.logprobs, after.logprobs)
+
+
+async def test_one_completion_says_all_there_is(live: tuple[Case, VllmEngine]) -> None:
+    _, engine = live
+    generated = engine.tokens_generated
+    answer = await ask(engine, "whole", Sampling(max_tokens=12, min_tokens=12, seed=5))
+    assert answer.finish_reason == "length"
+    assert answer.text.split() == [f"w{token}" for token in answer.token_ids]
+    assert answer.token_ids.dtype == np.int32
+    assert answer.logprobs.dtype == np.float32
+    assert (answer.logprobs < 0).all()
+    assert engine.tokens_generated == generated + 12
+    again = await ask(engine, "again", Sampling(max_tokens=12, min_tokens=12, seed=5))
+    assert np.array_equal(answer.token_ids, again.token_ids)
+    stopped = await ask(engine, "stop", Sampling(max_tokens=12, min_tokens=0, seed=5, stop=(answer.text.split()[6],)))
+    assert stopped.finish_reason == "stop"
+    assert stopped.text.split() == answer.text.split()[: len(stopped.token_ids) - 1]
+
+
+async def test_an_empty_answer_is_its_end_of_sequence_token(live: tuple[Case, VllmEngine]) -> None:
+    case, engine = live
+    ends = {name: tensor.clone() for name, tensor in case.weights.items()}
+    for name, tensor in ends.items():
+        if "o_proj" in name or "down_proj" in name:
+            tensor.zero_()
+    ends["model.embed_tokens.weight"].fill_(1.0)[EOS] = 50.0
+    if not case.tied:
+        ends["lm_head.weight"].zero_()[EOS] = 50.0
+    ends["model.norm.weight"].fill_(1.0)
+    await engine.update(case.stage(ends))
+    empty = await ask(engine, "empty", Sampling(max_tokens=8))
+    assert (empty.token_ids.tolist(), empty.finish_reason, empty.text) == ([EOS], "stop", "")
+    assert_covered(empty)
+    await engine.update(case.stage(case.weights))
+
+
+async def test_a_prompt_that_cannot_fit_is_refused_with_its_length(live: tuple[Case, VllmEngine]) -> None:
+    _, engine = live
+    for length in (0, MAX_MODEL_LEN, 900):
+        with pytest.raises(ValueError, match=rf"{length} tokens.* 1 to {MAX_MODEL_LEN - 1}"):
+            await engine.generate("long", np.ones(length, dtype=np.int32), ANSWER)
+    with pytest.raises(ValueError, match="min_tokens"):
+        await engine.generate("bounds", PROMPT, Sampling(max_tokens=3, min_tokens=4))
+    assert engine.load().waiting == engine.load().running == 0
+
+
+async def test_prompts_that_do_not_fit_into_one_step_together(live: tuple[Case, VllmEngine]) -> None:
+    _, engine = live
+    long = np.arange(MAX_MODEL_LEN - 8, dtype=np.int32) % EOS
+    answers = await asyncio.gather(
+        *(ask(engine, f"long-{n}", Sampling(max_tokens=8, min_tokens=8, seed=n), np.roll(long, n)) for n in range(40))
+    )
+    assert [len(answer.token_ids) for answer in answers] == [8] * 40
+
+
+async def test_a_cancelled_request_is_aborted_and_its_tokens_counted(live: tuple[Case, VllmEngine]) -> None:
+    _, engine = live
+    aborted = engine.tokens_aborted
+    tasks = await running(engine, 2, Sampling(max_tokens=200, min_tokens=200))
+    assert engine.load().running == 2
+    assert engine.load().kv_used > 0
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(result, asyncio.CancelledError) for result in results)
+    assert 8 <= engine.tokens_aborted - aborted < 400
+    assert engine.load().running == engine.load().waiting == 0
+
+
+async def test_an_update_is_carried_through_when_its_caller_is_cancelled(live: tuple[Case, VllmEngine]) -> None:
+    case, engine = live
+    tasks = await running(engine, 2, Sampling(max_tokens=100, min_tokens=100))
+    staged = case.stage(case.weights)
+    update = asyncio.create_task(engine.update(staged))
+    await asyncio.sleep(0.001)
+    update.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await update
+    assert engine.version == staged.manifest.version
+    assert all(completion.finish_reason == "length" for completion in await asyncio.gather(*tasks))

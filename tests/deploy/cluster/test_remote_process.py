@@ -1,0 +1,44 @@
+"""Every loss of a process raises one of our errors, so that its supervisor restarts it."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from ray import exceptions
+from ray.exceptions import RayError, RayTaskError
+
+from olmorl.deploy.cluster.remote_process import cause_of
+from olmorl.errors import ProcessLost, QueueUnavailable, Unscorable
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (exceptions.ActorDiedError(), "actor-0 died: "),
+        (
+            exceptions.OutOfMemoryError("Task was killed due\nto the node running low"),
+            "OutOfMemoryError: Task was killed",
+        ),
+        (exceptions.RuntimeEnvSetupError("no space left"), "RuntimeEnvSetupError: "),
+        (exceptions.ActorPlacementGroupRemoved(), "actor-0 is lost: ActorPlacementGroupRemoved: "),
+        (exceptions.RaySystemError("the GCS is away"), "actor-0 is lost: RaySystemError: "),
+    ],
+)
+def test_the_news_of_a_death_names_process_and_cause(error: RayError, said: str) -> None:
+    found = cause_of(error, "actor-0")
+    assert isinstance(found, ProcessLost)
+    assert str(found).startswith("actor-0 ") and said in str(found)
+    assert "\n" not in str(found) and len(str(found)) < 400
+
+
+def test_what_a_process_raised_is_raised_here() -> None:
+    cause = QueueUnavailable("Redis is away")
+    assert cause_of(RayTaskError("call", "", cause), "actor-0") is cause
+    other = cause_of(RayTaskError("call", "", KeyError("x")), "actor-0")
+    assert isinstance(other, ProcessLost) and "KeyError('x')" in str(other)
+
+
+def test_an_error_that_travels_is_the_same_at_the_other_end() -> None:
+    found = pickle.loads(pickle.dumps(Unscorable("self_test", "the sandbox is open")))
+    assert (type(found), found.error_kind, str(found)) == (Unscorable, "self_test", "self_test: the sandbox is open")

@@ -1,0 +1,144 @@
+"""Signals that ask for a stop, those that come while something starts, and those that come while a run cleans up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from olmorl.deploy.control import signals
+from olmorl.deploy.control.signals import Interrupted, Signals
+
+BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+
+
+@BOTH
+def test_the_clean_up_is_not_cut_short_and_afterwards_signals_do_what_they_did(number: signal.Signals) -> None:
+    heard: list[int] = []
+    before = signal.signal(number, lambda number, _: heard.append(number))
+    try:
+        with signals.unheard():
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) is not signal.SIG_IGN, "what is started meanwhile would inherit it"
+        assert heard == []
+        os.kill(os.getpid(), number)
+        assert heard == [number]
+    finally:
+        signal.signal(number, before)
+
+
+@BOTH
+def test_while_the_launcher_waits_a_signal_is_raised(number: signal.Signals) -> None:
+    with pytest.raises(Interrupted) as raised, signals.raising():
+        os.kill(os.getpid(), number)
+    assert raised.value.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
+    assert str(raised.value) == {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[number]
+
+
+@BOTH
+def test_what_is_being_started_is_finished_first(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    done = []
+    with signals.held():
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+        done.append("it has started")
+        with pytest.raises(Interrupted):
+            signals.check()
+        with pytest.raises(Interrupted), signals.raising():
+            done.append("it waits")
+    assert done == ["it has started"]
+    name = signals.NAMES[number]
+    assert capfd.readouterr().err == f"olmorl-launch: {name}: stopping; what was started is ended first\n"
+    signals.check()  # the next run of this process was asked for nothing
+
+
+@BOTH
+def test_what_can_be_ended_while_it_starts_is_not_waited_for(
+    number: signal.Signals, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signals._interrupts, "_installed", True)  # as in a launcher
+    monkeypatch.setattr(signals._interrupts, "act", signals._interrupts.act)
+    for can_be_ended in (True, False):
+        done = []
+        with signals.held():
+            with suppress(Interrupted), signals.raising_while(lambda: can_be_ended):  # noqa: B023
+                os.kill(os.getpid(), number)
+                os.kill(os.getpid(), number)
+                done.append("it has started")
+            with pytest.raises(Interrupted):
+                signals.check()
+            os.kill(os.getpid(), number)  # what was begun is ended: nothing is raised any more
+        assert bool(done) != can_be_ended
+        said = capfd.readouterr().err
+        assert said.count("\n") == (0 if can_be_ended else 1), said
+
+
+@BOTH
+def test_a_library_does_not_get_its_own_handler_in(number: signal.Signals) -> None:
+    with signals.raising():
+        with signals.kept():
+            signal.signal(number, signal.SIG_DFL)
+            other = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
+        signal.signal(signal.SIGUSR2, other)
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), number)
+        with pytest.raises(Interrupted):
+            signals.check()
+        signals._interrupts.number = None
+
+
+@BOTH
+async def test_a_run_hears_the_first_signal_and_one_that_was_held(number: signal.Signals) -> None:
+    with signals.held():
+        os.kill(os.getpid(), number)
+        asked = Signals()
+        with asked.heard():
+            assert asked.stop_asked.is_set()
+            assert (asked.asked_by, asked.exit_code) == (signals.NAMES[number], 128 + number)
+    asked = Signals()
+    with asked.heard():
+        assert not asked.stop_asked.is_set()
+        os.kill(os.getpid(), number)
+        async with asyncio.timeout(5):
+            await asked.stop_asked.wait()
+
+
+async def test_a_second_signal_cancels_the_run_and_one_that_follows_at_once_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("olmorl.deploy.control.signals.time.monotonic", lambda: now[0])
+    asked, cancelled = Signals(), False
+    with asked.heard():
+        for at in (10.0, 10.5):
+            now[0] = at
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+        now[0] = 12.0
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            await asyncio.sleep(5)
+        except asyncio.CancelledError:
+            cancelled = True
+    assert cancelled and asked.exit_code == 130, "the first one says what was asked"
+    task = asyncio.current_task()
+    assert task is not None
+    task.uncancel()
+
+
+@BOTH
+def test_before_anything_is_started_a_signal_ends_the_process_with_a_word(number: signal.Signals) -> None:
+    code = (
+        "import os, sys; from olmorl.deploy.control import signals; signals.install(); "
+        "os.kill(os.getpid(), int(sys.argv[1]))"
+    )
+    ended = subprocess.run([sys.executable, "-c", code, str(int(number))], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 128 + number
+    assert ended.stderr == f"olmorl-launch: {signals.NAMES[number]}: stopped before the run had begun\n"

@@ -1,0 +1,88 @@
+"""Advantages of a group, zero-gradient groups, overlong shaping."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import nan
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olmorl.learner.algorithm.advantage import advantages, is_zero_gradient, overlong_penalty
+from olmorl.learner.algorithm.presets import AdvantageKind
+
+groups = st.lists(st.floats(-10, 10), min_size=2, max_size=16)
+
+
+def test_mean_by_hand() -> None:
+    assert advantages([1, 0, 0, 1, 1], "mean").tolist() == pytest.approx([0.4, -0.6, -0.6, 0.4, 0.4])
+
+
+def test_mean_std_by_hand() -> None:
+    # One right of four: mean 1/4, standard deviation sqrt(3)/4, so sqrt(3) and -1/sqrt(3).
+    found = advantages([1, 0, 0, 0], "mean_std").tolist()
+    assert found == pytest.approx([3**0.5, *[-(3**-0.5)] * 3], rel=1e-5)
+
+
+def test_reward_scale_multiplies_the_mean_kind_and_cancels_in_the_other() -> None:
+    assert advantages([1, 0], "mean", reward_scale=10).tolist() == [5.0, -5.0]
+    assert advantages([1, 0], "mean_std", reward_scale=10).tolist() == pytest.approx([1, -1], rel=1e-5)
+
+
+@settings(deadline=None)
+@given(groups, st.sampled_from(["mean", "mean_std"]))
+def test_advantages_of_a_group_sum_to_zero_and_keep_the_order(rewards: list[float], kind: str) -> None:
+    found = advantages(rewards, "mean" if kind == "mean" else "mean_std")
+    assert found.dtype == np.float64
+    assert found.sum() == pytest.approx(0, abs=1e-6)
+    pairs = sorted(zip(rewards, found, strict=True))
+    assert all(low <= high for (_, low), (_, high) in pairwise(pairs))
+
+
+@settings(deadline=None)
+@given(groups)
+def test_zero_gradient_means_that_all_are_equal(rewards: list[float]) -> None:
+    spread, largest = max(rewards) - min(rewards), max(map(abs, rewards))
+    if spread > max(1e-9 * largest, 1e-12):
+        assert not is_zero_gradient(rewards)
+    assert is_zero_gradient([rewards[0]] * 4)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "equal"),
+    [
+        ([0.1 + 0.2, 0.3], True), ([-(0.1 + 0.2), -0.3], True), ([1e100, 1e100 * (1 + 1e-15)], True),
+        ([0.7, 0.1 * 7, 0.7], True), ([0.0, 0.0], True), ([0.0, -0.0], True), ([1e-6, 1.1e-6], False),
+        ([0.3, 0.3 + 1e-9], False), ([0.0, 1e-12], False), ([0.1 + 0.2 - 0.3, 0.0], True),
+        ([1.0, 1.0, 0.999999], False), ([-1.0, 1.0], False),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("kind", ["mean", "mean_std"])
+def test_rewards_that_differ_by_rounding_alone_teach_nothing(
+    rewards: list[float], equal: bool, kind: AdvantageKind
+) -> None:
+    assert is_zero_gradient(rewards) == equal
+    for scale in (1.0, 100.0):
+        assert bool(np.all(advantages(rewards, kind, scale) == 0)) == equal
+
+
+def test_a_group_of_one_and_a_reward_that_is_not_a_number_are_refused() -> None:
+    with pytest.raises(ValueError, match="group_size must be 2 or more"):
+        advantages([1.0], "mean")
+    with pytest.raises(ValueError, match="finite"):
+        advantages([1.0, nan], "mean")
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "penalty"),
+    # The published setting: 4,096 of 20,480.
+    [(0, 0), (16_384, 0), (16_385, -1 / 4096), (18_432, -0.5), (20_480, -1), (30_000, -1)],
+)
+def test_overlong_penalty(num_tokens: int, penalty: float) -> None:
+    assert overlong_penalty(num_tokens, max_tokens=20_480, buffer=4096) == penalty
+
+
+def test_overlong_penalty_is_off_without_a_buffer() -> None:
+    assert overlong_penalty(20_480, max_tokens=20_480, buffer=0) == 0

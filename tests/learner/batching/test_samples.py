@@ -1,0 +1,220 @@
+"""Turns groups into samples: defects, gradients, masks; and their share in the metrics and the rollouts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from olmorl import config
+from olmorl.clock import LoopClock, run_simulated
+from olmorl.errors import ResourceError
+from olmorl.learner.algorithm.presets import resolve
+from olmorl.learner.batching import samples
+from olmorl.learner.orchestrator.evaluation import Round, pass_at
+from olmorl.learner.storage import rollout_log
+from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.group_stats import Score, score
+from olmorl.learner.storage.ledger_state import Outcome, Start
+from olmorl.learner.storage.rollout_log import RolloutLog
+from olmorl.messages import Failure, Group, Verdict, Version
+
+MakeGroup = Callable[..., Group]
+MAX_TOKENS = 8
+STARTS = [Start(1, 0, 0)]
+
+
+def switches(**more: Any) -> Any:
+    return resolve(config.Objective(**more), MAX_TOKENS)
+
+
+def made(group: Group, trained: int, max_lag: int = 2, **more: Any) -> tuple[Any, ...]:
+    return samples.samples(
+        group, trained, max_lag=max_lag, max_tokens=MAX_TOKENS, starts=STARTS, switches=switches(**more)
+    )
+
+
+def test_advantages_are_rewards_minus_their_mean(make_group: MakeGroup) -> None:
+    group = make_group(3, rewards=[1.0, 0.0, 0.0, 1.0])
+    assert [sample.advantage for sample in made(group, 0)] == [0.5, -0.5, -0.5, 0.5]
+    assert [sample.advantage for sample in made(group, 0, reward_scale=10)] == [5, -5, -5, 5]
+
+
+def test_tokens_that_are_too_old_are_masked(make_group: MakeGroup) -> None:
+    group = make_group(0, versions=[Version(1, 0), Version(1, 1)], tokens=4)
+    sample = made(group, 3, max_lag=2)[0]
+    assert sample.lags.tolist() == [3, 3, 2, 2]
+    assert sample.loss_mask.tolist() == [False, False, True, True]
+    assert samples.teaches(made(group, 3, max_lag=2))
+    assert not samples.teaches(made(group, 9, max_lag=2))
+
+
+def test_equal_rewards_teach_nothing_unless_the_length_penalty_tells_them_apart(make_group: MakeGroup) -> None:
+    group = make_group(0, rewards=[1.0, 1.0], lengths=[2, 8])
+    assert not samples.has_gradient(group, switches(), MAX_TOKENS)
+    assert samples.has_gradient(group, switches(overlong_buffer=4), MAX_TOKENS)
+
+
+def test_a_group_whose_only_signal_is_cut_off_teaches_nothing_when_those_are_masked(make_group: MakeGroup) -> None:
+    group = make_group(0, rewards=[0.0, 1.0])
+    cut = tuple(replace(completion, finish_reason="length") for completion in group.completions)
+    group = replace(group, completions=cut)
+    assert samples.has_gradient(group, switches(), MAX_TOKENS)
+    assert not samples.has_gradient(group, switches(mask_truncated=True), MAX_TOKENS)
+
+
+def test_defects_are_named(make_group: MakeGroup) -> None:
+    group = make_group(0)
+    first, *rest = group.completions
+    broken = {
+        "reward nan": replace(first, reward=float("nan")),
+        "0 tokens": replace(first, token_ids=np.array([], np.int32), logprobs=np.array([], np.float32)),
+        "3 log-probabilities": replace(first, logprobs=np.zeros(3, np.float32)),
+        "not finite": replace(first, logprobs=np.full(4, -np.inf, np.float32)),
+        "version spans": replace(first, spans=first.spans[:1] * 2),
+    }
+    assert samples.defect(group) is None
+    for reason, completion in broken.items():
+        assert reason in str(samples.defect(replace(group, completions=(completion, *rest))))
+    assert samples.defect(replace(group, completions=tuple(rest))) == "1 completions in a group of 2"
+    assert samples.defect(replace(group, completions=(replace(first, reward=None), *rest))) is None
+    without = tuple(replace(one, reward=None) for one in group.completions)
+    assert samples.defect(replace(group, completions=without)) == "no completion has a reward"
+
+
+def test_scores_add_up(make_group: MakeGroup) -> None:
+    one = score(make_group(0, rewards=[1.0, 0.0], lengths=[2, 6]))
+    two = score(make_group(1, rewards=[1.0, 1.0], lengths=[4, 4]))
+    fields = (one + two).fields()
+    assert fields["reward_mean"] == 0.75
+    assert fields["reward_std"] == pytest.approx(np.std([1, 0, 1, 1]))
+    assert fields["solve_rate_mean"] == 0.75
+    assert (fields["completion_tokens_mean"], fields["completion_tokens_max"]) == (4.0, 6)
+    assert fields["reward_math_mean"] == 0.75
+    assert set(Score().fields().values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("k", "number", "solved", "expected"), [(1, 4, 1, 0.25), (2, 4, 1, 0.5), (2, 4, 3, 1.0), (4, 4, 0, 0.0)]
+)
+def test_pass_at_k_by_hand(k: int, number: int, solved: int, expected: float) -> None:
+    assert pass_at(k, number, solved) == expected
+
+
+async def test_rollouts_hold_every_draw_and_survive_a_torn_end(tmp_path: Path, make_group: MakeGroup) -> None:
+    group = make_group(0, versions=[Version(1, 0), Version(2, 1)], tokens=4)
+    writer = RolloutLog(tmp_path, 2, 1, DiskWriter(LoopClock(), 10.0))
+    await writer.put(Failure(prompt=group.prompt, cause="attempts"), Outcome.FAILED, "attempts")
+    await writer.end_step(1, [group])
+    await writer.put(make_group(1), Outcome.ZERO_GRADIENT)
+    await writer.close()
+    first, second = rollout_log.files(tmp_path)
+    assert (first.name, second.name) == ("step_000001.2.jsonl.zst", "step_000002.2.partial.jsonl.zst")
+    assert writer.has(1)
+    assert not writer.has(2)
+    failed, trained = rollout_log.read(first)
+    assert (failed["outcome"], failed["cause"], failed["completions"]) == ("failed", "attempts", [])
+    completion = trained["completions"][0]
+    assert completion["versions"] == [[0, 0, 2], [1, 2, 4]]
+    assert completion["incarnations"] == [1, 2]
+    assert completion["verdicts"]["math"]["reward"] == completion["reward"]
+    assert completion["token_ids"] == group.completions[0].token_ids.tolist()
+    second.write_bytes(second.read_bytes() + first.read_bytes()[:50])
+    assert [record["prompt_id"] for record in rollout_log.read(second)] == [1]
+
+
+async def test_a_step_that_was_recorded_just_before_a_crash_is_not_recorded_again(
+    tmp_path: Path, make_group: MakeGroup
+) -> None:
+    room = DiskWriter(LoopClock(), 10.0)
+    writer = RolloutLog(tmp_path, 1, 3, room)
+    await writer.put(make_group(0), Outcome.STALE)
+    await writer.end_step(3, [make_group(1), make_group(2)])
+    await writer.put(make_group(3), Outcome.STALE)
+    await writer.close()
+    done = tmp_path / "step_000003.1.jsonl.zst"
+    done.rename(tmp_path / "step_000003.1.partial.jsonl.zst")  # it died before that
+    again = RolloutLog(tmp_path, 2, 3, room)
+    assert again.has(3)
+    assert not again.has(4), "what was decided while it was assembled is no step"
+    await again.put(make_group(4), Outcome.STALE)
+    await again.end_step(3, [])
+    await again.end_step(4, [make_group(5)])
+    await again.close()
+    assert sorted(path.name for path in rollout_log.files(tmp_path)) == [
+        "step_000003.1.partial.jsonl.zst",
+        "step_000003.2.jsonl.zst",
+        "step_000004.1.partial.jsonl.zst",
+        "step_000004.2.jsonl.zst",
+    ]
+    found = [record["prompt_id"] for path in rollout_log.files(tmp_path) for record in rollout_log.read(path)]
+    assert sorted(found) == [0, 1, 2, 3, 4, 5]
+
+
+async def test_a_disk_that_refuses_rollouts_ends_the_run_with_its_name(tmp_path: Path, make_group: MakeGroup) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    writer = RolloutLog(tmp_path / "file", 1, 1, DiskWriter(LoopClock(), 10.0))
+    await writer.put(make_group(0), Outcome.STALE)
+    async with asyncio.timeout(10):
+        with pytest.raises(ResourceError, match=r"file/.*--resume"):
+            await writer.flush()
+        with pytest.raises(ResourceError):
+            await writer.close()
+
+
+def test_rollouts_wait_for_room_and_then_nothing_is_missing(tmp_path: Path, make_group: MakeGroup) -> None:
+    full = tmp_path / "step_000001.1.partial.jsonl.zst"
+    full.symlink_to("/dev/full")
+
+    async def scenario() -> None:
+        writer = RolloutLog(tmp_path, 1, 1, DiskWriter(LoopClock(), 60.0))
+        await writer.put(make_group(0), Outcome.STALE)
+        await writer.put(make_group(1), Outcome.STALE)
+        await asyncio.sleep(30.0)
+        full.unlink()
+        await writer.end_step(1, [make_group(2)])
+        await writer.close()
+
+    run_simulated(scenario())
+    (file,) = rollout_log.files(tmp_path)
+    assert file.name == "step_000001.1.jsonl.zst"
+    assert [record["prompt_id"] for record in rollout_log.read(file)] == [0, 1, 2]
+
+
+def test_a_verdict_without_a_reward_is_left_out_of_its_mean(make_group: MakeGroup) -> None:
+    group = make_group(0, rewards=[1.0, 0.0])
+    first, second = group.completions
+    first = replace(first, verdicts={**first.verdicts, "style": Verdict(reward=None)})
+    fields = score(replace(group, completions=(first, second))).fields()
+    assert "reward_style_mean" not in fields
+
+
+def test_an_evaluation_reports_each_verifier_and_counts_what_is_solved(make_group: MakeGroup) -> None:
+    """A function that pays every answer leaves the accuracy where it is."""
+    generous, own = Verdict(reward=3.0), Verdict(reward=0.25)
+    current = Round(Version(1, 0), asked=2, ends_at=0.0)
+    for draw_id, rewards in enumerate([(1.0, 0.0), (0.0, 0.0)]):
+        group = make_group(draw_id, rewards=rewards)
+        paid = tuple(
+            replace(one, reward=(one.reward or 0.0) + 3.25, verdicts={**one.verdicts, "kind": generous, "reward": own})
+            for one in group.completions
+        )
+        current.add(replace(group, completions=paid))
+    fields = current.fields("held")
+    assert fields["eval_held_accuracy"] == 0.25
+    assert fields["eval_held_pass_at_2"] == 0.5
+    assert fields["eval_held_reward_mean"] == 3.5
+    assert fields["eval_held_math_mean"] == 0.25
+    assert fields["eval_held_kind_mean"] == 3.0
+    assert fields["eval_held_reward_reward_mean"] == 0.25
+
+
+def test_the_solve_rate_is_of_what_is_solved(make_group: MakeGroup) -> None:
+    group = make_group(0, rewards=[1.0, 0.0, 0.0, 0.0])
+    paid = replace(group, completions=tuple(replace(one, reward=7.0) for one in group.completions))
+    assert score(paid).fields()["solve_rate_mean"] == 0.25

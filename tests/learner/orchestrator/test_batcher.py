@@ -1,0 +1,194 @@
+"""Which groups become part of a batch, when, and how the others end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from olmorl.clock import run_simulated
+from olmorl.errors import NothingToLearn, RunEnded
+from olmorl.messages import TRAIN_LANE, Version
+
+Build = Callable[..., Any]
+V0 = Version(1, 0)
+
+
+def test_a_batch_is_built_from_the_first_groups_with_a_gradient(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts().opened() as run:
+            await run.batcher.draw(V0, 0)
+            await run.answer(1.0, 1.0)
+            await run.answer(1.0, 0.0)
+            await run.settle()
+            await run.batcher.assemble(0)
+            assert run.batcher.batches == {} and run.batcher.num_ready == 1
+            await run.answer(0.0, 1.0)
+            await run.settle()
+            await run.batcher.assemble(0)
+            (shard,) = run.batcher.batches[1].shards
+            samples = [sample for minibatch in shard.minibatches for row in minibatch for sample in row]
+            assert sorted({sample.draw_id for sample in samples}) == [1, 2]
+            assert run.batcher.batches[1].facts.groups == 2
+            assert run.outcomes[:3] == ["zero_gradient", "-", "-"]
+            assert run.lifecycle.state.journaled == 2 and run.batcher.num_ready == 0
+
+    run_simulated(scenario())
+
+
+def test_at_most_one_batch_is_built_ahead(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts({"schedule.max_lag": 4}).opened() as run:
+            await run.lifecycle.draw(8, V0)
+            await run.answer(1.0, 0.0, number=8)
+            await run.settle()
+            await run.batcher.assemble(0)
+            assert sorted(run.batcher.batches) == [1, 2]
+            await run.batcher.assemble(1)
+            assert sorted(run.batcher.batches) == [1, 2, 3]
+
+    run_simulated(scenario())
+
+
+async def with_a_late_group(run: Any) -> None:
+    """Two groups are answered while draw 0 is still generated."""
+    await run.lifecycle.draw(3, V0)
+    (late,) = await run.queue.lease("a1", 1, TRAIN_LANE, 0.0)
+    await run.answer(1.0, 0.0, number=2)
+    await run.settle()
+    await run.batcher.assemble(0)
+    await run.finish(late, 1.0, 0.0)
+    await run.settle()
+
+
+def test_a_group_that_is_too_old_for_its_step_ends_as_stale(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts({"schedule.over_age": "mask", "schedule.prompts_per_step": 1}).opened() as run:
+            await with_a_late_group(run)
+            assert sorted(run.batcher.batches) == [1, 2]
+            await run.batcher.assemble(1)
+            assert run.outcomes == ["stale", "-", "-"]
+            assert run.lifecycle.state.draws[0].cause == "over_age"
+
+    run_simulated(scenario())
+
+
+def test_a_batch_waits_for_a_group_that_it_would_make_too_old(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts({"schedule.over_age": "wait", "schedule.prompts_per_step": 1}).opened() as run:
+            await with_a_late_group(run)
+            assert run.batcher.batches == {} and run.batcher.num_ready == 3
+            await run.batcher.assemble(0)
+            assert sorted(run.batcher.batches) == [1, 2]
+            assert run.outcomes == ["-", "-", "-"]
+
+    run_simulated(scenario())
+
+
+def test_too_many_groups_without_a_gradient_end_the_run(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts().opened() as run:
+            await run.lifecycle.draw(4, V0)
+            await run.answer(0.0, 0.0, number=3)
+            await run.settle()
+            await run.answer(0.0, 0.0)
+            with pytest.raises(NothingToLearn, match="4 groups in a row"):
+                await run.settle()
+            assert run.outcomes == ["zero_gradient"] * 4, "they are recorded first"
+
+    run_simulated(scenario())
+
+
+def test_failures_count_until_a_group_is_scored(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts().opened() as run:
+            await run.lifecycle.draw(8, V0)
+            await run.fail("unscorable", "judge_down: refused", number=3)
+            await run.settle()
+            assert run.batcher.num_failed == 3
+            row = run.lifecycle.state.draws[2].row
+            assert run.batcher.failures == (
+                f"3 prompt(s) in a row gave no scored group, the last: {row}: unscorable: judge_down: refused"
+            )
+            await run.answer(1.0, 0.0)
+            await run.settle()
+            assert (run.batcher.num_failed, run.batcher.failures) == (0, "")
+            await run.fail("unscorable", "broken", number=4)
+            with pytest.raises(RunEnded, match=r"4 prompt.*mend the verifier"):
+                await run.settle()
+
+    run_simulated(scenario())
+
+
+def test_a_malformed_group_fails(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts({"sampling.group_size": 3}).opened() as run:
+            await run.lifecycle.draw(1, V0)
+            await run.answer(1.0, 0.0)
+            await run.settle()
+            assert run.lifecycle.state.draws[0].cause == "malformed: 2 completions in a group of 3"
+            assert run.outcomes == ["failed"]
+
+    run_simulated(scenario())
+
+
+def test_a_solved_row_is_never_drawn_again(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts({"data.no_resample_above": 0.9}, num_rows=2).opened() as run:
+            await run.lifecycle.draw(1, V0)
+            await run.answer(1.0, 1.0)
+            await run.settle()
+            solved = run.lifecycle.state.draws[0].row
+            await run.lifecycle.draw(3, V0)
+            assert solved not in [run.lifecycle.state.draws[draw].row for draw in (1, 2, 3)]
+
+    run_simulated(scenario())
+
+
+def test_the_end_of_the_data_ends_what_cannot_fill_a_batch(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts({"data.epochs": 1, "schedule.max_lag": 4}, num_rows=3).opened() as run:
+            await run.lifecycle.draw(8, V0)
+            await run.answer(1.0, 0.0, number=2)
+            await run.settle()
+            await run.batcher.assemble(0)
+            await run.batcher.end_of_stream()
+            assert not run.batcher.over, "one draw is still generated"
+            await run.answer(1.0, 0.0)
+            await run.settle()
+            await run.batcher.end_of_stream()
+            assert run.batcher.over and run.outcomes == ["-", "-", "stale"]
+            assert run.lifecycle.state.draws[2].cause == "end_of_data"
+
+    run_simulated(scenario())
+
+
+def test_data_that_fill_no_batch_are_an_error(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts({"data.epochs": 1}, num_rows=2).opened() as run:
+            await run.lifecycle.draw(8, V0)
+            await run.answer(1.0, 1.0, number=2)
+            await run.settle()
+            await run.batcher.end_of_stream()
+            with pytest.raises(RunEnded, match=r"before the first step.*2 zero-gradient"):
+                await run.settle()
+
+    run_simulated(scenario())
+
+
+def test_a_restart_builds_the_journaled_batch_again(parts: Build) -> None:
+    async def scenario() -> None:
+        run, batches = parts(), []
+        async with run.opened():
+            await run.lifecycle.draw(2, V0)
+            await run.answer(1.0, 0.0, number=2)
+            await run.settle()
+            await run.batcher.assemble(0)
+            batches.append(run.batcher.batches[1].facts)
+        async with run.opened():
+            await run.batcher.assemble(0)
+            batches.append(run.batcher.batches[1].facts)
+        assert batches[0] == batches[1]
+
+    run_simulated(scenario())

@@ -1,0 +1,117 @@
+"""The fields of a metric line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from olmorl.clock import LoopClock
+from olmorl.learner.batching.batch import BatchFacts
+from olmorl.learner.orchestrator.step_metrics import StepMetrics, TokenCount, totals
+from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.group_stats import Score
+from olmorl.learner.storage.ledger_state import BatchRecord, Decided, Drawn, LedgerState, Outcome
+from olmorl.learner.storage.metrics_log import MetricsLog
+from olmorl.messages import ActorStatus, StepReport, Version
+from olmorl.ports import Counts
+
+NOWHERE = MetricsLog(Path("unused")), DiskWriter(LoopClock(), 0.0)
+
+
+def test_stalls_are_those_since_the_line_before() -> None:
+    accounts = LedgerState(batches={step: BatchRecord([], Score(), Score()) for step in (1, 2, 3)})
+    facts = BatchFacts(0, 0, 0, 0.0, 0.0, 0)
+    meter, found = StepMetrics(*NOWHERE, 0.0, 0.0, {}), []
+    # Of one actor: updates so far, the seconds they took, the longest of them.
+    for step, beats in enumerate(([(1, 4.0, 4.0)], [(2, 4.5, 4.0), (4, 5.0, 4.0)], []), 1):
+        for updates, total, longest in beats:
+            status = ActorStatus(name="a0", at=0.0, pid=1, updates=updates, stall_s_total=total, stall_s_max=longest)
+            meter.heard({"a0": status}, float(step))
+        report = StepReport(step=step, version=Version(1, step), values={})
+        line = meter.line(report, facts, accounts, Counts(0, 0, 0, 0, 0), 0, float(step))
+        found.append((line["weight_stall_s_mean"], line["weight_stall_s_max"]))
+    assert found == [(4.0, 4.0), (1.0 / 3, 0.5), (None, None)]
+
+
+RATES = {
+    "steady": lambda second: 5000,
+    "two paces": lambda second: 5000 if second < 30 else 1000,
+    "uneven": lambda second: 1000 + 700 * (second * 7 % 11),
+    "pauses": lambda second: 0 if 20 <= second < 25 else 4000,
+}
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("step_s", [0.15, 0.4, 1.0, 2.3])
+def test_generated_tokens_are_in_every_step_and_in_sum_what_was_counted(rate: str, step_s: float) -> None:
+    """Heartbeats once a second, heard a little later; the engine is up for ten seconds before the first step."""
+    totals = [0]
+    for second in range(90):
+        totals.append(totals[-1] + RATES[rate](second))
+    accounts = LedgerState(batches={step: BatchRecord([], Score(), Score()) for step in range(1000)})
+    facts, counts = BatchFacts(0, 0, 0, 0.0, 0.0, 0), Counts(0, 0, 0, 0, 0)
+    meter, told, rates, step, wall, second = (
+        StepMetrics(*NOWHERE, 100.0, 0.0, {}),
+        0.0,
+        list[tuple[float, float]](),
+        0,
+        10.0,
+        0,
+    )
+    before = 0.0
+    while wall < 80:
+        step += 1
+        while second < wall:
+            beat = ActorStatus(name="a0", at=float(second), pid=1, tokens_generated=totals[second])
+            meter.heard({"a0": beat}, 100.0 + min(second + 0.3 * (second % 3 / 2), wall))
+            second += 1
+        report = StepReport(step=step, version=Version(1, step), values={})
+        line = meter.line(report, facts, accounts, counts, 0, 100.0 + wall)
+        rates.append((wall, float(line["actor_tokens_per_s"] or 0.0)))
+        told += rates[-1][1] * (wall - before)
+        before, wall = wall, wall + step_s
+    highest, lowest = max(map(RATES[rate], range(80))), min(map(RATES[rate], range(80)))
+    later = [each for at, each in rates if at > 12]
+    assert told == pytest.approx(totals[second - 1], abs=2 * highest)
+    assert lowest == pytest.approx(0.0) or min(each for _, each in rates) > lowest / 3
+    assert max(later) < 1.6 * highest
+    if rate == "steady":
+        assert min(later) >= 0.5 * 5000 and sum(later) / len(later) == pytest.approx(5000, rel=0.02)
+
+
+def test_no_token_is_counted_twice_or_lost() -> None:
+    count = TokenCount()
+    count.heard(10.0, 0.0, 500)
+    assert [count.between(0.0, 10.0), count.between(10.0, 11.0)] == [500, 0], "when the next one comes is not known"
+    count.heard(11.0, 1.0, 1000)
+    assert [count.between(11.0, 11.5), count.between(11.5, 12.0)] == [250, 250]
+    count.heard(12.0, 4.0, 800)
+    assert [count.between(12.0, 13.0), count.between(13.0, 30.0)] == [500 + 100, 700]
+    count.heard(30.0, -3.0, 100)
+    assert [count.between(30.0, 30.1), count.between(30.1, 40.0)] == [100, 0], "its clock was set back"
+
+
+def test_an_actor_that_starts_again_counts_from_zero() -> None:
+    accounts, facts = LedgerState(batches={1: BatchRecord([], Score(), Score())}), BatchFacts(0, 0, 0, 0.0, 0.0, 0)
+    meter = StepMetrics(*NOWHERE, 0.0, 0.0, {"a0": ActorStatus(name="a0", at=0.0, pid=1, tokens_generated=900)})
+    for at, pid, tokens in ((1.0, 1, 1000), (1.0, 1, 1000), (2.0, 2, 300), (3.0, 2, 350)):
+        meter.heard({"a0": ActorStatus(name="a0", at=at, pid=pid, tokens_generated=tokens)}, at)
+    report = StepReport(step=1, version=Version(1, 1), values={})
+    line = meter.line(report, facts, accounts, Counts(0, 0, 0, 0, 0), 0, 5.0)
+    assert line["actor_tokens_per_s"] == (100 + 300 + 50) / 5
+
+
+def test_tokens_of_failed_draws_are_generated_and_wasted() -> None:
+    accounts = LedgerState()
+    prompts = [Drawn(draw=draw, row="r:1", position=draw, version=0) for draw in range(3)]
+    scores = {Outcome.STALE: Score(tokens=70), Outcome.ZERO_GRADIENT: Score(tokens=5), Outcome.FAILED: Score()}
+    ends = [
+        Decided(draw=draw, attempt=1, outcome=outcome, score=score, wasted=0 if score.tokens else 300)
+        for draw, (outcome, score) in enumerate(scores.items())
+    ]
+    for event in [*prompts, *ends]:
+        accounts.apply(event)
+    found = totals(accounts, Counts(0, 0, 0, 0, 0), 0)
+    assert (found["tokens_generated_total"], found["tokens_wasted_total"]) == (375, 370)
+    assert accounts.open_score.tokens == 75, "lengths are of scored groups"

@@ -1,0 +1,29 @@
+"""The learning rate of each step, by hand."""
+
+from __future__ import annotations
+
+from olmorl.config import Learner
+from olmorl.learner.trainer.lr_schedule import learning_rate
+
+
+def rates(schedule: str, steps: int, warmup: int = 0) -> list[float]:
+    learner = Learner(learning_rate=1.0, schedule=schedule, warmup_steps=warmup)
+    return [round(learning_rate(step, learner, steps), 6) for step in range(1, steps + 1)]
+
+
+def test_constant_after_a_warm_up() -> None:
+    assert rates("constant", 5, warmup=2) == [0.5, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_linear_ends_one_step_before_zero() -> None:
+    assert rates("linear", 4) == [1.0, 0.75, 0.5, 0.25]
+    assert rates("linear", 6, warmup=2) == [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+
+
+def test_cosine_is_half_way_down_in_the_middle() -> None:
+    assert rates("cosine", 4) == [1.0, 0.853553, 0.5, 0.146447]
+
+
+def test_steps_past_the_end_stay_at_zero() -> None:
+    learner = Learner(learning_rate=1.0, schedule="linear")
+    assert learning_rate(9, learner, 4) == 0.0

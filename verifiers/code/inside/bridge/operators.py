@@ -1,0 +1,219 @@
+"""Operators on the program's objects: none lets an object decide its own verdict.
+
+- What a function returned is data. Next to plain data it is never asked, and equals nothing.
+- An object that the test made, by calling a class that it spells with a capital, or by operators on such objects, may
+  meet plain data. Where the outcome is a comparison or a number, the object first says which plain value it has, before
+  it learns the other operand, and the tester computes with that. Once it has learned an operand, it says no more.
+- Two objects of the program are compared by the program, as far as that can be believed: see `doubt`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from olmorl.verifiers.code.inside.bridge.remote import MISSING, Remote, apply, handle_of
+
+_NUMBERS = (int, float, complex, Decimal, Fraction)
+_BINARY = {
+    "add": "add", "sub": "sub", "mul": "mul", "truediv": "truediv", "floordiv": "floordiv", "mod": "mod",
+    "pow": "pow", "matmul": "matmul", "and": "and_", "or": "or_", "xor": "xor", "lshift": "lshift", "rshift": "rshift",
+    "divmod": "divmod",
+}  # fmt: skip
+_NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "truediv": 1}
+"""Operands that leave a number as it is."""
+_SCALING = {"mul", "matmul", "truediv", "imul", "imatmul", "itruediv"}
+"""Operators by which nothing vanishes: an object is not told what it is held against."""
+_ORDER = ("lt", "le", "gt", "ge")
+_DATA = ("len", "reversed", "str", "repr", "dir")
+"""Operators that take no other operand, and whose results are data."""
+_OBJECTS = ("neg", "pos", "invert")
+_VALUES = ("abs", "int", "float", "complex", "index", "round", "bool", "trunc", "floor", "ceil")
+
+
+def install() -> None:
+    """Give `Remote` its operators."""
+    for name in _DATA:
+        setattr(Remote, f"__{name}__", _data(name))
+    for name in (*_OBJECTS, *_VALUES):
+        setattr(Remote, f"__{name}__", _unary(name))
+    for name in _ORDER:
+        setattr(Remote, f"__{name}__", _ordering(name))
+    for name, operation in _BINARY.items():
+        setattr(Remote, f"__{name}__", _binary(operation, name, False))
+        setattr(Remote, f"__r{name}__", _binary(operation, name, True))
+        if name != "divmod":
+            setattr(Remote, f"__i{name}__", _binary(f"i{name}", name, False))
+    for name, method in (("eq", _equals), ("ne", _differs), ("contains", _contains), ("hash", _hash)):
+        setattr(Remote, f"__{name}__", method)
+
+
+def _equals(self: Remote, other: object) -> Any:
+    if self is other:
+        return True
+    if (handle := handle_of(other)) is not None:
+        return self._remote_number == handle._remote_number or _believed(self, "eq", handle)
+    value = _value(self, other)
+    if self._remote_base is not MISSING or value is MISSING:
+        return NotImplemented if value is MISSING else value == other
+    return bool(value == other) and apply(self, "eq", self, other) is True
+
+
+def _believed(self: Remote, operation: str, other: Remote) -> bool:
+    """Whether a comparison of two objects of the program holds. Raises AssertionError if that cannot be believed."""
+    return _decided(apply(self, "agreed", operation, self, other))
+
+
+def _decided(outcome: Any) -> bool:
+    if outcome is None:
+        raise AssertionError("a comparison that cannot be believed: the class makes it hold for all its objects")
+    return outcome is True
+
+
+def _differs(self: Remote, other: object) -> Any:
+    equal = _equals(self, other)
+    if equal is NotImplemented or equal:
+        return equal if equal is NotImplemented else False
+    handle = handle_of(other)
+    return handle is None or apply(self, "eq", self, handle) is not True
+
+
+def _contains(self: Remote, item: Any) -> bool:
+    if self._remote_made or isinstance(item, Remote):
+        return _decided(apply(self, "contains", self, item))
+    return any(item is each or item == each for each in self)
+
+
+def _hash(self: Remote) -> int:
+    return int(apply(self, "hash", self)) if self._remote_made else hash(("remote", self._remote_number))
+
+
+def _value(remote: Remote, like: Any) -> Any:
+    """The plain value that an object says it has, of the kind that it is to meet; MISSING when it says none."""
+    if remote._remote_base is not MISSING:
+        return remote._remote_base
+    if not remote._remote_made or remote._remote_told:
+        return MISSING
+    try:
+        if isinstance(like, complex):
+            return apply(remote, "complex", remote)
+        if isinstance(like, _NUMBERS) and not isinstance(like, bool):
+            return _real(remote)
+        if isinstance(like, str):
+            return apply(remote, "str", remote)
+        return type(like)(remote) if isinstance(like, (list, tuple, set, frozenset)) else MISSING
+    except Exception:  # its class has no such value
+        return MISSING
+
+
+def _real(remote: Remote) -> Any:
+    """The number that an object says it is: a whole one if nothing is cut off. Raises what its class raises."""
+    whole = _asked(remote, "int")
+    real = _asked(remote, "float")
+    return whole if real is MISSING or (whole is not MISSING and whole == real) else real
+
+
+def _asked(remote: Remote, kind: str) -> Any:
+    try:
+        return apply(remote, kind, remote)
+    except Exception:  # its class has no such value
+        return MISSING
+
+
+def _data(operation: str) -> Callable[..., Any]:
+    return lambda self, *args: apply(self, operation, self, *args)
+
+
+def _unary(operation: str) -> Callable[..., Any]:
+    def method(self: Remote, *args: Any) -> Any:
+        if operation == "bool" and not self._remote_told:
+            return apply(self, operation, self)
+        if not self._remote_made:
+            raise TypeError(f"bad operand for {operation}(): an object that the program returned")
+        if self._remote_told and operation in _VALUES:
+            raise TypeError(f"bad operand for {operation}(): an object that has met what it is compared with")
+        return _made(apply(self, operation, self, *args), self._remote_told)
+
+    return method
+
+
+def _ordering(operation: str) -> Callable[[Remote, Any], Any]:
+    def method(self: Remote, other: Any) -> Any:
+        if (handle := handle_of(other)) is not None:
+            return _believed(self, operation, handle)
+        value = _value(self, other)
+        return NotImplemented if value is MISSING else getattr(operator, operation)(value, other)
+
+    return method
+
+
+def _binary(operation: str, name: str, reflected: bool) -> Callable[[Remote, Any], Any]:
+    """An operator of two operands; `name` is what it is called without `i` for in-place."""
+
+    def method(self: Remote, other: Any) -> Any:
+        operands = (other, self) if reflected else (self, other)
+        if (handle := handle_of(other)) is not None:
+            return _made(apply(self, operation, *operands), self._remote_told or handle._remote_told)
+        if not self._remote_made:
+            return NotImplemented
+        value = _number(self, operation, name, other, reflected)
+        if value is not MISSING:
+            return value
+        result = apply(self, operation, *operands)
+        if isinstance(result, (bool, *_NUMBERS)) or (isinstance(handle_of(result), Remote) and _is_number(result)):
+            raise TypeError(f"{name}: the program's own operator against plain data")
+        if handle_of(result) is None and not isinstance(result, (str, bytes)) and not _has_content(result):
+            raise TypeError(f"{name}: the program's own operator leaves nothing of plain data")
+        return _made(result, self._remote_told or operation not in _SCALING)
+
+    return method
+
+
+def _number(remote: Remote, operation: str, name: str, other: Any, reflected: bool) -> Any:
+    """The outcome with a number, of an object that acts as a number too; MISSING for any other object."""
+    base = remote._remote_base
+    if isinstance(base, _NUMBERS):
+        return _compute(name, other, base) if reflected else _compute(name, base, other)
+    if name not in _NEUTRAL or operation != name or not isinstance(other, _NUMBERS) or remote._remote_told:
+        return MISSING
+    neutral = type(other)(_NEUTRAL[name])
+    try:
+        value: Any = apply(remote, operation, *((neutral, remote) if reflected else (remote, neutral)))
+    except Exception:  # its class takes no such number
+        return MISSING
+    if not isinstance(value, _NUMBERS) or handle_of(value) is not None:
+        return MISSING
+    if not reflected:
+        return _compute(name, value, other)
+    return _compute("add" if name in ("add", "sub") else "mul", other, value)
+
+
+def _compute(name: str, first: Any, second: Any) -> Any:
+    function = divmod if name == "divmod" else getattr(operator, _BINARY[name])
+    return function(first, second)
+
+
+def _is_number(value: Any) -> bool:
+    handle = handle_of(value)
+    return handle is not None and isinstance(handle._remote_base, _NUMBERS)
+
+
+def _has_content(value: Any) -> bool:
+    try:
+        return len(value) > 0
+    except TypeError:
+        return value is not None
+
+
+def _made(result: Any, told: bool) -> Any:
+    """A result of operators on objects that the test made counts as made by it."""
+    handle = handle_of(result)
+    if handle is None:
+        return result
+    object.__setattr__(handle, "_remote_made", True)
+    if told:
+        object.__setattr__(handle, "_remote_told", True)
+    return handle

@@ -1,0 +1,112 @@
+"""Handles in the program process: numbers for the program's objects, and stubs for functions of the tests."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from olmorl.verifiers.code.inside.bridge import standard_library
+from olmorl.verifiers.code.inside.bridge.codec import CodecError
+from olmorl.verifiers.code.inside.bridge.doubt import PLAIN_BASES, plain_copy
+
+
+class Awaited(NamedTuple):
+    """The result of a finished coroutine."""
+
+    value: Any
+
+
+class ProgramHandles:
+    """Every object with a handle stays alive under its number."""
+
+    def __init__(self, call_back: Callable[..., Any]) -> None:
+        """
+        Args:
+            call_back: calls a function of the tests, given its number, positional and named arguments.
+        """
+        self._call_back = call_back
+        self._objects: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._callbacks: dict[int, Any] = {}
+        self._callback_numbers: dict[int, int] = {}
+
+    def name(self, value: Any, encode: Any) -> list[Any]:
+        if (number := self._callback_numbers.get(id(value))) is not None:
+            return ["yours", number]
+        if type(value) is Awaited:
+            return ["awaited", encode(value.value)]
+        if isinstance(value, BaseException):
+            return self._exception(value, encode)
+        number = self._number(value)
+        if isinstance(value, type) and issubclass(value, BaseException):
+            home, name = value.__module__, value.__name__
+            shared = standard_library.exception(home, name) is value
+            return ["exception class", number, name, home if shared else "", *map(encode, value.__bases__)]
+        for base in PLAIN_BASES:
+            if isinstance(value, base):
+                return ["handle", number, "value", encode(plain_copy(base, value))]
+        return ["handle", number, _kind(value)]
+
+    def resolve(self, node: list[Any], decode: Any) -> Any:
+        tag, *parts = node
+        if tag == "yours":
+            return self._objects[parts[0]]
+        if tag == "callback" or tag == "iterator":
+            return self._stub(tag == "iterator", *parts)
+        if tag == "exception":
+            return decode(parts[0])(*decode(parts[1]))
+        raise CodecError(f"a value of unknown form: {tag}")
+
+    def _number(self, value: Any) -> int:
+        number = self._numbers.get(id(value))
+        if number is None:
+            number = self._numbers[id(value)] = len(self._objects)
+            self._objects.append(value)
+        return number
+
+    def _exception(self, error: BaseException, encode: Any) -> list[Any]:
+        """The class, arguments, attributes and text of an exception. Parts that cannot be sent are left out."""
+        try:
+            arguments = encode(error.args)
+        except CodecError:
+            arguments = encode(())
+        try:
+            attributes = encode(tuple(vars(error).items()))
+        except CodecError:
+            attributes = encode(())
+        try:
+            text = str.__str__(str(error))[:2000]
+        except BaseException:  # a class of the program may raise anything here; then the text stays empty
+            text = ""
+        return ["exception", encode(type(error)), arguments, attributes, text]
+
+    def _stub(self, stream: bool, number: int, name: str) -> Any:
+        """A local function that calls a function of the tests, or a local iterator over an iterator of the tests."""
+        if number not in self._callbacks:
+
+            def callback(*args: Any, **kwargs: Any) -> Any:
+                return self._call_back(number, args, kwargs)
+
+            callback.__name__ = callback.__qualname__ = name
+            stub: Any = _items(callback) if stream else callback
+            self._callbacks[number] = stub
+            self._callback_numbers[id(stub)] = number
+        return self._callbacks[number]
+
+
+def _items(advance: Callable[[], Any]) -> Any:
+    while True:
+        try:
+            item = advance()
+        except StopIteration:
+            return
+        yield item
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, type):
+        return "class"
+    if inspect.isgenerator(value):
+        return "generator"
+    return "callable" if callable(value) else "value"

@@ -1,0 +1,194 @@
+"""Calls user reward functions once per group in worker processes, in the convention of TRL or of verl.
+
+    def reward(prompts, completions, **columns) -> list[float | None]        sync or async
+    def compute_score(data_source, solution_str, ground_truth, extra_info) -> float
+
+The first form may also take completion_ids, trainer_state, log_metric and log_extra (see `function_call`). A reward of
+`None` means that the function does not apply to the completion. An exception, a timeout, a wrong number of rewards or
+NaN is an error and never a reward of 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from olmorl.config import Verifiers
+from olmorl.errors import RewardFunctionError
+from olmorl.messages import Completion, Prompt, Verdict
+from olmorl.verifiers.check_outcomes import Counters, Done
+from olmorl.verifiers.functions.function_call import FunctionCall, FunctionResult
+from olmorl.verifiers.pool.fork_server import WorkerStartFailed
+from olmorl.verifiers.pool.pool import Pool
+from olmorl.verifiers.registry import NAMES
+
+_LOAD = "olmorl.verifiers.functions.runner:load"
+_SCORE = "olmorl.verifiers.functions.runner:score"
+LARGEST_REWARD = 1e100
+"""The largest absolute reward. Sums of squares stay finite, as the ledger needs."""
+_FORM = "package.module:function or file.py:function, each with an optional *weight"
+
+
+class Function(NamedTuple):
+    """One entry of `verifiers.functions`."""
+
+    spec: str
+    """`module:function`, or an absolute path to a file and a function."""
+    name: str
+    """The key of its verdicts and weight, unique among functions and built-in verifiers."""
+    weight: float
+
+
+def parse(entries: Sequence[str]) -> tuple[Function, ...]:
+    """Read the entries of `verifiers.functions`. Raises RewardFunctionError for an entry of another form."""
+    split = [_split(entry) for entry in entries]
+    times = Counter(spec.rpartition(":")[2] for spec, _ in split)
+    functions = []
+    for spec, weight in split:
+        place, _, name = spec.rpartition(":")
+        if times[name] > 1 or name in NAMES:
+            name = f"{Path(place).stem if place.endswith('.py') else place}.{name}"
+        functions.append(Function(spec, name, weight))
+    return tuple(functions)
+
+
+def _split(entry: str) -> tuple[str, float]:
+    spec, star, factor = entry.strip().partition("*")
+    place, colon, name = spec.strip().rpartition(":")
+    try:
+        weight = float(factor) if star else 1.0
+    except ValueError:
+        raise RewardFunctionError(
+            f"verifiers.functions: {entry!r}: {factor!r} is not a weight; write {_FORM}"
+        ) from None
+    if not colon or not place or not name.isidentifier() or not math.isfinite(weight):
+        raise RewardFunctionError(f"verifiers.functions: {entry!r} is not of the form {_FORM}")
+    if place.endswith(".py"):
+        place = str(Path(place).expanduser().resolve())
+    return f"{place}:{name}", weight
+
+
+def check(settings: Verifiers) -> None:
+    """Import every function in a separate process, as the actors will.
+
+    Raises:
+        RewardFunctionError: a function is missing, or cannot be imported or called. The message names it.
+    """
+    scorer = FunctionScorer(settings.model_copy(update={"workers": 1}))
+
+    async def start_and_stop() -> None:
+        await scorer.start()
+        await scorer.stop()
+
+    asyncio.run(start_and_stop())
+
+
+class FunctionScorer:
+    """Gives every completion of a group the verdict of each function."""
+
+    def __init__(self, settings: Verifiers, max_steps: int = 0) -> None:
+        """`max_steps` of the run is passed to functions that take it; 0 if it is unknown."""
+        self.functions = parse(settings.functions)
+        self._max_steps = max_steps
+        self._pool = Pool(
+            settings.workers,
+            settings.function_timeout_s,
+            settings.memory_mib,
+            settings.recycle_after,
+            settings.retries,
+            setup=(_LOAD, [function.spec for function in self.functions]),
+        )
+
+    @property
+    def counters(self) -> Counters:
+        return self._pool.counters
+
+    @property
+    def queue_depth(self) -> int:
+        return self._pool.queue_depth
+
+    async def start(self) -> None:
+        """Start the workers. Raises RewardFunctionError if a function cannot be loaded."""
+        if not self.functions:
+            return
+        try:
+            await self._pool.start()
+        except WorkerStartFailed as error:
+            reason = str(error).removeprefix("ImportError: ")
+            raise RewardFunctionError(
+                f"verifiers.functions: {reason}; write {_FORM}, with the module on PYTHONPATH or in the working "
+                "directory, and parameters (prompts, completions, **columns)"
+            ) from None
+
+    async def stop(self) -> None:
+        await self._pool.stop()
+
+    async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, Verdict]]:
+        """For each completion, the verdicts by function name."""
+        calls = [self._call(function, prompt, completions) for function in self.functions]
+        results = await asyncio.gather(*map(self._verdicts, calls))
+        names = [function.name for function in self.functions]
+        return [dict(zip(names, row, strict=True)) for row in zip(*results, strict=True)]
+
+    def _call(self, function: Function, prompt: Prompt, completions: Sequence[Completion]) -> FunctionCall:
+        return FunctionCall(
+            spec=function.spec,
+            prompt=prompt.messages,
+            texts=[completion.text for completion in completions],
+            columns=_columns(prompt),
+            token_ids=_token_ids(completions),
+            step=max(span.version.number for completion in completions for span in completion.spans),
+            max_steps=self._max_steps,
+        )
+
+    async def _verdicts(self, call: FunctionCall) -> list[Verdict]:
+        size = len(call.texts)
+        outcome = await self._pool.run(_SCORE, call)
+        if not isinstance(outcome, Done):
+            kind, detail = outcome[0], outcome[-1]
+            return [Verdict(reward=None, error_kind=f"function_{kind}", detail=detail)] * size
+        answer = msgspec.convert(outcome.value, FunctionResult)
+        problem = _problem(answer.rewards, size)
+        if problem is not None:
+            return [Verdict(reward=None, error_kind=problem[0], detail=problem[1])] * size
+        return [
+            Verdict(
+                reward=reward,
+                method="function",
+                logged={} if index else answer.logged,
+                extra={column: values[index] for column, values in answer.extra.items()},
+            )
+            for index, reward in enumerate(answer.rewards)
+        ]
+
+
+def _columns(prompt: Prompt) -> dict[str, Any]:
+    """The columns of the row as in its file. The label of a single verifier is not in a list."""
+    single = len(prompt.ground_truths) == 1
+    labels = {
+        "dataset": prompt.datasets[0] if single else list(prompt.datasets),
+        "ground_truth": prompt.ground_truths[0] if single else list(prompt.ground_truths),
+    }
+    return {**(labels if prompt.datasets else {}), **prompt.columns}
+
+
+def _token_ids(completions: Sequence[Completion]) -> list[bytes] | None:
+    """The tokens of each completion; None if the completions are only text."""
+    if not all(len(completion.token_ids) for completion in completions):
+        return None
+    return [completion.token_ids.astype("<i4", copy=False).tobytes() for completion in completions]
+
+
+def _problem(values: list[float | None], wanted: int) -> tuple[str, str] | None:
+    """The error kind and reason if the rewards of a function cannot be used; None if they can."""
+    if len(values) != wanted:
+        return "function_length", f"returned {len(values)} rewards for {wanted} completions"
+    if not all(value is None or abs(value) <= LARGEST_REWARD for value in values):  # NaN fails this comparison
+        return "function_not_finite", f"returned NaN, infinity or more than {LARGEST_REWARD:g}"
+    return None

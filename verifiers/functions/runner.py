@@ -1,0 +1,130 @@
+"""Loads and calls user reward functions, inside a worker of their pool."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from olmorl.verifiers.functions.function_call import FunctionCall, FunctionLog, FunctionResult, TrainerState
+from olmorl.verifiers.pool.worker import describe
+
+_loaded: dict[str, Callable[..., Any]] = {}
+_logged: dict[str, set[str]] = {}
+"""For each function, the names it has logged in this worker. Their number is bounded."""
+
+
+def load(specs: list[str]) -> None:
+    """Import every function. Raises ImportError with a message for the user."""
+    for spec in specs:
+        _loaded[spec] = _find(spec)
+
+
+def _find(spec: str) -> Callable[..., Any]:
+    place, _, name = spec.rpartition(":")
+    try:
+        module = _module(place)
+    except BaseException as error:  # user code at import may raise anything, including SystemExit
+        raise ImportError(f"{spec}: {place} does not import: {describe(error)}") from None
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise ImportError(f"{spec}: {place} has no function {name!r}")
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if not (takes_any or "completions" in parameters or "solution_str" in parameters):
+        raise ImportError(f"{spec}: {name}({', '.join(parameters)}) takes neither completions nor solution_str")
+    found: Callable[..., Any] = function
+    return found
+
+
+def _module(place: str) -> ModuleType:
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place)
+    if not path.is_file():
+        raise FileNotFoundError(f"{place} is not a file")
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def score(args: Any) -> FunctionResult:
+    """Call one function for one group.
+
+    Args:
+        args: a `FunctionCall` as plain data from the socket.
+    """
+    call = msgspec.convert(args, FunctionCall)
+    function = _loaded[call.spec]
+    if "solution_str" in inspect.signature(function).parameters:
+        return FunctionResult([_number(_call(function, _verl(text, call.columns))) for text in call.texts])
+    log = FunctionLog(len(call.texts), _logged.setdefault(call.spec, set()))
+    values = _call(function, _trl(function, call, log))
+    return FunctionResult([_number(value) for value in values], log.means(), log.columns)
+
+
+def _trl(function: Callable[..., Any], call: FunctionCall, log: FunctionLog) -> dict[str, Any]:
+    """The arguments in TRL's convention. A column never replaces one of them."""
+    chat, size = not isinstance(call.prompt, str), len(call.texts)
+    arguments: dict[str, Any] = {name: [value] * size for name, value in call.columns.items()}
+    arguments |= {
+        "prompts": [call.prompt] * size,
+        "completions": [[{"role": "assistant", "content": text}] if chat else text for text in call.texts],
+        "trainer_state": TrainerState(call.step, call.max_steps),
+        "log_metric": log.metric,
+        "log_extra": log.extra,
+    }
+    if call.token_ids is not None:
+        arguments["completion_ids"] = [np.frombuffer(ids, "<i4").tolist() for ids in call.token_ids]
+        return arguments
+    arguments.pop("completion_ids", None)
+    asked = inspect.signature(function).parameters.get("completion_ids")
+    if asked is not None and asked.default is asked.empty:
+        raise ValueError(
+            "the function takes completion_ids, and these completions are only text; olmorl-verify takes their "
+            "tokens from a column completion_ids"
+        )
+    return arguments
+
+
+def _verl(text: str, columns: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "data_source": columns.get("data_source", columns.get("dataset")),
+        "solution_str": text,
+        "ground_truth": columns.get("ground_truth"),
+        "extra_info": columns.get("extra_info"),
+    }
+
+
+def _call(function: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    """Call a function with the arguments that it names, or with all if it accepts any."""
+    parameters = inspect.signature(function).parameters
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        arguments = {name: value for name, value in arguments.items() if name in parameters}
+    value = function(**arguments)
+    return asyncio.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _number(value: Any) -> float | None:
+    """The reward as a float. A dictionary has it under `score`."""
+    if isinstance(value, dict):
+        value = value["score"]
+    if isinstance(value, str):
+        raise TypeError(f"a reward must be a number or None, not the text {value[:40]!r}")
+    return None if value is None else float(value)

@@ -1,0 +1,31 @@
+"""What the pool's workers do for the math verifier: read label and answer, and compare them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from olmorl.verifiers.math.algebra.compare import same
+from olmorl.verifiers.math.algebra.latex import parse
+from olmorl.verifiers.math.algebra.tree import Unreadable
+from olmorl.verifiers.math.numbers import Policy
+
+
+def warm() -> None:
+    """Import and fill what every worker needs, before it is forked."""
+    for label, answer in (("1+x", r"\frac{x^2-1}{x-1}"), (r"x\ge 3", r"[3,\infty)"), (r"\{1,2\}", r"1\pm\sqrt{2}")):
+        equal((label, answer, Policy()))
+
+
+def equal(check: tuple[str, str, Sequence[Any]]) -> bool | None:
+    """Whether the answer equals the label under a policy; None when the label itself cannot be read."""
+    label, answer, policy = check
+    try:
+        truth = parse(label)
+    except Unreadable:
+        return None
+    try:
+        found = parse(answer)
+    except Unreadable:
+        return False
+    return same(truth, found, Policy(*policy))

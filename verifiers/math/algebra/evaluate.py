@@ -1,0 +1,151 @@
+"""The value of a tree at a point: an exact fraction, or a ball around the true value."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from flint import acb, arb, ctx, fmpq
+
+from olmorl.verifiers.math.algebra.arithmetic import FUNCTIONS, Arithmetic, Number, Rows, is_real
+from olmorl.verifiers.math.algebra.points import ORIGIN, Point, place
+from olmorl.verifiers.math.algebra.tree import Node, Unreadable
+
+START_BITS, MARGIN_BITS = 256, 128
+"""The first precision, and the bits beyond the needed precision."""
+BASIS = ("vec i", "vec j", "vec k")
+"""Names of the unit vectors."""
+
+
+def value(node: Node, point: Point = ORIGIN) -> Number | Rows:
+    """The value of an expression, or the rows of a matrix, to at least half of START_BITS.
+
+    Raises:
+        ArithmeticError, Unreadable: it has none there, or needs more precision.
+    """
+    with ctx.workprec(START_BITS):
+        evaluator = TreeValues(Arithmetic(), point)
+        found = evaluator.value(node)
+        if not finite(found) or evaluator.arithmetic.needed > START_BITS - MARGIN_BITS:
+            raise ArithmeticError("no value of a known precision")
+        return found
+
+
+class TreeValues:
+    """Values at one point. A node of kind x is evaluated by `_x`."""
+
+    def __init__(
+        self, arithmetic: Arithmetic, point: Point = ORIGIN, common_log: bool = False, tolerance: float = 0.0
+    ) -> None:
+        """
+        Args:
+            common_log: a logarithm without a base has base 10.
+            tolerance: relative, of a written decimal; 0 for decimals that are exact.
+        """
+        self.arithmetic = arithmetic
+        self.strayed = False
+        """Whether an intermediate value was not real."""
+        self._point = point
+        self._common_log = common_log
+        self._tolerance = tolerance
+
+    def value(self, node: Node) -> Number | Rows:
+        evaluate = getattr(self, f"_{node.kind}", None)
+        if evaluate is None:
+            raise Unreadable(f"a {node.kind} has no value")
+        found = evaluate(node)
+        self.strayed = self.strayed or not (isinstance(found, tuple) or is_real(found))
+        return found
+
+    def _number(self, node: Node) -> Number:
+        number, step = node.value
+        exact = fmpq(number.numerator, number.denominator)
+        if step is None or not self._tolerance:
+            return exact
+        return acb(arb(arb(exact), arb(abs(exact)) * arb(self._tolerance * (1 + 1e-5))))
+
+    def _constant(self, node: Node) -> Number:
+        if node.value == "infinity":
+            raise Unreadable("infinity has no value")
+        return {"pi": acb.pi, "e": arb.const_e, "i": lambda: acb(0, 1)}[node.value]() * acb(1)
+
+    def _name(self, node: Node) -> Number | Rows:
+        if node.value in BASIS:
+            return tuple((fmpq(int(node.value == unit)),) for unit in BASIS)
+        size = place(node.value, self._point.number) * self._point.scale
+        return -size if node.value in self._point.negative else size
+
+    def _text(self, node: Node) -> Number:
+        return place(f"text {node.value}", self._point.number)
+
+    def _quantity(self, node: Node) -> Number | Rows:
+        return self.value(node.parts[0])
+
+    def _percent(self, node: Node) -> Number | Rows:
+        return self.arithmetic.multiply(self.value(node.parts[0]), fmpq(1, 100))
+
+    def _degrees(self, node: Node) -> Number | Rows:
+        return self.arithmetic.multiply(self.value(node.parts[0]), acb.pi() / 180)
+
+    def _negative(self, node: Node) -> Number | Rows:
+        return self.arithmetic.multiply(self.value(node.parts[0]), fmpq(-1))
+
+    def _sum(self, node: Node) -> Number | Rows:
+        return self.arithmetic.add([self.value(part) for part in node.parts])
+
+    def _product(self, node: Node) -> Number | Rows:
+        result = self.value(node.parts[0])
+        for part in node.parts[1:]:
+            result = self.arithmetic.multiply(result, self.value(part))
+        return result
+
+    def _quotient(self, node: Node) -> Number | Rows:
+        above, below = map(self.value, node.parts)
+        return self.arithmetic.divide(above, below)
+
+    def _power(self, node: Node) -> Number:
+        base, exponent = map(self.value, node.parts)
+        return self.arithmetic.power(base, exponent)
+
+    def _matrix(self, node: Node) -> Rows:
+        cells = [self.value(part) for part in node.parts]
+        return tuple(tuple(cells[start : start + node.value]) for start in range(0, len(cells), node.value))
+
+    def _relation(self, node: Node) -> Number | Rows:
+        if node.value != (":",):
+            raise Unreadable("a relation has no value")
+        return self._quotient(node)
+
+    def _call(self, node: Node) -> Number:
+        name = node.value
+        known = name in FUNCTIONS or name in ("log", "ln")
+        arguments = [self.value(part) for part in (node.parts if known or name == "det" else _bare(node.parts))]
+        if name == "det":
+            return self.arithmetic.determinant(arguments[0])
+        if any(isinstance(argument, tuple) for argument in arguments):
+            raise Unreadable("a function of a matrix")
+        if name in ("log", "ln"):
+            default = fmpq(10) if name == "log" and self._common_log else acb(arb.const_e())
+            return self.arithmetic.logarithm(arguments[0], arguments[1] if len(arguments) > 1 else default)
+        return self.arithmetic.call(name, arguments) if known else self._unknown(name, arguments)
+
+    def _unknown(self, name: str, arguments: list[Number]) -> Number:
+        """An unknown function: a fixed function of its arguments for each name."""
+        total: Number = place(f"call {name}", 0)
+        for index, argument in enumerate(arguments):
+            weighted = self.arithmetic.multiply(place(f"argument {index} of {name}", 0), argument)
+            total = self.arithmetic.add([total, weighted])
+        return self.arithmetic.add([self.arithmetic.call("sin", [total]), place(f"call {name}", 1)])
+
+
+def _bare(parts: tuple[Node, ...]) -> list[Node]:
+    """The values inside a relation or a list that is an argument."""
+    return list(
+        chain.from_iterable(_bare(part.parts) if part.kind in ("relation", "list") else (part,) for part in parts)
+    )
+
+
+def finite(found: Number | Rows) -> bool:
+    """Whether a value is known and not infinite."""
+    if isinstance(found, tuple):
+        return all(map(finite, chain.from_iterable(found)))
+    return isinstance(found, fmpq) or bool(found.is_finite())

@@ -1,0 +1,67 @@
+"""The points at which expressions in variables are compared: rational, so that polynomials have exact values there.
+
+The names of the variables choose them. An expression that is written as an answer agrees there with no other by chance.
+"""
+
+from __future__ import annotations
+
+import random
+from fractions import Fraction
+from functools import lru_cache
+from typing import NamedTuple
+
+from flint import fmpq
+
+from olmorl.verifiers.math.algebra.tree import Node, contains
+
+POSITIVE_POINTS = 6
+MAX_REACH = 10**6
+"""Largest constant that has points on either side."""
+_BENDING = ("abs", "root", "max", "min", "floor", "ceil")
+_ONE = fmpq(1)
+
+
+class Point(NamedTuple):
+    """Where the variables are."""
+
+    number: int
+    negative: frozenset[str] = frozenset()
+    """Variables that are below zero here."""
+    scale: fmpq = _ONE
+    """A factor for all variables."""
+
+
+ORIGIN = Point(0)
+
+
+def points(variables: frozenset[str], *expressions: Node) -> list[Point]:
+    """Points at which all are positive, then all negative, then any two of them of different signs.
+
+    Where an expression may bend, as an absolute value does, there are points on either side of its constants too.
+    """
+    found = [Point(number) for number in range(POSITIVE_POINTS)]
+    order = sorted(variables)
+    found.append(Point(len(found), variables))
+    for bit in range(max(len(order) - 1, 1).bit_length()):
+        chosen = frozenset(name for index, name in enumerate(order) if index >> bit & 1)
+        found += [Point(len(found), chosen), Point(len(found) + 1, variables - chosen)]
+    if any(contains(expression, "call", *_BENDING) for expression in expressions):
+        reach = fmpq(10 * int(max(map(_largest, expressions)) + 1))
+        found += [
+            Point(len(found), scale=reach),
+            Point(len(found), variables, reach),
+            Point(len(found), scale=1 / reach),
+        ]
+    return found
+
+
+def _largest(node: Node) -> Fraction:
+    """The largest number in a tree, up to a bound."""
+    here = abs(node.value[0]) if node.kind == "number" else Fraction(0)
+    return min(max((here, *map(_largest, node.parts))), Fraction(MAX_REACH))
+
+
+@lru_cache(8192)
+def place(name: str, point: int) -> fmpq:
+    """The distance of a variable from zero at a point: from 0.2 to 8. Rational, so that polynomials are exact."""
+    return fmpq(int(2 ** (random.Random(f"{point} {name}").random() * 5.3 + 17.7)), 1 << 20)

@@ -1,0 +1,368 @@
+"""Finds the answer of a text that marks none: its last number, or the formula, the list or the sentence around it."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from typing import NamedTuple
+
+from olmorl.verifiers.math.notation import normalise
+from olmorl.verifiers.math.numbers import Quantity, quantity
+from olmorl.verifiers.math.prose import MAX_SENTENCE, stated
+from olmorl.verifiers.math.units import is_known
+from olmorl.verifiers.math.wording import (
+    changes_behind,
+    changes_nearby,
+    doubtful,
+    imagined,
+    is_subject,
+    leads,
+    refuted,
+    taken_back,
+)
+
+SEARCHED = 8192
+"""Characters at the end of the text that are searched."""
+
+_GROUP = "[ \u00a0\u2009\u202f]"
+_NUMBER = re.compile(
+    rf"(?=[-.\\\d])(?<![\w.\\^_])(?<!\d[,':])(?<!√)(?<![\^_]\{{)(?<!sqrt\{{)-?(?:\\[dt]?frac\{{-?\d{{1,40}}\}}\{{\d{{1,40}}\}}"
+    rf"|(?:\d{{1,3}}(?:{_GROUP}\d{{3}}){{1,9}}(?!\d)|\d{{1,3}}(?:'\d{{3}}){{1,9}}(?!\d)|\d{{1,40}}(?:,\d{{1,40}}){{0,20}})"
+    r"(?:[.,]\d{1,40})?(?:[eE][+-]?\d{1,4})?(?:\s?/\s?\d{1,40}"
+    r"|(?::\d{1,40}| : \d{1,40}){1,3}(?:\s?[aApP]\.?[mM]\b)?|\s?π|\s[aApP]\.?[mM]\b)?|\.\d{1,40})(?:\\?%)?"
+    r"(?!(?!(?:[cdkm]?m|in|ft|yd)\^)[\w^]*\^|[_!√‰⁰¹²³⁴⁵⁶⁷⁸⁹]|\s?π|-[a-zA-Z]{2}|(?![mhgslL][²³]?(?!\w))[a-zA-Z](?![a-zA-Z])|(?:st|nd|rd|th)\b"
+    r"|\s?\\(?!text|mathrm|%)[a-zA-Z]|[.,/]?\d)"
+)
+"""A number that stands alone: not an exponent, and not a factor of something."""
+_FORMULA = re.compile(
+    r"\$\$([^$]{1,200})\$\$|\$(?!\s)([^$]{1,200})(?<!\s)\$|\$([^$]{0,100}\\[a-zA-Z][^$]{1,100})\$"
+    r"|\\\(((?:(?!\\\)).){1,200})\\\)|\\\[((?:(?!\\\]).){1,200})\\\]"
+    r"|(?<!\$)(\\begin\{(?P<lines>align\*?|aligned|gather\*?|gathered|equation\*?|split)\}(?:(?!\\begin).){1,1000}?\\end\{(?P=lines)\})",
+    re.DOTALL,
+)
+"""Between single dollars with spaces around there must be a command: they may be prices."""
+_ROWS = re.compile(
+    r"\s*\\begin\{(?:align\*?|aligned|gather\*?|gathered|equation\*?|split)\}(.*)\\end\{[a-z]+\*?\}[\s.]*", re.DOTALL
+)
+_ASSIGNED = re.compile(r"\s*([a-zA-Z](?:_\{?\w+\}?)?)\s*&?\s*=")
+_BOLD_END = re.compile(r"(?:^|\s)\*\*([^*\n]{1,200})\*\*[.!]?\s*$")
+"""A formula in bold that ends the text."""
+_CLAIMED = re.compile(r".*(?:\b(?:is|are|equals)|:)\s((?:(?!\.\s)[^!?]){1,100}?)[.!]?\s*$", re.DOTALL)
+"""What a text ends with behind its last `is`."""
+_TOTAL_ROW = re.compile(
+    r"\|[\s*_]*(?:(?:grand|final) )?(?:total|answer|result|sum)\b"
+    r"[^|\n]*\|(?:[^|\n]*\|)*?[\s*]*([^|\n*]+?)[\s*]*\|\s*$",
+    re.IGNORECASE,
+)
+"""The last row of a table, and its last cell."""
+_QUOTED = re.compile(r"^ {0,3}> ?(?=[*A-Za-z$\\])", re.MULTILINE)
+_SIGNS = {ord("−"): "-", ord("⟹"): r"\implies ", ord("⇒"): r"\implies "}
+_IMPLIES = re.compile(r"\\(?:implies|Rightarrow|therefore|Longrightarrow|because)(?![a-zA-Z])")
+_AND = re.compile(r"(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z] = )?")
+"""Between the items of one list."""
+_NAME = re.compile(r"[a-zA-Z] = $")
+"""In front of the first item of a list that repeats it: `x = 1, x = 2`."""
+_DRESS = re.compile(r"\*{0,2}(?:\\?[$€£¥₹]\s?)?$")
+"""Right in front of a number: bold, a currency."""
+_LED = re.compile(r"[A-Za-z=:,]\s*[$*]{0,2}$")
+"""In front of a number that ends a sentence and is all that the sentence says."""
+_BEFORE = re.compile(r"[.!?]\s|\n")
+_BEHIND = re.compile(r"[.!](?:\s|$)|\n")
+_COPULA = re.compile(r".*(?:\b(?:is|are|was|were)\b|=>?|\\approx)", re.DOTALL | re.IGNORECASE)
+_MONTH = re.compile(r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December)\s+$")
+_NAMING = re.compile(
+    r"[A-Za-z\d' ]{1,100}\s(?:is|are|was|were|be|falls on)\s+(?:(?:an?|the|on)\s+)?[*]{0,2}[A-Za-z]{2,20}$"
+)
+_REASON = re.compile(
+    r",?\s(?:because|since|given that|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
+    r"|(?:which (?:is|are) )?(?:achieved|attained|reached|obtained) (?:when|at|by|for|if))\s",
+    re.IGNORECASE,
+)
+_RESULT = r"(?: (?:it|this|that|(?:the|our|my) (?:answer|result|solution)))?"
+_NEW_CLAIM = re.compile(r",\s*[A-Za-z]|\b(?:so|thus|hence|therefore|then)\b")
+"""Behind a reason: what follows from it."""
+_PLACE = re.compile(r",?\s(?:when|at|where|for) (?=[$\\(]{0,2}[a-zA-Z] ?= ?[$\\\d-])")
+"""Between the value of a function and where it has that value: `-7 at x = 2`."""
+_EXTREME = re.compile(r"\b(?:minimum|maximum|largest|smallest|greatest|least|value)\b", re.IGNORECASE)
+_APPROXIMATELY = re.compile(
+    r",?\s(?:(?:or|which is|that is|i\.e\.,?)\s|\()(?:approximately|approx\.?|about|roughly|around|≈)\s*[*$]*$",
+    re.IGNORECASE,
+)
+_FORMULA_ENDS = re.compile(r"(?:\$|\\\)|π|√\d+)(?:\s?[a-zA-Z²³/]{1,20}){0,2}$")
+"""An exact formula in front of its approximation, with its unit."""
+_CHECK = re.compile(
+    r"(?:(?<=[.!?])\s|\n)[\s*_#>✓✔✅-]*(?:(?:let(?: me|'s|’s| us)|(?:we|i) can|i(?:'ll|’ll| will)|now) "
+    r"(?:(?:now|also|quickly) )?(?:double[- ]?)?(?:check|verify|confirm)"
+    rf"(?:{_RESULT}(?: by [^:.,]{{1,60}})?[\s*]*[:.,!]|{_RESULT} by\b| that(?=\s[$\d\\(]))|verification\b"
+    rf"|(?:quick |sanity )?check(?:ing)?{_RESULT}[\s*]*[:,—]|to (?:verify|double[- ]?check|check){_RESULT}[:,]"
+    r"|this (?:makes sense|checks out|is consistent|is reasonable)\b)",
+    re.IGNORECASE,
+)
+"""Begins a check of the answer in front of it."""
+_NOTE = re.compile(
+    r"\n[\s*_#>-]*(?:explanation|justification|note)\b[^:\n]{0,40}:|\n\s*\((?=[A-Za-z]{3,20}[\s:][^()]{1,300}\)\s*$)",
+    re.IGNORECASE,
+)
+"""Begins a remark on the answer in front of it."""
+_CONCLUDES = re.compile(
+    r"\b(?:so|thus|hence|therefore|then|answer|finally?|next|total|actually|should|corrected|correction|giv(?:es|ing)"
+    r"|yields?|leav(?:es|ing))\b|≠|\\ne(?:q|\b)",
+    re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(r"[\s.!*_]*(?:no|nope|wait|oops|sorry|scratch that)\b", re.IGNORECASE)
+MAX_CHECK = 400
+_BEFORE_ASIDE = re.compile(r",\s*[$*]{0,2}$")
+_COMPARED = re.compile(r"[*]{0,2}\s*(?:\w+\s+){0,2}(?:more|less|fewer|\w{2,20}er)\s+than\b", re.IGNORECASE)
+"""Behind a number that says how far the answer in front of it is from something: `24 clips, 6 more than Tom`."""
+_MINUS = re.compile(r"\s*[-–—−]\s*")
+_PACKED = re.compile(r"\s*[a-z]+\s+of\s*[*$]{0,2}", re.IGNORECASE)
+"""Between two numbers to multiply: `3 packs of 36`."""
+_TOTAL_OF = re.compile(r"(?:\s[a-z]+){1,4}:\s*[*$]{0,2}", re.IGNORECASE)
+"""Between a number that begins a sentence and its first part: `17 apples: 11 red`."""
+_CHOOSING = re.compile(r"\b(?:between|either)\b", re.IGNORECASE)
+_CLAUSE = re.compile(r"[,;]")
+_NEW_CLAUSE = re.compile(r"[,;:]|\b(?:so|thus|hence|therefore|then|and|but|which|because|since)\b", re.IGNORECASE)
+_LIST = re.compile(r"[\s$]*(?:-?\d[\d./]*(?:[\s$]*(?:,|;|and\b|or\b)[\s$]*|\s+|$)){2,64}")
+_WHERE = re.compile(r"\b(?:when|where|if|for|with|(?:attained|occurs|achieved|reached) (?:at|by))\s*$", re.IGNORECASE)
+"""Between the answer and the place that it belongs to."""
+_COMMAND = re.compile(
+    r"\\(?:text|mathrm|mathbf|mathbb|operatorname)\s?\{[^{}]*\}|\\(?:begin|end)\s?\{[a-z*]+\}(?:\{[a-z|]+\})?"
+    r"|\\[a-zA-Z]+|\b(?:sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp|sqrt|pi|or|and|[ijk]|[a-z]{2}(?=[\^)(]))\b"
+)
+_WORD = re.compile(r"[^\W\d_⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ]{2}")
+_DIGITS = re.compile(r"\d+")
+_LETTER = re.compile(r"[a-zA-Z]")
+_NOT_A_VALUE = re.compile(r"[<>,;&]|\\\\|\\begin|\b(?:and|or)\b|\\[lg]eq?(?![a-z])")
+_ROW_END = re.compile(r"\\\\(?:\s*\[[^\]]*\])?")
+_OPERATOR = re.compile(r"[\\=+*/^_()\[\]{}|<>≤≥√∪π∞−-]|\d[a-zA-Z]|[a-zA-Z]\d")
+_NO_FORMULA = re.compile(
+    r"[$?;%#]|\\[()\[]|^\s*[-+*>=|]\s|^\s*(?:\d+[.)]|\([A-Ja-j]\)|[A-J][.):])\s|[.!:]\s|\d\s[a-zA-Z]\b|\*\*|\\(?:boxed|fbox)|^\s*\\\]"
+)
+_ONE_WORD = re.compile(
+    r"[A-Za-z]{2,20}!?|(?:option\s+)?\(?[A-J]\)?|(?:yes|no|true|false)[,;].{1,200}"
+    r"|(?:there (?:is|are) )?no (?:real )?solutions?|all real(?:s| numbers)"
+    r"|\d{1,2}:\d\d(?::\d\d)?(?:\s?[ap]\.?m\.?)?|\w+ (?:past|to) \w+|(?:it|the \w{1,20}) is [A-Za-z]{2,20}",
+    re.IGNORECASE,
+)
+
+
+class Value(NamedTuple):
+    """The answer as written, and how it was found."""
+
+    text: str
+    how: str
+
+
+def last_value(text: str) -> Value | None:
+    """The answer of a text without a box or a marker, or None."""
+    text = _without_check(_QUOTED.sub("", text[-SEARCHED:].translate(_SIGNS)))
+    whole = text.strip().strip("*_`.> ").strip()
+    if len(whole) <= MAX_SENTENCE and "\n" not in whole and (_ONE_WORD.fullmatch(whole) or _LIST.fullmatch(whole)):
+        return Value(whole, "line")
+    if _bare(line := whole.rpartition("\n")[2].strip("*` ")):
+        return Value(_result(line), "line")
+    total = _TOTAL_ROW.fullmatch(line)
+    if total and quantity(normalise(total[1])):
+        return Value(total[1], "line")
+    bold = _BOLD_END.search(text)
+    claimed = bold or (_CLAIMED.match(line) if len(line) <= MAX_SENTENCE else None)
+    if claimed and _bare(claimed[1]) and not _unsure(*_beside(text if bold else line, claimed)):
+        return Value(_result(claimed[1]), "last_formula")
+    number, formula = _last(_NUMBER, text), _last(_FORMULA, text)
+    within = formula and (number is None or formula.start() <= number.start() < formula.end())
+    if formula and within:
+        return _of_formula(text, formula)
+    if number is None:
+        if len(line) > MAX_SENTENCE:
+            return None
+        naming = _NAMING.match(line)
+        return Value(line.replace("*", "") if naming else line, "line") if naming or _said(line) else None
+    return _of_number(text, number)
+
+
+def _bare(line: str) -> bool:
+    """Whether a line is a formula and nothing else, so that its last number would be a part of it."""
+    if len(line) > MAX_SENTENCE or _NO_FORMULA.search(line) or ("\\end{" in line and "\\begin{" not in line):
+        return False
+    return bool(_OPERATOR.search(line)) and not _WORD.search(_COMMAND.sub(" ", line))
+
+
+def _of_number(text: str, number: re.Match[str]) -> Value | None:
+    """The number, with its unit, or the list that it ends; or its sentence, where that says something else."""
+    sentence, start, end = _around(text, number.start(), number.end())
+    if (prefix := _before_remark(text, number.start(), sentence, start)) is not None:
+        return last_value(prefix)
+    first = _first_of_list(_NUMBER, sentence, start)
+    if refusal := _refusal(sentence, first, end, text[number.end() + len(sentence) - end :]):
+        return refusal
+    if first < start:
+        named = _NAME.search(sentence, max(0, first - 4), first)
+        return Value(sentence[named.start() if named else first : end], "last_list")
+    month = _MONTH.search(sentence[:start])
+    alone = month is None and _NUMBER.search(sentence[:start]) is None
+    if alone and (not leads(sentence[:start]) or is_subject(sentence[end:])):
+        return Value("", "aside")
+    if end == len(sentence) and not month and (not start or _LED.search(sentence, max(0, start - 8), start)):
+        return Value(number[0], "last_number")
+    aside = _BEFORE_ASIDE.search(sentence, max(0, start - 5), start)
+    if aside and _COMPARED.match(sentence, end) and _NUMBER.search(sentence[: aside.start()]):
+        return Value(sentence[: aside.start()], "sentence")
+    if month:
+        return Value(sentence[month.start() : end], "line")
+    plain = quantity(normalise(number[0]))
+    if _NUMBER.search(sentence[:start]) and (said := _said(sentence)) and (not plain or said.value != plain.value):
+        return Value(sentence, "sentence")
+    dressed = _DRESS.search(sentence, max(0, start - 5), start)
+    rest = sentence[dressed.start() if dressed else start :]
+    said = _said(rest)
+    if said is not None and (is_known(said.unit) or said.percent or plain is None or said.value != plain.value):
+        return Value(rest, "sentence")
+    return Value(number[0], "last_number")
+
+
+def _of_formula(text: str, formula: re.Match[str]) -> Value | None:
+    """The formula, with those in front of it that are of the same list."""
+    sentence, start, end = _around(text, formula.start(), formula.end())
+    if (prefix := _before_remark(text, formula.start(), sentence, start)) is not None:
+        return last_value(prefix)
+    content = next(filter(None, formula.groups())).strip()
+    first = _first_of_list(_FORMULA, sentence, start)
+    if refusal := _refusal(sentence, first, end, text[formula.end() + len(sentence) - end :]):
+        return refusal
+    if first < start and _alike(_inside(sentence[first:start]), content):
+        return Value(sentence[first:end], "last_list")
+    if _WHERE.search(sentence[:start]) and (before := _last(_FORMULA, sentence[:start])):
+        content = next(filter(None, before.groups())).strip()
+    return Value(_result(content), "last_formula")
+
+
+def _result(formula: str) -> str:
+    """What a calculation comes to: its last row, and of a chain `A = B = 5` the last side, if that is a number."""
+    formula = _IMPLIES.split(formula)[-1].strip() or formula
+    rows = _ROWS.fullmatch(formula)
+    if rows and formula.count("\\begin") == 1:
+        lines = [line for line in _ROW_END.split(rows[1]) if line.strip(" &.,\n")]
+        names = [name[1] for name in map(_ASSIGNED.match, lines) if name]
+        last = lines[-1].partition("&&")[0].replace("&", "").strip(" .,\n") if lines else ""
+        if len(set(names)) < len(lines) and (_ASSIGNED.match(last) or _is_value(last.partition("=")[0])):
+            formula = last
+    sides = formula.split("=")
+    chain = len(sides) > 2 and not _NOT_A_VALUE.search(formula) and _is_value(sides[-2])
+    return sides[-1].strip() if chain and sides[-1].strip() and _is_value(sides[-1]) else formula
+
+
+def _is_value(formula: str) -> bool:
+    """Whether a formula has no variables."""
+    return not _LETTER.search(_COMMAND.sub(" ", formula)) or quantity(normalise(formula)) is not None
+
+
+def _inside(formula: str) -> str:
+    """The formula of a list's first item, without its delimiters."""
+    found = _FORMULA.match(formula)
+    return next(filter(None, found.groups())).strip() if found else formula
+
+
+def _alike(first: str, last: str) -> bool:
+    """Whether two formulas may be items of one list: an equation to solve and its solution are none."""
+    return bool(_ASSIGNED.match(first)) or "=" not in first or not _ASSIGNED.match(last)
+
+
+def _without_check(text: str) -> str:
+    """The text without a check of the answer, or a remark on it, at its end. One with a new result is kept."""
+    start = max(0, len(text) - MAX_CHECK)
+    for pattern in (_CHECK, _NOTE):
+        for found in pattern.finditer(text, start):
+            ahead, behind = text[: found.start()], text[found.end() :]
+            new = (
+                pattern is _NOTE
+                and found[0][-1] == ":"
+                and not set(_DIGITS.findall(behind)) <= set(_DIGITS.findall(ahead))
+            )
+            if ahead.strip() and not new and not doubtful(behind) and not _CONCLUDES.search(behind):
+                return ahead
+    return text
+
+
+def _before_remark(text: str, place: int, sentence: str, start: int) -> str | None:
+    """The text in front of a reason or an approximation that the last number is part of: `17, because 13 fails`."""
+    about = _APPROXIMATELY.search(sentence[:start])
+    if about and _FORMULA_ENDS.search(sentence[: about.start()]):
+        return text[: place - start + about.start()]
+    where = _PLACE.search(sentence)
+    if (
+        where
+        and where.end() <= start <= where.end() + 8
+        and _EXTREME.search(sentence[: where.start()])
+        and _NUMBER.search(sentence[: where.start()])
+    ):
+        return text[: place - start + where.start()]
+    for reason in _REASON.finditer(sentence):
+        if reason.end() > start or _NEW_CLAIM.search(sentence, reason.end(), start):
+            continue
+        if _NUMBER.search(sentence[: reason.start()]) and not refuted(sentence[reason.start() :]):
+            return text[: place - start + reason.start()]
+    return None
+
+
+def _beside(text: str, found: re.Match[str]) -> tuple[str, str]:
+    """What stands in front of a place and behind it, in the same sentence."""
+    sentence, start, end = _around(text, found.start(1), found.end(1))
+    return sentence[:start].rstrip("*"), sentence[end:].lstrip("*")
+
+
+def _first_of_list(pattern: re.Pattern[str], sentence: str, start: int) -> int:
+    """Where the list begins whose last item is at `start`: items with only `and`, `or`, commas and spaces between."""
+    for before in reversed(list(pattern.finditer(sentence[:start]))):
+        if not _AND.fullmatch(sentence, before.end(), start):
+            break
+        start = before.start()
+    return start
+
+
+def _around(text: str, start: int, end: int) -> tuple[str, int, int]:
+    """The sentence around a place, and the place in it."""
+    first = max(0, start - MAX_SENTENCE)
+    for stop in _BEFORE.finditer(text, first, start):
+        first = stop.end()
+    behind = _BEHIND.search(text, end, end + MAX_SENTENCE)
+    sentence = text[first : behind.start() if behind else end + MAX_SENTENCE]
+    first += len(sentence) - len(sentence.lstrip())
+    return sentence.strip(), start - first, end - first
+
+
+def _unsure(ahead: str, behind: str) -> bool:
+    """Whether the words around the last number deny it, leave it open or compute with it."""
+    if imagined(ahead):
+        return True
+    before = _last(_NUMBER, ahead)
+    near = ahead[before.end() if before else 0 :]
+    if before and (_MINUS.fullmatch(near) or _PACKED.fullmatch(near)):
+        return True
+    if before and _TOTAL_OF.fullmatch(near) and not ahead[: before.start()].strip(" $*"):
+        return True
+    said = _COPULA.sub("", near, count=1)
+    if said == near:
+        chosen = bool(_CHOOSING.search(ahead))
+    else:
+        chosen = taken_back(_NEW_CLAUSE.split(near[: len(near) - len(said)])[-1])
+    return chosen or changes_nearby(_CLAUSE.split(said)[-1]) or changes_behind(behind)
+
+
+def _refusal(sentence: str, first: int, end: int, after: str) -> Value | None:
+    """What is read in place of a value that the words around it, or the next sentence, take back."""
+    if _unsure(sentence[:first], sentence[end:]):
+        return Value(sentence, "sentence")
+    return Value("", "denied") if _DENIED_AFTER.match(after) or refuted(after.lstrip(" .!*_\n")) else None
+
+
+def _said(sentence: str) -> Quantity | None:
+    """The quantity that a sentence states."""
+    text = normalise(sentence)
+    said = quantity(text)
+    if said is None and (found := stated(text, reasons=False)):
+        said = found[0]
+    return said
+
+
+def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    return next(iter(deque(pattern.finditer(text), maxlen=1)), None)

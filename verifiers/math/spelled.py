@@ -1,0 +1,85 @@
+"""Reads numbers and times of day in words: `twenty-one`, `three quarters`, `half past three`."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+_ONES = tuple(
+    """
+    zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen
+    eighteen nineteen
+    """.split()  # noqa: SIM905
+)
+_TENS = ("twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety")
+_SMALL = {word: value for value, word in enumerate(_ONES)} | {word: 10 * ten for ten, word in enumerate(_TENS, 2)}
+_LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_PARTS = {
+    "half": 2, "third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "seventh": 7, "eighth": 8, "ninth": 9,
+    "tenth": 10, "twelfth": 12, "sixteenth": 16, "twentieth": 20, "hundredth": 100, "halve": 2,
+}  # fmt: skip
+NUMBER_WORD = rf"(?:{'|'.join(sorted((*_SMALL, 'hundred', 'dozen', *_LARGE), key=len, reverse=True))})"
+_SPELLED = re.compile(
+    rf"(?:an?\s+(?=hundred|thousand|million|billion|dozen))?{NUMBER_WORD}\b(?:(?:[\s-]+|\s+and\s+){NUMBER_WORD}\b)*",
+    re.IGNORECASE,
+)
+_PART = re.compile(rf"[\s-]+({'|'.join(_PARTS)})s?\b(?!\s+(?:dollars?|past|to)\b)", re.IGNORECASE)
+_AND_PART = re.compile(r"\s+and\s+(?:a|one)\s+(half|third|quarter)\b", re.IGNORECASE)
+_ONE_PART = re.compile(r"(?:an?\s+)?(half|third|quarter)", re.IGNORECASE)
+_CLOCK = re.compile(
+    rf"(?:(half|quarter|twenty|ten|five|\d{{1,2}})(?:\s+minutes)?\s+(past|to)\s+)?({'|'.join(_ONES[1:13])}|\d{{1,2}})"
+    r"(?:\s+o'?\s?clock)?(?:\s*([ap])\.?\s*m\.?)?",
+    re.IGNORECASE,
+)
+_MINUTES = {"half": 30, "quarter": 15, "twenty": 20, "ten": 10, "five": 5}
+
+
+def spelled(text: str) -> tuple[Fraction, int] | None:
+    """The number that `text` starts with in words, and where it ends."""
+    found = _SPELLED.match(text)
+    if found is None:
+        part = _ONE_PART.fullmatch(text)
+        return (Fraction(1, _PARTS[part[1].lower()]), len(text)) if part else None
+    value = _value(re.findall(r"[a-z]+", found[0].lower()))
+    if value is None:
+        return None
+    if part := _AND_PART.match(text, found.end()):
+        return value + Fraction(1, _PARTS[part[1].lower()]), part.end()
+    if part := _PART.match(text, found.end()):
+        return Fraction(value, _PARTS[part[1].lower()]), part.end()
+    return Fraction(value), found.end()
+
+
+def _value(words: list[str]) -> int | None:
+    """The number that the words make together. None if they make none, such as `one two`."""
+    total = group = 0
+    last = 10**15
+    for word in words:
+        if word in _SMALL:
+            size = 1 if _SMALL[word] < 20 else 10
+            if last <= size or (size == 10 and last < 100) or (last == 10 and not 0 < _SMALL[word] < 10):
+                return None
+            group, last = group + _SMALL[word], size
+        elif word in ("hundred", "dozen"):
+            if last == 100:
+                return None
+            group, last = (group or 1) * (100 if word == "hundred" else 12), 100
+        elif word in _LARGE:
+            total, group, last = total + (group or 1) * _LARGE[word], 0, 1000
+    return total + group
+
+
+def clock(text: str) -> tuple[int, int, int, str] | None:
+    """Hour, minute, second and `a`, `p` or nothing, of `half past three` or `5 o'clock`."""
+    found = _CLOCK.fullmatch(text)
+    if found is None or not (found[1] or "clock" in text.lower()):
+        return None
+    hour = int(found[3]) if found[3].isdigit() else _SMALL[found[3].lower()]
+    minute = 0
+    if found[1]:
+        minute = int(found[1]) if found[1].isdigit() else _MINUTES[found[1].lower()]
+    if hour > 24 or minute > 59:
+        return None
+    if found[1] and found[2].lower() == "to":
+        hour, minute = (hour - 1) or 12, 60 - minute
+    return hour, minute % 60, 0, (found[4] or "").lower()

@@ -1,0 +1,183 @@
+"""The scorer. Each verifier judges a completion when it finishes; then each completion of the group gets one reward."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from msgspec.structs import replace
+
+from olmorl.config import Verifiers
+from olmorl.errors import DeadlinePassed, Unscorable
+from olmorl.messages import Completion, Prompt, Verdict
+from olmorl.solved import is_solved
+from olmorl.verifiers.check_outcomes import numbers
+from olmorl.verifiers.functions.function_scorer import LARGEST_REWARD, FunctionScorer
+from olmorl.verifiers.math.extraction import strip_thinking
+from olmorl.verifiers.pool.fork_server import WorkerStartFailed
+from olmorl.verifiers.pool.pool import Pool
+from olmorl.verifiers.registry import WARM, built_in_verifiers, close, unknown
+
+
+class VerifierScorer:
+    """Every reward is a combination of verdicts. An error of a verifier never becomes a reward."""
+
+    def __init__(self, settings: Verifiers, max_steps: int = 0) -> None:
+        """Raises RewardFunctionError for a malformed entry of `functions`. `max_steps` is passed to the functions."""
+        self._settings = settings
+        self._pool = Pool(
+            settings.workers,
+            settings.timeout_s,
+            settings.memory_mib,
+            settings.recycle_after,
+            settings.retries,
+            preload=WARM,
+        )
+        self._verifiers = built_in_verifiers(settings, self._pool)
+        self._functions = FunctionScorer(settings, max_steps)
+        self._weights = {function.name: function.weight for function in self._functions.functions} | settings.weights
+
+    @property
+    def counters(self) -> dict[str, Any]:
+        """The counters of each pool, by its task, and the counters of the verifiers themselves."""
+        own = {name: counters for verifier in self._verifiers.values() for name, counters in verifier.counters.items()}
+        return {"rules": self._pool.counters, "functions": self._functions.counters, **own}
+
+    def counts(self) -> dict[str, dict[str, float]]:
+        """The counters as numbers. `queue_depth` is the number of checks that wait for a worker."""
+        found = {part: numbers(counters) for part, counters in self.counters.items()}
+        found["rules"]["queue_depth"] = self._pool.queue_depth
+        found["functions"]["queue_depth"] = self._functions.queue_depth
+        return found
+
+    async def start(self) -> None:
+        """Start the workers. Raises RewardFunctionError or DeadlinePassed, with the cause."""
+        try:
+            await self._functions.start()
+            await self._pool.start()
+        except WorkerStartFailed as error:
+            await self._functions.stop()
+            raise DeadlinePassed(f"the verifiers' worker processes did not start: {error}") from None
+
+    async def stop(self) -> None:
+        """End all workers and everything that the verifiers started."""
+        await close(self._verifiers)
+        await asyncio.gather(self._pool.stop(), self._functions.stop())
+
+    async def problem(self, name: str, label: Any) -> str | None:
+        """Why the built-in verifier `name` cannot use a label; None if it can."""
+        verifier = self._verifiers.get(name)
+        if verifier is None:
+            return unknown(name)
+        return None if verifier.usable(label) else await verifier.problem(label)
+
+    async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
+        """The verdict of each built-in verifier, by name. The second use of a name is called `name#2`."""
+        text = strip_thinking(
+            _sendable(completion.text), self._settings.think_start, self._settings.think_end, prompt.thinking_opened
+        )
+        keys = _keys(prompt.datasets)
+        checks = [
+            self._verdict(name, prompt, completion, text, label)
+            for name, label in zip(prompt.datasets, prompt.ground_truths, strict=True)
+        ]
+        verdicts = await asyncio.gather(*checks) if len(checks) > 1 else [await check for check in checks]
+        return dict(zip(keys, verdicts, strict=True))
+
+    async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
+        """Add the verdicts of the user functions, and combine all verdicts into `reward` and `solved`.
+
+        A completion without any verdict that applies keeps no reward, if another completion of the group has one.
+
+        Raises:
+            Unscorable: a verdict is an error, or no verdict applies to any completion.
+        """
+        judged = await self.judged(prompt, completions)
+        some = not prompt.datasets and any(_applies(completion) for completion in judged)
+        return tuple(self.weighed(prompt, one) if _applies(one) or not some else one for one in judged)
+
+    async def judged(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Completion]:
+        """Add the verdicts of the user functions to a group."""
+        if not self._functions.functions:
+            return completions
+        found = await self._functions.score(prompt, completions)
+        return [
+            replace(completion, verdicts=completion.verdicts | extra)
+            for completion, extra in zip(completions, found, strict=True)
+        ]
+
+    def weighed(self, prompt: Prompt, completion: Completion) -> Completion:
+        """Combine all verdicts of a completion into `reward` and `solved`. Raises Unscorable."""
+        keys, verdicts, settings = _keys(prompt.datasets), completion.verdicts, self._settings
+        missing = [key for key in keys if key not in verdicts]
+        if missing:
+            raise Unscorable("missing_verdict", f"completion {completion.index} has no verdict of {', '.join(missing)}")
+        reward = weigh(verdicts, self._weights, settings.combine)
+        solved = is_solved(keys, verdicts, reward, self._weights, settings.combine, settings.solved_at)
+        return replace(completion, reward=reward, solved=solved)
+
+    async def _verdict(
+        self, name: str, prompt: Prompt, completion: Completion, text: str | None, label: Any
+    ) -> Verdict:
+        verifier = self._verifiers.get(name)
+        if verifier is None:
+            return Verdict(reward=None, error_kind="unknown_verifier", detail=unknown(name))
+        started = time.perf_counter()
+        verdict = await verifier.verify_row(prompt, completion, text, label)
+        return replace(_sane(verdict), seconds=time.perf_counter() - started)
+
+
+def _applies(completion: Completion) -> bool:
+    """Whether any verdict applies to the completion. An error also counts."""
+    return any(verdict.reward is not None or verdict.error_kind for verdict in completion.verdicts.values())
+
+
+def weigh(verdicts: Mapping[str, Verdict], weights: Mapping[str, float], how: str) -> float:
+    """Combine the verdicts that apply into one reward. A name without an entry in `weights` has weight 1.
+
+    Args:
+        how: `sum` (weighted sum), `mean` (weighted mean) or `product` (product of the weighted rewards).
+
+    Raises:
+        Unscorable: a verdict is an error, no verdict applies, or the result is not finite or too large.
+    """
+    for name, verdict in verdicts.items():
+        if verdict.error_kind is not None:
+            raise Unscorable(verdict.error_kind, f"{name}: {verdict.detail}")
+    applied = {name: verdict.reward for name, verdict in verdicts.items() if verdict.reward is not None}
+    if not applied:
+        raise Unscorable(
+            "nothing_applies", f"no verifier applies to the completion (asked: {', '.join(verdicts) or 'none'})"
+        )
+    weighted = [weights.get(name, 1.0) * reward for name, reward in applied.items()]
+    total = sum(weights.get(name, 1.0) for name in applied)
+    if how == "mean" and not total:
+        raise Unscorable("weights", f"the weights of {', '.join(applied)} add up to 0; change verifiers.weights")
+    reward = math.prod(weighted) if how == "product" else sum(weighted) / (total if how == "mean" else 1.0)
+    if not abs(reward) <= LARGEST_REWARD:  # this also refuses NaN
+        raise Unscorable("not_finite", f"the combined reward is {reward}")
+    return reward
+
+
+def _keys(names: Sequence[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    keys = []
+    for name in names:
+        seen[name] = seen.get(name, 0) + 1
+        keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return keys
+
+
+def _sendable(text: str) -> str:
+    """The text with `?` for each lone surrogate, which cannot be sent to a worker."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _sane(verdict: Verdict) -> Verdict:
+    """The verdict itself if its reward is in [0, 1] or it is an error; otherwise an `out_of_range` error."""
+    if verdict.error_kind is None and (verdict.reward is None or not 0.0 <= verdict.reward <= 1.0):
+        return replace(verdict, reward=None, error_kind="out_of_range", detail=f"a reward of {verdict.reward}")
+    return verdict

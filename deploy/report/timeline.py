@@ -20,17 +20,30 @@ _MOST_MESSAGES = 2000
 def timeline(run_dir: Path, events: Iterable[Line], lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The timeline of a run. All times are Unix seconds.
 
+    `versions` are [version, time] of the learner's policy; a start goes back to its checkpoint. `steps` are [step, end,
+    seconds of training, seconds of waiting] of the surviving history, `lost` are [step, end, begin] of the steps that a
+    later start undid.
+
     Args:
         events: of the ledger.
         lines: of the metrics.
     """
-    starts, trained = [], {}
+    starts, versions, lost = [], [], []
+    trained: dict[int, float] = {}
+    before: dict[int, float] = {}
+    """When the step before a step was trained."""
+    newest = 0.0
     for event in events:
         if event.at is not None and isinstance(event, Started):
             starts.append({"at": event.at, "incarnation": event.incarnation, "step": event.step})
+            lost += [[step, at, before[step]] for step, at in trained.items() if step > event.step]
             trained = {step: at for step, at in trained.items() if step <= event.step}
+            versions.append([event.step, event.at])
+            newest = event.at
         elif event.at is not None and isinstance(event, Trained):
-            trained[event.step] = event.at
+            trained[event.step], before[event.step] = event.at, newest
+            versions.append([event.step, event.at])
+            newest = event.at
     steps = [
         [line["step"], trained[line["step"]], line.get("learner_step_s") or 0.0, line.get("learner_wait_s") or 0.0]
         for line in lines
@@ -39,7 +52,9 @@ def timeline(run_dir: Path, events: Iterable[Line], lines: Sequence[Mapping[str,
     process_events = list(_read_events(RunFiles(run_dir).process_events))
     return {
         "starts": starts,
+        "versions": versions,
         "steps": steps,
+        "lost": lost,
         "checkpoints": [[step, at] for step, at in _checkpoints(run_dir)],
         "processes": states(process_events),
         "faults": [

@@ -1,6 +1,7 @@
 // The rollout browser: filters, search, a list of groups of any length, and one group with its completions side by side.
 
 const ROW = 46;
+const AHEAD = 8;
 const SORTS = {
   step: ["step", (s, g) => s.g_step[g]],
   reward: ["mean reward", (s, g) => (Number.isNaN(s.g_reward[g]) ? Infinity : s.g_reward[g])],
@@ -74,30 +75,31 @@ class Filter {
   }
 }
 
-// What the query looks for: a text, or an expression between slashes.
+// What the query looks for in lower-case texts: a text, or an expression between slashes.
 function matcher(query) {
   const regular = query.match(/^\/(.+)\/$/);
   if (!regular) {
     const wanted = query.toLowerCase();
-    return (text) => text.toLowerCase().includes(wanted);
+    return (text) => text.includes(wanted);
   }
-  const expression = new RegExp(regular[1], "iu");
+  const expression = new RegExp(regular[1], "imu");
   return (text) => expression.test(text);
 }
 
 const promptText = (prompt) => (typeof prompt === "string" ? prompt : prompt.map((turn) => contentText(turn.content)).join("\n"));
 const contentText = (content) => (typeof content === "string" ? content : JSON.stringify(content));
 
-// Everything in a group that can be searched.
-function* searchable(group) {
-  yield promptText(group.prompt);
-  yield JSON.stringify(group.ground_truths);
-  yield group.row;
-  yield group.detail;
-  for (const { text, verdicts } of group.completions) {
-    yield text;
-    for (const verdict of Object.values(verdicts)) yield `${verdict.extracted ?? ""}\n${verdict.detail ?? ""}`;
+// Everything in a group that can be searched, in lower case. It is kept as long as its chunk is.
+function searchable(group) {
+  if (group.searchable === undefined) {
+    const found = [promptText(group.prompt), ...group.ground_truths.map(contentText), group.row, group.detail];
+    for (const { text, verdicts } of group.completions) {
+      found.push(text);
+      for (const verdict of Object.values(verdicts)) found.push(verdict.extracted ?? "", verdict.detail ?? "");
+    }
+    group.searchable = found.join("\n").toLowerCase();
   }
+  return group.searchable;
 }
 
 class Browser {
@@ -121,8 +123,8 @@ class Browser {
 
   buildControls() {
     const s = this.store;
-    this.search = el("input", { type: "search", id: "search", placeholder: "Search prompts and answers; /expression/", "aria-label": "Search",
-      oninput: debounce(150, () => this.runSearch()) });
+    this.search = el("input", { type: "search", id: "search", placeholder: "Search", title: "Search in prompts, labels, answers and verdicts; /.../ is a regular expression", "aria-label": "Search",
+      onfocus: () => this.prepareSearch(), oninput: debounce(150, () => this.runSearch()) });
     const order = el("select", { id: "sort", onchange: () => ((this.sort = order.value), this.refresh()) },
       Object.entries(SORTS).map(([key, [label]]) => el("option", { value: key }, label)));
     this.facets = el("details", { class: "facets", open: innerWidth > 800 }, el("summary", {}, "Filters"),
@@ -185,6 +187,16 @@ class Browser {
 
   // --- search -------------------------------------------------------------------------------------
 
+  // Decode what a search will read, while the reader types.
+  async prepareSearch() {
+    for (const chunk of this.store.chunks) {
+      if (cachedBytes > MOST_CACHED_BYTES / 2 || this.filter.query) return;
+      if (textsNow(chunk)) continue;
+      (await texts(chunk)).forEach(searchable);
+      await new Promise((resume) => setTimeout(resume));
+    }
+  }
+
   // Reads chunk after chunk; what was found so far is shown meanwhile.
   async runSearch() {
     const query = this.search.value.trim();
@@ -217,15 +229,12 @@ class Browser {
     let shownAt = performance.now();
     for (let i = 0; i < s.chunks.length; i++) {
       if (!members[i].length) continue;
+      // Decompression runs beside this loop.
+      for (const next of s.chunks.slice(i, i + AHEAD)) texts(next);
       const chunk = textsNow(s.chunks[i]) ?? (await texts(s.chunks[i]));
       if (asked !== this.asked) return;
       for (const g of members[i]) {
-        for (const text of searchable(chunk[s.g_slot[g]])) {
-          if (test(text)) {
-            found[g] = 1;
-            break;
-          }
-        }
+        if (test(searchable(chunk[s.g_slot[g]]))) found[g] = 1;
       }
       if (performance.now() - shownAt > 100) {
         this.searching = `searched ${percent(i / s.chunks.length)} …`;
@@ -291,7 +300,7 @@ class Browser {
       el("span", { class: `badge o${s.g_outcome[g]}` }, outcomeLabel(s.outcomes[s.g_outcome[g]])),
       this.squares(g),
       el("span", { class: "n" }, Number.isNaN(reward) ? "–" : number(reward)),
-      el("span", { class: "n" }, s.g_count[g] ? `${number(s.g_longest[g])} tok` : ""),
+      el("span", { class: "n length" }, s.g_count[g] ? `${number(s.g_longest[g])} tok` : ""),
       preview);
   }
 
@@ -394,7 +403,7 @@ class Browser {
     const mode = el("select", { id: "mode", onchange: () => ((this.mode = mode.value), this.showGroup()) },
       Object.entries(MODES).map(([key, label]) => el("option", { value: key, selected: key === this.mode }, label)));
     const outcome = s.outcomes[s.g_outcome[g]];
-    this.detail.replaceChildren(
+    fill(this.detail,
       el("div", { class: "detail-head" },
         el("button", { class: "back", onclick: () => this.close() }, "← Groups"),
         el("h2", {}, `Prompt ${s.g_draw[g]} `, el("span", { class: `badge o${s.g_outcome[g]}` }, outcomeLabel(outcome))),

@@ -103,7 +103,7 @@ class Chart {
     if (bottom > 0 && bottom < 0.5 * top) bottom = 0;
     if (bottom === top) [bottom, top] = [bottom - (Math.abs(bottom) * 0.1 || 0.5), top + (Math.abs(top) * 0.1 || 0.5)];
     else top += 0.04 * (top - bottom);
-    const yTicks = ticks(bottom, top, 4);
+    const yTicks = ticks(bottom, top, 5);
     this.left = 12 + 6.2 * Math.max(...yTicks.map((tick) => number(tick).length));
     const x = (value) => this.left + ((value - low) / (high - low || 1)) * (width - this.left - 8);
     const y = (value) => 6 + (1 - (value - bottom) / (top - bottom)) * (height - 28);
@@ -265,7 +265,7 @@ class Board {
   }
 
   setRange() {
-    let [low, high] = [Infinity, -Infinity];
+    let [low, high] = [0, -Infinity];
     for (const run of this.runs) for (const value of this.axisOf(run)) [low, high] = [Math.min(low, value), Math.max(high, value)];
     this.range = this.limits ?? (low <= high ? [low, high === low ? low + 1 : high] : [0, 1]);
   }

@@ -13,8 +13,13 @@ function el(tag, properties = {}, ...children) {
     else if (name in made && !name.includes("-")) made[name] = value;
     else made.setAttribute(name, value);
   }
-  made.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
-  return made;
+  return fill(made, ...children);
+}
+
+// Replace the children of an element; what is null or false is no child.
+function fill(host, ...children) {
+  host.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  return host;
 }
 
 function svg(tag, attributes = {}, ...children) {
@@ -39,6 +44,7 @@ const whole = (value) => Math.round(value).toLocaleString("en-US");
 const percent = (share) => (Number.isFinite(share) ? `${(100 * share).toFixed(share && share < 0.1 ? 1 : 0)}%` : "–");
 
 function duration(seconds) {
+  if (seconds < 1) return `${number(1000 * seconds)} ms`;
   if (seconds < 10) return `${+seconds.toPrecision(2)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;

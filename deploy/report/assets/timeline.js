@@ -16,19 +16,25 @@ class Timeline {
     this.node = el("section", { class: "timeline" },
       el("h2", {}, run.name),
       this.span[1] > this.span[0]
-        ? [el("div", { class: "controls" }, reset, el("small", {}, "drag to zoom; arrows, + and − on the keyboard; colours are versions")), this.canvas]
+        ? [el("div", { class: "controls" }, reset, el("small", {}, "drag to zoom; arrows, + and − on the keyboard; colours are versions")), this.canvas, this.key()]
         : el("p", { class: "note" }, "No times are recorded for this run."),
       this.messages());
     this.canvas.setAttribute("aria-label", `${run.name}: ${this.lanes.length} lanes, ${this.faults.length} faults`);
     this.listen();
   }
 
+  key() {
+    const one = (kind, label) => el("span", { class: `key ${kind}` }, el("i"), label);
+    return el("div", { class: "legend" }, el("span", {}, "line: version of the learner; dots: version a group began with"), one("idle", "waits for a batch"),
+      one("bad", "fault, or a step that a restart undid"), one("good", "works (pale: starts, or tells no more)"), el("span", {}, "dotted: checkpoint"));
+  }
+
   findTimes() {
-    const { steps, starts, processes, checkpoints } = this.run.timeline;
+    const { steps, lost, starts, processes, checkpoints } = this.run.timeline;
     this.groups = this.actorGroups();
-    this.lanes = [["learner", "learner"], ...[...this.groups.keys()].map((name) => [name, "actor"]),
+    this.lanes = [["learner: steps", "learner"], ...[...this.groups.keys()].map((name) => [name, "actor"]),
       ...Object.keys(processes).sort().map((name) => [name, "process"])];
-    const times = [...steps.flatMap(([, at, busy, wait]) => [at, at - busy - wait]), ...starts.map((s) => s.at)];
+    const times = [...steps.flatMap(([, at, busy, wait]) => [at, at - busy - wait]), ...starts.map((s) => s.at), ...lost.map(([, at]) => at)];
     for (const spans of Object.values(processes)) for (const [, from, to] of spans) times.push(from, to ?? from);
     for (const list of this.groups.values()) for (const group of list) times.push(group.from, group.to);
     this.marks = checkpoints.map(([step, at]) => ({ at, label: `checkpoint of step ${step}` }));
@@ -36,7 +42,7 @@ class Timeline {
     for (const time of times) [low, high] = [Math.min(low, time), Math.max(high, time)];
     this.span = low < high ? [low, high + 0.01 * (high - low)] : [0, 0];
     this.range = this.span;
-    this.published = steps.map(([step, at]) => [at, step]);
+    this.published = this.run.timeline.versions.map(([version, at]) => [at, version]);
   }
 
   // Groups by actor, each with its time and the version it began with.
@@ -143,7 +149,8 @@ class Timeline {
       if (at > end - busy && at <= end) return [`step ${step}: training, ${duration(busy)}`];
       if (at > end - busy - wait && at <= end - busy) return [`step ${step}: waits for its batch, ${duration(wait)}`];
     }
-    return ["learner: no step"];
+    const lost = this.run.timeline.lost.find(([, end, begin]) => begin <= at && at <= end);
+    return [lost ? `step ${lost[0]}: trained, and again after a restart` : "learner: no step"];
   }
 
   draw() {
@@ -192,12 +199,13 @@ class Timeline {
   // The version that the learner has published, and the version each actor began its groups with.
   drawVersions() {
     const { paint } = this;
-    const highest = Math.max(1, ...this.published.map(([, version]) => version));
-    const visible = this.published.filter(([at]) => at >= this.range[0] && at <= this.range[1]).map(([, v]) => v);
-    const low = this.versionAt(this.range[0]);
-    const top = Math.max(low + 1, ...visible, Math.min(highest, low + 1));
-    const bottom = Math.max(0, low - 2);
-    const y = (version) => 8 + (1 - (version - bottom) / (top - bottom)) * (VERSIONS - 20);
+    const isSeen = (at) => at >= this.range[0] && at <= this.range[1];
+    const seen = this.published.filter(([at]) => isSeen(at)).map(([, version]) => version);
+    if (this.published.length) seen.push(this.versionAt(this.range[0]));
+    for (const list of this.groups.values()) for (const group of list) if (isSeen(group.from)) seen.push(group.oldest);
+    const [bottom, top] = [seen.reduce((a, b) => Math.min(a, b), Infinity), seen.reduce((a, b) => Math.max(a, b), 1)];
+    if (bottom > top) return;
+    const y = (version) => 8 + (1 - (version - bottom) / (top - bottom || 1)) * (VERSIONS - 20);
     this.clip(0, VERSIONS, () => {
       for (const list of this.groups.values()) {
         for (const group of list) {
@@ -207,7 +215,8 @@ class Timeline {
       }
       paint.strokeStyle = this.ink.mark;
       paint.beginPath();
-      let version = low;
+      if (!this.published.length) return;
+      let version = this.versionAt(this.range[0]);
       paint.moveTo(this.left, y(version));
       for (const [at, step] of this.published) {
         if (at < this.range[0] || at > this.range[1]) continue;
@@ -224,7 +233,7 @@ class Timeline {
   }
 
   drawLane(name, kind, top) {
-    this.label(name, top, LANE);
+    this.label(kind === "actor" ? `${name}: groups` : name, top, LANE);
     this.clip(top, LANE, () => {
       if (kind === "learner") this.drawLearner(top);
       else if (kind === "actor") this.drawActor(this.groups.get(name), top);
@@ -237,6 +246,9 @@ class Timeline {
       this.block(end - busy - wait, end - busy, top, this.ink.idle);
       this.block(end - busy, end, top, this.palette[step % 8]);
     }
+    this.paint.globalAlpha = 0.45;
+    for (const [, end, begin] of this.run.timeline.lost) this.block(begin, end, top, this.ink.bad);
+    this.paint.globalAlpha = 1;
   }
 
   // The height is the number of groups in progress; the colour is the version of the newest of them.

@@ -4,7 +4,7 @@ const last = (run, field) => lastOf(run.lines[field] ?? []);
 const total = (values) => (values ?? []).reduce((sum, value) => sum + (value ?? 0), 0);
 
 function showWaste(host, runs) {
-  host.replaceChildren(
+  fill(host,
     el("h2", {}, "Completion tokens"),
     el("p", { class: "note" }, "Every generated token of the draws that ended, by what became of it."),
     bars(runs, tokenParts),
@@ -14,13 +14,12 @@ function showWaste(host, runs) {
     el("h2", {}, "Learner's time"),
     el("p", { class: "note" }, "Wall time of the steps. A learner that waits wants more actors; one that never waits could feed on fewer."),
     bars(runs, timeParts, duration),
-    el("h2", {}, "Throughput"),
-    throughput(runs),
+    el("div", { class: "pair" },
+      el("div", {}, el("h2", {}, "Throughput"), throughput(runs)),
+      el("div", {}, el("h2", {}, "Settings"), settings(runs))),
     el("h2", {}, "Data sources"),
     sourceTable(runs),
     causeTable(runs),
-    el("h2", {}, "Settings"),
-    settings(runs),
   );
 }
 

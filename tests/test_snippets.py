@@ -36,6 +36,7 @@ MODULES = {
     "olmorl-ctl": "olmorl.deploy.control.cli",
     "olmorl-data": "olmorl.deploy.prepare_data",
     "olmorl-verify": "olmorl.deploy.verify.cli",
+    "olmorl-report": "olmorl.deploy.report.cli",
 }
 CANNOT_RUN = {
     "ray start": "starts a cluster that outlives the test, on ports of its own",

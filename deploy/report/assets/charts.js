@@ -29,12 +29,24 @@ const SECTIONS = [
   ["Throughput", [
     ["Tokens a second", ["actor_tokens_per_s", "useful_tokens_per_s"], "generated, and trained"],
     ["Learner's time", ["learner_step_s", "learner_wait_s"], "seconds a step: training, and waiting for a batch"],
+    ["Phases of the step", ["learner_forward_backward_s", "learner_optimizer_s", "learner_snapshot_s", "learner_publish_wait_s"], "seconds"],
+    ["Draws for each trained group", ["draws_per_trained_group"], "1: every group has a gradient"],
     ["Weight updates", ["weight_publish_s", "weight_stall_s_mean", "weight_stall_s_max"], "seconds to publish; stall of an engine"],
     ["Groups in flight", ["groups_in_flight"], ""],
     ["Tokens of the batch", ["batch_tokens"], ""],
   ]],
-  ["Verifiers and functions", [
+  ["Verifiers, sources, functions", [
     ["Reward by verifier", ["reward_*_mean"], ""],
+    ["Solved share by verifier", ["verifier_*_solve_rate_mean"], ""],
+    ["Length by verifier", ["verifier_*_completion_tokens_mean"], ""],
+    ["Truncated share by verifier", ["verifier_*_truncated_fraction"], ""],
+    ["Groups by verifier", ["verifier_*_groups", "verifier_*_failed"], ""],
+    ["Reward by data source", ["source_*_reward_mean"], ""],
+    ["Solved share by data source", ["source_*_solve_rate_mean"], ""],
+    ["Length by data source", ["source_*_completion_tokens_mean"], ""],
+    ["Truncated share by data source", ["source_*_truncated_fraction"], ""],
+    ["Groups by data source", ["source_*_groups", "source_*_failed"], ""],
+    ["Failures by cause", ["failures_*"], ""],
     ["Logged by functions", ["logged_*_mean"], ""],
   ]],
   ["Evaluation", [
@@ -308,7 +320,7 @@ class Board {
     this.body.replaceChildren(
       ...sections.flatMap(([title, panels]) => {
         const made = panels.map(([name, note, fields]) => this.panel(name, note, fields)).filter(Boolean);
-        if (title === "Verifiers and functions") made.push(...this.sourcePanels());
+        if (title.startsWith("Verifiers") && !names.some((name) => matches("source_*_reward_mean", name))) made.push(...this.sourcePanels());
         return made.length ? [el("h2", {}, title), el("div", { class: "grid" }, made)] : [];
       }),
     );

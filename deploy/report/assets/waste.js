@@ -27,6 +27,11 @@ function tokenParts(run) {
   const generated = last(run, "tokens_generated_total");
   if (!Number.isFinite(generated)) return [];
   const trained = last(run, "tokens_trained_total");
+  if (run.lines.tokens_zero_gradient_total) {
+    const part = (name) => last(run, `tokens_${name}_total`);
+    return [["trained", trained, "good"], ["zero gradient", part("zero_gradient"), "idle"], ["masked", part("masked"), "mask"],
+      ["stale", part("stale"), "old"], ["failed", part("failed"), "bad"], ["lost with an attempt", part("lost"), "bad"]];
+  }
   const wasted = last(run, "tokens_wasted_total");
   const stale = Math.min(run.tokens.stale, wasted);
   const rest = Math.max(0, generated - trained - wasted);

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
-import zstandard
 
+from olmorl.clock import SystemClock
 from olmorl.learner.storage import ledger
+from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.ledger import Ledger
 from olmorl.learner.storage.ledger_state import Decided, Drawn, Outcome, Started, Trained, journaled
-from olmorl.learner.storage.rollout_log import record
-from olmorl.messages import Completion, Failure, Group, Prompt, Span, Verdict, Version
+from olmorl.learner.storage.rollout_log import RolloutLog
+from olmorl.messages import Completion, Failure, Group, Prompt, Result, Span, Verdict, Version
 
 BEGAN = 1_700_000_000.0
 STEP_S = 10.0
@@ -64,7 +65,7 @@ class MadeRun:
         self._write_settings(tokenizer)
         self._ledger = self._open_ledger()
         (folder / "rollouts").mkdir()
-        lines = [self._step(step) for step in range(1, steps + 1)]
+        lines = asyncio.run(self._take_steps())
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         self._ledger.close()
         self._write_processes()
@@ -91,26 +92,28 @@ class MadeRun:
         started = Started(incarnation=ledger.acquire(folder), step=0, replay_to=0, stream={})
         return Ledger(folder, started, ledger.fold(iter(())), lambda: self._now)
 
-    def _step(self, step: int) -> dict[str, Any]:
+    async def _take_steps(self) -> list[dict[str, Any]]:
+        rollouts = RolloutLog(self.folder / "rollouts", 1, 1, DiskWriter(SystemClock(), 60.0))
+        lines = [await self._step(step, rollouts) for step in range(1, self._steps + 1)]
+        await rollouts.close()
+        return lines
+
+    async def _step(self, step: int, rollouts: RolloutLog) -> dict[str, Any]:
         filtered = [self._group(step, rewarded=False) for _ in range(self._filtered)]
         failed = [self._failure(step)] if self._failures and step % 2 else []
         trained = [self._group(step, rewarded=True) for _ in range(self._trained)]
         made = [*filtered, *failed, *trained]
         self._ledger.append(*(_drawn(result.prompt, step - 1) for result in made))
         self._now = BEGAN + STEP_S * (step - 0.4)
-        endings = [(group, Outcome.ZERO_GRADIENT, None, "") for group in filtered]
-        endings += [(result, Outcome.FAILED, None, result.cause) for result in failed]
-        self._ledger.append(
-            *(Decided(draw=r.prompt.draw_id, attempt=1, outcome=o, cause=cause) for r, o, _, cause in endings)
-        )
+        endings: list[tuple[Result, Outcome, str]] = [(group, Outcome.ZERO_GRADIENT, "") for group in filtered]
+        endings += [(failure, Outcome.FAILED, failure.cause) for failure in failed]
+        for result, outcome, cause in endings:
+            self._ledger.append(Decided(draw=result.prompt.draw_id, attempt=1, outcome=outcome, cause=cause))
+            await rollouts.put(result, outcome, cause)
         self._ledger.append(journaled(step, trained))
         self._now = BEGAN + STEP_S * step
         self._ledger.append(Trained(step=step, tokens=sum(group.num_tokens for group in trained)))
-        records = [record(*ending) for ending in endings]
-        records += [record(group, Outcome.TRAINED, step, "") for group in trained]
-        data = b"".join(msgspec.json.encode(each) + b"\n" for each in records)
-        path = self.folder / "rollouts" / f"step_{step:06d}.1.jsonl.zst"
-        path.write_bytes(zstandard.compress(data))
+        await rollouts.end_step(step, trained)
         return self._line(step, [*filtered, *trained])
 
     def _line(self, step: int, groups: Sequence[Group]) -> dict[str, Any]:

@@ -55,12 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> Parser:
-    parser = Parser("olmorl-report", description=_ABOUT, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser = Parser(
+        "olmorl-report", description=_ABOUT, formatter_class=RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     add = parser.add_argument
     add("run", nargs="+", type=Path, metavar="RUN", help="the directory of a run")
     add("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="where to (report.html)")
-    add("--mib", type=count, default=64, metavar="N",
-        help="about the most MiB of rollouts; of larger runs every n-th group is kept, and failed ones (64)")  # fmt: skip
+    about = "about the most MiB of rollouts; of a larger run every n-th group is kept, and the failed ones (64)"
+    add("--mib", type=count, default=64, metavar="N", help=about)
     add("--tokenizer", type=Path, metavar="FOLDER", help="the model's folder, if the run does not name it any more")
     add("--serve", action="store_true", help="serve the page on the loopback address, and keep it current")
     add("--port", type=_port, default=0, metavar="N", help="with --serve: the port (default: a free one)")
@@ -69,7 +71,7 @@ def _parser() -> Parser:
 
 
 def _port(text: str) -> int:
-    if not text.isdigit() or not 0 <= int(text) <= 65535:
+    if not (text.isascii() and text.isdigit()) or not 0 <= int(text) <= 65535:
         raise ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
     return int(text)
 

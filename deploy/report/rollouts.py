@@ -13,7 +13,6 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -62,7 +61,7 @@ class Tally(NamedTuple):
     truncated: int = 0
 
     def __add__(self, other: tuple[float, ...]) -> Tally:  # type: ignore[override]
-        return Tally(*(a + b for a, b in zip(self, other, strict=True)))
+        return Tally._make(a + b for a, b in zip(self, other, strict=True))
 
 
 @dataclass
@@ -85,9 +84,20 @@ class FileRollouts:
 
 
 _GROUP = {
-    **{"draw": "i4", "attempt": "u2", "outcome": "u1", "step": "i4", "trained": "i4"},
-    **{"source": "i4", "verifiers": "i4", "cause": "i4", "actor": "i4"},
-    **{"started": "f8", "seconds": "f4", "count": "u2", "chunk": "i4", "slot": "u2"},
+    "draw": "i4",
+    "attempt": "u2",
+    "outcome": "u1",
+    "step": "i4",
+    "trained": "i4",
+    "source": "i4",
+    "verifiers": "i4",
+    "cause": "i4",
+    "actor": "i4",
+    "started": "f8",
+    "seconds": "f4",
+    "count": "u2",
+    "chunk": "i4",
+    "slot": "u2",
 }
 """Columns of the index, one row for each group. `step` is the step that the group is filed under."""
 _COMPLETION = {"reward": "f4", "tokens": "i4", "flags": "u1", "oldest": "i4", "newest": "i4", "logprob": "f4"}

@@ -1,4 +1,7 @@
-"""Reads a run directory into the parts of a report. A run that is dead, running or half-written is read as far as it goes."""
+"""Reads a run directory into the parts of a report.
+
+A run that is dead, running or half-written is read as far as it goes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from olmorl.deploy.report.token_pieces import TokenPieces, read_pieces
 from olmorl.deploy.view.run_state import finished, metric_lines
 from olmorl.errors import DataError, ResourceError
 from olmorl.learner.storage import ledger, rollout_log
-from olmorl.learner.storage.ledger_state import Line, Started, Start
+from olmorl.learner.storage.ledger_state import Line, Start, Started
 from olmorl.run_dir import RunFiles
 
 _LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "rollouts")
@@ -125,7 +128,7 @@ class RunReport:
         if self._tokenizer is not None:
             raise DataError(f"{places[0]}: no tokenizer.json of a kind that can be read; give the model's folder")
         if _lookup(settings, "run.mode") != "simulated":
-            notes.append("tokens are not shown one by one: no tokenizer.json was found; name its folder with --tokenizer")
+            notes.append("tokens are not shown one by one: no tokenizer.json was found; give its folder (--tokenizer)")
         return None
 
 

@@ -1,8 +1,8 @@
 """`olmorl-report --serve`: the report on the loopback address, current while the runs go on.
 
-    /              the page; the first visit needs ?token=..., which becomes a cookie
-    /manifest      the parts of each run; 304 while nothing has changed
-    /blob/NAME     one part, compressed
+/              the page; the first visit needs ?token=..., which becomes a cookie
+/manifest      the parts of each run; 304 while nothing has changed
+/blob/NAME     one part, compressed
 """
 
 from __future__ import annotations
@@ -157,5 +157,5 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(content)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, *args: Any) -> None:
         """A request is no news."""

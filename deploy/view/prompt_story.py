@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from olmorl.errors import DataError
 from olmorl.learner.storage import ledger, rollout_log
-from olmorl.learner.storage.ledger_state import Decided, Drawn, Journaled, Line, Requeued, Started, Trained
+from olmorl.learner.storage.ledger_state import Decided, Drawn, Journaled, Line, Outcome, Requeued, Started, Trained
 from olmorl.run_dir import RunFiles
 
 _MOST_SHOWN = 300
@@ -44,58 +44,86 @@ def prompt_story(run_dir: Path, prompt_id: int) -> list[Moment]:
     if prompt_id not in drawn:
         known = f"it has the prompts {min(drawn)} to {max(drawn)}" if drawn else "it has drawn no prompt yet"
         raise DataError(f"{run_dir}: no prompt {prompt_id}; {known}")
-    moments, steps, attempt = _from_ledger(events, prompt_id)
-    records = _records(RunFiles(run_dir).rollouts, prompt_id, attempt, steps)
-    if record := next(records, None):
-        begin = next(i for i, moment in enumerate(moments) if moment.what == "drawn") + 1
-        while begin < len(moments) and moments[begin].what == "requeued":
-            begin += 1
-        moments[begin:begin] = _from_record(record)
-    return moments
-
-
-def _from_ledger(events: Sequence[Line], prompt_id: int) -> tuple[list[Moment], list[int], int]:
-    """What the ledger says; the steps whose files may have the rollouts; the attempt that ended the draw."""
-    moments: list[Moment] = []
-    steps: list[int] = []
-    attempt, in_step, is_decided, is_trained = 1, 0, False, False
+    story = _LedgerStory(prompt_id)
     for event in events:
+        story.apply(event)
+    written: list[Moment] = []
+    for record in _records(RunFiles(run_dir).rollouts, prompt_id, story.attempt, story.steps):
+        written += _from_record(record)
+        break
+    return [*story.begin, *written, *story.ending()]
+
+
+class _LedgerStory:
+    """Follows one draw through the events of the ledger."""
+
+    def __init__(self, prompt_id: int) -> None:
+        self._prompt_id = prompt_id
+        self.begin: list[Moment] = []
+        """Until the attempt that gave the result."""
+        self._end: list[Moment] = []
+        self.steps: list[int] = []
+        """Steps whose files may have the rollouts."""
+        self.attempt = 1
+        self._step: int | None = None
+        """The step whose batch has it."""
+        self._is_trained = False
+        self._is_decided = False
+
+    def apply(self, event: Line) -> None:
+        """Apply the next event."""
         match event:
-            case Drawn() if event.draw == prompt_id:
+            case Drawn() | Requeued() | Decided() if event.draw == self._prompt_id:
+                self._apply_own(event)
+            case Journaled():
+                self._journal(event)
+            case Trained() if event.step == self._step:
+                self._is_trained = True
+                self._end.append(Moment(event.at, "trained", f"at step {event.step}, which made version {event.step}"))
+            case Started() if self._step is not None and self._step > event.step:
+                self._undo(event, self._step)
+
+    def ending(self) -> list[Moment]:
+        """The moments after the result, up to now."""
+        if self._is_trained or self._is_decided:
+            return self._end
+        where = "queued, leased, or its result waits for a step"
+        return [*self._end, Moment(None, "in flight", f"waits for step {self._step}" if self._step else where)]
+
+    def _apply_own(self, event: Drawn | Requeued | Decided) -> None:
+        match event:
+            case Drawn():
                 again = f", once more for the failed prompt {event.replay_of}" if event.replay_of is not None else ""
                 text = f"row {event.row}{again}; needs version {event.version} or newer"
-                moments.append(Moment(event.at, "drawn", text))
-            case Requeued() if event.draw == prompt_id:
-                attempt = event.attempt
+                self.begin.append(Moment(event.at, "drawn", text))
+            case Requeued():
+                self.attempt = event.attempt
                 text = f"a failure lost it from the queue; attempt {event.attempt} needs version {event.version}"
-                moments.append(Moment(event.at, "requeued", text))
-            case Decided() if event.draw == prompt_id:
-                attempt, is_decided = event.attempt, True
-                outcome = {"zero_gradient": "filtered"}.get(event.outcome, str(event.outcome))
-                why = event.cause or ("all its rewards are equal" if outcome == "filtered" else "it came too late")
-                moments.append(Moment(event.at, outcome, why))
-            case Journaled():
-                if prompt_id in dict(event.draws):
-                    attempt, in_step, is_trained = dict(event.draws)[prompt_id], event.step, False
-                    moments.append(Moment(event.at, "batched", f"for step {event.step}, with {len(event.draws)} groups"))
-                if is_decided or in_step == event.step:
-                    steps.append(event.step)
-                    is_decided = False
-            case Trained() if event.step == in_step and in_step:
-                is_trained = True
-                moments.append(Moment(event.at, "trained", f"at step {event.step}, which made version {event.step}"))
-            case Started() if in_step > event.step:
-                undone = f"incarnation {event.incarnation} went on after step {event.step}"
-                if in_step > event.replay_to:
-                    moments.append(Moment(event.at, "undone", f"{undone}: it is in flight again"))
-                    in_step = 0
-                elif is_trained:
-                    moments.append(Moment(event.at, "undone", f"{undone}, and trains step {in_step} again"))
-                is_trained = False
-    if not is_trained and not any(moment.what in ("filtered", "stale", "failed") for moment in moments):
-        where = f"waits for step {in_step} to be trained" if in_step else "queued, leased, or its result waits for a step"
-        moments.append(Moment(None, "in flight", where))
-    return moments, steps, attempt
+                self.begin.append(Moment(event.at, "requeued", text))
+            case Decided():
+                self.attempt, self._is_decided = event.attempt, True
+                filtered = event.outcome is Outcome.ZERO_GRADIENT
+                why = event.cause or ("all its rewards are equal" if filtered else "it came too late")
+                self._end.append(Moment(event.at, "filtered" if filtered else str(event.outcome), why))
+
+    def _journal(self, event: Journaled) -> None:
+        attempts = dict(event.draws)
+        if self._prompt_id in attempts:
+            self.attempt, self._step, self._is_trained = attempts[self._prompt_id], event.step, False
+            text = f"for step {event.step}, with {len(event.draws) - 1} other groups"
+            self._end.append(Moment(event.at, "batched", text))
+        if self._prompt_id in attempts or (self._is_decided and not self.steps):
+            # A draw that ended without training is filed with the next step.
+            self.steps.append(event.step)
+
+    def _undo(self, event: Started, step: int) -> None:
+        undone = f"incarnation {event.incarnation} went on after step {event.step}"
+        if step > event.replay_to:
+            self._end.append(Moment(event.at, "undone", f"{undone}: it is in flight again"))
+            self._step = None
+        elif self._is_trained:
+            self._end.append(Moment(event.at, "undone", f"{undone}, and trains step {step} again"))
+        self._is_trained = False
 
 
 def _records(folder: Path, prompt_id: int, attempt: int, steps: Sequence[int]) -> Iterator[Mapping[str, Any]]:
@@ -121,7 +149,9 @@ def _from_record(record: Mapping[str, Any]) -> Iterator[Moment]:
     for completion in completions:
         for (number, start, end), incarnation in zip(completion["versions"], completion["incarnations"], strict=True):
             tokens[incarnation, number] += end - start
-    written = ", ".join(f"{incarnation}.{number} ({count:,})" for (incarnation, number), count in sorted(tokens.items()))
+    written = ", ".join(
+        f"{incarnation}.{number} ({count:,})" for (incarnation, number), count in sorted(tokens.items())
+    )
     yield Moment(None, "written", f"{len(completions)} completions, {tokens.total():,} tokens by version {written}")
     yield Moment(None, "verified", "; ".join(_verdicts(completions)))
     lasted = f", {ended - began:.1f} s after it began" if began and ended else ""

@@ -62,6 +62,12 @@ function show(tab, focus) {
   if (tab === "rollouts") built.rollouts.paint();
 }
 
+// Show a view, and put the keyboard where one goes on.
+function jump(tab) {
+  show(tab, true);
+  if (tab === "rollouts") state.built.rollouts.list.focus();
+}
+
 function showRunKeys() {
   $("runs").replaceChildren(...state.runs.map((run, r) => {
     const label = [el("i"), run.name, el("small", {}, ` ${run.state === "running" ? "running" : `${whole(lastStep(run))} steps`}`)];
@@ -160,7 +166,7 @@ function onKey(event) {
     t: () => setTheme(THEMES[(THEMES.indexOf(state.theme) + 1) % THEMES.length]),
     j: () => browser && browser.move(1),
     k: () => browser && browser.move(-1),
-  }[event.key] ?? (TABS[+event.key - 1] && (() => show(TABS[+event.key - 1], true)));
+  }[event.key] ?? (TABS[+event.key - 1] && (() => jump(TABS[+event.key - 1])));
   if (!act || (event.target.id === "groups" && "jk".includes(event.key))) return;
   event.preventDefault();
   act();

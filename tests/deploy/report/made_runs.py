@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,9 @@ class MadeRun:
         self._write_settings(tokenizer)
         self._ledger = self._open_ledger()
         (folder / "rollouts").mkdir()
-        lines = asyncio.run(self._take_steps())
+        # A thread of its own, because the driver of the browser runs an event loop in the main thread.
+        with ThreadPoolExecutor(1) as thread:
+            lines = thread.submit(asyncio.run, self._take_steps()).result()
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         self._ledger.close()
         self._write_processes()
@@ -107,8 +110,10 @@ class MadeRun:
         self._now = BEGAN + STEP_S * (step - 0.4)
         endings: list[tuple[Result, Outcome, str]] = [(group, Outcome.ZERO_GRADIENT, "") for group in filtered]
         endings += [(failure, Outcome.FAILED, failure.cause) for failure in failed]
+        self._ledger.append(
+            *(Decided(draw=r.prompt.draw_id, attempt=1, outcome=outcome, cause=cause) for r, outcome, cause in endings)
+        )
         for result, outcome, cause in endings:
-            self._ledger.append(Decided(draw=result.prompt.draw_id, attempt=1, outcome=outcome, cause=cause))
             await rollouts.put(result, outcome, cause)
         self._ledger.append(journaled(step, trained))
         self._now = BEGAN + STEP_S * step

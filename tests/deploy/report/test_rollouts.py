@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
+import zstandard
 
 from olmorl.deploy.report import rollouts
 from olmorl.deploy.report.rollouts import MaskRule, read_file, stride_for
@@ -89,8 +92,6 @@ def test_a_file_that_was_cut_off_gives_its_whole_frames(make_run: Make) -> None:
 
 
 def test_a_foreign_file_gives_a_note(tmp_path: Path) -> None:
-    import zstandard
-
     path = tmp_path / "step_000001.1.jsonl.zst"
     path.write_bytes(zstandard.compress(b'{"prompt_id": 1, "outcome": "won"}\n'))
     found = read_file(path, MaskRule(), None)
@@ -100,9 +101,6 @@ def test_a_foreign_file_gives_a_note(tmp_path: Path) -> None:
 
 
 def test_malformed_groups_do_not_shift_the_tokens_of_others(make_run: Make, tmp_path: Path) -> None:
-    import msgspec
-    import zstandard
-
     records = recorded(make_run(steps=1))
     trained = [record for record in records if record["outcome"] == "trained"]
     trained[0]["completions"][0]["logprobs"] = [None, -0.5]
@@ -110,8 +108,6 @@ def test_malformed_groups_do_not_shift_the_tokens_of_others(make_run: Make, tmp_
     path.write_bytes(zstandard.compress(b"".join(msgspec.json.encode(record) + b"\n" for record in trained)))
     found = read_file(path, MaskRule(), None)
     assert not found.note and len(found.groups) == len(trained)
-    import zlib
-
     tokens = unpack(zlib.decompress(found.chunks[0][1].data))
     num_tokens = sum(len(c["token_ids"]) for record in trained for c in record["completions"])
     assert len(tokens["columns"]["logprobs"]) == len(tokens["columns"]["lengths"]) == num_tokens

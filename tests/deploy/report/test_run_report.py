@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from olmorl.deploy.report import rollouts
 from olmorl.deploy.report.run_report import RunReport
 from olmorl.errors import DataError, ResourceError
 from tests.deploy.report.conftest import Make
@@ -103,8 +104,6 @@ def test_without_a_tokenizer_the_texts_are_there_and_a_note(make_run: Make, tmp_
 
 
 def test_a_file_that_has_not_changed_is_read_once(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    from olmorl.deploy.report import rollouts
-
     run, asked = make_run(steps=3), []
     real = rollouts.read_file
     monkeypatch.setattr(rollouts, "read_file", lambda path, *rest: asked.append(path.name) or real(path, *rest))

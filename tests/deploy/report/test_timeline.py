@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from olmorl.deploy.report.run_report import RunReport
 from olmorl.deploy.report.timeline import states, timeline
 from olmorl.learner.storage.ledger_state import Line, Started, Trained
 from tests.deploy.report.conftest import Make
@@ -67,8 +68,6 @@ def test_a_ledger_without_times_has_no_steps_in_the_timeline(tmp_path: Path) -> 
 
 
 def test_what_was_recorded_is_there(make_run: Make) -> None:
-    from olmorl.deploy.report.run_report import RunReport
-
     run = make_run(steps=2)
     (run / "process_events.jsonl").open("a").write('{"at": 3, "proc')
     (run / "checkpoints" / "step_2").mkdir(parents=True)

@@ -73,7 +73,9 @@ def test_pieces_of_a_metaspace_tokenizer(tmp_path: Path) -> None:
     assert pieces.cut([0, 1, 2], "soé") == CutText(" soé", bytes([3, 0, 1]))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"model": {"vocab": {}}, "decoder": {"type": "WordPiece"}}', '{"model": 3}'])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"model": {"vocab": {}}, "decoder": {"type": "WordPiece"}}', '{"model": 3}']
+)
 def test_what_cannot_be_read_gives_no_pieces(tmp_path: Path, text: str) -> None:
     (tmp_path / "tokenizer.json").write_text(text)
     assert read_pieces(tmp_path / "tokenizer.json") is None

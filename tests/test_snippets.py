@@ -223,6 +223,7 @@ STANDS_FOR = {
     "N": "3",
     "S": "3",
     "ACTOR": "actor-0",
+    "PROMPT_ID": "17",
     "FOLDER": "export",
     "HEAD:6379": "10.0.0.1:6379",
 }

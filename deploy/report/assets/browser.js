@@ -349,12 +349,17 @@ class Browser {
     const at = this.shown.indexOf(this.selected);
     const next = Math.max(0, Math.min(this.shown.length - 1, at < 0 ? 0 : at + by));
     this.selected = this.shown[next];
-    const top = next * ROW;
+    this.reveal(next);
+    if (!this.detail.hidden) this.open(this.selected);
+  }
+
+  // Bring a row of the list into view.
+  reveal(i) {
+    const top = i * ROW;
     if (top < this.list.scrollTop) this.list.scrollTop = top;
     if (top + ROW > this.list.scrollTop + this.list.clientHeight) this.list.scrollTop = top + ROW - this.list.clientHeight;
-    this.list.setAttribute("aria-activedescendant", `row-${next}`);
+    this.list.setAttribute("aria-activedescendant", `row-${i}`);
     this.paint();
-    if (!this.detail.hidden) this.open(this.selected);
   }
 
   // --- one group ----------------------------------------------------------------------------------
@@ -380,7 +385,11 @@ class Browser {
   // Open a draw by its number, as a link names it.
   openDraw(run, draw, attempt) {
     const s = this.store;
-    for (let g = 0; g < s.size; g++) if (s.g_run[g] === run && s.g_draw[g] === draw && s.g_attempt[g] === attempt) return this.open(g);
+    for (let g = 0; g < s.size; g++) {
+      if (s.g_run[g] !== run || s.g_draw[g] !== draw || s.g_attempt[g] !== attempt) continue;
+      this.reveal(this.shown.indexOf(g));
+      return this.open(g);
+    }
     return undefined;
   }
 

@@ -86,7 +86,7 @@ function throughput(runs) {
     ["seconds a step, median", (run) => number(median(steps(run)))],
     ["seconds a step, 95th percentile", (run) => number(quantile(steps(run), 0.95))],
     ["learner waits", (run) => percent(ratio(total(run.lines.learner_wait_s), last(run, "wall_s")))],
-    ["lag, mean and largest", (run) => `${number(mean(run.lines.lag_mean))}, ${number(Math.max(...finite(run.lines.lag_max)))}`],
+    ["lag, mean and largest", (run) => `${number(mean(run.lines.lag_mean))}, ${number(largest(run.lines.lag_max))}`],
     ["refused duplicates", (run) => number(last(run, "duplicates_refused_total"))],
     ["reward, first tenth → last tenth", (run) => ends(run.lines.reward_mean)],
     ["held-out accuracy, first → last", (run) => accuracy(run)],
@@ -97,6 +97,7 @@ function throughput(runs) {
 
 const finite = (values) => (values ?? []).filter((value) => Number.isFinite(value));
 const mean = (values) => total(finite(values)) / finite(values).length;
+const largest = (values) => finite(values).reduce((a, b) => Math.max(a, b), -Infinity);
 const median = (values) => quantile(values, 0.5);
 
 function quantile(values, share) {
@@ -146,7 +147,7 @@ function settings(runs) {
   const rows = keys.map((key) => {
     const values = runs.map((run) => shown(run, key));
     const label = new Set(values).size > 1 ? el("b", {}, `${key} ≠`) : key;
-    return [label, ...values.map((value) => el("span", { title: value }, value.length > 40 ? `…${value.slice(-38)}` : value))];
+    return [label, ...values.map((value) => el("span", { title: value }, value.length > 24 ? `…${value.slice(-22)}` : value))];
   });
   return table(["", ...runs.map((run) => run.name)], rows);
 }

@@ -111,7 +111,7 @@ def test_a_large_report_filters_at_once(large: Path, page: Page) -> None:
           const found = {};
           const time = (name, act) => {
             const times = [0, 1, 2].map(() => {
-              browser.clear();
+              browser.form.clear();
               const began = performance.now();
               act();
               document.body.offsetHeight;
@@ -360,7 +360,7 @@ def test_rollouts_inject_no_script(make_run: Make, page: Page) -> None:
         page.tab.select_option("#mode", mode)
         assert HOSTILE[:40] in page.text(".detail")
     page.tab.fill("#search", "onerror")
-    page.until("olmorlReport.built.rollouts.found !== null")
+    page.until("olmorlReport.built.rollouts.search.found !== null")
     assert page.run("globalThis.pwned") is None
     assert page.run("document.querySelectorAll('img, main script').length") == 0
 
@@ -405,6 +405,7 @@ def test_a_served_report_follows_the_run(make_run: Make, page: Page) -> None:
         (run / "rollouts" / "step_000004.1.partial.jsonl.zst").write_bytes(first.read_bytes())
         page.until("document.querySelector('.summary').textContent === '48 rollouts in 12 groups'")
         assert page.text(".detail h2") == opened, "the open group stays"
+        assert page.run("document.querySelector('input[name=outcome][value=\"0\"]').checked"), "so does the filter"
         page.show("curves")
         assert page.run("olmorlReport.runs[0].lines.reward_mean[3]") == 0.75
     finally:

@@ -22,8 +22,8 @@ _CHOICE_LABEL = re.compile(r"\(?([A-J])\)?\.?")
 _CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?(?:\(([A-J])\)|([A-J])(?=[.):]|$))", re.IGNORECASE)
 _SEVERAL_CHOICES = re.compile(r"(?:and|or|,|;|/|&|\))?\s*\(?[A-J]\)?\.?", re.IGNORECASE)
 _CHOICE_MARK = re.compile(
-    r"\s*(?:\\(?:text(?:bf|rm)?|math(?:bf|rm))\s*\{\s*\([A-J]\)\s*\}(?:\\[ ,;]|\\quad|~|\s)*"
-    r"|\([A-J]\)(?:\\[ ,;]|\\quad|~|\s)+)"
+    r"\s*(?:\\(?:text(?:bf|rm)?|math(?:bf|rm))\s*\{\s*\([A-Ja-j]\)\s*\}(?:\\[ ,;]|\\quad|~|\s)*"
+    r"|\([A-Ja-j]\)(?:\\[ ,;]|\\quad|~|\s)+)"
     r"(?=\d|-\d|\$|\\(?:[dt]?frac|sqrt|pi|text)(?![a-z])|[a-z])"
 )
 """The letter in front of an option: `(A) 12`."""

@@ -12,6 +12,7 @@ from collections import deque
 from typing import NamedTuple
 
 from olmorl.verifiers.math.boxes import MAX_CONTENT, boxed
+from olmorl.verifiers.math.languages import in_english
 from olmorl.verifiers.math.last_value import last_value
 from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import quantity
@@ -63,6 +64,8 @@ class Extracted(NamedTuple):
 
     text: str
     how: str
+    num_items: str = ""
+    """The number of items of a list, if the text says it."""
 
 
 def strip_thinking(text: str, start: str, end: str, opened: bool) -> str | None:
@@ -92,7 +95,10 @@ def final_answer(text: str, last_number: bool = True) -> Extracted | None:
     """The final answer, or None. `text` is without thinking."""
     tail = _unconfirmed(text[-TAIL:])
     box = boxed(tail)
-    found = _hashes(tail) or _tagged(tail) or _marked(tail) if box is None else Extracted(box, "boxed")
+    found = _hashes(tail) or _tagged(tail) if box is None else Extracted(box, "boxed")
+    if found is None:
+        tail = in_english(tail)
+        found = _marked(tail)
     if found is None and last_number and "\\boxed" not in tail:
         value = last_value(tail)
         found = Extracted(*value) if value is not None else None

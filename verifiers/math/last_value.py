@@ -81,6 +81,19 @@ _REASON = re.compile(
 _RESULT = r"(?: (?:it|this|that|(?:the|our|my) (?:answer|result|solution)))?"
 _NEW_CLAIM = re.compile(r",\s*[A-Za-z]|\b(?:so|thus|hence|therefore|then)\b")
 """Behind a reason: what follows from it."""
+_DEFINED = re.compile(
+    r",?\s{1,4}(?:where|with|for)\s+(?:(?:all|any|some|every|each|an|integers?|positive|nonnegative|real|natural|numbers?)\s+)*"
+    r"[$(\\]{0,2}[a-zA-Z](?:[$)\\]{0,2}\s+(?:is|are|denotes|being)\s[^.$=\d]{3,60}"
+    r"|\s*(?:\\in|∈)\s*[^.$=\d]{1,30}[$)\\]{0,2}|[$)\\]{0,2})[\s.]*$"
+)
+"""A remark at the end that says what a letter is: `, where $k$ is an integer`."""
+_COUNTED = re.compile(
+    r"\b(?:there (?:are|exist)|has|have)\s+(?:(?:exactly|only|just|precisely)\s+)?"
+    r"[*$]{0,3}(\d{1,2}|[a-z]{3,6})[*$]{0,3}(?:\s[a-z-]+){1,5}(?:\s?[:—–(]|,\s+(?:namely|which are))\s*$",
+    re.IGNORECASE,
+)
+_SEPARATOR = re.compile(r"[,;]\s*(?:\band\b|\bor\b)?|\band\b|\bor\b")
+_OPTION = re.compile(r"\(?[A-Ja-j]\)\s+(?=\S)")
 _PLACE = re.compile(r",?\s(?:when|at|where|for) (?=[$\\(]{0,2}[a-zA-Z] ?= ?[$\\\d-])")
 """Between the value of a function and where it has that value: `-7 at x = 2`."""
 _EXTREME = re.compile(r"\b(?:minimum|maximum|largest|smallest|greatest|least|value)\b", re.IGNORECASE)
@@ -151,23 +164,29 @@ class Value(NamedTuple):
 
     text: str
     how: str
+    num_items: str = ""
+    """The number of items of a list, if the text says it: 3 in `There are 3 solutions: 1, 2 and 5`."""
 
 
 def last_value(text: str) -> Value | None:
     """The answer of a text without a box or a marker, or None."""
-    text = _without_check(_QUOTED.sub("", text[-SEARCHED:].translate(_SIGNS)))
+    text = _DEFINED.sub("", _without_check(_QUOTED.sub("", text[-SEARCHED:].translate(_SIGNS))))
     whole = text.strip().strip("*_`.> ").strip()
     if len(whole) <= MAX_SENTENCE and "\n" not in whole and (_ONE_WORD.fullmatch(whole) or _LIST.fullmatch(whole)):
         return Value(whole, "line")
     if _bare(line := whole.rpartition("\n")[2].strip("*` ")):
         return Value(_result(line), "line")
+    if (option := _OPTION.match(line)) and (quantity(rest := normalise(line[option.end() :])) or _bare(rest)):
+        return Value(line, "line")
     total = _TOTAL_ROW.fullmatch(line)
     if total and quantity(normalise(total[1])):
         return Value(total[1], "line")
     bold = _BOLD_END.search(text)
     claimed = bold or (_CLAIMED.match(line) if len(line) <= MAX_SENTENCE else None)
-    if claimed and _bare(claimed[1]) and not _unsure(*_beside(text if bold else line, claimed)):
-        return Value(_result(claimed[1]), "last_formula")
+    if claimed and _bare(claimed[1]):
+        ahead, behind = _beside(text if bold else line, claimed)
+        if not _unsure(ahead, behind):
+            return Value(_result(claimed[1]), "last_formula", _count(ahead, claimed[1]))
     number, formula = _last(_NUMBER, text), _last(_FORMULA, text)
     within = formula and (number is None or formula.start() <= number.start() < formula.end())
     if formula and within:
@@ -197,11 +216,15 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
         return refusal
     if first < start:
         named = _NAME.search(sentence, max(0, first - 4), first)
-        return Value(sentence[named.start() if named else first : end], "last_list")
+        items = sentence[named.start() if named else first : end]
+        return Value(items, "last_list", _count(sentence[: -len(items)], items))
     month = _MONTH.search(sentence[:start])
     alone = month is None and _NUMBER.search(sentence[:start]) is None
     if alone and (not leads(sentence[:start]) or is_subject(sentence[end:])):
         return Value("", "aside")
+    plain = quantity(normalise(number[0]))
+    if not alone and not month and (said := _said(sentence)) and (not plain or said.value != plain.value):
+        return Value(sentence, "sentence")
     if end == len(sentence) and not month and (not start or _LED.search(sentence, max(0, start - 8), start)):
         return Value(number[0], "last_number")
     aside = _BEFORE_ASIDE.search(sentence, max(0, start - 5), start)
@@ -209,9 +232,6 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
         return Value(sentence[: aside.start()], "sentence")
     if month:
         return Value(sentence[month.start() : end], "line")
-    plain = quantity(normalise(number[0]))
-    if _NUMBER.search(sentence[:start]) and (said := _said(sentence)) and (not plain or said.value != plain.value):
-        return Value(sentence, "sentence")
     dressed = _DRESS.search(sentence, max(0, start - 5), start)
     rest = sentence[dressed.start() if dressed else start :]
     said = _said(rest)
@@ -230,10 +250,18 @@ def _of_formula(text: str, formula: re.Match[str]) -> Value | None:
     if refusal := _refusal(sentence, first, end, text[formula.end() + len(sentence) - end :]):
         return refusal
     if first < start and _alike(_inside(sentence[first:start]), content):
-        return Value(sentence[first:end], "last_list")
+        return Value(sentence[first:end], "last_list", _count(sentence[:first], sentence[first:end]))
     if _WHERE.search(sentence[:start]) and (before := _last(_FORMULA, sentence[:start])):
         content = next(filter(None, before.groups())).strip()
-    return Value(_result(content), "last_formula")
+    return Value(_result(content), "last_formula", _count(sentence[:start], content))
+
+
+def _count(ahead: str, items: str) -> str:
+    """The number of items that the words in front of a list say, if the list has so many."""
+    said = _COUNTED.search(ahead)
+    number = quantity(said[1]) if said else None
+    separate = [item for item in _SEPARATOR.split(items) if item.strip(" $.")]
+    return str(number.value) if number and len(separate) == number.value and not doubtful(ahead) else ""
 
 
 def _result(formula: str) -> str:

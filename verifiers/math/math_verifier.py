@@ -55,7 +55,8 @@ class MathVerifier(AnswerVerifier):
         if found.how == "sentence" and imagined(found.text):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
         wanted = read_label(truth)
-        found = found._replace(text=of_option(found.text, wanted))
+        counted = bool(found.num_items and wanted.number)
+        found = found._replace(text=found.num_items if counted else of_option(found.text, wanted))
         settled = settle(wanted, read(found.text), self._policy)
         if settled is not None:
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])

@@ -13,7 +13,7 @@ from math import prod
 from olmorl.verifiers.math.notation import DOLLAR, unmark
 from olmorl.verifiers.math.numbers import Policy, Quantity, equal, leading, quantity
 from olmorl.verifiers.math.spelled import NUMBER_WORD
-from olmorl.verifiers.math.units import is_known
+from olmorl.verifiers.math.units import NO_UNIT, Unit, is_known
 from olmorl.verifiers.math.wording import (
     doubtful,
     harmless_ahead,
@@ -34,13 +34,17 @@ _REMARK = re.compile(r"(?:\s+|(?<=[^\W\d]))\(([^()]{0,200})\)|\(([^()]{0,200})\)
 _BRACKETS = re.compile(r"\d\S*\s\([^()]*\)$")
 _INSTEAD_OF = re.compile(
     r",?\s+(?:rather than|instead of)\s+(?=[\d$\\])[^,]*$"
-    r"|,\s*not\s+(?=[\d$\\])[^,]*$|,\s*not (?:counting|including)\b[^,]*$"
+    r"|(?:,|,?\s+(?:and|but))\s*not\s+(?=[\d$\\])[^,]*$|,\s*not (?:counting|including)\b[^,]*$"
     r"|,?\s+(?:and|with|leaving)\s+(?:no|none|nothing|0|zero)\b[^\d?]*$",
     re.IGNORECASE,
 )
 _NOT_BUT = re.compile(r"\bnot\s+(?=[\d$\\-])[^,;.]{1,40},?\s+but\s+(?:rather\s+)?(?=[\d$\\-])", re.IGNORECASE)
 """`not 12 but 13` is 13."""
-_DENIED = re.compile(r"not\s+(?=[\d$\\])", re.IGNORECASE)
+_DENIED = re.compile(
+    r"(?:and |but )?(?:not|reject(?:ing|ed)?|discard(?:ing|ed)?|exclud(?:ing|ed)|ignoring|dismissing|eliminating)\s+"
+    r"(?:[a-zA-Z]\s*=\s*)?(?=-?[\d$\\])",
+    re.IGNORECASE,
+)
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _REASONS = re.compile(r"\s*(?:because|since|as|given|see|from|i\.?e\.?|e\.?g\.?|that is|where|which)\b", re.IGNORECASE)
 _SUM = re.compile(r"(?:[\d\s.,+*/()-]|\\times|\\cdot)+")
@@ -88,7 +92,8 @@ _CLAIM = re.compile(
 _START = re.compile(
     rf"(?<![\w.^_\\{{'])(?:[-+]?(?:US)?[{DOLLAR}€£¥₹]\s?)?(?:(?<![\w)])[-+])?(?:\.?\d|\\frac\s?[{{\d])"
     rf"|\b(?!one\b){NUMBER_WORD}\b"
-    rf"|\bone[\s-]{_PART}\b(?!\s+of\s+(?!the\b|an?\b))",
+    rf"|\bone (?:in|out of) {NUMBER_WORD}\b|\bone[\s-]{_PART}\b(?!\s+of\s+(?!the\b|an?\b))"
+    r"|\b(?:a\s+)?(?:half|third|quarter)\s+(?:of\s+)?an?\s+(?=[a-z])",
     re.IGNORECASE,
 )
 _ADJECTIVE = re.compile(
@@ -134,21 +139,22 @@ def stated(text: str, reasons: bool = True) -> tuple[Quantity, bool] | None:
         if reason and refuted(reason[0]):
             return None
         bare = _INSTEAD_OF.sub("", bare[: reason.start()] if reason else bare)
-    bare = _one_of_two(_ROUNDED.sub("", bare.strip(" .,;:")))
+    bare, unit = _one_of_two(_ROUNDED.sub("", bare.strip(" .,;:")))
     sentences = [part for part in _SENTENCE_END.split(bare) if _START.search(part)]
-    return _sentence(_SHOUT.sub("", sentences[0].strip(" .,;:"))) if len(sentences) == 1 else None
+    found = _sentence(_SHOUT.sub("", sentences[0].strip(" .,;:"))) if len(sentences) == 1 else None
+    return (found[0]._replace(finest=unit), found[1]) if found and unit.dimensions else found
 
 
-def _one_of_two(text: str) -> str:
-    """The first of two spellings of one number: `3/8, or 37.5%`."""
+def _one_of_two(text: str) -> tuple[str, Unit]:
+    """The first of two spellings of one number, `3/8, or 37.5%`, and the unit of the second."""
     first, _, second = text.rpartition(" or ")
     other = quantity(same := _ALSO.sub("", second, count=1)) if first else None
     if other is None:
-        return text
+        return text, NO_UNIT
     start = _START.search(first)
     main = leading(first[start.start() :]) if start else None
     alike = main and (equal(main[0], other, _EXACT) or (same != second and _rounded(main[0], other)))
-    return first if main and alike and harmless_behind(main[1]) else text
+    return (first, other.unit) if main and alike and harmless_behind(main[1]) else (text, NO_UNIT)
 
 
 def _without_parts(text: str) -> str:
@@ -266,7 +272,7 @@ def _ends(rest: str) -> bool:
     if start is None:
         return harmless_behind(rest)
     words = rest[: start.start()]
-    if _JOINED.search(words) or _GOES_ON.search(rest, start.end()):
+    if _JOINED.search(words) or _CONCLUSION.search(words) or _GOES_ON.search(rest, start.end()):
         return False
     return bool(plain(words) and _FRAME.search(words) and not doubtful(words)) and harmless_behind(words)
 

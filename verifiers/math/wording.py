@@ -6,8 +6,9 @@ import re
 
 _DENIALS = """
 no not never neither nor none nothing cannot cant isnt wasnt arent doesnt didnt dont wont couldnt shouldnt wouldnt
+rejecting excluding eliminating discarding dismissing ignoring extraneous spurious
 wrong wrongly incorrect incorrectly false falsely untrue mistaken mistake mistakenly error erroneous impossible invalid
-unlikely rejected refuted excluded eliminated discarded ruled except excluding but however instead unless wait oops
+unlikely rejected refuted excluded eliminated discarded dismissed ruled except but however instead unless wait oops
 fails failed contradiction absurd nonsense doubt doubts deny denies denied rather hardly scarcely barely
 refuse refuses refused
 """
@@ -121,6 +122,9 @@ _REFUTED = re.compile(
     r"|which (?:fails|(?:does|did)(?:n't| not) (?:work|fit|satisfy|hold|match)))\b",
     re.IGNORECASE,
 )
+_BOLD_STARTS = re.compile(r"(?:^|(?<=\s))\*\*$")
+_APPOSITION_ENDS = re.compile(r"^\s*,(?=\s+(?:is|are|was|were|does|did|cannot|can't|fails)\b)", re.IGNORECASE)
+"""Behind a number that only names the subject: `My first guess, 15, was wrong`."""
 _LEFT_OPEN = re.compile(
     r"[^.?!]{0,80}\b(?:so|and|then)\s(?:[a-z']+\s){1,4}(?:none|nothing|some|several|the rest|a few)\W*$", re.IGNORECASE
 )
@@ -212,6 +216,7 @@ def imagined(ahead: str) -> bool:
 
 def changes_nearby(text: str) -> bool:
     """Whether the last words in front of a number change it, in a text that may hold anything further ahead."""
+    text = _BOLD_STARTS.sub("", text)
     found = words(_POINT.sub("", text))
     return bool(_PAST.search(text)) or (
         _changed(found[-5:], _DOUBTING_AHEAD)
@@ -224,6 +229,7 @@ def changes_behind(text: str) -> bool:
     """Whether the clause behind a number changes it."""
     if not text.strip():
         return False
+    text = _APPOSITION_ENDS.sub("", text)
     clause = _WHO_DID_NOT.sub("", _CLAUSE.split(text)[0])
     found = words(clause)
     scaled = not AMOUNTS.isdisjoint(found[:1])

@@ -30,7 +30,7 @@ _MARKER = re.compile(
 _MARKING = ("answer", "option", "choice")
 """Every marker has one of these words."""
 _REASON = re.compile(
-    r"(?<!\bapprox)(?<!\bca)(?<!\bsq)(?<!\bcu)(?<!\bNo)(?<!\bi\.e)(?<!\be\.g)(?<!\.)\.(?=\s|$)|\n|,?\s(?:because|since|which|where|as)\s|,\s*so\s",
+    r"(?<!\bapprox)(?<!\bca)(?<!\bsq)(?<!\bcu)(?<!\bNo)(?<!\bi\.e)(?<!\be\.g)(?<!\.)\.(?=\s|$)|\n|,\s+\w+\s+of\s+(?:which|whom)\b|,?\s(?:because|since|which|where|as)\s|,\s*so\s",
     re.IGNORECASE,
 )
 """Ends an answer inside a sentence."""

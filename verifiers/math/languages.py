@@ -18,9 +18,9 @@ _LETTER = r"(?:[^\W\d_]|[\u0900-\u0963])"
 """Hindi's vowels are signs of their own."""
 _WORD = re.compile(f"{_LETTER}+")
 _ALSO_ENGLISH = """
-ada al ale also as bo car circa co come da de der des die do dos double du ed em en er est et fait falls fast faux font
+ada al ale also as bo car circa co come da de der die do double du ed em en et fait falls fast faux font
 had hat hay have impossible in incorrect is it kali la las le lee les lo logo los ma mal mas maximal maximum meet minder
-minus na ne ni no non of on or par pas per plus pro quasi rest reste rund se si so solution solutions son ten to tot
+minus na ne ni no non of on or par per plus pro quasi rest reste rund se si so solution solutions son ten to tot
 total um unas vale van var ve vend want war ya
 """
 """Words of `languages.toml` that tell no language, because English texts have them too."""
@@ -55,7 +55,7 @@ def in_english(text: str) -> str:
     words, glosses = _table(language)
     if any(language == name for name, _ in _SCRIPTS):
         text = _TOUCHING.sub(" ", text)
-    return words.sub(lambda found: glosses.get(found[0].casefold(), found[0]), text)
+    return words.sub(lambda found: glosses.get(found[0].lower(), found[0]), text)
 
 
 def _language(ending: str) -> str | None:
@@ -64,7 +64,7 @@ def _language(ending: str) -> str | None:
         for language, letter in _SCRIPTS:
             if letter.search(ending):
                 return language
-    words = _WORD.findall(ending.casefold())
+    words = _WORD.findall(ending.lower())
     counts = Counter(language for word in words for language in _telling().get(word, ()))
     language, most = max(counts.items(), key=lambda item: item[1], default=("", 0))
     return language if most > sum(word in _ENGLISH for word in words) else None
@@ -75,8 +75,8 @@ def _telling() -> dict[str, list[str]]:
     """The languages of each word that English has not."""
     languages: dict[str, list[str]] = {}
     for language, rows in _rows().items():
-        for word in set(_WORD.findall(" ".join(rows.values()).casefold())):
-            if len(word) > 1 and word not in _ENGLISH and word not in _ALSO_ENGLISH.split():
+        for word in set(_WORD.findall(" ".join(rows.values()).lower())):
+            if (len(word) > 1 or not word.isascii()) and word not in _ENGLISH and word not in _ALSO_ENGLISH.split():
                 languages.setdefault(word, []).append(language)
     return languages
 
@@ -86,7 +86,7 @@ def _table(language: str) -> tuple[re.Pattern[str], dict[str, str]]:
     """What is replaced in a language, or is a formula and stays; and the replacements."""
     unspaced = any(language == name for name, _ in _SCRIPTS)
     glosses = {
-        word.casefold(): f" {gloss} " if unspaced else gloss
+        word.lower(): f" {gloss} " if unspaced else gloss
         for gloss, found in _rows()[language].items()
         for word in found.split("|")
     }

@@ -63,7 +63,8 @@ _IN_OTHER_WORDS = re.compile(
     r"[^\d]*[a-z\d)}]\s*[,;(–—-]*\s*\b(?:i\.\s?e\.,?|that is(?: to say)?,|in other words,)\s+", re.IGNORECASE
 )
 _REASON = re.compile(
-    r"(?<=[\w%)}])\s*(?:,|—|–|;|:)?\s+(?:because|since|as (?!much|many|well|long|far|old|tall|big|fast|a\b)|given that"
+    r"(?<=[\w%)}])\s*(?:,|—|–|;|:)?\s+(?:\w+ of (?:which|whom)|because"
+    r"|since|as (?!much|many|well|long|far|old|tall|big|fast|a\b)|given that"
     r"|where|which|who|due to|so (?:that|the answer)|thanks to)\b.*",
     re.IGNORECASE | re.DOTALL,
 )
@@ -194,6 +195,8 @@ def _agrees(remark: str, ahead: str) -> bool:
     sides = [quantity(side.strip()) for side in same.split("=")]
     others = [side for side in sides if side is not None]
     counts = bool(others) and bool(others[0].unit.dimensions) and not is_known(others[0].unit)
+    if main and main[0].unit.dimensions and not main[0].percent and [one.percent for one in others] == [True]:
+        return True  # what share of all they are: `13 girls (65%)`
     if others and (len(sides) > 1 or same != remark or not counts):
         return main is not None and any(equal(main[0], other, _EXACT) or _rounded(main[0], other) for other in others)
     if remark.startswith("=") or (_SUM.fullmatch(remark) and ahead.rstrip()[-1:].isalpha()):

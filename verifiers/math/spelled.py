@@ -30,7 +30,7 @@ _RATIO = re.compile(rf"\s+(?:out of|in(?=\s+{NUMBER_WORD}(?:\s+chances?\b|\W*$))
 _ONE_PART = re.compile(r"(?:an?\s+)?(half|third|quarter)(?:\W*$|\s+(?:of\s+)?an?\s+(?=[a-z]))", re.IGNORECASE)
 """All of the text, or in front of a thing: `half an hour`, `a quarter of a mile`."""
 _CLOCK = re.compile(
-    rf"(?:(half|quarter|twenty|ten|five|\d{{1,2}})(?:\s+minutes)?\s+(past|to)\s+)?({'|'.join(_ONES[1:13])}|\d{{1,2}})"
+    rf"(?:(?:an?\s+)?(half|quarter|twenty|ten|five|\d{{1,2}})(?:\s+minutes)?\s+(past|to)\s+)?({'|'.join(_ONES[1:13])}|\d{{1,2}})"
     r"(?:\s+o'?\s?clock)?(?:\s*([ap])\.?\s*m\.?)?",
     re.IGNORECASE,
 )

@@ -129,4 +129,4 @@ def test_whatever_is_found_is_short_and_comes_from_the_text(parts: list[str]) ->
     found = final_answer(text)
     if found is not None:
         assert len(found.text) <= MAX_ANSWER
-        assert found.text in text
+        assert all(part in text for part in found.text.split(", "))  # several boxes are one list

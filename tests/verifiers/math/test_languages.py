@@ -56,7 +56,7 @@ def test_formulas_inside_another_language_stay() -> None:
     ("text", "english"),
     [
         ("答案是36。", " the answer is  36. "),
-        ("Die Antwort ist 36.", "Die answer is 36."),
+        ("Die Antwort ist 36.", "the answer is 36."),
         ("उत्तर ३६ है।", "answer is ३६ . "),
     ],
 )

@@ -59,7 +59,7 @@ _BINARY = re.compile(r"[\d)]\s*(?:[+\-*]|\\times|\\cdot)\s*[\d(+\-]")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d{1,3}(?:[ .]\d{3})+,\d+|\d+,(?!\d{3}(?!\d))\d+)(?![\d,.]*\d)[^\d,]*")
 """A decimal comma: it does not group thousands."""
 _ANSWERED = re.compile(
-    r"(?:[a-z\d', ]{1,200}\b(?:is|are|was|were|be|falls)|[a-z' ]{1,100}:)\s+(?:on )?(?:the |an? )?(?=[a-z])",
+    r"(?:(?:[a-z\d', ]{1,200}\b(?:is|are|was|were|be|falls)|[a-z' ]{1,100}:)\s+(?:on )?(?:the |an? )?|an? )(?=[a-z])",
     re.IGNORECASE,
 )
 _YES_NO = re.compile(r"(yes|no|true|false)\b(?=\s*[.,;:–—-])", re.IGNORECASE)
@@ -111,6 +111,11 @@ def read(answer: str) -> Reading:
     said, named = (None if letter else stated(text)) or (None, False)
     word = _word(text, plain)
     return Reading(text, key(text), None if named else said, said, letter, word, is_choice_label=is_label)
+
+
+def in_signs(answer: str) -> str:
+    """The answer, with signs in place of words that mean the same: `\\mathbb{R}` for `all real numbers`."""
+    return _SYNONYMS.get(unmark(normalise(answer)).strip().casefold().rstrip(" ."), answer)
 
 
 def of_option(answer: str, label: Reading) -> str:

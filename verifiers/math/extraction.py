@@ -42,7 +42,7 @@ _CONFIRMED = re.compile(
 _BOLD_ENDS = re.compile(r"(?<=\w)\*\*(?=[\s.,;:)]|$)")
 _EMOJI = "".join(map(chr, (*range(0x2600, 0x27C0), *range(0x1F300, 0x1FB00), 0xFE0F))) + " "
 _DIGIT = re.compile(r"\d")
-_RETRACTION = re.compile(r"\s*(?:no|wait|oops|sorry|correction|scratch that)\b", re.IGNORECASE)
+_RETRACTION = re.compile(r"\s*(?:no|actually|wait|oops|sorry|correction|scratch that)\b", re.IGNORECASE)
 _ADVERBS = re.compile(r"(?:(?:therefore|thus|then|hence|simply|just|exactly|equal to|given by)\s+)+", re.IGNORECASE)
 _CLAUSE = re.compile(r"[.,;:!?\n]")
 _CONTRAST = re.compile(r"^\s*(?:but|however|instead)\b", re.IGNORECASE)
@@ -168,7 +168,10 @@ def _delimited(rest: str) -> str | None:
             price = (
                 opening == "$" and formula[:1].isdigit() and formula[-1:].isspace() and formula[:-1].strip() != formula
             )
-            if (price and " " in formula.strip()) or _GOES_ON.match(behind) or doubtful(_sentence_end(behind)):
+            stop = _REASON.search(behind)
+            retracted = stop is not None and _RETRACTION.match(behind, stop.end())
+            goes_on = retracted or _GOES_ON.match(behind) or doubtful(_sentence_end(behind))
+            if goes_on or (price and " " in formula.strip()):
                 return None
             return formula.strip()
     return None

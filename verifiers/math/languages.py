@@ -19,7 +19,7 @@ _LETTER = r"(?:[^\W\d_]|[\u0900-\u0963])"
 _WORD = re.compile(f"{_LETTER}+")
 _ALSO_ENGLISH = """
 ada al ale also as bo car circa co come da de der die do double du ed em en et fait falls fast faux font
-had hat hay have impossible in incorrect is it kali la las le lee les lo logo los ma mal mas maximal maximum meet minder
+had hat hay have impossible in incorrect is it kali lee logo ma mal mas maximal maximum meet minder
 minus na ne ni no non of on or par per plus pro quasi rest reste rund se si so solution solutions son ten to tot
 total um unas vale van var ve vend want war ya
 """
@@ -43,6 +43,7 @@ _STOPS = {
     for signs, stop in (("。।．", ". "), ("！", "! "), ("？؟", "? "), ("：", ": "), ("，،", ", "), ("；", "; "))
     for sign in signs
 }
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _FORMULA = r"\$[^$]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\\\[(?:(?!\\\]).){1,300}\\\]|\\[a-zA-Z]+"
 
 
@@ -64,7 +65,7 @@ def _language(ending: str) -> str | None:
         for language, letter in _SCRIPTS:
             if letter.search(ending):
                 return language
-    words = _WORD.findall(ending.lower())
+    words = _WORD.findall(_COMMAND.sub("", ending).lower())
     counts = Counter(language for word in words for language in _telling().get(word, ()))
     language, most = max(counts.items(), key=lambda item: item[1], default=("", 0))
     return language if most > sum(word in _ENGLISH for word in words) else None

@@ -73,6 +73,9 @@ _MONTH = re.compile(r"\b(?:January|February|March|April|May|June|July|August|Sep
 _NAMING = re.compile(
     r"[A-Za-z\d', ]{1,100}\s(?:is|are|was|were|be|falls on)\s+(?:(?:an?|the|on)\s+)?[*]{0,2}[A-Za-z]{2,20}$"
 )
+_KNOWN = re.compile(
+    r"[A-Za-z', ]{1,100}\s(?:is|are)\s+(all real numbers|all reals|the empty set|undefined)$", re.IGNORECASE
+)
 _REASON = re.compile(
     r",?\s(?:because|since|given that|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
     r"|(?:which (?:is|are) )?(?:achieved|attained|reached|obtained) (?:when|at|by|for|if))\s",
@@ -96,6 +99,8 @@ _SEPARATOR = re.compile(r"[,;]\s*(?:\band\b|\bor\b)?|\band\b|\bor\b")
 _OPTION = re.compile(r"\(?[A-Ja-j]\)\s+(?=\S)")
 _PLACE = re.compile(r",?\s(?:when|at|where|for) (?=[$\\(]{0,2}[a-zA-Z] ?= ?[$\\\d-])")
 """Between the value of a function and where it has that value: `-7 at x = 2`."""
+_CALLED = re.compile(r"\b(?:equation|formula)\s*$", re.IGNORECASE)
+"""In front of a formula. In front of a number it is a reference: `equation 3`."""
 _EXTREME = re.compile(r"\b(?:minimum|maximum|largest|smallest|greatest|least|value)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(
     r",?\s(?:(?:or|which is|that is|i\.e\.,?)\s|\()(?:approximately|approx\.?|about|roughly|around|≈)\s*[*$]*$",
@@ -122,7 +127,7 @@ _CONCLUDES = re.compile(
     r"|yields?|leav(?:es|ing))\b|≠|\\ne(?:q|\b)",
     re.IGNORECASE,
 )
-_DENIED_AFTER = re.compile(r"[\s.!*_]*(?:no|nope|wait|oops|sorry|scratch that)\b", re.IGNORECASE)
+_DENIED_AFTER = re.compile(r"[\s.!*_]*(?:no|actually|nope|wait|oops|sorry|scratch that)\b", re.IGNORECASE)
 MAX_CHECK = 400
 _BEFORE_ASIDE = re.compile(r",\s*[$*]{0,2}$")
 _COMPARED = re.compile(r"[*]{0,2}\s*(?:\w+\s+){0,2}(?:more|less|fewer|\w{2,20}er)\s+than\b", re.IGNORECASE)
@@ -187,6 +192,8 @@ def last_value(text: str) -> Value | None:
     if number is None:
         if len(line) > MAX_SENTENCE:
             return None
+        if known := _KNOWN.match(line):
+            return Value(known[1], "line")
         naming = _NAMING.match(line)
         return Value(line.replace("*", "") if naming else line, "line") if naming or _said(line) else None
     return _of_number(text, number)
@@ -237,7 +244,7 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
     if (prefix := _before_remark(text, number.start(), sentence, start)) is not None:
         return last_value(prefix)
     first = _first_of_list(_NUMBER, sentence, start)
-    if refusal := _refusal(sentence, first, end, text[number.end() + len(sentence) - end :]):
+    if refusal := _refusal(sentence[:first], sentence, end, text[number.end() + len(sentence) - end :]):
         return refusal
     if first < start:
         named = _NAME.search(sentence, max(0, first - 4), first)
@@ -287,7 +294,8 @@ def _of_formula(text: str, formula: re.Match[str]) -> Value | None:
         return last_value(prefix)
     content = next(filter(None, formula.groups())).strip()
     first = _first_of_list(_FORMULA, sentence, start)
-    if refusal := _refusal(sentence, first, end, text[formula.end() + len(sentence) - end :]):
+    after = text[formula.end() + len(sentence) - end :]
+    if refusal := _refusal(_CALLED.sub("", sentence[:first]), sentence, end, after):
         return refusal
     if first < start and _alike(_inside(sentence[first:start]), content):
         return Value(sentence[first:end], "last_list", _count(sentence[:first], sentence[first:end]))
@@ -416,9 +424,9 @@ def _unsure(ahead: str, behind: str) -> bool:
     return chosen or changes_nearby(_CLAUSE.split(said)[-1]) or changes_behind(behind)
 
 
-def _refusal(sentence: str, first: int, end: int, after: str) -> Value | None:
+def _refusal(ahead: str, sentence: str, end: int, after: str) -> Value | None:
     """What is read in place of a value that the words around it, or the next sentence, take back."""
-    if _unsure(sentence[:first], sentence[end:]):
+    if _unsure(ahead, sentence[end:]):
         return Value(sentence, "sentence")
     return Value("", "denied") if _DENIED_AFTER.match(after) or refuted(after.lstrip(" .!*_\n")) else None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from olmorl.messages import Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, Probe
-from olmorl.verifiers.math.answer_parser import of_option, read, read_label, settle
+from olmorl.verifiers.math.answer_parser import in_signs, of_option, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
 from olmorl.verifiers.math.numbers import Policy
 from olmorl.verifiers.math.wording import doubtful, imagined
@@ -62,7 +62,7 @@ class MathVerifier(AnswerVerifier):
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
         if found.how == "sentence" and doubtful(_OR.sub("", found.text)):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        outcome, method = await self._compare(truth, found.text)
+        outcome, method = await self._compare(in_signs(truth), in_signs(found.text))
         if not isinstance(outcome, Done):
             return unscored(outcome, found.text)
         if outcome.value is None and _is_text(truth):

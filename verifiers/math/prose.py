@@ -29,7 +29,7 @@ MAX_SENTENCE = 300
 """Characters. Nothing longer is read as a sentence."""
 MAX_NUMBERS = 12
 _PART = r"(?:half|third|quarter|(?:four|fif|six|seven|eigh|nin|ten|twelf)th)"
-_PROSE = re.compile(r"(?<![\\a-zA-Z_{])[a-zA-Z]{2,}")
+_PROSE = re.compile(r"(?<![\\a-zA-Z_{])(?:[a-zA-Z]{2,}|i\.e\.)")
 _REMARK = re.compile(r"(?:\s+|(?<=[^\W\d]))\(([^()]{0,200})\)|\(([^()]{0,200})\)")
 _BRACKETS = re.compile(r"\d\S*\s\([^()]*\)$")
 _INSTEAD_OF = re.compile(
@@ -59,8 +59,9 @@ _POWER = re.compile(r"(\d{1,6})\^(?:\{(\d{1,2})\}|(\d{1,2}))")
 _PARTS = re.compile(r":\s+([^:]*)$")
 """The parts of a total: `11 apples: 5 red and 6 green`."""
 _ALSO = re.compile(r"^(?:or|=|about|approximately|approx\.?|\\approx|also|exactly|i\.e\.)\s*", re.IGNORECASE)
+_OR = re.compile(r",?\s+(?:i\.e\.|that is|in other words),?\s+")
 _IN_OTHER_WORDS = re.compile(
-    r"[^\d]*[a-z\d)}]\s*[,;(–—-]*\s*\b(?:i\.\s?e\.,?|that is(?: to say)?,|in other words,)\s+", re.IGNORECASE
+    r"[^\d]*[a-z)}]\s*[,;(–—-]*\s*\b(?:i\.\s?e\.,?|that is(?: to say)?,|in other words,)\s+", re.IGNORECASE
 )
 _REASON = re.compile(
     r"(?<=[\w%)}])\s*(?:,|—|–|;|:)?\s+(?:\w+ of (?:which|whom)|because"
@@ -103,7 +104,8 @@ _ADJECTIVE = re.compile(
 """`a 3-digit number`, `the 2nd day`."""
 _FRAME = re.compile(
     r"\s*\b(?:in|for|after|over|during|at|with|every|on|(?<=\w\s)out of"
-    r"|(?:out )?of (?:the|these|those|all|her|his|their))\b",
+    r"|(?:out )?of (?:the|these|those|all|her|his|their)"
+    r"|(?:divisors|factors|multiples|subsets|partitions|digits) (?:of|in))\b",
     re.IGNORECASE,
 )
 """Between the answer and a number of its context: `540 meters in 7 days`."""
@@ -148,7 +150,7 @@ def stated(text: str, reasons: bool = True) -> tuple[Quantity, bool] | None:
 
 def _one_of_two(text: str) -> tuple[str, Unit]:
     """The first of two spellings of one number, `3/8, or 37.5%`, and the unit of the second."""
-    first, _, second = text.rpartition(" or ")
+    first, _, second = _OR.sub(" or ", text).rpartition(" or ")
     other = quantity(same := _ALSO.sub("", second, count=1)) if first else None
     if other is None:
         return text, NO_UNIT

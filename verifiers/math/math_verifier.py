@@ -63,6 +63,8 @@ class MathVerifier(AnswerVerifier):
         if found.how == "sentence" and doubtful(_OR.sub("", found.text)):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
         outcome, method = await self._compare(in_signs(truth), in_signs(found.text))
+        if outcome == Done(None) and wanted.number:
+            return Verdict(reward=0.0, extracted=found.text, method="number")
         if not isinstance(outcome, Done):
             return unscored(outcome, found.text)
         if outcome.value is None and _is_text(truth):
@@ -74,7 +76,7 @@ class MathVerifier(AnswerVerifier):
     async def _compare(self, truth: str, answer: str) -> tuple[Outcome, str]:
         """True or False, or None for an unreadable label; and the method that decided."""
         outcome = await self._pool.run(EQUAL, (truth, answer, self._policy), PROBE)
-        if outcome != Done(None) or self._symbolic is None:
+        if outcome != Done(None) or self._symbolic is None or read_label(truth).number:
             return outcome, "algebra"
         return await self._symbolic.run(SYMBOLIC_EQUAL, (truth, answer), SYMBOLIC_PROBE), "symbolic"
 

@@ -218,7 +218,8 @@ class Learner(Section):
     ranks_per_node: int = Field(1, ge=1)
     """Ranks on each node: one for each GPU, or on CPU one for each spare core."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the ranks. `auto`: GPUs when cluster.gpus_per_node is over 0, else the CPU."""
+    """Device of the ranks and the engines. `auto`: GPUs when cluster.gpus_per_node is over 0. Without that key: GPUs
+    when Ray reports them, else the CPU; a run on this machine alone also needs a GPU build of torch for GPUs."""
     zero_stage: int = Field(2, ge=0, le=3)
     """What DeepSpeed shards over the ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
     learning_rate: float = Field(1e-6, ge=0, le=1)
@@ -263,7 +264,8 @@ class Actors(Section):
     nodes: int = Field(1, ge=1)
     """Nodes of the actors (`--actor-nodes`)."""
     engines_per_node: int | None = Field(None, ge=1)
-    """Engines on each node. Default: GPUs of the node divided by tensor_parallel; 1 on CPU."""
+    """Engines on each node. Default: GPUs of the node divided by tensor_parallel, on one machine without those of the
+    learner; 1 on CPU."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of each engine."""
     max_running: int = Field(256, ge=1)
@@ -520,7 +522,7 @@ class Cluster(Section):
     address: str | None = None
     """`host:port` of a Ray cluster, or `auto` (`--ray-address`). Default: the run starts Ray on this machine."""
     gpus_per_node: int | None = Field(None, ge=0)
-    """GPUs of each node. Default: 8 when learner.device is cuda, else 0."""
+    """GPUs of each node. Default: what Ray reports; 8 in a plan (`--dry-run`) with learner.device cuda, else 0."""
     wait_s: float = Field(600, gt=0)
     """Longest wait for the resources. Then the run ends and names what is missing."""
     stop_deadline_s: float = Field(30, gt=0)
@@ -734,6 +736,16 @@ def _near_greedy(config: Config) -> str | None:
     )
 
 
+def _device_of_gpus(config: Config) -> str | None:
+    """`cluster.gpus_per_node` is 0 or left out with `learner.device = "cpu"`."""
+    if config.learner.device != "cpu" or not config.cluster.gpus_per_node:
+        return None
+    return (
+        f'learner.device = "cpu" with cluster.gpus_per_node = {config.cluster.gpus_per_node}: remove learner.device to '
+        "use the GPUs, or cluster.gpus_per_node to use none"
+    )
+
+
 def _own_cores(config: Config) -> str | None:
     """`learner.cores` and `actors.cores` each name a core once. On one machine they have no core in common."""
     learner, actors = config.learner.cores or [], config.actors.cores or []
@@ -759,6 +771,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _row_length,
     _greedy_samples,
     _near_greedy,
+    _device_of_gpus,
     _own_cores,
 )
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from olmorl import codec, config
-from olmorl.actors.vllm_engine.arguments import engine_arguments, sampling_params
+from olmorl.actors.vllm_engine.arguments import engine_arguments, engine_config, sampling_params
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
 from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes, file_signature
@@ -114,15 +114,15 @@ class VllmEngine:
         """Start the processes; blocks, so it runs in a thread."""
         output = ErrorOutput()
         with _LOADING, self._processes.starting(_variables(self._core, self._actors.start_deadline_s)):
-            from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
             arguments = engine_arguments(self._model, self._actors, self._max_model_len, self._seed)
             try:
-                vllm_config = AsyncEngineArgs(**arguments).create_engine_config()
+                vllm_config = engine_config(arguments)
                 self._shapes = checkpoint_shapes(_folder(self._model.path))
             except (OSError, ValueError) as error:
-                raise ModelError(f"{self._model.path}: vLLM cannot use this model: {error}") from error
+                settings = f" with actors.vllm = {self._actors.vllm}" if self._actors.vllm else ""
+                raise ModelError(f"{self._model.path}: vLLM cannot use this model{settings}: {error}") from error
             try:
                 self._llm = AsyncLLM.from_vllm_config(vllm_config)
             except Exception as error:

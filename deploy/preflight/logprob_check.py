@@ -89,7 +89,8 @@ def logprobs(settings: config.Config, answer: EngineAnswer) -> list[float]:
         raise ModelError(f"engine and learner read the same tokens as {answer.text!r:.80} and {decoded!r:.80}")
     device = training_device(settings.learner.device)
     model = models.load(settings.model, settings.learner.attention, device).to(device).eval()
-    policy = PackedPolicy(model, settings.sampling.temperature, settings.learner.logprob_chunk)
+    fp32_head = settings.model.fp32_head
+    policy = PackedPolicy(model, settings.sampling.temperature, settings.learner.logprob_chunk, fp32_head)
     size = len(answer.tokens)
     sample = Sample(
         draw_id=0,

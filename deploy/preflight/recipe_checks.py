@@ -24,6 +24,7 @@ def check_recipe(settings: Config) -> None:
     check_weights(settings)
     check_address(settings)
     check_templates(settings)
+    check_passed_on(settings)
 
 
 def check_objective(settings: Config) -> None:
@@ -131,6 +132,20 @@ def check_address(settings: Config) -> None:
         raise ConfigError(
             f'cluster.address = {address!r}: write HOST:PORT as in 10.0.0.1:6379, or "auto" for the Ray running here'
         )
+
+
+def check_passed_on(settings: Config) -> None:
+    """vLLM and DeepSpeed take what the recipe passes on to them. Imports the one that is given something."""
+    if settings.run.mode == "simulated":
+        return
+    if settings.actors.vllm:
+        from olmorl.actors.vllm_engine.arguments import passed_on
+
+        passed_on(settings.actors.vllm)
+    if settings.learner.deepspeed:
+        from olmorl.learner.trainer import deepspeed_config
+
+        deepspeed_config.check(settings.model, settings.learner)
 
 
 def check_templates(settings: Config) -> None:

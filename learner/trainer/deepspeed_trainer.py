@@ -249,7 +249,8 @@ class DeepSpeedTrainer:
 
     def _load(self, settings: dict[str, Any], temperature: float) -> PackedPolicy:
         build = partial(models.load, self._model_settings, self._learner.attention, self._device)
-        return PackedPolicy(deepspeed_config.load(build, settings), temperature, self._learner.logprob_chunk)
+        model = deepspeed_config.load(build, settings)
+        return PackedPolicy(model, temperature, self._learner.logprob_chunk, self._model_settings.fp32_head)
 
     def _build_engine(self, settings: dict[str, Any], policy: PackedPolicy) -> Any:
         learner = self._learner

@@ -98,7 +98,7 @@ def launch(settings: config.Config, arguments: Arguments) -> int:
         found = left_as_found(settings.run_dir, always=True)
         with found, signals.held(), RayCluster(settings, "preflight") as cluster, signals.raising():
             print(cluster.hardware)
-            host_checks.examine(cluster.config, Console())
+            host_checks.examine(cluster, Console())
         return 0
     several_hosts = settings.run.mode == "real" and plan(settings).several_hosts
     examine = host_checks.examine if several_hosts else None

@@ -53,7 +53,7 @@ from olmorl.run_dir import RunFiles
 log = logging.getLogger(__name__)
 _ATTEND_S = 5.0
 _LAST_STATUS_S = 2.0
-Examine = Callable[[Config, Console], None]
+Examine = Callable[[RayCluster, Console], None]
 """Checks every host of the cluster; raises ResourceError when a check fails."""
 
 
@@ -96,7 +96,7 @@ def open_service(
         _end_all(context)
         if examine is not None:
             with signals.raising():
-                examine(settings, progress.console)
+                examine(cluster, progress.console)
         telemetry = metrics_server(settings, "launcher")
         stack.callback(telemetry.close)
         stack.enter_context(progress)

@@ -183,6 +183,10 @@ class DeepSpeedTrainer:
             self._grad_norm = float(self._engine.get_global_grad_norm())
         return self._grad_norm
 
+    def score(self, row: RowArrays) -> Tensor:
+        """logprobs_T of a row by the present policy, without a gradient. All ranks call this together."""
+        return _score(self._engine, [[row]], self._device)[0][0]
+
     # --- weights
 
     def snapshot(self) -> list[NamedBuffer]:

@@ -96,7 +96,12 @@ def launch(settings: config.Config, arguments: Arguments) -> int:
 
     if arguments.preflight:
         found = left_as_found(settings.run_dir, always=True)
-        with found, signals.held(), RayCluster(settings, "preflight") as cluster, signals.raising():
+        with (
+            found,
+            signals.held(),
+            RayCluster(settings, "preflight", outlives_launcher=False) as cluster,
+            signals.raising(),
+        ):
             print(cluster.hardware)
             host_checks.examine(cluster, Console())
         return 0

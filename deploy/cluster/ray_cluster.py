@@ -56,13 +56,15 @@ class RayCluster:
 
     Args:
         run: the name of that namespace.
+        outlives_launcher: False for checks, whose processes and places end with the launcher.
     """
 
-    def __init__(self, config: Config, run: str) -> None:
+    def __init__(self, config: Config, run: str, outlives_launcher: bool = True) -> None:
         self.config = config
         """The recipe. Within the cluster its device is decided."""
         self._settings = config.cluster
         self._run = run
+        self._lifetime: str | None = "detached" if outlives_launcher else None
         self._learner: PlacementGroup | None = None
         self._watch: RayWatch | None = None
         self._own: OwnRay | None = None
@@ -241,7 +243,7 @@ class RayCluster:
             bundles,
             strategy=strategy,
             name=f"{self._run}/{secrets.token_hex(4)}",
-            lifetime="detached",
+            lifetime=self._lifetime,
             bundle_label_selector=labels,
         )
         wait_s = 0.0 if self._settings.address is None and not _possible(bundles) else wait_s
@@ -275,7 +277,7 @@ class RayCluster:
         group, index = place
         options: dict[str, Any] = {
             "name": named_actors.start_of(name),
-            "lifetime": "detached",
+            "lifetime": self._lifetime,
             "num_cpus": 0,
             "num_gpus": gpus,
             "max_restarts": 0,

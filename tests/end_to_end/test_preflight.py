@@ -67,11 +67,12 @@ def test_a_run_without_a_model_is_looked_at_too(simulate: Callable[[str], Any]) 
     assert run.lines() == []
 
 
+@pytest.mark.timeout(600)
 def test_engine_and_ranks_are_placed_and_sharded_as_in_the_run(launch: Callable[[str], Any]) -> None:
     """Two ranks share the policy; ZeRO-3 gathers it while they score what the engine said."""
     run = launch(SHARDED)
     run.start("--preflight")
-    assert run.wait() == 0, run.output()
+    assert run.wait(500) == 0, run.output()
     said, found = run.output(), marks(run.output())
     assert "hardware: CPU; Ray reports no GPU" in said
     assert found["all-gather"] == found["log-probabilities"] == "ok" and set(found.values()) == {"ok"}

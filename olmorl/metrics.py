@@ -1,8 +1,8 @@
 """Every metric: its name, its meaning, its labels. Other programs read the names, so their meaning never changes.
 
 A field of `metrics.jsonl` has the same name in Prometheus, with the prefix `olmorl_` and base units: `prometheus_name`.
-The end of a name tells the kind and the unit: `_total` is a counter, `_s` are seconds, `_ratio` and `_fraction` are from
-0 to 1. Tokens are completion tokens, unless the name says prompt tokens. Every series has the labels `run` and
+The end of a name tells the kind and the unit: `_total` is a counter, `_s` are seconds, `_ratio` and `_fraction` are
+from 0 to 1. Tokens are completion tokens, unless the name says prompt tokens. Every series has the labels `run` and
 `process`; the labels named here come on top of them, and `MOST_LABEL_VALUES` bounds each of them.
 """
 
@@ -111,7 +111,7 @@ ACTOR: Final = {
     "policy_version": "Policy version that computes the next token; -1 before the first.",
     "verifier_queue_depth": "Checks that wait for a worker.",
     "verifier_checks_total": "Checks that workers did.",
-    "verifier_busy_seconds_total": "Time that workers worked on checks.",
+    "verifier_busy_s_total": "Time that workers worked on checks.",
     "verifier_kills_total": "Workers that were killed at a deadline.",
     "verifier_starts_total": "Workers that were started.",
     "verifier_cpu_s_total": "Processor time of sandboxed programs.",
@@ -133,16 +133,21 @@ LAUNCHER: Final = {
     "prompts_queued": "Prompts that wait for an actor.",
     "prompts_leased": "Prompts that actors work on.",
     "results_waiting": "Results that wait for their outcome.",
-    "seconds_since_step": "Time since the last step was seen, or since the launcher began.",
-    "steps_wanted": "Steps of the whole run.",
-    "checkpoint_age_s": "Time since the newest complete checkpoint, or since the launcher began.",
-    "checkpoint_period_s": "Time between the two newest complete checkpoints; 0 with fewer.",
+    "since_step_s": "Time since the launcher saw the last new step, or since it began.",
+    "step_period_s_median": "Median time between the last steps, at most 32; 0 before the second step.",
+    "steps_wanted": "Steps of the whole run, `schedule.steps`.",
+    "steps_since_checkpoint": "Steps since the newest complete checkpoint.",
+    "checkpoint_every_steps": "Steps between two checkpoints, `checkpoint.every`.",
     "disk_free_ratio": "Free share of the file system that holds the run.",
-    "redis_memory_bytes": "Memory that Redis uses.",
-    "redis_memory_limit_bytes": "Memory that Redis may use, by its setting or its host.",
-    "max_lag": "The bound of the lag, `schedule.max_lag`.",
+    "lag_bound": "The greatest lag that is allowed, `schedule.max_lag`.",
 }
 """Exported by the launcher."""
+
+REDIS: Final = {
+    "redis_memory_bytes": "Resident memory of the embedded Redis.",
+    "redis_host_memory_bytes": "Memory of the host of the embedded Redis.",
+}
+"""Exported by the process of the embedded Redis."""
 
 RANK: Final = {
     "rank_step": "Step that the rank got last.",
@@ -153,7 +158,7 @@ RANK: Final = {
 
 SOMETIMES: Final = {"kl_ref_mean": "Estimate of the divergence of the policy from the reference."}
 
-HELP: Final[Mapping[str, str]] = {**STEP, **SCORED, **TOTALS, **LEARNER, **SOMETIMES, **ACTOR, **LAUNCHER, **RANK}
+HELP: Final = STEP | SCORED | TOTALS | LEARNER | SOMETIMES | ACTOR | LAUNCHER | REDIS | RANK
 """What each metric without a placeholder in its name means."""
 
 
@@ -183,7 +188,7 @@ class Family(NamedTuple):
 OUTCOMES: Final = ("trained", "zero_gradient", "stale", "masked", "failed", "lost", "evaluation")
 """Where generated tokens end. Each token has one outcome."""
 
-_PARTS = {
+_PARTS: Final = {
     "groups": ("groups_total", "Scored groups, before filtering."),
     "failed": ("groups_failed_total", "Draws that failed."),
     "solve_rate_mean": ("solve_rate_mean", "Mean share of solved completions of the groups since the last step."),
@@ -239,6 +244,7 @@ HISTOGRAMS: Final = {
 _UNITS = (
     ("_s_mean", "_seconds_mean"),
     ("_s_max", "_seconds_max"),
+    ("_s_median", "_seconds_median"),
     ("_s_total", "_seconds_total"),
     ("_per_s", "_per_second"),
 )

@@ -58,7 +58,7 @@ class CircuitBreaker:
         """Close the breaker, because any success shows that the service works."""
         self._failures = 0
         self._pause_s = min(FIRST_PAUSE_S, self._longest_pause_s)
-        self.is_open = self._trying = False
+        self.is_open = self._counters.breaker_open = self._trying = False
         self._notify()
 
     def failed(self, number: int, asked_s: float = 0.0) -> None:
@@ -75,7 +75,7 @@ class CircuitBreaker:
             self._failures += 1
             if self._failures < self._threshold:
                 return
-            self.is_open = True
+            self.is_open = self._counters.breaker_open = True
             self._counters.openings += 1
             self._number += 1
         self._trying = False

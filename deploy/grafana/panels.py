@@ -61,6 +61,7 @@ def _quantiles(name: str, by: str = "") -> tuple[Query, ...]:
 
 
 _EVALUATION = "an evaluation"
+_ENGINE = "a real engine"
 _SERVICE = "a judge or a reward model"
 _FAILURE = "a draw that fails"
 
@@ -323,6 +324,24 @@ ENGINES = Board(
             "Wasted tokens a second",
             "Zero, except after a lost lease.",
             (Query(_rate("tokens_wasted_total", ACTORS), "{{process}}"),),
+        ),
+        Panel(
+            "Prefix cache",
+            "High with large groups: the prompt of a group is computed once.",
+            (
+                Query(
+                    f"rate(vllm:prefix_cache_hits_total{{{ACTORS}}}[5m])"
+                    f" / (rate(vllm:prefix_cache_queries_total{{{ACTORS}}}[5m]) > 0)",
+                    "{{process}}",
+                    _ENGINE,
+                ),
+            ),
+            "percentunit",
+        ),
+        Panel(
+            "Preempted sequences, per minute",
+            "Zero. If not, lower `actors.max_running` or give the KV cache more memory.",
+            (Query(f"60 * rate(vllm:num_preemptions_total{{{ACTORS}}}[5m])", "{{process}}", _ENGINE),),
         ),
         Panel(
             "Memory of the processes",

@@ -20,7 +20,9 @@ import numpy.typing as npt
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, MetricsHandler
 from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
 from olmorl import metrics
 from olmorl.errors import ResourceError
@@ -57,6 +59,7 @@ class Telemetry:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self.registry.register(_EngineMetrics())
         self._labels = {"run": run, "process": process}
         self._series: dict[str, Gauge | Counter] = {}
         self._seen: dict[tuple[str, ...], float] = {}
@@ -213,7 +216,7 @@ class Telemetry:
         self._server.server_close()
 
 
-class Distribution:
+class Distribution(Collector):
     """One histogram of `metrics.HISTOGRAMS`: takes many values at once, each with a weight."""
 
     def __init__(self, name: str, labels: Sequence[str]) -> None:
@@ -240,6 +243,13 @@ class Distribution:
             buckets = list(zip(bounds, np.cumsum(counts).tolist(), strict=True))
             family.add_metric(labels, buckets, self._sums.get(labels, 0.0))
         yield family
+
+
+class _EngineMetrics(Collector):
+    """vLLM's own metrics, under vLLM's own names. It keeps them in the registry of the whole process."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield from (each for each in prometheus_client.REGISTRY.collect() if each.name.startswith("vllm:"))
 
 
 def _is_number(value: object) -> TypeGuard[float]:

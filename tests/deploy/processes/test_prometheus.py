@@ -10,6 +10,7 @@ from urllib.request import urlopen
 import numpy as np
 import pytest
 from msgspec.structs import replace
+from prometheus_client import REGISTRY, Gauge
 
 from olmorl import metrics
 from olmorl.deploy.processes.prometheus import TARGETS_PATH, Targets, Telemetry, target_entries
@@ -126,6 +127,17 @@ def test_a_launcher_serves_the_targets_and_its_metrics_at_one_address() -> None:
         assert b"process_cpu_seconds_total" in urlopen(f"http://{served.address}/metrics", timeout=10).read()
     finally:
         served.close()
+
+
+def test_metrics_of_vllm_are_served_beside_ours(telemetry: Telemetry) -> None:
+    theirs = Gauge("vllm:num_requests_running", "As vLLM keeps it.")
+    try:
+        theirs.set(7)
+        text = urlopen(f"http://{telemetry.address}/metrics", timeout=10).read().decode()
+        assert "vllm:num_requests_running 7.0" in text.splitlines()
+        assert "python_info" not in text, "of the registry of the whole process nothing else is served"
+    finally:
+        REGISTRY.unregister(theirs)
 
 
 def test_a_port_that_is_taken_is_a_clear_error(telemetry: Telemetry) -> None:

@@ -35,6 +35,8 @@ _BUSY = {"seconds": "busy_s"}
 """`verifier_s_total` is already the time that all verdicts took."""
 _GAUGES = ("queue_depth", "breaker_open")
 _OTHER = "other"
+_MOST_UNCOUNTED = 10_000
+"""Values that a histogram keeps before it counts them without a scrape."""
 Labels = Mapping[str, str]
 Weights = npt.NDArray[np.float64]
 Entries = Sequence[Mapping[str, Any]]
@@ -217,31 +219,47 @@ class Telemetry:
 
 
 class Distribution(Collector):
-    """One histogram of `metrics.HISTOGRAMS`: takes many values at once, each with a weight."""
+    """One histogram of `metrics.HISTOGRAMS`: takes many values at once, each with a weight, from any thread.
+
+    Values are only kept when they come, and counted together at a scrape: they come often, and scrapes are rare.
+    """
 
     def __init__(self, name: str, labels: Sequence[str]) -> None:
         self._name = prometheus_name(name)
         self._histogram = metrics.HISTOGRAMS[name]
         self._labels = [*labels, *self._histogram.labels]
+        self._lock = threading.Lock()
+        self._new: dict[tuple[str, ...], tuple[list[float], list[float]]] = {}
         self._counts: dict[tuple[str, ...], Weights] = {}
         self._sums: dict[tuple[str, ...], float] = {}
 
-    def observe(self, values: Sequence[float], labels: tuple[str, ...], weights: Sequence[int] | None = None) -> None:
+    def observe(self, values: Sequence[float], labels: tuple[str, ...], weights: Sequence[float] | None = None) -> None:
         """Add values. Clocks of two hosts may differ: a negative value counts as 0."""
-        values_N = np.maximum(np.asarray(values, np.float64), 0.0)
-        weights_N = np.ones_like(values_N) if weights is None else np.asarray(weights, np.float64)
-        bins_N = np.searchsorted(self._histogram.buckets, values_N)
-        counts: Weights = np.bincount(bins_N, weights_N, len(self._histogram.buckets) + 1).astype(np.float64)
-        self._counts[labels] = self._counts[labels] + counts if labels in self._counts else counts
-        self._sums[labels] = self._sums.get(labels, 0.0) + float(values_N @ weights_N)
+        with self._lock:
+            new_values, new_weights = self._new.setdefault(labels, ([], []))
+            new_values += values
+            new_weights += weights or [1.0] * len(values)
+            if len(new_values) > _MOST_UNCOUNTED:
+                self._count()
+
+    def _count(self) -> None:
+        for labels, (values, weights) in self._new.items():
+            values_N, weights_N = np.maximum(values, 0.0), np.asarray(weights)
+            bins_N = np.searchsorted(self._histogram.buckets, values_N)
+            counts = np.bincount(bins_N, weights_N, len(self._histogram.buckets) + 1)
+            self._counts[labels] = self._counts.get(labels, np.zeros_like(counts)) + counts
+            self._sums[labels] = self._sums.get(labels, 0.0) + float(values_N @ weights_N)
+        self._new = {}
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """What prometheus-client asks at each scrape."""
         family = HistogramMetricFamily(self._name, self._histogram.help, labels=self._labels)
         bounds = [*(str(float(bound)) for bound in self._histogram.buckets), "+Inf"]
-        for labels, counts in list(self._counts.items()):
-            buckets = list(zip(bounds, np.cumsum(counts).tolist(), strict=True))
-            family.add_metric(labels, buckets, self._sums.get(labels, 0.0))
+        with self._lock:
+            self._count()
+            for labels, counts in self._counts.items():
+                buckets = list(zip(bounds, np.cumsum(counts).tolist(), strict=True))
+                family.add_metric(labels, buckets, self._sums[labels])
         yield family
 
 

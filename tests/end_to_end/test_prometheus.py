@@ -13,6 +13,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -21,8 +22,10 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
+from olmorl import metrics
+from olmorl.deploy.control.endpoint import send_command
 from olmorl.deploy.grafana import build
-from olmorl.deploy.grafana.panels import BOARDS
+from olmorl.deploy.grafana.panels import BOARDS, Query
 from olmorl.deploy.processes.prometheus import TARGETS_PATH
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +39,26 @@ max_lag = 2
 every = 5
 [supervision]
 backoff_s = 0.5
+restarts = 1
+"""
+REAL = """
+[sampling]
+group_size = 4
+max_tokens = 32
+[schedule]
+steps = 2000
+prompts_per_step = 4
+max_lag = 2
+[evaluation]
+data = ["{folder}/held.jsonl"]
+every = 2
+limit = 4
+[verifiers.judge]
+url = "http://127.0.0.1:9/v1"
+model = "nobody"
+retries = 0
+breaker_threshold = 1
+outage_deadline_s = 2
 """
 CURRENT_S = 10.0
 """Within this time discovery follows a process that dies or starts."""
@@ -47,8 +70,6 @@ pytestmark = [
         reason="prometheus is not installed (Debian: apt install prometheus)",
     ),
 ]
-CAUSED = {"an embedded Redis"}
-"""Events that this run has."""
 
 
 class Prometheus:
@@ -96,14 +117,46 @@ class Prometheus:
 
 
 @pytest.fixture
-def watched(tmp_path: Path, simulate: Callable[[str], Any]) -> Iterator[tuple[Any, Prometheus]]:
+def watch(tmp_path: Path) -> Iterator[Callable[[Any], Prometheus]]:
+    """Starts a Prometheus for a run."""
+    made: list[Prometheus] = []
+
+    def start(run: Any) -> Prometheus:
+        made.append(Prometheus(tmp_path / "prometheus", run.run_dir / "targets.json"))
+        return made[-1]
+
+    yield start
+    for prometheus in made:
+        prometheus.process.terminate()
+        prometheus.process.wait(30)
+
+
+@pytest.fixture
+def watched(simulate: Callable[[str], Any], watch: Callable[[Any], Prometheus]) -> tuple[Any, Prometheus]:
     run = simulate(SETTINGS)
     run.start()
     run.until_step(1)
-    prometheus = Prometheus(tmp_path / "prometheus", run.run_dir / "targets.json")
-    yield run, prometheus
-    prometheus.process.terminate()
-    prometheus.process.wait(30)
+    return run, watch(run)
+
+
+def all_queries() -> list[tuple[str, str, Query]]:
+    """Every query of every board, with the titles of its board and its panel."""
+    return [(board.title, panel.title, query) for board in BOARDS for panel in board.panels for query in panel.queries]
+
+
+def until_panels_have_data(run: Any, prometheus: Prometheus, events: set[str], seconds: float = 60) -> None:
+    """Until every query that waits for one of these events has had data."""
+    waits = {each for each in all_queries() if each[2].waits_for in events}
+    deadline = time.monotonic() + seconds
+
+    def have_data() -> bool:
+        for each in list(waits):
+            if prometheus.values(each[2].expr):
+                waits.discard(each)
+        assert not waits or time.monotonic() < deadline, waits
+        return not waits
+
+    run.until(have_data)
 
 
 def listed(run: Any) -> dict[str, str]:
@@ -140,30 +193,41 @@ def test_prometheus_sees_everything_of_a_live_run(watched: tuple[Any, Prometheus
     run.until(lambda: prometheus.health() == dict.fromkeys(listed(run), "up"))
     assert time.monotonic() - back_at < CURRENT_S
 
-    waits = {(board.title, panel.title, query) for board in BOARDS for panel in board.panels for query in panel.queries}
-    deadline = time.monotonic() + 60
-
-    def all_have_data() -> bool:
-        for each in list(waits):
-            if prometheus.values(each[2].expr):
-                waits.discard(each)
-        needed = [each for each in waits if not each[2].waits_for or each[2].waits_for in CAUSED]
-        assert not needed or time.monotonic() < deadline, needed
-        return not needed
-
-    run.until(all_have_data)
-    assert {each[2].waits_for for each in waits} <= {
-        "an evaluation",
-        "a draw that fails",
-        "a judge or a reward model",
-        "a real engine",
-        "an alert",
-    }
+    until_panels_have_data(run, prometheus, {"", "an embedded Redis"})
     (deaths,) = prometheus.values('olmorl_actor_deaths_total{run="$run"}')
     assert int(deaths["value"][1]) == 1
-    for name, (_, expr) in build.ANNOTATIONS.items():
-        assert isinstance(prometheus.values(expr), list), name
-    assert len(prometheus.values(build.ANNOTATIONS["Checkpoints"][1])) == 1
+    run.until(lambda: prometheus.values(build.ANNOTATIONS["Checkpoints"][1]))
+    assert prometheus.values(build.ANNOTATIONS["Faults"][1])
+
+    def dies_again() -> bool:
+        if process := run.roster().get("actor-0"):
+            with suppress(ProcessLookupError):
+                os.kill(process["pid"], signal.SIGKILL)
+        return bool(prometheus.values("olmorl_actors_quarantined > 0"))
+
+    run.until(dies_again)
+    until_panels_have_data(run, prometheus, {"an alert"})
+    assert "ActorsQuarantined" in {each["metric"]["alertname"] for each in prometheus.values("ALERTS")}
+
+
+@pytest.mark.engine
+def test_the_panels_that_wait_for_an_event_have_data_after_it(
+    tmp_path: Path, launch: Callable[[str], Any], watch: Callable[[Any], Prometheus]
+) -> None:
+    run = launch(REAL.format(folder=tmp_path))
+    held = [json.dumps({"prompt": f"count to {number}", "n": number}) for number in range(4)]
+    (tmp_path / "held.jsonl").write_text("\n".join(held))
+    judged = {"prompt": "say why", "ground_truth": "because", "dataset": "general-quality_ref"}
+    with (tmp_path / "data.jsonl").open("a") as data:
+        data.writelines([json.dumps(judged) + "\n"] * 200)
+    run.start()
+    run.until_step(1)
+    prometheus = watch(run)
+    events = {"an evaluation", "a draw that fails", "a judge or a reward model", "a real engine"}
+    until_panels_have_data(run, prometheus, events, 120)
+    assert {query.waits_for for _, _, query in all_queries()} == {"", "an embedded Redis", "an alert"} | events
+    logs = [log.read_text() for log in (run.run_dir / "logs").glob("*.log")]
+    assert not any("Prometheus is not told" in log for log in logs)
 
 
 def test_the_counters_of_a_resumed_run_are_those_of_its_lines(watched: tuple[Any, Prometheus]) -> None:
@@ -175,16 +239,16 @@ def test_the_counters_of_a_resumed_run_are_those_of_its_lines(watched: tuple[Any
     before = run.lines()[-1]
     run.start("--resume")
     run.until(lambda: run.lines()[-1]["step"] > before["step"])
-    run.until(lambda: prometheus.health().get("orchestrator") == "up")
-    counters = ("groups_trained_total", "groups_zero_gradient_total", "tokens_trained_total", "tokens_generated_total")
+    send_command(run.run_dir, "pause")
+    counters = [name for name in metrics.TOTALS if name.endswith("_total")]
+    groups = 'olmorl_source_groups_total{run="$run",source="simulated"}'
 
     def agree() -> bool:
-        line, found = run.lines()[-1], {}
-        for name in counters:
-            values = prometheus.values(f'olmorl_{name}{{run="$run",process="orchestrator"}}')
-            found[name] = float(values[0]["value"][1]) if len(values) == 1 else None
-        later = run.lines()[-1]
-        return line == later and found == {name: line[name] for name in counters}
+        lines = run.lines()
+        wanted = {f'olmorl_{name}{{run="$run",process="orchestrator"}}': lines[-1][name] for name in counters}
+        wanted[groups] = sum(line["source_simulated_groups"] for line in lines)
+        found = {query: [float(each["value"][1]) for each in prometheus.values(query)] for query in wanted}
+        return found == {query: [value] for query, value in wanted.items()}
 
     run.until(agree, 60)
     # No series ever fell, not even over the restart: what the replay trained again was counted before.

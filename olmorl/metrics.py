@@ -128,6 +128,7 @@ LAUNCHER: Final = {
     "actors_wanted": "Actors that the run should have.",
     "actors_running": "Actors that have a process.",
     "actors_quarantined": "Actors that are not started again.",
+    "engine_devices": "GPUs of one engine; without GPUs 1, its core.",
     "actor_deaths_total": "Actors that died.",
     "learner_restarts_total": "Restarts of the learner.",
     "prompts_queued": "Prompts that wait for an actor.",

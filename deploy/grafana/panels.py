@@ -260,6 +260,20 @@ LEDGER = Board(
             stacked=True,
         ),
         Panel(
+            "Where device hours go, in the last hour",
+            "Mostly trained. GPU hours of the engines, or core hours, divided as their tokens.",
+            (
+                Query(
+                    f"sum by (run, outcome) (increase(olmorl_tokens_by_outcome_total{{{LEARNER}}}[1h]))"
+                    f" / on(run) group_left sum by (run) (increase(olmorl_tokens_by_outcome_total{{{LEARNER}}}[1h]))"
+                    f" * on(run) group_left (avg_over_time(olmorl_actors_running{{{LAUNCHER}}}[1h])"
+                    f" * olmorl_engine_devices{{{LAUNCHER}}})",
+                    "{{outcome}}",
+                ),
+            ),
+            stacked=True,
+        ),
+        Panel(
             "Draws per trained group",
             "1 without filtering. 2 means that half of the work is thrown away: the data are too easy or too hard.",
             (_line("draws_per_trained_group"),),

@@ -64,7 +64,8 @@ CURRENT_S = 10.0
 """Within this time discovery follows a process that dies or starts."""
 pytestmark = [
     pytest.mark.cluster,
-    pytest.mark.timeout(300),
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(
         None in (shutil.which("prometheus"), shutil.which("promtool")),
         reason="prometheus is not installed (Debian: apt install prometheus)",
@@ -221,7 +222,7 @@ def test_the_panels_that_wait_for_an_event_have_data_after_it(
     with (tmp_path / "data.jsonl").open("a") as data:
         data.writelines([json.dumps(judged) + "\n"] * 200)
     run.start()
-    run.until_step(1)
+    run.until_step(1, 400)
     prometheus = watch(run)
     events = {"an evaluation", "a draw that fails", "a judge or a reward model", "a real engine"}
     until_panels_have_data(run, prometheus, events, 120)

@@ -17,7 +17,7 @@ from grafana_foundation_sdk.models.common import (
 )
 from grafana_foundation_sdk.models.dashboard import DashboardLinkType, DataSourceRef, VariableRefresh
 
-from olmorl.deploy.grafana.panels import BOARDS, Board, Panel
+from olmorl.deploy.grafana.panels import BOARDS, GrafanaBoard, GrafanaPanel
 
 FOLDER = Path(__file__).parent / "boards"
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
@@ -34,17 +34,17 @@ ANNOTATIONS = {
 }
 
 
-def text(board: Board) -> str:
+def text(board: GrafanaBoard) -> str:
     """The board as Grafana imports it."""
     return json.dumps(_dashboard(board).build(), cls=JSONEncoder, indent=1) + "\n"
 
 
-def path(board: Board) -> Path:
+def path(board: GrafanaBoard) -> Path:
     """Where the board is kept."""
     return FOLDER / f"{board.uid.removeprefix('olmorl-')}.json"
 
 
-def _dashboard(board: Board) -> dashboard.Dashboard:
+def _dashboard(board: GrafanaBoard) -> dashboard.Dashboard:
     link = dashboard.DashboardLink("OlmoRL").type(DashboardLinkType.DASHBOARDS).tags([_TAG])
     made = (
         dashboard.Dashboard(board.title)
@@ -76,7 +76,7 @@ def _variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
     return found.refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
 
 
-def _panel(panel: Panel) -> Any:
+def _panel(panel: GrafanaPanel) -> Any:
     made: Any = stat.Panel() if panel.is_number else timeseries.Panel()
     made.title(panel.title).description(_description(panel)).unit(panel.unit).datasource(_SOURCE)
     made.span(_WIDTH).height(_HEIGHT)
@@ -93,7 +93,7 @@ def _panel(panel: Panel) -> Any:
     return made
 
 
-def _description(panel: Panel) -> str:
+def _description(panel: GrafanaPanel) -> str:
     waits = sorted({query.waits_for for query in panel.queries if query.waits_for})
     return f"Good: {panel.good}" + (f" Empty before {' or '.join(waits)}." if waits else "")
 

@@ -23,7 +23,7 @@ class Query(NamedTuple):
     """The event before which it has no data; empty: it always has."""
 
 
-class Panel(NamedTuple):
+class GrafanaPanel(NamedTuple):
     """One panel: a time series, or a number."""
 
     title: str
@@ -35,12 +35,12 @@ class Panel(NamedTuple):
     stacked: bool = False
 
 
-class Board(NamedTuple):
+class GrafanaBoard(NamedTuple):
     """One dashboard."""
 
     uid: str
     title: str
-    panels: tuple[Panel, ...]
+    panels: tuple[GrafanaPanel, ...]
 
 
 def _line(name: str, legend: str = "", waits_for: str = "") -> Query:
@@ -65,12 +65,12 @@ _ENGINE = "a real engine"
 _SERVICE = "a judge or a reward model"
 _FAILURE = "a draw that fails"
 
-OVERVIEW = Board(
+OVERVIEW = GrafanaBoard(
     "olmorl-overview",
     "OlmoRL: Overview",
     (
-        Panel("Steps done", "Grows without a break.", (_line("step"),), is_number=True),
-        Panel(
+        GrafanaPanel("Steps done", "Grows without a break.", (_line("step"),), is_number=True),
+        GrafanaPanel(
             "Time since the last step",
             "Below three times the median of a step.",
             (
@@ -79,7 +79,7 @@ OVERVIEW = Board(
             ),
             "s",
         ),
-        Panel(
+        GrafanaPanel(
             "Time left",
             "Falls as fast as the clock runs.",
             (
@@ -91,7 +91,7 @@ OVERVIEW = Board(
             "s",
             is_number=True,
         ),
-        Panel(
+        GrafanaPanel(
             "Actors",
             "As many run as are wanted.",
             (
@@ -99,12 +99,12 @@ OVERVIEW = Board(
                 Query(f"olmorl_actors_wanted{{{LAUNCHER}}}", "wanted"),
             ),
         ),
-        Panel(
+        GrafanaPanel(
             "Reward",
             "Rises. The trained groups stay near the middle, because solved and hopeless groups are filtered.",
             (_line("reward_mean", "all scored groups"), _line("batch_reward_mean", "trained groups")),
         ),
-        Panel(
+        GrafanaPanel(
             "Tokens a second",
             "Trained is close to generated. The gap is what filtering, failures and age cost.",
             (
@@ -112,7 +112,7 @@ OVERVIEW = Board(
                 Query(_rate("tokens_trained_total", LEARNER), "trained"),
             ),
         ),
-        Panel(
+        GrafanaPanel(
             "Share of the learner's time spent waiting",
             "Small, and so is the actors' idle time. Over 50%: too few actors.",
             (
@@ -124,7 +124,7 @@ OVERVIEW = Board(
             ),
             "percentunit",
         ),
-        Panel(
+        GrafanaPanel(
             "Evaluations",
             "Accuracy rises with the reward. If only the reward rises, the policy exploits it.",
             (Query(f'{{__name__=~"olmorl_eval_.+_accuracy",{RUN}}}', "{{__name__}}", _EVALUATION),),
@@ -133,14 +133,16 @@ OVERVIEW = Board(
     ),
 )
 
-LEARNING = Board(
+LEARNING = GrafanaBoard(
     "olmorl-learning",
     "OlmoRL: Learning",
     (
-        Panel("Loss", "Stays small: with one minibatch it says little of progress.", (_line("loss"),)),
-        Panel("Gradient norm", "Steady, mostly below the clipping bound. Spikes are rare.", (_line("grad_norm"),)),
-        Panel("Entropy", "Falls slowly. A sudden fall to zero ends exploration.", (_line("entropy_mean"),)),
-        Panel(
+        GrafanaPanel("Loss", "Stays small: with one minibatch it says little of progress.", (_line("loss"),)),
+        GrafanaPanel(
+            "Gradient norm", "Steady, mostly below the clipping bound. Spikes are rare.", (_line("grad_norm"),)
+        ),
+        GrafanaPanel("Entropy", "Falls slowly. A sudden fall to zero ends exploration.", (_line("entropy_mean"),)),
+        GrafanaPanel(
             "Clipped tokens",
             "A few percent. Much more: steps are too large or tokens too old.",
             (
@@ -150,36 +152,36 @@ LEARNING = Board(
             ),
             "percentunit",
         ),
-        Panel(
+        GrafanaPanel(
             "Effective sample size",
             "Close to 100%. Below 50%, half of the tokens hardly count.",
             (_line("importance_ess_fraction"),),
             "percentunit",
         ),
-        Panel(
+        GrafanaPanel(
             "Engine against learner",
             "The fresh tokens stay near zero whatever the lag: they differ by rounding alone.",
             (_line("kl_engine_learner", "all tokens"), _line("kl_engine_learner_fresh", "tokens of lag 0")),
         ),
-        Panel(
+        GrafanaPanel(
             "Answer length",
             "Changes slowly. The longest stays below the limit for most steps.",
             (_line("completion_tokens_mean", "mean"), _line("completion_tokens_max", "longest")),
         ),
-        Panel(
+        GrafanaPanel(
             "Distribution of answer lengths",
             "The tail is what static batching would wait for.",
             _quantiles("completion_tokens"),
         ),
-        Panel("Truncated answers", "Below 25%.", (_line("truncated_fraction"),), "percentunit"),
-        Panel(
+        GrafanaPanel("Truncated answers", "Below 25%.", (_line("truncated_fraction"),), "percentunit"),
+        GrafanaPanel(
             "Solve rate",
             "Between 20% and 80%: there is something to learn.",
             (_line("solve_rate_mean"),),
             "percentunit",
         ),
-        Panel("Learning rate", "As the recipe says.", (_line("lr"),)),
-        Panel(
+        GrafanaPanel("Learning rate", "As the recipe says.", (_line("lr"),)),
+        GrafanaPanel(
             "Phases of a step",
             "Forward and backward passes dominate.",
             (
@@ -195,11 +197,11 @@ LEARNING = Board(
     ),
 )
 
-WEIGHTS = Board(
+WEIGHTS = GrafanaBoard(
     "olmorl-weights",
     "OlmoRL: Weights and staleness",
     (
-        Panel(
+        GrafanaPanel(
             "Lag of trained tokens",
             "The mean is well below the bound.",
             (
@@ -208,14 +210,14 @@ WEIGHTS = Board(
                 Query(f"olmorl_lag_bound{{{LAUNCHER}}}", "bound"),
             ),
         ),
-        Panel("Distribution of the lag", "Most tokens are young.", _quantiles("token_lag_versions")),
-        Panel(
+        GrafanaPanel("Distribution of the lag", "Most tokens are young.", _quantiles("token_lag_versions")),
+        GrafanaPanel(
             "Age of the KV cache",
             "Versions between the first and the last token of an answer. Grows with the length of answers.",
             _quantiles("kv_cache_age_versions"),
         ),
-        Panel("Publishing a version", "Shorter than a step.", (_line("weight_publish_s"),), "s"),
-        Panel(
+        GrafanaPanel("Publishing a version", "Shorter than a step.", (_line("weight_publish_s"),), "s"),
+        GrafanaPanel(
             "Stall of the engines per update",
             "Tens of milliseconds: no request stops.",
             (
@@ -227,12 +229,12 @@ WEIGHTS = Board(
             ),
             "s",
         ),
-        Panel(
+        GrafanaPanel(
             "Policy version of each actor",
             "All lines are close together and rise with the steps.",
             (Query(f"olmorl_policy_version{{{ACTORS}}}", "{{process}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Failed updates",
             "None.",
             (Query(f"increase(olmorl_weight_update_failures_total{{{ACTORS}}}[5m])", "{{process}}"),),
@@ -240,11 +242,11 @@ WEIGHTS = Board(
     ),
 )
 
-LEDGER = Board(
+LEDGER = GrafanaBoard(
     "olmorl-ledger",
     "OlmoRL: Queues and ledger",
     (
-        Panel(
+        GrafanaPanel(
             "Where draws end, per minute",
             "Mostly trained. Stale and failed stay near zero.",
             tuple(
@@ -253,13 +255,13 @@ LEDGER = Board(
             ),
             stacked=True,
         ),
-        Panel(
+        GrafanaPanel(
             "Where tokens end, per second",
             "Mostly trained. The colours are a partition: each token has one.",
             (Query(f"sum by (outcome) ({_rate('tokens_by_outcome_total', LEARNER)})", "{{outcome}}"),),
             stacked=True,
         ),
-        Panel(
+        GrafanaPanel(
             "Where device hours go, in the last hour",
             "Mostly trained. GPU hours of the engines, or core hours, divided as their tokens.",
             (
@@ -273,12 +275,12 @@ LEDGER = Board(
             ),
             stacked=True,
         ),
-        Panel(
+        GrafanaPanel(
             "Draws per trained group",
             "1 without filtering. 2 means that half of the work is thrown away: the data are too easy or too hard.",
             (_line("draws_per_trained_group"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Queues",
             "Few prompts queued: actors take them at once. Few results: the orchestrator keeps up.",
             (
@@ -287,17 +289,17 @@ LEDGER = Board(
                 Query(f"olmorl_results_waiting{{{LAUNCHER}}}", "results"),
             ),
         ),
-        Panel("Draws in flight", "Steady.", (_line("groups_in_flight"),)),
-        Panel("Time in the queue", "Short against the time of a group.", _quantiles("queue_s"), "s"),
-        Panel("Time of a group", "The tail is the longest answer and its checks.", _quantiles("group_s"), "s"),
-        Panel("Draws that are unaccounted for", "Always 0.", (_line("draws_unaccounted"),), is_number=True),
-        Panel(
+        GrafanaPanel("Draws in flight", "Steady.", (_line("groups_in_flight"),)),
+        GrafanaPanel("Time in the queue", "Short against the time of a group.", _quantiles("queue_s"), "s"),
+        GrafanaPanel("Time of a group", "The tail is the longest answer and its checks.", _quantiles("group_s"), "s"),
+        GrafanaPanel("Draws that are unaccounted for", "Always 0.", (_line("draws_unaccounted"),), is_number=True),
+        GrafanaPanel(
             "Refused commits",
             "Near zero. Each is work that an actor lost with its lease.",
             (_line("duplicates_refused_total"),),
         ),
-        Panel("Prompt tokens", "Grows with the draws.", (_line("prompt_tokens_total"),)),
-        Panel(
+        GrafanaPanel("Prompt tokens", "Grows with the draws.", (_line("prompt_tokens_total"),)),
+        GrafanaPanel(
             "Memory of Redis",
             "Flat, and far below its host's memory.",
             (Query(f"olmorl_redis_memory_bytes{{{RUN}}}", "Redis", "an embedded Redis"),),
@@ -306,16 +308,16 @@ LEDGER = Board(
     ),
 )
 
-ENGINES = Board(
+ENGINES = GrafanaBoard(
     "olmorl-actors",
     "OlmoRL: Actors",
     (
-        Panel(
+        GrafanaPanel(
             "Tokens a second",
             "All actors are alike.",
             (Query(_rate("tokens_generated_total", ACTORS, "1m"), "{{process}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Sequences",
             "Running is near its bound, waiting is small: the engine is full and nothing queues inside it.",
             (
@@ -323,23 +325,23 @@ ENGINES = Board(
                 Query(f"olmorl_sequences_waiting{{{ACTORS}}}", "{{process}} waiting"),
             ),
         ),
-        Panel(
+        GrafanaPanel(
             "KV cache in use",
             "High and below 100%: at 100% the engine preempts sequences.",
             (Query(f"olmorl_kv_cache_used_ratio{{{ACTORS}}}", "{{process}}"),),
             "percentunit",
         ),
-        Panel(
+        GrafanaPanel(
             "Completions a second",
             "Steady.",
             (Query(_rate("completions_total", ACTORS, "1m"), "{{process}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Wasted tokens a second",
             "Zero, except after a lost lease.",
             (Query(_rate("tokens_wasted_total", ACTORS), "{{process}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Prefix cache",
             "High with large groups: the prompt of a group is computed once.",
             (
@@ -352,18 +354,18 @@ ENGINES = Board(
             ),
             "percentunit",
         ),
-        Panel(
+        GrafanaPanel(
             "Preempted sequences, per minute",
             "Zero. If not, lower `actors.max_running` or give the KV cache more memory.",
             (Query(f"60 * rate(vllm:num_preemptions_total{{{ACTORS}}}[5m])", "{{process}}", _ENGINE),),
         ),
-        Panel(
+        GrafanaPanel(
             "Memory of the processes",
             "Flat. A line that always rises is a leak.",
             (Query(f"process_resident_memory_bytes{{{RUN}}}", "{{process}}"),),
             "bytes",
         ),
-        Panel(
+        GrafanaPanel(
             "Processor time of the processes",
             "Busy processes of the run, in cores. Engine processes of their own are not included.",
             (Query(f"rate(process_cpu_seconds_total{{{RUN}}}[1m])", "{{process}}"),),
@@ -371,44 +373,44 @@ ENGINES = Board(
     ),
 )
 
-VERIFIERS = Board(
+VERIFIERS = GrafanaBoard(
     "olmorl-verifiers",
     "OlmoRL: Verifiers and data sources",
     (
-        Panel(
+        GrafanaPanel(
             "Reward by verifier",
             "All rise. One that stays at zero has unusable labels or no answers in its form.",
             (Query(f"olmorl_verifier_reward_mean{{{LEARNER}}}", "{{verifier}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Solve rate by verifier",
             "Between 20% and 80%.",
             (Query(f"olmorl_verifier_solve_rate_mean{{{LEARNER}}}", "{{verifier}}"),),
             "percentunit",
         ),
-        Panel(
+        GrafanaPanel(
             "Reward by source",
             "All rise. A source near 1 is used up.",
             (Query(f"olmorl_source_reward_mean{{{LEARNER}}}", "{{source}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Solve rate by source",
             "Between 20% and 80%.",
             (Query(f"olmorl_source_solve_rate_mean{{{LEARNER}}}", "{{source}}"),),
             "percentunit",
         ),
-        Panel(
+        GrafanaPanel(
             "Groups by source, per minute",
             "In the proportions of the recipe's weights.",
             (Query(f"60 * {_rate('source_groups_total', LEARNER)}", "{{source}}"),),
             stacked=True,
         ),
-        Panel(
+        GrafanaPanel(
             "Answer length by source",
             "Differs with the task, changes slowly.",
             (Query(f"olmorl_source_completion_tokens_mean{{{LEARNER}}}", "{{source}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Failed draws",
             "None. `unscorable` is an outage of a verifier, `over_long` a prompt that does not fit.",
             (
@@ -417,28 +419,28 @@ VERIFIERS = Board(
                 Query(f"60 * {_rate('verifier_groups_failed_total', LEARNER)}", "{{verifier}}"),
             ),
         ),
-        Panel(
+        GrafanaPanel(
             "Outcomes of checks, per second",
             "`done`, and a few `limit`. Every other kind is an error.",
             (Query(f"sum by (part, kind) ({_rate('verifier_outcomes_total', RUN, '1m')})", "{{part}} {{kind}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Checks that wait for a worker",
             "Near zero. If not, raise `verifiers.workers`.",
             (Query(f"sum by (part) (olmorl_verifier_queue_depth{{{RUN}}})", "{{part}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Time of a verdict",
             "Short against the time of a group.",
             _quantiles("verification_s", "verifier"),
             "s",
         ),
-        Panel(
+        GrafanaPanel(
             "Workers that were killed, per minute",
             "Rare: each is a check that missed its deadline.",
             (Query(f"60 * sum by (part) ({_rate('verifier_kills_total', RUN)})", "{{part}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Services of judges and reward models",
             "The breaker is closed (0) everywhere.",
             (Query(f"sum by (part) (olmorl_verifier_breaker_open{{{RUN}}})", "{{part}} open", _SERVICE),),
@@ -446,11 +448,11 @@ VERIFIERS = Board(
     ),
 )
 
-FAULTS = Board(
+FAULTS = GrafanaBoard(
     "olmorl-faults",
     "OlmoRL: Faults",
     (
-        Panel(
+        GrafanaPanel(
             "Deaths and restarts",
             "Flat lines.",
             (
@@ -459,22 +461,22 @@ FAULTS = Board(
                 Query(f"olmorl_actors_quarantined{{{LAUNCHER}}}", "actors in quarantine"),
             ),
         ),
-        Panel(
+        GrafanaPanel(
             "Processes that answer",
             "All at 1.",
             (Query('up{job="olmorl",run="$run"}', "{{process}}"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Start of the learner",
             "Constant: each step up is a restart.",
             (_line("incarnation"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Tokens lost with their attempts, per second",
             "Zero, except after a death.",
             (Query(_rate("tokens_lost_total", LEARNER), "lost"),),
         ),
-        Panel(
+        GrafanaPanel(
             "Late and duplicate commits, per minute",
             "Zero, except after a death or an outage.",
             (
@@ -482,7 +484,7 @@ FAULTS = Board(
                 Query(f"60 * sum({_rate('commits_duplicate_total', RUN)})", "duplicate"),
             ),
         ),
-        Panel(
+        GrafanaPanel(
             "Steps since the last checkpoint",
             "Falls to zero before it reaches twice the interval.",
             (
@@ -490,13 +492,13 @@ FAULTS = Board(
                 Query(f"olmorl_checkpoint_every_steps{{{LAUNCHER}}}", "interval"),
             ),
         ),
-        Panel(
+        GrafanaPanel(
             "Free disk of the run",
             "Falls slowly, and jumps back when old checkpoints are removed.",
             (Query(f"olmorl_disk_free_ratio{{{LAUNCHER}}}", "free"),),
             "percentunit",
         ),
-        Panel(
+        GrafanaPanel(
             "Alerts",
             "None.",
             (Query(f'ALERTS{{{RUN},alertstate="firing"}}', "{{alertname}}", "an alert"),),

@@ -252,7 +252,7 @@ class Distribution(Collector):
         self._new = {}
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
-        """What prometheus-client asks at each scrape."""
+        """The buckets so far. prometheus-client calls this at each scrape."""
         family = HistogramMetricFamily(self._name, self._histogram.help, labels=self._labels)
         bounds = [*(str(float(bound)) for bound in self._histogram.buckets), "+Inf"]
         with self._lock:

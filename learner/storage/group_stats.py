@@ -39,7 +39,7 @@ class Moments(msgspec.Struct, frozen=True, array_like=True):
         return sqrt(max(self.squares / self.count - (self.total / self.count) ** 2, 0.0))
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class PartScore(msgspec.Struct, frozen=True, array_like=True):
     """Sums over the groups of one verifier, or of one data source."""
 
     groups: int = 0
@@ -53,8 +53,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     tokens: int = 0
     truncated: int = 0
 
-    def __add__(self, other: Part) -> Part:
-        return Part(
+    def __add__(self, other: PartScore) -> PartScore:
+        return PartScore(
             self.groups + other.groups,
             self.failed + other.failed,
             self.completions + other.completions,
@@ -76,7 +76,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Score(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sums over scored groups and their completions, and over the draws that failed beside them."""
+    """Sums over scored groups and their completions, and counts of failed draws."""
 
     groups: int = 0
     completions: int = 0
@@ -91,12 +91,12 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
     truncated: int = 0
     prompt_tokens: int = 0
     """Once for each group."""
-    sources: Mapping[str, Part] = msgspec.field(default_factory=dict)
+    sources: Mapping[str, PartScore] = msgspec.field(default_factory=dict)
     """By data source: the file or the hub set of the row."""
-    judged: Mapping[str, Part] = msgspec.field(default_factory=dict)
+    judged: Mapping[str, PartScore] = msgspec.field(default_factory=dict)
     """By verifier, over the groups that it judged. The rewards are in `verifiers`."""
     failures: Mapping[str, int] = msgspec.field(default_factory=dict)
-    """Draws that failed, by cause. No other number counts them, except `failed` of the parts."""
+    """Draws that failed, by cause. Only `failed` of the parts counts them too."""
 
     def __add__(self, other: Score) -> Score:
         return Score(
@@ -151,8 +151,8 @@ def _added(one: Mapping[str, Moments], other: Mapping[str, Moments]) -> dict[str
     return {name: one.get(name, Moments()) + other.get(name, Moments()) for name in {**one, **other}}
 
 
-def _parts_added(one: Mapping[str, Part], other: Mapping[str, Part]) -> dict[str, Part]:
-    return {name: one.get(name, Part()) + other.get(name, Part()) for name in {**one, **other}}
+def _parts_added(one: Mapping[str, PartScore], other: Mapping[str, PartScore]) -> dict[str, PartScore]:
+    return {name: one.get(name, PartScore()) + other.get(name, PartScore()) for name in {**one, **other}}
 
 
 def _first(logged: Mapping[str, Moments]) -> dict[str, Moments]:
@@ -172,7 +172,7 @@ def score(group: Group) -> Score:
                 logged.setdefault(metric, []).append(value)
     rewards = Moments.of(*group.rewards)
     rate, truncated = solve_rate(group), sum(c.finish_reason == "length" for c in group.completions)
-    judged = Part(1, 0, len(group.completions), Moments(), rate, group.num_tokens, truncated)
+    judged = PartScore(1, 0, len(group.completions), Moments(), rate, group.num_tokens, truncated)
     return Score(
         groups=1,
         completions=len(group.completions),
@@ -191,7 +191,7 @@ def score(group: Group) -> Score:
 
 def failure(result: Result, cause: str) -> Score:
     """The score of a draw that failed: it is counted, and nothing of it is scored."""
-    failed = Part(failed=1)
+    failed = PartScore(failed=1)
     # A malformed group says in its cause what is wrong with it.
     return Score(
         sources={source(result): failed},

@@ -15,7 +15,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from olmorl import metrics
 from olmorl.deploy.grafana import build
-from olmorl.deploy.grafana.panels import BOARDS, Board
+from olmorl.deploy.grafana.panels import BOARDS, GrafanaBoard
 
 ROOT = Path(__file__).resolve().parents[3]
 OUTSIDE = {"up", "ALERTS", "process_resident_memory_bytes", "process_cpu_seconds_total"}
@@ -24,7 +24,7 @@ GRID = 24
 boards = pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.uid)
 
 
-def loaded(board: Board) -> dict[str, Any]:
+def loaded(board: GrafanaBoard) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(build.path(board).read_text(encoding="utf-8"))
     return found
 
@@ -37,7 +37,7 @@ def known() -> set[str]:
 
 
 @boards
-def test_a_board_is_what_its_builder_makes(board: Board) -> None:
+def test_a_board_is_what_its_builder_makes(board: GrafanaBoard) -> None:
     made = build.text(board)
     assert build.path(board).read_text(encoding="utf-8") == made, "run: python -m olmorl.deploy.grafana.build"
 
@@ -47,7 +47,7 @@ def test_no_other_board_is_there() -> None:
 
 
 @boards
-def test_a_board_fits_the_schema_of_grafana(board: Board) -> None:
+def test_a_board_fits_the_schema_of_grafana(board: GrafanaBoard) -> None:
     register_default_plugins()
     read = Dashboard.from_json(loaded(board))
     assert json.loads(json.dumps(read, cls=JSONEncoder)) == loaded(board)
@@ -55,7 +55,7 @@ def test_a_board_fits_the_schema_of_grafana(board: Board) -> None:
 
 
 @boards
-def test_every_panel_says_what_good_is_and_lies_on_the_grid(board: Board) -> None:
+def test_every_panel_says_what_good_is_and_lies_on_the_grid(board: GrafanaBoard) -> None:
     taken: set[tuple[int, int]] = set()
     for panel in loaded(board)["panels"]:
         assert re.match(r"Good: .+\.$", panel["description"]), panel["title"]
@@ -68,7 +68,7 @@ def test_every_panel_says_what_good_is_and_lies_on_the_grid(board: Board) -> Non
 
 
 @boards
-def test_every_query_asks_for_a_metric_that_exists(board: Board) -> None:
+def test_every_query_asks_for_a_metric_that_exists(board: GrafanaBoard) -> None:
     for panel in board.panels:
         for query in panel.queries:
             bare = re.sub(r"\{[^}]*\}", "", query.expr)
@@ -79,7 +79,7 @@ def test_every_query_asks_for_a_metric_that_exists(board: Board) -> None:
 
 
 @boards
-def test_variables_annotations_and_links(board: Board) -> None:
+def test_variables_annotations_and_links(board: GrafanaBoard) -> None:
     made = loaded(board)
     assert [variable["name"] for variable in made["templating"]["list"]] == ["source", "run", "actor"]
     assert [each["name"] for each in made["annotations"]["list"]] == ["Faults", "Checkpoints", "Evaluations"]

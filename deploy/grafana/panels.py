@@ -267,8 +267,8 @@ LEDGER = GrafanaBoard(
             (
                 Query(
                     f"sum by (run, outcome) (increase(olmorl_tokens_by_outcome_total{{{LEARNER}}}[1h]))"
-                    f" / on(run) group_left sum by (run) (increase(olmorl_tokens_by_outcome_total{{{LEARNER}}}[1h]))"
-                    f" * on(run) group_left (avg_over_time(olmorl_actors_running{{{LAUNCHER}}}[1h])"
+                    f" / on(run) group_left() sum by (run) (increase(olmorl_tokens_by_outcome_total{{{LEARNER}}}[1h]))"
+                    f" * on(run) group_left() (avg_over_time(olmorl_actors_running{{{LAUNCHER}}}[1h])"
                     f" * olmorl_engine_devices{{{LAUNCHER}}})",
                     "{{outcome}}",
                 ),

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -82,6 +83,7 @@ class Prometheus:
         configuration["rule_files"] = [str(CONFIGURATION.parent / name) for name in configuration["rule_files"]]
         (job,) = configuration["scrape_configs"]
         job["file_sd_configs"] = [{"files": [str(targets)], "refresh_interval": "5s"}]
+        self.folder = folder
         folder.mkdir()
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
         with socket.socket() as free:
@@ -98,11 +100,10 @@ class Prometheus:
         try:
             with urlopen(f"http://{self.address}/api/v1/{path}?{urlencode(query)}", timeout=10) as answer:
                 return json.load(answer)["data"]
-        except ConnectionRefusedError:
-            return None
+        except HTTPError as error:
+            raise AssertionError(f"{query}: {error.read().decode()}") from None
         except OSError:
-            if self.process.poll() is not None:
-                raise
+            assert self.process.poll() is None, (self.folder / "log").read_text()
             return None
 
     def health(self) -> dict[str, str]:
@@ -113,8 +114,8 @@ class Prometheus:
     def values(self, expr: str) -> list[Any]:
         """What a panel's query gives for this run and all its actors."""
         asked = expr.replace("$run", "test").replace("$actor", "actor.*")
-        found: list[Any] = self.ask("query", query=asked)["result"]
-        return found
+        answer = self.ask("query", query=asked)
+        return answer["result"] if answer else []
 
 
 @pytest.fixture

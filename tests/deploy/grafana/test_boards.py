@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,20 @@ def test_every_query_asks_for_a_metric_that_exists(board: GrafanaBoard) -> None:
             assert names <= known(), (panel.title, names - known())
             # vLLM names its own metrics.
             assert names or "__name__" in query.expr or "vllm:" in query.expr, panel.title
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt install prometheus)"
+)
+@boards
+def test_prometheus_can_read_every_query(tmp_path: Path, board: GrafanaBoard) -> None:
+    queries = [query.expr for panel in board.panels for query in panel.queries]
+    queries += [expr for _, expr in build.ANNOTATIONS.values()]
+    rules = [{"record": f"query_{number}", "expr": expr} for number, expr in enumerate(queries)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    check = ["promtool", "check", "rules", str(tmp_path / "rules.yml")]
+    found = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stderr
 
 
 @boards

@@ -10,6 +10,8 @@ from olmorl.config import Config
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.run_dir import RunFiles
 
+DISK_S = 5.0
+"""Interval between two looks at the disk."""
 _MOST_STEPS = 32
 
 
@@ -20,7 +22,7 @@ class RunHealth:
         self._settings = settings
         self._files = RunFiles(settings.run_dir)
         self._step: int | None = None
-        self._since = now
+        self._since = self._next_look = now
         self._periods: deque[float] = deque(maxlen=_MOST_STEPS)
 
     def note(self, step: int, now: float) -> None:
@@ -41,11 +43,14 @@ class RunHealth:
             "checkpoint_every_steps": self._settings.checkpoint.every,
         }
 
-    def disk(self, step: int) -> dict[str, float]:
-        """The room for the run, and the steps that a loss of the learner would repeat. Empty if the disk says nothing.
+    def disk(self, step: int, now: float) -> dict[str, float]:
+        """The room for the run, and the steps that a loss of the learner would repeat. Blocks.
 
-        Blocks.
+        Empty when the disk does not answer, and until `DISK_S` after the last look.
         """
+        if now < self._next_look:
+            return {}
+        self._next_look = now + DISK_S
         try:
             usage = shutil.disk_usage(self._files.run_dir)
             newest = max(checkpoint_dir.steps(self._files.checkpoints), default=0)

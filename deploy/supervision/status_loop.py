@@ -55,7 +55,7 @@ class StatusLoop:
                     status = await self.update()
                     self.show(status)
                     await asyncio.to_thread(self._recipe.write_when_due, bool(status.lines))
-                    self._telemetry.record(await asyncio.to_thread(self._health.disk, status.step))
+                    self._telemetry.record(await asyncio.to_thread(self._health.disk, status.step, time.monotonic()))
             self._telemetry.record(self._health.progress(time.monotonic()))
             await asyncio.sleep(_PAUSE_S)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from olmorl import config
-from olmorl.deploy.supervision.run_health import RunHealth
+from olmorl.deploy.supervision.run_health import DISK_S, RunHealth
 
 
 @pytest.fixture
@@ -41,14 +41,15 @@ def test_the_time_since_a_step_and_the_median_of_the_steps(settings: config.Conf
 
 def test_steps_that_a_crash_would_repeat_and_the_room_on_the_disk(settings: config.Config) -> None:
     health = RunHealth(settings, now=0.0)
-    assert health.disk(7)["steps_since_checkpoint"] == 7
+    assert health.disk(7, 0.0)["steps_since_checkpoint"] == 7
+    assert health.disk(8, 0.9 * DISK_S) == {}, "the disk is not asked all the time"
     for step, complete in ((10, True), (20, True), (30, False)):
         folder = settings.run_dir / "checkpoints" / f"step_{step}"
         folder.mkdir(parents=True)
         if complete:
             (folder / "complete").touch()
-    found = health.disk(33)
+    found = health.disk(33, DISK_S)
     assert found["steps_since_checkpoint"] == 13
     assert 0 < found["disk_free_ratio"] <= 1
     settings.run_dir.rename(settings.run_dir.with_name("gone"))
-    assert health.disk(33) == {}
+    assert health.disk(33, 2 * DISK_S) == {}

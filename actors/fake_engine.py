@@ -233,10 +233,14 @@ def _now() -> float:
 class FakeScorer:
     """Reads the last token: `RIGHT` is 1, all else 0."""
 
+    def __init__(self) -> None:
+        self._num_checks = 0
+
     async def start(self) -> None: ...
 
     async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
         reward = float(completion.token_ids[-1] == RIGHT)
+        self._num_checks += 1
         return {name: Verdict(reward=reward, method="last_token") for name in prompt.datasets}
 
     async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
@@ -245,6 +249,7 @@ class FakeScorer:
         return tuple(msgspec.structs.replace(one, reward=float(solved), solved=solved) for one, solved in pairs)
 
     def counts(self) -> dict[str, dict[str, float]]:
-        return {}
+        counts = dict.fromkeys(("seconds", "kills", "starts", "queue_depth"), 0.0)
+        return {"rules": {"checks": self._num_checks, "outcomes.done": self._num_checks, **counts}}
 
     async def stop(self) -> None: ...

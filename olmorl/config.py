@@ -569,6 +569,14 @@ class Supervision(Section):
     its launcher and no longer trains. Then the processes end."""
 
 
+class TelemetrySettings(Section):
+    """Metrics for Prometheus."""
+
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the launcher, which serves its metrics, and at `/targets` the addresses of all processes. 0: a free one,
+    which `targets.json` in the run directory names."""
+
+
 class Simulation(Section):
     """Speeds of the fake engine and the fake trainer (`run.mode = "simulated"`)."""
 
@@ -610,6 +618,7 @@ class Config(Section):
     evaluation: Evaluation = Evaluation()
     cluster: Cluster = Cluster()
     supervision: Supervision = Supervision()
+    telemetry: TelemetrySettings = TelemetrySettings()
     simulation: Simulation = Simulation()
 
     @model_validator(mode="after")

@@ -143,7 +143,7 @@ class Orchestrator:
         plan = recovery.plan(files, incarnation, config.schedule.steps)
         recovery.carry_out(files, plan)
         draws = Draws(stream, config.sampling.group_size, clock)
-        opened = recovery.open_ledger(files, plan, draws)
+        opened = recovery.open_ledger(files, plan, draws, clock)
         evaluated = recovery.cut_metrics(files, plan)
         epoch = await queue.epoch()
         emptied = await recovery.flush_unless_trusted(queue, opened.state) or from_step is not None

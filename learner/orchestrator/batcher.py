@@ -165,6 +165,7 @@ class Batcher:
     def step_ended(self, step: int) -> None:
         """The learner has trained the batch of `step`."""
         self._ahead.step_ended()
+        self._ahead.forget_all_but(self._lifecycle.state.open)
         if self._last_built > step:
             self._ahead.step_began()
 

@@ -39,10 +39,12 @@ MOST_REPLAYED = 250
 """Groups of an actor that are replayed, the newest ones."""
 WARM = 0.2
 """Share of the replayed groups that fill the engine and are not compared."""
-SLOWDOWNS = (0.0, 0.002, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64)
+SLOWDOWNS = (0.0, 0.005, 0.01, 0.02, 0.05, 0.2)
 """Candidates for the share by which each further sequence slows a step."""
-TRIES = 6
-"""Replays that find the speed for one slowdown."""
+TRIES = 9
+"""Replays that find the speed for one slowdown, by bisection."""
+RANGE = 4.0
+"""The speed of a sequence alone is within this factor of the slowest and the fastest that the run suggests."""
 SURE = 2.0
 """Standard errors from 0 above which the learner's step has a fixed part."""
 
@@ -106,9 +108,9 @@ def _counted(lines: Lines, settings: Config, run_dir: Path) -> tuple[Lines, int]
         lines = lines[: max(len(lines) - draining, 0)]  # nothing is drawn for steps that do not come
     if len(lines) < skipped + LEAST_LINES:
         raise DataError(
-            f"{run_dir}: {max(len(lines) - skipped, 0)} step(s) to measure, and {LEAST_LINES} are needed: its last start "
-            f"has to have {skipped + LEAST_LINES + draining} steps or more, the first {skipped} and last {draining} of "
-            "which are not counted"
+            f"{run_dir}: {max(len(lines) - skipped, 0)} step(s) to measure, and {LEAST_LINES} are needed: give a run "
+            f"whose last start has {skipped + LEAST_LINES + draining} steps or more; the first {skipped} and the last "
+            f"{draining} are not counted"
         )
     return lines, skipped
 
@@ -201,18 +203,20 @@ def _engine(requests: Sequence[_Request], max_running: int) -> dict[str, float]:
     for request in sorted(requests, key=lambda one: one.started_at):
         by_actor.setdefault(request.actor, []).append(request)
     busiest = max(by_actor.values(), key=len)[-MOST_REPLAYED:]
-    error, speed, slowdown = min(_fit_speed(busiest, max_running, slowdown) for slowdown in SLOWDOWNS)
+    _, speed, slowdown = min(_fit_speed(busiest, max_running, slowdown) for slowdown in SLOWDOWNS)
     return {"tokens_per_s": speed, "batch_slowdown": slowdown}
 
 
 def _fit_speed(requests: Sequence[_Request], max_running: int, slowdown: float) -> tuple[float, float, float]:
-    """The speed at which half of the groups take longer than in the run; with the median error, and the slowdown."""
-    speed = median(max(one.lengths) / one.seconds for one in requests) * (1 + slowdown * (max_running - 1) / 2)
+    """The speed at which half of the groups take longer than in the run; with the mean error, and the slowdown."""
+    alone = median(max(one.lengths) / one.seconds for one in requests)
+    low, high = log(alone / RANGE), log(alone * RANGE * (1 + slowdown * (max_running - 1)))
     ratios: list[float] = []
     for _ in range(TRIES):
+        speed = exp((low + high) / 2)
         ratios = _replay(requests, max_running, speed, slowdown)
-        speed *= exp(median(ratios))
-    return median(map(abs, ratios)), speed, slowdown
+        low, high = (log(speed), high) if median(ratios) > 0 else (low, log(speed))
+    return float(np.mean(np.abs(ratios))), speed, slowdown
 
 
 def _replay(requests: Sequence[_Request], max_running: int, speed: float, slowdown: float) -> list[float]:

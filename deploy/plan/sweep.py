@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -150,15 +149,14 @@ class Sweep:
     def run(self, own: Choice, axes: Axes) -> Prediction:
         """Returns the recommended one. `own` is tried first."""
         self._try([own])
-        now = own
-        for variants in (
-            lambda: [now._replace(learner_nodes=n, actor_nodes=m) for n, m in axes.splits],
-            lambda: [now._replace(max_lag=lag) for lag in axes.lags],
-            lambda: [now._replace(batch=batch) for batch in axes.batches],
-        ):
-            self._try(variants())
-            now = best(self.tried[choice] for choice in {now, *variants()}).choice
+        now = self._best_of(own, [own._replace(learner_nodes=n, actor_nodes=m) for n, m in axes.splits])
+        now = self._best_of(now, [now._replace(max_lag=lag) for lag in axes.lags])
+        now = self._best_of(now, [now._replace(batch=batch) for batch in axes.batches])
         return self.tried[now]
+
+    def _best_of(self, now: Choice, variants: Sequence[Choice]) -> Choice:
+        self._try(variants)
+        return best(self.tried[choice] for choice in {now, *variants}).choice
 
     def _try(self, choices: Iterable[Choice]) -> None:
         new = [choice for choice in dict.fromkeys(choices) if choice not in self.tried]

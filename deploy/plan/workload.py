@@ -168,6 +168,7 @@ def num_rows(workload: Workload) -> int:
 
 def mean_within(mean: float, sigma: float, limit: float) -> float:
     """Mean of min(X, limit), where X is log-normal with this mean and sigma of the logarithm."""
+
     def below(z: float) -> float:
         return 0.5 * (1 + erf(z / sqrt(2)))
 

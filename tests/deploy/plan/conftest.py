@@ -12,7 +12,13 @@ from olmorl import config
 from olmorl.deploy.plan.simulated_service import SimulatedService
 
 Recipe = Callable[..., config.Config]
-RATES = {"tokens_per_s": 20.0, "batch_slowdown": 0.02, "mean_tokens": 40.0, "train_tokens_per_s": 300.0}
+RATES = {
+    "tokens_per_s": 20.0,
+    "batch_slowdown": 0.02,
+    "mean_tokens": 40.0,
+    "prompt_spread": 0.8,
+    "train_tokens_per_s": 300.0,
+}
 
 
 @pytest.fixture

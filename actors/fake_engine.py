@@ -236,8 +236,6 @@ class FakeScorer:
 
     def __init__(self, verify_s: float = 0.0) -> None:
         self._verify_s = verify_s
-
-    def __init__(self) -> None:
         self._num_checks = 0
 
     async def start(self) -> None: ...

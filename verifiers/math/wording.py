@@ -40,7 +40,8 @@ need cost earn gain total travel remain require receive weigh measure last conta
 collect score charge cover reach walk bake cook plant donate return end turn work jump serve complete invest expect
 deliver attend fill drop gather climb average want play start include result yield represent equal fit enter arrive
 live increase decrease save pick pack order sail run make leave give take get buy sell sit eat drink drive ride read
-hit land stop meet pass cross overtake catch occur happen write win lose hold keep pay spend grow come go put find draw throw catch bring set see say tell have do let cut
+hit land stop meet pass cross overtake catch occur happen write win lose hold keep pay spend grow come go put find draw
+throw bring set see say tell have do let cut
 """
 _IRREGULAR = """
 is are was were be been am has had does did made left gave took got bought sold ate drank drove rode wrote won lost held

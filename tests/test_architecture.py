@@ -42,6 +42,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "deploy": {
         "cluster": "control credentials",
         "control": "credentials view",
+        "plan": "arguments cluster control view",
         "preflight": "arguments cluster credentials demo processes supervision view wiring",
         "processes": "cluster credentials view wiring",
         "report": "control view",

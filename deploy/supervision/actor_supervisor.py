@@ -227,6 +227,11 @@ class ActorSupervisor:
         """How many actors the run should have."""
         return sum(not slot.leaving for slot in self._slots)
 
+    @property
+    def num_quarantined(self) -> int:
+        """How many actors are not started again."""
+        return sum(slot.state == _QUARANTINED for slot in self._slots)
+
     def note_heartbeats(self, statuses: Sequence[ActorStatus], now: float) -> list[str]:
         """Take note of the heartbeats at time `now`; returns the names of actors that are not in any slot."""
         self._no_actor.note_heartbeats()

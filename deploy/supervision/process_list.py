@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from olmorl.deploy.cluster.remote_process import Identity
-from olmorl.deploy.processes.prometheus import Targets
+from olmorl.deploy.processes.prometheus import Entries, Targets, target_entries
 from olmorl.run_dir import RunFiles
 
 log = logging.getLogger(__name__)
@@ -23,8 +23,9 @@ class ProcessList:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "processes.json"
+        self._run = run_dir.name
         self._events = RunFiles(run_dir).process_events
-        self._targets = Targets(run_dir / "targets.json")
+        self._targets = Targets(run_dir / "targets.json", self._run)
         self._members: dict[str, Identity] = {}
         self._is_current = True
 
@@ -39,6 +40,14 @@ class ProcessList:
         if self._members.pop(name, None):
             self._record({"process": name, "state": "ended"})
             self._write()
+
+    def targets(self) -> Entries:
+        """Where each process serves its metrics, for Prometheus' discovery over HTTP."""
+        return target_entries(self._addresses, self._run)
+
+    @property
+    def _addresses(self) -> dict[str, str]:
+        return {name: one.metrics for name, one in self._members.items() if one.metrics}
 
     def note(self, name: str, state: str, cause: str = "") -> None:
         """Record a new state of `name`. With a `cause` it is a fault."""
@@ -63,7 +72,7 @@ class ProcessList:
         try:
             partial.write_text(json.dumps(members, indent=1) + "\n", encoding="utf-8")
             partial.replace(self._path)
-            self._targets.write({name: one.metrics for name, one in self._members.items() if one.metrics})
+            self._targets.write(self._addresses)
         except OSError as error:
             # Such as a full disk: the run does not depend on this file.
             if self._is_current:

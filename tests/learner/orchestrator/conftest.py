@@ -55,7 +55,7 @@ class Parts:
         plan = recovery.plan(self.files, incarnation, self.settings.schedule.steps)
         recovery.carry_out(self.files, plan)
         stream = PromptStream([Source("train", None, rows(self._num_rows))], 0, epochs=self.settings.data.epochs)
-        draws = Draws(stream, self.settings.sampling.group_size)
+        draws = Draws(stream, self.settings.sampling.group_size, LoopClock())
         opened = recovery.open_ledger(self.files, plan, draws, self.clock)
         found = await draw_lifecycle.reconcile(self.queue, opened.state)
         disk = DiskWriter(self.clock, 10.0)

@@ -22,9 +22,10 @@ from olmorl.deploy.view.run_state import finished, metric_lines
 from olmorl.errors import DataError, ResourceError
 from olmorl.learner.storage import ledger, rollout_log
 from olmorl.learner.storage.ledger_state import Line, Start, Started
+from olmorl.metrics import meaning
 from olmorl.run_dir import RunFiles
 
-_LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "rollouts")
+_LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "rollouts", "process_events.jsonl")
 _LIVE_S = 15.0
 """A launcher writes its lock every 2 s. After so long without a write it is gone."""
 _SHOWN_SETTINGS = (
@@ -82,7 +83,8 @@ class RunReport:
                 "state": _state(self.run_dir),
                 "settings": {key: _lookup(settings, key) for key in _SHOWN_SETTINGS},
                 "notes": notes,
-                "lines": _columns(lines),
+                "lines": (columns := _columns(lines)),
+                "meanings": {name: found for name in columns if (found := meaning(name))},
                 "sources": _sources(files),
                 "causes": _causes(files),
                 "tokens": _tokens(files),

@@ -34,6 +34,7 @@ def test_curves_counts_and_settings(make_run: Make) -> None:
     scored = [sum(tally[0] for tally in one["tallies"]) for one in about["sources"]]
     assert sum(scored) == 12, "a failed group has no score"
     assert about["notes"] == []
+    assert about["meanings"]["loss"] == "Loss of the step." and "a_field_of_tomorrow" not in about["meanings"]
 
 
 @pytest.mark.parametrize(("name", "says"), [("nowhere", "no such folder"), ("empty", "no run directory")])

@@ -20,6 +20,7 @@ class Browser {
     this.filter = new Filter();
     this.form = new FilterForm(store, this.filter, () => this.refresh());
     this.group = new GroupView(this);
+    this.settle = debounce(80, () => this.paint());
     this.buildList();
     const order = el("select", { id: "sort", onchange: () => ((this.sort = order.value), this.refresh()) },
       Object.entries(SORTS).map(([key, [label]]) => el("option", { value: key }, label)));
@@ -85,19 +86,21 @@ class Browser {
     const first = Math.max(0, Math.floor(this.list.scrollTop / ROW) - 4);
     const end = Math.min(this.shown.length, first + Math.ceil((this.list.clientHeight || 600) / ROW) + 8);
     this.rows.style.transform = `translateY(${first * ROW}px)`;
+    const isFast = this.isScrolling();
+    if (isFast) this.settle();
     const made = [];
-    for (let i = first; i < end; i++) made.push(this.row(this.shown[i], i));
+    for (let i = first; i < end; i++) made.push(this.row(this.shown[i], i, isFast));
     this.rows.replaceChildren(...made);
   }
 
-  row(g, i) {
+  row(g, i, isFast) {
     const s = this.store;
     const preview = el("span", { class: "preview" });
     const chunk = s.chunkOf(g);
     const tell = (groups) => (preview.textContent = promptText(groups[s.g_slot[g]].prompt).slice(0, 160).replaceAll("\n", " "));
     const now = textsNow(chunk);
     if (now) tell(now);
-    else if (!this.isScrolling()) texts(chunk).then(tell, () => {});
+    else if (!isFast) texts(chunk).then(tell, () => {});
     const reward = s.g_reward[g];
     return el("div", { class: `row ${g === this.selected ? "selected" : ""}`, role: "option", id: `row-${i}`, "aria-selected": String(g === this.selected), onclick: () => this.open(g) },
       el("span", { class: "step" }, s.runs.length > 1 && el("i", { class: `run-mark ${runClass(s.g_run[g])}` }), `${s.g_step[g]}`),
@@ -109,7 +112,7 @@ class Browser {
       preview);
   }
 
-  // Rows that fly past need no preview.
+  // Rows that fly past need no preview. It comes when the list rests.
   isScrolling() {
     const now = performance.now();
     const fast = this.lastPaint && now - this.lastPaint < 30;

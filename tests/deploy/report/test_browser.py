@@ -100,6 +100,9 @@ def test_a_large_report_opens_at_once_and_asks_for_nothing(large: Path, page: Pa
     page.tab.wait_for_selector(".row")
     assert time.monotonic() - began < OPEN_S
     assert page.text(".summary") == "51,200 rollouts in 6,400 groups"
+    page.run("for (const top of [9000, 90000, 150000]) document.getElementById('groups').scrollTop = top")
+    page.until("[...document.querySelectorAll('.row .preview')].every(e => e.textContent.startsWith('What is'))")
+    assert 10 < page.run("document.querySelectorAll('.row').length") < 60, "only the rows in view are made"
 
 
 def test_a_large_report_filters_at_once(large: Path, page: Page) -> None:

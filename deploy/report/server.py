@@ -22,7 +22,7 @@ import msgspec
 
 from olmorl.deploy.report.columns import Blob
 from olmorl.deploy.report.page import live_page, manifest, policy
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.errors import OlmoRLError, ResourceError
 
 _LOOPBACK = "127.0.0.1"
@@ -32,7 +32,7 @@ _TITLE = "OlmoRL report"
 class LiveReport:
     """Has the newest parts of all runs. Reads a run again only when its files have changed."""
 
-    def __init__(self, runs: Sequence[RunReport]) -> None:
+    def __init__(self, runs: Sequence[RunReader]) -> None:
         self._runs = runs
         self._lock = threading.Lock()
         self._signature: tuple[Any, ...] | None = None
@@ -57,7 +57,7 @@ class LiveReport:
         return self._blobs.get(name) or self._before.get(name)
 
 
-def read_all(runs: Sequence[RunReport]) -> tuple[list[Mapping[str, Any]], dict[str, Blob]]:
+def read_all(runs: Sequence[RunReader]) -> tuple[list[Mapping[str, Any]], dict[str, Blob]]:
     """The entries of the manifest, and all parts by name."""
     entries: list[Mapping[str, Any]] = []
     blobs: dict[str, Blob] = {}

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from olmorl.deploy.report import cli
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.deploy.report.server import LiveReport, ReportServer
 from tests.deploy.report.conftest import Make
 from tests.deploy.report.made_runs import MadeRun
@@ -389,7 +389,7 @@ def test_the_policy_stops_a_script_that_would_get_in(make_run: Make, chromium: A
 
 def test_a_served_report_follows_the_run(make_run: Make, page: Page) -> None:
     run = make_run(steps=3)
-    server = ReportServer(LiveReport([RunReport(run, 1 << 30)]))
+    server = ReportServer(LiveReport([RunReader(run, 1 << 30)]))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.deploy.report.server import LiveReport, ReportServer
 from olmorl.errors import ResourceError
 from tests.deploy.report.conftest import Make
@@ -27,7 +27,7 @@ def run_dir(make_run: Make) -> Path:
 
 @pytest.fixture
 def server(run_dir: Path) -> Iterator[ReportServer]:
-    made = ReportServer(LiveReport([RunReport(run_dir, 1 << 30)]))
+    made = ReportServer(LiveReport([RunReader(run_dir, 1 << 30)]))
     thread = threading.Thread(target=made.run)
     thread.start()
     yield made

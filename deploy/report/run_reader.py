@@ -15,7 +15,7 @@ from typing import Any
 
 from olmorl.deploy.report import rollouts
 from olmorl.deploy.report.columns import Blob, blob, json_blob
-from olmorl.deploy.report.rollouts import OUTCOMES, FileRollouts, MaskRule, Tally
+from olmorl.deploy.report.rollouts import OUTCOMES, FileRollouts, MaskRule, SourceCounts
 from olmorl.deploy.report.timeline import timeline
 from olmorl.deploy.report.token_pieces import TokenPieces, read_pieces
 from olmorl.deploy.view.run_state import finished, metric_lines
@@ -35,7 +35,7 @@ _SHOWN_SETTINGS = (
 )  # fmt: skip
 
 
-class RunReport:
+class RunReader:
     """Reads one run, and again when it has grown. A file that has not changed is read once."""
 
     def __init__(self, run_dir: Path, most_bytes: int, tokenizer: Path | None = None) -> None:
@@ -198,14 +198,14 @@ def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _sources(files: Sequence[FileRollouts]) -> list[dict[str, Any]]:
     """For each data source its counts by step, and its groups by outcome."""
-    tallies: dict[str, dict[int, Tally]] = {}
+    tallies: dict[str, dict[int, SourceCounts]] = {}
     outcomes: dict[str, dict[str, int]] = {}
     for file in files:
         for (step, source, outcome), tally in file.tallies.items():
             by_step = tallies.setdefault(source, {})
             # As in the metrics: a failed group has no score.
-            scored = tally if outcome != "failed" else Tally()
-            by_step[step] = by_step.get(step, Tally()) + scored
+            scored = tally if outcome != "failed" else SourceCounts()
+            by_step[step] = by_step.get(step, SourceCounts()) + scored
             ended = outcomes.setdefault(source, dict.fromkeys(OUTCOMES, 0))
             ended[outcome] += tally.groups
     return [

@@ -78,11 +78,17 @@ class ReportServer:
             ResourceError: the port is taken.
         """
         self._token = secrets.token_urlsafe(24)
-        handler = type("Handler", (_Handler,), {"report": report, "token": self._token})
+
+        class Handler(_Handler):
+            pass
+
+        Handler.report, Handler.token = report, self._token
         try:
-            self._server = ThreadingHTTPServer((_LOOPBACK, port), handler)
+            self._server = ThreadingHTTPServer((_LOOPBACK, port), Handler)
         except OSError as error:
             raise ResourceError(f"--port {port}: {error.strerror}; choose another, or leave it away") from None
+        # A browser sends the cookies of an address to all of its ports.
+        Handler.cookie_name = f"olmorl-report-{self._server.server_address[1]}"
 
     @property
     def url(self) -> str:
@@ -105,6 +111,7 @@ class ReportServer:
 class _Handler(BaseHTTPRequestHandler):
     report: LiveReport
     token: str
+    cookie_name: str
     protocol_version = "HTTP/1.1"
     timeout = 30.0
 
@@ -112,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         given = parse_qs(address.query).get("token", [""])[0]
         if given and self._is_token(given):
-            cookie = f"token={self.token}; HttpOnly; SameSite=Strict; Path=/"
+            cookie = f"{self.cookie_name}={self.token}; HttpOnly; SameSite=Strict; Path=/"
             self._send(HTTPStatus.SEE_OTHER, b"", {"Location": "/", "Set-Cookie": cookie})
         elif not self._is_token(self._cookie()):
             self._send(HTTPStatus.FORBIDDEN, b"Open the address that olmorl-report printed: it has the token.\n")
@@ -143,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _cookie(self) -> str:
         try:
-            found = SimpleCookie(self.headers.get("Cookie", "")).get("token")
+            found = SimpleCookie(self.headers.get("Cookie", "")).get(self.cookie_name)
         except CookieError:
             return ""
         return found.value if found else ""

@@ -26,7 +26,7 @@ total um unas vale van var ve vend want war ya
 """Words of `languages.toml` that tell no language, because English texts have them too."""
 _ENGLISH = frozenset(
     """
-    the is are of and to so we he she it they have had that this there therefore thus hence then answer for with by
+    the are of and to so we he she it they have had that this there therefore thus hence then answer for with by
     each which from or not be than what were if its
     """.split()  # noqa: SIM905
 )
@@ -66,7 +66,9 @@ def _language(ending: str) -> str | None:
             if letter.search(ending):
                 return language
     words = _WORD.findall(_COMMAND.sub("", ending).lower())
-    counts = Counter(language for word in words for language in _telling().get(word, ()))
+    counts = Counter(
+        language for word in words for language in _telling().get(word, ()) for _ in range(1 + (not word.isascii()))
+    )
     language, most = max(counts.items(), key=lambda item: item[1], default=("", 0))
     return language if most > sum(word in _ENGLISH for word in words) else None
 

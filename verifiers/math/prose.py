@@ -105,7 +105,7 @@ _ADJECTIVE = re.compile(
 _FRAME = re.compile(
     r"\s*\b(?:in|for|after|over|during|at|with|every|on|(?<=\w\s)out of"
     r"|(?:out )?of (?:the|these|those|all|her|his|their)"
-    r"|(?:divisors|factors|multiples|subsets|partitions|digits) (?:of|in))\b",
+    r"|(?:back|left|over) from|(?:divisors|factors|multiples|subsets|partitions|digits) (?:of|in))\b",
     re.IGNORECASE,
 )
 """Between the answer and a number of its context: `540 meters in 7 days`."""

@@ -36,23 +36,33 @@ billion billions trillion trillions dozen dozens
 """
 AMOUNTS = frozenset(_AMOUNTS.split())
 _REGULAR = """
-need cost earn gain total travel remain require receive weigh measure last contain save owe use add look finish produce
-collect score charge cover reach walk bake cook plant donate return end turn work jump serve complete invest expect
-deliver attend fill drop gather climb average want play start include result yield represent equal fit enter arrive
-live increase decrease save pick pack order sail run make leave give take get buy sell sit eat drink drive ride read
-hit land stop meet pass cross overtake catch occur happen write win lose hold keep pay spend grow come go put find draw throw catch bring set see say tell have do let cut
+need cost earn gain total travel remain require receive weigh measure last contain save owe use add look finish
+produce collect score charge cover reach walk bake cook plant donate return end turn work jump serve complete invest
+expect deliver attend fill drop gather climb average want play start include result yield represent equal fit enter
+arrive live increase decrease pick pack order sail run make leave give take get buy sell sit eat drink drive ride read
+hit land stop meet pass cross overtake catch occur happen write win lose hold keep pay spend grow come go put find
+draw throw bring set see say tell have do let cut call stay burn print melt fly swim
 """
 _IRREGULAR = """
 is are was were be been am has had does did made left gave took got bought sold ate drank drove rode wrote won lost held
 kept paid spent grew came went found drew threw caught brought saw said told ran swam flew sang saves goes
 put read cut rose rises fell falls
-let beat hit shot slept woke wore began shows show shown done contains equals
+can will would must should let beat hit shot slept woke wore began shows show shown done contains equals
 """
 _VERBS = frozenset(_IRREGULAR.split()) | frozenset(
     form for verb in _REGULAR.split() for form in (verb, f"{verb}s", f"{verb}es", f"{verb}ed", f"{verb.rstrip('e')}ed")
 )
 _FILLING = "about approximately exactly only just roughly around nearly the a an"
 _FILLERS = frozenset(_FILLING.split())
+_PREPOSITIONS = {"for", "at", "by", "up", "out", "back", "down", "another"}
+_REFERRING = """
+room version figure page chapter exercise grade level year route bus flight gate day week month case step line row
+column part lesson question problem equation section unit item note figure table box track channel highway apartment suite
+number option team player group round game volume issue act class type model series season episode verse psalm
+in of on to with from than into per about within during over under near through between among as and or the a an
+"""
+_NO_VERBS = frozenset(_REFERRING.split())
+"""Words that do not make the number behind them what a sentence says: `the pupils of class 9`, `a deck of 52`."""
 _CONNECTING = """
 so thus hence therefore then total answer final result solution ans and also in all altogether overall we get
 conclusion summary finally combined grand sum number first second next now boxed us usd eur gbp
@@ -247,9 +257,11 @@ def leads(ahead: str) -> bool:
         return True
     if any(word in _VERBS or "'" in word for word in found):
         return True
-    while found and found[-1] in _FILLERS:
+    while found and (found[-1] in _FILLERS or found[-1] in _PREPOSITIONS):
         found.pop()
-    return len(found) > 1 and found[-1].endswith(("s", "ed"))  # a verb that is not listed: `She crochets`
+    if len(found) > 1 and found[-1].endswith(("s", "ed")):  # a verb that is not listed: `She crochets`
+        return True
+    return len(found) > 2 and found[-1] not in _NO_VERBS
 
 
 def is_subject(behind: str) -> bool:

@@ -43,6 +43,8 @@ _STOPS = {
     for signs, stop in (("。।．", ". "), ("！", "! "), ("？؟", "? "), ("：", ": "), ("，،", ", "), ("；", "; "))
     for sign in signs
 }
+_NOT_IS = re.compile(r"\bnot\s+(is|are|has|there are|costs)\b")
+"""The order of the Romance languages: `no es`."""
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _FORMULA = r"\$[^$]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\\\[(?:(?!\\\]).){1,300}\\\]|\\[a-zA-Z]+"
 
@@ -56,7 +58,7 @@ def in_english(text: str) -> str:
     words, glosses = _table(language)
     if any(language == name for name, _ in _SCRIPTS):
         text = _TOUCHING.sub(" ", text)
-    return words.sub(lambda found: glosses.get(found[0].lower(), found[0]), text)
+    return _NOT_IS.sub(r"\1 not", words.sub(lambda found: glosses.get(found[0].lower(), found[0]), text))
 
 
 def _language(ending: str) -> str | None:

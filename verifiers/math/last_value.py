@@ -188,7 +188,8 @@ def last_value(text: str) -> Value | None:
         return value
     number, formula = _last(_NUMBER, text), _last(_FORMULA, text)
     within = formula and (number is None or formula.start() <= number.start() < formula.end())
-    if formula and within:
+    behind = formula and number and formula.start() > number.start() and _DIGITS.search(formula[0])
+    if formula and (within or behind):
         return _of_formula(text, formula)
     if number is None:
         if len(line) > MAX_SENTENCE:

@@ -57,20 +57,22 @@ _FILLERS = frozenset(_FILLING.split())
 _PREPOSITIONS = {"for", "at", "by", "up", "out", "back", "down", "another"}
 _REFERRING = """
 room version figure page chapter exercise grade level year route bus flight gate day week month case step line row
-column part lesson question problem equation section unit item note figure table box track channel highway apartment suite
-number option team player group round game volume issue act class type model series season episode verse psalm
+column part lesson question problem equation section unit item note figure table box track channel highway apartment
+suite number option team player group round game volume issue act class type model series season episode verse psalm
 in of on to with from than into per about within during over under near through between among as and or the a an
 """
 _NO_VERBS = frozenset(_REFERRING.split())
 """Words that do not make the number behind them what a sentence says: `the pupils of class 9`, `a deck of 52`."""
 _CONNECTING = """
 so thus hence therefore then total answer final result solution ans and also in all altogether overall we get
-conclusion summary finally combined grand sum number first second next now boxed us usd eur gbp
+conclusion summary finally accordingly consequently ultimately clearly combined grand sum number first second next
+now boxed us usd eur gbp
 """
 _CONNECTIVES = _FILLERS | frozenset(_CONNECTING.split())
 _PREDICATE = re.compile(
     r"\s*(?:has|have|had|does|did|can|goes|divides|appears|ends|rounded)\b"
-    r"|\s*(?:is|are|was|were)\b(?!\s+(?:(?:the|my|our|a)\s+)?(?:final\s+|correct\s+|right\s+|total\s+|required\s+)?"
+    r"|\s*(?:is|are|was|were)\b(?!\s+(?:(?:the|my|our|a)\s+)?"
+    r"(?:(?:final|correct|right|total|required|only|least|smallest|largest|greatest|minimum|maximum|such|possible)\s+)*"
     r"(?:answer|total|result|solution|sum|number|value|amount|left|remaining|needed|required|correct|right|it)\b)",
     re.IGNORECASE,
 )
@@ -257,11 +259,11 @@ def leads(ahead: str) -> bool:
         return True
     if any(word in _VERBS or "'" in word for word in found):
         return True
-    while found and (found[-1] in _FILLERS or found[-1] in _PREPOSITIONS):
+    while found and (found[-1] in _FILLERS or found[-1] in _PREPOSITIONS or (found[-1] == "in" and "of" not in found)):
         found.pop()
-    if len(found) > 1 and found[-1].endswith(("s", "ed")):  # a verb that is not listed: `She crochets`
-        return True
-    return len(found) > 2 and found[-1] not in _NO_VERBS
+    if len(found) < 2 or found[-1] in _NO_VERBS:
+        return False
+    return len(found) > 2 or found[-1].endswith(("s", "ed"))  # a verb that is not listed: `She crochets`
 
 
 def is_subject(behind: str) -> bool:

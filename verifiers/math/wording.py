@@ -96,7 +96,8 @@ _CHANGING_AHEAD = _CHANGING_NEARBY - _CONTRASTS
 _VARIABLE = re.compile(r"(?<![a-zA-Z'/.])[b-hj-zB-HJ-Z](?![a-zA-Z'.])")
 _CLAUSE = re.compile(r"[,;:(—–]|\s-\s")
 _AHEAD = re.compile(
-    r"(?:^\s*(?:of|to)(?: (?:the|her|his|their|its|all|these|those))?|^[-–—~]|\binto|\b(?:without|from|digits? of)"
+    r"(?:^\s*(?:of|to)(?: (?:the|her|his|their|its|all|these|those))?|^[-–—~]|(?:^|\d)\s*into"
+    r"|\b(?:without|from|digits? of)"
     r"|\b(?:instead of|in place of|rather than|(?:number|all|any\w*|every\w*|none|nothing|one) but)"
     r"|\b(?:step|chapter|question|equation|problem|exercise|section|figure|theorem|lemma|example)s?\s*\(?"
     r"|^\s*\w+ (?:before|after|until|till|earlier than|later than)|\bnext after|\bdivi(?:sion|ding) by"

@@ -27,10 +27,11 @@ _CHOICE = re.compile(
 _SEVERAL_CHOICES = re.compile(r"(?:and|or|,|;|/|&|\))?\s*\(?[A-J]\)?\.?", re.IGNORECASE)
 _CHOICE_MARK = re.compile(
     r"\s*(?:\\(?:text(?:bf|rm)?|math(?:bf|rm))\s*\{\s*\([A-Ja-j]\)\s*\}(?:\\[ ,;]|\\quad|~|\s)*"
-    r"|(?:\([A-Ja-j]\)|[A-J][).])(?:\\[ ,;]|\\quad|~|\s)+)"
+    r"|(?:(?:choice|option)\s+)?(?:\([A-Ja-j]\),?|[A-J][).])(?:\\[ ,;]|\\quad|~|\s)+)"
     r"(?=\d|-\d|\$|\\(?:[dt]?frac|sqrt|pi|text)(?![a-z])|[a-z])"
 )
 """The letter in front of an option: `(A) 12`."""
+_CHOICE_BEHIND = re.compile(r"(?<=[\d})])(?:\s*\\text\s*\{\s*\([A-J]\)\s*\}|\s+\([A-J]\))$")
 _TOKEN = re.compile(r"[^\W\d_](?:[^\W\d_]|['./&!?,;])*|\d[\d:.,]*(?:st|nd|rd|th)?,?")
 _MATH_WORDS = {
     "pi", "infty", "inf", "alpha", "beta", "theta", "phi", "sqrt", "sin", "cos", "tan", "log", "exp", "and", "or",
@@ -126,7 +127,9 @@ def in_signs(answer: str) -> str:
 
 def of_option(answer: str, label: Reading) -> str:
     """The answer without the letter of its option, unless the label names one."""
-    return answer if label.choice or label.is_choice_label else _CHOICE_MARK.sub("", answer, count=1)
+    if label.choice or label.is_choice_label:
+        return answer
+    return _CHOICE_BEHIND.sub("", _CHOICE_MARK.sub("", answer, count=1))
 
 
 def _number_as_text(text: str) -> Quantity | None:

@@ -61,6 +61,8 @@ column part lesson question problem equation section unit item note figure table
 suite number option team player group round game volume issue act class type model series season episode verse psalm
 in of on to with from than into per about within during over under near through between among as and or the a an
 """
+_COMES = {"evaluates", "simplifies", "reduces", "rounds", "corresponds", "sums", "converges"}
+"""Verbs that take `to`."""
 _NO_VERBS = frozenset(_REFERRING.split())
 """Words that do not make the number behind them what a sentence says: `the pupils of class 9`, `a deck of 52`."""
 _CONNECTING = """
@@ -102,6 +104,7 @@ _AHEAD = re.compile(
     r"|\b(?:step|chapter|question|equation|problem|exercise|section|figure|theorem|lemma|example)s?\s*\(?"
     r"|^\s*\w+ (?:before|after|until|till|earlier than|later than)|\bnext after|\bdivi(?:sion|ding) by"
     r"|\bthe (?:first|last|next|previous|other)"
+    r"|\bthan [A-Za-z]+'s"
     r"|\b(?:than|over|less|fewer|times|per|quarters?|(?<!add )(?<!adds )(?<!sum )(?<!sums )up to"
     r"|(?:number|integer|prime|multiple|square|one|term|digit|value)s? (?:\w+ )?"
     r"(?:after|before|following|preceding|above|below)"
@@ -168,13 +171,14 @@ _WHO_DID_NOT = re.compile(
 _REMARK = re.compile(r"[\s$*_]*\((?!because|since|as\b|given)([^()]{0,200})\)")
 _POINT = re.compile(r"\b(?:the|a|at) point\b")
 _VALUE_OF = re.compile(r"(?<=\bvalue of )[a-zA-Z](?![a-zA-Z])")
-_MONTH = re.compile(r"(?<=\w )May\b")
+_NAMES = re.compile(r"(?<=\w )May\b|(?<=the )(?:first|second|other|last) half\b(?! of)")
+"""The month, and the half of a match: neither leaves a number open or computes with it."""
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _PLAIN = re.compile(r"(?:[^\W\d_]|[\s.,;:'\"“”/&°]|(?<=[a-zA-Z])-(?=[a-zA-Z])|(?<=[a-zA-Z]{2})\^[23](?!\d)){0,400}")
 
 
 def words(text: str) -> list[str]:
-    return _WORD.findall(_MONTH.sub("", text).lower())
+    return _WORD.findall(_NAMES.sub("", text).lower())
 
 
 def plain(text: str) -> bool:
@@ -262,6 +266,8 @@ def leads(ahead: str) -> bool:
         return True
     while found and (found[-1] in _FILLERS or found[-1] in _PREPOSITIONS or (found[-1] == "in" and "of" not in found)):
         found.pop()
+    if found[-1:] == ["to"] and not _COMES.isdisjoint(found):
+        return True
     if len(found) < 2 or found[-1] in _NO_VERBS:
         return False
     return len(found) > 2 or found[-1].endswith(("s", "ed"))  # a verb that is not listed: `She crochets`

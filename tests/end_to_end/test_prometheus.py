@@ -14,6 +14,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -101,7 +102,9 @@ class Prometheus:
             with urlopen(f"http://{self.address}/api/v1/{path}?{urlencode(query)}", timeout=10) as answer:
                 return json.load(answer)["data"]
         except HTTPError as error:
-            raise AssertionError(f"{query}: {error.read().decode()}") from None
+            starts = error.code == HTTPStatus.SERVICE_UNAVAILABLE
+            assert starts, (query, error.read().decode())
+            return None
         except OSError:
             assert self.process.poll() is None, (self.folder / "log").read_text()
             return None

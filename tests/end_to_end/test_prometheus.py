@@ -80,7 +80,7 @@ class Prometheus:
 
     def __init__(self, folder: Path, targets: Path) -> None:
         configuration = yaml.safe_load(CONFIGURATION.read_text())
-        configuration["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
+        configuration["global"] = {"scrape_interval": "2s", "evaluation_interval": "2s"}
         configuration["rule_files"] = [str(CONFIGURATION.parent / name) for name in configuration["rule_files"]]
         (job,) = configuration["scrape_configs"]
         job["file_sd_configs"] = [{"files": [str(targets)], "refresh_interval": "5s"}]

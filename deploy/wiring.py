@@ -133,7 +133,7 @@ def scorer(settings: Config) -> Scorer:
     if settings.run.mode == "simulated":
         from olmorl.actors.fake_engine import FakeScorer
 
-        return FakeScorer()
+        return FakeScorer(settings.simulation.verify_s)
     from olmorl.verifiers.scorer import VerifierScorer
 
     return VerifierScorer(settings.verifiers, settings.schedule.steps)

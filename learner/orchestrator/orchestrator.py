@@ -143,7 +143,7 @@ class Orchestrator:
         plan = recovery.plan(files, incarnation, config.schedule.steps)
         recovery.carry_out(files, plan)
         draws = Draws(stream, config.sampling.group_size, clock)
-        opened = recovery.open_ledger(files, plan, draws)
+        opened = recovery.open_ledger(files, plan, draws, clock)
         evaluated = recovery.cut_metrics(files, plan)
         epoch = await queue.epoch()
         emptied = await recovery.flush_unless_trusted(queue, opened.state) or from_step is not None
@@ -319,7 +319,10 @@ class Orchestrator:
         await self._reconciler.counts()
         await self._reconciler.collect_evaluation()
         await self._queue.expire()
-        self._metrics.heard(await self._queue.statuses(), self._clock.now())
+        statuses = await self._queue.statuses()
+        self._metrics.heard(statuses, self._clock.now())
+        if self._batcher.waits_for_unfinished:
+            await self._batcher.look_at_queue(statuses, self.incarnation)
 
     async def _advance(self) -> None:
         if self._over:

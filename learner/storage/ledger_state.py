@@ -27,6 +27,9 @@ class Outcome(StrEnum):
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
     """Base of the events."""
 
+    at: float | None = None
+    """When it was written, in Unix seconds; None in a ledger of an earlier release."""
+
 
 class Started(Event, frozen=True, kw_only=True):
     """First line of a file. Steps after `step` are undone; those up to `replay_to` are trained again."""

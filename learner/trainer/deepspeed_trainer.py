@@ -192,6 +192,10 @@ class DeepSpeedTrainer:
             self._grad_norm = float(self._engine.get_global_grad_norm())
         return self._grad_norm
 
+    def score(self, row: RowArrays) -> Tensor:
+        """logprobs_T of a row by the present policy, without a gradient. All ranks call this together."""
+        return _score(self._engine, [[row]], self._device)[0][0]
+
     # --- weights
 
     def snapshot(self) -> list[NamedBuffer]:
@@ -258,7 +262,8 @@ class DeepSpeedTrainer:
 
     def _load(self, settings: dict[str, Any], temperature: float) -> PackedPolicy:
         build = partial(models.load, self._model_settings, self._learner.attention, self._device)
-        return PackedPolicy(deepspeed_config.load(build, settings), temperature, self._learner.logprob_chunk)
+        model = deepspeed_config.load(build, settings)
+        return PackedPolicy(model, temperature, self._learner.logprob_chunk, self._model_settings.fp32_head)
 
     def _build_engine(self, settings: dict[str, Any], policy: PackedPolicy) -> Any:
         learner = self._learner

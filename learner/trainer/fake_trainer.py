@@ -32,7 +32,7 @@ class FakeTrainer:
         rows = list(chain.from_iterable(shard.minibatches))
         samples = list(chain.from_iterable(rows))
         tokens = sum(len(sample.completion_ids) for sample in samples)
-        await self._clock.sleep(tokens / self._simulation.train_tokens_per_s)
+        await self._clock.sleep(self._simulation.train_overhead_s + tokens / self._simulation.train_tokens_per_s)
         digest = hashlib.blake2b(self.weights, digest_size=DIGEST_BYTES)
         digest.update(str([sorted(sample.draw_id for sample in row) for row in rows]).encode())
         self.weights = digest.digest()

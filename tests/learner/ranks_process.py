@@ -119,8 +119,10 @@ class Rank:
         gradients = {
             name: moment / (1 - trainer._learner.betas[0]) for name, moment in moments(trainer, "exp_avg").items()
         }
+        whole = sum(weight.numel() for weight in trainer._model.parameters())  # a sharded weight has no values here
         trainer.close()
-        return {"gradients": gradients, "values": values, "rows": [len(row) for row in shard.minibatches[0]]}
+        rows = [len(row) for row in shard.minibatches[0]]
+        return {"gradients": gradients, "values": values, "rows": rows, "whole": whole}
 
     def steps(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         trainer = self.trainer(job)
@@ -176,8 +178,9 @@ class Rank:
     def diverged(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """A step on weights of which one is not a number."""
         trainer = self.trainer(job)
+        first = next(trainer._model.parameters())
         with torch.no_grad():
-            next(trainer._model.parameters()).view(-1)[0] = float("nan")
+            getattr(first, "ds_tensor", first).view(-1)[0] = float("nan")
         try:
             self.train(trainer, job, (1,))
         except Diverged as error:

@@ -56,7 +56,7 @@ class Parts:
         recovery.carry_out(self.files, plan)
         stream = PromptStream([Source("train", None, rows(self._num_rows))], 0, epochs=self.settings.data.epochs)
         draws = Draws(stream, self.settings.sampling.group_size, LoopClock())
-        opened = recovery.open_ledger(self.files, plan, draws)
+        opened = recovery.open_ledger(self.files, plan, draws, self.clock)
         found = await draw_lifecycle.reconcile(self.queue, opened.state)
         disk = DiskWriter(self.clock, 10.0)
         rollouts = RolloutLog(self.files.rollouts, incarnation, plan.step + 1, disk)

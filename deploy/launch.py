@@ -9,6 +9,7 @@ supervision/    starts, watches and restarts these processes
 control/        signals, the control endpoint, `olmorl-ctl`
 view/           the live view, tables, figures
 verify/         `olmorl-verify`: scores a file of completions
+plan/           `olmorl-plan`: predicts a run in simulated time
 demo/           the model and the data of the demo
 """
 

@@ -569,6 +569,14 @@ class Supervision(Section):
     its launcher and no longer trains. Then the processes end."""
 
 
+class TelemetrySettings(Section):
+    """Metrics for Prometheus."""
+
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the launcher, which serves its metrics, and at `/targets` the addresses of all processes. 0: a free one,
+    which `targets.json` in the run directory names."""
+
+
 class Simulation(Section):
     """Speeds of the fake engine and the fake trainer (`run.mode = "simulated"`)."""
 
@@ -581,11 +589,19 @@ class Simulation(Section):
     tail: float = Field(0.7, ge=0)
     """Sigma of the log-normal length."""
     solve_rate: float = Field(0.5, ge=0, le=1)
-    """Probability of a right completion at the start."""
+    """Probability of a right completion at the start, for a prompt of average difficulty."""
+    prompt_spread: float = Field(1.5, ge=0)
+    """Standard deviation of the log-odds of a right completion between prompts."""
     learned_per_version: float = 0.1
     """What each version adds to the log-odds of a right completion."""
     train_tokens_per_s: float = Field(20000.0, gt=0)
     """Tokens per second of a learner rank."""
+    train_overhead_s: float = Field(0.0, ge=0)
+    """Seconds of a learner step that do not depend on its tokens."""
+    verify_s: float = Field(0.0, ge=0)
+    """Seconds until a completion has its verdicts."""
+    publish_s: float = Field(0.0, ge=0)
+    """Seconds until an actor sees a version after the learner has made it. Only `olmorl-plan` uses it."""
     update_s: float = Field(0.02, ge=0)
     """Stall of an engine during an update."""
     save_s: float = Field(0.5, ge=0)
@@ -610,6 +626,7 @@ class Config(Section):
     evaluation: Evaluation = Evaluation()
     cluster: Cluster = Cluster()
     supervision: Supervision = Supervision()
+    telemetry: TelemetrySettings = TelemetrySettings()
     simulation: Simulation = Simulation()
 
     @model_validator(mode="after")

@@ -1,6 +1,6 @@
 """vLLM behind the `Engine` port: continuous batching, and weights that change between two of its steps.
 
-the actor's process             EngineCore                worker, one per GPU or core
+the actor's process             EngineCore                worker, one per GPU; on CPU a part of EngineCore
 VllmEngine, AsyncLLM   ──RPC──>  scheduler  ──────────────>  model, StagedWeightLoader
   └── reaper.py                                              └── maps the staged file
 """
@@ -314,6 +314,8 @@ def _variables(core: int | None, ready_timeout_s: float) -> dict[str, str]:
     }
     if core is not None:
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
+        # On CPU, 0 means no process of its own for the worker. vLLM needs one to set the threads, and here it is one.
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return variables
 
 

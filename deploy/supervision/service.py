@@ -97,7 +97,7 @@ def open_service(
         if examine is not None:
             with signals.raising():
                 examine(cluster, progress.console)
-        telemetry = metrics_server(settings, "launcher")
+        telemetry = metrics_server(settings, "launcher", settings.telemetry.port, context.processes.targets)
         stack.callback(telemetry.close)
         stack.enter_context(progress)
         try:

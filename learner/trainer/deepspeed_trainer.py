@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -115,7 +116,9 @@ class DeepSpeedTrainer:
         rate = learning_rate(shard.step, self._learner, self._steps)
         stats_S = torch.zeros(len(STATS), dtype=torch.float64, device=self._device)
         grad_norms: list[float] = []
+        backward_s = optimizer_s = 0.0
         for _, index in updates:
+            began_at = time.perf_counter()
             for number, row in enumerate(rows[index]):
                 if not grad_norms and self._given_up():
                     return None
@@ -126,7 +129,12 @@ class DeepSpeedTrainer:
                     shard.loss_tokens[index],
                     shard.num_sequences[index],
                 )
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # the optimizer waits for the passes anyway
+            passed_at = time.perf_counter()
             grad_norms.append(self._update(rate))
+            backward_s += passed_at - began_at
+            optimizer_s += time.perf_counter() - passed_at
             if not isfinite(grad_norms[-1]):
                 raise Diverged(
                     f"step {shard.step}: the norm of the gradient is {grad_norms[-1]}; nothing of it was published. "
@@ -138,6 +146,7 @@ class DeepSpeedTrainer:
         values = step_metrics(stats_S, len(updates))
         if reference is None:
             del values["kl_ref_mean"]
+        values |= {"learner_forward_backward_s": backward_s, "learner_optimizer_s": optimizer_s}
         return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
 
     def _given_up(self) -> bool:

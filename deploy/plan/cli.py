@@ -89,6 +89,7 @@ def _parser() -> Parser:
     add("--train-s", type=positive, metavar="S", help="seconds in which the learner trains a step of this recipe")
     about_engine = "speed of one engine with actors.max_running sequences"
     add("--engine-tokens-per-s", type=positive, metavar="R", help=about_engine)
+    add("--dry-run", action="store_true", help="show the rates and what would be tried, then stop")
     add("--no-sweep", action="store_true", help="predict this configuration alone")
     add("--splits", type=listed(split), metavar="N+M,..", help="splits to try, as in 4+24,8+20")
     add("--lags", type=listed(lag), metavar="L,..", help="values of schedule.max_lag to try")
@@ -147,6 +148,10 @@ def _plan(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -
     own = choice_of(settings)
     out = report.console()
     report.show_inputs(out, settings, load)
+    if arguments.dry_run:
+        if not arguments.no_sweep:
+            out.print(_axes(arguments, own).text())
+        return
     if arguments.no_sweep:
         chosen, tried = predict(settings, load, own, steps), {}
         tried[own] = chosen

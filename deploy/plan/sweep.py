@@ -122,6 +122,14 @@ class Axes:
     lags: Sequence[int]
     batches: Sequence[int]
 
+    def text(self) -> str:
+        """What a sweep tries, for people."""
+        splits = ", ".join(f"{learner}+{actors}" for learner, actors in self.splits)
+        return (
+            f"a sweep tries the splits {splits}; then max_lag {', '.join(map(str, self.lags))}; then "
+            f"{', '.join(map(str, self.batches))} prompts a step"
+        )
+
 
 def default_axes(own: Choice) -> Axes:
     """Splits of the same number of nodes, lags up to twice the recipe's, half and double the batch."""

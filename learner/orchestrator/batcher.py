@@ -192,9 +192,11 @@ class Batcher:
             groups = await self._lifecycle.replay(step)
         else:
             await self._drop_over_age(version=step - 1)
-            enough = len(self._ready) >= self._schedule.prompts_per_step
+            if len(self._ready) < self._schedule.prompts_per_step:
+                self.waits_for_unfinished = False
+                return False
             chosen = self._ready.take(self._unfinished(), step - 1, self._schedule.prompts_per_step)
-            self.waits_for_unfinished = enough and chosen is None
+            self.waits_for_unfinished = chosen is None
             if chosen is None:
                 return False
             await self._lifecycle.journal(step, chosen)

@@ -13,6 +13,8 @@ from olmorl.deploy.plan.outcome import Outcome
 from olmorl.deploy.plan.sweep import choice_of, predict
 from olmorl.errors import DataError
 
+from .conftest import build_recipe, run_of
+
 Finished = Callable[..., Path]
 
 
@@ -23,9 +25,10 @@ def check_near(predicted: Outcome, real: Outcome, within: float, *, lag: float, 
     assert predicted.wait == pytest.approx(real.wait, abs=wait)
 
 
-@pytest.fixture
-def measured(finished: Finished) -> FinishedRun:
-    return finished_run(finished())
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """Of one run for all tests: measuring takes seconds."""
+    return finished_run(run_of(build_recipe(tmp_path_factory.mktemp("runs"))))
 
 
 def test_the_rates_of_a_run_are_found(measured: FinishedRun) -> None:

@@ -144,6 +144,7 @@ class Batcher:
         """Compare with a queue that may have lost writes. A ready group that it lost is generated again."""
         # The queue delivers its results once more, under the names that they have there now.
         answered = {taken.draw_id for taken, _ in self._ready.clear()}
+        self._oldest.forget(self._lifecycle.state.open)
         return await self._lifecycle.reconcile(answered)
 
     async def draw(self, version: Version, done: int) -> None:

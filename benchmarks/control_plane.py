@@ -36,6 +36,8 @@ GROUP, TOKENS, BATCH = 8, 8, 256
 PROCESSES = 4
 """Processes of the actors."""
 NUMBERS = (10, 100, 1000)
+LEAST_STEPS = 5
+"""Steps of a measurement at least."""
 
 
 class Case(NamedTuple):
@@ -116,6 +118,9 @@ class Meter:
         now, groups = time.monotonic(), int(line["groups_trained_total"])
         self.totals.append((now, groups, cpu[0], time.process_time(), sum(cpu[1:])))
 
+    def steps_since(self, since: float) -> int:
+        return sum(total[0] >= since for total in self.totals)
+
     def between(self, actors: int, since: float) -> Measured:
         """The totals from the first step after `since` to the last one, per group."""
         first = next(total for total in self.totals if total[0] >= since)
@@ -136,7 +141,7 @@ async def orchestrate(case: Case, recipe: config.Config, access: QueueAccess, me
         while len(meter.totals) < 3:  # every actor has begun, and the engines are full
             await _check(tasks)
         warm = time.monotonic() + case.seconds / 2
-        while time.monotonic() < warm + case.seconds:
+        while time.monotonic() < warm + case.seconds or meter.steps_since(warm) < LEAST_STEPS:
             await _check(tasks)
         return meter.between(case.actors, warm)
     finally:

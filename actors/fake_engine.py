@@ -236,6 +236,7 @@ class FakeScorer:
 
     def __init__(self, verify_s: float = 0.0) -> None:
         self._verify_s = verify_s
+        self._num_checks = 0
 
     async def start(self) -> None: ...
 
@@ -243,6 +244,7 @@ class FakeScorer:
         if self._verify_s:
             await asyncio.sleep(self._verify_s)
         reward = float(completion.token_ids[-1] == RIGHT)
+        self._num_checks += 1
         return {name: Verdict(reward=reward, method="last_token") for name in prompt.datasets}
 
     async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
@@ -251,6 +253,7 @@ class FakeScorer:
         return tuple(msgspec.structs.replace(one, reward=float(solved), solved=solved) for one, solved in pairs)
 
     def counts(self) -> dict[str, dict[str, float]]:
-        return {}
+        counts = dict.fromkeys(("seconds", "kills", "starts", "queue_depth"), 0.0)
+        return {"rules": {"checks": self._num_checks, "outcomes.done": self._num_checks, **counts}}
 
     async def stop(self) -> None: ...

@@ -37,6 +37,7 @@ MODULES = {
     "olmorl-data": "olmorl.deploy.prepare_data",
     "olmorl-plan": "olmorl.deploy.plan.cli",
     "olmorl-verify": "olmorl.deploy.verify.cli",
+    "olmorl-report": "olmorl.deploy.report.cli",
 }
 CANNOT_RUN = {
     "ray start": "starts a cluster that outlives the test, on ports of its own",
@@ -224,6 +225,7 @@ STANDS_FOR = {
     "N": "3",
     "S": "3",
     "ACTOR": "actor-0",
+    "PROMPT_ID": "17",
     "FOLDER": "export",
     "HEAD:6379": "10.0.0.1:6379",
 }

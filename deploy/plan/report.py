@@ -78,8 +78,8 @@ def show(
             *_figures(one.outcome),
             f"{one.busy:.0%}",
             f"{one.outcome.wasted:.0%}",
-            f"{one.hours:,.1f}",
-            f"{one.device_hours:,.0f}",
+            f"{one.hours:,.2f}",
+            f"{one.device_hours:,.2f}",
         )
     out.print(table)
 

@@ -42,14 +42,15 @@ def test_the_rates_of_a_run_are_found(measured: FinishedRun) -> None:
 
 
 def test_a_plan_predicts_the_run_that_it_is_from(measured: FinishedRun) -> None:
-    prediction = predict(measured.settings, measured.workload, choice_of(measured.settings), measured.steps)
+    prediction = predict(measured.settings, measured.workload, choice_of(measured.settings), 8 * measured.steps)
     check_near(prediction.outcome, measured.outcome, 0.05, lag=0.1, wait=0.03)
 
 
 def test_a_plan_predicts_runs_with_another_lag_and_batch(measured: FinishedRun, finished: Finished) -> None:
     for name, changes in (("lag0", {"schedule__max_lag": 0}), ("batch16", {"schedule__prompts_per_step": 16})):
         other = finished_run(finished(run__name=name, run__seed=1, **changes))
-        prediction = predict(measured.settings, measured.workload, choice_of(other.settings), other.steps)
+        choice = choice_of(other.settings)
+        prediction = predict(measured.settings, measured.workload, choice, choice.batch * other.steps)
         check_near(prediction.outcome, other.outcome, 0.15, lag=0.3, wait=0.06)
 
 

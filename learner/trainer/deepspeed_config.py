@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from transformers import PreTrainedModel
@@ -11,6 +11,15 @@ from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_h
 
 from olmorl import config
 from olmorl.errors import ConfigError
+
+BUCKET: Final = 500_000_000
+"""Gradients that are summed over the ranks in one call. DeepSpeed holds a buffer of this size from stage 2 on."""
+MOST_LIVE: Final = 1_000_000_000
+"""Parameters that stage 3 gathers at most, a larger module and those ahead apart."""
+PREFETCHED: Final = 50_000_000
+"""Parameters that stage 3 gathers ahead."""
+SUB_GROUP: Final = 1_000_000_000
+"""Parameters that stage 3 updates in one call, with a copy of their gradients in fp32."""
 
 
 def settings(model: config.Model, learner: config.Learner, device: torch.device) -> dict[str, Any]:
@@ -21,7 +30,7 @@ def settings(model: config.Model, learner: config.Learner, device: torch.device)
     """
     if model.dtype == "float16":
         raise ConfigError('model.dtype = "float16": the learner trains in "bfloat16" or "float32"; set one of them')
-    stage = _stage(model, learner)
+    stage = stage_of(model, learner)
     return {
         "train_micro_batch_size_per_gpu": 1,
         # Minibatches have different numbers of rows: each `step` uses all gradients since the step before.
@@ -34,12 +43,18 @@ def settings(model: config.Model, learner: config.Learner, device: torch.device)
             "stage": stage,
             "overlap_comm": device.type == "cuda" and stage >= 2,
             "contiguous_gradients": True,
+            "reduce_bucket_size": BUCKET,
+            "allgather_bucket_size": BUCKET,
+            "stage3_prefetch_bucket_size": PREFETCHED,
+            "stage3_max_live_parameters": MOST_LIVE,
+            "stage3_max_reuse_distance": MOST_LIVE,
+            "sub_group_size": SUB_GROUP,
             **({"offload_optimizer": {"device": "cpu"}} if learner.offload_optimizer else {}),
         },
     }
 
 
-def _stage(model: config.Model, learner: config.Learner) -> int:
+def stage_of(model: config.Model, learner: config.Learner) -> int:
     """Stage 0 sums bf16 gradients in bf16 and cannot offload. Stage 1 has the same mathematics without these limits."""
     if model.dtype == "float32" and not learner.offload_optimizer:
         return learner.zero_stage

@@ -24,6 +24,7 @@ from olmorl.actors import heartbeat
 from olmorl.actors.admission import Intake, Lane
 from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, in_hand
 from olmorl.actors.weight_follower import WeightFollower
+from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.clock import Clock, within
 from olmorl.errors import Unscorable, first_cause
 from olmorl.messages import TRAIN_LANE, ActorStatus, Completion, Failure, Group, Prompt, Result
@@ -52,6 +53,7 @@ class Actor:
         lease_s: float,
         max_lag: int,
         max_span: int | None = None,
+        proof_tolerance: float = TOLERANCE["bfloat16"],
         metrics: str = "",
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
@@ -79,6 +81,7 @@ class Actor:
             poll_s=settings.weight_poll_s,
             deadline_s=settings.stall_deadline_s,
             max_lag=max_lag,
+            tolerance=proof_tolerance,
         )
         self._watch = heartbeat.StallWatch(name, settings.stall_deadline_s)
         self._totals = heartbeat.Totals()
@@ -127,7 +130,10 @@ class Actor:
 
     async def _start(self) -> None:
         async with within(self._settings.start_deadline_s, f"the engine and the verifiers of {self.name} to start"):
-            await self._engine.start(await self._weights.newest())
+            newest = await self._weights.newest()
+            await self._engine.start(newest)
+            if newest is not None:
+                await self._weights.prove(newest.manifest)
             await self._scorer.start()
         self._started = True
 
@@ -206,6 +212,7 @@ class Actor:
         return verified
 
     async def _commit(self, work: LeasedGroup, result: Result) -> None:
+        await self._weights.settled()
         work.committing = True
         outcome = await self._queue.commit(work.lease, result)
         work.stored = outcome is CommitOutcome.STORED

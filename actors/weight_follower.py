@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from olmorl.actors.staleness import LagWatch
+from olmorl.actors.weight_proof import TOLERANCE, WeightProof
 from olmorl.clock import Clock, within
-from olmorl.errors import WeightError, WeightsDamaged
-from olmorl.messages import Version
+from olmorl.errors import WeightError, WeightsDamaged, WeightsUnproven
+from olmorl.messages import Version, WeightsReady
 from olmorl.ports import Engine, StagedWeights, Update, WeightStore
 
 P = ParamSpec("P")
@@ -34,7 +35,9 @@ class WeightFollower:
         poll_s: float,
         deadline_s: float,
         max_lag: int,
+        tolerance: float = TOLERANCE["bfloat16"],
     ) -> None:
+        """`tolerance` is that of `WeightProof`."""
         self._store = store
         self._engine = engine
         self._clock = clock
@@ -42,6 +45,9 @@ class WeightFollower:
         self._poll_s = poll_s
         self._deadline_s = deadline_s
         self._lag = LagWatch(owner, max_lag, deadline_s)
+        self.proof = WeightProof(owner, tolerance)
+        self._applying = asyncio.Lock()
+        self._unproven: WeightsUnproven | None = None
         self._moved = asyncio.Condition()
         self._trouble = ""
         self._failures_in_a_row = 0
@@ -119,8 +125,36 @@ class WeightFollower:
             async with self._moved:
                 self._moved.notify_all()
 
+    async def prove(self, manifest: WeightsReady) -> None:
+        """Have the engine score the probe of the version that it has just taken.
+
+        Raises:
+            WeightsUnproven: it does not compute what the learner computes with this version.
+        """
+        if (probe := manifest.probe) is None:
+            return
+        started = self._clock.now()
+        scored = await self._engine.score(probe.token_ids)
+        try:
+            self.proof.check(manifest.version, probe, scored, self._clock.now() - started)
+        except WeightsUnproven as error:
+            self._unproven = error
+            raise
+
+    async def settled(self) -> None:
+        """Wait until no update is under way or unproven, so that no result of wrong weights leaves the actor.
+
+        Raises:
+            WeightsUnproven: the version in use is wrong.
+        """
+        async with self._applying:
+            if self._unproven is not None:
+                raise self._unproven
+
     async def _apply(self, staged: StagedWeights) -> Update:
-        update = await self._engine.update(staged)
+        async with self._applying:
+            update = await self._engine.update(staged)
+            await self.prove(staged.manifest)
         self.updates += 1
         self.stall_s_total += update.stall_s
         self.stall_s_max = max(self.stall_s_max, update.stall_s)

@@ -473,6 +473,11 @@ class Weights(Section):
     """Size of the chunks. Each chunk is fetched and hashed on its own."""
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
+    proof: bool = True
+    """After each update the engine scores a few fixed tokens. Its actor ends when the log-probabilities are not those
+    of the learner for this version."""
+    proof_tolerance: float | None = Field(None, gt=0)
+    """Mean difference of these log-probabilities that is accepted, in nats. Default: 0.1, with `float32` 0.001."""
 
     @model_validator(mode="after")
     def _directory_of_files(self) -> Weights:

@@ -22,6 +22,7 @@ OlmoRLError
 ├── EngineDied           an engine's processes are gone, or have half a version; the actor must be replaced
 ├── WeightError          weights that are missing, corrupt, or do not fit the model
 │   └── WeightsDamaged       the stored bytes differ from the published ones
+├── WeightsUnproven      an engine that does not compute what the learner trained; the actor must be replaced
 └── Unscorable           a completion or group that no verifier could score; never a reward of 0
 """
 
@@ -118,6 +119,10 @@ class WeightError(OlmoRLError, RuntimeError):
 
 class WeightsDamaged(WeightError):
     """The fetched bytes differ from the published ones. Another try may succeed, unless the source is damaged."""
+
+
+class WeightsUnproven(OlmoRLError, RuntimeError):
+    """An engine does not compute with the weights that were published. Its actor must be replaced."""
 
 
 class EngineDied(OlmoRLError, RuntimeError):

@@ -65,6 +65,9 @@ STEP = (
     "weight_publish_s",
     "weight_stall_s_mean",
     "weight_stall_s_max",
+    "weight_proof_diff_mean",
+    "weight_proof_diff_max",
+    "weight_proof_s_mean",
     "lag_mean",
     "lag_max",
 )

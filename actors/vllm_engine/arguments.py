@@ -60,3 +60,13 @@ def sampling_params(sampling: Sampling) -> Any:
         skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
+
+
+def scoring_params() -> Any:
+    """vLLM's `SamplingParams` for the log-probabilities of a prompt's own tokens, which no temperature changes."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+    )

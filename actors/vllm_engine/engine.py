@@ -12,21 +12,21 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from olmorl import codec, config
-from olmorl.actors.vllm_engine.arguments import engine_arguments, sampling_params
+from olmorl.actors.vllm_engine.arguments import engine_arguments, sampling_params, scoring_params
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
 from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes
 from olmorl.building import describe, would_repeat
 from olmorl.clock import within
 from olmorl.errors import EngineDied, ModelError, StartError, WeightError
-from olmorl.messages import Completion, Span, TokenIds, Version
+from olmorl.messages import Completion, Floats, Span, TokenIds, Version
 from olmorl.ports import EngineLoad, Sampling, StagedWeights, Update
 
 T = TypeVar("T")
@@ -85,6 +85,7 @@ class VllmEngine:
         self._processes = EngineProcesses(notes)
         self._in_flight = 0
         self._aborted = 0
+        self._scored = 0
         self._cause = "it is not running"
 
     async def start(self, weights: StagedWeights | None) -> None:
@@ -223,6 +224,24 @@ class VllmEngine:
             raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")
         return Update(version, time.monotonic() - paused_at)
 
+    async def score(self, token_ids: Sequence[int]) -> Floats:
+        """Score a prompt. vLLM samples one token after it, which counts as nothing.
+
+        Raises:
+            EngineDied: the engine went away, or is gone.
+        """
+        from vllm.inputs.engine import tokens_input
+
+        prompt = list(token_ids[: self._max_model_len - 1])
+        salted = tokens_input(prompt, cache_salt=str(self._version))
+        self._scored += 1
+        request = self._running().add_request(f"score/{self._scored}", salted, scoring_params())
+        found = (await self._call(self._scored_prompt(request))).prompt_logprobs
+        return np.array([found[n][token].logprob for n, token in enumerate(prompt) if n], np.float32)
+
+    async def _scored_prompt(self, request: Awaitable[Any]) -> Any:
+        return await (await request).get()
+
     async def _call(self, request: Awaitable[T]) -> T:
         """Await an answer of the engine core, or raise EngineDied when the core dies."""
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -258,7 +277,7 @@ class VllmEngine:
     @property
     def tokens_generated(self) -> int:
         """Completion tokens sampled since start, unfinished requests included."""
-        return self._gauge.tokens
+        return max(0, self._gauge.tokens - self._scored)
 
     @property
     def tokens_aborted(self) -> int:

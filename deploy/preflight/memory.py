@@ -167,12 +167,16 @@ def refuse_too_little(settings: Config, found: MemoryPlan) -> None:
     largest = sorted(place.parts, key=lambda part: -part.num_bytes)[:3]
     names = ", ".join(f"{part.what} {size(part.num_bytes)}" for part in largest)
     limit = f"{size(place.limit)}{f' ({place.limit_key})' if place.limit_key else ''}"
-    raise ResourceError(f"memory: {place.name} needs {size(place.needed)} ({names}) of {limit}: {_fix(settings, place)}")
+    raise ResourceError(
+        f"memory: {place.name} needs {size(place.needed)} ({names}) of {limit}: {_fix(settings, place)}"
+    )
 
 
 def not_known(settings: Config) -> str:
     """Why there is no plan, as one line."""
-    return f"memory: not known before the model is here: {settings.model.path} has no config.json, nor has the hub's cache"
+    return (
+        f"memory: not known before the model is here: {settings.model.path} has no config.json, nor has the hub's cache"
+    )
 
 
 # --- places -----------------------------------------------------------------------------------------

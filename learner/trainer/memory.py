@@ -1,8 +1,8 @@
 """The memory of one learner rank, worked out before anything is loaded.
 
-DeepSpeed's own tensors follow from its settings and the number of parameters. Activations and logits come from a forward
-and a backward pass of the real policy on fake tensors: these have the true shapes and no bytes. Attention is assumed to
-run in a fused kernel, which keeps no matrix of all pairs of tokens, unless `learner.attention` is `eager`.
+DeepSpeed's own tensors follow from its settings and the number of parameters. Activations and logits come from a
+forward and a backward pass of the real policy on fake tensors: these have the true shapes and no bytes. Attention is
+assumed to run in a fused kernel, which keeps no matrix of all pairs of tokens, unless `learner.attention` is `eager`.
 """
 
 from __future__ import annotations
@@ -101,9 +101,7 @@ def rank_memory(
     )
 
 
-def states(
-    model: config.Model, learner: config.Learner, sizes: tuple[int, ...], ranks: int, *, on_gpu: bool
-) -> States:
+def states(model: config.Model, learner: config.Learner, sizes: tuple[int, ...], ranks: int, *, on_gpu: bool) -> States:
     """What DeepSpeed holds for parameters of these `sizes`, as measured on its version 0.19."""
     number, width = sum(sizes), DTYPES[model.dtype].itemsize
     share = -(-number // ranks)
@@ -178,7 +176,7 @@ def activations(model: config.Model, row_tokens: int, eager: bool, chunk: int, c
 def _of_row(policy: PackedPolicy, row_tokens: int, live: LiveBytes) -> Activations:
     """One forward and one backward pass over tensors of any kind; `live` counts them and must be on."""
     for parameter in policy.parameters():
-        parameter.register_post_accumulate_grad_hook(_drop_gradient)
+        parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
     row = PolicyRow(torch.zeros(row_tokens, dtype=torch.long), (row_tokens,), torch.arange(1, row_tokens))
     peaks: list[int] = []
 
@@ -193,7 +191,7 @@ def _of_row(policy: PackedPolicy, row_tokens: int, live: LiveBytes) -> Activatio
     live.peak = standing = live.now
     logprobs_T, entropy_T = policy(row, with_entropy=True)
     kept = live.now - standing
-    logprobs_T.sum().backward()  # type: ignore[no-untyped-call]  # torch has no annotation for it
+    logprobs_T.sum().backward()
     del entropy_T
     return Activations(kept, max(0, live.peak - standing - kept), peaks[0] - standing - kept)
 
@@ -225,11 +223,11 @@ def _build(whole: PretrainedConfig, model: config.Model, attention: str) -> PreT
     return built
 
 
-class LiveBytes(TorchDispatchMode):
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of all tensors that operations have made and nothing has freed yet, and their largest sum."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now = 0
         self.peak = 0
         self._known: dict[int, weakref.finalize[Any, Any]] = {}

@@ -190,7 +190,7 @@ class Rank:
         """A snapshot after a step, the master weights themselves, an export and a checkpoint."""
         trainer = self.trainer(job)
         self.train(trainer, job, (1,))
-        result = {"snapshot": snapshot_tensors(trainer), "masters": masters(trainer)}
+        result = {"snapshot": snapshot_tensors(trainer), "masters": masters(trainer), "probe": trainer.probe()}
         trainer.export(folder)
         write(trainer.save(folder / "shares"))
         trainer.close()
@@ -236,7 +236,7 @@ class Rank:
             advantage=1.0,
         )
         row = row_arrays([sample])
-        peak = gradients = activations = 0
+        peak = standing = gradients = activations = 0
         for _ in range(2):
             standing = live
             for _ in range(2):
@@ -247,7 +247,7 @@ class Rank:
             grown, above, _ = measured(lambda: trainer._update(1e-5))
             peak, live = max(peak, live + above), live + grown
         trainer.close()
-        return {"peak": peak, "gradients": gradients, "activations": activations}
+        return {"peak": peak, "standing": standing, "gradients": gradients, "activations": activations}
 
 
 def measured(run: Callable[[], Any]) -> tuple[int, int, Any]:

@@ -24,6 +24,7 @@ from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.messages import Completion, Group, Prompt, Span, Version
 
 RECIPES = Path(__file__).resolve().parents[3] / "deploy" / "recipes"
+DOCS = RECIPES.parents[1] / "docs"
 OLMO3 = {
     "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
     "32b": {
@@ -128,8 +129,8 @@ def test_what_does_not_fit_is_refused_with_the_key_that_mends_it(
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [
-        ((("learner.zero_stage", "2"),), "learner.zero_stage = 3"),
-        ((("cluster.gpu_memory_gib", "20"), ("actors.tensor_parallel", "1")), "actors.tensor_parallel = 2"),
+        ((("learner.zero_stage", "1"),), "learner.zero_stage = 3"),
+        ((("actors.gpu_memory_utilization", "0.2"),), "actors.tensor_parallel = 2"),
         (
             (("learner.gradient_checkpointing", "false"), ("learner.zero_stage", "1")),
             "learner.gradient_checkpointing = true and learner.zero_stage = 3",
@@ -199,9 +200,9 @@ def test_disk_use_is_worked_out_by_hand(models: Path) -> None:
 
 
 def test_a_token_takes_the_disk_that_the_plan_says() -> None:
-    """Tokens of a Zipf distribution, log-probabilities of a trained policy, words of this project."""
+    """Tokens of a Zipf distribution, log-probabilities as of a trained policy, words of the docs."""
     rng = np.random.default_rng(0)
-    words = Path(__file__).read_text().split()
+    words = [word for page in sorted(DOCS.glob("*.md")) for word in page.read_text(encoding="utf-8").split()]
     size = 4000
     completions = tuple(
         Completion(

@@ -186,6 +186,7 @@ def _learner(settings: Config, rank: RankMemory) -> Place:
     from olmorl.learner.algorithm.presets import resolve
 
     on_gpu, states, row = plan(settings).on_gpu, rank.states, rank.activations
+    layers, logits = (row.kept + row.layers, row.logits) if row else (0, 0)
     needs_reference = resolve(settings.objective, settings.sampling.max_tokens).needs_reference
     reference = states.weights if needs_reference else 0
     reserved = RESERVED_BYTES if on_gpu else 0
@@ -196,13 +197,16 @@ def _learner(settings: Config, rank: RankMemory) -> Place:
         Part("gradients", states.gradients),
         Part("buffers of the gradients' sum", states.buckets),
         Part("reference model", reference, "objective.kl_beta"),
-        Part("activations", row.kept + row.layers, f"a row of {settings.row_tokens:,} tokens"),
-        Part("logits", row.logits, "not while the layers' activations are at their peak"),
+        Part("activations", layers, f"a row of {settings.row_tokens:,} tokens"),
+        Part("logits", logits, "not while the layers' activations are at their peak"),
         Part("optimizer step", states.step, "not while there are activations"),
         Part("reserve", reserved, "CUDA, NCCL, fragments: assumed"),
     )
     limit = gpu_bytes(settings) if on_gpu else None
-    return Place(LEARNER_GPU if on_gpu else "learner", _real(parts), rank.peak + reference + reserved, limit, GPU_KEY)
+    real = _real(parts)
+    if row is None:
+        real += (Part("activations", 0, "not known: the model's shapes depend on its data"),)
+    return Place(LEARNER_GPU if on_gpu else "learner", real, rank.peak + reference + reserved, limit, GPU_KEY)
 
 
 def _engine(settings: Config, weights: int) -> Place:

@@ -14,7 +14,12 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -69,7 +74,8 @@ class RankMemory(NamedTuple):
 
     parameters: int
     states: States
-    activations: Activations
+    activations: Activations | None
+    """None: not known, because the model's shapes depend on its data."""
     offloaded: int
     """Bytes of this rank in host memory."""
 
@@ -77,8 +83,9 @@ class RankMemory(NamedTuple):
     def peak(self) -> int:
         """Bytes on the device: the greater of the backward pass and the optimizer step."""
         states = self.states
-        standing = states.weights + states.optimizer + states.gradients
-        return standing + max(states.gathered + states.buckets + self.activations.peak, states.buckets + states.step)
+        standing = states.weights + states.optimizer + states.gradients + states.buckets
+        row = self.activations.peak if self.activations else 0
+        return standing + max(states.gathered + row, states.step)
 
 
 def rank_memory(
@@ -144,10 +151,13 @@ def parameter_sizes(model: config.Model) -> tuple[int, ...]:
 
 
 @lru_cache
-def activations(model: config.Model, row_tokens: int, eager: bool, chunk: int, checkpointing: bool) -> Activations:
+def activations(
+    model: config.Model, row_tokens: int, eager: bool, chunk: int, checkpointing: bool
+) -> Activations | None:
     """The activations of one row that is one sample; the other arguments are keys of `learner`.
 
     A model of more than two periods of layers is extrapolated from two shallow ones: every layer keeps the same.
+    None for a model whose shapes depend on its data.
 
     Raises:
         ModelError: the learner cannot train the model.
@@ -166,9 +176,12 @@ def activations(model: config.Model, row_tokens: int, eager: bool, chunk: int, c
                 network.gradient_checkpointing_enable({"use_reentrant": False})
             return _of_row(PackedPolicy(network, 1.0, chunk), row_tokens, live)
 
-    if depth <= 2 * SHALLOW:
-        return of(depth)
-    few, more = of(SHALLOW), of(2 * SHALLOW)
+    try:
+        if depth <= 2 * SHALLOW:
+            return of(depth)
+        few, more = of(SHALLOW), of(2 * SHALLOW)
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException):
+        return None
     periods = (depth - SHALLOW) / SHALLOW
     return more._replace(kept=round(few.kept + (more.kept - few.kept) * periods))
 

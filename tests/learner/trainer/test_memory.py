@@ -13,6 +13,7 @@ from olmorl.learner.trainer.memory import LiveBytes, RankMemory
 
 Jobs = dict[str, dict[str, Any]]
 Results = dict[str, list[dict[str, Any]]]
+pytestmark = pytest.mark.timeout(900)
 MIB = 2**20
 CLOSE = 0.1
 LAYERS = 9
@@ -49,7 +50,7 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return folders
 
 
-def job(model: str, dtype: str, stage: int, checkpointing: bool = True, row_tokens: int = 768) -> dict[str, Any]:
+def job(model: str, dtype: str, stage: int, checkpointing: bool = True, row_tokens: int = 512) -> dict[str, Any]:
     return {
         "kind": "memory",
         "model": {"path": model, "dtype": dtype},
@@ -63,12 +64,11 @@ def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
     """For one rank and for two, by name."""
     alone = {
         "float32, stage 0": job(llama, "float32", 0, False),
-        "bfloat16, stage 2, a longer row": job(llama, "bfloat16", 2, row_tokens=1536),
+        "bfloat16, stage 2, a longer row": job(llama, "bfloat16", 2, row_tokens=1024),
         "bfloat16, stage 3, sliding windows": job(olmo, "bfloat16", 3),
     }
     pair = {
         "bfloat16, stage 1": job(llama, "bfloat16", 1),
-        "bfloat16, stage 2, all activations": job(llama, "bfloat16", 2, False),
         "float32, stage 3, tied": job(tied, "float32", 3, False),
     }
     return alone, pair
@@ -122,6 +122,7 @@ def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
     """Under ZeRO-3 they share buffers with gathered weights, so that only their sum can be measured."""
     for rank in compared[name]:
         states, row = rank.plan.states, rank.plan.activations
+        assert row is not None
         print(name, in_mib(rank), in_mib(states), in_mib(row))
         assert row.peak == pytest.approx(rank.activations, rel=CLOSE)
         planned = states.weights + states.optimizer + states.gradients + states.buckets
@@ -134,11 +135,29 @@ def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
 def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = config.Model(path=small_models["olmo3"])
     extrapolated = memory.activations(model, 512, False, 256, True)
+    assert extrapolated is not None
     monkeypatch.setattr(memory, "SHALLOW", LAYERS)
     memory.activations.cache_clear()
     whole = memory.activations(model, 512, False, 256, True)
     memory.activations.cache_clear()
+    assert whole is not None
     assert tuple(extrapolated) == pytest.approx(tuple(whole), rel=0.05)
+
+
+def test_a_model_whose_shapes_depend_on_its_data_has_no_known_activations(
+    small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    def routed(self: Any, hidden: Any) -> Any:
+        return hidden * float(hidden.detach().sum())
+
+    monkeypatch.setattr(LlamaMLP, "forward", routed)
+    memory.activations.cache_clear()
+    model, learner = config.Model(path=small_models["llama"]), config.Learner()
+    plan = memory.rank_memory(model, learner, 1, 128, on_gpu=False)
+    memory.activations.cache_clear()
+    assert plan.activations is None and plan.peak > 12 * plan.parameters
 
 
 def test_live_bytes_counts_storages_once_and_forgets_them() -> None:

@@ -5,9 +5,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HOSTS := tests/end_to_end/test_hosts.py
 TORCH := torch==2.13.0+cpu
+PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test hosts chaos soak shape check format bench docs install lock clean
+.PHONY: help run test test-all test-failed hosts chaos soak shape check format bench docs install lock clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -16,8 +17,14 @@ help:  ## show this list
 run: $(READY)  ## train the demo model end to end on this machine
 	$(BIN)/olmorl-launch deploy/recipes/demo.toml
 
-test: $(READY)  ## run all tests, with real vLLM, DeepSpeed, Ray and Redis
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
+test: $(READY)  ## run the tests, with real vLLM, DeepSpeed, Ray and Redis (about 12 minutes)
+	$(PYTEST) -m "not slow"
+
+test-all: $(READY)  ## run the slow tests too, as CI does
+	$(PYTEST)
+
+test-failed: $(READY)  ## run the tests that failed last time, one at a time
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none
 
 hosts: $(READY)  ## real engines on four hosts made of network namespaces, with broken links (needs root on Linux)
 	$(BIN)/python -m pytest $(HOSTS)

@@ -1,4 +1,4 @@
-"""An engine without a model: token times from `config.Simulation`, in real or in simulated time.
+"""An engine and a scorer without a model: times from `config.Simulation`, in real or in simulated time.
 
 It batches continuously, applies updates between two steps and labels each token, as the real one does. Time jumps
 from one finish to the next instead of ticking token by token, so hundreds of engines cost little. The timers are
@@ -15,21 +15,17 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import exp, log
-from random import Random
-from zlib import crc32
 
 import msgspec
 import numpy as np
 
 from olmorl import config
+from olmorl.actors.fake_answers import FakeAnswers, RandomAnswers
 from olmorl.messages import Completion, Floats, Probe, Prompt, Span, TokenIds, Verdict, Version
 from olmorl.ports import EngineLoad, Sampling, StagedWeights, Update
 
 WRONG, RIGHT, FILLER = 0, 1, 2
 LOGPROB = -0.5
-PROMPT_SPREAD = 1.5
-"""Standard deviation of the log-odds of a right answer between prompts."""
 
 
 @dataclass(eq=False, slots=True)
@@ -50,9 +46,17 @@ class FakeEngine:
     """All running sequences gain one token a step; a step gets slower with each of them."""
 
     def __init__(
-        self, simulation: config.Simulation, *, max_running: int, max_model_len: int, kv_tokens: int | None = None
+        self,
+        simulation: config.Simulation,
+        *,
+        max_running: int,
+        max_model_len: int,
+        kv_tokens: int | None = None,
+        answers: FakeAnswers | None = None,
     ) -> None:
+        """`answers` are random ones by default."""
         self._simulation = simulation
+        self._answers = answers or RandomAnswers(simulation)
         self._max_running = max_running
         self._max_model_len = max_model_len
         self._kv_tokens = kv_tokens or max_running * max_model_len
@@ -63,6 +67,7 @@ class FakeEngine:
         self._cached_tokens = 0
         self._generated = 0
         self._aborted = 0
+        self._slot_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._updating = False
         self._since: list[int] = [0]
@@ -94,18 +99,24 @@ class FakeEngine:
     def tokens_aborted(self) -> int:
         return self._aborted
 
+    @property
+    def slot_s(self) -> float:
+        """Seconds that slots were in use, summed over the slots."""
+        self._advance()
+        return self._slot_s
+
     def load(self) -> EngineLoad:
         self._advance()
         kv_used = min(1.0, self._cached_tokens / self._kv_tokens)
         return EngineLoad(len(self._running), len(self._waiting), kv_used, self._max_running)
 
     async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
-        """Seed, prompt and the version of the first token decide the length and the answer."""
+        """The answer comes from `answers`; the version of its first token may decide whether it is right."""
         if len(prompt) >= self._max_model_len:
             raise ValueError(f"prompt of {len(prompt)} tokens, the context has {self._max_model_len}")
-        random = Random(sampling.seed)
+        answer = self._answers.sample(request_id, prompt, sampling)
         limit = min(sampling.max_tokens, self._max_model_len - len(prompt))
-        wanted = max(1, sampling.min_tokens, round(self._draw_length(random)))
+        wanted = max(1, sampling.min_tokens, answer.num_tokens)
         num_tokens = min(wanted, limit)
         sequence = _Sequence(num_tokens, len(prompt), asyncio.get_running_loop().create_future())
         self._advance()
@@ -117,7 +128,7 @@ class FakeEngine:
             self._abort(sequence)
             raise
         spans = self._spans(first_step, num_tokens)
-        right = wanted <= limit and random.random() < self._solve_rate(prompt, spans[0].version)
+        right = wanted <= limit and answer.is_right(spans[0].version)
         return Completion(
             index=0,
             token_ids=np.array([FILLER] * (num_tokens - 1) + [RIGHT if right else WRONG], np.int32),
@@ -163,6 +174,7 @@ class FakeEngine:
         self._step += steps
         self._step_at += steps * step_s
         self._generated += steps * len(self._running)
+        self._slot_s += steps * step_s * len(self._running)
         self._cached_tokens += steps * len(self._running)
 
     def _on_timer(self) -> None:
@@ -221,29 +233,25 @@ class FakeEngine:
                 start = end
         return tuple(spans)
 
-    def _draw_length(self, random: Random) -> float:
-        sigma = self._simulation.tail
-        return random.lognormvariate(log(self._simulation.mean_tokens) - sigma**2 / 2, sigma)
-
-    def _solve_rate(self, prompt: TokenIds, version: Version) -> float:
-        """Rises with the version. Some prompts are easier than others, so that some groups are all alike."""
-        start = min(max(self._simulation.solve_rate, 1e-6), 1 - 1e-6)
-        ease = Random(crc32(prompt.tobytes())).gauss(0.0, PROMPT_SPREAD)
-        log_odds = log(start / (1 - start)) + ease + self._simulation.learned_per_version * version.number
-        return 1 / (1 + exp(-log_odds))
-
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
 class FakeScorer:
-    """Reads the last token: `RIGHT` is 1, all else 0."""
+    """Reads the last token: `RIGHT` is 1, all else 0. A verdict takes `verify_s` seconds."""
+
+    def __init__(self, verify_s: float = 0.0) -> None:
+        self._verify_s = verify_s
+        self._num_checks = 0
 
     async def start(self) -> None: ...
 
     async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
+        if self._verify_s:
+            await asyncio.sleep(self._verify_s)
         reward = float(completion.token_ids[-1] == RIGHT)
+        self._num_checks += 1
         return {name: Verdict(reward=reward, method="last_token") for name in prompt.datasets}
 
     async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
@@ -252,6 +260,7 @@ class FakeScorer:
         return tuple(msgspec.structs.replace(one, reward=float(solved), solved=solved) for one, solved in pairs)
 
     def counts(self) -> dict[str, dict[str, float]]:
-        return {}
+        counts = dict.fromkeys(("seconds", "kills", "starts", "queue_depth"), 0.0)
+        return {"rules": {"checks": self._num_checks, "outcomes.done": self._num_checks, **counts}}
 
     async def stop(self) -> None: ...

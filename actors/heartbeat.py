@@ -22,6 +22,8 @@ class Totals:
     completions: int = 0
     tokens_lost: int = 0
     """Of finished completions whose result was not stored."""
+    tokens_stored: int = 0
+    """Of finished completions whose result was stored."""
     verifier_s: float = 0.0
     late: int = 0
     duplicate: int = 0
@@ -37,8 +39,10 @@ class Totals:
         self.duplicate += outcome is CommitOutcome.DUPLICATE
 
     def ended(self, work: LeasedGroup) -> None:
-        """Count the waste of a group that is over."""
-        if not work.stored:
+        """Count the tokens of a group that is over."""
+        if work.stored:
+            self.tokens_stored += work.num_tokens
+        else:
             self.tokens_lost += work.num_tokens
 
 
@@ -58,6 +62,7 @@ def with_engine(
         version=engine.version,
         tokens_generated=engine.tokens_generated,
         tokens_wasted=totals.tokens_lost + engine.tokens_aborted,
+        tokens_stored=totals.tokens_stored,
         completions=totals.completions,
         running=load.running,
         waiting=load.waiting,

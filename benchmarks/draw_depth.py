@@ -9,7 +9,6 @@ depend on the machine. The steps before the first estimate are not counted.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,23 +20,11 @@ from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from olmorl import config
-from olmorl.actors import admission
-from olmorl.actors.fake_engine import FakeEngine, FakeScorer
-from olmorl.actors.loop import Actor
-from olmorl.actors.sampling_params import SamplingRule
-from olmorl.clock import LoopClock, run_simulated
-from olmorl.learner import loop
-from olmorl.learner.data.stream import PromptStream, Source
-from olmorl.learner.orchestrator.orchestrator import Orchestrator
-from olmorl.learner.trainer.fake_trainer import FakeTrainer
-from olmorl.ports import Row
-from olmorl.queues.prompts.memory_queue import MemoryQueue
-from olmorl.queues.weights.memory_store import MemoryWeightStore
+from olmorl.deploy.plan.simulated_service import SimulatedService
 
 STEPS, WARM_UP = 40, 5
 PROMPTS, GROUP, MEAN_TOKENS = 8, 8, 40.0
@@ -46,7 +33,6 @@ LEARNED_PER_VERSION = 0.01
 """The share of groups with a gradient changes slowly, as in runs of hundreds of steps."""
 USEFUL = 0.75
 """Share of groups with a gradient from which the speed of the learner is computed."""
-NUM_ROWS = 20_000
 LIMIT = 1.0
 """Percentage points by which the learner may wait longer than with the fixed depth."""
 
@@ -112,56 +98,12 @@ def settings(cell: Cell, draw_ahead: str, seed: int, folder: Path) -> config.Con
     )
 
 
-async def simulate(recipe: config.Config, num_actors: int) -> None:
-    """A whole run of the recipe with one learner rank. Call it inside `run_simulated`."""
-    recipe.run_dir.mkdir(parents=True)
-    clock = LoopClock()
-    queue = MemoryQueue(recipe.queue, 100_000, clock)
-    store = MemoryWeightStore()
-    seed = recipe.run.seed
-    stream = PromptStream([Source("train", None, _rows())], seed, recipe.data.shuffle, recipe.data.epochs)
-    orchestrator = await Orchestrator.open(recipe, queue.another(), stream, clock, num_ranks=1, evaluations={})
-    actors = [
-        Actor(
-            name=f"actor-{i}",
-            engine=FakeEngine(
-                recipe.simulation, max_running=recipe.actors.max_running, max_model_len=recipe.max_model_len
-            ),
-            queue=queue.another(),
-            weights=store,
-            scorer=FakeScorer(),
-            clock=clock,
-            sample=SamplingRule(recipe.sampling, recipe.evaluation, seed),
-            lanes=admission.lanes(recipe.sampling, recipe.evaluation, []),
-            settings=recipe.actors,
-            evaluation_share=recipe.evaluation.share,
-            lease_s=recipe.queue.lease_s,
-            max_lag=recipe.schedule.max_lag,
-        )
-        for i in range(num_actors)
-    ]
-    async with asyncio.TaskGroup() as tasks:
-        generating = [tasks.create_task(actor.run()) for actor in actors]
-        tasks.create_task(orchestrator.run())
-        await loop.run(0, FakeTrainer(recipe.simulation, clock), orchestrator, store, clock, recipe)
-        for task in generating:
-            task.cancel()
-
-
-def _rows() -> list[Row]:
-    return [
-        Row(f"train.jsonl:{i + 1}", f"{i}", np.array([i % 97, i // 97, 5], np.int32), ("math",), ("1",), {}, False)
-        for i in range(NUM_ROWS)
-    ]
-
-
 def measure(cell: Cell, draw_ahead: str, seed: int) -> Measured:
     """One run of a cell."""
     with TemporaryDirectory() as folder:
-        recipe = settings(cell, draw_ahead, seed, Path(folder))
-        run_simulated(simulate(recipe, cell.actors))
-        text = (recipe.run_dir / "metrics.jsonl").read_text()
-    lines = [json.loads(line) for line in text.splitlines()][WARM_UP:]
+        service = SimulatedService(settings(cell, draw_ahead, seed, Path(folder)), cell.actors)
+        service.run()
+    lines = service.lines[WARM_UP:]
     wait = sum(line["learner_wait_s"] for line in lines)
     trained = sum(line["learner_step_s"] for line in lines)
     return Measured(100 * wait / (wait + trained), mean(line["lag_mean"] for line in lines))

@@ -9,6 +9,7 @@ supervision/    starts, watches and restarts these processes
 control/        signals, the control endpoint, `olmorl-ctl`
 view/           the live view, tables, figures
 verify/         `olmorl-verify`: scores a file of completions
+plan/           `olmorl-plan`: predicts a run in simulated time
 demo/           the model and the data of the demo
 """
 
@@ -18,7 +19,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 
 from olmorl.deploy.control import signals
 
@@ -30,6 +30,7 @@ from rich.table import Table
 
 from olmorl import config
 from olmorl.deploy.arguments import Arguments, parse
+from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import guard_ray
 from olmorl.deploy.demo import demo
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         settings = recipe_history.spelled_out(config.load(arguments.recipe, arguments.overrides))
+        settings = hardware.on_this_machine(settings)
         if arguments.dry_run:
             check_recipe(settings)
             if arguments.resume:
@@ -76,6 +78,8 @@ def show_plan(settings: config.Config) -> None:
     console = Console(highlight=False)
     console.print(config.to_toml(settings), markup=False, soft_wrap=True)
     table = Table("placement", "", title=f"plan of {settings.run.name}", title_justify="left")
+    if hardware.is_open(settings):
+        table.add_row("hardware", "GPUs if Ray reports them at the start, else the CPU as below; see learner.device")
     for what, value in plan(settings).rows(settings):
         table.add_row(what, value)
     console.print(table)
@@ -112,11 +116,17 @@ def launch(settings: config.Config, arguments: Arguments) -> int:
 
     if arguments.preflight:
         found = left_as_found(settings.run_dir, always=True)
-        with found, signals.held(), RayCluster(settings.cluster, plan(settings), "preflight"), signals.raising():
-            host_checks.examine(settings, Console())
+        with (
+            found,
+            signals.held(),
+            RayCluster(settings, "preflight", outlives_launcher=False) as cluster,
+            signals.raising(),
+        ):
+            print(cluster.hardware)
+            host_checks.examine(cluster, Console())
         return 0
     several_hosts = settings.run.mode == "real" and plan(settings).several_hosts
-    examine = partial(host_checks.examine, settings) if several_hosts else None
+    examine = host_checks.examine if several_hosts else None
     with ExitStack() as stack:
         with left_as_found(settings.run_dir, always=False):
             stack.enter_context(signals.held())

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from olmorl.actors.loop import Actor
     from olmorl.learner.data.stream import PromptStream, Source
     from olmorl.learner.orchestrator.orchestrator import Orchestrator
+    from olmorl.learner.storage.rollout_log import Ended
     from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
 
@@ -132,7 +133,7 @@ def scorer(settings: Config) -> Scorer:
     if settings.run.mode == "simulated":
         from olmorl.actors.fake_engine import FakeScorer
 
-        return FakeScorer()
+        return FakeScorer(settings.simulation.verify_s)
     from olmorl.verifiers.scorer import VerifierScorer
 
     return VerifierScorer(settings.verifiers, settings.schedule.steps)
@@ -216,6 +217,7 @@ async def open_orchestrator(
     stream: PromptStream,
     evaluations: Mapping[str, Sequence[Row]],
     observe: Callable[[Mapping[str, Any]], None],
+    observe_ended: Callable[[Ended], None],
     *,
     resume: bool,
     from_step: int | None,
@@ -233,6 +235,7 @@ async def open_orchestrator(
         resume=resume,
         from_step=from_step,
         observe=observe,
+        observe_ended=observe_ended,
     )
 
 

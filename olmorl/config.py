@@ -53,6 +53,9 @@ class Model(Section):
     """A tokenizer's folder or hub name. Default: the model's own."""
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
     """Number format of the forward pass, in the learner and in the engines."""
+    fp32_head: bool = False
+    """Compute logits in fp32, in the learner and in the engines. In bfloat16 they are rounded to 8 bits, and
+    log-probabilities of learner and engine differ by 0.01 to 0.1 where a few tokens take most of the probability."""
     chat_template: str | None = None
     """Jinja text, or a file with it. Default: the tokenizer's own."""
     trust_remote_code: bool = False
@@ -218,7 +221,8 @@ class Learner(Section):
     ranks_per_node: int = Field(1, ge=1)
     """Ranks on each node: one for each GPU, or on CPU one for each spare core."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the ranks. `auto`: GPUs when cluster.gpus_per_node is over 0, else the CPU."""
+    """Device of the ranks and the engines. `auto`: GPUs when cluster.gpus_per_node is over 0. Without that key: GPUs
+    when Ray reports them, else the CPU; a run on this machine alone also needs a GPU build of torch for GPUs."""
     zero_stage: int = Field(2, ge=0, le=3)
     """What DeepSpeed shards over the ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
     learning_rate: float = Field(1e-6, ge=0, le=1)
@@ -245,16 +249,23 @@ class Learner(Section):
     """Tokens whose logits are in memory at one time."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
-    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flex_attention"] = "auto"
-    """Attention over packed rows. `auto`: the fastest implementation that keeps the samples of a row apart."""
+    attention: Literal["auto", "eager", "sdpa", "varlen", "flash_attention_2", "flex_attention"] = "auto"
+    """Attention over packed rows. `auto`: `varlen` (torch's flash kernel) on GPUs of compute capability 8 and later in
+    bfloat16, else `sdpa`. `flash_attention_2` needs the package flash-attn."""
     threads: int = Field(1, ge=1)
     """CPU threads of each rank."""
     cores: Cores | None = None
     """CPU cores of the ranks. Default: cores that no engine uses; on a cluster the system decides."""
+    fp32_reduce: bool = False
+    """Sum the gradients of the ranks in fp32, with twice the traffic. When off: in model.dtype. Each rank sums its own
+    rows in fp32 either way."""
     offload_optimizer: bool = False
     """Keep the optimizer state in host memory."""
     batch_deadline_s: float = Field(3600, gt=0)
     """Longest wait of a rank for a batch. Then the run ends with the cause."""
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """More settings for DeepSpeed by their own names and tables, for instance `zero_optimization.overlap_comm = false`.
+    Settings that other keys decide are refused."""
 
 
 class Actors(Section):
@@ -263,7 +274,8 @@ class Actors(Section):
     nodes: int = Field(1, ge=1)
     """Nodes of the actors (`--actor-nodes`)."""
     engines_per_node: int | None = Field(None, ge=1)
-    """Engines on each node. Default: GPUs of the node divided by tensor_parallel; 1 on CPU."""
+    """Engines on each node. Default: GPUs of the node divided by tensor_parallel, on one machine without those of the
+    learner; 1 on CPU."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of each engine."""
     max_running: int = Field(256, ge=1)
@@ -279,7 +291,7 @@ class Actors(Section):
     max_model_len: int | None = Field(None, ge=1)
     """Tokens of the longest sequence of an engine. Default: longest prompt plus longest completion."""
     max_batched_tokens: int | None = Field(None, ge=1)
-    """Tokens that one engine step computes at most. Default: vLLM's choice."""
+    """Tokens that one engine step computes at most. Default: vLLM's choice for the hardware."""
     enforce_eager: bool = False
     """Skip compiled graphs: the engine starts faster and decodes slower."""
     prefix_caching: bool = True
@@ -295,6 +307,9 @@ class Actors(Section):
     stall_deadline_s: float = Field(300, gt=0)
     """Longest time that an engine with requests makes no token, or stays more than schedule.max_lag versions behind.
     Then its actor ends with the cause, and another actor replaces it."""
+    vllm: dict[str, Any] = Field(default_factory=dict)
+    """More arguments for vLLM's engine by their own names, for instance `kv_cache_dtype = "fp8"`. Arguments that other
+    keys decide are refused."""
 
 
 class HttpService(Section):
@@ -525,7 +540,7 @@ class Cluster(Section):
     address: str | None = None
     """`host:port` of a Ray cluster, or `auto` (`--ray-address`). Default: the run starts Ray on this machine."""
     gpus_per_node: int | None = Field(None, ge=0)
-    """GPUs of each node. Default: 8 when learner.device is cuda, else 0."""
+    """GPUs of each node. Default: what Ray reports; 8 in a plan (`--dry-run`) with learner.device cuda, else 0."""
     gpu_memory_gib: float | None = Field(None, gt=0)
     """Memory of each GPU, for the memory plan. Default: 80 GB, which are 74.5 GiB."""
     wait_s: float = Field(600, gt=0)
@@ -561,6 +576,14 @@ class Supervision(Section):
     its launcher and no longer trains. Then the processes end."""
 
 
+class TelemetrySettings(Section):
+    """Metrics for Prometheus."""
+
+    port: int = Field(0, ge=0, le=65535)
+    """Port of the launcher, which serves its metrics, and at `/targets` the addresses of all processes. 0: a free one,
+    which `targets.json` in the run directory names."""
+
+
 class Simulation(Section):
     """Speeds of the fake engine and the fake trainer (`run.mode = "simulated"`)."""
 
@@ -573,11 +596,19 @@ class Simulation(Section):
     tail: float = Field(0.7, ge=0)
     """Sigma of the log-normal length."""
     solve_rate: float = Field(0.5, ge=0, le=1)
-    """Probability of a right completion at the start."""
+    """Probability of a right completion at the start, for a prompt of average difficulty."""
+    prompt_spread: float = Field(1.5, ge=0)
+    """Standard deviation of the log-odds of a right completion between prompts."""
     learned_per_version: float = 0.1
     """What each version adds to the log-odds of a right completion."""
     train_tokens_per_s: float = Field(20000.0, gt=0)
     """Tokens per second of a learner rank."""
+    train_overhead_s: float = Field(0.0, ge=0)
+    """Seconds of a learner step that do not depend on its tokens."""
+    verify_s: float = Field(0.0, ge=0)
+    """Seconds until a completion has its verdicts."""
+    publish_s: float = Field(0.0, ge=0)
+    """Seconds until an actor sees a version after the learner has made it. Only `olmorl-plan` uses it."""
     update_s: float = Field(0.02, ge=0)
     """Stall of an engine during an update."""
     save_s: float = Field(0.5, ge=0)
@@ -602,6 +633,7 @@ class Config(Section):
     evaluation: Evaluation = Evaluation()
     cluster: Cluster = Cluster()
     supervision: Supervision = Supervision()
+    telemetry: TelemetrySettings = TelemetrySettings()
     simulation: Simulation = Simulation()
 
     @model_validator(mode="after")
@@ -741,6 +773,16 @@ def _near_greedy(config: Config) -> str | None:
     )
 
 
+def _device_of_gpus(config: Config) -> str | None:
+    """`cluster.gpus_per_node` is 0 or left out with `learner.device = "cpu"`."""
+    if config.learner.device != "cpu" or not config.cluster.gpus_per_node:
+        return None
+    return (
+        f'learner.device = "cpu" with cluster.gpus_per_node = {config.cluster.gpus_per_node}: remove learner.device to '
+        "use the GPUs, or cluster.gpus_per_node to use none"
+    )
+
+
 def _own_cores(config: Config) -> str | None:
     """`learner.cores` and `actors.cores` each name a core once. On one machine they have no core in common."""
     learner, actors = config.learner.cores or [], config.actors.cores or []
@@ -766,6 +808,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _row_length,
     _greedy_samples,
     _near_greedy,
+    _device_of_gpus,
     _own_cores,
 )
 

@@ -44,7 +44,14 @@ def keys(prefix: str, section: type[BaseModel]) -> list[Key]:
     return rows
 
 
-_TYPES: Mapping[Any, str] = {str: "text", Path: "path", int: "integer", float: "number", bool: "true or false"}
+_TYPES: Mapping[Any, str] = {
+    str: "text",
+    Path: "path",
+    int: "integer",
+    float: "number",
+    bool: "true or false",
+    Any: "value",
+}
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 _RANGES: Mapping[str, str] = {"min_length": "at least {} long", "pattern": "matching {}"}
 

@@ -79,6 +79,8 @@ class Prompt(Message, frozen=True, kw_only=True):
     """All other columns. User reward functions get them by name."""
     thinking_opened: bool = False
     """Whether the chat template already opened the thinking tag."""
+    queued_at: float = 0.0
+    """Wall time, seconds; 0 in prompts of evaluation."""
     group_size: int
     min_version: Version
     """An engine with an older version updates before it starts this prompt."""
@@ -216,6 +218,8 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     tokens_generated: int = 0
     tokens_wasted: int = 0
     """Tokens of attempts without a result, in all lanes: refused commits and lost leases."""
+    tokens_stored: int = 0
+    """Tokens of stored results, in all lanes. Neither stored nor wasted: of the groups that it works on."""
     completions: int = 0
     running: int = 0
     waiting: int = 0

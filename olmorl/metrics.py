@@ -1,81 +1,286 @@
-"""Names of the fields of `metrics.jsonl`. Other programs read them, so their meaning never changes.
+"""Every metric: its name, its meaning, its labels. Other programs read the names, so their meaning never changes.
 
-The Prometheus names have the prefix `olmorl_` and base units.
+A field of `metrics.jsonl` has the same name in Prometheus, with the prefix `olmorl_` and base units: `prometheus_name`.
+The end of a name tells the kind and the unit: `_total` is a counter, `_s` are seconds, `_ratio` and `_fraction` are
+from 0 to 1. Tokens are completion tokens, unless the name says prompt tokens. Every series has the labels `run` and
+`process`; the labels named here come on top of them, and `MOST_LABEL_VALUES` bounds each of them.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-# Counted by the orchestrator over all scored training groups since the last line, before filtering.
-SCORED = (
-    "reward_mean",
-    "reward_std",
-    "solve_rate_mean",
-    "completion_tokens_mean",
-    "completion_tokens_max",
-    "truncated_fraction",
+MOST_LABEL_VALUES: Final = 64
+"""Different values of one label of one metric. All further values share the value `other`."""
+
+SCORED: Final = {
+    "reward_mean": "Mean reward of all completions scored since the last step, before filtering.",
+    "reward_std": "Standard deviation of these rewards.",
+    "solve_rate_mean": "Mean over these groups of the share of solved completions.",
+    "completion_tokens_mean": "Mean length of these completions.",
+    "completion_tokens_max": "Length of the longest of these completions.",
+    "truncated_fraction": "Share of these completions that reached the length limit.",
+}
+"""Counted by the orchestrator over all scored training groups since the last line, before filtering."""
+
+TOTALS: Final = {
+    "prompts_drawn_total": "Draws from the data.",
+    "groups_trained_total": "Draws whose group was trained.",
+    "groups_zero_gradient_total": "Draws whose group was filtered because all rewards were equal.",
+    "groups_stale_total": "Draws that became too old, or were left over at the end of the data.",
+    "groups_failed_total": "Draws that ended without a scored group.",
+    "groups_in_flight": "Draws without an outcome, counted in the queue and the journal.",
+    "draws_unaccounted": "Draws that are neither ended nor in flight. Always 0.",
+    "duplicates_refused_total": "Commits that the queue refused as late or duplicate.",
+    "tokens_generated_total": "Generated tokens of all draws that ended, and of lost attempts.",
+    "tokens_trained_total": "Tokens that fed the loss.",
+    "tokens_zero_gradient_total": "Tokens of groups that were filtered.",
+    "tokens_stale_total": "Tokens of draws that became too old.",
+    "tokens_masked_total": "Tokens of trained groups that did not feed the loss.",
+    "tokens_failed_total": "Tokens of failed draws.",
+    "tokens_lost_total": "Tokens of attempts without a stored result, dead actors included.",
+    "tokens_wasted_total": "Tokens of stale and failed draws and of lost attempts.",
+    "tokens_evaluation_total": "Tokens of evaluation answers. They are in no other count.",
+    "prompt_tokens_total": "Prompt tokens of the scored groups, once for each group.",
+}
+"""Totals of the current history, in draws and completion tokens. The parts `tokens_<outcome>_total` without evaluation
+add up to `tokens_generated_total`."""
+
+LEARNER: Final = {
+    "loss": "Loss of the step.",
+    "grad_norm": "Norm of the gradient before clipping.",
+    "lr": "Learning rate.",
+    "clip_fraction_low": "Share of tokens clipped at the lower bound of the ratio.",
+    "clip_fraction_high": "Share of tokens clipped at the upper bound of the ratio.",
+    "tis_clip_fraction": "Share of tokens whose importance weight was capped or masked.",
+    "importance_ess_fraction": "Effective sample size of the importance weights over the number of tokens.",
+    "logprob_diff_mean": "Mean difference of log-probabilities, learner minus engine.",
+    "logprob_diff_mean_fresh": "The same over tokens of lag 0.",
+    "kl_engine_learner": "Estimate (k3) of the divergence of the learner from the engine.",
+    "kl_engine_learner_fresh": "The same over tokens of lag 0: anything but rounding is an engine fault.",
+    "entropy_mean": "Mean entropy of the policy over the trained tokens.",
+    "learner_step_s": "Time of the step, without waiting for its batch.",
+    "learner_wait_s": "Time that the learner waited for the batch.",
+    "learner_forward_backward_s": "Time of the step in forward and backward passes.",
+    "learner_optimizer_s": "Time of the step in the optimizer.",
+    "learner_snapshot_s": "Time to gather the new weights on the first rank.",
+    "learner_publish_wait_s": "Time that the learner waited for the publishing of the version before.",
+}
+"""Reported by the learner for a step, over all its ranks (`StepReport.values`). Times are those of rank 0."""
+
+STEP: Final = {
+    "step": "Learner steps done.",
+    "incarnation": "Start of the learner that took the step.",
+    "version": "Policy version that the step made.",
+    "wall_s": "Time since the run began, without the time between two starts.",
+    "batch_reward_mean": "Mean reward of the trained groups.",
+    "batch_groups": "Groups of the batch.",
+    "batch_tokens": "Tokens of the batch.",
+    "draws_per_trained_group": "Draws that ended while the batch was filled, over its groups.",
+    "actor_tokens_per_s": "Tokens that all actors generated, over wall time.",
+    "useful_tokens_per_s": "Tokens that fed the loss, over wall time.",
+    "weight_publish_s": "Time to publish the newest version, in the background.",
+    "weight_stall_s_mean": "Mean stall of an engine by a weight update.",
+    "weight_stall_s_max": "Longest stall of an engine by a weight update.",
+    "weight_proof_diff_mean": "Mean difference, engine and learner, of the log-probabilities of fixed tokens.",
+    "weight_proof_diff_max": "Largest of these differences of one update.",
+    "weight_proof_s_mean": "Mean time until an engine had scored these tokens, while it went on generating.",
+    "lag_mean": "Mean lag of the trained tokens, in versions.",
+    "lag_max": "Greatest lag of a trained token, in versions.",
+}
+"""The other fields of every line."""
+
+ALWAYS: Final = (*STEP, *SCORED, *TOTALS, *LEARNER)
+"""Fields of every line. Some lines have more: `kl_ref_mean`, and the fields of `FAMILIES`."""
+
+ACTOR: Final = {
+    "tokens_generated_total": TOTALS["tokens_generated_total"],
+    "tokens_wasted_total": TOTALS["tokens_wasted_total"],
+    "completions_total": "Completions that were verified.",
+    "sequences_running": "Sequences that the engine computes.",
+    "sequences_waiting": "Sequences that the engine has accepted and not begun.",
+    "kv_cache_used_ratio": "Share of the KV cache in use.",
+    "weight_updates_total": "Versions that the engine applied in flight.",
+    "weight_update_failures_total": "Failed tries to fetch or apply a version.",
+    "weight_stall_s_total": "Time that weight updates stalled the engine.",
+    "weight_stall_s_max": STEP["weight_stall_s_max"],
+    "weight_proofs_total": "Versions whose log-probabilities of fixed tokens were compared with the learner's.",
+    "weight_proof_diff_max": STEP["weight_proof_diff_max"],
+    "weight_proof_s_total": "Time until these tokens had been scored.",
+    "verifier_s_total": "Time that verdicts took.",
+    "commits_late_total": "Results that the queue refused because their lease had expired.",
+    "commits_duplicate_total": "Results that the queue refused because their draw was done.",
+    "policy_version": "Policy version that computes the next token; -1 before the first.",
+    "verifier_queue_depth": "Checks that wait for a worker.",
+    "verifier_checks_total": "Checks that workers did.",
+    "verifier_busy_s_total": "Time that workers worked on checks.",
+    "verifier_kills_total": "Workers that were killed at a deadline.",
+    "verifier_starts_total": "Workers that were started.",
+    "verifier_cpu_s_total": "Processor time of sandboxed programs.",
+    "verifier_outcomes_total": "Checks by how they ended: `done`, `limit`, or a kind of error.",
+    "verifier_calls_total": "Requests to the service of a judge or reward model.",
+    "verifier_retries_total": "Requests that were sent again after a failure.",
+    "verifier_openings_total": "How often the circuit breaker of a service opened.",
+    "verifier_breaker_open": "1 while the circuit breaker of a service is open.",
+    "verifier_cache_hits_total": "Answers of a service that were known already.",
+}
+"""Exported by each actor. Those that begin with `verifier_` have the label `part`, and the outcomes `kind` too."""
+
+LAUNCHER: Final = {
+    "actors_wanted": "Actors that the run should have.",
+    "actors_running": "Actors that have a process.",
+    "actors_quarantined": "Actors that are not started again.",
+    "engine_devices": "GPUs of one engine; without GPUs 1, its core.",
+    "actor_deaths_total": "Actors that died.",
+    "learner_restarts_total": "Restarts of the learner.",
+    "prompts_queued": "Prompts that wait for an actor.",
+    "prompts_leased": "Prompts that actors work on.",
+    "results_waiting": "Results that wait for their outcome.",
+    "since_step_s": "Time since the launcher saw the last new step, or since it began.",
+    "step_period_s_median": "Median time between the last steps, at most 32; 0 before the second step.",
+    "steps_wanted": "Steps of the whole run, `schedule.steps`.",
+    "steps_since_checkpoint": "Steps since the newest complete checkpoint.",
+    "checkpoint_every_steps": "Steps between two checkpoints, `checkpoint.every`.",
+    "disk_free_ratio": "Free share of the file system that holds the run.",
+    "lag_bound": "The greatest lag that is allowed, `schedule.max_lag`.",
+}
+"""Exported by the launcher."""
+
+REDIS: Final = {
+    "redis_memory_bytes": "Resident memory of the embedded Redis.",
+    "redis_host_memory_bytes": "Memory of the host of the embedded Redis.",
+}
+"""Exported by the process of the embedded Redis."""
+
+RANK: Final = {
+    "rank_step": "Step that the rank got last.",
+    "rank_wait_s_total": "Time that the rank waited for steps.",
+    "rank_busy_s_total": "Time that the rank worked on steps.",
+}
+"""Exported by each rank of the learner."""
+
+SOMETIMES: Final = {"kl_ref_mean": "Estimate of the divergence of the policy from the reference."}
+
+HELP: Final = STEP | SCORED | TOTALS | LEARNER | SOMETIMES | ACTOR | LAUNCHER | REDIS | RANK
+"""What each metric without a placeholder in its name means."""
+
+
+class Family(NamedTuple):
+    """Fields of a line that differ in one part of their name. In Prometheus that part is a label."""
+
+    pattern: str
+    """The field; `{}` is the part."""
+    name: str
+    """The Prometheus metric, without its prefix. `_total`: a counter of the values of all lines."""
+    label: str
+    help: str
+    parts: tuple[str, ...] = ()
+    """The only parts there are; empty: any part."""
+
+    @property
+    def is_history(self) -> bool:
+        """Whether the fields are totals of the history, and not the counts of one line."""
+        return self.pattern.endswith("_total")
+
+    def part(self, field: str) -> str | None:
+        """The part of a field that belongs to the family; None for other fields."""
+        part = _between(field, self.pattern)
+        return part if part and (not self.parts or part in self.parts) else None
+
+
+OUTCOMES: Final = ("trained", "zero_gradient", "stale", "masked", "failed", "lost", "evaluation")
+"""Where generated tokens end. Each token has one outcome."""
+
+_PARTS: Final = {
+    "groups": ("groups_total", "Scored groups, before filtering."),
+    "failed": ("groups_failed_total", "Draws that failed."),
+    "solve_rate_mean": ("solve_rate_mean", "Mean share of solved completions of the groups since the last step."),
+    "completion_tokens_mean": ("completion_tokens_mean", "Mean length of the completions since the last step."),
+    "truncated_fraction": ("truncated_fraction", "Share of these completions that reached the length limit."),
+}
+_OF = {"verifier": " By verifier.", "source": " By data source: a file or a hub set."}
+
+FAMILIES: Final = (
+    Family("tokens_{}_total", "tokens_by_outcome_total", "outcome", "Tokens by where they ended.", OUTCOMES),
+    *(
+        Family(f"{of}_{{}}_{field}", f"{of}_{name}", of, about + by)
+        for of, by in _OF.items()
+        for field, (name, about) in _PARTS.items()
+    ),
+    Family("reward_{}_mean", "verifier_reward_mean", "verifier", "Mean reward since the last step. By verifier."),
+    Family("source_{}_reward_mean", "source_reward_mean", "source", "Mean reward since the last step." + _OF["source"]),
+    Family("failures_{}", "failures_total", "cause", "Draws that failed. By cause."),
+)
+"""The labelled metrics that come from lines. The first that fits a field has it."""
+
+FLAT: Final = {
+    "reward_{}_mean": "Mean reward that a verifier gave since the last step.",
+    "reward_{}_std": "Standard deviation of the rewards that a verifier gave since the last step.",
+    "logged_{}": "Mean over groups of a value that a user function logged.",
+    "eval_{}": "A result of the newest evaluation of a set.",
+}
+"""Fields that keep their whole name in Prometheus too, because users name the sets, functions and values."""
+
+_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1200, 3600)
+_VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
+
+
+class Histogram(NamedTuple):
+    """A distribution of one value for each completion, group or token."""
+
+    help: str
+    buckets: tuple[float, ...]
+    """Upper bounds, inclusive."""
+    labels: tuple[str, ...] = ()
+
+
+HISTOGRAMS: Final = {
+    "completion_tokens": Histogram("Length of the completions of draws that ended.", tuple(2**i for i in range(4, 18))),
+    "token_lag_versions": Histogram("Lag of each token of the groups that a step took.", _VERSIONS),
+    "kv_cache_age_versions": Histogram("Versions between the first and the last token of a completion.", _VERSIONS),
+    "queue_s": Histogram("Time from the draw of a prompt until an engine began it.", _SECONDS),
+    "group_s": Histogram("Time from the first token of a group until its last verdict.", _SECONDS),
+    "verification_s": Histogram("Time that one verdict took.", _SECONDS, ("verifier",)),
+}
+"""Distributions since the start of the orchestrator, over the training draws that ended with a group."""
+
+_UNITS = (
+    ("_s_mean", "_seconds_mean"),
+    ("_s_max", "_seconds_max"),
+    ("_s_median", "_seconds_median"),
+    ("_s_total", "_seconds_total"),
+    ("_per_s", "_per_second"),
 )
 
-# Totals of the current history, in draws and completion tokens.
-TOTALS = (
-    "prompts_drawn_total",
-    "groups_trained_total",
-    "groups_zero_gradient_total",
-    "groups_stale_total",
-    "groups_failed_total",
-    "groups_in_flight",
-    "duplicates_refused_total",
-    "tokens_generated_total",
-    "tokens_trained_total",
-    "tokens_wasted_total",
-)
 
-# Reported by the learner for a step, over all its ranks (`StepReport.values`).
-LEARNER = (
-    "loss",
-    "grad_norm",
-    "lr",
-    "clip_fraction_low",
-    "clip_fraction_high",
-    "tis_clip_fraction",
-    "logprob_diff_mean",
-    "logprob_diff_mean_fresh",
-    "kl_engine_learner",
-    "kl_engine_learner_fresh",
-    "entropy_mean",
-    "learner_step_s",
-    "learner_wait_s",
-)
+def prometheus_name(name: str) -> str:
+    """The Prometheus name of a metric."""
+    name = re.sub(r"\W", "_", name)
+    for ending, unit in _UNITS:
+        if name.endswith(ending):
+            return f"olmorl_{name.removesuffix(ending)}{unit}"
+    return f"olmorl_{name[:-2]}_seconds" if name.endswith("_s") else f"olmorl_{name}"
 
-# The other fields of every line.
-STEP = (
-    "step",
-    "incarnation",
-    "version",
-    "wall_s",
-    "batch_reward_mean",
-    "batch_groups",
-    "batch_tokens",
-    "actor_tokens_per_s",
-    "useful_tokens_per_s",
-    "weight_publish_s",
-    "weight_stall_s_mean",
-    "weight_stall_s_max",
-    "weight_proof_diff_mean",
-    "weight_proof_diff_max",
-    "weight_proof_s_mean",
-    "lag_mean",
-    "lag_max",
-)
 
-ALWAYS = (*STEP, *SCORED, *TOTALS, *LEARNER)
-"""Fields of every line. Some lines have more: `reward_<verifier>_mean` and `_std`, `logged_<name>_mean` (logged by user
-functions), `kl_ref_mean`, and `eval_<name>_*`, for instance `eval_<name>_<verifier>_mean` and
-`eval_<name>_logged_<name>_mean`."""
+def family_of(field: str) -> tuple[Family, str] | None:
+    """The labelled metric of a field, and the value of its label; None for other fields."""
+    return next(((family, part) for family in FAMILIES if (part := family.part(field))), None)
+
+
+def meaning(name: str) -> str | None:
+    """The help text of a metric that keeps its name in Prometheus; None for names that are not in this file."""
+    return HELP.get(name) or next((about for pattern, about in FLAT.items() if _between(name, pattern)), None)
+
+
+def _between(text: str, pattern: str) -> str:
+    """What `text` has in the place of `{}`; empty when it does not fit the pattern."""
+    begin, _, end = pattern.partition("{}")
+    fits = text.startswith(begin) and text.endswith(end) and len(text) > len(begin) + len(end)
+    return text[len(begin) : len(text) - len(end)] if fits else ""
 
 
 def of_evaluation(line: Mapping[str, T]) -> dict[str, T]:

@@ -53,6 +53,11 @@ class RunFiles:
         return self.run_dir / "evaluated.json"
 
     @property
+    def process_events(self) -> Path:
+        """Every start, state and end of a process, one a line."""
+        return self.run_dir / "process_events.jsonl"
+
+    @property
     def export(self) -> Path:
         """The finished policy as a Hugging Face folder."""
         return self.run_dir / "export"

@@ -17,6 +17,8 @@ def literal(value: Any) -> str:
         return '"' + "".join(_ESCAPED.get(sign, sign) for sign in value) + '"'
     if isinstance(value, list | tuple):
         return "[" + ", ".join(literal(v) for v in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(k)} = {literal(v)}" for k, v in value.items()) + "}"
     return repr(value)
 
 

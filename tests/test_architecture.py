@@ -42,8 +42,10 @@ ROOMS: dict[str, dict[str, str]] = {
     "deploy": {
         "cluster": "control credentials",
         "control": "credentials view",
+        "plan": "arguments cluster control view",
         "preflight": "arguments cluster credentials demo processes supervision view wiring",
         "processes": "cluster credentials view wiring",
+        "report": "control view",
         "supervision": "cluster control credentials processes view wiring",
         "verify": "arguments control view",
     },
@@ -137,7 +139,7 @@ def test_every_code_folder_is_packaged_and_linked() -> None:
     folders = {path.parent.relative_to(ROOT) for path in code_files()}
     folders |= {
         p.parent.relative_to(ROOT)
-        for kind in ("toml", "lua", "json")
+        for kind in ("toml", "lua", "json", "html", "css", "js")
         for f in FOLDERS
         for p in (ROOT / f).rglob(f"*.{kind}")
     }

@@ -36,6 +36,7 @@ MODULES = {
     "olmorl-ctl": "olmorl.deploy.control.cli",
     "olmorl-data": "olmorl.deploy.prepare_data",
     "olmorl-verify": "olmorl.deploy.verify.cli",
+    "olmorl-report": "olmorl.deploy.report.cli",
 }
 CANNOT_RUN = {
     "ray start": "starts a cluster that outlives the test, on ports of its own",
@@ -222,6 +223,7 @@ STANDS_FOR = {
     "N": "3",
     "S": "3",
     "ACTOR": "actor-0",
+    "PROMPT_ID": "17",
     "FOLDER": "export",
     "HEAD:6379": "10.0.0.1:6379",
 }

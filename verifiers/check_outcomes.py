@@ -68,5 +68,5 @@ def numbers(counters: Any) -> dict[str, float]:
         if isinstance(value, Mapping):
             found |= {f"{one.name}.{key}": number for key, number in value.items()}
         else:
-            found[one.name] = value
+            found[one.name] = float(value) if isinstance(value, bool) else value
     return found

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from argparse import ArgumentError
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any, Final, NoReturn
 
 from olmorl import config
+from olmorl.errors import ConfigError
 from olmorl.ports import Sampling
 
+OWNED: Final[Mapping[str, str]] = {
+    "model": "set model.path",
+    "tokenizer": "set model.tokenizer",
+    "trust_remote_code": "set model.trust_remote_code",
+    "dtype": "set model.dtype",
+    "seed": "set run.seed",
+    "max_model_len": "set actors.max_model_len",
+    "max_num_seqs": "set actors.max_running",
+    "max_num_batched_tokens": "set actors.max_batched_tokens",
+    "tensor_parallel_size": "set actors.tensor_parallel",
+    "gpu_memory_utilization": "set actors.gpu_memory_utilization",
+    "kv_cache_memory_bytes": "set actors.kv_cache_gib, on GPUs actors.gpu_memory_utilization",
+    "enforce_eager": "set actors.enforce_eager",
+    "enable_prefix_caching": "set actors.prefix_caching",
+    "data_parallel_size": "start more engines with actors.engines_per_node or actors.nodes",
+    "pipeline_parallel_size": "an engine has the GPUs of actors.tensor_parallel",
+    "prefill_context_parallel_size": "an engine has the GPUs of actors.tensor_parallel",
+    "nnodes": "an engine is on one host",
+    "distributed_executor_backend": "an engine starts its own processes",
+    "logprobs_mode": "the learner needs the probabilities that tokens were sampled with",
+    "worker_extension_cls": "it loads new weights",
+    "skip_tokenizer_init": "answers are decoded for the verifiers",
+    "disable_log_stats": "the actor reads the load of its engine from them",
+}
+"""Arguments of vLLM that a recipe cannot pass on, and why or what to do instead."""
 LOADER = "olmorl.actors.vllm_engine.weight_loader.StagedWeightLoader"
 
 
@@ -14,6 +44,10 @@ def engine_arguments(model: config.Model, actors: config.Actors, max_model_len: 
     """The keywords of `AsyncEngineArgs`."""
     from vllm.platforms import current_platform
 
+    passed = passed_on(actors.vllm)
+    overrides = passed.pop("hf_overrides", None) or {}
+    if model.fp32_head:
+        overrides = {**overrides, "head_dtype": "float32"}
     batched_tokens = actors.max_batched_tokens
     platform: dict[str, Any] = {"gpu_memory_utilization": actors.gpu_memory_utilization}
     if current_platform.is_cpu():
@@ -21,23 +55,91 @@ def engine_arguments(model: config.Model, actors: config.Actors, max_model_len: 
         kv_cache_bytes = int(actors.kv_cache_gib * 2**30)
         platform = {"kv_cache_memory_bytes": kv_cache_bytes, "enable_chunked_prefill": False}
         batched_tokens = batched_tokens and max(batched_tokens, max_model_len)
-    return platform | {
-        "model": model.path,
-        "tokenizer": model.tokenizer,
-        "trust_remote_code": model.trust_remote_code,
-        "dtype": model.dtype,
-        "seed": seed,
-        "max_model_len": max_model_len,
-        "max_num_seqs": actors.max_running,
-        "max_num_batched_tokens": batched_tokens,
-        "tensor_parallel_size": actors.tensor_parallel,
-        # Inside a Ray placement group vLLM would choose its Ray executor, which needs a bundle for each GPU.
-        "distributed_executor_backend": "mp" if actors.tensor_parallel > 1 else None,
-        "enforce_eager": actors.enforce_eager,
-        "enable_prefix_caching": actors.prefix_caching,
-        "logprobs_mode": "processed_logprobs",
-        "worker_extension_cls": LOADER,
-    }
+    return (
+        platform
+        | passed
+        | {
+            "hf_overrides": overrides,
+            "model": model.path,
+            "tokenizer": model.tokenizer,
+            "trust_remote_code": model.trust_remote_code,
+            "dtype": model.dtype,
+            "seed": seed,
+            "max_model_len": max_model_len,
+            "max_num_seqs": actors.max_running,
+            "max_num_batched_tokens": batched_tokens,
+            "tensor_parallel_size": actors.tensor_parallel,
+            # Inside a Ray placement group vLLM would choose its Ray executor, which needs a bundle for each GPU.
+            "distributed_executor_backend": "mp" if actors.tensor_parallel > 1 else None,
+            "enforce_eager": actors.enforce_eager,
+            "enable_prefix_caching": actors.prefix_caching,
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": LOADER,
+        }
+    )
+
+
+def refuse_owned(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for an argument that other keys decide. Imports no vllm."""
+    for name in given:
+        if reason := OWNED.get(name):
+            raise ConfigError(f"actors.vllm.{name} cannot be set here: {reason}")
+    overrides = given.get("hf_overrides")
+    if isinstance(overrides, dict) and "head_dtype" in overrides:
+        raise ConfigError("actors.vllm.hf_overrides.head_dtype cannot be set here: set model.fp32_head")
+
+
+def passed_on(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of `actors.vllm`, as vLLM's own command line reads them.
+
+    Raises:
+        ConfigError: an unknown argument, one that other keys decide, or a value that vLLM refuses.
+    """
+    refuse_owned(given)
+    if not given:
+        return {}
+    from vllm import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    def refuse(message: str) -> NoReturn:
+        raise ValueError(message)
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False, add_help=False))
+    parser.error = refuse  # by itself it prints the usage and exits
+    known = {action.dest: action for action in parser._actions}
+    values = {}
+    for name, value in given.items():
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]!r}?" if close else "`vllm serve --help=all` lists them"
+            raise ConfigError(f"actors.vllm.{name}: vLLM has no such argument; {hint}")
+        try:
+            read = parser.parse_args(_words(known[name], value))
+        except (ArgumentError, ValueError) as error:
+            said = error.message if isinstance(error, ArgumentError) else str(error)
+            raise ConfigError(f"actors.vllm.{name} = {value!r}: vLLM refuses it: {said}") from None
+        values[name] = getattr(read, name)
+    return values
+
+
+def _words(action: Any, value: Any) -> list[str]:
+    """An argument as the words of a command line."""
+    positive, *others = action.option_strings
+    if isinstance(value, bool) and action.nargs == 0:
+        negative = next((flag for flag in others if flag.startswith("--no-")), None)
+        return [positive] if value else [negative] if negative else []
+    if isinstance(value, list) and action.nargs in ("+", "*"):
+        return [positive, *map(str, value)]
+    return [positive, value if isinstance(value, str) else json.dumps(value)]
+
+
+def engine_config(arguments: Mapping[str, Any]) -> Any:
+    """vLLM's checked configuration. Raises ValueError or OSError for what does not fit the model or this hardware."""
+    from vllm import AsyncEngineArgs
+    from vllm.usage.usage_lib import UsageContext
+
+    # Without a context, vLLM takes its smallest batch of tokens on every hardware.
+    return AsyncEngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
 
 
 def sampling_params(sampling: Sampling) -> Any:

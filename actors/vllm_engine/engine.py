@@ -1,6 +1,6 @@
 """vLLM behind the `Engine` port: continuous batching, and weights that change between two of its steps.
 
-the actor's process             EngineCore                worker, one per GPU or core
+the actor's process             EngineCore                worker, one per GPU; on CPU a part of EngineCore
 VllmEngine, AsyncLLM   ──RPC──>  scheduler  ──────────────>  model, StagedWeightLoader
   └── reaper.py                                              └── maps the staged file
 """
@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from olmorl import codec, config
-from olmorl.actors.vllm_engine.arguments import engine_arguments, sampling_params, scoring_params
+from olmorl.actors.vllm_engine.arguments import engine_arguments, engine_config, sampling_params, scoring_params
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
-from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes
+from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes, file_signature
 from olmorl.building import describe, would_repeat
 from olmorl.clock import within
 from olmorl.errors import EngineDied, ModelError, StartError, WeightError
@@ -115,15 +115,15 @@ class VllmEngine:
         """Start the processes; blocks, so it runs in a thread."""
         output = ErrorOutput()
         with _LOADING, self._processes.starting(_variables(self._core, self._actors.start_deadline_s)):
-            from vllm import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
             arguments = engine_arguments(self._model, self._actors, self._max_model_len, self._seed)
             try:
-                vllm_config = AsyncEngineArgs(**arguments).create_engine_config()
+                vllm_config = engine_config(arguments)
                 self._shapes = checkpoint_shapes(_folder(self._model.path))
             except (OSError, ValueError) as error:
-                raise ModelError(f"{self._model.path}: vLLM cannot use this model: {error}") from error
+                settings = f" with actors.vllm = {self._actors.vllm}" if self._actors.vllm else ""
+                raise ModelError(f"{self._model.path}: vLLM cannot use this model{settings}: {error}") from error
             try:
                 self._llm = AsyncLLM.from_vllm_config(vllm_config)
             except Exception as error:
@@ -187,7 +187,9 @@ class VllmEngine:
     # --- weights --------------------------------------------------------------------------------
 
     async def update(self, staged: StagedWeights) -> Update:
-        """Apply a version between two steps. An update that has begun is finished, also when the caller is cancelled.
+        """Apply a version between two steps, on all workers or on none.
+
+        An update that has begun is finished, also when the caller is cancelled.
 
         Raises:
             WeightError: the weights do not fit; the engine continues with its version.
@@ -205,23 +207,25 @@ class VllmEngine:
     async def _swap(self, llm: Any, staged: StagedWeights) -> Update:
         core = llm.engine_core
         version = staged.manifest.version
+        arguments = (str(staged.path), file_signature(staged.path), codec.encode(staged.manifest))
+        refusals = await self._call(core.collective_rpc_async("check_staged_weights", None, arguments))
+        if any(refusals):
+            raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")
         await self._call(core.pause_scheduler_async("keep", False))
         # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same way, so
         # the time between them is the time between the two events in the engine core.
         paused_at = time.monotonic()
         try:
-            arguments = (str(staged.path), codec.encode(staged.manifest))
-            refusals = await self._call(core.collective_rpc_async("load_staged_weights", None, arguments))
-            if not any(refusals):
-                await self._call(core.set_weight_version_async(str(version)))
-                self._version = version
+            loaded = await self._call(core.collective_rpc_async("load_staged_weights", None, arguments))
+            if set(loaded) != {str(version)}:
+                raise RuntimeError(f"its workers answered {loaded}")
+            await self._call(core.set_weight_version_async(str(version)))
+            self._version = version
         except BaseException as error:
             self._cause = f"weights {version} were loaded in part: {error}"
             await self.stop()
             raise EngineDied(self._cause) from error
         await self._call(core.resume_scheduler_async())
-        if any(refusals):
-            raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")
         return Update(version, time.monotonic() - paused_at)
 
     async def score(self, token_ids: Sequence[int]) -> Floats:
@@ -329,6 +333,8 @@ def _variables(core: int | None, ready_timeout_s: float) -> dict[str, str]:
     }
     if core is not None:
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
+        # On CPU, 0 means no process of its own for the worker. vLLM needs one to set the threads, and here it is one.
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     return variables
 
 

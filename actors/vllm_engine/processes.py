@@ -82,7 +82,7 @@ class EngineProcesses:
         self._shared_memory = reaper.shared_memory([process.pid for process in self._known])
 
     def pin(self, core: int) -> None:
-        """Keep every thread on one core: the scheduler alternates with its worker, and would disturb the learner."""
+        """Keep every thread on one core: others would disturb the learner."""
         for process in self._known or ():
             with suppress(psutil.NoSuchProcess, ProcessLookupError):
                 for thread in process.threads():

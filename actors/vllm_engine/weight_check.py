@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -37,6 +38,12 @@ def _file_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise ModelError(
             f"{path}: not a safetensors file, or a part of one: download it again (a pointer of git-lfs: git lfs pull)"
         ) from None
+
+
+def file_signature(file: Path | int) -> str:
+    """Says which file it is, and changes when the file is written again. `file` may be a descriptor."""
+    status = os.stat(file)  # noqa: PTH116  # a Path has no descriptor
+    return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 
 def check_fit(staged: StagedWeights, shapes: Shapes, *, tied: bool) -> None:

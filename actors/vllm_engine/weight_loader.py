@@ -6,6 +6,7 @@ import logging
 import mmap
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +18,44 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
 
 from olmorl import codec
+from olmorl.actors.vllm_engine.weight_check import file_signature
 from olmorl.messages import Buffer, WeightsReady
 
 
 class StagedWeightLoader:
-    """Mixed into vLLM's worker. Loads a version wholly or raises; it is called between two engine steps only."""
+    """Mixed into vLLM's worker. A version is loaded only after all workers of the engine have accepted it.
+
+    Both calls come between two engine steps.
+    """
 
     # `self` is vLLM's Worker, which refuses mixins that declare any attribute it has.
-    def load_staged_weights(self: Any, path: str, manifest: bytes) -> str:
+    def check_staged_weights(self: Any, path: str, signature: str, manifest: bytes) -> str:
+        """Why this worker cannot load a staged version; empty when it can. Changes nothing.
+
+        Args:
+            signature: of the file whose bytes were compared with the published hashes.
+        """
+        ready: WeightsReady = codec.decode(manifest, WeightsReady)
+        try:
+            with _map(Path(path), signature) as file:
+                problems = _misfits(ready.buffers, len(file))
+        except (OSError, ValueError) as error:
+            problems = [str(error)]
+        return f"worker {self.rank}: {'; '.join(problems[:5])}" if problems else ""
+
+    def load_staged_weights(self: Any, path: str, signature: str, manifest: bytes) -> str:
         """Copy a staged version into the model. Each tensor-parallel worker takes its own share of every tensor.
 
         Returns:
-            Why nothing was touched, or an empty string when every parameter has its new value.
+            The version that every parameter has now.
 
         Raises:
-            RuntimeError: some parameters are new and some are not; the engine must not go on.
+            OSError: the file is gone. Other workers may have loaded it, so the engine must not go on.
+            ValueError: the file is another one than was checked. The same.
+            RuntimeError: some parameters are new and some are not. The same.
         """
-        try:
-            file = _map(Path(path))
-        except OSError as error:
-            return f"{path} cannot be mapped: {error}"
         ready: WeightsReady = codec.decode(manifest, WeightsReady)
+        file = _map(Path(path), signature)
         model: torch.nn.Module = self.get_model()
         expected = {name for name, _ in model.named_parameters()}
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
@@ -50,7 +68,7 @@ class StagedWeightLoader:
         _check_unloaded(model, unloaded)
         if missing := expected - loaded:
             raise RuntimeError(f"no new value for {sorted(missing)[:5]} ({len(missing)} parameters in all)")
-        return ""
+        return str(ready.version)
 
 
 def _unloaded(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -90,9 +108,26 @@ def _unsaid(layers: Collection[str]) -> Iterator[None]:
         logger.removeFilter(is_news)
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(path: Path, signature: str) -> mmap.mmap:
+    """Map the file. Raises ValueError if it is another one than `signature` says."""
     with path.open("rb") as file:
+        if (found := file_signature(file.fileno())) != signature:
+            raise ValueError(f"{path} is not the file that was checked ({found}, not {signature})")
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def _misfits(buffers: Sequence[Buffer], size: int) -> list[str]:
+    """The buffers that are no tensors within a file of `size` bytes."""
+    problems = []
+    for buffer in buffers:
+        dtype = getattr(torch, buffer.dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            problems.append(f"{buffer.name} has the unknown dtype {buffer.dtype}")
+        elif dtype.itemsize * prod(buffer.shape) != buffer.num_bytes or buffer.offset + buffer.num_bytes > size:
+            problems.append(
+                f"{buffer.name} is not {buffer.num_bytes} bytes of {buffer.dtype} {buffer.shape} in the file"
+            )
+    return problems
 
 
 def _tensors(buffers: tuple[Buffer, ...], file: mmap.mmap) -> Iterator[tuple[str, torch.Tensor]]:

@@ -22,6 +22,7 @@ class Placement:
     actor_nodes: int
     engines_per_node: int
     gpus_per_engine: int
+    gpus_per_node: int
     groups_in_flight: int
     """Live draws at most: the in-flight budget."""
     engine_cores: tuple[int | None, ...]
@@ -109,11 +110,12 @@ class Placement:
 def plan(config: Config) -> Placement:
     """Work out the placement of `config`."""
     gpus = config.cluster.gpus_per_node
-    on_gpu = config.learner.device == "cuda" or bool(gpus)
+    on_gpu = config.learner.device != "cpu" and (config.learner.device == "cuda" or bool(gpus))
     per_node = GPUS_OF_A_NODE if gpus is None else gpus
     tensor_parallel = config.actors.tensor_parallel
-    engines = config.actors.engines_per_node or (max(1, per_node // tensor_parallel) if on_gpu else 1)
     ranks = config.learner.ranks_per_node
+    for_engines = per_node - ranks if config.cluster.address is None and config.actors.nodes == 1 else per_node
+    engines = config.actors.engines_per_node or (max(1, for_engines // tensor_parallel) if on_gpu else 1)
     num_engines = config.actors.nodes * engines
     engine_cores, rank_cores = (
         ((None,) * num_engines, (None,) * (config.learner.nodes * ranks))
@@ -127,6 +129,7 @@ def plan(config: Config) -> Placement:
         actor_nodes=config.actors.nodes,
         engines_per_node=engines,
         gpus_per_engine=tensor_parallel,
+        gpus_per_node=per_node if on_gpu else 0,
         groups_in_flight=(config.schedule.batches_ahead + 1) * config.schedule.prompts_per_step,
         engine_cores=engine_cores,
         rank_cores=rank_cores,

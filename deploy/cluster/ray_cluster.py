@@ -25,10 +25,10 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from olmorl.config import Cluster as Settings
-from olmorl.deploy.cluster import named_actors
+from olmorl.config import Config
+from olmorl.deploy.cluster import hardware, named_actors
 from olmorl.deploy.cluster.local_ray import OwnRay
-from olmorl.deploy.cluster.placement import Placement
+from olmorl.deploy.cluster.placement import Placement, plan
 from olmorl.deploy.cluster.ray_health import Head, OwnDaemons, RayWatch
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.control import signals
@@ -56,12 +56,15 @@ class RayCluster:
 
     Args:
         run: the name of that namespace.
+        outlives_launcher: False for checks, whose processes and places end with the launcher.
     """
 
-    def __init__(self, settings: Settings, plan: Placement, run: str) -> None:
-        self._settings = settings
-        self._plan = plan
+    def __init__(self, config: Config, run: str, outlives_launcher: bool = True) -> None:
+        self.config = config
+        """The recipe. Within the cluster its device is decided."""
+        self._settings = config.cluster
         self._run = run
+        self._lifetime: str | None = "detached" if outlives_launcher else None
         self._learner: PlacementGroup | None = None
         self._watch: RayWatch | None = None
         self._own: OwnRay | None = None
@@ -72,7 +75,39 @@ class RayCluster:
             self._start_here()
         else:
             self._join(self._settings.address)
+        try:
+            self._decide_hardware()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
+
+    @property
+    def _plan(self) -> Placement:
+        return plan(self.config)
+
+    @property
+    def hardware(self) -> str:
+        """What the run uses of the hardware, for people."""
+        return hardware.describe(self.config, _gpus_of_nodes())
+
+    def _decide_hardware(self) -> None:
+        """Decide between GPUs and CPU. Nodes may still be joining, so too few of them are waited for.
+
+        Raises:
+            UserError: the plan does not fit the nodes.
+        """
+        give_up = time.monotonic() + (0.0 if self._own else self._settings.wait_s)
+        while True:
+            try:
+                self.config = hardware.decide(self.config, _gpus_of_nodes())
+            except ResourceError:
+                if time.monotonic() > give_up:
+                    raise
+                with signals.raising():
+                    time.sleep(_LONGEST_PAUSE_S)
+            else:
+                return
 
     def _start_here(self) -> None:
         plan = self._plan
@@ -208,7 +243,7 @@ class RayCluster:
             bundles,
             strategy=strategy,
             name=f"{self._run}/{secrets.token_hex(4)}",
-            lifetime="detached",
+            lifetime=self._lifetime,
             bundle_label_selector=labels,
         )
         wait_s = 0.0 if self._settings.address is None and not _possible(bundles) else wait_s
@@ -242,7 +277,7 @@ class RayCluster:
         group, index = place
         options: dict[str, Any] = {
             "name": named_actors.start_of(name),
-            "lifetime": "detached",
+            "lifetime": self._lifetime,
             "num_cpus": 0,
             "num_gpus": gpus,
             "max_restarts": 0,
@@ -281,6 +316,12 @@ def _no_cluster(address: str, why: str) -> ResourceError:
         f"no Ray cluster answers at {address} ({why}): start one with `ray start --head`, have this host join it with "
         "`ray start --address HEAD:6379`, and give every host the same RAY_AUTH_TOKEN"
     )
+
+
+def _gpus_of_nodes() -> list[int]:
+    """GPUs of each node that can hold processes."""
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    return [int(node.get("GPU", 0)) for node in nodes if node.get("CPU") or node.get("GPU")]
 
 
 def _possible(bundles: list[dict[str, float]]) -> bool:

@@ -16,6 +16,7 @@ from olmorl.deploy.view.tables import (
     show_ledger,
     show_message,
     show_status,
+    show_trace,
 )
 from olmorl.errors import DataError, OlmoRLError, ResourceError
 
@@ -25,6 +26,7 @@ Look at a run, and control it.
   olmorl-ctl runs/demo status                 its state: its last step, its actors, what it waits for
   olmorl-ctl runs/demo ledger                 how its draws ended; --json: one object per draw
   olmorl-ctl runs/demo figure reward.png      its curves as a picture
+  olmorl-ctl runs/demo trace 17               the story of prompt 17, from its draw to its end
   olmorl-ctl runs/demo export FOLDER          a checkpoint (--step N, else the newest) as a Hugging Face folder
 
   olmorl-ctl runs/demo actors                 the actors, one a row
@@ -82,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     add("ledger", "every draw and its outcome", show_ledger)
     figure = add("figure", "its curves as a picture", show_figure)
     figure.add_argument("file", type=Path, help="where to: .png, .svg or .pdf")
+    trace = add("trace", "the story of one prompt: drawn, leased, written, verified, filtered or trained", show_trace)
+    trace.add_argument("prompt", type=int, metavar="PROMPT_ID", help="its number, as in `ledger` and the rollouts")
     to = add("export", "a checkpoint as a Hugging Face folder; the run may be over", export)
     to.add_argument("folder", type=Path, help="where to: a folder that is empty or not there")
     to.add_argument("--step", type=int, metavar="N", help="the checkpoint of step N; default: the newest complete one")

@@ -1,14 +1,16 @@
 """The table of checks before a run: `olmorl-launch RECIPE.toml --preflight`, and always before a run of several nodes.
 
-Host checks run on the hosts of the cluster that they concern, side by side, the others once. All of them run, so that
-one look tells all there is to mend.
+Host checks run on the hosts of the cluster that they concern, side by side, the others once. The last ones run in the
+places of an engine and of the learner. All of them run, so that one look tells all there is to mend.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -23,10 +25,14 @@ from rich.text import Text
 
 from olmorl import config
 from olmorl.deploy.cluster.placement import Placement, plan
-from olmorl.deploy.preflight import checks, logprob_check
+from olmorl.deploy.cluster.ray_cluster import BY_NODES, RayCluster
+from olmorl.deploy.cluster.remote_process import RemoteProcess
+from olmorl.deploy.preflight import checks
+from olmorl.deploy.preflight.logprob_check import AskedEngine, AskedRank, compare
 from olmorl.deploy.processes import actor_process, rank_process
 from olmorl.errors import OlmoRLError, ResourceError, unwritable
 
+_AGREEMENT, _ENGINE_AND_RANKS = "log-probabilities", "an engine and the ranks"
 HOST_DEADLINE_S = 180.0
 CLOCKS_MAY_DIFFER_S = 2.0
 
@@ -41,16 +47,15 @@ class CheckResult(NamedTuple):
     """The finding, or the error with its fix."""
 
 
-def examine(settings: config.Config, console: Console) -> None:
+def examine(cluster: RayCluster, console: Console) -> None:
     """Run every check on the cluster that this process has joined, and print the table.
 
     Raises:
         ResourceError: at least one failed.
     """
-    placed = plan(settings)
     with console.status("preflight") as status:
         results = []
-        for result in _results(settings, placed):
+        for result in _results(cluster):
             results.append(result)
             status.update(f"preflight: {result.check} on {result.host} done")
     console.print(_table(results))
@@ -61,7 +66,9 @@ def examine(settings: config.Config, console: Console) -> None:
         )
 
 
-def _results(settings: config.Config, placed: Placement) -> Iterator[CheckResult]:
+def _results(cluster: RayCluster) -> Iterator[CheckResult]:
+    settings = cluster.config
+    placed = plan(settings)
     tree = settings.model_dump(mode="json")
     real, passed = settings.run.mode == "real", True
     for name, check in checks.ONCE.items():
@@ -71,9 +78,10 @@ def _results(settings: config.Config, placed: Placement) -> Iterator[CheckResult
             yield result
     names = [name for name in checks.ON_HOSTS if real or name in checks.WITHOUT_A_MODEL]
     yield from _of_hosts(settings, _shared_folders(settings), placed, names)
-    if real:
-        agree = partial(_agreement, settings, placed, tree) if passed else _not_yet
-        yield _attempt("log-probabilities", "an actor and a rank", agree)
+    if real and passed:
+        yield from asyncio.run(_in_places(cluster, placed, tree))
+    elif real:
+        yield _attempt(_AGREEMENT, _ENGINE_AND_RANKS, _not_yet)
 
 
 class Inspector:
@@ -181,20 +189,76 @@ def _not_yet() -> str:
     raise ResourceError("not tried: mend what the launcher found first")
 
 
-def _agreement(settings: config.Config, placed: Placement, tree: Mapping[str, Any]) -> str:
-    gpus = {"num_gpus": placed.gpus_per_engine} if placed.on_gpu else {}
-    generate = _task(logprob_check.generate, num_cpus=1, env=actor_process.environment(placed), **gpus)
-    answer = _result(generate.remote(tree, placed.engine_cores[0]), settings.actors.start_deadline_s)
-    gpus = {"num_gpus": 1} if placed.on_gpu else {}
-    compare = _task(logprob_check.compare, num_cpus=1, env=rank_process.environment(settings, placed), **gpus)
-    return str(_result(compare.remote(tree, answer), settings.actors.start_deadline_s))
+async def _in_places(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]) -> list[CheckResult]:
+    """What only the processes of a run can tell: they are placed, sharded and configured as in a run."""
+    settings, results = cluster.config, []
+    try:
+        async with _ranks(cluster, placed, tree) as ranks:
+            if placed.ranks > 1:
+                speed = await _gathered(placed, ranks)
+                results.append(CheckResult("all-gather", f"{placed.learner_nodes} learner host(s)", True, speed))
+            async with _engine(cluster, placed, tree) as engine:
+                answer = await engine.call("generate", timeout_s=settings.actors.start_deadline_s)
+            scores = await _of_all(ranks, "score", answer, timeout_s=settings.actors.start_deadline_s)
+        results.append(CheckResult(_AGREEMENT, _ENGINE_AND_RANKS, True, compare(settings, answer, scores[0])))
+    except OlmoRLError as error:
+        results.append(CheckResult(_AGREEMENT, _ENGINE_AND_RANKS, False, str(error)))
+    return results
 
 
-def _task(function: Callable[..., Any], env: Mapping[str, str] | None = None, **options: Any) -> Any:
-    """A process of its own, gone when the check is done."""
-    if env is not None:
-        options["runtime_env"] = {"env_vars": dict(env)}
-    return ray.remote(max_calls=1, max_retries=0, **options)(function)
+@asynccontextmanager
+async def _ranks(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]) -> AsyncIterator[list[RemoteProcess]]:
+    """All ranks of the learner, which have met."""
+    places = await cluster.place_learner()
+    environment = rank_process.environment(cluster.config, placed)
+    ranks: list[RemoteProcess] = []
+    try:
+        for rank, place in enumerate(places):
+            asked = (tree, rank, placed.rank_cores[rank])
+            ranks.append(
+                cluster.start(AskedRank, f"preflight-{rank}", place, *asked, gpus=int(placed.on_gpu), env=environment)
+            )
+        meeting_point = await ranks[0].call("meeting_point", timeout_s=HOST_DEADLINE_S)
+        await _of_all(ranks, "join", meeting_point, placed.ranks, timeout_s=HOST_DEADLINE_S)
+        yield ranks
+    finally:
+        for process in ranks:
+            process.kill()
+        cluster.give_up(places[0])
+
+
+@asynccontextmanager
+async def _engine(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]) -> AsyncIterator[RemoteProcess]:
+    place = await cluster.place_engine(cluster.config.cluster.wait_s, BY_NODES)
+    gpus = placed.gpus_per_engine if placed.on_gpu else 0
+    environment = actor_process.environment(placed)
+    process = cluster.start(
+        AskedEngine, "preflight-engine", place, tree, placed.engine_cores[0], gpus=gpus, env=environment
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        cluster.give_up(place)
+
+
+async def _of_all(ranks: Sequence[RemoteProcess], method: str, *args: Any, timeout_s: float) -> list[Any]:
+    """The answers of all ranks. The first error ends the wait: the other ranks would wait for that rank."""
+    return await asyncio.gather(*(rank.call(method, *args, timeout_s=timeout_s) for rank in ranks))
+
+
+async def _gathered(placed: Placement, ranks: Sequence[RemoteProcess]) -> str:
+    """The speed of an all-gather, next to what the links should give."""
+    several = placed.learner_nodes > 1
+    outside = placed.ranks - (placed.ranks_per_node if several else 1)
+    answers = await _of_all(ranks, "all_gather", outside, timeout_s=HOST_DEADLINE_S)
+    slowest = min(speed for speed, _ in answers)
+    said = f"{slowest / 1e9:.2f} GB/s into each {'host from the other hosts' if several else 'rank on the host'}"
+    known = [link for _, link in answers if link is not None]
+    if not several or not known:
+        return said
+    name, link = min(known, key=lambda found: found[1])
+    return f"{said}; its links should give {link / 1e9:.1f} GB/s ({name})"
 
 
 def _result(task: Any, deadline_s: float, asked_at: float | None = None) -> Any:

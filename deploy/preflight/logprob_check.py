@@ -1,13 +1,13 @@
 """One question through one engine, and what the learner makes of each token of the answer.
 
-The two run in processes of their own, where an actor and a rank would run. What they must agree on is what training
-depends on: tokens, chat template, weights, precision and attention.
+Engine and ranks are placed, sharded and configured as in the run. What they must agree on is what training depends on:
+tokens, chat template, weights, precision and attention.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 from olmorl import config
 from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.deploy import wiring
+from olmorl.deploy.processes import rank_process, semaphores
 from olmorl.errors import ModelError
 from olmorl.ports import Sampling
 
@@ -31,9 +32,19 @@ class EngineAnswer(NamedTuple):
     text: str
 
 
-def generate(tree: Mapping[str, Any], core: int | None) -> EngineAnswer:
-    """Start an engine, sample one answer, stop it. Runs where an actor would."""
-    return asyncio.run(_ask(config.build(tree), core))
+class AskedEngine:
+    """The process of an engine that answers one question."""
+
+    def __init__(self, tree: Mapping[str, Any], core: int | None) -> None:
+        self._settings = config.build(tree)
+        self._core = core
+
+    def generate(self) -> EngineAnswer:
+        """Start the engine, sample one answer, stop it."""
+        try:
+            return asyncio.run(_ask(self._settings, self._core))
+        finally:
+            semaphores.unlink_own()
 
 
 async def _ask(settings: config.Config, core: int | None) -> EngineAnswer:
@@ -52,43 +63,52 @@ async def _ask(settings: config.Config, core: int | None) -> EngineAnswer:
     return EngineAnswer(list(prompt), said.token_ids.tolist(), said.logprobs.tolist(), said.text)
 
 
-def compare(tree: Mapping[str, Any], answer: EngineAnswer) -> str:
-    """Score the answer's tokens with the learner's own code. Runs where a rank would.
+class AskedRank:
+    """The process of a rank that scores an answer. All ranks get the same calls."""
 
-    Raises:
-        ModelError: learner and engine do not mean the same by the same tokens.
-    """
-    settings = config.build(tree)
-    learner = np.array(logprobs(settings, answer))
-    difference = np.abs(learner - answer.logprobs)
-    mean, largest = float(difference.mean()), float(difference.max())
-    allowed = TOLERANCE[settings.model.dtype]
-    if not mean <= allowed:
-        raise ModelError(
-            f"engine and learner disagree on the log-probability of {len(answer.tokens)} sampled tokens: by {mean:.3g} "
-            f"nats in the mean ({allowed:g} is allowed), by {largest:.3g} at most; see that model.path, "
-            'model.tokenizer and model.dtype are meant for each other, and try learner.attention = "eager"'
-        )
-    return f"{len(answer.tokens)} tokens; log-probabilities differ by {mean:.2g} in the mean, {largest:.2g} at most"
+    def __init__(self, tree: Mapping[str, Any], rank: int, core: int | None) -> None:
+        self._settings = config.build(tree)
+        self._rank = rank
+        self._core = core
+        self._address = ""
+
+    def meeting_point(self) -> str:
+        """A free `host:port` of this rank's host."""
+        return rank_process.meeting_point(self._settings)
+
+    def join(self, meeting_point: str, world: int) -> None:
+        """Meet the other ranks."""
+        from olmorl.learner.trainer.process_group import Ranks, join, training_device
+
+        rank_process.take_core(self._core)
+        self._address = meeting_point
+        join(Ranks(self._rank, world, meeting_point), training_device(self._settings.learner.device))
+
+    def all_gather(self, outside: int) -> tuple[float, tuple[str, float] | None]:
+        """Bytes per second from `outside` other ranks, and what the links of this host should give."""
+        from olmorl.learner.trainer import process_group
+
+        device = process_group.training_device(self._settings.learner.device)
+        speed = process_group.all_gather_bytes_per_s(outside, device)
+        return speed, process_group.links(process_group.interface_towards(self._address))
+
+    def score(self, answer: EngineAnswer) -> list[float]:
+        """Log-probabilities of the answer's tokens, by the policy that would be trained."""
+        from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
+
+        trainer = wiring.trainer(self._settings, self._rank, self._address)
+        assert isinstance(trainer, DeepSpeedTrainer)
+        try:
+            return _score(trainer, answer)
+        finally:
+            trainer.close()
+            semaphores.unlink_own()
 
 
-def logprobs(settings: config.Config, answer: EngineAnswer) -> list[float]:
-    """Of the answer's tokens, by the policy that would be trained. Raises ModelError for text that reads otherwise."""
-    import torch
-
+def _score(trainer: Any, answer: EngineAnswer) -> list[float]:
     from olmorl.learner.batching.packing import row_arrays
-    from olmorl.learner.data.loader import open_tokenizer
-    from olmorl.learner.trainer import model as models
-    from olmorl.learner.trainer.policy import PackedPolicy, policy_row
-    from olmorl.learner.trainer.process_group import training_device
     from olmorl.messages import Sample
 
-    decoded = open_tokenizer(settings.model).decode(answer.tokens, skip_special_tokens=True)
-    if decoded.strip() != answer.text.strip():
-        raise ModelError(f"engine and learner read the same tokens as {answer.text!r:.80} and {decoded!r:.80}")
-    device = training_device(settings.learner.device)
-    model = models.load(settings.model, settings.learner.attention, device).to(device).eval()
-    policy = PackedPolicy(model, settings.sampling.temperature, settings.learner.logprob_chunk)
     size = len(answer.tokens)
     sample = Sample(
         draw_id=0,
@@ -99,7 +119,29 @@ def logprobs(settings: config.Config, answer: EngineAnswer) -> list[float]:
         lags=np.zeros(size, np.int32),
         advantage=0.0,
     )
-    with torch.no_grad():
-        logprobs_T, _ = policy(policy_row(row_arrays([sample]), device))
+    logprobs_T = trainer.score(row_arrays([sample]))
     found: list[float] = logprobs_T[len(answer.prompt) :].float().tolist()
     return found
+
+
+def compare(settings: config.Config, answer: EngineAnswer, learner: Sequence[float]) -> str:
+    """Compare the log-probabilities of the engine with those of the learner.
+
+    Raises:
+        ModelError: learner and engine do not mean the same by the same tokens.
+    """
+    from olmorl.learner.data.loader import open_tokenizer
+
+    decoded = open_tokenizer(settings.model).decode(answer.tokens, skip_special_tokens=True)
+    if decoded.strip() != answer.text.strip():
+        raise ModelError(f"engine and learner read the same tokens as {answer.text!r:.80} and {decoded!r:.80}")
+    difference = np.abs(np.array(learner) - answer.logprobs)
+    mean, largest = float(difference.mean()), float(difference.max())
+    allowed = TOLERANCE[settings.model.dtype]
+    if not mean <= allowed:
+        raise ModelError(
+            f"engine and learner disagree on the log-probability of {len(answer.tokens)} sampled tokens: by {mean:.3g} "
+            f"nats in the mean ({allowed:g} is allowed), by {largest:.3g} at most; see that model.path, "
+            'model.tokenizer and model.dtype are meant for each other, and try learner.attention = "eager"'
+        )
+    return f"{len(answer.tokens)} tokens; log-probabilities differ by {mean:.2g} in the mean, {largest:.2g} at most"

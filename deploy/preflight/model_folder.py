@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from olmorl.config import Config
+from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.errors import ConfigError, ModelError
 from olmorl.learner.data.chat_templates import LightTokenizer, check_vocabulary
@@ -253,7 +254,7 @@ def cache_bytes(sizes: Architecture, heads: int, length: int, width: int) -> int
 
 def _check_cache(settings: Config, sizes: Architecture) -> None:
     """On CPU the recipe says how large the KV cache is; on a GPU the engine finds out."""
-    if plan(settings).on_gpu:
+    if hardware.is_open(settings) or plan(settings).on_gpu:
         return
     length = settings.max_model_len
     needed = cache_bytes(sizes, sizes.kv_heads, length, _DTYPE_BYTES[settings.model.dtype])

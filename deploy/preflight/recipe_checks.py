@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from difflib import get_close_matches
-from pathlib import Path
 
 from olmorl.config import Config
-from olmorl.deploy.cluster.placement import GPUS_OF_A_NODE, Placement, plan
+from olmorl.deploy.cluster import hardware
+from olmorl.deploy.cluster.placement import plan
 from olmorl.errors import ConfigError, DataError, ResourceError, of_key
 
 
@@ -24,6 +24,7 @@ def check_recipe(settings: Config) -> None:
     check_weights(settings)
     check_address(settings)
     check_templates(settings)
+    check_passed_on(settings)
 
 
 def check_objective(settings: Config) -> None:
@@ -38,8 +39,8 @@ def check_places(settings: Config) -> None:
     if settings.cluster.address is None:
         _check_cores("learner.cores", settings.learner.cores)
         _check_cores("actors.cores", settings.actors.cores)
-    if settings.run.mode == "real":
-        _check_gpus_of_a_node(settings, plan(settings))
+    if settings.run.mode == "real" and not hardware.is_open(settings):
+        hardware.check_gpus_of_a_node(settings)
 
 
 def _check_cores(key: str, cores: Sequence[int] | None) -> None:
@@ -49,29 +50,6 @@ def _check_cores(key: str, cores: Sequence[int] | None) -> None:
             f"{key} names {', '.join(map(str, missing))}, and this process may use the cores "
             f"{', '.join(map(str, here))}: name some of those, or leave {key} out"
         )
-
-
-def _check_gpus_of_a_node(settings: Config, placed: Placement) -> None:
-    tensor_parallel = settings.actors.tensor_parallel
-    if not placed.on_gpu:
-        if tensor_parallel > 1:
-            raise ConfigError(
-                f"actors.tensor_parallel = {tensor_parallel} splits an engine over GPUs, and this run has none: set it "
-                'to 1, or set learner.device = "cuda"'
-            )
-        return
-    given = settings.cluster.gpus_per_node
-    there = GPUS_OF_A_NODE if given is None else given
-    for key, needed in (
-        ("actors.tensor_parallel", tensor_parallel),
-        ("actors.engines_per_node x actors.tensor_parallel", placed.engines_per_node * tensor_parallel),
-        ("learner.ranks_per_node", placed.ranks_per_node),
-    ):
-        if needed > there:
-            raise ConfigError(
-                f"{key} = {needed} is over the GPUs of a node, {there}: lower it, or set cluster.gpus_per_node to what "
-                "a node has"
-            )
 
 
 def check_machine(settings: Config) -> None:
@@ -86,36 +64,20 @@ def check_machine(settings: Config) -> None:
     placed.check_one_machine()
     if settings.run.mode == "simulated" or not placed.on_gpu:
         return
-    here = gpus_here()
+    here = hardware.gpus_here()
     needed = placed.ranks + placed.engines * placed.gpus_per_engine
     if here == 0:
-        asked = (
-            'learner.device = "cuda"'
-            if settings.learner.device == "cuda"
-            else f"cluster.gpus_per_node = {settings.cluster.gpus_per_node}"
-        )
         raise ResourceError(
-            f"{asked}, and this machine shows no NVIDIA GPU: leave it out to run on the CPU, start the run where GPUs "
-            "are, or join a Ray cluster with --ray-address HOST:PORT"
+            f"{hardware.asked_for(settings)}, and this machine shows no NVIDIA GPU: leave it out to run on the CPU, "
+            "start the run where GPUs are, or join a Ray cluster with --ray-address HOST:PORT"
         )
     if here is not None and needed > here:
         raise ResourceError(
             f"the plan takes {needed} GPUs ({placed.ranks} learner ranks, {placed.engines} engines x "
             f"actors.tensor_parallel = {placed.gpus_per_engine}), and this machine has {here}: lower "
-            "learner.ranks_per_node, actors.engines_per_node or actors.tensor_parallel, or join a Ray cluster with "
-            "--ray-address HOST:PORT"
+            "learner.ranks_per_node, actors.engines_per_node or actors.tensor_parallel, join a Ray cluster with "
+            '--ray-address HOST:PORT, or set learner.device = "cpu"'
         )
-
-
-def gpus_here() -> int | None:
-    """NVIDIA GPUs that this process may use; None where that cannot be told from device files."""
-    if Path("/dev/kfd").exists() or Path("/dev/dxg").exists():
-        return None
-    there = sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia*"))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return there
-    return min(there, sum(name.strip() not in ("", "-1", "NoDevFiles") for name in visible.split(",")))
 
 
 def check_names(settings: Config) -> None:
@@ -170,6 +132,20 @@ def check_address(settings: Config) -> None:
         raise ConfigError(
             f'cluster.address = {address!r}: write HOST:PORT as in 10.0.0.1:6379, or "auto" for the Ray running here'
         )
+
+
+def check_passed_on(settings: Config) -> None:
+    """vLLM and DeepSpeed take what the recipe passes on to them. Imports the one that is given something."""
+    if settings.run.mode == "simulated":
+        return
+    if settings.actors.vllm:
+        from olmorl.actors.vllm_engine.arguments import passed_on
+
+        passed_on(settings.actors.vllm)
+    if settings.learner.deepspeed:
+        from olmorl.learner.trainer import deepspeed_config
+
+        deepspeed_config.check(settings.model, settings.learner)
 
 
 def check_templates(settings: Config) -> None:

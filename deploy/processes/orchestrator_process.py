@@ -20,8 +20,10 @@ from olmorl.deploy.view.live_view import Status
 from olmorl.errors import ResourceError, Superseded
 from olmorl.learner.orchestrator.dead_letters import Letter
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
+from olmorl.learner.storage import metrics_log
 from olmorl.messages import StepReport, Version
 from olmorl.ports import Queue
+from olmorl.run_dir import RunFiles
 
 _LISTEN_S = 20.0
 """How long one question for a step waits for its answer."""
@@ -148,11 +150,19 @@ class OrchestratorProcess(RunProcess):
         queue = await wiring.join_queue(self.settings, self._access)
         try:
             orchestrator = await wiring.open_orchestrator(
-                self.settings, queue, stream, evaluations, self._observe, resume=resume, from_step=from_step
+                self.settings,
+                queue,
+                stream,
+                evaluations,
+                self._observe,
+                self.telemetry.record_ended,
+                resume=resume,
+                from_step=from_step,
             )
         except BaseException:
             await queue.close()
             raise
+        self.telemetry.restore(metrics_log.history(RunFiles(self.settings.run_dir)))
         self._run = OpenRun(orchestrator, queue)
         return Opened(orchestrator.incarnation, notes)
 
@@ -172,7 +182,7 @@ class OrchestratorProcess(RunProcess):
 
     def _observe(self, line: Mapping[str, Any]) -> None:
         self._lines.add(line)
-        self.telemetry.record(line)
+        self.telemetry.record_line(line)
 
     # --- the launcher's queries: they change nothing -------------------------------------------------
 

@@ -1,6 +1,6 @@
 """Prometheus metrics of each process, on the address of its own that the run uses. The one file with prometheus-client.
 
-Names come from `olmorl.metrics`, with the prefix `olmorl_`: a `_total` is a counter, seconds are base units.
+`olmorl.metrics` has every name, its meaning, its labels and its buckets: a name that it does not have is not exported.
 """
 
 from __future__ import annotations
@@ -8,46 +8,127 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
-from collections.abc import Mapping
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, TypeGuard
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+import numpy as np
+import numpy.typing as npt
+import prometheus_client
+from prometheus_client import CollectorRegistry, Counter, Gauge, MetricsHandler
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
 
-from olmorl.messages import ActorStatus
+from olmorl import metrics
+from olmorl.errors import ResourceError
+from olmorl.learner.storage.rollout_log import Ended
+from olmorl.messages import ActorStatus, Group
+from olmorl.metrics import prometheus_name
 
 log = logging.getLogger(__name__)
 _BUSY = {"seconds": "busy_s"}
 """`verifier_s_total` is already the time that all verdicts took."""
-_UNITS = (
-    ("_s_mean", "_seconds_mean"),
-    ("_s_max", "_seconds_max"),
-    ("_s_total", "_seconds_total"),
-    ("_per_s", "_per_second"),
-)
+_GAUGES = ("queue_depth", "breaker_open")
+_OTHER = "other"
+_MOST_UNCOUNTED = 10_000
+"""Values that a histogram keeps before it counts them without a scrape."""
+Labels = Mapping[str, str]
+Weights = npt.NDArray[np.float64]
+Entries = Sequence[Mapping[str, Any]]
+TARGETS_PATH = "/targets"
 
 
 class Telemetry:
     """The metrics of one process: gauges take the last value, counters never decrease. A failure stops no run."""
 
-    def __init__(self, process: str, run: str, host: str) -> None:
+    def __init__(
+        self, process: str, run: str, host: str, port: int = 0, targets: Callable[[], Entries] | None = None
+    ) -> None:
+        """Serve at `host`.
+
+        Args:
+            port: 0: a free one.
+            targets: all processes of the run, served at `TARGETS_PATH` for Prometheus' discovery over HTTP.
+
+        Raises:
+            ResourceError: the port is taken.
+        """
+        prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
+        self.registry.register(_EngineMetrics())
         self._labels = {"run": run, "process": process}
-        self._gauges: dict[str, Gauge] = {}
-        self._counters: dict[str, Counter] = {}
+        self._series: dict[str, Gauge | Counter] = {}
         self._seen: dict[tuple[str, ...], float] = {}
+        self._values: dict[tuple[str, str], set[str]] = {}
         self._untold: set[str] = set()
-        server, _ = start_http_server(0, addr=host, registry=self.registry)
-        self._server = server
-        self.address = f"{host}:{server.server_port}"
+        self._counted_to = 0
+        self._sums: dict[tuple[str, str], float] = {}
+        self._distributions: dict[str, Distribution] = {}
+        self._server = _serve(self.registry, host, port, targets)
+        self.address = f"{host}:{self._server.server_address[1]}"
 
     def record(self, values: Mapping[str, object]) -> None:
-        """Take over the numbers of a metrics line or a status. Never raises: what they tell of has happened."""
+        """Take over the numbers of a status. Never raises: what they tell of has happened."""
         for name, value in values.items():
-            if isinstance(value, (int, float)) and not isinstance(value, bool):
+            if _is_number(value):
                 self._take(name, value, {})
+
+    # --- the run --------------------------------------------------------------------------------
+
+    def restore(self, lines: Iterable[Mapping[str, object]]) -> None:
+        """Take over the counters of earlier starts from their metric lines, so that no counter begins again."""
+        for line in lines:
+            self._record_line(line, lambda name: name.endswith("_total"))
+
+    def record_line(self, line: Mapping[str, object]) -> None:
+        """Take over a metrics line. The counts of a step that is replayed are not added again."""
+        self._record_line(line, lambda _: True)
+
+    def _record_line(self, line: Mapping[str, object], wanted: Callable[[str], bool]) -> None:
+        step = line.get("step")
+        is_new = isinstance(step, int) and step > self._counted_to
+        for field, value in line.items():
+            if not _is_number(value):
+                continue
+            if (found := metrics.family_of(field)) and wanted(found[0].name):
+                self._take_part(*found, value, is_new)
+            if (found is None or metrics.meaning(field)) and wanted(field):
+                self._take(field, value, {})
+        if isinstance(step, int):
+            self._counted_to = max(step, self._counted_to)
+
+    def _take_part(self, family: metrics.Family, part: str, value: float, is_new: bool) -> None:
+        if family.name.endswith("_total") and not family.is_history:
+            key = (family.name, part)
+            self._sums[key] = value = self._sums.get(key, 0.0) + (value if is_new else 0.0)
+        self._take(family.name, value, {family.label: part}, family.help)
+
+    def record_ended(self, ended: Ended) -> None:
+        """Take over the distributions of a training draw that ended with a group."""
+        group = ended.result
+        if not isinstance(group, Group):
+            return
+        self._observe("completion_tokens", [len(each.token_ids) for each in group.completions])
+        ages = [each.spans[-1].version.number - each.spans[0].version.number for each in group.completions]
+        self._observe("kv_cache_age_versions", ages)
+        self._observe("group_s", [group.finished_at - group.started_at])
+        if group.prompt.queued_at:
+            self._observe("queue_s", [group.started_at - group.prompt.queued_at])
+        for name in {name for each in group.completions for name in each.verdicts}:
+            seconds = [each.verdicts[name].seconds for each in group.completions if name in each.verdicts]
+            self._observe("verification_s", seconds, {"verifier": name})
+        if ended.step is not None:
+            spans = [span for each in group.completions for span in each.spans]
+            lags = [ended.step - 1 - span.version.number for span in spans]
+            self._observe("token_lag_versions", lags, {}, [span.end - span.start for span in spans])
+
+    # --- an actor -------------------------------------------------------------------------------
 
     def record_actor(self, status: ActorStatus) -> None:
         """Take over an actor's heartbeat."""
@@ -72,7 +153,6 @@ class Telemetry:
                 "policy_version": status.version.number if status.version else -1,
             }
         )
-
         for part, numbers in status.verifiers.items():
             self._record_verifiers(part, numbers)
 
@@ -80,62 +160,174 @@ class Telemetry:
         """Take over what one part of the verifiers did; the kinds of outcomes become a label."""
         for name, value in numbers.items():
             name, _, kind = name.partition(".")
-            total = "verifier_queue_depth" if name == "queue_depth" else f"verifier_{_BUSY.get(name, name)}_total"
+            total = f"verifier_{name}" if name in _GAUGES else f"verifier_{_BUSY.get(name, name)}_total"
             self._take(total, value, {"part": part} | ({"kind": kind} if kind else {}))
 
-    def _take(self, name: str, value: float, more: Mapping[str, str]) -> None:
+    # --- one value ------------------------------------------------------------------------------
+
+    def _take(self, name: str, value: float, more: Labels, about: str | None = None) -> None:
         try:
-            self._tell(name, float(value), {**self._labels, **more})
+            about = about or metrics.meaning(name)
+            if about is None:
+                raise ValueError("olmorl/metrics.py does not have it")
+            self._tell(name, float(value), {**self._labels, **self._bounded(name, more)}, about)
         except Exception as error:
-            if name not in self._untold:
-                self._untold.add(name)
-                log.warning("Prometheus is not told %s: %s", name, error)
+            self._warn(name, error)
 
-    def _tell(self, name: str, value: float, labels: Mapping[str, str]) -> None:
-        if name.endswith("_total"):
-            self._count(name, value, labels)
+    def _warn(self, name: str, error: Exception) -> None:
+        if name not in self._untold:
+            self._untold.add(name)
+            log.warning("Prometheus is not told %s: %s", name, error)
+
+    def _bounded(self, name: str, labels: Labels) -> dict[str, str]:
+        """The labels, with `other` for the values of a label beyond the first ones."""
+        bounded = {}
+        for label, value in labels.items():
+            known = self._values.setdefault((name, label), set())
+            if len(known) < metrics.MOST_LABEL_VALUES:
+                known.add(value)
+            bounded[label] = value if value in known else _OTHER
+        return bounded
+
+    def _tell(self, name: str, value: float, labels: Labels, about: str) -> None:
+        kind = Counter if name.endswith("_total") else Gauge
+        if name not in self._series:
+            self._series[name] = kind(prometheus_name(name), about, list(labels), registry=self.registry)
+        series = self._series[name].labels(**labels)
+        if isinstance(series, Gauge):
+            series.set(value)
             return
-        if name not in self._gauges:
-            self._gauges[name] = Gauge(prometheus_name(name), name, list(labels), registry=self.registry)
-        self._gauges[name].labels(**labels).set(value)
-
-    def _count(self, name: str, total: float, labels: Mapping[str, str]) -> None:
-        if name not in self._counters:
-            self._counters[name] = Counter(prometheus_name(name), name, list(labels), registry=self.registry)
         key = (name, *labels.values())
-        grown = total - self._seen.get(key, 0.0)
-        self._seen[key] = max(total, self._seen.get(key, 0.0))
+        grown = value - self._seen.get(key, 0.0)
+        self._seen[key] = max(value, self._seen.get(key, 0.0))
         # A total falls when the run is rolled back. The counter waits until the total is higher again.
         if grown > 0:
-            self._counters[name].labels(**labels).inc(grown)
+            series.inc(grown)
+
+    def _observe(
+        self, name: str, values: Sequence[float], more: Labels | None = None, weights: Sequence[int] | None = None
+    ) -> None:
+        try:
+            if name not in self._distributions:
+                self._distributions[name] = Distribution(name, list(self._labels))
+                self.registry.register(self._distributions[name])
+            labels = (*self._labels.values(), *self._bounded(name, more or {}).values())
+            self._distributions[name].observe(values, labels, weights)
+        except Exception as error:
+            self._warn(name, error)
 
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
 
 
-def prometheus_name(name: str) -> str:
-    """The Prometheus name of a field of `metrics.jsonl`."""
-    name = re.sub(r"\W", "_", name)
-    for ending, unit in _UNITS:
-        if name.endswith(ending):
-            return f"olmorl_{name.removesuffix(ending)}{unit}"
-    return f"olmorl_{name[:-2]}_seconds" if name.endswith("_s") else f"olmorl_{name}"
+class Distribution(Collector):
+    """One histogram of `metrics.HISTOGRAMS`: takes many values at once, each with a weight, from any thread.
+
+    Values are only kept when they come, and counted together at a scrape: they come often, and scrapes are rare.
+    """
+
+    def __init__(self, name: str, labels: Sequence[str]) -> None:
+        self._name = prometheus_name(name)
+        self._histogram = metrics.HISTOGRAMS[name]
+        self._labels = [*labels, *self._histogram.labels]
+        self._lock = threading.Lock()
+        self._new: dict[tuple[str, ...], tuple[list[float], list[float]]] = {}
+        self._counts: dict[tuple[str, ...], Weights] = {}
+        self._sums: dict[tuple[str, ...], float] = {}
+
+    def observe(self, values: Sequence[float], labels: tuple[str, ...], weights: Sequence[float] | None = None) -> None:
+        """Add values. Clocks of two hosts may differ: a negative value counts as 0."""
+        with self._lock:
+            new_values, new_weights = self._new.setdefault(labels, ([], []))
+            new_values += values
+            new_weights += weights or [1.0] * len(values)
+            if len(new_values) > _MOST_UNCOUNTED:
+                self._count()
+
+    def _count(self) -> None:
+        for labels, (values, weights) in self._new.items():
+            values_N, weights_N = np.maximum(values, 0.0), np.asarray(weights)
+            bins_N = np.searchsorted(self._histogram.buckets, values_N)
+            counts = np.bincount(bins_N, weights_N, len(self._histogram.buckets) + 1)
+            self._counts[labels] = self._counts.get(labels, np.zeros_like(counts)) + counts
+            self._sums[labels] = self._sums.get(labels, 0.0) + float(values_N @ weights_N)
+        self._new = {}
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        """The buckets so far. prometheus-client calls this at each scrape."""
+        family = HistogramMetricFamily(self._name, self._histogram.help, labels=self._labels)
+        bounds = [*(str(float(bound)) for bound in self._histogram.buckets), "+Inf"]
+        with self._lock:
+            self._count()
+            for labels, counts in self._counts.items():
+                buckets = list(zip(bounds, np.cumsum(counts).tolist(), strict=True))
+                family.add_metric(labels, buckets, self._sums[labels])
+        yield family
+
+
+class _EngineMetrics(Collector):
+    """vLLM's own metrics, under vLLM's own names. It keeps them in the registry of the whole process."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield from (each for each in prometheus_client.REGISTRY.collect() if each.name.startswith("vllm:"))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _serve(
+    registry: CollectorRegistry, host: str, port: int, targets: Callable[[], Entries] | None
+) -> ThreadingHTTPServer:
+    class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
+        def do_GET(self) -> None:
+            if targets is None or self.path != TARGETS_PATH:
+                super().do_GET()
+                return
+            body = json.dumps(targets()).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        daemon_threads = True
+
+    try:
+        server = Server((host, port), Handler)
+    except OSError as error:
+        raise ResourceError(
+            f"the metrics cannot be served at {host}:{port}: {error.strerror}: give another telemetry.port, or 0"
+        ) from None
+    threading.Thread(target=server.serve_forever, name="metrics", daemon=True).start()
+    return server
 
 
 class Targets:
-    """Prometheus' file discovery: one entry per process, replaced atomically when a process comes, moves or goes."""
+    """Prometheus' discovery: one entry for each process. The file is replaced at once when a process comes or goes."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run: str) -> None:
         self._path = path
-        self._written: dict[str, str] = {}
+        self._run = run
+        self._written: Entries | None = None
 
     def write(self, addresses: Mapping[str, str]) -> None:
         """Say where each process serves its metrics, `host:port` by its name."""
-        if addresses == self._written:
+        entries = target_entries(addresses, self._run)
+        if entries == self._written:
             return
-        entries = [{"targets": [address], "labels": {"process": name}} for name, address in sorted(addresses.items())]
         partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         partial.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
         partial.replace(self._path)
-        self._written = dict(addresses)
+        self._written = entries
+
+
+def target_entries(addresses: Mapping[str, str], run: str) -> Entries:
+    """The discovery of these processes. A process keeps its labels when it starts again on another port."""
+    return [
+        {"targets": [address], "labels": {"run": run, "process": name, "instance": f"{run}/{name}"}}
+        for name, address in sorted(addresses.items())
+    ]

@@ -32,16 +32,11 @@ class RankProcess(RunProcess):
 
     def meeting_point(self) -> str:
         """A free `host:port` of rank 0, where the ranks meet."""
-        host = wiring.own_address(self.settings)
-        with socket.socket() as probe:
-            probe.bind((host, 0))
-            return f"{host}:{probe.getsockname()[1]}"
+        return meeting_point(self.settings)
 
     def run(self, meeting_point: str, orchestrator: Any, incarnation: int) -> str:
         """Train until the orchestrator (`orchestrator` is its Ray handle) says stop; returns why."""
-        if self._core is not None:
-            check_core(self._core)
-            os.sched_setaffinity(0, {self._core})
+        take_core(self._core)
         # An answer may wait for a batch, or for room on the disk.
         longest_s = max(self.settings.learner.batch_deadline_s, self.settings.checkpoint.deadline_s)
         source = RayBatchSource(orchestrator, incarnation, longest_s + _ANSWER_S, self.telemetry.record)
@@ -59,6 +54,21 @@ class RankProcess(RunProcess):
         while not over.wait(_PULSE_S):
             orchestrator.pulse.remote(incarnation, self.name)
             semaphores.unlink_own()  # a process that is killed cannot do it at its end
+
+
+def meeting_point(settings: Config) -> str:
+    """A free `host:port` of this host."""
+    host = wiring.own_address(settings)
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return f"{host}:{probe.getsockname()[1]}"
+
+
+def take_core(core: int | None) -> None:
+    """Keep this process on its core, if it has one. Raises ConfigError for one that is not there."""
+    if core is not None:
+        check_core(core)
+        os.sched_setaffinity(0, {core})
 
 
 def environment(settings: Config, placement: Placement) -> dict[str, str]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from contextlib import suppress
+from pathlib import Path
 
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.remote_process import Identity
@@ -13,6 +15,16 @@ from olmorl.deploy.processes.run_process import RunProcess, Tree
 
 _CHECK_S = 0.25
 """Between two checks of the server."""
+
+
+def _memory(pid: int | None) -> dict[str, int]:
+    """What the server uses, and what its host has, in bytes; empty while it is down."""
+    page = os.sysconf("SC_PAGE_SIZE")
+    try:
+        resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except OSError:
+        return {}
+    return {"redis_memory_bytes": resident * page, "redis_host_memory_bytes": os.sysconf("SC_PHYS_PAGES") * page}
 
 
 class RedisProcess(RunProcess):
@@ -37,6 +49,7 @@ class RedisProcess(RunProcess):
         while not self._over.is_set():
             async with self._turn:
                 await asyncio.to_thread(self._server.restart_if_lost, self.settings.supervision.answer_deadline_s)
+            self.telemetry.record(_memory(self._server.pid))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), _CHECK_S)
 

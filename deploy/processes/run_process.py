@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from olmorl.deploy.cluster.remote_process import Identity
 from olmorl.deploy.processes import orphan_watch
 from olmorl.deploy.processes.log_files import log_to
 from olmorl.deploy.processes.orphan_watch import OrphanWatch
-from olmorl.deploy.processes.prometheus import Telemetry
+from olmorl.deploy.processes.prometheus import Entries, Telemetry
 
 Tree = Mapping[str, Any]
 """The recipe as plain data: only text and numbers cross processes."""
@@ -44,6 +44,12 @@ def sweep(tree: Tree) -> None:
     wiring.sweep(config.build(tree))
 
 
-def metrics_server(settings: config.Config, process: str) -> Telemetry:
-    """Serves the metrics of one process, on the address that the other hosts of the run reach and no other."""
-    return Telemetry(process, settings.run.name, wiring.own_address(settings))
+def metrics_server(
+    settings: config.Config, process: str, port: int = 0, targets: Callable[[], Entries] | None = None
+) -> Telemetry:
+    """Serves the metrics of one process, on the address that the other hosts of the run reach and no other.
+
+    Raises:
+        ResourceError: the port is taken.
+    """
+    return Telemetry(process, settings.run.name, wiring.own_address(settings), port, targets)

@@ -182,12 +182,14 @@ class ActorSupervisor:
         delay = slot.restarts.after_death(error, start_error="" if slot.was_up else slot.cause)
         if isinstance(delay, GiveUp):
             slot.state = _QUARANTINED
+            self._context.processes.note(slot.name, _QUARANTINED, slot.cause)
             deaths = slot.restarts.deaths
             self._context.say(f"{slot.name} is in quarantine after {deaths} death(s), the last: {slot.cause}")
             if is_mistake(error) and all(other.state == _QUARANTINED for other in self._slots):
                 raise error
             self._check_any_may_work()
             return False
+        self._context.processes.note(slot.name, _WAITING, slot.cause)
         when = f"in {delay:.0f} s" if delay else "now"
         self._context.say(f"{slot.cause}: its prompts go elsewhere, and {slot.name} starts again {when}")
         await asyncio.sleep(delay)
@@ -225,6 +227,11 @@ class ActorSupervisor:
         """How many actors the run should have."""
         return sum(not slot.leaving for slot in self._slots)
 
+    @property
+    def num_quarantined(self) -> int:
+        """How many actors are not started again."""
+        return sum(slot.state == _QUARANTINED for slot in self._slots)
+
     def note_heartbeats(self, statuses: Sequence[ActorStatus], now: float) -> list[str]:
         """Take note of the heartbeats at time `now`; returns the names of actors that are not in any slot."""
         self._no_actor.note_heartbeats()
@@ -244,6 +251,7 @@ class ActorSupervisor:
             slot.restarts.note_work()
         if slot.state == _STARTING and status.state != "starting":
             slot.state, slot.was_up = _WORKING, True
+            self._context.processes.note(slot.name, _WORKING)
             self._no_actor.note_start(now - (slot.there_since or now))
 
     def _end_silent(self, slot: ActorSlot) -> None:
@@ -319,6 +327,7 @@ class ActorSupervisor:
     def _dismiss(self, slot: ActorSlot) -> None:
         assert self._tasks is not None
         slot.leaving = True
+        self._context.processes.note(slot.name, "leaving")
         if slot.state == _QUARANTINED:
             self._remove(slot)
         elif slot.process:

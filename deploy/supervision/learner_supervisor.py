@@ -171,6 +171,7 @@ class LearnerSupervisor:
                 f"the learner was started {self._context.supervision.restarts} times in a row without taking a step, "
                 f"and lost again: {error}"
             ) from error
+        self._context.processes.note("learner", "restarting", str(error))
         self._context.say(f"{error}: the learner starts again from its last checkpoint; actors go on")
         await asyncio.sleep(delay)
         await self._end_orchestrator_unless_well()

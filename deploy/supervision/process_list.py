@@ -1,13 +1,19 @@
-"""The processes of a run and their hosts: `processes.json` for people, `targets.json` for Prometheus."""
+"""The processes of a run and their hosts: `processes.json` for people, `targets.json` for Prometheus.
+
+`process_events.jsonl` keeps their history: one line for every start, state and end.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from olmorl.deploy.cluster.remote_process import Identity
-from olmorl.deploy.processes.prometheus import Targets
+from olmorl.deploy.processes.prometheus import Entries, Targets, target_entries
+from olmorl.run_dir import RunFiles
 
 log = logging.getLogger(__name__)
 
@@ -17,24 +23,48 @@ class ProcessList:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / "processes.json"
-        self._targets = Targets(run_dir / "targets.json")
+        self._run = run_dir.name
+        self._events = RunFiles(run_dir).process_events
+        self._targets = Targets(run_dir / "targets.json", self._run)
         self._members: dict[str, Identity] = {}
         self._is_current = True
 
     def add(self, name: str, identity: Identity) -> None:
         """The process `name` runs, or runs again elsewhere."""
         self._members[name] = identity
+        self._record({"process": name, "state": "started", "host": identity.host, "pid": identity.pid})
         self._write()
 
     def remove(self, name: str) -> None:
         """The process `name` does not run any more."""
         if self._members.pop(name, None):
+            self._record({"process": name, "state": "ended"})
             self._write()
+
+    def targets(self) -> Entries:
+        """Where each process serves its metrics, for Prometheus' discovery over HTTP."""
+        return target_entries(self._addresses, self._run)
+
+    @property
+    def _addresses(self) -> dict[str, str]:
+        return {name: one.metrics for name, one in self._members.items() if one.metrics}
+
+    def note(self, name: str, state: str, cause: str = "") -> None:
+        """Record a new state of `name`. With a `cause` it is a fault."""
+        self._record({"process": name, "state": state} | ({"cause": cause} if cause else {}))
 
     def mend(self) -> None:
         """Write the list if the last attempt failed."""
         if not self._is_current:
             self._write()
+
+    def _record(self, event: Mapping[str, str | int]) -> None:
+        try:
+            with self._events.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"at": round(time.time(), 3), **event}) + "\n")
+        except OSError as error:
+            # Such as a full disk: the run does not depend on this file.
+            log.warning("%s misses a line: %s", self._events, error)
 
     def _write(self) -> None:
         members = {name: {"host": one.host, "pid": one.pid} for name, one in sorted(self._members.items())}
@@ -42,7 +72,7 @@ class ProcessList:
         try:
             partial.write_text(json.dumps(members, indent=1) + "\n", encoding="utf-8")
             partial.replace(self._path)
-            self._targets.write({name: one.metrics for name, one in self._members.items() if one.metrics})
+            self._targets.write(self._addresses)
         except OSError as error:
             # Such as a full disk: the run does not depend on this file.
             if self._is_current:
@@ -53,5 +83,7 @@ class ProcessList:
 
     def close(self) -> None:
         """No process runs any more."""
+        for name in list(self._members):
+            self._record({"process": name, "state": "ended"})
         self._members.clear()
         self._write()

@@ -17,6 +17,8 @@ from olmorl.learner.storage import durable_files
 
 PLACES = ("run.directory", "run.name", "cluster.address")
 """These say where a run is: they may differ from start to start without --change."""
+LEFT_OPEN = {"learner.device": "auto", "cluster.gpus_per_node": None}
+"""The values with which the hardware decides at each start. They differ from no decision."""
 _UNSET = "not set"
 
 
@@ -75,8 +77,12 @@ def differences(before: Config, now: Config) -> list[Difference]:
     return [
         Difference(key, _shown(old, key), _shown(new, key))
         for key in {**new, **old}
-        if key not in PLACES and old.get(key) != new.get(key)
+        if key not in PLACES and old.get(key) != new.get(key) and not _is_left_open(key, old, new)
     ]
+
+
+def _is_left_open(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    return key in LEFT_OPEN and LEFT_OPEN[key] in (old.get(key), new.get(key))
 
 
 def _leaves(settings: Config) -> Iterator[tuple[str, Any]]:

@@ -86,6 +86,7 @@ class RedisSupervisor:
                 self._context.processes.remove("redis-server")
             elif server != known:
                 if known is not None:
+                    self._context.processes.note("redis-server", "restarting", "Redis died or hung")
                     self._context.say("Redis died or hung; it runs again, on its append-only file")
                 self._context.processes.add("redis-server", server)
                 known = server
@@ -106,6 +107,7 @@ class RedisSupervisor:
             self._process = None
         for name in ("redis", "redis-server"):
             self._context.processes.remove(name)
+        self._context.processes.note("redis", "restarting", str(error))
         self._context.say(f"{error}: Redis starts again on its append-only file")
         await asyncio.sleep(delay)
 

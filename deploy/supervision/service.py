@@ -53,7 +53,7 @@ from olmorl.run_dir import RunFiles
 log = logging.getLogger(__name__)
 _ATTEND_S = 5.0
 _LAST_STATUS_S = 2.0
-Examine = Callable[[Console], None]
+Examine = Callable[[RayCluster, Console], None]
 """Checks every host of the cluster; raises ResourceError when a check fails."""
 
 
@@ -74,7 +74,7 @@ def open_service(
     Args:
         examine: checks every host before the run starts.
     """
-    run_dir, placement = settings.run_dir, plan(settings)
+    run_dir = settings.run_dir
     with ExitStack() as stack:
         stack.enter_context(RunLock(run_dir))
         token = make_token(run_dir)
@@ -82,11 +82,13 @@ def open_service(
         progress = LiveView(settings.run.name, engine_start=start_of_an_engine(settings))
         stack.enter_context(logged(run_dir, "launcher"))
         progress.doing("starting Ray" if settings.cluster.address is None else "joining Ray")
-        cluster = RayCluster(settings.cluster, placement, run_id(run_dir))
+        cluster = RayCluster(settings, run_id(run_dir))
         cluster.__enter__()
         stack.callback(_sweep_here, cluster, settings)  # after the cluster is left, and only if it was joined
         stack.push(cluster)
-        context = Context(settings, placement, cluster, ProcessList(run_dir), progress.say)
+        settings = cluster.config
+        progress.say(cluster.hardware)
+        context = Context(settings, plan(settings), cluster, ProcessList(run_dir), progress.say)
         stack.callback(_end_all, context)
         signals.check()
         with signals.raising():
@@ -94,8 +96,8 @@ def open_service(
         _end_all(context)
         if examine is not None:
             with signals.raising():
-                examine(progress.console)
-        telemetry = metrics_server(settings, "launcher")
+                examine(cluster, progress.console)
+        telemetry = metrics_server(settings, "launcher", settings.telemetry.port, context.processes.targets)
         stack.callback(telemetry.close)
         stack.enter_context(progress)
         try:

@@ -12,6 +12,7 @@ from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
 from olmorl.deploy.supervision.learner_supervisor import LearnerSupervisor
 from olmorl.deploy.supervision.policies import Context, FailedPrompts, LateWaits
 from olmorl.deploy.supervision.recipe_history import KeptRecipe
+from olmorl.deploy.supervision.run_health import RunHealth
 from olmorl.deploy.view.live_view import LiveView, Status
 from olmorl.errors import DeadlinePassed, ProcessLost
 from olmorl.messages import Wait
@@ -38,6 +39,7 @@ class StatusLoop:
         self._late_waits = LateWaits()
         self._failed_prompts = FailedPrompts()
         self._recipe = KeptRecipe(context.settings)
+        self._health = RunHealth(context.settings, time.monotonic())
         self._dead_actors: list[str] = []
         """Actors that the queue knows and no slot has."""
         self.latest = Status(step=0, steps=0)
@@ -53,6 +55,8 @@ class StatusLoop:
                     status = await self.update()
                     self.show(status)
                     await asyncio.to_thread(self._recipe.write_when_due, bool(status.lines))
+                    self._telemetry.record(await asyncio.to_thread(self._health.disk, status.step, time.monotonic()))
+            self._telemetry.record(self._health.progress(time.monotonic()))
             await asyncio.sleep(_PAUSE_S)
 
     async def update(self) -> Status:
@@ -78,9 +82,13 @@ class StatusLoop:
         self._progress.show(status, self._actors.troubles())
         self._learner.note_shown(status)
         self._context.processes.mend()
+        self._health.note(status.step, time.monotonic())
         self._telemetry.record(
             {
+                "actors_wanted": self._actors.size,
                 "actors_running": sum(slot.process is not None for slot in self._actors.slots),
+                "actors_quarantined": self._actors.num_quarantined,
+                "engine_devices": self._context.placement.gpus_per_engine if self._context.placement.on_gpu else 1,
                 "actor_deaths_total": self._actors.num_deaths,
                 "learner_restarts_total": self._learner.num_restarts,
                 "prompts_queued": status.queued,

@@ -8,6 +8,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from olmorl.deploy.view.plot import draw
+from olmorl.deploy.view.prompt_story import prompt_story
 from olmorl.deploy.view.run_state import metric_lines
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger import read_ledger
@@ -65,6 +67,19 @@ def show_ledger(run_dir: Path, arguments: argparse.Namespace) -> None:
     console = _console()
     console.print(table)
     console.print(f"attempts: {', '.join(f'{n:,} draws took {a}' for a, n in sorted(attempts.items()))}")
+
+
+def show_trace(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """The story of one prompt, a line a moment."""
+    moments = prompt_story(run_dir, arguments.prompt)
+    if arguments.json:
+        print(json.dumps({"prompt_id": arguments.prompt, "moments": [moment._asdict() for moment in moments]}))
+        return
+    table = Table("time", "what", "", title=f"{run_dir}: prompt {arguments.prompt}", title_justify="left")
+    for moment in moments:
+        time = "" if moment.at is None else datetime.fromtimestamp(moment.at).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+        table.add_row(time, moment.what, moment.text)
+    _console().print(table)
 
 
 def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_json: bool) -> None:

@@ -59,6 +59,8 @@ STATS: Final = (
     "clip_low",
     "clip_high",
     "tis_clip",
+    "weight",
+    "weight_square",
     "logprob_diff",
     "logprob_diff_fresh",
     "kl_engine_learner",
@@ -89,7 +91,7 @@ def policy_loss(inputs: LossInputs, switches: Switches) -> tuple[Tensor, Tensor]
         kl_BT = kl_estimate(rows.logprobs_BT, rows.ref_logprobs_BT, switches.kl_estimator)
     loss = -(_normaliser(rows, switches) * (gain_BT - switches.kl_beta * kl_BT)).sum()
     with torch.no_grad():
-        stats_S = _stats(rows, loss, ratio_BT, tis_clip_BT, kl_BT, switches)
+        stats_S = _stats(rows, loss, ratio_BT, weight_BT, tis_clip_BT, kl_BT, switches)
     return loss, stats_S
 
 
@@ -102,6 +104,7 @@ def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
         "clip_fraction_low": total["clip_low"] / tokens,
         "clip_fraction_high": total["clip_high"] / tokens,
         "tis_clip_fraction": total["tis_clip"] / tokens,
+        "importance_ess_fraction": _effective_share(total["weight"], total["weight_square"], tokens),
         "logprob_diff_mean": total["logprob_diff"] / tokens,
         "logprob_diff_mean_fresh": total["logprob_diff_fresh"] / fresh_tokens,
         "kl_engine_learner": total["kl_engine_learner"] / tokens,
@@ -109,6 +112,14 @@ def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
         "entropy_mean": total["entropy"] / tokens,
         "kl_ref_mean": total["kl_ref"] / tokens,
     }
+
+
+def _effective_share(weight: float, weight_square: float, tokens: float) -> float:
+    """Kish's effective sample size, (sum w)^2 / sum w^2, over the number of tokens (L. Kish, "Survey Sampling", 1965).
+
+    1: all weights are equal. 0: no token has a weight.
+    """
+    return weight**2 / (weight_square * tokens) if weight_square else 0.0
 
 
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> Tensor:
@@ -214,7 +225,13 @@ def _clipped(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> tuple[Te
 
 
 def _stats(
-    rows: LossInputs, loss: Tensor, ratio_BT: Tensor, tis_clip_BT: Tensor, kl_BT: Tensor, switches: Switches
+    rows: LossInputs,
+    loss: Tensor,
+    ratio_BT: Tensor,
+    weight_BT: Tensor,
+    tis_clip_BT: Tensor,
+    kl_BT: Tensor,
+    switches: Switches,
 ) -> Tensor:
     mask_BT = rows.loss_mask_BT
     fresh_BT = mask_BT & (rows.lags_BT == 0)
@@ -234,6 +251,8 @@ def _stats(
         "clip_low": total(low_BT, mask_BT),
         "clip_high": total(high_BT, mask_BT),
         "tis_clip": total(tis_clip_BT, mask_BT),
+        "weight": total(weight_BT, mask_BT),
+        "weight_square": total(weight_BT.double().square(), mask_BT),
         "logprob_diff": total(diff_BT, mask_BT),
         "logprob_diff_fresh": total(diff_BT, fresh_BT),
         "kl_engine_learner": total(drift_BT, mask_BT),

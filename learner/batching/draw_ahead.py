@@ -7,7 +7,7 @@ now. Draw time, step time and the share of groups with a gradient are measured.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from math import ceil, sqrt
 from typing import NamedTuple
 
@@ -89,6 +89,10 @@ class DrawAhead:
         self._useful.append(useful)
         if (drawn_at := self._drawn_at.pop(draw_id, None)) is not None:
             self._draw_s.append(self._clock.now() - drawn_at)
+
+    def forget_all_but(self, open_draws: Container[int]) -> None:
+        """Forget the draws that are no longer open: they ended without a result, for instance after a fail-over."""
+        self._drawn_at = {draw: at for draw, at in self._drawn_at.items() if draw in open_draws}
 
     def step_began(self) -> None:
         """The learner waited for a batch and has it now, or had it when it asked."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from olmorl.clock import Clock
 from olmorl.config import Config
@@ -12,12 +12,13 @@ from olmorl.errors import NothingToLearn, RunEnded
 from olmorl.learner.batching import scheduling
 from olmorl.learner.batching.batch import Batch, BatchBuilder
 from olmorl.learner.batching.draw_ahead import DrawAhead
+from olmorl.learner.batching.oldest_versions import OldestVersions, slowest_engine
 from olmorl.learner.batching.samples import defect
 from olmorl.learner.batching.scheduling import ReadyGroups
 from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle, Ending, Reconciled
 from olmorl.learner.storage.group_stats import solve_rate
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.messages import Failure, Group, Version
+from olmorl.messages import ActorStatus, Failure, Group, Version
 from olmorl.ports import Taken
 
 MOST_UNSCORABLE = 48
@@ -43,12 +44,15 @@ class Batcher:
         self._replay_to = replay_to
         self._ready = ReadyGroups()
         self._ahead = DrawAhead(clock, config.schedule.prompts_per_step)
+        self._oldest = OldestVersions()
         self._useless_in_a_row = 0
         self._failed_in_a_row = 0
         self._unscorable_in_a_row = 0
         self._last_failure = ""
         self._last_built = done
         self._never_filled = False
+        self.waits_for_unfinished = False
+        """There are enough groups for a step, and unfinished draws would grow too old if it took them."""
         self.batches: dict[int, Batch] = {}
         """Batches that no rank has been handed, by step."""
         self.over = False
@@ -69,6 +73,12 @@ class Batcher:
         """The draws that failed since the last scored group, in words; empty without any."""
         number = self._failed_in_a_row
         return f"{number} prompt(s) in a row gave no scored group, the last: {self._last_failure}" if number else ""
+
+    async def look_at_queue(self, statuses: Mapping[str, ActorStatus], incarnation: int) -> None:
+        """Find the draws that no actor has begun: they do not grow older. `statuses` are older than this call."""
+        version = slowest_engine(statuses.values(), incarnation)
+        if version is not None:
+            self._oldest.not_begun(await self._lifecycle.queued(), version, self._lifecycle.state.open)
 
     async def settle(self, taken: Sequence[Taken]) -> None:
         """Filter results, and add the groups that may train to the ready ones.
@@ -165,6 +175,7 @@ class Batcher:
     def step_ended(self, step: int) -> None:
         """The learner has trained the batch of `step`."""
         self._ahead.step_ended()
+        self._ahead.forget_all_but(self._lifecycle.state.open)
         if self._last_built > step:
             self._ahead.step_began()
 
@@ -181,7 +192,9 @@ class Batcher:
             groups = await self._lifecycle.replay(step)
         else:
             await self._drop_over_age(version=step - 1)
+            enough = len(self._ready) >= self._schedule.prompts_per_step
             chosen = self._ready.take(self._unfinished(), step - 1, self._schedule.prompts_per_step)
+            self.waits_for_unfinished = enough and chosen is None
             if chosen is None:
                 return False
             await self._lifecycle.journal(step, chosen)
@@ -206,7 +219,11 @@ class Batcher:
         if self._schedule.over_age != "wait":
             return []
         still_open = self._lifecycle.state.open.items()
-        return [draw.version + self._schedule.max_lag for draw_id, draw in still_open if draw_id not in self._ready]
+        return [
+            self._oldest.of(draw_id, draw.version) + self._schedule.max_lag
+            for draw_id, draw in still_open
+            if draw_id not in self._ready
+        ]
 
     async def end_of_stream(self) -> None:
         """At the end of a finite stream, end the draws of groups that can no longer fill a batch as stale."""

@@ -18,7 +18,7 @@ from olmorl.learner.background import in_thread
 from olmorl.learner.orchestrator.draws import Draws
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.learner.storage.disk_full import DiskWriter
-from olmorl.learner.storage.group_stats import Score, score
+from olmorl.learner.storage.group_stats import Score, failure, score
 from olmorl.learner.storage.journal import Journal
 from olmorl.learner.storage.ledger import Ledger, Position
 from olmorl.learner.storage.ledger_state import (
@@ -246,6 +246,11 @@ class DrawLifecycle:
             )
         return counts, in_flight
 
+    async def queued(self) -> list[int]:
+        """The open draws that no actor holds."""
+        places = await self._queue.inventory(TRAIN_LANE)
+        return [draw for draw, place in places.items() if place is Place.QUEUED and draw in self.state.open]
+
     async def reconcile(self, answered: Collection[int]) -> Reconciled:
         """Claim the queue again and compare it with the ledger, after it may have lost writes.
 
@@ -305,11 +310,12 @@ async def reconcile(queue: PromptQueue, state: LedgerState, answered: Collection
 def _decided(ending: Ending) -> Decided:
     result = ending.taken.result
     scored = score(result) if isinstance(result, Group) and ending.outcome is not Outcome.FAILED else None
+    failed = failure(result, ending.cause) if ending.outcome is Outcome.FAILED else Score()
     return Decided(
         draw=ending.taken.draw_id,
         attempt=result.prompt.attempt,
         outcome=ending.outcome,
         cause=ending.cause,
-        score=scored or Score(),
+        score=scored or failed,
         wasted=0 if scored else result.num_tokens,
     )

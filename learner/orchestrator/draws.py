@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from olmorl.clock import Clock
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger_state import Drawn, LedgerState
 from olmorl.messages import TRAIN_LANE, Prompt, Version
@@ -39,9 +40,10 @@ class Stream(Protocol):
 class Draws:
     """The n-th draw of the run is the n-th row of the stream, also across crashes and restarts."""
 
-    def __init__(self, stream: Stream, group_size: int) -> None:
+    def __init__(self, stream: Stream, group_size: int, clock: Clock) -> None:
         self._stream = stream
         self._group_size = group_size
+        self._clock = clock
         self.exhausted = False
 
     def take(self, number: int, first_draw: int, version: Version) -> list[tuple[Drawn, Prompt]]:
@@ -101,10 +103,20 @@ class Draws:
             attempt=attempt,
             group_size=self._group_size,
             min_version=version,
+            queued_at=self._clock.wall(),
         )
 
 
-def prompt_of(row: Row, *, lane: str, draw_id: int, attempt: int, group_size: int, min_version: Version) -> Prompt:
+def prompt_of(
+    row: Row,
+    *,
+    lane: str,
+    draw_id: int,
+    attempt: int,
+    group_size: int,
+    min_version: Version,
+    queued_at: float = 0.0,
+) -> Prompt:
     """The prompt of one draw of a row."""
     return Prompt(
         draw_id=draw_id,
@@ -117,6 +129,7 @@ def prompt_of(row: Row, *, lane: str, draw_id: int, attempt: int, group_size: in
         ground_truths=row.ground_truths,
         columns=dict(row.columns),
         thinking_opened=row.thinking_opened,
+        queued_at=queued_at,
         group_size=group_size,
         min_version=min_version,
     )

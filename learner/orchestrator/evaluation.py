@@ -90,6 +90,7 @@ class Evaluator:
         sets: rows of each set, by the name of its lane.
         last_step: the version after it is always evaluated, and so is version 0.
         recorded: results of steps that are replayed, by step.
+        tokens: of all answers before this start.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class Evaluator:
         clock: Clock,
         last_step: int,
         recorded: Mapping[int, Fields] | None = None,
+        tokens: int = 0,
     ) -> None:
         self._queue = queue
         self._sets = {name: rows[: settings.limit] for name, rows in sets.items() if rows}
@@ -110,6 +112,7 @@ class Evaluator:
         self._rounds: dict[str, Round] = {}
         self._fields: dict[str, float | None] = {}
         self._asked: int | None = None
+        self._tokens = tokens
 
     async def start(self, answered: int | None) -> None:
         """Empty the lanes. `answered` is the newest version whose results are recorded."""
@@ -170,6 +173,7 @@ class Evaluator:
             while taken := await self._queue.take(TAKE_LIMIT, name, 0):
                 for item in taken:
                     current.add(item.result)
+                    self._tokens += item.result.num_tokens
                 await self._queue.trim(taken)
             counts = await self._queue.counts(name)
             if counts.live != current.live:
@@ -184,9 +188,11 @@ class Evaluator:
                 del self._rounds[name]
 
     def results(self, step: int | None = None) -> dict[str, float | int | str | None]:
-        """The results since the last call, and those recorded for `step` before it was replayed."""
+        """The results since the last call, those recorded for `step` before it was replayed, and the tokens so far."""
         fields, self._fields = self._fields, {}
-        return {**(self._recorded.get(step, {}) if step is not None else {}), **fields}
+        recorded = self._recorded.get(step, {}) if step is not None else {}
+        totals = {"tokens_evaluation_total": self._tokens} if step is not None or fields else {}
+        return {**recorded, **fields, **totals}
 
     def _prompt(self, name: str, row: Row, index: int, version: Version) -> Prompt:
         return prompt_of(

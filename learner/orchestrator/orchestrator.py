@@ -33,8 +33,8 @@ from olmorl.learner.orchestrator.step_metrics import StepMetrics
 from olmorl.learner.storage import checkpoint_dir, durable_files, ledger
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.journal import Journal
-from olmorl.learner.storage.metrics_log import Fields, MetricsLog
-from olmorl.learner.storage.rollout_log import RolloutLog
+from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_totals, history
+from olmorl.learner.storage.rollout_log import Ended, RolloutLog
 from olmorl.learner.waits import Waits
 from olmorl.messages import STOP_ASKED, TRAIN_LANE, Begin, Owner, StepReport, Stop, Version, Work
 from olmorl.ports import Counts, Queue, Row
@@ -112,6 +112,7 @@ class Orchestrator:
         resume: bool = False,
         from_step: int | None = None,
         observe: Callable[[Fields], None] | None = None,
+        observe_ended: Callable[[Ended], None] | None = None,
     ) -> Orchestrator:
         """Take over the run, recover its state, and build the orchestrator.
 
@@ -122,6 +123,7 @@ class Orchestrator:
             resume: continue the run that the directory holds.
             from_step: go back to this checkpoint and abandon everything after it.
             observe: called with every line of `metrics.jsonl` when it is written.
+            observe_ended: called with every draw that ends, once.
 
         Raises:
             UserError: the directory holds a run and `resume` is off, there is no checkpoint `from_step`, or the
@@ -140,21 +142,22 @@ class Orchestrator:
             await recovery.go_back(queue, files, incarnation, from_step)
         plan = recovery.plan(files, incarnation, config.schedule.steps)
         recovery.carry_out(files, plan)
-        draws = Draws(stream, config.sampling.group_size)
-        opened = recovery.open_ledger(files, plan, draws)
+        draws = Draws(stream, config.sampling.group_size, clock)
+        opened = recovery.open_ledger(files, plan, draws, clock)
         evaluated = recovery.cut_metrics(files, plan)
         epoch = await queue.epoch()
         emptied = await recovery.flush_unless_trusted(queue, opened.state) or from_step is not None
         await dead_letters.drop_foreign(queue, opened.state, emptied)
         found = await draw_lifecycle.reconcile(queue, opened.state)
-        rollouts = RolloutLog(files.rollouts, incarnation, plan.step + 1, disk)
+        rollouts = RolloutLog(files.rollouts, incarnation, plan.step + 1, disk, observe_ended)
         lifecycle = DrawLifecycle(queue, opened, Journal(files.journal), rollouts, draws, disk, incarnation, found)
 
         control = RunControl(queue, waits)
         batcher = Batcher(config, lifecycle, BatchBuilder(config, num_ranks), clock, plan.step, plan.replay_to)
-        evaluator = Evaluator(queue, evaluations, config.evaluation, clock, config.schedule.steps, evaluated)
         log = MetricsLog(files.metrics, observe)
         lines = log.read()
+        tokens = int(highest_totals(history(files)).get("tokens_evaluation_total", 0))
+        evaluator = Evaluator(queue, evaluations, config.evaluation, clock, config.schedule.steps, evaluated, tokens)
         wall_s = lines[-1]["wall_s"] if lines else 0.0
         metrics = StepMetrics(log, disk, clock.now(), wall_s, await queue.statuses())
         await evaluator.start(newest_version([*lines, *evaluated.values()]))
@@ -305,6 +308,7 @@ class Orchestrator:
             async with self._lifecycle.exclusive():
                 # After a reconciliation in between, the queue delivers all results again.
                 if self._reconciler.epoch == epoch:
+                    self._metrics.taken(item.result for item in taken)
                     await self._batcher.settle(taken)
                 if self._clock.now() - last_round >= ROUND_S:
                     last_round = self._clock.now()
@@ -315,7 +319,10 @@ class Orchestrator:
         await self._reconciler.counts()
         await self._reconciler.collect_evaluation()
         await self._queue.expire()
-        self._metrics.heard(await self._queue.statuses(), self._clock.now())
+        statuses = await self._queue.statuses()
+        self._metrics.heard(statuses, self._clock.now())
+        if self._batcher.waits_for_unfinished:
+            await self._batcher.look_at_queue(statuses, self.incarnation)
 
     async def _advance(self) -> None:
         if self._over:

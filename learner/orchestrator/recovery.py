@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from olmorl.clock import Clock
 from olmorl.errors import ResourceError, Superseded, UserError
 from olmorl.learner.orchestrator.draws import Draws
 from olmorl.learner.storage import checkpoint_dir, durable_files, ledger, rollout_log
@@ -126,7 +127,7 @@ def carry_out(files: RunFiles, begin: StartPlan) -> None:
     _move_to_abandoned(files, begin.unusable, begin.incarnation)
 
 
-def open_ledger(files: RunFiles, begin: StartPlan, draws: Draws) -> Ledger:
+def open_ledger(files: RunFiles, begin: StartPlan, draws: Draws, clock: Clock) -> Ledger:
     """Start this incarnation's file of the ledger.
 
     Raises:
@@ -144,7 +145,7 @@ def open_ledger(files: RunFiles, begin: StartPlan, draws: Draws) -> Ledger:
         previous_bytes=previous.num_bytes,
         stream=draws.state(),
     )
-    opened = Ledger(files.ledger, started, state)
+    opened = Ledger(files.ledger, started, state, clock.wall)
     journal = Journal(files.journal)
     for step in range(begin.step + 1, begin.replay_to + 1):
         if step not in state.batches:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,7 +12,7 @@ from olmorl.learner.batching.batch import BatchFacts
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.ledger_state import LedgerState, Outcome
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog
-from olmorl.messages import ActorStatus, StepReport
+from olmorl.messages import ActorStatus, Group, Result, StepReport
 from olmorl.ports import Counts
 
 SPREAD = 2.0
@@ -73,6 +73,8 @@ class StepMetrics:
         self._last_line = now
         self._seen = dict(statuses)
         self._window = ActorTotals()
+        self._recent: dict[str, list[tuple[float, int]]] = {}
+        """By actor, the end and the tokens of its groups that its last heartbeat does not know."""
         self._tokens = TokenCount()
         self._publish_s = 0.0
 
@@ -92,16 +94,26 @@ class StepMetrics:
         """Note how long publishing the newest version took."""
         self._publish_s = seconds
 
+    def taken(self, results: Iterable[Result]) -> None:
+        """Note the groups that arrived. A dead actor has not lost what it committed after its last heartbeat."""
+        for result in results:
+            if isinstance(result, Group):
+                self._recent.setdefault(result.actor, []).append((result.finished_at, result.num_tokens))
+
     def heard(self, statuses: Mapping[str, ActorStatus], now: float) -> None:
-        """Add the counts of the actors since their last heartbeats."""
+        """Add the counts of the actors since their last heartbeats, and what the actors that are gone have lost."""
+        for name in self._seen.keys() - statuses.keys():
+            self._window.wasted += self._lost_by(self._seen.pop(name))
         for name, status in statuses.items():
             before = self._seen.get(name)
             if before is None or status.pid != before.pid or status.tokens_generated < before.tokens_generated:
+                self._window.wasted += self._lost_by(before) if before else 0
                 before = ActorStatus(name=name, at=status.at)
             if self._seen.get(name) is None or status.at != self._seen[name].at:
                 tokens = status.tokens_generated - before.tokens_generated
                 self._tokens.heard(now, status.at - before.at, tokens)
             self._seen[name] = status
+            self._recent[name] = [each for each in self._recent.get(name, []) if each[0] > status.at]
             self._window.wasted += max(0, status.tokens_wasted - before.tokens_wasted)
             if updates := status.updates - before.updates:
                 stall_s = status.stall_s_total - before.stall_s_total
@@ -117,6 +129,11 @@ class StepMetrics:
                 self._window.proof_diff += diff
                 self._window.proof_diff_max = max(self._window.proof_diff_max, largest)
                 self._window.proof_s += status.proof_s_total - before.proof_s_total
+
+    def _lost_by(self, gone: ActorStatus) -> int:
+        """Tokens of the unfinished work of an actor that is gone. One that left in order has none."""
+        unfinished = gone.tokens_generated - gone.tokens_stored - gone.tokens_wasted
+        return max(0, unfinished - sum(tokens for _, tokens in self._recent.pop(gone.name, [])))
 
     def wasted(self) -> int:
         """Tokens of lost attempts reported since the last call."""
@@ -140,6 +157,7 @@ class StepMetrics:
             "batch_reward_mean": facts.reward_mean,
             "batch_groups": facts.groups,
             "batch_tokens": facts.tokens,
+            "draws_per_trained_group": 1 + batch.decided / facts.groups if facts.groups else None,
             "actor_tokens_per_s": generated / seconds,
             "useful_tokens_per_s": facts.trained_tokens / seconds,
             "weight_publish_s": self._publish_s,
@@ -151,28 +169,37 @@ class StepMetrics:
             "lag_mean": facts.lag_mean,
             "lag_max": facts.lag_max,
         }
-        return fields | batch.tally.fields() | totals(state, counts, in_flight) | dict(report.values)
+        fields |= batch.tally.fields() | batch.tally.part_fields() | totals(state, counts, in_flight)
+        return fields | dict(report.values)
 
 
 def totals(state: LedgerState, counts: Counts, in_flight: int) -> dict[str, float | int | str | None]:
     """The fields `metrics.TOTALS`, for the surviving history.
 
-    Generated tokens are those of every draw that ended, and of the lost attempts that actors reported. Wasted tokens
-    are those of stale and failed draws and of lost attempts. All other tokens that were generated and not trained are
-    masked or belong to zero-gradient groups.
+    Generated tokens are those of every draw that ended, and of the lost attempts that actors reported. Each of them
+    has one outcome: trained, masked, zero gradient, stale, failed or lost.
     """
     trained = [batch for batch in state.batches.values() if batch.trained]
+    decided, ended = state.decided_tokens, state.outcomes
     lost = sum(batch.wasted for batch in trained)
-    ended = state.decided_tokens.total() + sum(batch.score.tokens for batch in trained)
+    in_batches = sum(batch.score.tokens for batch in trained)
+    fed = sum(batch.tokens for batch in trained)
     return {
         "prompts_drawn_total": len(state.draws),
-        "groups_trained_total": state.outcomes[Outcome.TRAINED],
-        "groups_zero_gradient_total": state.outcomes[Outcome.ZERO_GRADIENT],
-        "groups_stale_total": state.outcomes[Outcome.STALE],
-        "groups_failed_total": state.outcomes[Outcome.FAILED],
+        "groups_trained_total": ended[Outcome.TRAINED],
+        "groups_zero_gradient_total": ended[Outcome.ZERO_GRADIENT],
+        "groups_stale_total": ended[Outcome.STALE],
+        "groups_failed_total": ended[Outcome.FAILED],
         "groups_in_flight": in_flight,
+        "draws_unaccounted": len(state.draws) - ended.total() - in_flight,
         "duplicates_refused_total": counts.duplicates + counts.late,
-        "tokens_generated_total": ended + lost,
-        "tokens_trained_total": sum(batch.tokens for batch in trained),
-        "tokens_wasted_total": state.decided_tokens[Outcome.STALE] + state.decided_tokens[Outcome.FAILED] + lost,
+        "tokens_generated_total": decided.total() + in_batches + lost,
+        "tokens_trained_total": fed,
+        "tokens_masked_total": in_batches - fed,
+        "tokens_zero_gradient_total": decided[Outcome.ZERO_GRADIENT],
+        "tokens_stale_total": decided[Outcome.STALE],
+        "tokens_failed_total": decided[Outcome.FAILED],
+        "tokens_lost_total": lost,
+        "tokens_wasted_total": decided[Outcome.STALE] + decided[Outcome.FAILED] + lost,
+        "prompt_tokens_total": state.decided_prompt_tokens + sum(batch.score.prompt_tokens for batch in trained),
     }

@@ -7,7 +7,7 @@ from math import sqrt
 
 import msgspec
 
-from olmorl.messages import Group
+from olmorl.messages import Group, Result
 
 MOST_LOGGED = 128
 """Names logged by user functions that a line holds: the first in alphabetical order."""
@@ -39,8 +39,44 @@ class Moments(msgspec.Struct, frozen=True, array_like=True):
         return sqrt(max(self.squares / self.count - (self.total / self.count) ** 2, 0.0))
 
 
+class PartScore(msgspec.Struct, frozen=True, array_like=True):
+    """Sums over the groups of one verifier, or of one data source."""
+
+    groups: int = 0
+    """Scored groups."""
+    failed: int = 0
+    """Draws that failed."""
+    completions: int = 0
+    rewards: Moments = Moments()
+    solve_rate: float = 0.0
+    """Sum over groups of the share of their completions that are solved."""
+    tokens: int = 0
+    truncated: int = 0
+
+    def __add__(self, other: PartScore) -> PartScore:
+        return PartScore(
+            self.groups + other.groups,
+            self.failed + other.failed,
+            self.completions + other.completions,
+            self.rewards + other.rewards,
+            self.solve_rate + other.solve_rate,
+            self.tokens + other.tokens,
+            self.truncated + other.truncated,
+        )
+
+    def fields(self) -> dict[str, float | None]:
+        """The counts and means; None where nothing was scored."""
+        return {
+            "groups": self.groups,
+            "failed": self.failed,
+            "solve_rate_mean": self.solve_rate / self.groups if self.groups else None,
+            "completion_tokens_mean": self.tokens / self.completions if self.completions else None,
+            "truncated_fraction": self.truncated / self.completions if self.completions else None,
+        }
+
+
 class Score(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Sums over scored groups and their completions."""
+    """Sums over scored groups and their completions, and counts of failed draws."""
 
     groups: int = 0
     completions: int = 0
@@ -53,6 +89,14 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
     tokens: int = 0
     longest: int = 0
     truncated: int = 0
+    prompt_tokens: int = 0
+    """Once for each group."""
+    sources: Mapping[str, PartScore] = msgspec.field(default_factory=dict)
+    """By data source: the file or the hub set of the row."""
+    judged: Mapping[str, PartScore] = msgspec.field(default_factory=dict)
+    """By verifier, over the groups that it judged. The rewards are in `verifiers`."""
+    failures: Mapping[str, int] = msgspec.field(default_factory=dict)
+    """Draws that failed, by cause. Only `failed` of the parts counts them too."""
 
     def __add__(self, other: Score) -> Score:
         return Score(
@@ -65,6 +109,13 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
             tokens=self.tokens + other.tokens,
             longest=max(self.longest, other.longest),
             truncated=self.truncated + other.truncated,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            sources=_parts_added(self.sources, other.sources),
+            judged=_parts_added(self.judged, other.judged),
+            failures={
+                cause: self.failures.get(cause, 0) + other.failures.get(cause, 0)
+                for cause in {**self.failures, **other.failures}
+            },
         )
 
     def fields(self) -> dict[str, float | None]:
@@ -81,6 +132,16 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
             line |= {f"reward_{name}_mean": moments.mean, f"reward_{name}_std": moments.std}
         return line | self.logged_fields()
 
+    def part_fields(self) -> dict[str, float | None]:
+        """The fields of each verifier and data source, and the failures by cause."""
+        line: dict[str, float | None] = {f"failures_{cause}": n for cause, n in sorted(self.failures.items())}
+        for name, part in sorted(self.judged.items()):
+            line |= {f"verifier_{name}_{key}": value for key, value in part.fields().items()}
+        for name, part in sorted(self.sources.items()):
+            values = part.fields() | {"reward_mean": part.rewards.mean}
+            line |= {f"source_{name}_{key}": value for key, value in values.items()}
+        return line
+
     def logged_fields(self) -> dict[str, float | None]:
         """The values that user functions logged: means over groups, under a prefix of their own."""
         return {f"logged_{name}_mean": moments.mean for name, moments in sorted(self.logged.items())}
@@ -88,6 +149,10 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def _added(one: Mapping[str, Moments], other: Mapping[str, Moments]) -> dict[str, Moments]:
     return {name: one.get(name, Moments()) + other.get(name, Moments()) for name in {**one, **other}}
+
+
+def _parts_added(one: Mapping[str, PartScore], other: Mapping[str, PartScore]) -> dict[str, PartScore]:
+    return {name: one.get(name, PartScore()) + other.get(name, PartScore()) for name in {**one, **other}}
 
 
 def _first(logged: Mapping[str, Moments]) -> dict[str, Moments]:
@@ -105,17 +170,39 @@ def score(group: Group) -> Score:
                 verifiers[name] = verifiers.get(name, Moments()) + Moments.of(verdict.reward)
             for metric, value in verdict.logged.items():
                 logged.setdefault(metric, []).append(value)
+    rewards = Moments.of(*group.rewards)
+    rate, truncated = solve_rate(group), sum(c.finish_reason == "length" for c in group.completions)
+    judged = PartScore(1, 0, len(group.completions), Moments(), rate, group.num_tokens, truncated)
     return Score(
         groups=1,
         completions=len(group.completions),
-        rewards=Moments.of(*group.rewards),
+        rewards=rewards,
         verifiers=verifiers,
         logged=_first({name: Moments.of(sum(values) / len(values)) for name, values in logged.items()}),
-        solve_rate=solve_rate(group),
+        solve_rate=rate,
         tokens=group.num_tokens,
         longest=max(len(c.token_ids) for c in group.completions),
-        truncated=sum(c.finish_reason == "length" for c in group.completions),
+        truncated=truncated,
+        prompt_tokens=len(group.prompt.token_ids),
+        sources={source(group): msgspec.structs.replace(judged, rewards=rewards)},
+        judged=dict.fromkeys(sorted(verifiers), judged),
     )
+
+
+def failure(result: Result, cause: str) -> Score:
+    """The score of a draw that failed: it is counted, and nothing of it is scored."""
+    failed = PartScore(failed=1)
+    # A malformed group says in its cause what is wrong with it.
+    return Score(
+        sources={source(result): failed},
+        judged=dict.fromkeys(sorted(set(result.prompt.datasets)), failed),
+        failures={cause.partition(":")[0]: 1},
+    )
+
+
+def source(result: Result) -> str:
+    """The file or hub set that the row of a draw is from."""
+    return result.prompt.row.rpartition(":")[0] or "unknown"
 
 
 def solve_rate(group: Group) -> float:

@@ -8,11 +8,13 @@ and neither do lines that a superseded incarnation writes later.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from olmorl.errors import ResourceError, Superseded
 from olmorl.learner.storage import durable_files
@@ -33,8 +35,12 @@ class Position(NamedTuple):
 class Ledger:
     """An event is durable before the state, or anything outside, depends on it."""
 
-    def __init__(self, folder: Path, started: Started, state: LedgerState) -> None:
+    def __init__(
+        self, folder: Path, started: Started, state: LedgerState, wall: Callable[[], float] = time.time
+    ) -> None:
+        """`wall` gives the time of the events, in Unix seconds."""
         self.state = state
+        self._wall = wall
         self._path = path_of(folder, started.incarnation)
         self._successor = path_of(folder, started.incarnation + 1)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
@@ -56,13 +62,15 @@ class Ledger:
         self.check(*events)
         if os.fstat(self._file).st_size != self._num_bytes:
             raise ResourceError(f"{self._path}: an earlier line is torn; continue with --resume")
-        data = b"".join(_encoder.encode(event) + b"\n" for event in events)
+        at = round(self._wall(), 3)
+        stamped = [replace(event, at=at) for event in events]
+        data = b"".join(_encoder.encode(event) + b"\n" for event in stamped)
         try:
             durable_files.append(self._file, data)
         except OSError as error:
             raise durable_files.unwritable(self._path, error) from error
         self._num_bytes += len(data)
-        for event in events:
+        for event in stamped:
             self.state.apply(event)
 
     def check(self, *events: Line) -> None:

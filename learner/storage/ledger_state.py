@@ -27,6 +27,9 @@ class Outcome(StrEnum):
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
     """Base of the events."""
 
+    at: float | None = None
+    """When it was written, in Unix seconds; None in a ledger of an earlier release."""
+
 
 class Started(Event, frozen=True, kw_only=True):
     """First line of a file. Steps after `step` are undone; those up to `replay_to` are trained again."""
@@ -141,6 +144,8 @@ class BatchRecord:
     """The score of its own groups."""
     tally: Score
     """The score of its own groups and of all groups that were filtered while it was assembled."""
+    decided: int = 0
+    """Draws that ended without training while it was assembled."""
     tokens: int = 0
     wasted: int = 0
     trained: bool = False
@@ -159,6 +164,10 @@ class LedgerState:
     decided_tokens: Counter[Outcome] = field(default_factory=Counter)
     open_score: Score = field(default_factory=Score)
     """The score of the groups decided since the last batch was journaled."""
+    num_decided: int = 0
+    """Draws decided since then."""
+    decided_prompt_tokens: int = 0
+    """Prompt tokens of all groups that were scored and decided."""
     stream_state: dict[str, Any] = field(default_factory=dict)
     """At the last start."""
     stream_moves: list[Drawn | Retired] = field(default_factory=list)
@@ -195,12 +204,15 @@ class LedgerState:
             case Decided():
                 self._end(self.open.pop(event.draw), event.attempt, event.outcome, cause=event.cause)
                 self.open_score += event.score
+                self.num_decided += 1
+                self.decided_prompt_tokens += event.score.prompt_tokens
                 self.decided_tokens[event.outcome] += event.score.tokens + event.wasted
             case Journaled():
                 for draw_id, _ in event.draws:
                     del self.open[draw_id]
-                self.batches[event.step] = BatchRecord(event.draws, event.score, self.open_score + event.score)
-                self.open_score = Score()
+                tally = self.open_score + event.score
+                self.batches[event.step] = BatchRecord(event.draws, event.score, tally, self.num_decided)
+                self.open_score, self.num_decided = Score(), 0
             case Trained():
                 self._train(event)
 

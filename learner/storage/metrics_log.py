@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import msgspec
 from olmorl.errors import ResourceError
 from olmorl.learner.storage import durable_files
 from olmorl.metrics import of_evaluation
+from olmorl.run_dir import RunFiles
 
 Fields = Mapping[str, float | int | str | None]
 
@@ -56,7 +57,7 @@ class MetricsLog:
             return
         added = dict(fields)
         for number in reversed(range(len(lines))):
-            moved = of_evaluation(lines[number]) if added.keys() & lines[number].keys() else {}
+            moved = of_evaluation(lines[number]) if of_evaluation(added).keys() & lines[number].keys() else {}
             lines[number] = {key: value for key, value in lines[number].items() if key not in moved} | added
             if not (added := moved):
                 break
@@ -79,6 +80,23 @@ class MetricsLog:
         keep = sum(len(line) for i, line in enumerate(lines, 1) if self._decode(i, line)["step"] <= step)
         if tail := durable_files.cut(self._path, keep):
             durable_files.write_whole(abandoned, [tail[: durable_files.whole_lines(tail)]])
+
+
+def history(files: RunFiles) -> list[dict[str, Any]]:
+    """One line for each step that was ever taken, in order; of the surviving history if it has the step."""
+    paths = [*sorted(files.run_dir.glob("abandoned/*/metrics.jsonl")), files.metrics]
+    lines = {line["step"]: line for path in paths for line in MetricsLog(path).read()}
+    return [line for _, line in sorted(lines.items())]
+
+
+def highest_totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The greatest value of each total in these lines. What was counted stays counted when the run goes back."""
+    highest: dict[str, float] = {}
+    for line in lines:
+        for name, value in line.items():
+            if name.endswith("_total") and isinstance(value, (int, float)):
+                highest[name] = max(value, highest.get(name, 0.0))
+    return highest
 
 
 def _encode(fields: Fields) -> bytes:

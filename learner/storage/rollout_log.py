@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,11 +29,20 @@ MOST_PENDING = 4096
 """Draws and steps that may wait for the disk. With more, the orchestrator waits too."""
 
 
+class Ended(NamedTuple):
+    """A draw that ended, with everything that was generated for it."""
+
+    result: Result
+    outcome: Outcome
+    step: int | None
+    """The step that trains it, if any."""
+    cause: str
+
+
 class _Item(NamedTuple):
     """Records that are written together or not at all."""
 
-    records: Sequence[tuple[Result, Outcome, int | None, str]]
-    """Result, outcome, step and cause of draws that ended."""
+    records: Sequence[Ended]
     ends: int | None = None
     """The step that these records end. Earlier records belong to it too."""
 
@@ -41,7 +50,16 @@ class _Item(NamedTuple):
 class RolloutLog:
     """Writes one record for each draw that ended, in the background and in the order of the outcomes."""
 
-    def __init__(self, folder: Path, incarnation: int, first_step: int, disk: DiskWriter) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        incarnation: int,
+        first_step: int,
+        disk: DiskWriter,
+        observe: Callable[[Ended], None] | None = None,
+    ) -> None:
+        """`observe` is called with every draw that is put."""
+        self._observe = observe
         self._folder = folder
         self._disk = disk
         self._incarnation = incarnation
@@ -51,11 +69,11 @@ class RolloutLog:
 
     async def put(self, result: Result, outcome: Outcome, cause: str = "") -> None:
         """Record a draw that ended without training. Waits only while `MOST_PENDING` records wait for the disk."""
-        await self._hand_over(_Item([(result, outcome, None, cause)]))
+        await self._hand_over(_Item([Ended(result, outcome, None, cause)]))
 
     async def end_step(self, step: int, groups: Sequence[Group]) -> None:
         """Record the trained groups of `step`. Everything put before belongs to this step or an earlier one."""
-        await self._hand_over(_Item([(group, Outcome.TRAINED, step, "") for group in groups], step))
+        await self._hand_over(_Item([Ended(group, Outcome.TRAINED, step, "") for group in groups], step))
 
     async def flush(self) -> None:
         """Wait until everything put so far is written. Raises ResourceError when the disk refused it."""
@@ -77,6 +95,9 @@ class RolloutLog:
         )
 
     async def _hand_over(self, item: _Item) -> None:
+        if self._observe:
+            for ended in item.records:
+                self._observe(ended)
         await self._unless_failed(asyncio.ensure_future(self._pending.put(item)))
 
     async def _unless_failed(self, wait: asyncio.Future[None]) -> None:
@@ -101,7 +122,7 @@ class RolloutLog:
         while items:
             number = next((n for n, item in enumerate(items, 1) if item.ends is not None), len(items))
             part = [items[n] for n in range(number)]
-            lines = [msgspec.json.encode(record(*ended)) + b"\n" for item in part for ended in item.records]
+            lines = [msgspec.json.encode(record(ended)) + b"\n" for item in part for ended in item.records]
             if lines:
                 durable_files.append_soon(self._partial, zstandard.compress(b"".join(lines)))
             for _ in part:
@@ -125,8 +146,9 @@ class RolloutLog:
         return self._folder / f"step_{self._step:06d}.{self._incarnation}.partial.jsonl.zst"
 
 
-def record(result: Result, outcome: Outcome, step: int | None, cause: str) -> dict[str, Any]:
+def record(ended: Ended) -> dict[str, Any]:
     """One line: the draw, its outcome, and each completion. `incarnations` is parallel to `versions`."""
+    result, outcome, step, cause = ended
     prompt = result.prompt
     line: dict[str, Any] = {
         "prompt_id": prompt.draw_id,

@@ -1,9 +1,12 @@
-"""DeepSpeed's settings for a recipe, and loading a model sharded. Imports no deepspeed."""
+"""DeepSpeed's settings for a recipe, and loading a model sharded. Imports deepspeed only in `check`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
+from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedModel
@@ -20,6 +23,28 @@ PREFETCHED: Final = 50_000_000
 """Parameters that stage 3 gathers ahead."""
 SUB_GROUP: Final = 1_000_000_000
 """Parameters that stage 3 updates in one call, with a copy of their gradients in fp32."""
+OWNED: Final[Mapping[str, str]] = {
+    "train_batch_size": "set schedule.prompts_per_step",
+    "train_micro_batch_size_per_gpu": "a micro-batch is one row; set learner.row_tokens",
+    "gradient_accumulation_steps": "set learner.minibatches",
+    "managed_gradient_accumulation": "set learner.minibatches",
+    "optimizer": "set learner.learning_rate, betas, eps and weight_decay",
+    "zero_force_ds_cpu_optimizer": "the optimizer is torch's AdamW",
+    "scheduler": "set learner.schedule and learner.warmup_steps",
+    "bf16": "set model.dtype",
+    "fp16": "set model.dtype",
+    "torch_autocast": "set model.dtype",
+    "data_types.grad_accum_dtype": "gradients are summed in fp32",
+    "communication_data_type": "set learner.fp32_reduce",
+    "gradient_allreduce_op": "the loss is scaled for a mean over ranks",
+    "gradient_clipping": "set learner.max_grad_norm",
+    "zero_optimization.stage": "set learner.zero_stage",
+    "zero_optimization.offload_optimizer": "set learner.offload_optimizer",
+    "sequence_parallel_size": "a row is on one rank",
+    "tensor_parallel": "ZeRO is what shards the model; set learner.zero_stage",
+    "pipeline": "ZeRO is what shards the model; set learner.zero_stage",
+}
+"""Settings of DeepSpeed that a recipe cannot pass on, and why or what to do instead."""
 
 
 def settings(model: config.Model, learner: config.Learner, device: torch.device) -> dict[str, Any]:
@@ -30,13 +55,15 @@ def settings(model: config.Model, learner: config.Learner, device: torch.device)
     """
     if model.dtype == "float16":
         raise ConfigError('model.dtype = "float16": the learner trains in "bfloat16" or "float32"; set one of them')
-    stage = stage_of(model, learner)
-    return {
+    refuse_owned(learner.deepspeed)
+    stage = _stage(model, learner)
+    own = {
         "train_micro_batch_size_per_gpu": 1,
         # Minibatches have different numbers of rows: each `step` uses all gradients since the step before.
         "managed_gradient_accumulation": False,
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "data_types": {"grad_accum_dtype": "fp32"},
+        **({"communication_data_type": "fp32"} if learner.fp32_reduce else {}),
         "gradient_clipping": learner.max_grad_norm if stage else 0.0,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {
@@ -52,9 +79,89 @@ def settings(model: config.Model, learner: config.Learner, device: torch.device)
             **({"offload_optimizer": {"device": "cpu"}} if learner.offload_optimizer else {}),
         },
     }
+    return _merged(own, learner.deepspeed)
 
 
-def stage_of(model: config.Model, learner: config.Learner) -> int:
+def _merged(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """`own` with the values of `given`, table by table."""
+    merged = dict(own)
+    for name, value in given.items():
+        tables = isinstance(value, dict) and isinstance(own.get(name), dict)
+        merged[name] = _merged(own[name], value) if tables else value
+    return merged
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted names of all values."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def refuse_owned(given: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a setting that other keys decide."""
+    for leaf in _leaves(given):
+        for name, reason in OWNED.items():
+            if f"{leaf}.".startswith(f"{name}."):
+                raise ConfigError(f"learner.deepspeed.{leaf} cannot be set here: {reason}")
+
+
+class _Read(dict[str, Any]):
+    """A table that notes which of its values were read."""
+
+    def __init__(self, tree: Mapping[str, Any], prefix: str, read: set[str]) -> None:
+        super().__init__({k: _Read(v, f"{prefix}{k}.", read) if isinstance(v, dict) else v for k, v in tree.items()})
+        self._prefix, self._read = prefix, read
+
+    def __copy__(self) -> _Read:
+        return self
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.add(f"{self._prefix}{name}")
+        return super().__getitem__(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if super().__contains__(name) else default
+
+    def keys(self) -> Any:
+        """A table that is read as a whole goes to a model of pydantic, which refuses unknown names itself."""
+        if self._prefix:
+            self._read.update(_leaves(self, self._prefix))
+        return super().keys()
+
+    def __iter__(self) -> Iterator[str]:
+        """Python calls `keys` for `**table` only where this is defined."""
+        return super().__iter__()
+
+
+def check(model: config.Model, learner: config.Learner) -> None:
+    """Let DeepSpeed check the settings. Takes seconds when `learner.deepspeed` is not empty.
+
+    Raises:
+        ConfigError: a setting of `learner.deepspeed` that other keys decide, that DeepSpeed does not know, or whose
+            value it refuses.
+    """
+    wanted = settings(model, learner, torch.device("cpu"))
+    if not learner.deepspeed:
+        return
+    with patch.dict(os.environ, {"DS_ACCELERATOR": "cpu"}):
+        from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    read: set[str] = set()
+    try:
+        DeepSpeedConfig(_Read(wanted, "", read))
+    except (DeepSpeedConfigError, ValueError, TypeError, AssertionError, AttributeError) as error:
+        said = " ".join(str(error).split()) or repr(error)
+        raise ConfigError(f"learner.deepspeed: DeepSpeed refuses it: {said}") from None
+    if unknown := [leaf for leaf in _leaves(learner.deepspeed) if leaf not in read]:
+        raise ConfigError(
+            f"learner.deepspeed.{unknown[0]}: DeepSpeed has no such setting; its documentation lists them by table"
+        )
+
+
+def _stage(model: config.Model, learner: config.Learner) -> int:
     """Stage 0 sums bf16 gradients in bf16 and cannot offload. Stage 1 has the same mathematics without these limits."""
     if model.dtype == "float32" and not learner.offload_optimizer:
         return learner.zero_stage

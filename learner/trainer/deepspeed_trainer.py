@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -118,7 +119,9 @@ class DeepSpeedTrainer:
         rate = learning_rate(shard.step, self._learner, self._steps)
         stats_S = torch.zeros(len(STATS), dtype=torch.float64, device=self._device)
         grad_norms: list[float] = []
+        backward_s = optimizer_s = 0.0
         for _, index in updates:
+            began_at = time.perf_counter()
             for number, row in enumerate(rows[index]):
                 if not grad_norms and self._given_up():
                     return None
@@ -129,7 +132,12 @@ class DeepSpeedTrainer:
                     shard.loss_tokens[index],
                     shard.num_sequences[index],
                 )
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # the optimizer waits for the passes anyway
+            passed_at = time.perf_counter()
             grad_norms.append(self._update(rate))
+            backward_s += passed_at - began_at
+            optimizer_s += time.perf_counter() - passed_at
             if not isfinite(grad_norms[-1]):
                 raise Diverged(
                     f"step {shard.step}: the norm of the gradient is {grad_norms[-1]}; nothing of it was published. "
@@ -141,6 +149,7 @@ class DeepSpeedTrainer:
         values = step_metrics(stats_S, len(updates))
         if reference is None:
             del values["kl_ref_mean"]
+        values |= {"learner_forward_backward_s": backward_s, "learner_optimizer_s": optimizer_s}
         return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
 
     def _given_up(self) -> bool:
@@ -185,6 +194,10 @@ class DeepSpeedTrainer:
         if self._stage > 0:
             self._grad_norm = float(self._engine.get_global_grad_norm())
         return self._grad_norm
+
+    def score(self, row: RowArrays) -> Tensor:
+        """logprobs_T of a row by the present policy, without a gradient. All ranks call this together."""
+        return _score(self._engine, [[row]], self._device)[0][0]
 
     # --- weights
 
@@ -263,7 +276,8 @@ class DeepSpeedTrainer:
 
     def _load(self, settings: dict[str, Any], temperature: float) -> PackedPolicy:
         build = partial(models.load, self._model_settings, self._learner.attention, self._device)
-        return PackedPolicy(deepspeed_config.load(build, settings), temperature, self._learner.logprob_chunk)
+        model = deepspeed_config.load(build, settings)
+        return PackedPolicy(model, temperature, self._learner.logprob_chunk, self._model_settings.fp32_head)
 
     def _build_engine(self, settings: dict[str, Any], policy: PackedPolicy) -> Any:
         learner = self._learner

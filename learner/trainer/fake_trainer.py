@@ -32,11 +32,11 @@ class FakeTrainer:
         rows = list(chain.from_iterable(shard.minibatches))
         samples = list(chain.from_iterable(rows))
         tokens = sum(len(sample.completion_ids) for sample in samples)
-        await self._clock.sleep(tokens / self._simulation.train_tokens_per_s)
+        await self._clock.sleep(self._simulation.train_overhead_s + tokens / self._simulation.train_tokens_per_s)
         digest = hashlib.blake2b(self.weights, digest_size=DIGEST_BYTES)
         digest.update(str([sorted(sample.draw_id for sample in row) for row in rows]).encode())
         self.weights = digest.digest()
-        return dict.fromkeys(metrics.LEARNER, 0.0) | {"lr": 1.0}
+        return dict.fromkeys(metrics.LEARNER, 0.0) | {"lr": 1.0, "importance_ess_fraction": 1.0}
 
     def interrupt(self) -> None:
         """Does nothing: a simulated step has no micro-batches."""

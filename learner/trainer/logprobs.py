@@ -2,6 +2,7 @@
 
 Shape letters: T tokens, C tokens of one chunk, H hidden size, V vocabulary. Hidden state t predicts
 target t. Logits are converted to fp32 (fp64 stays fp64) before the softmax, for every dtype of the matrix product.
+With `fp32_logits` the matrix product itself gives fp32: its sums are not rounded to the model's dtype.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ def token_logprobs(
     chunk: int,
     temperature: float = 1.0,
     with_entropy: bool = False,
+    fp32_logits: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(head(hidden) / temperature)[target] for each token, from the head's own weight.
 
@@ -32,15 +34,30 @@ def token_logprobs(
         logprobs_T with a gradient, and entropy_T (nats, no gradient) if asked for.
     """
     logprobs_T, entropy_T = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # torch has no stub for it
-        hidden_TH, weight_VH, bias_V, targets_T, chunk, temperature, with_entropy
+        hidden_TH, weight_VH, bias_V, targets_T, chunk, temperature, with_entropy, fp32_logits
     )
     return logprobs_T, entropy_T if with_entropy else None
 
 
-def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float) -> Tensor:
-    logits_CV = functional.linear(hidden_CH.to(weight_VH.dtype), weight_VH, bias_V)
+def _logits(
+    hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, temperature: float, fp32_logits: bool
+) -> Tensor:
+    hidden_CH = hidden_CH.to(weight_VH.dtype)
+    if fp32_logits and weight_VH.dtype.itemsize < torch.float32.itemsize:
+        logits_CV = _fp32_product(hidden_CH, weight_VH)
+        if bias_V is not None:
+            logits_CV += bias_V
+    else:
+        logits_CV = functional.linear(hidden_CH, weight_VH, bias_V)
     logits_CV = logits_CV.to(torch.promote_types(logits_CV.dtype, torch.float32))
     return logits_CV if temperature == 1.0 else logits_CV.div_(temperature)
+
+
+def _fp32_product(hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
+    """hidden @ weight.T in fp32. A GPU writes its fp32 sums as they are; a CPU needs fp32 copies of the operands."""
+    if hidden_CH.is_cuda:
+        return torch.mm(hidden_CH, weight_VH.T, out_dtype=torch.float32)
+    return functional.linear(hidden_CH.float(), weight_VH.float())
 
 
 def _forward_chunk(logits_CV: Tensor, targets_C: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,14 +93,15 @@ class _TokenLogprobs(torch.autograd.Function):
         chunk: int,
         temperature: float,
         with_entropy: bool,
+        fp32_logits: bool,
     ) -> tuple[Tensor, Tensor]:
         chunks = [
-            _forward_chunk(_logits(hidden_CH, weight_VH, bias_V, temperature), targets_C, with_entropy)
+            _forward_chunk(_logits(hidden_CH, weight_VH, bias_V, temperature, fp32_logits), targets_C, with_entropy)
             for hidden_CH, targets_C in zip(torch.split(hidden_TH, chunk), torch.split(targets_T, chunk), strict=True)
         ]
         logprobs_T, normalisers_T, entropy_T = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         ctx.save_for_backward(hidden_TH, weight_VH, bias_V, targets_T, normalisers_T)
-        ctx.chunk, ctx.temperature = chunk, temperature
+        ctx.chunk, ctx.temperature, ctx.fp32_logits = chunk, temperature, fp32_logits
         ctx.mark_non_differentiable(entropy_T)
         return logprobs_T, entropy_T
 
@@ -97,7 +115,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_bias_V = torch.zeros_like(bias_V, dtype=full) if needs_bias else None
         for start in range(0, len(targets_T), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            logits_CV = _logits(hidden_TH[part], weight_VH, bias_V, ctx.temperature)
+            logits_CV = _logits(hidden_TH[part], weight_VH, bias_V, ctx.temperature, ctx.fp32_logits)
             grad_C1 = (grads[0][part] / ctx.temperature)[:, None]
             # d logprob / d logits = onehot(target) - softmax, built in place of the logits.
             grad_logits_CV = logits_CV.sub_(normalisers_T[part, None]).exp_().mul_(-grad_C1)
@@ -113,6 +131,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_hidden_TH,
             None if grad_weight_VH is None else grad_weight_VH.to(weight_VH.dtype),
             None if grad_bias_V is None else grad_bias_V.to(bias_V.dtype),
+            None,
             None,
             None,
             None,

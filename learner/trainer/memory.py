@@ -26,8 +26,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from olmorl import config
 from olmorl.errors import ModelError
-from olmorl.learner.trainer import packed_attention
-from olmorl.learner.trainer.deepspeed_config import BUCKET, MOST_LIVE, PREFETCHED, SUB_GROUP, stage_of
+from olmorl.learner.trainer import deepspeed_config, packed_attention
 from olmorl.learner.trainer.model import DTYPES, read_config, without_dropout
 from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow
 
@@ -95,6 +94,7 @@ def rank_memory(
 
     Raises:
         ModelError: the folder is not a model that the learner can train.
+        ConfigError: settings that cannot be trained with.
     """
     sizes = parameter_sizes(model)
     held = states(model, learner, sizes, ranks, on_gpu=on_gpu)
@@ -103,38 +103,45 @@ def rank_memory(
     return RankMemory(
         parameters=sum(sizes),
         states=held._replace(optimizer=held.optimizer - offloaded),
-        activations=activations(model, row_tokens, eager, chunk, checkpointing),
+        activations=activations(model, row_tokens, eager, chunk, checkpointing, on_gpu),
         offloaded=offloaded,
     )
 
 
 def states(model: config.Model, learner: config.Learner, sizes: tuple[int, ...], ranks: int, *, on_gpu: bool) -> States:
-    """What DeepSpeed holds for parameters of these `sizes`, as measured on its version 0.19."""
-    number, width = sum(sizes), DTYPES[model.dtype].itemsize
-    share = -(-number // ranks)
-    stage = stage_of(model, learner)
+    """What DeepSpeed holds for parameters of these `sizes`, as measured on its version 0.19.
+
+    Raises:
+        ConfigError: settings that cannot be trained with.
+    """
+    device = torch.device("cuda" if on_gpu else "cpu")
+    zero = deepspeed_config.settings(model, learner, device)["zero_optimization"]
+    number, width, full = sum(sizes), DTYPES[model.dtype].itemsize, model.dtype == "float32"
+    share, stage, largest_bucket = -(-number // ranks), zero["stage"], int(zero["reduce_bucket_size"])
     if stage == 0:
         return States(width * number, 0, MOMENTS_BYTES * number, width * number, 0, width * number)
     optimizer = (MASTER_BYTES + MOMENTS_BYTES) * share
-    full = model.dtype == "float32"
     # On the CPU the part of a buffer that is never written takes no memory.
-    bucket = BUCKET if on_gpu else min(BUCKET, number)
-    # What is summed over ranks in one call is copied once more.
-    copied = min(max(BUCKET, *sizes), number) if ranks > 1 else 0
+    bucket = largest_bucket if on_gpu else min(largest_bucket, number)
+    # What is summed over ranks in one call is copied once more, and before that into fp32 if it is to be summed so.
+    copied = min(max(largest_bucket, *sizes), number) if ranks > 1 else 0
+    summed_in = 2 * MASTER_BYTES if learner.fp32_reduce and not full else width
     if stage == 1:
         # fp32 sums of bf16 gradients are tensors of their own, and need no buffer.
         gradients, buckets = (width, bucket) if full else (MASTER_BYTES + width, 0)
         return States(width * number, 0, optimizer, gradients * number, width * buckets, MASTER_BYTES * share)
     if stage == 2:
-        buckets = bucket * (2 if on_gpu else 1) + (2 * copied if full else 0)
-        return States(width * number, 0, optimizer, MASTER_BYTES * share, width * buckets, 0)
+        buffers = width * bucket * (2 if zero["overlap_comm"] else 1)
+        copies = summed_in * copied * (2 if full else learner.fp32_reduce)
+        return States(width * number, 0, optimizer, MASTER_BYTES * share, buffers + copies, 0)
+    live = max(int(zero["stage3_max_live_parameters"]), *sizes) + int(zero["stage3_prefetch_bucket_size"])
     return States(
         weights=width * share,
-        gathered=width * min(number, max(MOST_LIVE, *sizes) + PREFETCHED),
+        gathered=width * min(number, live),
         optimizer=optimizer,
         gradients=MASTER_BYTES * share,
-        buckets=width * (bucket + copied),
-        step=MASTER_BYTES * min(SUB_GROUP, share),
+        buckets=width * bucket + summed_in * copied,
+        step=MASTER_BYTES * min(int(zero["sub_group_size"]), share),
     )
 
 
@@ -152,9 +159,9 @@ def parameter_sizes(model: config.Model) -> tuple[int, ...]:
 
 @lru_cache
 def activations(
-    model: config.Model, row_tokens: int, eager: bool, chunk: int, checkpointing: bool
+    model: config.Model, row_tokens: int, eager: bool, chunk: int, checkpointing: bool, on_gpu: bool
 ) -> Activations | None:
-    """The activations of one row that is one sample; the other arguments are keys of `learner`.
+    """The activations of one row that is one sample. `eager`, `chunk` and `checkpointing` are keys of `learner`.
 
     A model of more than two periods of layers is extrapolated from two shallow ones: every layer keeps the same.
     None for a model whose shapes depend on its data.
@@ -162,8 +169,10 @@ def activations(
     Raises:
         ModelError: the learner cannot train the model.
     """
-    attention = packed_attention.implementation("eager" if eager else "sdpa", torch.device("cpu"))
     whole = read_config(model)
+    wanted = "eager" if eager else "sdpa"
+    attention = packed_attention.implementation(wanted, torch.device("cpu"), DTYPES[model.dtype], whole)
+    copies_head = model.fp32_head and not on_gpu
     depth = whole.get_text_config().num_hidden_layers
 
     def of(layers: int) -> Activations:
@@ -174,7 +183,7 @@ def activations(
             network.train()
             if checkpointing:
                 network.gradient_checkpointing_enable({"use_reentrant": False})
-            return _of_row(PackedPolicy(network, 1.0, chunk), row_tokens, live)
+            return _of_row(PackedPolicy(network, 1.0, chunk, copies_head), row_tokens, live)
 
     try:
         if depth <= 2 * SHALLOW:

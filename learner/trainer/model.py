@@ -42,8 +42,7 @@ def load(settings: config.Model, wanted_attention: str, device: torch.device) ->
     Raises:
         ModelError: not a causal language model, weights that are missing, or an attention that is not available.
     """
-    read_config(settings)
-    name = packed_attention.implementation(wanted_attention, device)
+    name = packed_attention.implementation(wanted_attention, device, DTYPES[settings.dtype], read_config(settings))
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             settings.path,

@@ -1,8 +1,9 @@
 """Attention over packed rows: no sample sees another, with every allowed implementation.
 
-`sdpa` runs torch's kernel sample by sample. So the cost is the sum of the squared sample lengths, not the square of the
-row, and there is no mask of a whole row. transformers passes the sample bounds to the others: `flash_attention_2` gets
-summed lengths, `eager` and `flex_attention` get positions that start at 0 with each sample.
+`varlen` runs torch's flash kernel once over the whole row, with the bounds of its samples. `sdpa` runs torch's kernel
+sample by sample. Both cost the sum of the squared sample lengths, not the square of the row, and need no mask of a row.
+transformers passes the sample bounds to the others: `flash_attention_2` gets summed lengths, `eager` and
+`flex_attention` get positions that start at 0 with each sample.
 
 Shape letters: H query heads, K key heads, T tokens of the row, L of one sample, D head size.
 """
@@ -10,35 +11,48 @@ Shape letters: H query heads, K key heads, T tokens of the row, L of one sample,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PretrainedConfig
 
 from olmorl.errors import ModelError
 
-PACKED_SDPA: Final = "olmorl_sdpa"
-GPU_ONLY: Final = ("flash_attention_2", "flex_attention")
+GPU_ONLY: Final = ("varlen", "flash_attention_2", "flex_attention")
+FLASH_HEAD_DIM: Final = 256
+"""Largest head size of torch's flash kernel."""
+FLASH_CAPABILITY: Final = (8, 0)
+"""Least compute capability of a GPU for it."""
 
 
-def implementation(wanted: str, device: torch.device) -> str:
+def implementation(wanted: str, device: torch.device, dtype: torch.dtype, model: PretrainedConfig) -> str:
     """The name to load a model with, for a value of `learner.attention`.
 
     Raises:
-        ModelError: an attention that cannot train on this device.
+        ModelError: an attention that cannot train on this device, in this dtype or with this model.
     """
+    text = model.get_text_config()
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    runs_flash = dtype in (torch.bfloat16, torch.float16) and head_dim <= FLASH_HEAD_DIM
     if wanted == "auto":
-        wanted = "flash_attention_2" if device.type == "cuda" and find_spec("flash_attn") else "sdpa"
+        has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
+        wanted = "varlen" if has_flash and runs_flash else "sdpa"
     if wanted in GPU_ONLY and device.type != "cuda":
         raise ModelError(f'learner.attention = "{wanted}" trains on GPUs only; on {device.type} set "sdpa" or "eager"')
-    if wanted == "sdpa":
-        AttentionInterface.register(PACKED_SDPA, packed_sdpa)
-        return PACKED_SDPA
-    return wanted
+    if wanted == "varlen" and not runs_flash:
+        raise ModelError(
+            f'learner.attention = "varlen" needs model.dtype = "bfloat16" and heads of at most {FLASH_HEAD_DIM} values '
+            f'(here {dtype} and {head_dim}); set "sdpa"'
+        )
+    if wanted not in _PACKED:
+        return wanted
+    name = f"olmorl_{wanted}"
+    AttentionInterface.register(name, _PACKED[wanted])
+    return name
 
 
 def layout(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
@@ -76,13 +90,60 @@ def packed_sdpa(
     Raises:
         ModelError: the model does not pass the sample lengths to its attention, or uses another kind of attention.
     """
-    unknown = [name for name in ("softcap", "s_aux", "position_bias") if options.get(name) is not None]
-    if sample_lengths is None or unknown:
-        why = f"it uses {', '.join(unknown)}" if unknown else "it does not pass the sample bounds to its attention"
-        raise ModelError(f"{type(module).__name__} cannot run packed rows with sdpa: {why}; set learner.attention")
+    _refuse(module, "sdpa", sample_lengths, options)
+    assert sample_lengths is not None
     parts = zip(*(torch.split(t, list(sample_lengths), dim=2) for t in (query_1HTD, key_1KTD, value_1KTD)), strict=True)
     outputs = [_attend(q, k, v, sliding_window, scale=scaling, dropout_p=dropout) for q, k, v in parts]
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
+
+
+def packed_varlen(
+    module: torch.nn.Module,
+    query_1HTD: Tensor,
+    key_1KTD: Tensor,
+    value_1KTD: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    max_length_q: int = 0,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention of all samples of the row in one kernel; returns 1THD.
+
+    A window of W tokens holds the query's own and the W - 1 before it. There is no dropout: the policy has none.
+
+    Raises:
+        ModelError: the model does not pass the sample bounds to its attention, or uses another kind of attention.
+    """
+    _refuse(module, "varlen", cu_seq_lens_q, options)
+    assert cu_seq_lens_q is not None
+    output_THD = varlen_attn(
+        query_1HTD[0].transpose(0, 1),
+        key_1KTD[0].transpose(0, 1),
+        value_1KTD[0].transpose(0, 1),
+        cu_seq_lens_q,
+        cu_seq_lens_q,
+        max_length_q,
+        max_length_q,
+        scale=scaling,
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+        enable_gqa=query_1HTD.shape[1] != key_1KTD.shape[1],
+    )
+    assert isinstance(output_THD, Tensor)
+    return output_THD[None], None
+
+
+_PACKED: Final = {"sdpa": packed_sdpa, "varlen": packed_varlen}
+
+
+def _refuse(module: torch.nn.Module, name: str, bounds: object, options: dict[str, Any]) -> None:
+    """Raise ModelError for attention without sample bounds, or of a kind that a packed implementation does not have."""
+    unknown = [option for option in ("softcap", "s_aux", "position_bias") if options.get(option) is not None]
+    if bounds is None or unknown:
+        why = f"it uses {', '.join(unknown)}" if unknown else "it does not pass the sample bounds to its attention"
+        raise ModelError(f"{type(module).__name__} cannot run packed rows with {name}: {why}; set learner.attention")
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, **options: Any) -> Tensor:

@@ -53,8 +53,8 @@ def _run_lengths(sequence_ids_T: TokenIds) -> tuple[int, ...]:
 class PackedPolicy(nn.Module):
     """Log-probabilities at the sampling temperature. Samples of a row are isolated; no matrix of all logits exists."""
 
-    def __init__(self, model: PreTrainedModel, temperature: float, chunk: int) -> None:
-        """Wrap `model`; `chunk` tokens have logits at one time.
+    def __init__(self, model: PreTrainedModel, temperature: float, chunk: int, fp32_head: bool = False) -> None:
+        """Wrap `model`; `chunk` tokens have logits at one time, in fp32 with `fp32_head`, else rounded to its dtype.
 
         Raises:
             ModelError: the model does more to its logits than a linear head.
@@ -68,7 +68,7 @@ class PackedPolicy(nn.Module):
             )
         self.model = model
         self.temperature = temperature
-        self.head = LogprobHead(model.get_output_embeddings(), chunk)
+        self.head = LogprobHead(model.get_output_embeddings(), chunk, fp32_head)
 
     def forward(
         self, row: PolicyRow, with_entropy: bool = False, tempered: bool = True
@@ -93,16 +93,26 @@ class PackedPolicy(nn.Module):
 class LogprobHead(nn.Module):
     """Owns the weight of the model's head, so that ZeRO-3 gathers it while this module runs."""
 
-    def __init__(self, head: nn.Linear, chunk: int) -> None:
+    def __init__(self, head: nn.Linear, chunk: int, fp32_logits: bool) -> None:
         super().__init__()
         self.weight = head.weight
         self.bias = getattr(head, "bias", None)
         self.chunk = chunk
+        self.fp32_logits = fp32_logits
 
     def forward(
         self, hidden_PE: Tensor, targets_P: Tensor, with_entropy: bool, temperature: float
     ) -> tuple[Tensor, Tensor | None]:
-        return token_logprobs(hidden_PE, self.weight, self.bias, targets_P, self.chunk, temperature, with_entropy)
+        return token_logprobs(
+            hidden_PE,
+            self.weight,
+            self.bias,
+            targets_P,
+            self.chunk,
+            temperature,
+            with_entropy,
+            self.fp32_logits,
+        )
 
 
 def refuse_leaks(

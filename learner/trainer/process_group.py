@@ -1,10 +1,14 @@
-"""The process group of the learner's ranks, over gloo or nccl, with a deadline on every collective."""
+"""The process group of the learner's ranks, over gloo or nccl, with a deadline on every collective; and its speed."""
 
 from __future__ import annotations
 
 import os
+import re
 import socket
+import time
+from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
@@ -13,6 +17,10 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported in a way mypy does not see
 
 from olmorl.errors import ConfigError, DeadlinePassed
+
+_GATHERED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
+"""Of an all-gather that is timed, by device."""
+_ROUNDS = 3
 
 
 class Ranks(NamedTuple):
@@ -84,3 +92,42 @@ def interface_towards(address: str) -> str:
         own = probe.getsockname()[0]
     interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
     return next(name for name, found in interfaces.items() if own in {each.address for each in found})
+
+
+def all_gather_bytes_per_s(outside: int, device: torch.device) -> float:
+    """Speed at which the pieces of `outside` other ranks arrive in an all-gather. All ranks call this together."""
+    world = dist.get_world_size()
+    piece = torch.ones(_GATHERED_BYTES[device.type] // world, dtype=torch.uint8, device=device)
+    whole = torch.empty(world * piece.numel(), dtype=torch.uint8, device=device)
+    dist.all_gather_into_tensor(whole, piece)  # opens the connections
+    dist.barrier()
+    _wait_for(device)
+    began_at = time.monotonic()
+    for _ in range(_ROUNDS):
+        dist.all_gather_into_tensor(whole, piece)
+    _wait_for(device)
+    seconds = time.monotonic() - began_at
+    assert bool(whole.all()), "the pieces of all ranks have arrived"
+    return _ROUNDS * outside * piece.numel() / seconds
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def links(interface: str, system: Path = Path("/sys/class")) -> tuple[str, float] | None:
+    """What this host is connected with, and its bytes per second: active InfiniBand ports, else the interface."""
+    rates = []
+    for port in sorted(system.glob("infiniband/*/ports/*")):
+        with suppress(OSError):
+            if "ACTIVE" in (port / "state").read_text(encoding="ascii"):
+                rates += [float(rate) for rate in re.findall(r"^([\d.]+) Gb", (port / "rate").read_text("ascii"))]
+    if rates:
+        shown = " + ".join(f"{rates.count(rate)} x {rate:g} Gb/s" for rate in sorted(set(rates), reverse=True))
+        return f"InfiniBand {shown}", sum(rates) * 1e9 / 8
+    with suppress(OSError, ValueError):
+        megabits = int((system / "net" / interface / "speed").read_text(encoding="ascii"))
+        if megabits > 0:
+            return f"{interface} {megabits / 1000:g} Gb/s", megabits * 1e6 / 8
+    return None

@@ -46,8 +46,6 @@ EVERYWHERE: dict[str, Fault] = {
 OF_REAL_ENGINES: dict[str, Fault] = {
     "SIGKILL engine core": processes.on_part_of_actor(SIGKILL, "VLLM::EngineCore"),
     "SIGSTOP engine core": processes.on_part_of_actor(SIGSTOP, "VLLM::EngineCore"),
-    "SIGKILL engine worker": processes.on_part_of_actor(SIGKILL, "VLLM::Worker"),
-    "SIGSTOP engine worker": processes.on_part_of_actor(SIGSTOP, "VLLM::Worker"),
     "SIGKILL verifier": processes.on_helper(SIGKILL, "olmorl.verifiers.pool.worker", stays=False),
     "SIGSTOP verifier": processes.on_helper(SIGSTOP, "olmorl.verifiers.pool.worker", stays=False),
 }

@@ -42,7 +42,6 @@ _INSTEAD = {
 _LEFT_OUT = ("SIGKILL Ray's GCS", "SIGKILL Ray's raylet", "power cut, last writes lost")
 _PROGRAMS = {
     "VLLM::EngineCore": "engine core",
-    "VLLM::Worker": "engine worker",
     "olmorl.verifiers": "verifiers",
     "gcs_server": "Ray's GCS",
     "raylet/raylet": "Ray's raylet",

@@ -39,7 +39,7 @@ max_lag = 0
 [checkpoint]
 every = 5
 """
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def strike(chosen: Campaign, names: Sequence[str], folder: Path, seed: int) -> Outcome:

@@ -15,6 +15,25 @@ NO_REDIS = """
 url = "redis://127.0.0.1:1/0"
 connect_deadline_s = 0.5
 """
+SHARDED = """
+[sampling]
+max_tokens = 64
+
+[learner]
+ranks_per_node = 2
+zero_stage = 3
+
+[learner.deepspeed.zero_optimization]
+stage3_param_persistence_threshold = 0
+
+[actors]
+max_running = 8
+kv_cache_gib = 0.25
+enforce_eager = true
+
+[actors.vllm]
+scheduling_policy = "priority"
+"""
 ALWAYS = ("reward functions", "redis", "clock", "run directory", "ports")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -46,3 +65,16 @@ def test_a_run_without_a_model_is_looked_at_too(simulate: Callable[[str], Any]) 
     assert run.wait() == 0, run.output()
     assert marks(run.output()) == dict.fromkeys(ALWAYS, "ok")
     assert run.lines() == []
+
+
+@pytest.mark.timeout(600)
+def test_engine_and_ranks_are_placed_and_sharded_as_in_the_run(launch: Callable[[str], Any]) -> None:
+    """Two ranks share the policy; ZeRO-3 gathers it while they score what the engine said."""
+    run = launch(SHARDED)
+    run.start("--preflight")
+    assert run.wait(500) == 0, run.output()
+    said, found = run.output(), marks(run.output())
+    assert "hardware: CPU; Ray reports no GPU" in said
+    assert found["all-gather"] == found["log-probabilities"] == "ok" and set(found.values()) == {"ok"}
+    assert "GB/s into each rank" in " ".join(said.split()) and "32 tokens" in said
+    run.until_gone()

@@ -36,7 +36,7 @@ enforce_eager = true
 [checkpoint]
 every = 2
 """
-pytestmark = [pytest.mark.cluster, pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(600)]
 
 
 def sizes(zero: int) -> str:

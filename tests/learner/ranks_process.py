@@ -23,7 +23,6 @@ from olmorl import config
 from olmorl.errors import Diverged
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import pack, row_arrays
-from olmorl.learner.trainer import deepspeed_config
 from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
 from olmorl.learner.trainer.process_group import Ranks, join
 from olmorl.messages import Sample, Shard
@@ -36,6 +35,11 @@ def make_groups(seed: int, num_groups: int = 4) -> list[list[Sample]]:
     """Samples of 2 to 32 tokens, some tokens masked, some stale, engine a little off the learner; 13 in four groups."""
     rng = np.random.default_rng(seed)
     return [[_sample(rng, draw) for _ in range(4 if draw == 0 else 3)] for draw in range(num_groups)]
+
+
+def _without_times(values: dict[str, float] | None) -> dict[str, float] | None:
+    """What a step says of the policy. Its times differ from run to run."""
+    return values and {name: value for name, value in values.items() if not name.endswith("_s")}
 
 
 def _sample(rng: np.random.Generator, draw: int) -> Sample:
@@ -109,18 +113,20 @@ class Rank:
         return shards[self.ranks.rank]
 
     def train(self, trainer: DeepSpeedTrainer, job: dict[str, Any], steps: Sequence[int]) -> list[Any]:
-        return [asyncio.run(trainer.train(self.shard(job, step))) for step in steps]
+        return [_without_times(asyncio.run(trainer.train(self.shard(job, step)))) for step in steps]
 
     def gradient(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """The gradient of the first optimizer step: Adam's first moment divided by (1 - beta1)."""
         trainer = self.trainer(job)
         shard = self.shard(job, 1)
-        values = asyncio.run(trainer.train(shard))
+        values = _without_times(asyncio.run(trainer.train(shard)))
         gradients = {
             name: moment / (1 - trainer._learner.betas[0]) for name, moment in moments(trainer, "exp_avg").items()
         }
+        whole = sum(weight.numel() for weight in trainer._model.parameters())  # a sharded weight has no values here
         trainer.close()
-        return {"gradients": gradients, "values": values, "rows": [len(row) for row in shard.minibatches[0]]}
+        rows = [len(row) for row in shard.minibatches[0]]
+        return {"gradients": gradients, "values": values, "rows": rows, "whole": whole}
 
     def steps(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         trainer = self.trainer(job)
@@ -176,8 +182,9 @@ class Rank:
     def diverged(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """A step on weights of which one is not a number."""
         trainer = self.trainer(job)
+        first = next(trainer._model.parameters())
         with torch.no_grad():
-            next(trainer._model.parameters()).view(-1)[0] = float("nan")
+            getattr(first, "ds_tensor", first).view(-1)[0] = float("nan")
         try:
             self.train(trainer, job, (1,))
         except Diverged as error:
@@ -222,7 +229,6 @@ class Rank:
     def memory(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Bytes by the profile of torch's allocator: of all phases of two steps, with two rows of one sample each."""
         gc.collect()  # what the job before has left is not counted
-        deepspeed_config.BUCKET = job["bucket"]
         live, _, trainer = measured(lambda: self.trainer(job))
         tokens, vocabulary = job["row_tokens"], trainer._model.config.vocab_size
         rng = np.random.default_rng(0)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmorl import config
+from olmorl import config, metrics
 from olmorl.actors import admission
 from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.actors.loop import Actor
@@ -219,6 +219,9 @@ class Service:
             assert line["groups_trained_total"] == number * schedule.prompts_per_step
             assert line["batch_groups"] == schedule.prompts_per_step
             assert 0 <= line["lag_mean"] <= line["lag_max"] <= schedule.max_lag
+            parts = {outcome: line[f"tokens_{outcome}_total"] for outcome in metrics.OUTCOMES}
+            assert sum(parts.values()) == line["tokens_generated_total"] + line["tokens_evaluation_total"]
+            assert min(parts.values()) >= 0 == line["draws_unaccounted"]
 
 
 def _fields(prompt: Any) -> dict[str, Any]:

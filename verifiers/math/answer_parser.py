@@ -19,11 +19,15 @@ from olmorl.verifiers.math.wording import doubtful
 _NUMERIC = frozenset("+-.0123456789")
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _CHOICE_LABEL = re.compile(r"\(?([A-J])\)?\.?")
-_CHOICE = re.compile(r"(?:(?:option|choice|answer)\s+)?(?:\(([A-J])\)|([A-J])(?=[.):]|$))", re.IGNORECASE)
+_CHOICE = re.compile(
+    r"(?:(?:option|choice|answer)\s+)?"
+    r"(?:\(([A-J])\)|([A-J])(?=[.):]|$|\s+is\s+(?:the\s+)?(?:correct|right|answer)\b))",
+    re.IGNORECASE,
+)
 _SEVERAL_CHOICES = re.compile(r"(?:and|or|,|;|/|&|\))?\s*\(?[A-J]\)?\.?", re.IGNORECASE)
 _CHOICE_MARK = re.compile(
-    r"\s*(?:\\(?:text(?:bf|rm)?|math(?:bf|rm))\s*\{\s*\([A-J]\)\s*\}(?:\\[ ,;]|\\quad|~|\s)*"
-    r"|\([A-J]\)(?:\\[ ,;]|\\quad|~|\s)+)"
+    r"\s*(?:\\(?:text(?:bf|rm)?|math(?:bf|rm))\s*\{\s*\([A-Ja-j]\)\s*\}(?:\\[ ,;]|\\quad|~|\s)*"
+    r"|(?:\([A-Ja-j]\)|[A-J]\))(?:\\[ ,;]|\\quad|~|\s)+)"
     r"(?=\d|-\d|\$|\\(?:[dt]?frac|sqrt|pi|text)(?![a-z])|[a-z])"
 )
 """The letter in front of an option: `(A) 12`."""
@@ -34,7 +38,8 @@ _MATH_WORDS = {
 _SYNONYMS = {
     "infinity": r"\infty", "positive infinity": r"\infty", "negative infinity": r"-\infty", "inf": r"\infty",
     "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "the set of all real numbers": r"\mathbb{R}",
-    "empty set": r"\emptyset", "the empty set": r"\emptyset", "dne": "does not exist", "not defined": "undefined",
+    "empty set": r"\emptyset", "the empty set": r"\emptyset", "dne": "does not exist",
+    "the limit does not exist": "does not exist", "not defined": "undefined",
 }  # fmt: skip
 _SYNONYMS |= dict.fromkeys(
     (
@@ -54,7 +59,7 @@ _BINARY = re.compile(r"[\d)]\s*(?:[+\-*]|\\times|\\cdot)\s*[\d(+\-]")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d{1,3}(?:[ .]\d{3})+,\d+|\d+,(?!\d{3}(?!\d))\d+)(?![\d,.]*\d)[^\d,]*")
 """A decimal comma: it does not group thousands."""
 _ANSWERED = re.compile(
-    r"(?:[a-z\d' ]{1,200}\b(?:is|are|was|were|be|falls)|[a-z' ]{1,100}:)\s+(?:on )?(?:the |an? )?(?=[a-z])",
+    r"(?:(?:[a-z\d', ]{1,200}\b(?:is|are|was|were|be|falls)|[a-z' ]{1,100}:)\s+(?:on )?(?:the |an? )?|an? )(?=[a-z])",
     re.IGNORECASE,
 )
 _YES_NO = re.compile(r"(yes|no|true|false)\b(?=\s*[.,;:–—-])", re.IGNORECASE)
@@ -106,6 +111,11 @@ def read(answer: str) -> Reading:
     said, named = (None if letter else stated(text)) or (None, False)
     word = _word(text, plain)
     return Reading(text, key(text), None if named else said, said, letter, word, is_choice_label=is_label)
+
+
+def in_signs(answer: str) -> str:
+    """The answer, with signs in place of words that mean the same: `\\mathbb{R}` for `all real numbers`."""
+    return _SYNONYMS.get(unmark(normalise(answer)).strip().casefold().rstrip(" ."), answer)
 
 
 def of_option(answer: str, label: Reading) -> str:

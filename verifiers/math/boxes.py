@@ -49,7 +49,7 @@ def boxed(text: str) -> str | None:
             break
         end = start
     contents = dict.fromkeys(_unlabelled(box.content.strip()) for box in reversed(boxes))
-    return ", ".join(contents) if boxes else None
+    return ", ".join(filter(None, contents)) if boxes else None
 
 
 def _joined(between: str) -> bool:

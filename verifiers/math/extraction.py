@@ -12,6 +12,7 @@ from collections import deque
 from typing import NamedTuple
 
 from olmorl.verifiers.math.boxes import MAX_CONTENT, boxed
+from olmorl.verifiers.math.languages import in_english
 from olmorl.verifiers.math.last_value import last_value
 from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import quantity
@@ -29,7 +30,7 @@ _MARKER = re.compile(
 _MARKING = ("answer", "option", "choice")
 """Every marker has one of these words."""
 _REASON = re.compile(
-    r"(?<!\bapprox)(?<!\bca)(?<!\bsq)(?<!\bcu)(?<!\bNo)(?<!\bi\.e)(?<!\be\.g)(?<!\.)\.(?=\s|$)|\n|,?\s(?:because|since|which|where|as)\s|,\s*so\s",
+    r"(?<!\bapprox)(?<!\bca)(?<!\bsq)(?<!\bcu)(?<!\bNo)(?<!\bi\.e)(?<!\be\.g)(?<!\.)\.(?=\s|$)|\n|,\s+\w+\s+of\s+(?:which|whom)\b|,?\s(?:because|since|which|where|as)\s|,\s*so\s",
     re.IGNORECASE,
 )
 """Ends an answer inside a sentence."""
@@ -41,7 +42,7 @@ _CONFIRMED = re.compile(
 _BOLD_ENDS = re.compile(r"(?<=\w)\*\*(?=[\s.,;:)]|$)")
 _EMOJI = "".join(map(chr, (*range(0x2600, 0x27C0), *range(0x1F300, 0x1FB00), 0xFE0F))) + " "
 _DIGIT = re.compile(r"\d")
-_RETRACTION = re.compile(r"\s*(?:no|wait|oops|sorry|correction|scratch that)\b", re.IGNORECASE)
+_RETRACTION = re.compile(r"\s*(?:no|actually|wait|oops|sorry|correction|scratch that)\b", re.IGNORECASE)
 _ADVERBS = re.compile(r"(?:(?:therefore|thus|then|hence|simply|just|exactly|equal to|given by)\s+)+", re.IGNORECASE)
 _CLAUSE = re.compile(r"[.,;:!?\n]")
 _CONTRAST = re.compile(r"^\s*(?:but|however|instead)\b", re.IGNORECASE)
@@ -63,6 +64,8 @@ class Extracted(NamedTuple):
 
     text: str
     how: str
+    num_items: str = ""
+    """The number of items of a list, if the text says it."""
 
 
 def strip_thinking(text: str, start: str, end: str, opened: bool) -> str | None:
@@ -92,7 +95,10 @@ def final_answer(text: str, last_number: bool = True) -> Extracted | None:
     """The final answer, or None. `text` is without thinking."""
     tail = _unconfirmed(text[-TAIL:])
     box = boxed(tail)
-    found = _hashes(tail) or _tagged(tail) or _marked(tail) if box is None else Extracted(box, "boxed")
+    found = _hashes(tail) or _tagged(tail) if box is None else Extracted(box, "boxed")
+    if found is None:
+        tail = in_english(tail)
+        found = _marked(tail)
     if found is None and last_number and "\\boxed" not in tail:
         value = last_value(tail)
         found = Extracted(*value) if value is not None else None
@@ -162,7 +168,10 @@ def _delimited(rest: str) -> str | None:
             price = (
                 opening == "$" and formula[:1].isdigit() and formula[-1:].isspace() and formula[:-1].strip() != formula
             )
-            if (price and " " in formula.strip()) or _GOES_ON.match(behind) or doubtful(_sentence_end(behind)):
+            stop = _REASON.search(behind)
+            retracted = stop is not None and _RETRACTION.match(behind, stop.end())
+            goes_on = retracted or _GOES_ON.match(behind) or doubtful(_sentence_end(behind))
+            if goes_on or (price and " " in formula.strip()):
                 return None
             return formula.strip()
     return None

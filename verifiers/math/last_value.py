@@ -62,7 +62,7 @@ _AND = re.compile(r"(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?
 """Between the items of one list."""
 _NAME = re.compile(r"[a-zA-Z] = $")
 """In front of the first item of a list that repeats it: `x = 1, x = 2`."""
-_DRESS = re.compile(r"\*{0,2}(?:\\?[$€£¥₹]\s?)?$")
+_DRESS = re.compile(r"\*{0,2}(?:-(?=[$€£¥₹]))?(?:\\?[$€£¥₹]\s?)?$")
 """Right in front of a number: bold, a currency."""
 _LED = re.compile(r"[A-Za-z=:,]\s*[$*]{0,2}$")
 """In front of a number that ends a sentence and is all that the sentence says."""
@@ -71,7 +71,10 @@ _BEHIND = re.compile(r"[.!](?:\s|$)|\n")
 _COPULA = re.compile(r".*(?:\b(?:is|are|was|were)\b|=>?|\\approx)", re.DOTALL | re.IGNORECASE)
 _MONTH = re.compile(r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December)\s+$")
 _NAMING = re.compile(
-    r"[A-Za-z\d' ]{1,100}\s(?:is|are|was|were|be|falls on)\s+(?:(?:an?|the|on)\s+)?[*]{0,2}[A-Za-z]{2,20}$"
+    r"[A-Za-z\d', ]{1,100}\s(?:is|are|was|were|be|falls on)\s+(?:(?:an?|the|on)\s+)?[*]{0,2}[A-Za-z]{2,20}$"
+)
+_KNOWN = re.compile(
+    r"[A-Za-z', ]{1,100}\s(?:is|are)\s+(all real numbers|all reals|the empty set|undefined)$", re.IGNORECASE
 )
 _REASON = re.compile(
     r",?\s(?:because|since|given that|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
@@ -81,8 +84,23 @@ _REASON = re.compile(
 _RESULT = r"(?: (?:it|this|that|(?:the|our|my) (?:answer|result|solution)))?"
 _NEW_CLAIM = re.compile(r",\s*[A-Za-z]|\b(?:so|thus|hence|therefore|then)\b")
 """Behind a reason: what follows from it."""
+_DEFINED = re.compile(
+    r",?\s{1,4}(?:where|with|for)\s+(?:(?:all|any|some|every|each|an|integers?|positive|nonnegative|real|natural|numbers?)\s+)*"
+    r"[$(\\]{0,2}[a-zA-Z](?:[$)\\]{0,2}\s+(?:is|are|denotes|being)\s[^.$=\d]{3,60}"
+    r"|\s*(?:\\in|∈)\s*[^.$=\d]{1,30}[$)\\]{0,2}|[$)\\]{0,2})[\s.]*$"
+)
+"""A remark at the end that says what a letter is: `, where $k$ is an integer`."""
+_COUNTED = re.compile(
+    r"\b(?:there (?:are|exist)|has|have)\s+(?:(?:exactly|only|just|precisely)\s+)?"
+    r"[*$]{0,3}(\d{1,2}|[a-z]{3,6})[*$]{0,3}(?:\s[a-z-]+){1,5}(?:\s?[:—–(]|,\s+(?:namely|which are))\s*$",
+    re.IGNORECASE,
+)
+_SEPARATOR = re.compile(r"[,;]\s*(?:\band\b|\bor\b)?|\band\b|\bor\b")
+_OPTION = re.compile(r"\(?[A-Ja-j]\)\s+(?=\S)")
 _PLACE = re.compile(r",?\s(?:when|at|where|for) (?=[$\\(]{0,2}[a-zA-Z] ?= ?[$\\\d-])")
 """Between the value of a function and where it has that value: `-7 at x = 2`."""
+_CALLED = re.compile(r"\b(?:equation|formula)\s*$", re.IGNORECASE)
+"""In front of a formula. In front of a number it is a reference: `equation 3`."""
 _EXTREME = re.compile(r"\b(?:minimum|maximum|largest|smallest|greatest|least|value)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(
     r",?\s(?:(?:or|which is|that is|i\.e\.,?)\s|\()(?:approximately|approx\.?|about|roughly|around|≈)\s*[*$]*$",
@@ -109,7 +127,7 @@ _CONCLUDES = re.compile(
     r"|yields?|leav(?:es|ing))\b|≠|\\ne(?:q|\b)",
     re.IGNORECASE,
 )
-_DENIED_AFTER = re.compile(r"[\s.!*_]*(?:no|nope|wait|oops|sorry|scratch that)\b", re.IGNORECASE)
+_DENIED_AFTER = re.compile(r"[\s.!*_]*(?:no|actually|nope|wait|oops|sorry|scratch that)\b", re.IGNORECASE)
 MAX_CHECK = 400
 _BEFORE_ASIDE = re.compile(r",\s*[$*]{0,2}$")
 _COMPARED = re.compile(r"[*]{0,2}\s*(?:\w+\s+){0,2}(?:more|less|fewer|\w{2,20}er)\s+than\b", re.IGNORECASE)
@@ -123,10 +141,16 @@ _CHOOSING = re.compile(r"\b(?:between|either)\b", re.IGNORECASE)
 _CLAUSE = re.compile(r"[,;]")
 _NEW_CLAUSE = re.compile(r"[,;:]|\b(?:so|thus|hence|therefore|then|and|but|which|because|since)\b", re.IGNORECASE)
 _LIST = re.compile(r"[\s$]*(?:-?\d[\d./]*(?:[\s$]*(?:,|;|and\b|or\b)[\s$]*|\s+|$)){2,64}")
+_CONTEXT = re.compile(r"\w\s+(?:after|before|when|once|while)\s[^,;:=]*$|\d\s+in\s$", re.IGNORECASE)
+"""In front of a number that belongs to what was before: `She has 12 after spending 8`, `1 in 4`."""
+_CONCLUDED = re.compile(r",\s+(?:and\s+)?(?:so|thus|hence|therefore)\b", re.IGNORECASE)
+_ITEMS = re.compile(r"(?:^|\n)((?:[ \t]*[-*•][ \t]+[^\n]{1,80}(?:\n+|$)){2,20})\s*$")
+_BULLET = re.compile(r"^[ \t]*[-*•][ \t]+", re.MULTILINE)
+"""A list of lines at the end of the text."""
 _WHERE = re.compile(r"\b(?:when|where|if|for|with|(?:attained|occurs|achieved|reached) (?:at|by))\s*$", re.IGNORECASE)
 """Between the answer and the place that it belongs to."""
 _COMMAND = re.compile(
-    r"\\(?:text|mathrm|mathbf|mathbb|operatorname)\s?\{[^{}]*\}|\\(?:begin|end)\s?\{[a-z*]+\}(?:\{[a-z|]+\})?"
+    r"\b[A-Z]{2,4}\b|\\(?:text|mathrm|mathbf|mathbb|operatorname)\s?\{[^{}]*\}|\\(?:begin|end)\s?\{[a-z*]+\}(?:\{[a-z|]+\})?"
     r"|\\[a-zA-Z]+|\b(?:sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp|sqrt|pi|or|and|[ijk]|[a-z]{2}(?=[\^)(]))\b"
 )
 _WORD = re.compile(r"[^\W\d_⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ]{2}")
@@ -140,7 +164,7 @@ _NO_FORMULA = re.compile(
 )
 _ONE_WORD = re.compile(
     r"[A-Za-z]{2,20}!?|(?:option\s+)?\(?[A-J]\)?|(?:yes|no|true|false)[,;].{1,200}"
-    r"|(?:there (?:is|are) )?no (?:real )?solutions?|all real(?:s| numbers)"
+    r"|(?:(?:the limit|it) )?does not exist|(?:there (?:is|are) )?no (?:real )?solutions?|all real(?:s| numbers)"
     r"|\d{1,2}:\d\d(?::\d\d)?(?:\s?[ap]\.?m\.?)?|\w+ (?:past|to) \w+|(?:it|the \w{1,20}) is [A-Za-z]{2,20}",
     re.IGNORECASE,
 )
@@ -151,23 +175,16 @@ class Value(NamedTuple):
 
     text: str
     how: str
+    num_items: str = ""
+    """The number of items of a list, if the text says it: 3 in `There are 3 solutions: 1, 2 and 5`."""
 
 
 def last_value(text: str) -> Value | None:
     """The answer of a text without a box or a marker, or None."""
-    text = _without_check(_QUOTED.sub("", text[-SEARCHED:].translate(_SIGNS)))
-    whole = text.strip().strip("*_`.> ").strip()
-    if len(whole) <= MAX_SENTENCE and "\n" not in whole and (_ONE_WORD.fullmatch(whole) or _LIST.fullmatch(whole)):
-        return Value(whole, "line")
-    if _bare(line := whole.rpartition("\n")[2].strip("*` ")):
-        return Value(_result(line), "line")
-    total = _TOTAL_ROW.fullmatch(line)
-    if total and quantity(normalise(total[1])):
-        return Value(total[1], "line")
-    bold = _BOLD_END.search(text)
-    claimed = bold or (_CLAIMED.match(line) if len(line) <= MAX_SENTENCE else None)
-    if claimed and _bare(claimed[1]) and not _unsure(*_beside(text if bold else line, claimed)):
-        return Value(_result(claimed[1]), "last_formula")
+    text = _DEFINED.sub("", _without_check(_QUOTED.sub("", text[-SEARCHED:].translate(_SIGNS))))
+    line = text.strip().strip("*_`.> ").strip().rpartition("\n")[2].strip("*` ")
+    if value := _of_end(text, line):
+        return value
     number, formula = _last(_NUMBER, text), _last(_FORMULA, text)
     within = formula and (number is None or formula.start() <= number.start() < formula.end())
     if formula and within:
@@ -175,9 +192,43 @@ def last_value(text: str) -> Value | None:
     if number is None:
         if len(line) > MAX_SENTENCE:
             return None
+        if known := _KNOWN.match(line):
+            return Value(known[1], "line")
         naming = _NAMING.match(line)
         return Value(line.replace("*", "") if naming else line, "line") if naming or _said(line) else None
     return _of_number(text, number)
+
+
+def _of_end(text: str, line: str) -> Value | None:
+    """The answer, if all of the text, its last line, its bullet points or what it has in bold at its end is one."""
+    whole = text.strip().strip("*_`.> ").strip()
+    if len(whole) <= MAX_SENTENCE and "\n" not in whole and (_ONE_WORD.fullmatch(whole) or _LIST.fullmatch(whole)):
+        return Value(whole, "line")
+    if _bare(line):
+        return Value(_result(line), "line")
+    if (option := _OPTION.match(line)) and (quantity(rest := normalise(line[option.end() :])) or _bare(rest)):
+        return Value(line, "line")
+    if listed := _listed(text):
+        return Value(listed, "last_list")
+    total = _TOTAL_ROW.fullmatch(line)
+    if total and quantity(normalise(total[1])):
+        return Value(total[1], "line")
+    bold = _BOLD_END.search(text)
+    claimed = bold or (_CLAIMED.match(line) if len(line) <= MAX_SENTENCE else None)
+    if claimed and _bare(claimed[1]):
+        ahead, behind = _beside(text if bold else line, claimed)
+        if not _unsure(ahead, behind):
+            return Value(_result(claimed[1]), "last_formula", _count(ahead, claimed[1]))
+    return None
+
+
+def _listed(text: str) -> str:
+    """The values of bullet points that end the text, as a list. Empty if they are anything but values."""
+    items = _ITEMS.search(text[-MAX_SENTENCE:])
+    lines = [line.strip(" *`$.,;") for line in _BULLET.sub("", items[1]).split("\n") if line.strip()] if items else []
+    names = {name[1] if (name := _ASSIGNED.match(line)) else "" for line in lines}
+    values = [quantity(normalise(line)) for line in lines]
+    return ", ".join(lines) if None not in values and len(names) == 1 else ""
 
 
 def _bare(line: str) -> bool:
@@ -193,15 +244,20 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
     if (prefix := _before_remark(text, number.start(), sentence, start)) is not None:
         return last_value(prefix)
     first = _first_of_list(_NUMBER, sentence, start)
-    if refusal := _refusal(sentence, first, end, text[number.end() + len(sentence) - end :]):
+    if refusal := _refusal(sentence[:first], sentence, end, text[number.end() + len(sentence) - end :]):
         return refusal
     if first < start:
         named = _NAME.search(sentence, max(0, first - 4), first)
-        return Value(sentence[named.start() if named else first : end], "last_list")
+        first = named.start() if named else first
+        items = sentence[first:end]
+        return Value(items, "last_list", _count(sentence[:first], items))
     month = _MONTH.search(sentence[:start])
     alone = month is None and _NUMBER.search(sentence[:start]) is None
     if alone and (not leads(sentence[:start]) or is_subject(sentence[end:])):
         return Value("", "aside")
+    plain = quantity(normalise(number[0]))
+    if not month and _CONTEXT.search(sentence[:start]) and (value := _other(sentence, plain)):
+        return value
     if end == len(sentence) and not month and (not start or _LED.search(sentence, max(0, start - 8), start)):
         return Value(number[0], "last_number")
     aside = _BEFORE_ASIDE.search(sentence, max(0, start - 5), start)
@@ -209,15 +265,26 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
         return Value(sentence[: aside.start()], "sentence")
     if month:
         return Value(sentence[month.start() : end], "line")
-    plain = quantity(normalise(number[0]))
-    if _NUMBER.search(sentence[:start]) and (said := _said(sentence)) and (not plain or said.value != plain.value):
-        return Value(sentence, "sentence")
+    if not alone and (value := _other(sentence, plain) or _other(_CONCLUDED.split(sentence)[-1], plain)):
+        return value
+    return _dressed(sentence, start, number[0])
+
+
+def _dressed(sentence: str, start: int, number: str) -> Value:
+    """The number at `start`, with its currency and its unit."""
+    plain = quantity(normalise(number))
     dressed = _DRESS.search(sentence, max(0, start - 5), start)
     rest = sentence[dressed.start() if dressed else start :]
     said = _said(rest)
     if said is not None and (is_known(said.unit) or said.percent or plain is None or said.value != plain.value):
         return Value(rest, "sentence")
-    return Value(number[0], "last_number")
+    return Value(number, "last_number")
+
+
+def _other(sentence: str, last: Quantity | None) -> Value | None:
+    """The sentence, if it states another number than its last."""
+    said = _said(sentence)
+    return Value(sentence, "sentence") if said and (not last or said.value != last.value) else None
 
 
 def _of_formula(text: str, formula: re.Match[str]) -> Value | None:
@@ -227,13 +294,22 @@ def _of_formula(text: str, formula: re.Match[str]) -> Value | None:
         return last_value(prefix)
     content = next(filter(None, formula.groups())).strip()
     first = _first_of_list(_FORMULA, sentence, start)
-    if refusal := _refusal(sentence, first, end, text[formula.end() + len(sentence) - end :]):
+    after = text[formula.end() + len(sentence) - end :]
+    if refusal := _refusal(_CALLED.sub("", sentence[:first]), sentence, end, after):
         return refusal
     if first < start and _alike(_inside(sentence[first:start]), content):
-        return Value(sentence[first:end], "last_list")
+        return Value(sentence[first:end], "last_list", _count(sentence[:first], sentence[first:end]))
     if _WHERE.search(sentence[:start]) and (before := _last(_FORMULA, sentence[:start])):
         content = next(filter(None, before.groups())).strip()
-    return Value(_result(content), "last_formula")
+    return Value(_result(content), "last_formula", _count(sentence[:start], content))
+
+
+def _count(ahead: str, items: str) -> str:
+    """The number of items that the words in front of a list say, if the list has so many."""
+    said = _COUNTED.search(ahead)
+    number = quantity(said[1]) if said else None
+    separate = [item for item in _SEPARATOR.split(items) if item.strip(" $.")]
+    return str(number.value) if number and len(separate) == number.value and not doubtful(ahead) else ""
 
 
 def _result(formula: str) -> str:
@@ -348,9 +424,9 @@ def _unsure(ahead: str, behind: str) -> bool:
     return chosen or changes_nearby(_CLAUSE.split(said)[-1]) or changes_behind(behind)
 
 
-def _refusal(sentence: str, first: int, end: int, after: str) -> Value | None:
+def _refusal(ahead: str, sentence: str, end: int, after: str) -> Value | None:
     """What is read in place of a value that the words around it, or the next sentence, take back."""
-    if _unsure(sentence[:first], sentence[end:]):
+    if _unsure(ahead, sentence[end:]):
         return Value(sentence, "sentence")
     return Value("", "denied") if _DENIED_AFTER.match(after) or refuted(after.lstrip(" .!*_\n")) else None
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from olmorl.messages import Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, Probe
-from olmorl.verifiers.math.answer_parser import of_option, read, read_label, settle
+from olmorl.verifiers.math.answer_parser import in_signs, of_option, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
 from olmorl.verifiers.math.numbers import Policy
 from olmorl.verifiers.math.wording import doubtful, imagined
@@ -55,13 +55,16 @@ class MathVerifier(AnswerVerifier):
         if found.how == "sentence" and imagined(found.text):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
         wanted = read_label(truth)
-        found = found._replace(text=of_option(found.text, wanted))
+        counted = bool(found.num_items and wanted.number)
+        found = found._replace(text=found.num_items if counted else of_option(found.text, wanted))
         settled = settle(wanted, read(found.text), self._policy)
         if settled is not None:
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
         if found.how == "sentence" and doubtful(_OR.sub("", found.text)):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        outcome, method = await self._compare(truth, found.text)
+        outcome, method = await self._compare(in_signs(truth), in_signs(found.text))
+        if outcome == Done(None) and wanted.number:
+            return Verdict(reward=0.0, extracted=found.text, method="number")
         if not isinstance(outcome, Done):
             return unscored(outcome, found.text)
         if outcome.value is None and _is_text(truth):
@@ -73,7 +76,7 @@ class MathVerifier(AnswerVerifier):
     async def _compare(self, truth: str, answer: str) -> tuple[Outcome, str]:
         """True or False, or None for an unreadable label; and the method that decided."""
         outcome = await self._pool.run(EQUAL, (truth, answer, self._policy), PROBE)
-        if outcome != Done(None) or self._symbolic is None:
+        if outcome != Done(None) or self._symbolic is None or read_label(truth).number:
             return outcome, "algebra"
         return await self._symbolic.run(SYMBOLIC_EQUAL, (truth, answer), SYMBOLIC_PROBE), "symbolic"
 

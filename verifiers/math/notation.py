@@ -112,9 +112,10 @@ _SUBJECT = re.compile(
 )
 """Words in front of a formula that name it: `Solution is: x = 3`."""
 _MEASURE = re.compile(
-    r"^(?:(?:\\?Pr?|\\mathbb\{P\}|n)\s*\((?=[^()]*(?:\||\\c[au]p))[^()=]{1,60}\)|\|\s*[A-Z](?:\s*\\(?:cap|cup|setminus)\s*[A-Z])+\s*\|)\s*="
+    r"^(?:(?:\\?Pr?|\\mathbb\{P\}|n)\s*\((?=[^()]*(?:\||\\c[au]p))[^()=]{1,60}\)|\|\s*[A-Z](?:\s*\\(?:cap|cup|setminus)\s*[A-Z])*\s*\|)\s*="
+    r"|^\\(?:(?:sum|prod|i{0,2}int|oint|lim)(?![a-zA-Z])|frac\s*\{\s*d\s*\}\s*\{\s*d\s*[a-z]\s*\})(?:[^={}]|\{(?:[^{}]|\{[^{}]*\}){0,60}\}){0,100}=(?=[^=]*$)"
 )
-"""The measured thing in front of its value: `P(A | B) =`."""
+"""The measured or calculated thing in front of its value: `P(A | B) =`, `\\int x dx =`."""
 _EXCEPTION = re.compile(r"^((?:(?!\\(?:[lg]e|ne|in|cup|cap)(?![a-zA-Z]))[^<>,;]){1,200}),\s*[a-zA-Z]\s*\\ne\s*-?\d+$")
 """A formula, and the one point where it has no value: `x + 1, x \\ne 2`."""
 _APOSTROPHES = re.compile(r"(?<![\w.'])\d{1,3}(?:'\d{3})+(?![\d'])")

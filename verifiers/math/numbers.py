@@ -25,12 +25,14 @@ _SCIENTIFIC = re.compile(
     rf"({_DECIMAL})(?:[eE]\s?([+-]?\d{{1,5}})|{_TIMES}10\s*\^\s*(?:\{{\s*([+-]?\d{{1,5}})\s*\}}|([+-]?\d{{1,5}})))(?!\w)"
 )
 _POWER_OF_TEN = re.compile(r"10\s*\^\s*(?:\{\s*([+-]?\d{1,5})\s*\}|(\d{1,5}))")
+_IN = r"(?<=\d )in(?= \d+(?:$| chances?\b))"
+"""As in `1 in 4` and `a 1 in 4 chance`."""
 _FRACTION = re.compile(
     rf"(\d+)?\s*\\frac\s*(?:\{{\s*(-?)\s*({_DECIMAL})\s*\}}|(\d))\s*(?:\{{\s*(-?)\s*({_DECIMAL})\s*\}}|(\d))|"
-    rf"(?:(\d+) (?!out\b))?({_DECIMAL})\s*(?:/|\\div|\bout of\b)\s*({_DECIMAL})"
+    rf"(?:(\d+) (?!(?:out|in)\b))?({_DECIMAL})\s*(?:/|\\div|\bout of\b|{_IN})\s*({_DECIMAL})"
 )
 _PLAIN = re.compile(_DECIMAL)
-_DIGITS = re.compile(r"\d+(?=$|\s?%|\s+(?!out of\b)[a-wyz])")
+_DIGITS = re.compile(r"\d+(?=$|\s?%|\s+(?!out of\b|in \d)[a-wyz])")
 """An integer that ends here."""
 _BEHIND_DIGITS = re.compile(r"\D.*")
 _NAME = re.compile(
@@ -294,7 +296,7 @@ def _fraction(match: re.Match[str]) -> Fraction | None:
     whole, minus, top, top_digit, under_minus, bottom, bottom_digit, whole_text, numerator, denominator = match.groups()
     over = decimal(top or top_digit or numerator or "")
     under = decimal(bottom or bottom_digit or denominator or "")
-    if over is None or not under:
+    if over is None or not under or (" in " in match[0] and over >= under):
         return None
     sign = -1 if bool(minus) != bool(under_minus) else 1
     return int(whole or whole_text or 0) + sign * over / under

@@ -13,7 +13,7 @@ from math import prod
 from olmorl.verifiers.math.notation import DOLLAR, unmark
 from olmorl.verifiers.math.numbers import Policy, Quantity, equal, leading, quantity
 from olmorl.verifiers.math.spelled import NUMBER_WORD
-from olmorl.verifiers.math.units import is_known
+from olmorl.verifiers.math.units import NO_UNIT, Unit, is_known
 from olmorl.verifiers.math.wording import (
     doubtful,
     harmless_ahead,
@@ -29,18 +29,22 @@ MAX_SENTENCE = 300
 """Characters. Nothing longer is read as a sentence."""
 MAX_NUMBERS = 12
 _PART = r"(?:half|third|quarter|(?:four|fif|six|seven|eigh|nin|ten|twelf)th)"
-_PROSE = re.compile(r"(?<![\\a-zA-Z_{])[a-zA-Z]{2,}")
+_PROSE = re.compile(r"(?<![\\a-zA-Z_{])(?:[a-zA-Z]{2,}|i\.e\.)")
 _REMARK = re.compile(r"(?:\s+|(?<=[^\W\d]))\(([^()]{0,200})\)|\(([^()]{0,200})\)")
 _BRACKETS = re.compile(r"\d\S*\s\([^()]*\)$")
 _INSTEAD_OF = re.compile(
     r",?\s+(?:rather than|instead of)\s+(?=[\d$\\])[^,]*$"
-    r"|,\s*not\s+(?=[\d$\\])[^,]*$|,\s*not (?:counting|including)\b[^,]*$"
+    r"|(?:,|,?\s+(?:and|but))\s*not\s+(?=[\d$\\])[^,]*$|,\s*not (?:counting|including)\b[^,]*$"
     r"|,?\s+(?:and|with|leaving)\s+(?:no|none|nothing|0|zero)\b[^\d?]*$",
     re.IGNORECASE,
 )
 _NOT_BUT = re.compile(r"\bnot\s+(?=[\d$\\-])[^,;.]{1,40},?\s+but\s+(?:rather\s+)?(?=[\d$\\-])", re.IGNORECASE)
 """`not 12 but 13` is 13."""
-_DENIED = re.compile(r"not\s+(?=[\d$\\])", re.IGNORECASE)
+_DENIED = re.compile(
+    r"(?:and |but )?(?:not|reject(?:ing|ed)?|discard(?:ing|ed)?|exclud(?:ing|ed)|ignoring|dismissing|eliminating)\s+"
+    r"(?:[a-zA-Z]\s*=\s*)?(?=-?[\d$\\])",
+    re.IGNORECASE,
+)
 _DIGITS = re.compile(r"\d+(?:\.\d+)?")
 _REASONS = re.compile(r"\s*(?:because|since|as|given|see|from|i\.?e\.?|e\.?g\.?|that is|where|which)\b", re.IGNORECASE)
 _SUM = re.compile(r"(?:[\d\s.,+*/()-]|\\times|\\cdot)+")
@@ -55,11 +59,13 @@ _POWER = re.compile(r"(\d{1,6})\^(?:\{(\d{1,2})\}|(\d{1,2}))")
 _PARTS = re.compile(r":\s+([^:]*)$")
 """The parts of a total: `11 apples: 5 red and 6 green`."""
 _ALSO = re.compile(r"^(?:or|=|about|approximately|approx\.?|\\approx|also|exactly|i\.e\.)\s*", re.IGNORECASE)
+_OR = re.compile(r",?\s+(?:i\.e\.|that is|in other words),?\s+")
 _IN_OTHER_WORDS = re.compile(
-    r"[^\d]*[a-z\d)}]\s*[,;(–—-]*\s*\b(?:i\.\s?e\.,?|that is(?: to say)?,|in other words,)\s+", re.IGNORECASE
+    r"[^\d]*[a-z)}]\s*[,;(–—-]*\s*\b(?:i\.\s?e\.,?|that is(?: to say)?,|in other words,)\s+", re.IGNORECASE
 )
 _REASON = re.compile(
-    r"(?<=[\w%)}])\s*(?:,|—|–|;|:)?\s+(?:because|since|as (?!much|many|well|long|far|old|tall|big|fast|a\b)|given that"
+    r"(?<=[\w%)}])\s*(?:,|—|–|;|:)?\s+(?:\w+ of (?:which|whom)|because"
+    r"|since|as (?!much|many|well|long|far|old|tall|big|fast|a\b)|given that"
     r"|where|which|who|due to|so (?:that|the answer)|thanks to)\b.*",
     re.IGNORECASE | re.DOTALL,
 )
@@ -88,7 +94,8 @@ _CLAIM = re.compile(
 _START = re.compile(
     rf"(?<![\w.^_\\{{'])(?:[-+]?(?:US)?[{DOLLAR}€£¥₹]\s?)?(?:(?<![\w)])[-+])?(?:\.?\d|\\frac\s?[{{\d])"
     rf"|\b(?!one\b){NUMBER_WORD}\b"
-    rf"|\bone[\s-]{_PART}\b(?!\s+of\s+(?!the\b|an?\b))",
+    rf"|\bone (?:in|out of) {NUMBER_WORD}\b|\bone[\s-]{_PART}\b(?!\s+of\s+(?!the\b|an?\b))"
+    r"|\b(?:a\s+)?(?:half|third|quarter)\s+(?:of\s+)?an?\s+(?=[a-z])",
     re.IGNORECASE,
 )
 _ADJECTIVE = re.compile(
@@ -97,7 +104,8 @@ _ADJECTIVE = re.compile(
 """`a 3-digit number`, `the 2nd day`."""
 _FRAME = re.compile(
     r"\s*\b(?:in|for|after|over|during|at|with|every|on|(?<=\w\s)out of"
-    r"|(?:out )?of (?:the|these|those|all|her|his|their))\b",
+    r"|(?:out )?of (?:the|these|those|all|her|his|their)"
+    r"|(?:divisors|factors|multiples|subsets|partitions|digits) (?:of|in))\b",
     re.IGNORECASE,
 )
 """Between the answer and a number of its context: `540 meters in 7 days`."""
@@ -134,21 +142,22 @@ def stated(text: str, reasons: bool = True) -> tuple[Quantity, bool] | None:
         if reason and refuted(reason[0]):
             return None
         bare = _INSTEAD_OF.sub("", bare[: reason.start()] if reason else bare)
-    bare = _one_of_two(_ROUNDED.sub("", bare.strip(" .,;:")))
+    bare, unit = _one_of_two(_ROUNDED.sub("", bare.strip(" .,;:")))
     sentences = [part for part in _SENTENCE_END.split(bare) if _START.search(part)]
-    return _sentence(_SHOUT.sub("", sentences[0].strip(" .,;:"))) if len(sentences) == 1 else None
+    found = _sentence(_SHOUT.sub("", sentences[0].strip(" .,;:"))) if len(sentences) == 1 else None
+    return (found[0]._replace(finest=unit), found[1]) if found and unit.dimensions else found
 
 
-def _one_of_two(text: str) -> str:
-    """The first of two spellings of one number: `3/8, or 37.5%`."""
-    first, _, second = text.rpartition(" or ")
+def _one_of_two(text: str) -> tuple[str, Unit]:
+    """The first of two spellings of one number, `3/8, or 37.5%`, and the unit of the second."""
+    first, _, second = _OR.sub(" or ", text).rpartition(" or ")
     other = quantity(same := _ALSO.sub("", second, count=1)) if first else None
     if other is None:
-        return text
+        return text, NO_UNIT
     start = _START.search(first)
     main = leading(first[start.start() :]) if start else None
     alike = main and (equal(main[0], other, _EXACT) or (same != second and _rounded(main[0], other)))
-    return first if main and alike and harmless_behind(main[1]) else text
+    return (first, other.unit) if main and alike and harmless_behind(main[1]) else (text, NO_UNIT)
 
 
 def _without_parts(text: str) -> str:
@@ -188,6 +197,8 @@ def _agrees(remark: str, ahead: str) -> bool:
     sides = [quantity(side.strip()) for side in same.split("=")]
     others = [side for side in sides if side is not None]
     counts = bool(others) and bool(others[0].unit.dimensions) and not is_known(others[0].unit)
+    if main and main[0].unit.dimensions and not main[0].percent and [one.percent for one in others] == [True]:
+        return True  # what share of all they are: `13 girls (65%)`
     if others and (len(sides) > 1 or same != remark or not counts):
         return main is not None and any(equal(main[0], other, _EXACT) or _rounded(main[0], other) for other in others)
     if remark.startswith("=") or (_SUM.fullmatch(remark) and ahead.rstrip()[-1:].isalpha()):
@@ -266,7 +277,7 @@ def _ends(rest: str) -> bool:
     if start is None:
         return harmless_behind(rest)
     words = rest[: start.start()]
-    if _JOINED.search(words) or _GOES_ON.search(rest, start.end()):
+    if _JOINED.search(words) or _CONCLUSION.search(words) or _GOES_ON.search(rest, start.end()):
         return False
     return bool(plain(words) and _FRAME.search(words) and not doubtful(words)) and harmless_behind(words)
 

@@ -25,9 +25,12 @@ _SPELLED = re.compile(
 )
 _PART = re.compile(rf"[\s-]+({'|'.join(_PARTS)})s?\b(?!\s+(?:dollars?|past|to)\b)", re.IGNORECASE)
 _AND_PART = re.compile(r"\s+and\s+(?:a|one)\s+(half|third|quarter)\b", re.IGNORECASE)
-_ONE_PART = re.compile(r"(?:an?\s+)?(half|third|quarter)", re.IGNORECASE)
+_RATIO = re.compile(rf"\s+(?:out of|in(?=\s+{NUMBER_WORD}(?:\s+chances?\b|\W*$)))\s+({NUMBER_WORD})\b", re.IGNORECASE)
+"""As in `one in four`."""
+_ONE_PART = re.compile(r"(?:an?\s+)?(half|third|quarter)(?:\W*$|\s+(?:of\s+)?an?\s+(?=[a-z]))", re.IGNORECASE)
+"""All of the text, or in front of a thing: `half an hour`, `a quarter of a mile`."""
 _CLOCK = re.compile(
-    rf"(?:(half|quarter|twenty|ten|five|\d{{1,2}})(?:\s+minutes)?\s+(past|to)\s+)?({'|'.join(_ONES[1:13])}|\d{{1,2}})"
+    rf"(?:(?:an?\s+)?(half|quarter|twenty|ten|five|\d{{1,2}})(?:\s+minutes)?\s+(past|to)\s+)?({'|'.join(_ONES[1:13])}|\d{{1,2}})"
     r"(?:\s+o'?\s?clock)?(?:\s*([ap])\.?\s*m\.?)?",
     re.IGNORECASE,
 )
@@ -38,8 +41,8 @@ def spelled(text: str) -> tuple[Fraction, int] | None:
     """The number that `text` starts with in words, and where it ends."""
     found = _SPELLED.match(text)
     if found is None:
-        part = _ONE_PART.fullmatch(text)
-        return (Fraction(1, _PARTS[part[1].lower()]), len(text)) if part else None
+        part = _ONE_PART.match(text)
+        return (Fraction(1, _PARTS[part[1].lower()]), part.end()) if part else None
     value = _value(re.findall(r"[a-z]+", found[0].lower()))
     if value is None:
         return None
@@ -47,6 +50,8 @@ def spelled(text: str) -> tuple[Fraction, int] | None:
         return value + Fraction(1, _PARTS[part[1].lower()]), part.end()
     if part := _PART.match(text, found.end()):
         return Fraction(value, _PARTS[part[1].lower()]), part.end()
+    if (ratio := _RATIO.match(text, found.end())) and (under := _value(re.findall(r"[a-z]+", ratio[1].lower()))):
+        return Fraction(value, under), ratio.end()
     return Fraction(value), found.end()
 
 

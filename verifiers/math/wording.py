@@ -6,8 +6,9 @@ import re
 
 _DENIALS = """
 no not never neither nor none nothing cannot cant isnt wasnt arent doesnt didnt dont wont couldnt shouldnt wouldnt
+rejecting excluding eliminating discarding dismissing ignoring extraneous spurious
 wrong wrongly incorrect incorrectly false falsely untrue mistaken mistake mistakenly error erroneous impossible invalid
-unlikely rejected refuted excluded eliminated discarded ruled except excluding but however instead unless wait oops
+unlikely rejected refuted excluded eliminated discarded dismissed ruled except but however instead unless wait oops
 fails failed contradiction absurd nonsense doubt doubts deny denies denied rather hardly scarcely barely
 refuse refuses refused
 """
@@ -39,7 +40,8 @@ need cost earn gain total travel remain require receive weigh measure last conta
 collect score charge cover reach walk bake cook plant donate return end turn work jump serve complete invest expect
 deliver attend fill drop gather climb average want play start include result yield represent equal fit enter arrive
 live increase decrease save pick pack order sail run make leave give take get buy sell sit eat drink drive ride read
-write win lose hold keep pay spend grow come go put find draw throw catch bring set see say tell have do let cut
+hit land stop meet pass cross overtake catch occur happen write win lose hold keep pay spend grow come go put find draw
+throw bring set see say tell have do let cut
 """
 _IRREGULAR = """
 is are was were be been am has had does did made left gave took got bought sold ate drank drove rode wrote won lost held
@@ -121,6 +123,9 @@ _REFUTED = re.compile(
     r"|which (?:fails|(?:does|did)(?:n't| not) (?:work|fit|satisfy|hold|match)))\b",
     re.IGNORECASE,
 )
+_BOLD_STARTS = re.compile(r"(?:^|(?<=\s))\*\*$")
+_APPOSITION_ENDS = re.compile(r"^\s*,(?=\s+(?:is|are|was|were|does|did|cannot|can't|fails)\b)", re.IGNORECASE)
+"""Behind a number that only names the subject: `My first guess, 15, was wrong`."""
 _LEFT_OPEN = re.compile(
     r"[^.?!]{0,80}\b(?:so|and|then)\s(?:[a-z']+\s){1,4}(?:none|nothing|some|several|the rest|a few)\W*$", re.IGNORECASE
 )
@@ -212,6 +217,7 @@ def imagined(ahead: str) -> bool:
 
 def changes_nearby(text: str) -> bool:
     """Whether the last words in front of a number change it, in a text that may hold anything further ahead."""
+    text = _BOLD_STARTS.sub("", text)
     found = words(_POINT.sub("", text))
     return bool(_PAST.search(text)) or (
         _changed(found[-5:], _DOUBTING_AHEAD)
@@ -224,6 +230,7 @@ def changes_behind(text: str) -> bool:
     """Whether the clause behind a number changes it."""
     if not text.strip():
         return False
+    text = _APPOSITION_ENDS.sub("", text)
     clause = _WHO_DID_NOT.sub("", _CLAUSE.split(text)[0])
     found = words(clause)
     scaled = not AMOUNTS.isdisjoint(found[:1])

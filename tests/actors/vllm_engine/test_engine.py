@@ -267,7 +267,7 @@ async def test_what_a_killed_owner_leaves_is_reaped(tmp_path: Path) -> None:
         await owner.wait()
     _, alive = await asyncio.to_thread(psutil.wait_procs, family, 10)
     assert not alive
-    assert len(family) >= 4, "the reaper, the engine core, a worker, a resource tracker"
+    assert len(family) >= 3, "the reaper, the engine core, a resource tracker"
     assert files
     assert not [file for file in files if file.exists()]
     token_ids, logprobs = json.loads(line)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +13,10 @@ import torch
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import layerwise
 
-from olmorl.actors.vllm_engine.weight_loader import _check_unloaded, _unloaded, _unsaid
+from olmorl import codec
+from olmorl.actors.vllm_engine.weight_check import file_signature
+from olmorl.actors.vllm_engine.weight_loader import StagedWeightLoader, _check_unloaded, _unloaded, _unsaid
+from olmorl.messages import Buffer, Version, WeightsReady
 
 pytestmark = pytest.mark.engine
 
@@ -98,3 +104,24 @@ class heard:
 
     def __exit__(self, *_: object) -> None:
         logging.getLogger(layerwise.__name__).removeHandler(self.handler)
+
+
+def check(path: Path, signature: str, *buffers: Buffer) -> str:
+    """The answer of worker 1, which needs no model for it."""
+    ready = WeightsReady(version=Version(1, 2), buffers=buffers, num_bytes=8, chunk_bytes=8, chunk_hashes=())
+    worker: Any = SimpleNamespace(rank=1)
+    return StagedWeightLoader.check_staged_weights(worker, str(path), signature, codec.encode(ready))
+
+
+def test_a_worker_looks_at_the_file_before_any_worker_loads_it(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(8))
+    checked = file_signature(path)
+    assert check(path, checked, Buffer("a", "bfloat16", (2, 2), 0, 8)) == ""
+    assert "a is not 8 bytes of bfloat16 (2, 3)" in check(path, checked, Buffer("a", "bfloat16", (2, 3), 0, 8))
+    assert "a is not 8 bytes" in check(path, checked, Buffer("a", "bfloat16", (2, 2), 2, 8))
+    assert "worker 1: a has the unknown dtype float5" in check(path, checked, Buffer("a", "float5", (2,), 0, 8))
+    os.truncate(path, 7)
+    assert "is not the file that was checked" in check(path, checked, Buffer("a", "bfloat16", (2, 2), 0, 8))
+    path.unlink()
+    assert "worker 1: [Errno 2] No such file" in check(path, checked)

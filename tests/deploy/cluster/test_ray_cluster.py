@@ -13,14 +13,13 @@ from ray.exceptions import AuthenticationError
 
 from olmorl import config
 from olmorl.deploy.cluster import ray_cluster
-from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.cluster.ray_cluster import MOST_ENGINES, RayCluster
 from olmorl.errors import ResourceError
 
 
 def made(**sections: Any) -> RayCluster:
     settings = config.build({"run": {"mode": "simulated"}, **sections})
-    return RayCluster(settings.cluster, plan(settings), "run")
+    return RayCluster(settings, "run")
 
 
 def test_engines_have_the_room_that_the_learner_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,17 +144,17 @@ def test_a_redis_that_forgets(
 
 
 def test_engine_and_learner_that_disagree(policy: Path, tmp_path: Path) -> None:
-    tree = settings(policy, tmp_path, learner={"device": "cpu"}).model_dump(mode="json")
+    recipe = settings(policy, tmp_path, learner={"device": "cpu"})
     unknown = logprob_check.EngineAnswer(
         prompt=[1, 2, 3], tokens=[4, 5, 6], logprobs=[0.0] * 3, text=decoded(policy, [4, 5, 6])
     )
-    learner = logprob_check.logprobs(config.build(tree), unknown)
-    said = logprob_check.compare(tree, unknown._replace(logprobs=learner))
+    learner = [-1.0, -2.0, -3.0]
+    said = logprob_check.compare(recipe, unknown._replace(logprobs=learner), learner)
     assert "3 tokens; log-probabilities differ by 0 in the mean" in said
     with pytest.raises(ModelError, match=r"by 0\.01 nats in the mean"):
-        logprob_check.compare(tree, unknown._replace(logprobs=[logprob + 0.01 for logprob in learner]))
+        logprob_check.compare(recipe, unknown._replace(logprobs=[logprob + 0.01 for logprob in learner]), learner)
     with pytest.raises(ModelError, match="read the same tokens"):
-        logprob_check.compare(tree, unknown._replace(text="something else"))
+        logprob_check.compare(recipe, unknown._replace(text="something else"), learner)
 
 
 ASKS = "{{ messages[0].content }}{% if enable_thinking is defined %}{{ 'x' * budget }}{% endif %}"
@@ -178,7 +178,7 @@ def test_values_for_the_template_are_given_in_the_checks_too(
         recipe = settings(policy, tmp_path, model=model, data={"chat_template_kwargs": given})
         lengths.append(int(checks.tokenizer(recipe).split()[-2]))
         with pytest.raises(EOFError) as length:
-            logprob_check.generate(recipe.model_dump(mode="json"), None)
+            logprob_check.AskedEngine(recipe.model_dump(mode="json"), None).generate()
         asked.append(length.value.args[0])
     assert lengths[1] > lengths[0]
     assert asked[1] - asked[0] == lengths[1] - lengths[0]

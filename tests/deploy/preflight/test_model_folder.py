@@ -43,7 +43,9 @@ SAVED: dict[str, dict[str, Any]] = {
 
 def recipe(folder: Path, max_tokens: int = 64, **sections: Any) -> config.Config:
     sizes = {"data": {"max_prompt_tokens": 64}, "sampling": {"max_tokens": max_tokens}}
-    return config.build({"model": {"path": str(folder), "dtype": "float32"}, **sizes, **sections})
+    model = {"model": {"path": str(folder), "dtype": "float32"}}
+    on_cpu = {} if "cluster" in sections else {"learner": {"device": "cpu"}}
+    return config.build({**model, **on_cpu, **sizes, **sections})
 
 
 @pytest.mark.parametrize("name", SAVED)

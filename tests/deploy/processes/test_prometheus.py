@@ -7,11 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
+from prometheus_client import REGISTRY, Gauge
 
-from olmorl.deploy.processes.prometheus import Targets, Telemetry, prometheus_name
-from olmorl.messages import ActorStatus
+from olmorl import metrics
+from olmorl.deploy.processes.prometheus import TARGETS_PATH, Targets, Telemetry, target_entries
+from olmorl.errors import ResourceError
+from olmorl.learner.storage.ledger_state import Outcome
+from olmorl.learner.storage.rollout_log import Ended
+from olmorl.messages import ActorStatus, Completion, Failure, Group, Prompt, Span, Verdict, Version
+from olmorl.metrics import prometheus_name
 
 
 @pytest.fixture
@@ -67,11 +74,17 @@ def test_what_cannot_be_told_stops_nobody_and_is_said_once(
 
 def test_targets_follow_the_processes(tmp_path: Path) -> None:
     path = tmp_path / "targets.json"
-    targets = Targets(path)
+    targets = Targets(path, "demo")
     targets.write({"launcher": "127.0.0.1:1", "actor-0": "127.0.0.1:2"})
     assert json.loads(path.read_text()) == [
-        {"targets": ["127.0.0.1:2"], "labels": {"process": "actor-0"}},
-        {"targets": ["127.0.0.1:1"], "labels": {"process": "launcher"}},
+        {
+            "targets": ["127.0.0.1:2"],
+            "labels": {"run": "demo", "process": "actor-0", "instance": "demo/actor-0"},
+        },
+        {
+            "targets": ["127.0.0.1:1"],
+            "labels": {"run": "demo", "process": "launcher", "instance": "demo/launcher"},
+        },
     ]
     targets.write({"launcher": "127.0.0.1:1"})
     assert [entry["labels"]["process"] for entry in json.loads(path.read_text())] == ["launcher"]
@@ -101,3 +114,145 @@ def test_what_the_verifiers_did_is_told_by_part_and_by_kind(telemetry: Telemetry
     assert float(samples[f'olmorl_verifier_outcomes_total{{kind="limit",part="rules",{ours}}}']) == 1
     assert float(samples[f'olmorl_verifier_outcomes_total{{kind="done",part="judge",{ours}}}']) == 4
     assert float(samples[f'olmorl_verifier_calls_total{{part="judge",{ours}}}']) == 4
+
+
+def test_a_launcher_serves_the_targets_and_its_metrics_at_one_address() -> None:
+    addresses = {"actor-0": "127.0.0.1:2"}
+    served = Telemetry("launcher", "demo", "127.0.0.1", targets=lambda: target_entries(addresses, "demo"))
+    try:
+        for _ in range(2):
+            found = json.load(urlopen(f"http://{served.address}{TARGETS_PATH}", timeout=10))
+            assert found == target_entries(addresses, "demo")
+            addresses["actor-1"] = "127.0.0.1:3"
+        assert b"process_cpu_seconds_total" in urlopen(f"http://{served.address}/metrics", timeout=10).read()
+    finally:
+        served.close()
+
+
+def test_metrics_of_vllm_are_served_beside_ours(telemetry: Telemetry) -> None:
+    theirs = Gauge("vllm:num_requests_running", "As vLLM keeps it.")
+    try:
+        theirs.set(7)
+        text = urlopen(f"http://{telemetry.address}/metrics", timeout=10).read().decode()
+        assert "vllm:num_requests_running 7.0" in text.splitlines()
+        assert "python_info" not in text, "of the registry of the whole process nothing else is served"
+    finally:
+        REGISTRY.unregister(theirs)
+
+
+def test_a_port_that_is_taken_is_a_clear_error(telemetry: Telemetry) -> None:
+    port = int(telemetry.address.rpartition(":")[2])
+    with pytest.raises(ResourceError, match=r"telemetry\.port"):
+        Telemetry("launcher", "demo", "127.0.0.1", port)
+
+
+def line(step: int, **more: float) -> dict[str, float]:
+    return {"step": step, "groups_trained_total": 8 * step, "source_math.jsonl_groups": 10, **more}
+
+
+def samples(telemetry: Telemetry, name: str) -> dict[str, float]:
+    """The samples of this name, by their labels without run and process."""
+    text = urlopen(f"http://{telemetry.address}/metrics", timeout=10).read().decode()
+    found = (sample.rsplit(" ", 1) for sample in text.splitlines() if sample.startswith(name + "{"))
+    ours = ('process="orchestrator"', 'run="demo"')
+    return {
+        ",".join(label for label in labels.partition("{")[2].rstrip("}").split(",") if label not in ours): float(value)
+        for labels, value in found
+    }
+
+
+def test_counters_of_lines_survive_replays_and_restarts(telemetry: Telemetry) -> None:
+    for step in (1, 2, 3, 2, 3, 4):  # a rank died after step 3, and the steps after 1 are replayed
+        telemetry.record_line(line(step))
+    telemetry.record_line({"eval_held_accuracy": 0.5, "tokens_evaluation_total": 70})
+    assert samples(telemetry, "olmorl_source_groups_total") == {'source="math.jsonl"': 40}
+    assert samples(telemetry, "olmorl_groups_trained_total") == {"": 32}
+    assert samples(telemetry, "olmorl_tokens_by_outcome_total") == {'outcome="evaluation"': 70}
+    again = Telemetry("orchestrator", "demo", "127.0.0.1")
+    try:
+        # The lines up to 4 are on disk. The run goes back to step 2, and trains other groups.
+        again.restore([line(step) for step in (1, 2, 3, 4)])
+        assert samples(again, "olmorl_source_groups_total") == {'source="math.jsonl"': 40}
+        assert samples(again, "olmorl_groups_trained_total") == {"": 32}
+        assert samples(again, "olmorl_step") == {}, "gauges are of this start"
+        for step in (3, 4, 5):
+            again.record_line(line(step))
+        assert samples(again, "olmorl_source_groups_total") == {'source="math.jsonl"': 50}
+        assert samples(again, "olmorl_groups_trained_total") == {"": 40}
+    finally:
+        again.close()
+
+
+def test_sets_of_labels_are_bounded(telemetry: Telemetry) -> None:
+    telemetry.record_line({"step": 1, **{f"source_{number:03d}_groups": 2 for number in range(200)}})
+    found = samples(telemetry, "olmorl_source_groups_total")
+    assert len(found) == metrics.MOST_LABEL_VALUES + 1
+    assert found['source="063"'] == 2
+    assert 'source="other"' in found
+
+
+def completion(index: int, *spans: Span, **verdicts: Verdict) -> Completion:
+    num_tokens = spans[-1].end
+    return Completion(
+        index=index,
+        token_ids=np.zeros(num_tokens, np.int32),
+        logprobs=np.zeros(num_tokens, np.float32),
+        spans=spans,
+        finish_reason="stop",
+        text="",
+        verdicts=verdicts,
+    )
+
+
+def test_a_draw_that_ended_is_in_every_histogram(telemetry: Telemetry) -> None:
+    prompt = Prompt(
+        draw_id=0,
+        row="math.jsonl:1",
+        messages="1 + 1",
+        token_ids=np.zeros(2, np.int32),
+        datasets=("math",),
+        ground_truths=("2",),
+        queued_at=90.0,
+        group_size=2,
+        min_version=Version(1, 2),
+    )
+    first = completion(0, Span(Version(1, 2), 0, 2), Span(Version(1, 4), 2, 3), math=Verdict(reward=1.0, seconds=0.2))
+    second = completion(1, Span(Version(1, 5), 0, 40))
+    group = Group(prompt=prompt, completions=(first, second), actor="a", started_at=100.0, finished_at=104.0)
+    telemetry.record_ended(Ended(group, Outcome.TRAINED, 6, ""))
+    telemetry.record_ended(Ended(group, Outcome.ZERO_GRADIENT, None, ""))
+    telemetry.record_ended(Ended(Failure(prompt=prompt, cause="over_long"), Outcome.FAILED, None, "over_long"))
+    lengths = samples(telemetry, "olmorl_completion_tokens_bucket")
+    assert (lengths['le="16.0"'], lengths['le="64.0"'], lengths['le="+Inf"']) == (2, 4, 4)
+    # Step 6 trains version 5: two tokens of lag 3, one of lag 1, forty of lag 0. Only one of the two draws is trained.
+    lags = samples(telemetry, "olmorl_token_lag_versions_bucket")
+    assert [lags[f'le="{bound}.0"'] for bound in (0, 1, 2, 3)] == [40, 41, 41, 43]
+    assert samples(telemetry, "olmorl_token_lag_versions_sum") == {"": 7}
+    assert samples(telemetry, "olmorl_kv_cache_age_versions_sum") == {"": 4}
+    assert samples(telemetry, "olmorl_queue_seconds_sum") == {"": 20}
+    assert samples(telemetry, "olmorl_group_seconds_count") == {"": 2}
+    assert samples(telemetry, "olmorl_verification_seconds_sum") == {'verifier="math"': pytest.approx(0.4)}
+
+
+@pytest.mark.parametrize(
+    ("field", "metric", "label", "part"),
+    [
+        ("tokens_stale_total", "tokens_by_outcome_total", "outcome", "stale"),
+        ("source_owner/set_reward_mean", "source_reward_mean", "source", "owner/set"),
+        ("source_a_groups_failed", "source_groups_failed_total", "source", "a_groups"),
+        ("reward_math#2_mean", "verifier_reward_mean", "verifier", "math#2"),
+        ("verifier_ifeval_solve_rate_mean", "verifier_solve_rate_mean", "verifier", "ifeval"),
+        ("failures_over_long", "failures_total", "cause", "over_long"),
+    ],
+)
+def test_a_part_of_a_field_becomes_a_label(field: str, metric: str, label: str, part: str) -> None:
+    found = metrics.family_of(field)
+    assert found is not None
+    assert (found[0].name, found[0].label, found[1]) == (metric, label, part)
+
+
+def test_every_other_field_has_a_meaning_and_no_label() -> None:
+    outcomes = {f"tokens_{outcome}_total" for outcome in metrics.OUTCOMES}
+    assert outcomes < metrics.HELP.keys()
+    assert all(metrics.meaning(field) for field in metrics.HELP)
+    assert {field for field in metrics.HELP if metrics.family_of(field)} == outcomes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -25,6 +26,7 @@ from olmorl.errors import (
     first_cause,
 )
 from olmorl.messages import ActorStatus
+from olmorl.run_dir import RunFiles
 
 Running = Callable[..., AbstractAsyncContextManager[ActorSupervisor]]
 
@@ -131,6 +133,12 @@ async def test_who_keeps_dying_is_put_in_quarantine_and_the_others_go_on(
         assert made.said[-1] == "actor-0 is in quarantine after 3 death(s), the last: actor-0.3 died: bad memory"
         assert supervisor.troubles() == ["actor-0: quarantined after 3 death(s): actor-0.3 died: bad memory"]
         assert [slot.state for slot in supervisor.slots] == ["quarantined", "starting", "starting"]
+        events = map(json.loads, RunFiles(made.settings.run_dir).process_events.read_text().splitlines())
+        assert [(event["state"], event.get("cause", "")) for event in events if event["process"] == "actor-0"] == [
+            *(("started", ""), ("ended", ""), ("waiting", "actor-0 died: bad memory")),
+            *(("started", ""), ("ended", ""), ("waiting", "actor-0.2 died: bad memory")),
+            *(("started", ""), ("ended", ""), ("quarantined", "actor-0.3 died: bad memory")),
+        ]
         await supervisor.resize(3)
         await until(lambda: "actor-3" in made.cluster.names)
 

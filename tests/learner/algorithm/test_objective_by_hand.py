@@ -185,6 +185,7 @@ def test_statistics() -> None:
             "clip_fraction_low": 1 / 6,  # b1
             "clip_fraction_high": 1 / 6,  # a1; d1 is outside the range, but the minimum is the unclipped term
             "tis_clip_fraction": 2 / 6,  # a2, d2
+            "importance_ess_fraction": 7.75**2 / (11.8125 * 6),  # of 1, 2, 0.5, 1.25, 1 and 2
             "logprob_diff_mean": log(3 * 0.5 * 1.25 * 4) / 6,
             "logprob_diff_mean_fresh": log(3) / 2,  # a1 and a2 have lag 0
             "kl_engine_learner": (10.75 - 6 - log(7.5)) / 6,  # w - 1 - ln w

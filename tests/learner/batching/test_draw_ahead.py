@@ -110,6 +110,19 @@ def test_results_of_an_earlier_start_give_no_draw_time(clock: ManualClock) -> No
     assert ahead.rates is None
 
 
+def test_draws_that_ended_without_a_result_are_forgotten(measured: DrawAhead, clock: ManualClock) -> None:
+    measured.drawn([16, 17])
+    measured.forget_all_but({17})
+    clock.seconds += 1000.0
+    measured.finished(16, useful=True)
+    assert measured.rates == Rates(draw_s=25.0, step_s=10.0, useful=9 / 17)
+    for _ in range(16):
+        measured.drawn([17])
+        clock.seconds += 50.0
+        measured.finished(17, useful=True)
+    assert measured.rates.draw_s == 50.0
+
+
 def test_rates_are_those_that_were_measured(measured: DrawAhead) -> None:
     assert measured.rates == Rates(draw_s=25.0, step_s=10.0, useful=0.5)
 

@@ -335,3 +335,13 @@ def test_what_contradicts_the_books_is_never_written(folder: Path, events: list[
     assert before.num_bytes < books.position.num_bytes
     resumed = ledger.fold(ledger.events_until(folder, books.position))
     assert resumed.outcomes[Outcome.FAILED] == 2
+
+
+def test_every_event_has_its_time(folder: Path) -> None:
+    incarnation = ledger.acquire(folder)
+    times = iter([10.0, 11.25, 12.5])
+    books = Ledger(folder, started(incarnation, 0, 0, None), ledger.fold(iter(())), lambda: next(times))
+    books.append(*drawn(0, 1))
+    books.append(failed(0))
+    events = ledger.events_until(folder, ledger.end_of(folder, incarnation + 1))
+    assert [event.at for event in events] == [10.0, 11.25, 11.25, 12.5]

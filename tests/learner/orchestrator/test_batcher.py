@@ -9,7 +9,7 @@ import pytest
 
 from olmorl.clock import run_simulated
 from olmorl.errors import NothingToLearn, RunEnded
-from olmorl.messages import TRAIN_LANE, Version
+from olmorl.messages import TRAIN_LANE, ActorStatus, Version
 
 Build = Callable[..., Any]
 V0 = Version(1, 0)
@@ -190,5 +190,25 @@ def test_a_restart_builds_the_journaled_batch_again(parts: Build) -> None:
             await run.batcher.assemble(0)
             batches.append(run.batcher.batches[1].facts)
         assert batches[0] == batches[1]
+
+    run_simulated(scenario())
+
+
+@pytest.mark.parametrize("leased", [False, True])
+def test_a_batch_waits_for_no_draw_that_is_still_in_the_queue(parts: Build, leased: bool) -> None:
+    async def scenario() -> None:
+        async with parts({"schedule.prompts_per_step": 1, "schedule.max_lag": 1}).opened() as run:
+            await run.lifecycle.draw(4, V0)
+            await run.answer(1.0, 0.0, number=2)
+            await run.settle()
+            await run.batcher.assemble(0)
+            # Two draws of version 0 are unfinished. Step 2 is the last that could train their tokens of version 0.
+            assert sorted(run.batcher.batches) == []
+            assert run.batcher.waits_for_unfinished
+            if leased:
+                await run.queue.lease("a1", 2, TRAIN_LANE, 0.0)
+            await run.batcher.look_at_queue({"a0": ActorStatus(name="a0", at=0.0, version=Version(1, 2))}, 1)
+            await run.batcher.assemble(0)
+            assert sorted(run.batcher.batches) == ([] if leased else [1, 2])
 
     run_simulated(scenario())

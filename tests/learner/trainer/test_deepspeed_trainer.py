@@ -24,6 +24,8 @@ EIGHT_ROWS = 36
 NO_CLIPPING = {"max_grad_norm": 1e9}
 BOUND = {"float32": 1e-5, "bfloat16": 2e-2}
 TEMPERATURE = 0.7
+SHARDED = {"deepspeed": {"zero_optimization": {"stage3_param_persistence_threshold": 0}}}
+"""DeepSpeed keeps weights of up to 100,000 values whole on every rank, which all weights of the tiny models are."""
 
 
 def gradient_job(model: str, dtype: str, stage: int, row_tokens: int, **learner: Any) -> dict[str, Any]:
@@ -64,6 +66,7 @@ def results(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, st
     }
     stages = (("float32", 0), ("float32", 1), ("float32", 3), ("bfloat16", 1), ("bfloat16", 3))
     alone |= {f"{dtype}-z{stage}-eight-1": gradient_job(olmo, dtype, stage, EIGHT_ROWS) for dtype, stage in stages}
+    alone["bfloat16-z3-single-1"] = gradient_job(olmo, "bfloat16", 3, SINGLES)
     alone |= {
         "float32-z3-checkpointing-1": gradient_job(olmo, "float32", 3, 64, gradient_checkpointing=True),
         "float32-z2-offload-1": gradient_job(olmo, "float32", 2, EIGHT_ROWS, offload_optimizer=True),
@@ -73,6 +76,19 @@ def results(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, st
     stages = (*product(["float32"], range(4)), ("bfloat16", 2), ("bfloat16", 3))
     pair: Jobs = {f"{dtype}-z{stage}-uneven-2": gradient_job(olmo, dtype, stage, SINGLES) for dtype, stage in stages}
     pair["tied-z3-uneven-2"] = gradient_job(tied, "float32", 3, SINGLES)
+    pair |= {f"{dtype}-z3-sharded-2": gradient_job(olmo, dtype, 3, SINGLES, **SHARDED) for dtype in BOUND}
+    pair |= {
+        "tied-z3-sharded-2": gradient_job(tied, "float32", 3, SINGLES, **SHARDED),
+        "float32-z3-sharded-checkpointing-2": gradient_job(
+            olmo, "float32", 3, SINGLES, gradient_checkpointing=True, **SHARDED
+        ),
+        "float32-z3-sharded-offload-2": gradient_job(olmo, "float32", 3, SINGLES, offload_optimizer=True, **SHARDED),
+        "bfloat16-z3-sharded-fp32-reduce-2": gradient_job(olmo, "bfloat16", 3, SINGLES, fp32_reduce=True, **SHARDED),
+        "bfloat16-z2-fp32-reduce-2": gradient_job(olmo, "bfloat16", 2, SINGLES, fp32_reduce=True),
+    }
+    sharded = {"learner": {"zero_stage": 3, "learning_rate": 1e-4, "max_grad_norm": 0.5, "minibatches": 2, **SHARDED}}
+    base = {"kind": "steps", "model": {"path": olmo, "dtype": "float32"}, "temperature": TEMPERATURE}
+    pair["kl-z3-sharded"] = base | sharded | {"objective": {"preset": "grpo"}}
     return run_ranks(1, alone | loop_jobs(olmo)) | run_ranks(2, pair)
 
 
@@ -120,6 +136,30 @@ def test_gradient_is_the_same_on_every_layout(results: Results, dtype: str) -> N
                 assert distance(rank["gradients"], wanted) <= BOUND[dtype], name
 
 
+def test_weights_are_really_sharded(results: Results) -> None:
+    """With DeepSpeed's default threshold, every rank holds all weights of a model this small."""
+    for name, ranks in results.items():
+        if "gradients" in ranks[0] and "z3" in name:
+            everything = sum(gradient.numel() for gradient in ranks[0]["gradients"].values())
+            assert {rank["whole"] for rank in ranks} == {0 if "sharded" in name else everything}, name
+
+
+@pytest.mark.parametrize(
+    ("in_fp32", "in_bf16", "alone"),
+    [
+        ("bfloat16-z2-fp32-reduce-2", "bfloat16-z2-uneven-2", "bfloat16-z2-single-1"),
+        ("bfloat16-z3-sharded-fp32-reduce-2", "bfloat16-z3-sharded-2", "bfloat16-z3-single-1"),
+    ],
+)
+def test_gradients_reduced_in_fp32_are_those_of_one_rank(
+    results: Results, in_fp32: str, in_bf16: str, alone: str
+) -> None:
+    wanted = results[alone][0]["gradients"]
+    for rank in results[in_fp32]:
+        assert distance(rank["gradients"], wanted) < 1e-6
+    assert distance(results[in_bf16][0]["gradients"], wanted) > 1e-4
+
+
 def test_layouts_are_what_they_claim(results: Results) -> None:
     assert results["float32-z2-one-1"][0]["rows"] == [13]
     assert len(results["float32-z2-eight-1"][0]["rows"]) == 8
@@ -128,7 +168,14 @@ def test_layouts_are_what_they_claim(results: Results) -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "model"), [("float32-z2-one-1", "olmo3"), ("tied-z2-eight-1", "qwen2"), ("tied-z3-uneven-2", "qwen2")]
+    ("job", "model"),
+    [
+        ("float32-z2-one-1", "olmo3"),
+        ("float32-z3-sharded-2", "olmo3"),
+        ("tied-z2-eight-1", "qwen2"),
+        ("tied-z3-uneven-2", "qwen2"),
+        ("tied-z3-sharded-2", "qwen2"),
+    ],
 )
 def test_gradient_is_that_of_plain_pytorch(results: Results, tiny_models: dict[str, str], job: str, model: str) -> None:
     for rank in results[job]:
@@ -180,9 +227,10 @@ def test_three_steps_equal_a_plain_loop(results: Results, tiny_models: dict[str,
 
 
 def test_reference_model_is_the_starting_policy(results: Results) -> None:
-    plain, sharded = results["kl-z0"][0], results["kl-z3"][0]
+    plain = results["kl-z0"][0]
     drifts = [values["kl_ref_mean"] for values in plain["values"]]
     assert 0 < drifts[0] < drifts[1] < drifts[2]
-    for values, wanted in zip(sharded["values"], plain["values"], strict=True):
-        assert values == pytest.approx(wanted, rel=1e-3, abs=1e-6)
+    for rank in (*results["kl-z3"], *results["kl-z3-sharded"]):
+        for values, wanted in zip(rank["values"], plain["values"], strict=True):
+            assert values == pytest.approx(wanted, rel=1e-3, abs=1e-6)
     assert "kl_ref_mean" not in results["plain"][0]["values"][0]

@@ -48,6 +48,15 @@ def results(run_ranks: Callable[..., Results], tiny_models: dict[str, str], expo
     pair: Jobs = {f"weights-{model}-z3-2": job("weights", tiny_models[model], "bfloat16", 3) for model in tiny_models}
     pair |= {f"resume-z{stage}-2": job("resume", tiny_models["olmo3"], "float32", stage, **resume) for stage in (2, 3)}
     pair |= {f"stopped-z{stage}-2": job("stopped", tiny_models["olmo3"], "float32", stage) for stage in (1, 3)}
+    pair |= {
+        f"{kind}-sharded-z3-2": job(kind, tiny_models["olmo3"], "float32", 3, **how, **SHARDED)
+        for kind, how in (("resume", resume), ("stopped", {}), ("diverged", {}))
+    }
+    pair |= {
+        f"weights-{model}-sharded-z3-2": job("weights", tiny_models[model], "bfloat16", 3, **SHARDED)
+        for model in ("olmo3", "qwen2")
+    }
+    pair["keep-sharded-bf16-z3-2"] = job("keep", tiny_models["olmo3"], "bfloat16", 3, **SHARDED)
     pair["keep-z2-2"] = job("keep", tiny_models["olmo3"], "float32", 2)
     pair["keep-bf16-z3-2"] = job("keep", tiny_models["olmo3"], "bfloat16", 3)
     for taker, keeper in TAKERS.items():
@@ -60,10 +69,13 @@ def results(run_ranks: Callable[..., Results], tiny_models: dict[str, str], expo
 
 def take(name: str, tiny_models: dict[str, str], checkpoint: Path) -> dict[str, Any]:
     dtype = "bfloat16" if "bf16" in name else "float32"
-    taking = job("take", tiny_models["olmo3"], dtype, int(name[-3]), offload_optimizer="offload" in name)
+    sharded = SHARDED if "take-sharded" in name else {}
+    taking = job("take", tiny_models["olmo3"], dtype, int(name[-3]), offload_optimizer="offload" in name, **sharded)
     return {**taking, "checkpoint": str(checkpoint)}
 
 
+SHARDED = {"deepspeed": {"zero_optimization": {"stage3_param_persistence_threshold": 0}}}
+"""DeepSpeed keeps weights of up to 100,000 values whole on every rank, which all weights of the tiny models are."""
 TAKERS = {
     "take-z3-2": "keep-z2-2",
     "take-from-1-z2-2": "keep-z1-1",
@@ -73,10 +85,16 @@ TAKERS = {
     "take-offload-z2-1": "keep-z2-2",
     "take-z0-1": "keep-z2-2",
     "take-bf16-z1-1": "keep-bf16-z3-2",
+    "take-sharded-z3-2": "keep-z2-2",
+    "take-sharded-offload-z3-2": "keep-z1-1",
+    "take-sharded-bf16-z3-2": "keep-bf16-z1-1",
+    "take-of-sharded-bf16-z1-1": "keep-sharded-bf16-z3-2",
 }
 """Which checkpoint of another layout is taken up by which."""
 RESUMES = ["resume-z0-1", "resume-z1-1", "resume-z2-1", "resume-z3-1", "resume-bf16-1", "resume-z2-2", "resume-z3-2"]
+RESUMES += ["resume-sharded-z3-2"]
 WEIGHTS = ["weights-olmo3-z0-1", "weights-qwen2-z2-1", "weights-olmo3-z3-2", "weights-qwen2-z3-2", "weights-llama-z3-2"]
+WEIGHTS += ["weights-olmo3-sharded-z3-2", "weights-qwen2-sharded-z3-2"]
 
 
 @pytest.mark.parametrize("name", RESUMES)
@@ -89,7 +107,9 @@ def test_training_after_a_restore_is_bit_for_bit_the_same(results: Results, name
         assert rank["random_restored"]
 
 
-@pytest.mark.parametrize("name", ["stopped-z0-1", "stopped-z2-1", "stopped-z1-2", "stopped-z3-2"])
+@pytest.mark.parametrize(
+    "name", ["stopped-z0-1", "stopped-z2-1", "stopped-z1-2", "stopped-z3-2", "stopped-sharded-z3-2"]
+)
 def test_a_step_that_is_given_up_midway_leaves_no_trace(results: Results, name: str) -> None:
     assert [rank["values"] for rank in results[name]] == [[None]] * int(name[-1])
     first = results[name][0]
@@ -98,7 +118,7 @@ def test_a_step_that_is_given_up_midway_leaves_no_trace(results: Results, name: 
     assert any(not torch.equal(first["wanted"][key], first["before"][key]) for key in first["wanted"])
 
 
-@pytest.mark.parametrize("name", ["diverged-z0-1", "diverged-z1-1"])
+@pytest.mark.parametrize("name", ["diverged-z0-1", "diverged-z1-1", "diverged-sharded-z3-2"])
 def test_a_gradient_that_is_not_finite_ends_the_run_by_name(results: Results, name: str) -> None:
     assert "step 1: the norm of the gradient is" in results[name][0]["error"]
 

@@ -152,3 +152,44 @@ def test_no_tensor_is_larger_than_a_chunk_of_logits(chunk: int) -> None:
         logprobs_T, _ = through_head(hidden_TH, head, torch.zeros(tokens, dtype=torch.long), chunk, with_entropy=True)
         logprobs_T.sum().backward()
     assert mode.num_elements == chunk * vocabulary
+
+
+def peaked() -> tuple[Tensor, Tensor, Tensor]:
+    """bf16 states and head with logits of about 30, as a trained model has them."""
+    generator = torch.Generator().manual_seed(1)
+    hidden_TH = torch.randn(64, 128, generator=generator).mul(2).bfloat16().requires_grad_()
+    weight_VH = torch.randn(500, 128, generator=generator).mul(0.6).bfloat16().requires_grad_()
+    return hidden_TH, weight_VH, torch.randint(0, 500, (64,), generator=generator)
+
+
+def test_logits_in_fp32_are_not_rounded() -> None:
+    hidden_TH, weight_VH, targets_T = peaked()
+    exact_T = (hidden_TH.double() @ weight_VH.double().T).log_softmax(-1).gather(1, targets_T[:, None])[:, 0]
+    rounded_T, _ = token_logprobs(hidden_TH, weight_VH, None, targets_T, 10)
+    fp32_T, entropy_T = token_logprobs(hidden_TH, weight_VH, None, targets_T, 10, 1.0, True, True)
+    assert entropy_T is not None and entropy_T.dtype == fp32_T.dtype == torch.float32
+    assert (rounded_T - exact_T).abs().max() > 0.03
+    assert (fp32_T - exact_T).abs().max() < 1e-4
+
+
+def test_the_gradient_of_logits_in_fp32_is_nearer_to_the_exact_one() -> None:
+    hidden_TH, weight_VH, targets_T = peaked()
+    exact_T = (hidden_TH.double() @ weight_VH.double().T).log_softmax(-1).gather(1, targets_T[:, None])[:, 0]
+    exact = torch.autograd.grad(exact_T.sum(), [hidden_TH, weight_VH])
+
+    def error(fp32_logits: bool) -> float:
+        logprobs_T, _ = token_logprobs(hidden_TH, weight_VH, None, targets_T, 10, fp32_logits=fp32_logits)
+        found = torch.autograd.grad(logprobs_T.sum(), [hidden_TH, weight_VH])
+        norms = [(a.double() - b).norm() / b.norm() for a, b in zip(found, exact, strict=True)]
+        return float(max(norms))
+
+    assert error(True) < 0.004
+    assert error(True) < error(False)
+
+
+def test_a_bias_is_added_in_fp32() -> None:
+    hidden_TH, head, targets_T, _ = problem(torch.bfloat16, bias=True)
+    wanted_T, _ = unchunked(hidden_TH.float(), head.float(), targets_T, 0.7)
+    head.bfloat16()
+    found_T, _ = through_head(hidden_TH, head, targets_T, 5, temperature=0.7, fp32_logits=True)
+    torch.testing.assert_close(found_T, wanted_T)

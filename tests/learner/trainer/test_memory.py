@@ -54,9 +54,13 @@ def job(model: str, dtype: str, stage: int, checkpointing: bool = True, row_toke
     return {
         "kind": "memory",
         "model": {"path": model, "dtype": dtype},
-        "learner": {"zero_stage": stage, "gradient_checkpointing": checkpointing, "logprob_chunk": 256},
+        "learner": {
+            "zero_stage": stage,
+            "gradient_checkpointing": checkpointing,
+            "logprob_chunk": 256,
+            "deepspeed": {"zero_optimization": {"reduce_bucket_size": BUCKET}},
+        },
         "row_tokens": row_tokens,
-        "bucket": BUCKET,
     }
 
 
@@ -96,9 +100,7 @@ def compared(run_ranks: Callable[[int, Jobs], Results], small_models: dict[str, 
     for world, asked in enumerate(jobs(*(small_models[name] for name in ("llama", "olmo3", "qwen2"))), 1):
         for name, ranks in run_ranks(world, asked).items():
             model, learner = config.Model(**asked[name]["model"]), config.Learner(**asked[name]["learner"])
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(memory, "BUCKET", BUCKET)
-                plan = memory.rank_memory(model, learner, world, asked[name]["row_tokens"], on_gpu=False)
+            plan = memory.rank_memory(model, learner, world, asked[name]["row_tokens"], on_gpu=False)
             found[name] = [Compared(plan, *(rank[key] for key in Compared._fields[1:])) for rank in ranks]
     return found
 
@@ -134,11 +136,11 @@ def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
 
 def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = config.Model(path=small_models["olmo3"])
-    extrapolated = memory.activations(model, 512, False, 256, True)
+    extrapolated = memory.activations(model, 512, False, 256, True, False)
     assert extrapolated is not None
     monkeypatch.setattr(memory, "SHALLOW", LAYERS)
     memory.activations.cache_clear()
-    whole = memory.activations(model, 512, False, 256, True)
+    whole = memory.activations(model, 512, False, 256, True, False)
     memory.activations.cache_clear()
     assert whole is not None
     assert tuple(extrapolated) == pytest.approx(tuple(whole), rel=0.05)

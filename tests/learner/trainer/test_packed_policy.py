@@ -102,7 +102,9 @@ def test_recurrent_layers_are_refused() -> None:
     shape = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "linear_num_key_heads": 4, "linear_num_value_heads": 4}
     hybrid = AutoConfig.for_model("olmo_hybrid", **shape, **heads, pad_token_id=0)
-    model = AutoModelForCausalLM.from_config(hybrid, attn_implementation=implementation("sdpa", CPU))
+    model = AutoModelForCausalLM.from_config(
+        hybrid, attn_implementation=implementation("sdpa", CPU, torch.float32, hybrid)
+    )
     with pytest.raises(ModelError, match=r"OlmoHybrid.*packed samples see each other"):
         refuse_leaks(PackedPolicy(model, 1.0, 64), model, CPU)
 
@@ -113,7 +115,7 @@ def test_a_head_that_scales_its_logits_is_refused() -> None:
         PackedPolicy(AutoModelForCausalLM.from_config(capped), 1.0, 64)
 
 
-@pytest.mark.parametrize("attention", ["flash_attention_2", "flex_attention"])
+@pytest.mark.parametrize("attention", ["varlen", "flash_attention_2", "flex_attention"])
 def test_attention_for_gpus_is_refused_on_cpu(tiny_models: dict[str, str], attention: str) -> None:
     with pytest.raises(ModelError, match='on cpu set "sdpa" or "eager"'):
         load(tiny_models["olmo3"], attention)

@@ -63,6 +63,7 @@ async def test_pairs(math_pool: Pool, side: str, reward: float) -> None:
     [
         (r"\boxed{1}, \boxed{2}", "1,2", 1.0),
         (r"\boxed{1} and \boxed{2}", "{1,2}", 1.0),
+        (r"\boxed{} \boxed{2}", "2", 1.0),
         (r"$\boxed{1}$ or $\boxed{2}$", "1,2", 1.0),
         (r"\boxed{1} \quad \text{and} \quad \boxed{2}", "1,2", 1.0),
         (r"\(\boxed{2}\); \(\boxed{1}\)", "1,2", 1.0),

@@ -20,6 +20,8 @@ class CallCounts:
     """Requests sent again after a failure."""
     openings: int = 0
     """How often the circuit breaker opened."""
+    breaker_open: bool = False
+    """Whether the circuit breaker is open."""
     cache_hits: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     """Answers by outcome: `done`, `limit`, or an error kind."""

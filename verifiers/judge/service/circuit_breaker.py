@@ -30,7 +30,11 @@ class CircuitBreaker:
         self._pause_s = min(FIRST_PAUSE_S, self._longest_pause_s)
         self._retry_at = 0.0
         self._changed = asyncio.Event()
-        self.is_open = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls wait."""
+        return self._counters.breaker_open
 
     def admit(self) -> int | None:
         """The number of a call that may start now; None if it may not."""
@@ -58,7 +62,7 @@ class CircuitBreaker:
         """Close the breaker, because any success shows that the service works."""
         self._failures = 0
         self._pause_s = min(FIRST_PAUSE_S, self._longest_pause_s)
-        self.is_open = self._trying = False
+        self._counters.breaker_open = self._trying = False
         self._notify()
 
     def failed(self, number: int, asked_s: float = 0.0) -> None:
@@ -75,7 +79,7 @@ class CircuitBreaker:
             self._failures += 1
             if self._failures < self._threshold:
                 return
-            self.is_open = True
+            self._counters.breaker_open = True
             self._counters.openings += 1
             self._number += 1
         self._trying = False

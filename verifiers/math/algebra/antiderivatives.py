@@ -10,13 +10,16 @@ from olmorl.verifiers.math.algebra.evaluate import TreeValues
 from olmorl.verifiers.math.algebra.points import Point, points
 from olmorl.verifiers.math.algebra.tree import Node, Unreadable, contains, names
 
-_CONSTANT = Node("name", "C")
+_LETTERS = ("C", "c", "K", "k")
+"""Of the constant. A label has the first."""
 _MIN_POINTS = 3
 
 
 def same_antiderivative(label: Node, answer: Node) -> bool:
     """Whether two formulas of the form `F + C` differ by a constant, in lower-case variables."""
-    one, other = _without_constant(label), _without_constant(answer)
+    one = _without_constant(label, "C")
+    others = (_without_constant(answer, letter) for letter in _LETTERS) if one is not None else ()
+    other = next((found for found in others if found is not None), None)
     if one is None or other is None:
         return False
     variables = names(one) | names(other)
@@ -32,12 +35,13 @@ def same_antiderivative(label: Node, answer: Node) -> bool:
     return len(usable) >= _MIN_POINTS and all(_alike(apart, here, there) for here, there in pairwise(usable))
 
 
-def _without_constant(node: Node) -> Node | None:
+def _without_constant(node: Node, letter: str) -> Node | None:
     """`F` of `F + C`; None for any other form."""
     if node.kind != "sum":
         return None
-    rest = tuple(part for part in node.parts if part not in (_CONSTANT, Node("negative", None, (_CONSTANT,))))
-    if len(rest) != len(node.parts) - 1 or "C" in set().union(*map(names, rest)):
+    constant = Node("name", letter)
+    rest = tuple(part for part in node.parts if part not in (constant, Node("negative", None, (constant,))))
+    if len(rest) != len(node.parts) - 1 or letter in set().union(*map(names, rest)):
         return None
     return Node("sum", None, rest) if len(rest) > 1 else rest[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from olmorl.clock import LoopClock, run_simulated
+from olmorl.verifiers.check_outcomes import numbers
 from olmorl.verifiers.judge.service.call_counts import CallCounts
 from olmorl.verifiers.judge.service.circuit_breaker import FIRST_PAUSE_S, CircuitBreaker
 
@@ -32,6 +33,7 @@ def test_it_opens_after_failures_in_a_row_only() -> None:
         assert not breaker.is_open
         breaker, calls = opened()
         assert breaker.is_open and calls.openings == 1
+        assert numbers(calls)["breaker_open"] == 1.0
         assert breaker.admit() is None
 
     run_simulated(scenario())
@@ -55,6 +57,7 @@ def test_one_call_tries_after_the_pause_and_its_failure_doubles_it() -> None:
         breaker.admit()
         breaker.succeeded()
         assert not breaker.is_open and breaker.admit() is not None
+        assert numbers(calls)["breaker_open"] == 0.0
 
     run_simulated(scenario())
 

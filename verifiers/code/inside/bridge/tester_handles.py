@@ -6,7 +6,8 @@ import builtins
 import io
 from collections.abc import ItemsView, KeysView, ValuesView
 from functools import partial
-from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodType
+from operator import attrgetter, itemgetter, methodcaller
+from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodDescriptorType, MethodType
 from typing import Any, cast
 
 from olmorl.verifiers.code.inside.bridge import operators, standard_library
@@ -22,7 +23,10 @@ from olmorl.verifiers.code.inside.bridge.remote import (
     with_base,
 )
 
-_FUNCTIONS = (FunctionType, MethodType, BuiltinFunctionType, BuiltinMethodType, partial, type)
+_FUNCTIONS = (
+    FunctionType, MethodType, BuiltinFunctionType, BuiltinMethodType, MethodDescriptorType, partial, attrgetter,
+    itemgetter, methodcaller, type,
+)  # fmt: skip
 _KINDS = {"value": Remote, "callable": RemoteCallable, "class": RemoteClass, "generator": Remote}
 operators.install()
 

@@ -1,0 +1,51 @@
+"""The answers of a fake engine: how long each one is, and whether it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import exp, log
+from random import Random
+from typing import NamedTuple, Protocol
+from zlib import crc32
+
+from olmorl import config
+from olmorl.messages import TokenIds, Version
+from olmorl.ports import Sampling
+
+
+class FakeAnswer(NamedTuple):
+    """One completion before it is generated."""
+
+    num_tokens: int
+    """Without the limit of the request."""
+    is_right: Callable[[Version], bool]
+    """Whether it is right when this version makes its first token."""
+
+
+class FakeAnswers(Protocol):
+    """Where a fake engine takes its answers from."""
+
+    def sample(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> FakeAnswer:
+        """The answer to one request. The same request gets the same answer."""
+        ...
+
+
+class RandomAnswers:
+    """Log-normal lengths, and a solve rate that rises with the version. Seed and prompt decide everything."""
+
+    def __init__(self, simulation: config.Simulation) -> None:
+        self._simulation = simulation
+
+    def sample(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> FakeAnswer:
+        random = Random(sampling.seed)
+        sigma = self._simulation.tail
+        length = random.lognormvariate(log(self._simulation.mean_tokens) - sigma**2 / 2, sigma)
+        luck = random.random()
+        return FakeAnswer(round(length), lambda version: luck < self._solve_rate(prompt, version))
+
+    def _solve_rate(self, prompt: TokenIds, version: Version) -> float:
+        """Some prompts are easier than others, so that some groups are all alike."""
+        start = min(max(self._simulation.solve_rate, 1e-6), 1 - 1e-6)
+        ease = Random(crc32(prompt.tobytes())).gauss(0.0, self._simulation.prompt_spread)
+        log_odds = log(start / (1 - start)) + ease + self._simulation.learned_per_version * version.number
+        return 1 / (1 + exp(-log_odds))

@@ -1,0 +1,241 @@
+"""`olmorl-plan`: what a run would achieve, from simulated runs of the service.
+
+cli        the command line                    simulated_service  the service in simulated time
+workload   rates and answers                   outcome            the figures of a run
+measured   rates of a finished run             sweep              variants and the recommended one
+report     tables, JSON and the picture
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from olmorl import __version__, config
+from olmorl.config import Config
+from olmorl.deploy.arguments import dotted
+from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.control.options import Parser, count
+from olmorl.deploy.plan import report
+from olmorl.deploy.plan.measured import FinishedRun, finished_run
+from olmorl.deploy.plan.sweep import Axes, Choice, Prediction, Sweep, choice_of, default_axes, predict
+from olmorl.deploy.plan.workload import Workload
+from olmorl.errors import ConfigError, OlmoRLError
+
+ABOUT = """\
+Predict what a run would achieve, and how to split the nodes.
+
+The service's own orchestrator, actors and loop run in simulated time around an engine and a learner that only take
+time. So the answer has the waiting, filtering and staleness of a real run. It needs no GPU, no model and no data.
+
+  olmorl-plan --from runs/demo                            the configuration of a finished run, with its own rates
+  olmorl-plan --from runs/demo --schedule.max_lag 4       the same with another key
+  olmorl-plan RECIPE.toml --from runs/small               another recipe, with the rates of that run
+  olmorl-plan RECIPE.toml --learner-nodes 8 --actor-nodes 20 \\
+      --mean-tokens 14628 --train-s 125 --engine-tokens-per-s 2100
+                                                          a recipe, with rates that you know
+  olmorl-plan RECIPE.toml --from runs/small --figure plan.svg --json plan.json
+
+Rates without --from are the keys of the recipe's [simulation] section, so --simulation.solve_rate 0.3 works as well.
+The options set the three that are known for most clusters.
+
+A plan tries the recipe itself, then other splits of the same nodes, then other lags, then other batches. It recommends
+the fastest in trained tokens per second; among those within 3% the smallest lag, then the smallest batch.
+
+columns:
+  s/step        seconds from step to step            lag mean      versions between sampling and training, over tokens
+  trained/s     tokens that feed the loss            wait          share of the time in which the learner has no batch
+  generated/s   tokens of all engines                engines busy  share of their slots that hold a sequence
+  not trained   share of the generated tokens: groups without a gradient, stale and failed ones
+
+Not simulated: start-up, evaluation, checkpoints, faults, preemption in a full KV cache. docs/planning.md has more.
+
+exit codes: 0 done, 2 a mistake to mend, 130 interrupted.
+"""
+STEPS = 20
+"""Counted steps of a simulated run."""
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    try:
+        parser = _parser()
+        arguments, rest = parser.parse_known_args(argv)
+        _plan(arguments, _overrides(parser, rest))
+        return 0
+    except OlmoRLError as error:
+        print(f"olmorl-plan: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return 0  # the reader has closed the pipe
+
+
+def _parser() -> Parser:
+    style = argparse.RawDescriptionHelpFormatter
+    parser = Parser("olmorl-plan", description=ABOUT, formatter_class=style, allow_abbrev=False)
+    add = parser.add_argument
+    add("recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="the configuration (default: that of --from)")
+    add("--from", dest="run", type=Path, metavar="RUN", help="directory of a finished run: its rates and answers")
+    add("--learner-nodes", type=count, metavar="N", help="nodes of the learner")
+    add("--actor-nodes", type=count, metavar="M", help="nodes of the actors")
+    add("--mean-tokens", type=positive, metavar="T", help="mean length of an answer, the limit included")
+    add("--train-s", type=positive, metavar="S", help="seconds in which the learner trains a step of this recipe")
+    about_engine = "speed of one engine with actors.max_running sequences"
+    add("--engine-tokens-per-s", type=positive, metavar="R", help=about_engine)
+    add("--no-sweep", action="store_true", help="predict this configuration alone")
+    add("--splits", type=listed(split), metavar="N+M,..", help="splits to try, as in 4+24,8+20")
+    add("--lags", type=listed(lag), metavar="L,..", help="values of schedule.max_lag to try")
+    add("--batches", type=listed(count), metavar="B,..", help="values of schedule.prompts_per_step to try")
+    add("--steps", type=count, metavar="K", help=f"simulated steps that are counted (default: {STEPS})")
+    add("--processes", type=count, default=1, metavar="P", help="configurations that are simulated side by side (1)")
+    add("--figure", type=Path, metavar="FILE.svg", help="draw the sweep (svg, png or pdf)")
+    add("--json", type=Path, metavar="FILE.json", help="write rates and predictions")
+    add("--version", action="version", version=f"olmorl {__version__}")
+    return parser
+
+
+def positive(text: str) -> float:
+    """A number above 0."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return number
+
+
+def lag(text: str) -> int:
+    """A whole number of 0 or more."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+def split(text: str) -> tuple[int, int]:
+    """Learner and actor nodes, as in 8+20."""
+    learner, plus, actors = text.partition("+")
+    if not plus:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a split; learner and actor nodes are written 8+20")
+    return count(learner), count(actors)
+
+
+def listed(one: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """Several values with commas between them."""
+    return lambda text: [one(part.strip()) for part in text.split(",")]
+
+
+def _overrides(parser: Parser, rest: Sequence[str]) -> list[tuple[str, str]]:
+    for word in rest:
+        if word.startswith("--") and "." not in word.partition("=")[0]:
+            raise parser.unknown(word)
+    return dotted(rest)
+
+
+def _plan(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> None:
+    run = None if arguments.run is None else finished_run(arguments.run)
+    settings = _settings(arguments, overrides, run)
+    load = _workload(arguments, settings, overrides, run)
+    steps = arguments.steps or (run.steps if run else STEPS)
+    own = choice_of(settings)
+    out = report.console()
+    report.show_inputs(out, settings, load)
+    if arguments.no_sweep:
+        chosen, tried = predict(settings, load, own, steps), {}
+        tried[own] = chosen
+    else:
+        sweep = Sweep(settings, load, steps, arguments.processes, _note)
+        chosen = sweep.run(own, _axes(arguments, own))
+        tried = sweep.tried
+    predictions = sorted(tried.values(), key=lambda one: one.choice)
+    # The run itself can be compared with a prediction of its own configuration only.
+    real = run if run and choice_of(run.settings) == own and not overrides else None
+    report.show(out, settings, predictions, None if arguments.no_sweep else chosen, real)
+    if not arguments.no_sweep:
+        out.print(_advice(tried[own], chosen))
+    if arguments.json:
+        report.write_json(arguments.json, load, predictions, chosen, real)
+    if arguments.figure:
+        report.draw(predictions, chosen, arguments.figure, f"plan of {settings.run.name}")
+
+
+def _settings(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]], run: FinishedRun | None) -> Config:
+    recipe: Path | None = arguments.recipe
+    if recipe is None:
+        if run is None:
+            raise ConfigError("give a recipe, a finished run, or both: olmorl-plan RECIPE.toml --from RUN (see --help)")
+        recipe = arguments.run / "config.toml"
+    given = [
+        (key, str(value))
+        for key, value in (("learner.nodes", arguments.learner_nodes), ("actors.nodes", arguments.actor_nodes))
+        if value is not None
+    ]
+    return config.load(recipe, [*given, *overrides])
+
+
+def _workload(
+    arguments: argparse.Namespace, settings: Config, overrides: Sequence[tuple[str, str]], run: FinishedRun | None
+) -> Workload:
+    """The rates of the run or of the recipe, then those of the command line."""
+    load = Workload(settings.simulation) if run is None else run.workload
+    if run is not None:
+        keys = [key.partition(".")[2] for key, _ in overrides if key.startswith("simulation.")]
+        given = {key.replace("-", "_"): getattr(settings.simulation, key.replace("-", "_")) for key in keys}
+        load = replace(load, simulation=load.simulation.model_copy(update=given))
+    limit = settings.sampling.max_tokens
+    if (mean := arguments.mean_tokens) is not None:
+        if mean >= limit:
+            raise ConfigError(
+                f"--mean-tokens {mean:g} is not below sampling.max_tokens = {limit}: no answer is longer than that; "
+                "give a smaller mean, or raise --sampling.max_tokens"
+            )
+        load = load.with_mean(mean, limit)
+    rates: dict[str, float] = {}
+    if (train_s := arguments.train_s) is not None:
+        tokens = settings.schedule.prompts_per_step * settings.sampling.group_size * load.expected_tokens(limit)
+        rates |= {"train_overhead_s": 0.0, "train_tokens_per_s": tokens / train_s / plan(settings).ranks}
+    if (speed := arguments.engine_tokens_per_s) is not None:
+        slots = settings.actors.max_running
+        rates["tokens_per_s"] = speed / slots * (1 + load.simulation.batch_slowdown * (slots - 1))
+    return replace(load, simulation=load.simulation.model_copy(update=rates))
+
+
+def _axes(arguments: argparse.Namespace, own: Choice) -> Axes:
+    usual = default_axes(own)
+    return Axes(
+        splits=arguments.splits or usual.splits,
+        lags=arguments.lags or usual.lags,
+        batches=arguments.batches or usual.batches,
+    )
+
+
+def _note(done: Prediction) -> None:
+    choice = done.choice
+    print(
+        f"{choice.learner_nodes}+{choice.actor_nodes} nodes, lag {choice.max_lag}, {choice.batch} prompts a step: "
+        f"{done.outcome.trained_per_s:,.0f} trained tokens/s",
+        file=sys.stderr,
+    )
+
+
+def _advice(own: Prediction, chosen: Prediction) -> str:
+    if own is chosen:
+        return "recommended: the recipe as it is"
+    choice, gain = chosen.choice, chosen.outcome.trained_per_s / own.outcome.trained_per_s
+    changes = [
+        f"--learner-nodes {choice.learner_nodes} --actor-nodes {choice.actor_nodes}",
+        f"--schedule.max_lag {choice.max_lag}",
+        f"--schedule.prompts_per_step {choice.batch}",
+    ]
+    return f"recommended: {' '.join(changes)}: {gain:.2f} times the trained tokens per second of the recipe"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,192 @@
+"""Shows a plan: tables for people, JSON for programs, a picture."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from olmorl.config import Config
+from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.plan.measured import FinishedRun
+from olmorl.deploy.plan.sweep import Choice, Prediction
+from olmorl.deploy.plan.workload import Workload
+from olmorl.errors import DataError
+
+_WIDTH = 150
+"""Columns of what is not shown on a terminal."""
+
+
+def console() -> Console:
+    """Standard output, wide enough for the tables in a file too."""
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH)
+
+
+def show_inputs(out: Console, settings: Config, load: Workload) -> None:
+    """The numbers that the predictions rest on."""
+    simulation, placed = load.simulation, plan(settings)
+    slots = settings.actors.max_running
+    full = slots * simulation.tokens_per_s / (1 + simulation.batch_slowdown * (slots - 1))
+    mean = load.expected_tokens(settings.sampling.max_tokens)
+    tokens = settings.schedule.prompts_per_step * settings.sampling.group_size * mean
+    trained = simulation.train_overhead_s + tokens / (simulation.train_tokens_per_s * placed.ranks)
+    table = Table("input", "value", title=f"rates from {load.origin}", title_justify="left")
+    table.add_row("an engine", f"{full:,.0f} tokens/s with {slots} sequences, {simulation.tokens_per_s:,.1f} with one")
+    table.add_row("a training step", f"{trained:,.2f} s for {tokens:,.0f} tokens on {placed.ranks} rank(s)")
+    kind = f"{len(load.groups):,} recorded groups" if load.groups else f"log-normal, sigma {simulation.tail:g}"
+    table.add_row("answers", f"{mean:,.0f} tokens, at most {settings.sampling.max_tokens:,}; {kind}")
+    if not load.groups:
+        table.add_row(
+            "solve rate", f"{simulation.solve_rate:g}, log-odds +{simulation.learned_per_version:g} a version"
+        )
+    table.add_row(
+        "delays",
+        f"verdicts {simulation.verify_s:.3g} s, publishing {simulation.publish_s:.3g} s, stall of an update "
+        f"{simulation.update_s:.3g} s",
+    )
+    out.print(table)
+
+
+def show(
+    out: Console, settings: Config, tried: Sequence[Prediction], chosen: Prediction | None, real: FinishedRun | None
+) -> None:
+    """A row for each configuration; the recommended one is marked."""
+    unit = "GPU" if plan(settings).on_gpu else "core"
+    columns = ["", "nodes", "lag", "prompts", "s/step", "trained/s", "generated/s", "lag mean", "lag max"]
+    columns += ["wait", "engines busy", "not trained", "hours", f"{unit} hours"]
+    table = Table(*columns, title=f"{settings.schedule.steps:,} steps", title_justify="left")
+    if real is not None:
+        done, own = real.outcome, real.settings
+        nodes = f"{own.learner.nodes}+{own.actors.nodes}"
+        lag, batch = str(own.schedule.max_lag), str(own.schedule.prompts_per_step)
+        table.add_row("the run itself", nodes, lag, batch, *_figures(done), "", f"{done.wasted:.0%}", "", "")
+    for one in tried:
+        mark = "recommended" if one is chosen else ""
+        choice = one.choice
+        table.add_row(
+            mark,
+            f"{choice.learner_nodes}+{choice.actor_nodes}",
+            str(choice.max_lag),
+            str(choice.batch),
+            *_figures(one.outcome),
+            f"{one.busy:.0%}",
+            f"{one.outcome.wasted:.0%}",
+            f"{one.hours:,.1f}",
+            f"{one.device_hours:,.0f}",
+        )
+    out.print(table)
+
+
+def _figures(found: Any) -> list[str]:
+    return [
+        f"{found.step_s:,.2f}",
+        f"{found.trained_per_s:,.0f}",
+        f"{found.generated_per_s:,.0f}",
+        f"{found.lag:.2f}",
+        str(found.lag_max),
+        f"{found.wait:.1%}",
+    ]
+
+
+def fields(one: Prediction) -> dict[str, Any]:
+    """A prediction as plain values."""
+    return {
+        **one.choice._asdict(),
+        **one.outcome._asdict(),
+        "engines_busy": one.busy,
+        "hours": one.hours,
+        "device_hours": one.device_hours,
+    }
+
+
+def write_json(
+    path: Path, load: Workload, tried: Sequence[Prediction], chosen: Prediction, real: FinishedRun | None
+) -> None:
+    """Inputs and predictions, one object.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    document = {
+        "rates": {"origin": load.origin, "recorded_groups": len(load.groups), **load.simulation.model_dump()},
+        "run": None if real is None else {"steps": real.steps, **real.outcome._asdict()},
+        "predictions": [fields(one) for one in tried],
+        "recommended": chosen.choice._asdict(),
+    }
+    try:
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; name a file in a folder that is there") from None
+
+
+def draw(tried: Sequence[Prediction], chosen: Prediction, path: Path, title: str) -> None:
+    """Draw speed, wait and lag along each axis that was varied into `path` (svg, png or pdf).
+
+    Raises:
+        DataError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise DataError("a picture needs matplotlib: pip install matplotlib") from None
+    panels = [(name, along) for name, along in _varied(tried, chosen.choice) if len(along) > 1]
+    panels = panels or [("this configuration", [("", chosen)])]
+    figure = Figure(figsize=(4.6 * len(panels), 6.4), layout="constrained")
+    figure.suptitle(title.replace("$", r"\$"), fontsize="x-large")
+    grid = figure.subplots(3, len(panels), squeeze=False, sharex="col")
+    for column, (name, along) in enumerate(panels):
+        labels = [label for label, _ in along]
+        for row, (what, values) in enumerate(_curves([one for _, one in along])):
+            axes = grid[row][column]
+            for label, numbers in values:
+                axes.plot(range(len(labels)), numbers, marker="o", label=label)
+            axes.axvline([one is chosen for _, one in along].index(True), color="tab:green", linestyle=":")
+            axes.set_ylim(bottom=0)
+            axes.set_title(what, fontsize="medium")
+            axes.legend(fontsize="x-small")
+        grid[2][column].set_xticks(range(len(labels)), labels)
+        grid[2][column].set_xlabel(name)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: {error}; name a .svg, .png or .pdf in a folder that is there") from None
+
+
+def _varied(tried: Sequence[Prediction], chosen: Choice) -> list[tuple[str, list[tuple[str, Prediction]]]]:
+    """For each axis the predictions that differ from the chosen one on this axis alone, with their labels."""
+    axes: dict[str, list[tuple[str, Prediction]]] = {"nodes, learner + actors": [], "max_lag": [], "prompts a step": []}
+    for one in sorted(tried, key=lambda prediction: prediction.choice):
+        choice = one.choice
+        split = {"learner_nodes": choice.learner_nodes, "actor_nodes": choice.actor_nodes}
+        if chosen._replace(**split) == choice:
+            axes["nodes, learner + actors"].append((f"{choice.learner_nodes} + {choice.actor_nodes}", one))
+        if chosen._replace(max_lag=choice.max_lag) == choice:
+            axes["max_lag"].append((str(choice.max_lag), one))
+        if chosen._replace(batch=choice.batch) == choice:
+            axes["prompts a step"].append((str(choice.batch), one))
+    return list(axes.items())
+
+
+def _curves(along: Sequence[Prediction]) -> list[tuple[str, list[tuple[str, list[float]]]]]:
+    return [
+        (
+            "tokens/s",
+            [
+                ("generated", [one.outcome.generated_per_s for one in along]),
+                ("trained", [one.outcome.trained_per_s for one in along]),
+            ],
+        ),
+        (
+            "share of the time, %",
+            [
+                ("learner waits", [100 * one.outcome.wait for one in along]),
+                ("slots of the engines in use", [100 * one.busy for one in along]),
+            ],
+        ),
+        ("lag, versions", [("mean over tokens", [one.outcome.lag for one in along])]),
+    ]

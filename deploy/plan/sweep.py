@@ -1,0 +1,170 @@
+"""Predicts configurations by simulated runs, varies them, and recommends one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+from olmorl import config
+from olmorl.config import Config
+from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.plan import workload
+from olmorl.deploy.plan.outcome import Outcome, outcome, warm_up
+from olmorl.deploy.plan.simulated_service import SimulatedService
+from olmorl.deploy.plan.workload import Units, Workload
+
+WITHIN = 0.03
+"""Configurations that train fewer tokens per second by this share at most count as equally fast."""
+
+
+class Choice(NamedTuple):
+    """What a sweep varies."""
+
+    learner_nodes: int
+    actor_nodes: int
+    max_lag: int
+    batch: int
+    """Prompts of a step."""
+
+    def apply(self, settings: Config) -> Config:
+        """The recipe with this choice.
+
+        Raises:
+            ConfigError: the choice does not fit the rest of the recipe.
+        """
+        tree = settings.model_dump(mode="json", exclude_none=True)
+        tree["learner"]["nodes"], tree["actors"]["nodes"] = self.learner_nodes, self.actor_nodes
+        schedule = tree["schedule"]
+        if self.max_lag != settings.schedule.max_lag:
+            schedule.pop("depth", None)
+        schedule |= {"max_lag": self.max_lag, "prompts_per_step": self.batch}
+        return config.build(tree, f"max_lag {self.max_lag}, {self.batch} prompts a step")
+
+
+def choice_of(settings: Config) -> Choice:
+    """The choice that the recipe makes."""
+    schedule = settings.schedule
+    return Choice(settings.learner.nodes, settings.actors.nodes, schedule.max_lag, schedule.prompts_per_step)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One configuration and what it would achieve."""
+
+    choice: Choice
+    outcome: Outcome
+    busy: float
+    """Share of the engines' slots in use, over time."""
+    steps: int
+    devices: int
+    """GPUs, or CPU cores of a run without GPUs."""
+
+    @property
+    def hours(self) -> float:
+        """Until all steps are done."""
+        return self.steps * self.outcome.step_s / 3600
+
+    @property
+    def device_hours(self) -> float:
+        return self.hours * self.devices
+
+
+def predict(settings: Config, load: Workload, choice: Choice, steps: int) -> Prediction:
+    """Simulate a run of `choice`; `steps` steps after the warm-up are counted."""
+    settings = choice.apply(settings)
+    units = Units.fitting(settings, load)
+    placed, skipped = plan(settings), warm_up(settings)
+    with TemporaryDirectory(prefix="olmorl-plan-") as folder:
+        simulated = workload.simulated_settings(settings, load, units, folder)
+        service = SimulatedService(
+            simulated, placed.engines, workload.answers(load, units), num_rows=workload.num_rows(load)
+        )
+        service.run(skipped + steps)
+    found = outcome(service.lines, skipped)
+    seconds = service.lines[-1]["wall_s"] - service.lines[skipped - 1]["wall_s"]
+    slots = placed.engines * settings.actors.max_running
+    return Prediction(
+        choice=choice,
+        outcome=found._replace(
+            step_s=found.step_s * units.seconds,
+            train_s=found.train_s * units.seconds,
+            generated_per_s=units.real_speed(found.generated_per_s),
+            trained_per_s=units.real_speed(found.trained_per_s),
+        ),
+        busy=(service.slot_s[-1] - service.slot_s[skipped - 1]) / (seconds * slots),
+        steps=settings.schedule.steps,
+        devices=placed.ranks + placed.engines * placed.gpus_per_engine,
+    )
+
+
+def best(predictions: Iterable[Prediction]) -> Prediction:
+    """Of the fastest configurations the one with the freshest tokens.
+
+    Fast means trained tokens per second. Among those that are equally fast the smallest `max_lag` wins, then the
+    smallest batch, then the fewest learner nodes.
+    """
+    found = list(predictions)
+    fastest = max(one.outcome.trained_per_s for one in found)
+    equal = [one for one in found if one.outcome.trained_per_s >= (1 - WITHIN) * fastest]
+    return min(equal, key=lambda one: (one.choice.max_lag, one.choice.batch, one.choice.learner_nodes))
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The values that a sweep tries."""
+
+    splits: Sequence[tuple[int, int]]
+    """Learner and actor nodes."""
+    lags: Sequence[int]
+    batches: Sequence[int]
+
+
+def default_axes(own: Choice) -> Axes:
+    """Splits of the same number of nodes, lags up to twice the recipe's, half and double the batch."""
+    nodes = own.learner_nodes + own.actor_nodes
+    learners = {own.learner_nodes, *(round(own.learner_nodes * share) for share in (0.25, 0.5, 0.75, 1.5, 2.0))}
+    lags = {0, 1, 2, 4, 8, 16, own.max_lag}
+    return Axes(
+        splits=[(n, nodes - n) for n in sorted(learners) if 1 <= n < nodes],
+        lags=[lag for lag in sorted(lags) if lag <= max(2 * own.max_lag, 2)],
+        batches=sorted({max(1, own.batch // 2), own.batch, 2 * own.batch}),
+    )
+
+
+class Sweep:
+    """Tries each configuration once: first the splits, then the lags with the best split, then the batches."""
+
+    def __init__(
+        self, settings: Config, load: Workload, steps: int, processes: int, note: Callable[[Prediction], None]
+    ) -> None:
+        self._predict = partial(predict, settings, load, steps=steps)
+        self._processes = processes
+        self._note = note
+        self.tried: dict[Choice, Prediction] = {}
+
+    def run(self, own: Choice, axes: Axes) -> Prediction:
+        """Returns the recommended one. `own` is tried first."""
+        self._try([own])
+        now = self._best_of(own, [own._replace(learner_nodes=n, actor_nodes=m) for n, m in axes.splits])
+        now = self._best_of(now, [now._replace(max_lag=lag) for lag in axes.lags])
+        now = self._best_of(now, [now._replace(batch=batch) for batch in axes.batches])
+        return self.tried[now]
+
+    def _best_of(self, now: Choice, variants: Sequence[Choice]) -> Choice:
+        self._try(variants)
+        return best(self.tried[choice] for choice in {now, *variants}).choice
+
+    def _try(self, choices: Iterable[Choice]) -> None:
+        new = [choice for choice in dict.fromkeys(choices) if choice not in self.tried]
+        if self._processes == 1 or len(new) < 2:
+            found: Iterable[Prediction] = map(self._predict, new)
+        else:
+            pool = ProcessPoolExecutor(self._processes)
+            found = pool.map(self._predict, new)
+        for prediction in found:
+            self.tried[prediction.choice] = prediction
+            self._note(prediction)

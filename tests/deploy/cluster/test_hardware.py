@@ -1,0 +1,148 @@
+"""GPUs or CPU: decided from what Ray reports, and refused by name where the plan does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import ray
+
+from olmorl import config
+from olmorl.deploy.cluster import hardware
+from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.cluster.ray_cluster import RayCluster
+from olmorl.deploy.supervision.recipe_history import differences
+from olmorl.errors import ConfigError, ResourceError
+
+EIGHTS = [0] + [8] * 28
+"""A head without GPUs and 28 nodes with 8."""
+
+
+@pytest.fixture(autouse=True)
+def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "version", lambda name: "2.13.0")
+
+
+def recipe(learner: int = 1, actors: int = 1, device: str = "auto", gpus: int | None = None, **more: Any) -> Any:
+    sections: dict[str, dict[str, Any]] = {
+        "learner": {"nodes": learner, "device": device},
+        "actors": {"nodes": actors},
+        "cluster": {"address": "10.0.0.1:6379", "gpus_per_node": gpus},
+    }
+    for key, value in more.items():
+        section, _, name = key.partition("__")
+        sections.setdefault(section, {})[name] = value
+    return config.build(sections)
+
+
+def test_a_cluster_with_gpus_trains_on_them_without_being_told() -> None:
+    settings = hardware.decide(recipe(8, 20, learner__ranks_per_node=8, actors__tensor_parallel=8), EIGHTS)
+    placed = plan(settings)
+    assert (settings.learner.device, settings.cluster.gpus_per_node) == ("cuda", 8)
+    assert (placed.on_gpu, placed.ranks, placed.engines, placed.gpus_per_engine) == (True, 64, 20, 8)
+    assert placed.learner_bundle()["GPU"] == placed.engine_bundle()["GPU"] == 8
+    assert set(placed.engine_cores) == {None}, "an engine on a GPU keeps all cores"
+    assert "28 node(s) with 8 GPU(s)" in hardware.describe(settings, EIGHTS)
+
+
+def test_engines_of_a_node_follow_from_its_gpus() -> None:
+    assert plan(hardware.decide(recipe(1, 2), [4, 4, 4])).engines_per_node == 4
+    assert plan(hardware.decide(recipe(1, 2, "cuda"), [4, 4, 4])).engines_per_node == 4, "8 were assumed before"
+    assert plan(hardware.decide(recipe(1, 2), [8, 4, 4])).engines_per_node == 4, "as many as every node has"
+
+
+def test_a_cluster_without_gpus_trains_on_the_cpu_and_says_so() -> None:
+    settings = hardware.decide(recipe(1, 2), [0, 0, 0])
+    assert settings.learner.device == "cpu" and not plan(settings).on_gpu
+    assert hardware.describe(settings, [0, 0, 0]) == "hardware: CPU; Ray reports no GPU"
+
+
+@pytest.mark.parametrize(
+    ("settings", "gpus", "says"),
+    [
+        (recipe(device="cuda"), [0, 0], r'learner\.device = "cuda", and Ray reports no GPU on its 2 node'),
+        (recipe(gpus=8), [0], r"cluster\.gpus_per_node = 8, and Ray reports no GPU on its 1 node"),
+        (recipe(8, 20, gpus=8), [8] * 27, r"8 learner node\(s\) .* 27 node\(s\) with 8 GPU\(s\).*learner\.nodes"),
+        (recipe(1, 1, gpus=8), [4, 4], r"8 engine\(s\) .* 2 node\(s\) with 4 GPU\(s\): add nodes, or lower"),
+        (recipe(1, 3, actors__tensor_parallel=4), [8, 2, 2, 2], r"over the GPUs of a node, 2: lower it"),
+        (recipe(2, 2, actors__engines_per_node=1), [8, 8], r"on other nodes, and Ray reports 2 node\(s\)"),
+        (recipe(3, 1), [0, 0], r"3 learner node\(s\) and 1 actor node\(s\), and Ray reports 2: add nodes"),
+    ],
+    ids=["cuda", "gpus", "nodes", "engines", "tensor parallel", "apart", "nodes without GPUs"],
+)
+def test_a_plan_that_does_not_fit_is_refused_by_name(settings: config.Config, gpus: list[int], says: str) -> None:
+    with pytest.raises((ResourceError, ConfigError), match=says) as refused:
+        hardware.decide(settings, gpus)
+    assert refused.value.exit_code == 2
+
+
+def test_a_cpu_build_on_a_gpu_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "version", lambda name: "2.13.0+cpu")
+    with pytest.raises(ConfigError, match=r'2 node\(s\) with 8 GPU.* torch here is a CPU build: .*device = "cpu"'):
+        hardware.decide(recipe(), [8, 8])
+    on_cpu = recipe(device="cpu")
+    assert hardware.decide(on_cpu, [8, 8]) is on_cpu
+    assert hardware.describe(on_cpu, [8]).endswith("and torch here is a CPU build")
+
+
+def test_engines_may_share_large_nodes() -> None:
+    two = recipe(1, 2, actors__engines_per_node=1, actors__tensor_parallel=4)
+    assert plan(hardware.decide(two, [8, 8])).engines == 2
+
+
+@pytest.mark.parametrize(
+    ("here", "build", "device", "engines"),
+    [(4, "2.13.0", "cuda", 3), (4, "2.13.0+cpu", "cpu", 1), (0, "2.13.0", "cpu", 1), (None, "2.13.0", "auto", 1)],
+    ids=["GPUs", "CPU build", "no GPU", "cannot be told"],
+)
+def test_a_run_of_this_machine_looks_at_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, here: int | None, build: str, device: str, engines: int
+) -> None:
+    monkeypatch.setattr(hardware, "gpus_here", lambda: here)
+    monkeypatch.setattr(hardware, "version", lambda name: build)
+    settings = hardware.on_this_machine(config.build({}))
+    assert (settings.learner.device, plan(settings).engines_per_node) == (device, engines)
+
+
+def test_a_recipe_that_says_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "gpus_here", lambda: 4)
+    for settings in (recipe(), config.build({"learner": {"device": "cpu"}}), config.build({"learner": {"nodes": 2}})):
+        assert hardware.on_this_machine(settings) is settings
+    simulated = config.build({"run": {"mode": "simulated"}})
+    assert hardware.on_this_machine(simulated) is hardware.decide(simulated, EIGHTS) is simulated
+
+
+def test_gpus_without_a_device_of_theirs_are_a_contradiction() -> None:
+    with pytest.raises(ConfigError, match=r'learner\.device = "cpu" with cluster\.gpus_per_node = 8: remove'):
+        recipe(device="cpu", gpus=8)
+
+
+def test_nodes_that_join_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def node(gpus: int) -> dict[str, Any]:
+        return {"Alive": True, "Resources": {"CPU": 8.0, "GPU": float(gpus)}}
+
+    seen = iter([[node(0)], [node(0), node(8)], [node(0), node(8), node(8)]])
+    monkeypatch.setattr(ray, "nodes", lambda: next(seen))
+    monkeypatch.setattr("olmorl.deploy.cluster.ray_cluster._LONGEST_PAUSE_S", 0.01)
+    cluster = RayCluster(recipe(1, 1, actors__engines_per_node=1, learner__ranks_per_node=8, cluster__wait_s=5), "run")
+    assert cluster.config.learner.device == "auto"
+    cluster._decide_hardware()
+    assert cluster.config.learner.device == "cpu", "a head without GPUs could hold this plan"
+    cluster = RayCluster(recipe(1, 2, actors__engines_per_node=1, learner__ranks_per_node=8, cluster__wait_s=5), "run")
+    seen = iter([[node(0)], [node(0), node(8)], [node(0), node(8), node(8)]])
+    cluster._decide_hardware()
+    assert cluster.config.cluster.gpus_per_node == 8
+
+
+def test_nodes_that_never_join_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}])
+    monkeypatch.setattr("olmorl.deploy.cluster.ray_cluster._LONGEST_PAUSE_S", 0.01)
+    cluster = RayCluster(recipe(1, 1, learner__ranks_per_node=2, cluster__wait_s=0.1), "run")
+    with pytest.raises(ResourceError, match=r"2 engine\(s\) .* Ray reports 1 node\(s\) with 2 GPU"):
+        cluster._decide_hardware()
+
+
+def test_a_decision_of_the_hardware_is_no_change_of_the_recipe() -> None:
+    before = hardware.decide(recipe(), [8, 8])
+    assert differences(before, recipe()) == [] == differences(recipe(), before)
+    assert [d.key for d in differences(before, recipe(device="cpu"))] == ["learner.device"]

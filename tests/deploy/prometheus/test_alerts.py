@@ -1,0 +1,171 @@
+"""Every alert fires on the trouble that it is for, and is quiet on a run that looks almost like it. Run by promtool."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+RULES = ROOT / "deploy" / "prometheus" / "alerts.yml"
+RUNBOOK = ROOT / "docs" / "alerts.md"
+ALERTS = {
+    rule["alert"]: rule
+    for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+}
+needs_promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt install prometheus)"
+)
+Series = dict[str, str]
+"""Values of each metric in the notation of promtool, one for each minute."""
+
+
+class Case(NamedTuple):
+    """The state of a run after `minutes`, once with the trouble and once almost with it."""
+
+    fires: Series
+    quiet: Series
+    minutes: int = 60
+
+
+def falling(name: str, before: float, after: float) -> Series:
+    """A value that holds for five hours, and then another for an hour."""
+    return {name: f"{before}x300 {after}x60"}
+
+
+CASES = {
+    "NoStep": Case(
+        {"olmorl_since_step_seconds": "400x5", "olmorl_step_period_seconds_median": "100x5"},
+        # A slow run, and one before its second step.
+        {"olmorl_since_step_seconds": "290x5", "olmorl_step_period_seconds_median": "100x5"},
+        3,
+    ),
+    "LearnerStarved": Case(
+        {"olmorl_rank_wait_seconds_total": "0+40x60", "olmorl_rank_busy_seconds_total": "0+20x60"},
+        {"olmorl_rank_wait_seconds_total": "0+25x60", "olmorl_rank_busy_seconds_total": "0+35x60"},
+    ),
+    "CheckpointTooOld": Case(
+        {"olmorl_steps_since_checkpoint": "101x5", "olmorl_checkpoint_every_steps": "50x5"},
+        {"olmorl_steps_since_checkpoint": "100x5", "olmorl_checkpoint_every_steps": "50x5"},
+        4,
+    ),
+    "ConservationBroken": Case({"olmorl_draws_unaccounted": "0 -1"}, {"olmorl_draws_unaccounted": "0 0"}, 1),
+    "ProcessSilent": Case({'up{job="olmorl"}': "1 0 0 0"}, {'up{job="olmorl"}': "1 0 1 1"}, 3),
+    "ActorsDown": Case(
+        {"olmorl_actors_running": "4 3x10", "olmorl_actors_wanted": "4x11"},
+        # A restart takes less than five minutes.
+        {"olmorl_actors_running": "4 3x3 4x7", "olmorl_actors_wanted": "4x11"},
+        10,
+    ),
+    "ActorsQuarantined": Case({"olmorl_actors_quarantined": "0 1"}, {"olmorl_actors_quarantined": "0 0"}, 1),
+    "DiskFilling": Case(
+        {"olmorl_disk_free_ratio": "0.29-0.002x80"},
+        {"olmorl_disk_free_ratio": "0.29-0.0001x80"},
+        75,
+    ),
+    "RedisMemory": Case(
+        {"olmorl_redis_memory_bytes": "6e9x10", "olmorl_redis_host_memory_bytes": "10e9x10"},
+        {"olmorl_redis_memory_bytes": "4e9x10", "olmorl_redis_host_memory_bytes": "10e9x10"},
+        10,
+    ),
+    "VerifierErrors": Case(
+        {
+            'olmorl_verifier_outcomes_total{part="rules",kind="done"}': "0+980x30",
+            'olmorl_verifier_outcomes_total{part="rules",kind="crash"}': "0+20x30",
+        },
+        {
+            # A check that reaches a limit is an answer, not an error.
+            'olmorl_verifier_outcomes_total{part="rules",kind="done"}': "0+900x30",
+            'olmorl_verifier_outcomes_total{part="rules",kind="limit"}': "0+95x30",
+            'olmorl_verifier_outcomes_total{part="rules",kind="crash"}': "0+5x30",
+        },
+        30,
+    ),
+    "BreakerOpen": Case(
+        {'olmorl_verifier_breaker_open{part="judge"}': "0 1x5"},
+        {'olmorl_verifier_breaker_open{part="judge"}': "0 1 0x4"},
+        4,
+    ),
+    "LagAtBound": Case(
+        {"olmorl_lag_mean": "3.9x60", "olmorl_lag_bound": "4x60"},
+        {"olmorl_lag_mean": "3x60", "olmorl_lag_bound": "4x60"},
+    ),
+    "EngineLearnerDivergence": Case(
+        {"olmorl_kl_engine_learner_fresh": "0.02x10"}, {"olmorl_kl_engine_learner_fresh": "0.002x4 0.02 0.002x5"}, 10
+    ),
+    "EffectiveSampleSizeLow": Case(
+        {"olmorl_importance_ess_fraction": "0.4x30"}, {"olmorl_importance_ess_fraction": "0.8x30"}, 30
+    ),
+    "RewardCollapse": Case(
+        falling("olmorl_reward_mean", 0.6, 0.2),
+        # A reward that was never there cannot collapse.
+        falling("olmorl_reward_mean", -0.5, -0.6),
+        330,
+    ),
+    "LengthCollapse": Case(
+        falling("olmorl_completion_tokens_mean", 4000, 900), falling("olmorl_completion_tokens_mean", 4000, 2000), 330
+    ),
+    "EntropyCollapse": Case(falling("olmorl_entropy_mean", 0.5, 0.05), falling("olmorl_entropy_mean", 0.5, 0.2), 330),
+    "GradientSpike": Case({"olmorl_grad_norm": "0.2x30 5"}, {"olmorl_grad_norm": "0.2x30 1.5"}, 31),
+    "ManyTruncated": Case({"olmorl_truncated_fraction": "0.3x40"}, {"olmorl_truncated_fraction": "0.2x40"}, 40),
+    "ManyZeroGradient": Case(
+        {"olmorl_groups_zero_gradient_total": "0+60x60", "olmorl_groups_trained_total": "0+40x60"},
+        {"olmorl_groups_zero_gradient_total": "0+40x60", "olmorl_groups_trained_total": "0+60x60"},
+    ),
+}
+
+
+def of_run(metric: str) -> str:
+    """The series of a metric of one run."""
+    name, _, labels = metric.partition("{")
+    return name + "{" + ",".join(['run="r"', *filter(None, [labels.rstrip("}")])]) + "}"
+
+
+def check(tmp_path: Path, alert: str, series: Series, minutes: int, firing: int) -> subprocess.CompletedProcess[str]:
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": of_run(metric), "values": values} for metric, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
+                "eval_time": f"{minutes}m",
+                "exp_samples": [{"labels": "{}", "value": firing}] if firing else [],
+            }
+        ],
+    }
+    file = tmp_path / "test.yml"
+    whole: dict[str, Any] = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}
+    file.write_text(yaml.safe_dump(whole), encoding="utf-8")
+    return subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", ALERTS)
+def test_an_alert_fires_on_its_trouble_and_on_nothing_else(tmp_path: Path, alert: str) -> None:
+    case = CASES[alert]
+    fired = check(tmp_path, alert, case.fires, case.minutes, 1)
+    assert fired.returncode == 0, fired.stdout + fired.stderr
+    quiet = check(tmp_path, alert, case.quiet, case.minutes, 0)
+    assert quiet.returncode == 0, quiet.stdout + quiet.stderr
+
+
+@needs_promtool
+def test_the_rules_are_valid() -> None:
+    found = subprocess.run(["promtool", "check", "rules", str(RULES)], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_every_alert_has_a_case_and_a_line_in_the_runbook() -> None:
+    assert CASES.keys() == ALERTS.keys()
+    sections = dict(re.findall(r"^## (\w+)\n\n(.+)$", RUNBOOK.read_text(encoding="utf-8"), re.MULTILINE))
+    assert sections.keys() == ALERTS.keys()
+    for name, rule in ALERTS.items():
+        assert rule["labels"]["severity"] in ("warning", "critical")
+        assert rule["annotations"]["summary"]
+        assert rule["annotations"]["runbook"] == f"docs/alerts.md#{name.lower()}"

@@ -1,0 +1,163 @@
+"""torch's varlen attention as the policy calls it. A CPU kernel written here takes the place of the flash kernel, which
+exists for GPUs alone: everything above the kernel is torch's own code, the autograd formula included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from olmorl.errors import ModelError
+from olmorl.learner.trainer import packed_attention
+from olmorl.learner.trainer.packed_attention import implementation, layout, packed_varlen
+from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, refuse_leaks
+from tests.learner.trainer.test_packed_policy import LENGTHS, alone, packed
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def allowed(length: int, is_causal: bool, left: int, right: int) -> Tensor:
+    """The flash kernel's windows: `left` keys before the query's own and `right` after it; -1 for all."""
+    distance = torch.arange(length)[:, None] - torch.arange(length)
+    right = 0 if is_causal else right
+    return (distance <= left if left >= 0 else distance > -length) & (-distance <= right if right >= 0 else True)
+
+
+def attention(query: Tensor, key: Tensor, scale: float, near: Tensor) -> Tensor:
+    """Weights of one sample, HLL, in fp64."""
+    key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    scores = torch.einsum("qhd,khd->hqk", query.double(), key.double()) * scale
+    return scores.masked_fill(~near, -torch.inf).softmax(-1)
+
+
+def samples(bounds: Tensor, *tensors: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
+    for start, end in zip(bounds.tolist(), bounds.tolist()[1:], strict=False):
+        yield slice(start, end), [tensor[start:end] for tensor in tensors]
+
+
+def forward(
+    query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, bounds_k: Tensor, max_q: int, max_k: int, *rest: Any,
+    **options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    assert torch.equal(bounds, bounds_k) and bounds.dtype == torch.int32 and bounds[-1] == len(query)
+    assert max_q == max_k == int(bounds.diff().max())
+    dropout, is_causal = rest[0], rest[1]
+    assert dropout == 0
+    output = torch.empty_like(query)
+    for part, (q, k, v) in samples(bounds, query, key, value):
+        near = allowed(len(q), is_causal, options["window_size_left"], options["window_size_right"])
+        weights = attention(q, k, options["scale"], near)
+        v = v.repeat_interleave(q.shape[1] // v.shape[1], 1).double()
+        output[part] = torch.einsum("hqk,khd->qhd", weights, v).to(output.dtype)
+    nothing = query.new_empty(0)
+    return output, query.new_zeros(query.shape[1], len(query)), nothing, nothing, nothing
+
+
+def backward(
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, bounds: Tensor, *rest: Any,
+    **options: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    is_causal, scale = rest[4], options["scale"]
+    grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
+    for part, (q, k, v, do) in samples(bounds, query, key, value, grad.double()):
+        near = allowed(len(q), is_causal, options["window_size_left"], options["window_size_right"])
+        weights, groups = attention(q, k, scale, near), q.shape[1] // k.shape[1]
+        dp = torch.einsum("qhd,khd->hqk", do, v.repeat_interleave(groups, 1).double())
+        ds = weights * (dp - (weights * dp).sum(-1, keepdim=True)) * scale
+        dq = torch.einsum("hqk,khd->qhd", ds, k.repeat_interleave(groups, 1).double())
+        dk = torch.einsum("hqk,qhd->khd", ds, q.double()).unflatten(1, (-1, groups)).sum(2)
+        dv = torch.einsum("hqk,qhd->khd", weights, do).unflatten(1, (-1, groups)).sum(2)
+        for whole, own in zip(grads, (dq, dk, dv), strict=True):
+            whole[part] = own.to(whole.dtype)
+    return tuple(grads)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cpu_kernel() -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL", "CPU")
+    library.impl("_flash_attention_forward", forward)
+    library.impl("_flash_attention_backward", backward)
+    yield
+    library._destroy()
+
+
+def load(folder: str, name: str) -> PackedPolicy:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=name)
+    return PackedPolicy(model, 0.7, 4)
+
+
+def varlen(folder: str) -> str:
+    return implementation("varlen", GPU, torch.bfloat16, AutoConfig.from_pretrained(folder))
+
+
+@pytest.mark.parametrize("name", ["olmo3", "qwen2", "llama"])
+def test_packed_equals_separate_in_values_and_gradients(tiny_models: dict[str, str], name: str) -> None:
+    policy, single = load(tiny_models[name], varlen(tiny_models[name])), load(tiny_models[name], "eager")
+    assert policy.model.config._attn_implementation == "olmorl_varlen"
+    tokens_T, predicted_P = packed()
+    got = policy(PolicyRow(tokens_T, LENGTHS, predicted_P))[0][predicted_P]
+    wanted = alone(single)
+    assert torch.allclose(got, wanted, atol=1e-5)
+    weights = torch.linspace(-1, 1, len(got))
+    (got * weights).sum().backward()
+    (wanted * weights).sum().backward()
+    for (key, left), right in zip(policy.named_parameters(), single.parameters(), strict=True):
+        assert torch.allclose(left.grad, right.grad, atol=1e-4), key
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 6, 40])
+def test_windows_and_groups_of_heads_are_those_of_sdpa(window: int | None) -> None:
+    torch.manual_seed(0)
+    shapes = ((1, 4, sum(LENGTHS), 8), (1, 2, sum(LENGTHS), 8), (1, 2, sum(LENGTHS), 8))
+    inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    bounds = layout(LENGTHS, CPU)
+    options: dict[str, Any] = {"scaling": 0.3, "sliding_window": window, **bounds}
+    module = torch.nn.Identity()
+    wanted, _ = packed_attention.packed_sdpa(module, *inputs, None, **options)
+    got, _ = packed_varlen(module, *inputs, None, **options)
+    assert torch.allclose(got, wanted, atol=1e-6)
+    direction = torch.randn_like(wanted)
+    for left, right in zip(
+        torch.autograd.grad(got, inputs, direction), torch.autograd.grad(wanted, inputs, direction), strict=True
+    ):
+        assert torch.allclose(left, right, atol=1e-5)
+
+
+def test_samples_of_a_row_do_not_see_each_other(tiny_models: dict[str, str]) -> None:
+    policy = load(tiny_models["olmo3"], varlen(tiny_models["olmo3"]))
+    refuse_leaks(policy, policy.model, CPU)
+    with pytest.raises(ModelError, match="packed samples see each other"):
+        refuse_leaks(lambda row: policy(row._replace(lengths=(16,))), policy.model, CPU)
+
+
+def test_a_model_that_keeps_the_bounds_to_itself_is_refused() -> None:
+    query = torch.zeros(1, 2, 4, 8)
+    with pytest.raises(ModelError, match="Identity cannot run packed rows with varlen: it does not pass"):
+        packed_varlen(torch.nn.Identity(), query, query, query, None)
+    with pytest.raises(ModelError, match="it uses softcap"):
+        packed_varlen(torch.nn.Identity(), query, query, query, None, softcap=30.0, **layout((4,), CPU))
+
+
+@pytest.mark.parametrize(
+    ("capability", "dtype", "head_dim", "name"),
+    [
+        ((9, 0), torch.bfloat16, 128, "olmorl_varlen"),
+        ((8, 0), torch.bfloat16, 256, "olmorl_varlen"),
+        ((7, 5), torch.bfloat16, 128, "olmorl_sdpa"),
+        ((9, 0), torch.float32, 128, "olmorl_sdpa"),
+        ((9, 0), torch.bfloat16, 512, "olmorl_sdpa"),
+    ],
+)
+def test_auto_takes_the_flash_kernel_where_it_runs(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: torch.dtype, head_dim: int, name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    model = AutoConfig.for_model("qwen3", head_dim=head_dim)
+    assert implementation("auto", GPU, dtype, model) == name
+    if name == "olmorl_sdpa" and capability >= (8, 0):
+        with pytest.raises(ModelError, match=r'varlen" needs model\.dtype = "bfloat16" and heads of at most 256'):
+            implementation("varlen", GPU, dtype, model)

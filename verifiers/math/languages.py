@@ -1,0 +1,103 @@
+"""Puts what an answer in another language says around its numbers into English, which the readers of sentences know.
+
+It is no translation: `languages.toml` has the words that state, deny, bound or compute with a number. All others stay.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+MAX_ENDING = 300
+"""Characters at the end of a text that show its language."""
+_FILE = Path(__file__).with_name("languages.toml")
+_LETTER = r"(?:[^\W\d_]|[\u0900-\u0963])"
+"""Hindi's vowels are signs of their own."""
+_WORD = re.compile(f"{_LETTER}+")
+_ALSO_ENGLISH = """
+ada al ale also as bo car circa co come da de der die do double du ed em en et fait falls fast faux font
+had hat hay have impossible in incorrect is it kali lee logo ma mal mas maximal maximum meet minder
+minus na ne ni no non of on or par per plus pro quasi rest reste rund se si so solution solutions son ten to tot
+total um unas vale van var ve vend want war ya
+"""
+"""Words of `languages.toml` that tell no language, because English texts have them too."""
+_ENGLISH = frozenset(
+    """
+    the is are of and to so we he she it they have had that this there therefore thus hence then answer for with by
+    each which from or not be than what were if its
+    """.split()  # noqa: SIM905
+)
+_SCRIPTS = (
+    ("japanese", re.compile(r"[\u3040-\u30ff]")),
+    ("korean", re.compile(r"[\uac00-\ud7a3]")),
+    ("chinese", re.compile(r"[\u3400-\u9fff]")),
+)
+"""The scripts whose words touch each other or their endings, and their languages. Japanese has Chinese signs too."""
+_UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
+_TOUCHING = re.compile(rf"(?<=[{_UNSPACED}])(?=[-\d$\\*])|(?<=[\d$*])(?=[{_UNSPACED}])")
+_STOPS = {
+    ord(sign): stop
+    for signs, stop in (("。।．", ". "), ("！", "! "), ("？؟", "? "), ("：", ": "), ("，،", ", "), ("；", "; "))
+    for sign in signs
+}
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
+_FORMULA = r"\$[^$]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\\\[(?:(?!\\\]).){1,300}\\\]|\\[a-zA-Z]+"
+
+
+def in_english(text: str) -> str:
+    """The text with the words of one other language in English, if its last sentences are in that language."""
+    language = _language(text[-MAX_ENDING:])
+    if language is None:
+        return text
+    text = text.translate(_STOPS)
+    words, glosses = _table(language)
+    if any(language == name for name, _ in _SCRIPTS):
+        text = _TOUCHING.sub(" ", text)
+    return words.sub(lambda found: glosses.get(found[0].lower(), found[0]), text)
+
+
+def _language(ending: str) -> str | None:
+    """The language of which the ending has the most words. None for English, or if no word tells."""
+    if not ending.isascii():
+        for language, letter in _SCRIPTS:
+            if letter.search(ending):
+                return language
+    words = _WORD.findall(_COMMAND.sub("", ending).lower())
+    counts = Counter(language for word in words for language in _telling().get(word, ()))
+    language, most = max(counts.items(), key=lambda item: item[1], default=("", 0))
+    return language if most > sum(word in _ENGLISH for word in words) else None
+
+
+@cache
+def _telling() -> dict[str, list[str]]:
+    """The languages of each word that English has not."""
+    languages: dict[str, list[str]] = {}
+    for language, rows in _rows().items():
+        for word in set(_WORD.findall(" ".join(rows.values()).lower())):
+            if (len(word) > 1 or not word.isascii()) and word not in _ENGLISH and word not in _ALSO_ENGLISH.split():
+                languages.setdefault(word, []).append(language)
+    return languages
+
+
+@cache
+def _table(language: str) -> tuple[re.Pattern[str], dict[str, str]]:
+    """What is replaced in a language, or is a formula and stays; and the replacements."""
+    unspaced = any(language == name for name, _ in _SCRIPTS)
+    glosses = {
+        word.lower(): f" {gloss} " if unspaced else gloss
+        for gloss, found in _rows()[language].items()
+        for word in found.split("|")
+    }
+    either = "|".join(map(re.escape, sorted(glosses, key=len, reverse=True)))
+    words = f"(?:{either})" if unspaced else rf"(?<!{_LETTER})(?:{either})(?!{_LETTER})(?!\s*=)"
+    return re.compile(f"{_FORMULA}|{words}", re.IGNORECASE | re.DOTALL), glosses
+
+
+@cache
+def _rows() -> dict[str, dict[str, str]]:
+    """For each language, the spellings of each English word."""
+    table: dict[str, dict[str, str]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return table

@@ -4,6 +4,7 @@
     admit      leases prompts, starts one `serve` for each    room, prompts               drain, stop
     serve      generate, verify each, score, commit a group   the engine, the verifiers   its group
     update     applies the newest weights                     the weight store            the actor
+    prove      has fixed tokens scored after each update      the engine                  the actor
     extend     keeps leases, cancels work whose lease is lost  time                        the actor
     report     heartbeats, orders, stall watch                time                        the actor
 
@@ -111,7 +112,7 @@ class Actor:
         async with asyncio.TaskGroup() as tasks:
             standing = [tasks.create_task(self._report())]
             await self._start()
-            standing += [tasks.create_task(self._update()), tasks.create_task(self._extend())]
+            standing += [tasks.create_task(each) for each in (self._update(), self._extend(), self._weights.prove())]
             await self._admit(tasks)
             await self._leave()
             for task in standing:
@@ -133,7 +134,7 @@ class Actor:
             newest = await self._weights.newest()
             await self._engine.start(newest)
             if newest is not None:
-                await self._weights.prove(newest.manifest)
+                self._weights.started(newest.manifest)
             await self._scorer.start()
         self._started = True
 
@@ -212,7 +213,7 @@ class Actor:
         return verified
 
     async def _commit(self, work: LeasedGroup, result: Result) -> None:
-        await self._weights.settled()
+        await self._weights.proven()
         work.committing = True
         outcome = await self._queue.commit(work.lease, result)
         work.stored = outcome is CommitOutcome.STORED

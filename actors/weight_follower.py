@@ -10,7 +10,7 @@ from typing import ParamSpec, TypeVar
 from olmorl.actors.staleness import LagWatch
 from olmorl.actors.weight_proof import TOLERANCE, WeightProof
 from olmorl.clock import Clock, within
-from olmorl.errors import WeightError, WeightsDamaged, WeightsUnproven
+from olmorl.errors import WeightError, WeightsDamaged
 from olmorl.messages import Version, WeightsReady
 from olmorl.ports import Engine, StagedWeights, Update, WeightStore
 
@@ -46,8 +46,8 @@ class WeightFollower:
         self._deadline_s = deadline_s
         self._lag = LagWatch(owner, max_lag, deadline_s)
         self.proof = WeightProof(owner, tolerance)
-        self._applying = asyncio.Lock()
-        self._unproven: WeightsUnproven | None = None
+        self._unproven: WeightsReady | None = None
+        self._applied = asyncio.Event()
         self._moved = asyncio.Condition()
         self._trouble = ""
         self._failures_in_a_row = 0
@@ -125,36 +125,54 @@ class WeightFollower:
             async with self._moved:
                 self._moved.notify_all()
 
-    async def prove(self, manifest: WeightsReady) -> None:
-        """Have the engine score the probe of the version that it has just taken.
+    def started(self, manifest: WeightsReady) -> None:
+        """Note the version that the engine started with. It is proven like every other."""
+        self._unproven = manifest if manifest.probe is not None else None
+        self._applied.set()
+
+    async def prove(self) -> None:
+        """Prove each version that the engine takes, for ever. A version that is replaced meanwhile is left out.
 
         Raises:
-            WeightsUnproven: it does not compute what the learner computes with this version.
+            WeightsUnproven: the engine does not compute what the learner computes with the version.
         """
-        if (probe := manifest.probe) is None:
+        while True:
+            await self._applied.wait()
+            self._applied.clear()
+            manifest = self._unproven
+            if manifest is None or manifest.probe is None or self._engine.version != manifest.version:
+                continue  # an update is under way, and ends with the same signal
+            since = self._clock.now()
+            scored = await self._engine.score(manifest.probe.token_ids)
+            if self._unproven is not manifest:
+                continue  # some tokens may be of the next version, which is proven next
+            self.proof.check(manifest.version, manifest.probe, scored, self._clock.now() - since)
+            self._unproven = None
+            async with self._moved:
+                self._moved.notify_all()
+
+    async def proven(self) -> None:
+        """Wait until the version in use is proven, so that no result of wrong weights leaves the actor.
+
+        Raises:
+            DeadlinePassed: the engine has not scored the fixed tokens.
+        """
+        if self._unproven is None:
             return
-        started = self._clock.now()
-        scored = await self._engine.score(probe.token_ids)
-        try:
-            self.proof.check(manifest.version, probe, scored, self._clock.now() - started)
-        except WeightsUnproven as error:
-            self._unproven = error
-            raise
-
-    async def settled(self) -> None:
-        """Wait until no update is under way or unproven, so that no result of wrong weights leaves the actor.
-
-        Raises:
-            WeightsUnproven: the version in use is wrong.
-        """
-        async with self._applying:
-            if self._unproven is not None:
-                raise self._unproven
+        wanted = f"the engine of {self._owner} to score fixed tokens with weights {self._unproven.version}"
+        async with within(self._deadline_s, wanted), self._moved:
+            await self._moved.wait_for(lambda: self._unproven is None)
 
     async def _apply(self, staged: StagedWeights) -> Update:
-        async with self._applying:
+        # Before the engine may compute with it: a result that ends at once waits for the proof too.
+        before, self._unproven = self._unproven, staged.manifest if staged.manifest.probe else None
+        try:
             update = await self._engine.update(staged)
-            await self.prove(staged.manifest)
+        except WeightError:
+            self._unproven = before
+            self._applied.set()
+            raise
+        self._applied.set()
         self.updates += 1
         self.stall_s_total += update.stall_s
         self.stall_s_max = max(self.stall_s_max, update.stall_s)

@@ -19,7 +19,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from olmorl import codec, config
-from olmorl.actors.vllm_engine.arguments import engine_arguments, engine_config, sampling_params, scoring_params
+from olmorl.actors.vllm_engine.arguments import (
+    SCORING_PRIORITY,
+    engine_arguments,
+    engine_config,
+    sampling_params,
+    scoring_params,
+)
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
 from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes, file_signature
@@ -229,22 +235,28 @@ class VllmEngine:
         return Update(version, time.monotonic() - paused_at)
 
     async def score(self, token_ids: Sequence[int]) -> Floats:
-        """Score a prompt. vLLM samples one token after it, which counts as nothing.
+        """Score a prompt before all that wait. vLLM samples one token after it, which counts as nothing.
 
         Raises:
             EngineDied: the engine went away, or is gone.
         """
         from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
 
+        llm = self._running()
         prompt = list(token_ids[: self._max_model_len - 1])
         salted = tokens_input(prompt, cache_salt=str(self._version))
         self._scored += 1
-        request = self._running().add_request(f"score/{self._scored}", salted, scoring_params())
-        found = (await self._call(self._scored_prompt(request))).prompt_logprobs
+        name = f"score/{self._scored}"
+        try:
+            collector = await llm.add_request(name, salted, scoring_params(), priority=SCORING_PRIORITY)
+            found = (await collector.get()).prompt_logprobs
+        except asyncio.CancelledError:
+            await llm.abort(name)
+            raise
+        except EngineDeadError:
+            raise EngineDied(f"the engine died while it scored: {self._cause}") from None
         return np.array([found[n][token].logprob for n, token in enumerate(prompt) if n], np.float32)
-
-    async def _scored_prompt(self, request: Awaitable[Any]) -> Any:
-        return await (await request).get()
 
     async def _call(self, request: Awaitable[T]) -> T:
         """Await an answer of the engine core, or raise EngineDied when the core dies."""

@@ -217,7 +217,7 @@ def _engine(settings: Config, weights: int) -> Place:
     if architecture is not None:
         heads = -(-architecture.kv_heads // share)
         one = model_folder.cache_bytes(architecture, heads, settings.max_model_len, _WIDTH[settings.model.dtype])
-    tokens = actors.max_batched_tokens or int(actors.vllm.get("max_num_batched_tokens", BATCHED_TOKENS))
+    tokens = actors.max_batched_tokens or BATCHED_TOKENS
     logits = _LOGITS_COPIES * 4 * actors.max_running * (architecture.vocabulary if architecture else 0)
     inner = (architecture.hidden if architecture else 0) * _HIDDEN_COPIES * _WIDTH[settings.model.dtype] * tokens
     fixed = [

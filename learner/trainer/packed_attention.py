@@ -151,10 +151,6 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, **opt
     length = query.shape[2]
     if window is None or length <= window:
         return scaled_dot_product_attention(query, key, value, is_causal=True, **options)
-    if options["enable_gqa"]:
-        # On GPUs, torch's fused kernels with a mask take no grouped heads, and the other one keeps all pairs of tokens.
-        key, value = (tensor.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for tensor in (key, value))
-        options["enable_gqa"] = False
     # In blocks of one window, a query reaches at most the block before. So the cost is L times the window.
     outputs = []
     for start in range(0, length, window):

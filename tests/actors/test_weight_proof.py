@@ -112,6 +112,27 @@ def test_an_actor_with_wrong_weights_ends_and_stores_no_result_of_them(service: 
     assert run_simulated(scenario()) == (1, 1), "the result of the first prompt, and no other"
 
 
+def test_a_version_that_is_replaced_while_it_is_scored_is_left_out(service: Make, draw: Make) -> None:
+    class Slow(FakeEngine):
+        async def score(self, token_ids: Sequence[int]) -> Floats:
+            scored = await super().score(token_ids)
+            await asyncio.sleep(3.0)
+            return scored
+
+    async def scenario() -> tuple[int, Any]:
+        s = service(simulation=STEADY)
+        async with s.running(s.actor(engine=Slow(STEADY, max_running=16, max_model_len=500))):
+            await asyncio.sleep(1.0)
+            for number in (1, 2):
+                s.shelf.publish(v(number), probe=probe(-1, -2, -number))
+                await asyncio.sleep(1.5)
+            await asyncio.sleep(8.0)
+            status = (await s.queue.statuses())["a0"]
+        return status.proofs, status.version
+
+    assert run_simulated(scenario()) == (1, v(2))
+
+
 def test_a_new_engine_proves_its_first_version_too(service: Make) -> None:
     class Wrong(FakeEngine):
         async def score(self, token_ids: Sequence[int]) -> Floats:

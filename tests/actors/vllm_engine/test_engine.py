@@ -358,7 +358,10 @@ async def test_an_update_that_went_wrong_behind_the_hash_check_is_named(
     )
     contents = [case.perturbed("mlp"), case.perturbed("self_attn")]
     store.publish(versions[0], case.buffers(contents[0]), case.scores(contents[0]))
+    proving = asyncio.create_task(follower.prove())
     assert (await follower.next_update()).version == versions[0]
+    await follower.proven()
+    assert not proving.done() and follower.proof.number == 1
     store.publish(versions[1], case.buffers(contents[1]), case.scores(contents[1]))
     staged = store.fetch(versions[1])
     with staged.path.open("r+b") as file:
@@ -371,11 +374,20 @@ async def test_an_update_that_went_wrong_behind_the_hash_check_is_named(
     stat = staged.path.stat()
     checked = staged.path.with_suffix(".checked")
     checked.write_text(f"{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}")
+    await follower.next_update()
     with pytest.raises(WeightsUnproven, match=rf"weights {versions[1]} in the engine of a0"):
-        await follower.next_update()
-    with pytest.raises(WeightsUnproven):
-        await follower.settled()
-    assert follower.proof.number == 2
+        await proving
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(follower.proven(), 0.1)
+
+
+async def test_what_is_scored_comes_before_all_that_waits(live: tuple[Case, VllmEngine]) -> None:
+    case, engine = live
+    others = await running(engine, 40, Sampling(max_tokens=60, min_tokens=60, seed=1))
+    await engine.score(case.scores(case.weights).token_ids)
+    waiting = sum(not other.done() for other in others)
+    await asyncio.gather(*others)
+    assert waiting >= 8, "32 run at a time"
 
 
 async def test_labels_end_exactly_where_the_tokens_change(live: tuple[Case, VllmEngine]) -> None:

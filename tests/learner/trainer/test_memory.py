@@ -73,7 +73,7 @@ def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
     }
     pair = {
         "bfloat16, stage 1": job(llama, "bfloat16", 1),
-        "float32, stage 3, tied": job(tied, "float32", 3, False),
+        "float32, stage 3, tied": job(tied, "float32", 3, False, row_tokens=1024),
     }
     return alone, pair
 

@@ -383,11 +383,17 @@ async def test_an_update_that_went_wrong_behind_the_hash_check_is_named(
 
 async def test_what_is_scored_comes_before_all_that_waits(live: tuple[Case, VllmEngine]) -> None:
     case, engine = live
-    others = await running(engine, 40, Sampling(max_tokens=60, min_tokens=60, seed=1))
+    lengths = [Sampling(max_tokens=length, min_tokens=length, seed=1) for length in range(100, 228, 4)]
+    others = [asyncio.create_task(ask(engine, f"runs {n}", length)) for n, length in enumerate(lengths)]
+    async with asyncio.timeout(60):
+        while engine.load().running < 32:
+            await asyncio.sleep(0.001)
+    waiting = [asyncio.create_task(ask(engine, f"waits {n}", Sampling(max_tokens=40))) for n in range(8)]
+    await asyncio.sleep(0)
     await engine.score(case.scores(case.weights).token_ids)
-    waiting = sum(not other.done() for other in others)
-    await asyncio.gather(*others)
-    assert waiting >= 8, "32 run at a time"
+    ended = sum(other.done() for other in others)
+    await asyncio.gather(*others, *waiting)
+    assert ended < 8, "without its priority it waits for eight more places"
 
 
 async def test_labels_end_exactly_where_the_tokens_change(live: tuple[Case, VllmEngine]) -> None:

@@ -283,6 +283,8 @@ def _serve(
     class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
         def do_GET(self) -> None:
             if targets is None or self.path != TARGETS_PATH:
+                # In the OpenMetrics format prometheus-client writes vllm_ for vllm:, so everybody gets the older format.
+                del self.headers["Accept"]
                 super().do_GET()
                 return
             body = json.dumps(targets()).encode()

@@ -67,6 +67,29 @@ def test_an_actor_that_comes_back_under_its_name_has_lost_its_work(make_group: C
     assert meter.wasted() == 0
 
 
+def test_proofs_are_those_since_the_line_before() -> None:
+    accounts = LedgerState(batches={step: BatchRecord([], Score(), Score()) for step in (1, 2, 3)})
+    facts = BatchFacts(0, 0, 0, 0.0, 0.0, 0)
+    meter, found = StepMetrics(*NOWHERE, 0.0, 0.0, {}), []
+    # Of one actor: proofs so far, the sum of their differences, the largest of them, the seconds they took.
+    for step, beats in enumerate(([(1, 0.25, 0.25, 1.0)], [(3, 0.75, 0.375, 2.0)], []), 1):
+        for proofs, total, largest, seconds in beats:
+            status = ActorStatus(
+                name="a0",
+                at=0.0,
+                pid=1,
+                proofs=proofs,
+                proof_diff_total=total,
+                proof_diff_max=largest,
+                proof_s_total=seconds,
+            )
+            meter.heard({"a0": status}, float(step))
+        report = StepReport(step=step, version=Version(1, step), values={})
+        line = meter.line(report, facts, accounts, Counts(0, 0, 0, 0, 0), 0, float(step))
+        found.append([line[f"weight_proof_{name}"] for name in ("diff_mean", "diff_max", "s_mean")])
+    assert found == [[0.25, 0.25, 1.0], [0.25, 0.375, 0.5], [None, None, None]]
+
+
 RATES = {
     "steady": lambda second: 5000,
     "two paces": lambda second: 5000 if second < 30 else 1000,

@@ -21,7 +21,7 @@ import numpy as np
 
 from olmorl import config
 from olmorl.actors.fake_answers import FakeAnswers, RandomAnswers
-from olmorl.messages import Completion, Prompt, Span, TokenIds, Verdict, Version
+from olmorl.messages import Completion, Floats, Probe, Prompt, Span, TokenIds, Verdict, Version
 from olmorl.ports import EngineLoad, Sampling, StagedWeights, Update
 
 WRONG, RIGHT, FILLER = 0, 1, 2
@@ -72,10 +72,11 @@ class FakeEngine:
         self._updating = False
         self._since: list[int] = [0]
         self._versions: list[Version] = [Version(0, 0)]
+        self._probe: Probe | None = None
 
     async def start(self, weights: StagedWeights | None) -> None:
         if weights:
-            self._versions = [weights.manifest.version]
+            self._versions, self._probe = [weights.manifest.version], weights.manifest.probe
         self._step_at = _now()
 
     async def stop(self) -> None:
@@ -147,10 +148,16 @@ class FakeEngine:
             await asyncio.sleep(self._simulation.update_s)
             self._since.append(self._step)
             self._versions.append(staged.manifest.version)
+            self._probe = staged.manifest.probe
         finally:
             self._updating, self._step_at = False, _now()
             self._fill()
         return Update(staged.manifest.version, _now() - started)
+
+    async def score(self, token_ids: Sequence[int]) -> Floats:
+        """The learner's own values for the version in use: there is no model to compute others."""
+        assert self._probe is not None and tuple(token_ids) == self._probe.token_ids
+        return np.array(self._probe.logprobs, np.float32)
 
     @property
     def _step_s(self) -> float:

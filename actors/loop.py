@@ -4,6 +4,7 @@
     admit      leases prompts, starts one `serve` for each    room, prompts               drain, stop
     serve      generate, verify each, score, commit a group   the engine, the verifiers   its group
     update     applies the newest weights                     the weight store            the actor
+    prove      has fixed tokens scored after each update      the engine                  the actor
     extend     keeps leases, cancels work whose lease is lost  time                        the actor
     report     heartbeats, orders, stall watch                time                        the actor
 
@@ -24,6 +25,7 @@ from olmorl.actors import heartbeat
 from olmorl.actors.admission import Intake, Lane
 from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, in_hand
 from olmorl.actors.weight_follower import WeightFollower
+from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.clock import Clock, within
 from olmorl.errors import Unscorable, first_cause
 from olmorl.messages import TRAIN_LANE, ActorStatus, Completion, Failure, Group, Prompt, Result
@@ -52,6 +54,7 @@ class Actor:
         lease_s: float,
         max_lag: int,
         max_span: int | None = None,
+        proof_tolerance: float = TOLERANCE["bfloat16"],
         metrics: str = "",
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
@@ -79,6 +82,7 @@ class Actor:
             poll_s=settings.weight_poll_s,
             deadline_s=settings.stall_deadline_s,
             max_lag=max_lag,
+            tolerance=proof_tolerance,
         )
         self._watch = heartbeat.StallWatch(name, settings.stall_deadline_s)
         self._totals = heartbeat.Totals()
@@ -108,7 +112,7 @@ class Actor:
         async with asyncio.TaskGroup() as tasks:
             standing = [tasks.create_task(self._report())]
             await self._start()
-            standing += [tasks.create_task(self._update()), tasks.create_task(self._extend())]
+            standing += [tasks.create_task(each) for each in (self._update(), self._extend(), self._weights.prove())]
             await self._admit(tasks)
             await self._leave()
             for task in standing:
@@ -127,7 +131,10 @@ class Actor:
 
     async def _start(self) -> None:
         async with within(self._settings.start_deadline_s, f"the engine and the verifiers of {self.name} to start"):
-            await self._engine.start(await self._weights.newest())
+            newest = await self._weights.newest()
+            await self._engine.start(newest)
+            if newest is not None:
+                self._weights.started(newest.manifest)
             await self._scorer.start()
         self._started = True
 
@@ -206,6 +213,7 @@ class Actor:
         return verified
 
     async def _commit(self, work: LeasedGroup, result: Result) -> None:
+        await self._weights.proven()
         work.committing = True
         outcome = await self._queue.commit(work.lease, result)
         work.stored = outcome is CommitOutcome.STORED

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from olmorl.actors.staleness import LagWatch
+from olmorl.actors.weight_proof import TOLERANCE, WeightProof
 from olmorl.clock import Clock, within
 from olmorl.errors import WeightError, WeightsDamaged
-from olmorl.messages import Version
+from olmorl.messages import Version, WeightsReady
 from olmorl.ports import Engine, StagedWeights, Update, WeightStore
 
 P = ParamSpec("P")
@@ -34,7 +35,9 @@ class WeightFollower:
         poll_s: float,
         deadline_s: float,
         max_lag: int,
+        tolerance: float = TOLERANCE["bfloat16"],
     ) -> None:
+        """`tolerance` is that of `WeightProof`."""
         self._store = store
         self._engine = engine
         self._clock = clock
@@ -42,6 +45,9 @@ class WeightFollower:
         self._poll_s = poll_s
         self._deadline_s = deadline_s
         self._lag = LagWatch(owner, max_lag, deadline_s)
+        self.proof = WeightProof(owner, tolerance)
+        self._unproven: WeightsReady | None = None
+        self._applied = asyncio.Event()
         self._moved = asyncio.Condition()
         self._trouble = ""
         self._failures_in_a_row = 0
@@ -119,8 +125,54 @@ class WeightFollower:
             async with self._moved:
                 self._moved.notify_all()
 
+    def started(self, manifest: WeightsReady) -> None:
+        """Note the version that the engine started with. It is proven like every other."""
+        self._unproven = manifest if manifest.probe is not None else None
+        self._applied.set()
+
+    async def prove(self) -> None:
+        """Prove each version that the engine takes, for ever. A version that is replaced meanwhile is left out.
+
+        Raises:
+            WeightsUnproven: the engine does not compute what the learner computes with the version.
+        """
+        while True:
+            await self._applied.wait()
+            self._applied.clear()
+            manifest = self._unproven
+            if manifest is None or manifest.probe is None or self._engine.version != manifest.version:
+                continue  # an update is under way, and ends with the same signal
+            since = self._clock.now()
+            scored = await self._engine.score(manifest.probe.token_ids)
+            if self._unproven is not manifest:
+                continue  # some tokens may be of the next version, which is proven next
+            self.proof.check(manifest.version, manifest.probe, scored, self._clock.now() - since)
+            self._unproven = None
+            async with self._moved:
+                self._moved.notify_all()
+
+    async def proven(self) -> None:
+        """Wait until the version in use is proven, so that no result of wrong weights leaves the actor.
+
+        Raises:
+            DeadlinePassed: the engine has not scored the fixed tokens.
+        """
+        if self._unproven is None:
+            return
+        wanted = f"the engine of {self._owner} to score fixed tokens with weights {self._unproven.version}"
+        async with within(self._deadline_s, wanted), self._moved:
+            await self._moved.wait_for(lambda: self._unproven is None)
+
     async def _apply(self, staged: StagedWeights) -> Update:
-        update = await self._engine.update(staged)
+        # Before the engine may compute with it: a result that ends at once waits for the proof too.
+        before, self._unproven = self._unproven, staged.manifest if staged.manifest.probe else None
+        try:
+            update = await self._engine.update(staged)
+        except WeightError:
+            self._unproven = before
+            self._applied.set()
+            raise
+        self._applied.set()
         self.updates += 1
         self.stall_s_total += update.stall_s
         self.stall_s_max = max(self.stall_s_max, update.stall_s)

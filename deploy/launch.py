@@ -34,6 +34,7 @@ from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import guard_ray
 from olmorl.deploy.demo import demo
+from olmorl.deploy.preflight import memory
 from olmorl.deploy.preflight.local_checks import absolute, check_resume, over, preflight, prepare
 from olmorl.deploy.preflight.recipe_checks import check_recipe
 from olmorl.deploy.supervision import recipe_history
@@ -55,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_recipe(settings)
             if arguments.resume:
                 check_resume(absolute(settings), arguments.change, arguments.from_step)
-            show_plan(demo.resolve(settings))
+            settings = demo.resolve(settings)
+            show_plan(settings)
+            show_memory(settings)
             return 0
         return launch(settings, arguments)
     except OlmoRLError as error:
@@ -80,6 +83,22 @@ def show_plan(settings: config.Config) -> None:
     for what, value in plan(settings).rows(settings):
         table.add_row(what, value)
     console.print(table)
+
+
+def show_memory(settings: config.Config) -> None:
+    """Print the memory plan, if the model is here. A plan that does not fit is printed, then refused."""
+    if settings.run.mode == "simulated":
+        return
+    here = memory.known(settings)
+    if here is None:
+        print(memory.not_known(settings))
+        return
+    found = memory.memory_plan(here)
+    table = Table("where", "what", "", title="memory and disk", title_justify="left")
+    for row in found.rows():
+        table.add_row(*row)
+    Console(highlight=False).print(table)
+    memory.refuse_too_little(here, found)
 
 
 def launch(settings: config.Config, arguments: Arguments) -> int:

@@ -152,6 +152,7 @@ def actor(settings: Config, name: str, core: int | None, queue: Queue, metrics: 
     from olmorl.actors.admission import lanes
     from olmorl.actors.loop import Actor
     from olmorl.actors.sampling_params import SamplingRule
+    from olmorl.actors.weight_proof import TOLERANCE
     from olmorl.learner.data.loader import evaluation_names
 
     return Actor(
@@ -168,6 +169,7 @@ def actor(settings: Config, name: str, core: int | None, queue: Queue, metrics: 
         lease_s=settings.queue.lease_s,
         max_lag=settings.schedule.max_lag,
         max_span=settings.schedule.max_lag if settings.schedule.over_age == "drop" else None,
+        proof_tolerance=settings.weights.proof_tolerance or TOLERANCE[settings.model.dtype],
         metrics=metrics,
     )
 

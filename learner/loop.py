@@ -13,7 +13,7 @@ from olmorl.learner.background import unless_failed
 from olmorl.learner.checkpoint_writer import CheckpointWriter
 from olmorl.learner.publisher import Publisher
 from olmorl.learner.stop_listener import StopListener
-from olmorl.messages import STOP_ASKED, Begin, Save, StepReport, Stop, Version
+from olmorl.messages import STOP_ASKED, Begin, Probe, Save, StepReport, Stop, Version
 from olmorl.ports import BatchSource, Trainer, WeightStore
 from olmorl.run_dir import RunFiles
 
@@ -35,7 +35,7 @@ async def run(
         StopListener(rank, trainer, source),
     ):
         if begin.publish:
-            await publisher.publish(Version(begin.incarnation, step), trainer.snapshot())
+            await publisher.publish(Version(begin.incarnation, step), trainer.snapshot(), _probe(trainer, config))
         asked_at = clock.now()
         while not isinstance(work := await unless_failed(source.next(rank, step + 1), saver, publisher), Stop):
             if isinstance(work, Save):
@@ -53,9 +53,9 @@ async def run(
             values |= {"learner_wait_s": started_at - asked_at, "learner_step_s": finished_at - started_at}
             values |= {"learner_snapshot_s": 0.0, "learner_publish_wait_s": 0.0}
             if work.publish:
-                buffers = trainer.snapshot()
+                buffers, probe = trainer.snapshot(), _probe(trainer, config)
                 values["learner_snapshot_s"] = clock.now() - finished_at
-                await publisher.publish(version, buffers)
+                await publisher.publish(version, buffers, probe)
                 values["learner_publish_wait_s"] = clock.now() - finished_at - values["learner_snapshot_s"]
             if rank == 0:
                 await source.report(StepReport(step=step, version=version, values=values))
@@ -73,6 +73,11 @@ def _restore(trainer: Trainer, begin: Begin) -> int:
     if begin.checkpoint is not None:
         trainer.restore(Path(begin.checkpoint))
     return begin.step
+
+
+def _probe(trainer: Trainer, config: Config) -> Probe | None:
+    """What an engine must compute with these weights, unless `weights.proof` is off."""
+    return trainer.probe() if config.weights.proof else None
 
 
 async def _give_up(rank: int, source: BatchSource, step: int) -> Stop:

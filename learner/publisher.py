@@ -11,7 +11,7 @@ from typing import ParamSpec, Self, TypeVar
 from olmorl.clock import Clock, within
 from olmorl.errors import DeadlinePassed
 from olmorl.learner.background import Background
-from olmorl.messages import Version
+from olmorl.messages import Probe, Version
 from olmorl.ports import BatchSource, NamedBuffer, WeightStore
 
 P = ParamSpec("P")
@@ -48,17 +48,17 @@ class Publisher(Background):
             self._tending.cancel()
             await asyncio.wait([self._tending])
 
-    async def publish(self, version: Version, buffers: Sequence[NamedBuffer]) -> None:
+    async def publish(self, version: Version, buffers: Sequence[NamedBuffer], probe: Probe | None = None) -> None:
         """Start to publish a snapshot. Does nothing on ranks without one. Raises the error of the publish before."""
         await self.finish()
         if self._tending.done():
             self._tending.result()
         if buffers:
-            self.begin(self._publish(version, buffers))
+            self.begin(self._publish(version, buffers, probe))
 
-    async def _publish(self, version: Version, buffers: Sequence[NamedBuffer]) -> None:
+    async def _publish(self, version: Version, buffers: Sequence[NamedBuffer], probe: Probe | None) -> None:
         started = self._clock.now()
-        await self._call(self._store.publish, version, buffers)
+        await self._call(self._store.publish, version, buffers, probe)
         await self._source.published(version, self._clock.now() - started)
         self._kept = [*self._kept, version][-KEPT_VERSIONS:]
         await self._free()

@@ -488,6 +488,11 @@ class Weights(Section):
     """Size of the chunks. Each chunk is fetched and hashed on its own."""
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
+    proof: bool = True
+    """After each update the engine scores a few fixed tokens. Its actor ends when the log-probabilities are not those
+    of the learner for this version."""
+    proof_tolerance: float | None = Field(None, gt=0)
+    """Mean difference of these log-probabilities that is accepted, in nats. Default: 0.1, with `float32` 0.001."""
 
     @model_validator(mode="after")
     def _directory_of_files(self) -> Weights:
@@ -536,6 +541,8 @@ class Cluster(Section):
     """`host:port` of a Ray cluster, or `auto` (`--ray-address`). Default: the run starts Ray on this machine."""
     gpus_per_node: int | None = Field(None, ge=0)
     """GPUs of each node. Default: what Ray reports; 8 in a plan (`--dry-run`) with learner.device cuda, else 0."""
+    gpu_memory_gib: float | None = Field(None, gt=0)
+    """Memory of each GPU, for the memory plan. Default: 80 GB, which are 74.5 GiB."""
     wait_s: float = Field(600, gt=0)
     """Longest wait for the resources. Then the run ends and names what is missing."""
     stop_deadline_s: float = Field(30, gt=0)
@@ -908,6 +915,13 @@ def _names(path: Sequence[str]) -> list[str]:
         field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
         section = field.annotation if field else Config
     return list(getattr(section, "model_fields", ()))
+
+
+def with_key(settings: Config, key: str, value: Any) -> Config:
+    """The settings with one `section.key` changed. Raises ConfigError when they no longer fit together."""
+    tree = settings.model_dump(mode="json", exclude_none=True)
+    _set(tree, key, value)
+    return build(tree, key)
 
 
 def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:

@@ -20,6 +20,7 @@ OlmoRLError
 │   ├── QueueUnavailable     the back end did not answer before the deadline
 │   └── Superseded           a newer incarnation owns the run
 ├── EngineDied           an engine's processes are gone, or have half a version; the actor must be replaced
+│   └── WeightsUnproven      the engine does not compute what the learner trained
 ├── WeightError          weights that are missing, corrupt, or do not fit the model
 │   └── WeightsDamaged       the stored bytes differ from the published ones
 └── Unscorable           a completion or group that no verifier could score; never a reward of 0
@@ -122,6 +123,10 @@ class WeightsDamaged(WeightError):
 
 class EngineDied(OlmoRLError, RuntimeError):
     """An engine's processes are gone, or have half a version. Its requests are lost. Its actor must be replaced."""
+
+
+class WeightsUnproven(EngineDied):
+    """The engine does not compute what the learner computes with the same version. Its actor must be replaced."""
 
 
 class Unscorable(OlmoRLError, RuntimeError):

@@ -106,6 +106,16 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int
 
 
+class Probe(msgspec.Struct, frozen=True):
+    """Fixed tokens, and the log-probabilities that the learner gives them with one version.
+
+    `logprobs[t]` belongs to `token_ids[t + 1]` after the tokens before it, at temperature 1.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+
+
 class WeightsReady(Message, frozen=True, kw_only=True):
     """The manifest of a published version: the layout of its buffers and a hash for each chunk."""
 
@@ -114,6 +124,8 @@ class WeightsReady(Message, frozen=True, kw_only=True):
     num_bytes: int
     chunk_bytes: int
     chunk_hashes: tuple[str, ...]
+    probe: Probe | None = None
+    """What an engine with this version must compute. None: not asked for (`weights.proof`)."""
 
 
 # --- to the orchestrator ---------------------------------------------------------------------------
@@ -220,6 +232,12 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     """The published version that repeatedly failed its hash check."""
     stall_s_total: float = 0.0
     stall_s_max: float = 0.0
+    proofs: int = 0
+    """Versions whose log-probabilities of fixed tokens were compared with the learner's."""
+    proof_diff_total: float = 0.0
+    """Sum over `proofs` of the mean difference, in nats."""
+    proof_diff_max: float = 0.0
+    proof_s_total: float = 0.0
     verifier_s_total: float = 0.0
     verifiers: dict[str, dict[str, float]] = {}
     """The counts of each part of the verifiers: `Scorer.counts`."""

@@ -20,7 +20,9 @@ from olmorl.messages import (
     ActorStatus,
     Begin,
     Completion,
+    Floats,
     Lease,
+    Probe,
     Prompt,
     Result,
     Shard,
@@ -241,8 +243,11 @@ class WeightStore(Protocol):
     All calls block. Callers on an event loop use a thread.
     """
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
-        """Make `version` the latest. Raises Superseded in an older incarnation, and ValueError if `version` exists."""
+    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady:
+        """Make `version` the latest, with its `probe` in the manifest.
+
+        Raises Superseded in an older incarnation, and ValueError if `version` exists.
+        """
         ...
 
     def latest(self) -> Version | None:
@@ -322,6 +327,13 @@ class Engine(Protocol):
         """Apply a version between two engine steps.
 
         Requests continue and keep their KV cache. Each token is labelled with the version that computed it.
+        """
+        ...
+
+    async def score(self, token_ids: Sequence[int]) -> Floats:
+        """Log-probabilities at temperature 1 of each token but the first, by the version that is in use.
+
+        Fewer when the engine takes fewer tokens. Requests continue meanwhile. The tokens count as nothing.
         """
         ...
 
@@ -427,6 +439,10 @@ class Trainer(Protocol):
 
     def snapshot(self) -> list[NamedBuffer]:
         """A copy of the weights, named as in the model's checkpoint. Empty except on rank 0."""
+        ...
+
+    def probe(self) -> Probe | None:
+        """The log-probabilities of fixed tokens with the present weights. None except on rank 0."""
         ...
 
     def save(self, folder: Path) -> Callable[[], Awaitable[None]]:

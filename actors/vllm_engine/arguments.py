@@ -33,10 +33,13 @@ OWNED: Final[Mapping[str, str]] = {
     "distributed_executor_backend": "an engine starts its own processes",
     "logprobs_mode": "the learner needs the probabilities that tokens were sampled with",
     "worker_extension_cls": "it loads new weights",
+    "scheduling_policy": "scoring after an update comes before prompts that wait",
     "skip_tokenizer_init": "answers are decoded for the verifiers",
     "disable_log_stats": "the actor reads the load of its engine from them",
 }
 """Arguments of vLLM that a recipe cannot pass on, and why or what to do instead."""
+SCORING_PRIORITY: Final = -1
+"""Of vLLM's queue, where prompts have 0: what is to be scored gets the next free place."""
 LOADER = "olmorl.actors.vllm_engine.weight_loader.StagedWeightLoader"
 
 
@@ -74,6 +77,7 @@ def engine_arguments(model: config.Model, actors: config.Actors, max_model_len: 
             "enforce_eager": actors.enforce_eager,
             "enable_prefix_caching": actors.prefix_caching,
             "logprobs_mode": "processed_logprobs",
+            "scheduling_policy": "priority",
             "worker_extension_cls": LOADER,
         }
     )
@@ -161,4 +165,14 @@ def sampling_params(sampling: Sampling) -> Any:
         detokenize=bool(sampling.stop),
         skip_special_tokens=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def scoring_params() -> Any:
+    """vLLM's `SamplingParams` for the log-probabilities of a prompt's own tokens, which no temperature changes."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return SamplingParams(
+        temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
     )

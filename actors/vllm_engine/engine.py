@@ -12,21 +12,27 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
 from olmorl import codec, config
-from olmorl.actors.vllm_engine.arguments import engine_arguments, engine_config, sampling_params
+from olmorl.actors.vllm_engine.arguments import (
+    SCORING_PRIORITY,
+    engine_arguments,
+    engine_config,
+    sampling_params,
+    scoring_params,
+)
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
 from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes, file_signature
 from olmorl.building import describe, would_repeat
 from olmorl.clock import within
 from olmorl.errors import EngineDied, ModelError, StartError, WeightError
-from olmorl.messages import Completion, Span, TokenIds, Version
+from olmorl.messages import Completion, Floats, Span, TokenIds, Version
 from olmorl.ports import EngineLoad, Sampling, StagedWeights, Update
 
 T = TypeVar("T")
@@ -85,6 +91,7 @@ class VllmEngine:
         self._processes = EngineProcesses(notes)
         self._in_flight = 0
         self._aborted = 0
+        self._scored = 0
         self._cause = "it is not running"
 
     async def start(self, weights: StagedWeights | None) -> None:
@@ -227,6 +234,30 @@ class VllmEngine:
         await self._call(core.resume_scheduler_async())
         return Update(version, time.monotonic() - paused_at)
 
+    async def score(self, token_ids: Sequence[int]) -> Floats:
+        """Score a prompt before all that wait. vLLM samples one token after it, which counts as nothing.
+
+        Raises:
+            EngineDied: the engine went away, or is gone.
+        """
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        llm = self._running()
+        prompt = list(token_ids[: self._max_model_len - 1])
+        salted = tokens_input(prompt, cache_salt=str(self._version))
+        self._scored += 1
+        name = f"score/{self._scored}"
+        try:
+            collector = await llm.add_request(name, salted, scoring_params(), priority=SCORING_PRIORITY)
+            found = (await collector.get()).prompt_logprobs
+        except asyncio.CancelledError:
+            await llm.abort(name)
+            raise
+        except EngineDeadError:
+            raise EngineDied(f"the engine died while it scored: {self._cause}") from None
+        return np.array([found[n][token].logprob for n, token in enumerate(prompt) if n], np.float32)
+
     async def _call(self, request: Awaitable[T]) -> T:
         """Await an answer of the engine core, or raise EngineDied when the core dies."""
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -262,7 +293,7 @@ class VllmEngine:
     @property
     def tokens_generated(self) -> int:
         """Completion tokens sampled since start, unfinished requests included."""
-        return self._gauge.tokens
+        return max(0, self._gauge.tokens - self._scored)
 
     @property
     def tokens_aborted(self) -> int:

@@ -20,7 +20,7 @@ from olmorl.learner import loop
 from olmorl.learner.data.stream import PromptStream, Source
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
-from olmorl.messages import Version
+from olmorl.messages import Probe, Version
 from olmorl.ports import Row
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 from olmorl.queues.weights.memory_store import MemoryWeightStore
@@ -40,9 +40,9 @@ class DelayedWeightStore(MemoryWeightStore):
         self._shown: Version | None = None
         self._coming: list[tuple[float, Version]] = []
 
-    def publish(self, version: Version, buffers: Any) -> Any:
+    def publish(self, version: Version, buffers: Any, probe: Probe | None = None) -> Any:
         self._coming.append((self._clock.now() + self._publish_s, version))
-        return super().publish(version, buffers)
+        return super().publish(version, buffers, probe)
 
     def latest(self) -> Version | None:
         while self._coming and self._coming[0][0] <= self._clock.now():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import socket
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from olmorl.config import Config
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
-from olmorl.deploy.preflight import data_trial, hub, model_folder
+from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
 from olmorl.deploy.preflight.local_checks import check_data, check_functions, check_model, check_whole_paths
 from olmorl.errors import ModelError, ResourceError, Unscorable, UserError, unwritable
 from olmorl.learner.orchestrator.draws import prompt_of
@@ -26,11 +27,10 @@ from olmorl.run_dir import RunFiles
 from olmorl.verifiers.code.sandbox import self_test
 
 MIB, GIB = 2**20, 2**30
-MASTER_AND_MOMENTS_BYTES = 12
-"""Bytes of a parameter in a checkpoint besides the model's own: fp32 master weight and Adam's two moments."""
-VERSIONS_IN_MEMORY = 3
-"""The one in use, the one being staged, and on the learner's host the one being published."""
 RAY_OBJECTS_BYTES = 512 * MIB
+NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
+"""Prints the MiB of each GPU."""
+NVIDIA_SMI_DEADLINE_S = 30.0
 KNOWN_GOOD = (
     ("math", r"\frac{1}{2}", r"The result is \boxed{0.5}."),
     ("math", r"x^2-1", r"So we get \boxed{(x-1)(x+1)}."),
@@ -106,6 +106,16 @@ def model(settings: Config) -> str:
     if folder.is_dir():
         where = f"{len(model_folder.tensors(folder))} tensors in {folder}"
     return f"{size.architecture}, {size.parameters:,} parameters, {_bytes(size.weights_bytes)}; {where}"
+
+
+def memory_plan(settings: Config) -> str:
+    """What each kind of GPU and host must hold fits."""
+    here = memory.known(settings)
+    if here is None:
+        return memory.not_known(settings)
+    found = memory.memory_plan(here)
+    memory.refuse_too_little(here, found)
+    return "\n".join(" ".join(row).strip() for row in found.rows())
 
 
 def tokenizer(settings: Config) -> str:
@@ -200,7 +210,7 @@ def redis(settings: Config) -> str:
 def disk(settings: Config) -> str:
     """The run directory has room for the checkpoints that are kept, and one being written."""
     size = _size(settings)
-    kept, one = settings.checkpoint.keep + 1, MASTER_AND_MOMENTS_BYTES * size.parameters
+    kept, one = settings.checkpoint.keep + 1, memory.MASTER_AND_MOMENTS_BYTES * size.parameters
     there = sum(file.stat().st_size for file in RunFiles(settings.run_dir).checkpoints.rglob("*") if file.is_file())
     needed = max(one, kept * one - there) + size.weights_bytes
     try:
@@ -214,11 +224,12 @@ def disk(settings: Config) -> str:
 
 def shared_memory(settings: Config) -> str:
     """Shared memory holds the versions of the weights that live side by side."""
-    needed = VERSIONS_IN_MEMORY * _size(settings).weights_bytes + RAY_OBJECTS_BYTES
+    weights = _size(settings).weights_bytes
+    versions = memory.shared_memory(settings, weights)
     return _room(
         Path("/dev/shm"),
-        needed,
-        f"{VERSIONS_IN_MEMORY} versions of the weights and Ray's objects",
+        versions + RAY_OBJECTS_BYTES,
+        f"{versions // weights} versions of the weights and Ray's objects",
         "remount it larger (mount -o remount,size=...), or give the container more (--shm-size)",
     )
 
@@ -228,6 +239,22 @@ def _room(folder: Path, needed: int, what: str, fix: str) -> str:
     if free < needed:
         raise ResourceError(f"{folder}: {_bytes(free)} free, and {what} need {_bytes(needed)}: {fix}")
     return f"{_bytes(free)} free in {folder}, {_bytes(needed)} needed for {what}"
+
+
+def gpu_memory(settings: Config) -> str:
+    """Each GPU of the host has the memory that the plan counts on."""
+    planned = memory.gpu_bytes(settings)
+    try:
+        done = subprocess.run(NVIDIA_SMI, capture_output=True, text=True, timeout=NVIDIA_SMI_DEADLINE_S, check=True)
+        there = min(int(line) for line in done.stdout.split()) * MIB
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return f"not known: {NVIDIA_SMI[0]} does not tell it ({type(error).__name__})"
+    if there < planned:
+        raise ResourceError(
+            f"a GPU of this host has {memory.size(there)}, and the memory plan counts on {memory.size(planned)}: set "
+            f"{memory.GPU_KEY} = {int(there / GIB)}, and see with --dry-run that the plan fits"
+        )
+    return f"{memory.size(there)}, {memory.size(planned)} planned"
 
 
 def ports(settings: Config) -> str:
@@ -293,6 +320,7 @@ def _bytes(number: int) -> str:
 ONCE: Mapping[str, Callable[[Config], str]] = {
     "data": data,
     "model": model,
+    "memory": memory_plan,
     "tokenizer": tokenizer,
     "reward functions": functions,
     "redis": redis,
@@ -300,6 +328,7 @@ ONCE: Mapping[str, Callable[[Config], str]] = {
 ON_HOSTS: Mapping[str, Callable[[Config], str]] = {
     "disk": disk,
     "shared memory": shared_memory,
+    "GPU memory": gpu_memory,
     "ports": ports,
     "verifiers": verifiers,
 }
@@ -308,6 +337,8 @@ HOLDERS: Mapping[str, Sequence[Callable[[Placement], Mapping[str, float]]]] = {
     "weights directory": (Placement.learner_bundle, Placement.engine_bundle),
     "disk": (Placement.learner_bundle,),
     "shared memory": (Placement.learner_bundle, Placement.engine_bundle),
+    "object store": (Placement.learner_bundle, Placement.engine_bundle),
+    "GPU memory": (Placement.learner_bundle, Placement.engine_bundle),
 }
 """Who brings the need along, where not every host has it: ranks write checkpoints, and engines too stage weights. The
 first two are folders that have to be the launcher's."""
@@ -315,8 +346,21 @@ WITHOUT_A_MODEL = ("reward functions", "redis", "ports")
 """The checks that a simulated run needs."""
 
 
+def object_store(settings: Config, there: float) -> str:
+    """Ray's object store of a host, of `there` bytes, holds the versions of the weights that it keeps."""
+    needed = memory.object_store(settings, _size(settings).weights_bytes)
+    if there < needed:
+        raise ResourceError(
+            f"Ray's object store has {memory.size(int(there))}, and the published versions of the weights need "
+            f"{memory.size(needed)}, or Ray moves them to disk: ray start --object-store-memory {needed}"
+        )
+    return f"{memory.size(int(there))}, {memory.size(needed)} needed"
+
+
 def concerns(check: str, placed: Placement, resources: Mapping[str, float]) -> bool:
     """Whether a check concerns a host with these resources of Ray."""
+    if check == "GPU memory" and not placed.on_gpu:
+        return False
     bundles = [bundle(placed) for bundle in HOLDERS.get(check, ())]
     return not bundles or any(
         all(resources.get(name, 0.0) >= amount for name, amount in bundle.items()) for bundle in bundles

@@ -77,7 +77,7 @@ def _results(cluster: RayCluster) -> Iterator[CheckResult]:
             passed = passed and result.passed
             yield result
     names = [name for name in checks.ON_HOSTS if real or name in checks.WITHOUT_A_MODEL]
-    yield from _of_hosts(tree, _shared_folders(settings), placed, names)
+    yield from _of_hosts(settings, _shared_folders(settings), placed, names)
     if real and passed:
         yield from asyncio.run(_in_places(cluster, placed, tree))
     elif real:
@@ -101,9 +101,10 @@ class Inspector:
 
 
 def _of_hosts(
-    tree: Mapping[str, Any], folders: Mapping[str, Path], placed: Placement, names: Sequence[str]
+    settings: config.Config, folders: Mapping[str, Path], placed: Placement, names: Sequence[str]
 ) -> Iterator[CheckResult]:
     """The results of all hosts, which are asked at the same time."""
+    tree = settings.model_dump(mode="json")
     inspector = ray.remote(num_cpus=0)(Inspector)
     nodes = {node["NodeManagerAddress"]: node for node in ray.nodes() if node["Alive"]}
     inspectors = {
@@ -117,6 +118,11 @@ def _of_hosts(
     for (name, folder), (host, node) in product(folders.items(), nodes.items()):
         if checks.concerns(name, placed, node["Resources"]):
             yield _attempt(name, host, partial(_shared, inspectors[host], name, folder))
+    if settings.run.mode == "real" and settings.weight_store == "ray":
+        for host, node in nodes.items():
+            if checks.concerns("object store", placed, node["Resources"]):
+                there = node["Resources"].get("object_store_memory", 0.0)
+                yield _attempt("object store", host, partial(checks.object_store, settings, there))
     asked_at = time.monotonic()
     answers = {
         (check, host): inspectors[host].check.remote(check)

@@ -125,6 +125,13 @@ def _cache() -> Path:
     return Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
 
 
+def cached_folder(name: str) -> Path | None:
+    """The newest snapshot of a model in the hub's cache that has a config.json; None without one."""
+    found = _cache().glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json")
+    newest = max(found, key=lambda file: file.stat().st_mtime, default=None)
+    return newest.parent if newest else None
+
+
 def _is_cached(name: str, kind: str) -> bool:
     if (_cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots").is_dir():
         return True

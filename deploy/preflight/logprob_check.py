@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from olmorl import config
+from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.deploy import wiring
 from olmorl.deploy.processes import rank_process, semaphores
 from olmorl.errors import ModelError
@@ -20,8 +21,6 @@ from olmorl.ports import Sampling
 
 NUM_TOKENS = 32
 QUESTION = [{"role": "user", "content": "What is 17 + 25? Think before you answer."}]
-TOLERANCE = {"bfloat16": 0.1, "float16": 0.1, "float32": 1e-3}
-"""Mean difference of log-probability (nats) over the answer that kernels and rounding may make."""
 
 
 class EngineAnswer(NamedTuple):

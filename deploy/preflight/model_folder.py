@@ -99,6 +99,11 @@ def check_folder(settings: Config) -> LightTokenizer | None:
     return tokenizer
 
 
+def architecture(folder: Path) -> Architecture | None:
+    """The sizes of the model in a folder; None when they are not given in the common words."""
+    return Architecture.of(_configuration(folder))
+
+
 def light_tokenizer(settings: Config) -> LightTokenizer | None:
     """The tokenizer of the recipe without transformers; None where it is not in a folder, or not in that form.
 
@@ -240,14 +245,19 @@ def _is_scaled(tree: Mapping[str, Any]) -> bool:
     return kinds != {"default"}
 
 
+def cache_bytes(sizes: Architecture, heads: int, length: int, width: int) -> int:
+    """Bytes in the KV cache of one sequence of `length` tokens, for `heads` key heads of `width` bytes a number."""
+    held = [length if window is None else min(window, length) for window in sizes.windows]
+    tokens = sum(-(-number // _BLOCK_TOKENS) * _BLOCK_TOKENS for number in held)
+    return tokens * 2 * heads * sizes.head_dim * width
+
+
 def _check_cache(settings: Config, sizes: Architecture) -> None:
     """On CPU the recipe says how large the KV cache is; on a GPU the engine finds out."""
     if hardware.is_open(settings) or plan(settings).on_gpu:
         return
     length = settings.max_model_len
-    held = [length if window is None else min(window, length) for window in sizes.windows]
-    tokens = sum(-(-number // _BLOCK_TOKENS) * _BLOCK_TOKENS for number in held)
-    needed = tokens * 2 * sizes.kv_heads * sizes.head_dim * _DTYPE_BYTES[settings.model.dtype]
+    needed = cache_bytes(sizes, sizes.kv_heads, length, _DTYPE_BYTES[settings.model.dtype])
     given = settings.actors.kv_cache_gib * GIB
     if given < needed:
         raise ConfigError(

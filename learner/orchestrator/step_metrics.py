@@ -27,6 +27,10 @@ class ActorTotals:
     updates: int = 0
     stall_s: float = 0.0
     stall_s_max: float = 0.0
+    proofs: int = 0
+    proof_diff: float = 0.0
+    proof_diff_max: float = 0.0
+    proof_s: float = 0.0
 
 
 class TokenCount:
@@ -118,6 +122,13 @@ class StepMetrics:
                 self._window.updates += updates
                 self._window.stall_s += stall_s
                 self._window.stall_s_max = max(self._window.stall_s_max, longest)
+            if proofs := status.proofs - before.proofs:
+                diff = status.proof_diff_total - before.proof_diff_total
+                largest = status.proof_diff_max if status.proof_diff_max > before.proof_diff_max else diff / proofs
+                self._window.proofs += proofs
+                self._window.proof_diff += diff
+                self._window.proof_diff_max = max(self._window.proof_diff_max, largest)
+                self._window.proof_s += status.proof_s_total - before.proof_s_total
 
     def _lost_by(self, gone: ActorStatus) -> int:
         """Tokens of the unfinished work of an actor that is gone. One that left in order has none."""
@@ -152,6 +163,9 @@ class StepMetrics:
             "weight_publish_s": self._publish_s,
             "weight_stall_s_mean": window.stall_s / window.updates if window.updates else None,
             "weight_stall_s_max": window.stall_s_max if window.updates else None,
+            "weight_proof_diff_mean": window.proof_diff / window.proofs if window.proofs else None,
+            "weight_proof_diff_max": window.proof_diff_max if window.proofs else None,
+            "weight_proof_s_mean": window.proof_s / window.proofs if window.proofs else None,
             "lag_mean": facts.lag_mean,
             "lag_max": facts.lag_max,
         }

@@ -15,6 +15,14 @@ from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_h
 from olmorl import config
 from olmorl.errors import ConfigError
 
+BUCKET: Final = 500_000_000
+"""Gradients that are summed over the ranks in one call. DeepSpeed holds a buffer of this size from stage 2 on."""
+MOST_LIVE: Final = 1_000_000_000
+"""Parameters that stage 3 gathers at most, a larger module and those ahead apart."""
+PREFETCHED: Final = 50_000_000
+"""Parameters that stage 3 gathers ahead."""
+SUB_GROUP: Final = 1_000_000_000
+"""Parameters that stage 3 updates in one call, with a copy of their gradients in fp32."""
 OWNED: Final[Mapping[str, str]] = {
     "train_batch_size": "set schedule.prompts_per_step",
     "train_micro_batch_size_per_gpu": "a micro-batch is one row; set learner.row_tokens",
@@ -62,6 +70,12 @@ def settings(model: config.Model, learner: config.Learner, device: torch.device)
             "stage": stage,
             "overlap_comm": device.type == "cuda" and stage >= 2,
             "contiguous_gradients": True,
+            "reduce_bucket_size": BUCKET,
+            "allgather_bucket_size": BUCKET,
+            "stage3_prefetch_bucket_size": PREFETCHED,
+            "stage3_max_live_parameters": MOST_LIVE,
+            "stage3_max_reuse_distance": MOST_LIVE,
+            "sub_group_size": SUB_GROUP,
             **({"offload_optimizer": {"device": "cpu"}} if learner.offload_optimizer else {}),
         },
     }

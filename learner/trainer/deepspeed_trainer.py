@@ -39,12 +39,15 @@ from olmorl.learner.trainer import deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
-from olmorl.learner.trainer.policy import PackedPolicy, policy_row, refuse_leaks
+from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, refuse_leaks
 from olmorl.learner.trainer.process_group import Ranks, join, training_device
-from olmorl.messages import Shard
+from olmorl.messages import Probe, Shard
 from olmorl.ports import NamedBuffer
 from olmorl.seeds import derive
 
+PROBE_TOKENS: Final = 32
+PROBE_STRIDE: Final = 7919
+"""Between token ids of the probe: a prime, so that they are spread over the vocabulary."""
 SHARED_MEMORY_REDUCE: Final = "deepspeed_shm_comm"
 
 
@@ -207,6 +210,17 @@ class DeepSpeedTrainer:
         if self._ranks.rank != 0:
             return []
         return [_buffer(name, tensor) for name, tensor in revert_weight_conversion(self._model, tensors).items()]
+
+    def probe(self) -> Probe | None:
+        vocabulary: int = self._model.config.get_text_config().vocab_size
+        tokens = [(1 + PROBE_STRIDE * number) % vocabulary for number in range(PROBE_TOKENS)]
+        predicted_P = torch.arange(1, PROBE_TOKENS, device=self._device)
+        row = PolicyRow(torch.tensor(tokens, device=self._device), (PROBE_TOKENS,), predicted_P)
+        with torch.no_grad():
+            logprobs_T, _ = self._engine(row, tempered=False)
+        if self._ranks.rank != 0:
+            return None
+        return Probe(tuple(tokens), tuple(logprobs_T[1:].tolist()))
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder that transformers and vLLM load, from rank 0."""

@@ -12,7 +12,7 @@ from olmorl import metrics
 from olmorl.clock import Clock
 from olmorl.config import Simulation
 from olmorl.learner.storage import durable_files
-from olmorl.messages import Shard
+from olmorl.messages import Probe, Shard
 from olmorl.ports import NamedBuffer
 
 DIGEST_BYTES = 16
@@ -45,6 +45,10 @@ class FakeTrainer:
         if self._rank:
             return []
         return [NamedBuffer("digest", "uint8", (DIGEST_BYTES,), memoryview(self.weights))]
+
+    def probe(self) -> Probe | None:
+        """Made-up log-probabilities that change with the weights."""
+        return None if self._rank else Probe(tuple(range(DIGEST_BYTES + 1)), tuple(-byte / 64 for byte in self.weights))
 
     def save(self, folder: Path) -> Callable[[], Awaitable[None]]:
         return partial(self._write, folder / f"rank_{self._rank}", self.weights)

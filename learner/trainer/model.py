@@ -59,11 +59,11 @@ def load(settings: config.Model, wanted_attention: str, device: torch.device) ->
             f"model.path = {settings.path}: the folder lacks {len(missing)} weights of a "
             f"{type(model).__name__}, such as {missing[0]}; save the model again"
         )
-    _without_dropout(model)
+    without_dropout(model)
     return model
 
 
-def _without_dropout(model: PreTrainedModel) -> None:
+def without_dropout(model: PreTrainedModel) -> None:
     """Turn dropout off: its noise would move the ratio away from 1."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):

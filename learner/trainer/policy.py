@@ -67,14 +67,22 @@ class PackedPolicy(nn.Module):
                 "its log-probabilities would be wrong; use a model with a plain head"
             )
         self.model = model
-        self.head = LogprobHead(model.get_output_embeddings(), temperature, chunk, fp32_head)
+        self.temperature = temperature
+        self.head = LogprobHead(model.get_output_embeddings(), chunk, fp32_head)
 
-    def forward(self, row: PolicyRow, with_entropy: bool = False) -> tuple[Tensor, Tensor | None]:
-        """logprobs_T with a gradient, and entropy_T (nats) if asked for; 0 at tokens that are not predicted."""
+    def forward(
+        self, row: PolicyRow, with_entropy: bool = False, tempered: bool = True
+    ) -> tuple[Tensor, Tensor | None]:
+        """logprobs_T with a gradient, and entropy_T (nats) if asked for; 0 at tokens that are not predicted.
+
+        At the sampling temperature, or at temperature 1 if not `tempered`.
+        """
         layout = packed_attention.layout(row.lengths, row.token_ids_T.device)
         hidden_TE = self.model.base_model(row.token_ids_T[None], **layout).last_hidden_state[0]
         predicted_P = row.predicted_P
-        logprobs_P, entropy_P = self.head(hidden_TE[predicted_P - 1], row.token_ids_T[predicted_P], with_entropy)
+        temperature = self.temperature if tempered else 1.0
+        hidden_PE, targets_P = hidden_TE[predicted_P - 1], row.token_ids_T[predicted_P]
+        logprobs_P, entropy_P = self.head(hidden_PE, targets_P, with_entropy, temperature)
         blank_T = logprobs_P.new_zeros(len(row.token_ids_T))
         return (
             blank_T.index_copy(0, predicted_P, logprobs_P),
@@ -85,22 +93,23 @@ class PackedPolicy(nn.Module):
 class LogprobHead(nn.Module):
     """Owns the weight of the model's head, so that ZeRO-3 gathers it while this module runs."""
 
-    def __init__(self, head: nn.Linear, temperature: float, chunk: int, fp32_logits: bool) -> None:
+    def __init__(self, head: nn.Linear, chunk: int, fp32_logits: bool) -> None:
         super().__init__()
         self.weight = head.weight
         self.bias = getattr(head, "bias", None)
-        self.temperature = temperature
         self.chunk = chunk
         self.fp32_logits = fp32_logits
 
-    def forward(self, hidden_PE: Tensor, targets_P: Tensor, with_entropy: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, hidden_PE: Tensor, targets_P: Tensor, with_entropy: bool, temperature: float
+    ) -> tuple[Tensor, Tensor | None]:
         return token_logprobs(
             hidden_PE,
             self.weight,
             self.bias,
             targets_P,
             self.chunk,
-            self.temperature,
+            temperature,
             with_entropy,
             self.fp32_logits,
         )

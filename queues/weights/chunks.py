@@ -8,7 +8,7 @@ from itertools import zip_longest
 import xxhash
 
 from olmorl.errors import WeightsDamaged
-from olmorl.messages import Buffer, Version, WeightsReady
+from olmorl.messages import Buffer, Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
 
 CHUNK_BYTES = 16 * 2**20
@@ -21,10 +21,13 @@ class Packing:
     XXH3 finds damage, not forgery: 5.9 GB/s on one core of a small machine, where blake2b makes 0.4.
     """
 
-    def __init__(self, version: Version, buffers: Iterable[NamedBuffer], chunk_bytes: int) -> None:
+    def __init__(
+        self, version: Version, buffers: Iterable[NamedBuffer], chunk_bytes: int, probe: Probe | None = None
+    ) -> None:
         self._version = version
         self._buffers = buffers
         self._chunk_bytes = chunk_bytes
+        self._probe = probe
         self._layout: list[Buffer] = []
         self._hashes: list[str] = []
         self._num_bytes = 0
@@ -43,6 +46,7 @@ class Packing:
             num_bytes=self._num_bytes,
             chunk_bytes=self._chunk_bytes,
             chunk_hashes=tuple(self._hashes),
+            probe=self._probe,
         )
 
     def _parts(self) -> Iterator[memoryview]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from olmorl.codec import decode, encode
 from olmorl.errors import Superseded, WeightError
-from olmorl.messages import Version, WeightsReady
+from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
 from olmorl.queues.weights.chunks import Packing
 from olmorl.queues.weights.version_files import VersionFiles, write_whole
@@ -24,13 +24,13 @@ class PublishedFolder:
     def __str__(self) -> str:
         return str(self._files.folder)
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
+    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady:
         self._check_newest(version)
         path = self._files.path(version, "manifest")
         if path.exists():
             raise ValueError(f"version {version} exists; a version is never overwritten")
         self._files.folder.mkdir(parents=True, exist_ok=True)
-        packing = Packing(version, buffers, self._chunk_bytes)
+        packing = Packing(version, buffers, self._chunk_bytes, probe)
         with self._files.turn(version):
             self._files.write(version, packing)
             manifest = packing.manifest()

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from olmorl.errors import Superseded, WeightError
-from olmorl.messages import Buffer, Version, WeightsReady
+from olmorl.messages import Buffer, Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer, StagedWeights
 
 
@@ -17,7 +17,7 @@ class MemoryWeightStore:
         self._manifests: dict[Version, WeightsReady] = {}
         self._latest: Version | None = None
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
+    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady:
         if self._latest is not None and self._latest.incarnation > version.incarnation:
             raise Superseded(f"publish of version {version}: incarnation {self._latest.incarnation} has published")
         if version in self._manifests:
@@ -32,6 +32,7 @@ class MemoryWeightStore:
             num_bytes=offset,
             chunk_bytes=max(offset, 1),
             chunk_hashes=(),
+            probe=probe,
         )
         self._latest = version
         return self._manifests[version]

@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from olmorl.codec import decode, encode
 from olmorl.errors import Superseded, WeightError
-from olmorl.messages import Version, WeightsReady
+from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
 from olmorl.queues.weights.chunks import Packing
 
@@ -88,10 +88,10 @@ class PublishedObjects:
 
     # --- the publisher's side
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
+    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady:
         if version in self._mine:
             raise ValueError(f"version {version} exists; a version is never overwritten")
-        packing = Packing(version, buffers, self._chunk_bytes)
+        packing = Packing(version, buffers, self._chunk_bytes, probe)
         try:
             chunks = [ray.put(np.frombuffer(chunk, np.uint8)) for chunk in packing]
         except RayError as error:

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from olmorl import room
 from olmorl.errors import WeightError
-from olmorl.messages import Version, WeightsReady
+from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer, StagedWeights
 from olmorl.queues.weights.chunks import CHUNK_BYTES
 from olmorl.queues.weights.file_publisher import PublishedFolder
@@ -25,7 +25,7 @@ from olmorl.queues.weights.host_cache import SHARED_MEMORY, HostCache
 class Published(Protocol):
     """A place where versions are published. Its text form names the place in messages."""
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady: ...
+    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady: ...
 
     def latest(self) -> Version | None: ...
 
@@ -45,9 +45,9 @@ class StagedWeightStore:
         self._published = published
         self._stage = stage
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> WeightsReady:
+    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady:
         with _explained(f"version {version}", str(self._published)):
-            return self._published.publish(version, buffers)
+            return self._published.publish(version, buffers, probe)
 
     def latest(self) -> Version | None:
         with _explained("the latest version", str(self._published)):

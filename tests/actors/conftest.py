@@ -19,7 +19,7 @@ from olmorl.actors.loop import Actor
 from olmorl.actors.sampling_params import SamplingRule
 from olmorl.clock import LoopClock
 from olmorl.errors import WeightError
-from olmorl.messages import TRAIN_LANE, Prompt, Result, Version, WeightsReady
+from olmorl.messages import TRAIN_LANE, Probe, Prompt, Result, Version, WeightsReady
 from olmorl.ports import NamedBuffer, StagedWeights
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 
@@ -32,10 +32,15 @@ class Shelf:
     def __init__(self, *versions: Version) -> None:
         self.versions = list(versions)
         self.corrupt: set[Version] = set()
+        self.probes: dict[Version, Probe] = {}
         self.fetched: list[Version] = []
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer] = ()) -> WeightsReady:
+    def publish(
+        self, version: Version, buffers: Iterable[NamedBuffer] = (), probe: Probe | None = None
+    ) -> WeightsReady:
         self.versions.append(version)
+        if probe is not None:
+            self.probes[version] = probe
         return self._manifest(version)
 
     def latest(self) -> Version | None:
@@ -52,7 +57,8 @@ class Shelf:
     def sweep(self) -> None: ...
 
     def _manifest(self, version: Version) -> WeightsReady:
-        return WeightsReady(version=version, buffers=(), num_bytes=0, chunk_bytes=1, chunk_hashes=())
+        probe = self.probes.get(version)
+        return WeightsReady(version=version, buffers=(), num_bytes=0, chunk_bytes=1, chunk_hashes=(), probe=probe)
 
 
 def draw(draw_id: int, *, lane: str = TRAIN_LANE, group_size: int = 4, tokens: int = 5, **more: Any) -> Prompt:

@@ -54,9 +54,9 @@ def test_one_table_has_every_problem_with_its_fix(tmp_path: Path) -> None:
         *("data", "model", "tokenizer", "redis", "disk", "shared memory", "log-probabilities")
     }
     assert {check for check, mark in found.items() if mark == "ok"} == {
-        *("reward functions", "clock", "run directory", "ports", "verifiers")
+        *("memory", "reward functions", "clock", "run directory", "ports", "verifiers")
     }
-    assert "7 of 12 checks failed" in said and "Traceback" not in said
+    assert "7 of 13 checks failed" in said and "Traceback" not in said
 
 
 def test_a_run_without_a_model_is_looked_at_too(simulate: Callable[[str], Any]) -> None:

@@ -92,7 +92,7 @@ def run_ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Results
         ]
         try:
             for process in processes:
-                output, _ = process.communicate(timeout=240)
+                output, _ = process.communicate(timeout=480)
                 assert process.returncode == 0, output[-4000:]
         finally:
             for process in processes:

@@ -7,19 +7,22 @@ jobs file maps names to `{"kind", "model", "learner", ...}`; a job's result is s
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from olmorl import config
 from olmorl.errors import Diverged
 from olmorl.learner.algorithm.presets import resolve
-from olmorl.learner.batching.packing import pack
+from olmorl.learner.batching.packing import pack, row_arrays
 from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
 from olmorl.learner.trainer.process_group import Ranks, join
 from olmorl.messages import Sample, Shard
@@ -83,6 +86,7 @@ class Rank:
             "weights": self.weights,
             "keep": self.keep,
             "take": self.take,
+            "memory": self.memory,
         }
         return kinds[job["kind"]](job, folder)
 
@@ -193,7 +197,7 @@ class Rank:
         """A snapshot after a step, the master weights themselves, an export and a checkpoint."""
         trainer = self.trainer(job)
         self.train(trainer, job, (1,))
-        result = {"snapshot": snapshot_tensors(trainer), "masters": masters(trainer)}
+        result = {"snapshot": snapshot_tensors(trainer), "masters": masters(trainer), "probe": trainer.probe()}
         trainer.export(folder)
         write(trainer.save(folder / "shares"))
         trainer.close()
@@ -221,6 +225,44 @@ class Rank:
         weights = masters(trainer)
         trainer.close()
         return {"snapshot": snapshot, "values": values, "weights": weights}
+
+    def memory(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Bytes by the profile of torch's allocator: of all phases of two steps, with two rows of one sample each."""
+        gc.collect()  # what the job before has left is not counted
+        live, _, trainer = measured(lambda: self.trainer(job))
+        tokens, vocabulary = job["row_tokens"], trainer._model.config.vocab_size
+        rng = np.random.default_rng(0)
+        sample = Sample(
+            draw_id=0,
+            prompt_ids=rng.integers(0, vocabulary, 1).astype(np.int32),
+            completion_ids=rng.integers(0, vocabulary, tokens - 1).astype(np.int32),
+            behaviour_logprobs=np.full(tokens - 1, -8, np.float32),
+            loss_mask=np.ones(tokens - 1, np.bool_),
+            lags=np.zeros(tokens - 1, np.int32),
+            advantage=1.0,
+        )
+        row = row_arrays([sample])
+        peak = standing = gradients = activations = 0
+        for _ in range(2):
+            standing = live
+            for _ in range(2):
+                grown, above, _ = measured(lambda: trainer._backward(row, None, None, float(tokens), 1))
+                peak, live = max(peak, live + above), live + grown
+                activations = above - grown
+            gradients = live - standing
+            grown, above, _ = measured(lambda: trainer._update(1e-5))
+            peak, live = max(peak, live + above), live + grown
+        trainer.close()
+        return {"peak": peak, "standing": standing, "gradients": gradients, "activations": activations}
+
+
+def measured(run: Callable[[], Any]) -> tuple[int, int, Any]:
+    """Bytes that `run` leaves, bytes at its peak, both more than before, and its result."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        result = run()
+    events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+    running = list(accumulate(event.nbytes() for event in sorted(events, key=lambda event: event.start_ns())))
+    return (running[-1], max(0, *running), result) if running else (0, 0, result)
 
 
 def write(writing: Callable[[], Awaitable[None]]) -> None:

@@ -12,7 +12,7 @@ from olmorl.clock import LoopClock, run_simulated
 from olmorl.errors import DeadlinePassed, WeightError
 from olmorl.learner.background import unless_failed
 from olmorl.learner.publisher import TEND_S, Publisher
-from olmorl.messages import Version
+from olmorl.messages import Probe, Version
 from olmorl.ports import NamedBuffer
 from olmorl.queues.weights.memory_store import MemoryWeightStore
 
@@ -37,7 +37,7 @@ class Store(MemoryWeightStore):
         self.broken: set[str] = set()
         self.kept: list[list[int]] = []
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer]) -> Any:
+    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> Any:
         if "publish" in self.broken:
             raise WeightError("no room")
         return super().publish(version, buffers)

@@ -139,6 +139,10 @@ class Service:
         self._actor_tasks[name] = asyncio.create_task(actor.run())
         return name
 
+    @property
+    def actor_tasks(self) -> dict[str, asyncio.Task[None]]:
+        return self._actor_tasks
+
     async def kill_actor(self, name: str) -> None:
         """End it like a SIGKILL: it returns no lease."""
         await _end([self._actor_tasks.pop(name)])

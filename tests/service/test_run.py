@@ -9,13 +9,14 @@ from typing import Any
 import pytest
 
 from olmorl import metrics
-from olmorl.actors.fake_engine import FakeScorer
+from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.clock import SystemClock, run_simulated
 from olmorl.errors import DeadlinePassed, NothingToLearn, RunEnded, Unscorable, WeightError
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.storage import rollout_log
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
 from olmorl.messages import Completion, Owner, Prompt, Shard, Verdict, Version
+from olmorl.ports import StagedWeights, Update
 
 Build = Callable[..., Any]
 
@@ -39,6 +40,38 @@ def test_waiting_throws_nothing_away(service: Build) -> None:
     last = run.lines[-1]
     assert last["groups_stale_total"] == last["tokens_wasted_total"] == 0
     assert max(line["lag_max"] for line in run.lines) == 3
+
+
+class Swallowing(FakeEngine):
+    """From version 3 on it labels versions that it has not loaded."""
+
+    async def update(self, staged: StagedWeights) -> Update:
+        before = self._probe
+        update = await super().update(staged)
+        if update.version.number >= 3:
+            self._probe = before
+        return update
+
+
+def test_an_engine_that_swallows_an_update_is_named_within_one_step(service: Build) -> None:
+    engines = iter([Swallowing])
+    run = service({"schedule.max_lag": 2}, engine=lambda *args, **more: next(engines, FakeEngine)(*args, **more))
+
+    async def scenario() -> tuple[str, int]:
+        await run.start()
+        swallowing = run.actor_tasks["actor-0"]
+        await run.until(swallowing.done)
+        trained = len(run.lines)
+        await run.finish()
+        return str(swallowing.exception()), trained
+
+    said, trained = run_simulated(scenario())
+    assert "weights 1.3 in the engine of actor-0 are not what was published" in said
+    assert trained <= 4, "version 3 is published after step 3, and step 4 has not ended when it is named"
+    run.check_lines()
+    assert len(run.lines) == 12
+    assert all(line["weight_proof_diff_max"] < 1e-6 for line in run.lines if line["weight_proof_diff_max"] is not None)
+    assert sum(line["weight_proof_diff_max"] is not None for line in run.lines) > 6
 
 
 def test_masking_trains_the_young_tokens_of_old_groups(service: Build) -> None:
@@ -351,7 +384,7 @@ def test_completions_that_met_an_update_carry_both_versions(service: Build) -> N
 def test_a_publish_that_fails_ends_the_run_at_once(service: Build) -> None:
     run = service()
 
-    def fail(version: object, buffers: object) -> None:
+    def fail(version: object, buffers: object, probe: object) -> None:
         raise WeightError("no room for the weights")
 
     run.store.publish = fail

@@ -23,9 +23,13 @@ from transformers import Olmo3Config, Olmo3ForCausalLM, PreTrainedTokenizerFast
 from olmorl import config
 from olmorl.actors.vllm_engine import reaper
 from olmorl.actors.vllm_engine.engine import VllmEngine
-from olmorl.errors import EngineDied, StartError, WeightError
-from olmorl.messages import Buffer, Completion, TokenIds, Version, WeightsReady
-from olmorl.ports import Sampling, StagedWeights
+from olmorl.actors.weight_follower import WeightFollower
+from olmorl.actors.weight_proof import TOLERANCE, WeightProof
+from olmorl.clock import SystemClock
+from olmorl.errors import EngineDied, StartError, WeightError, WeightsUnproven
+from olmorl.messages import Buffer, Completion, Probe, TokenIds, Version, WeightsReady
+from olmorl.ports import NamedBuffer, Sampling, StagedWeights
+from olmorl.queues.weights.store import store_in_files
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -102,6 +106,14 @@ class Case:
         picked: npt.NDArray[np.float32] = logits_TV.log_softmax(-1).gather(1, ids[0, len(PROMPT) :, None])[:, 0].numpy()
         return picked
 
+    def scores(self, weights: Weights) -> Probe:
+        """What the learner says of fixed tokens: transformers' own forward pass."""
+        self.model.load_state_dict(weights, strict=False)
+        ids = torch.tensor([[(1 + 7919 * number) % EOS for number in range(32)]])
+        with torch.no_grad():
+            logprobs_TV = self.model(ids).logits[0, :-1].float().log_softmax(-1)
+        return Probe(tuple(ids[0].tolist()), tuple(logprobs_TV.gather(1, ids[0, 1:, None])[:, 0].tolist()))
+
     def stage(self, weights: Weights, version: Version | None = None) -> StagedWeights:
         version = version or Version(1, next(self.numbers))
         path = self.folder / f"staged-{version}"
@@ -119,6 +131,14 @@ class Case:
             chunk_hashes=(),
         )
         return StagedWeights(manifest, path)
+
+    def buffers(self, weights: Weights) -> list[NamedBuffer]:
+        return [
+            NamedBuffer(
+                name, self.dtype, tuple(tensor.shape), tensor.contiguous().flatten().view(torch.uint8).numpy().data
+            )
+            for name, tensor in weights.items()
+        ]
 
     def engine(self, folder: Path | None = None) -> VllmEngine:
         return VllmEngine(
@@ -296,6 +316,84 @@ async def test_each_group_of_parameters_is_updated_while_requests_run(live: tupl
     reverted = await ask(engine, "reverted")
     assert np.array_equal(reverted.token_ids, before.token_ids)
     assert np.array_equal(reverted.logprobs, before.logprobs)
+
+
+async def test_the_engine_scores_as_the_learner_while_requests_run(live: tuple[Case, VllmEngine]) -> None:
+    case, engine = live
+    proof = WeightProof("a0", TOLERANCE[case.dtype])
+    for group in ("mlp", "self_attn"):
+        changed = case.perturbed(group)
+        staged = case.stage(changed)
+        others = await running(engine, 3, Sampling(max_tokens=100, min_tokens=100, seed=1))
+        await engine.update(staged)
+        probe = case.scores(changed)
+        scored = await engine.score(probe.token_ids)
+        assert len(scored) == 31
+        proof.check(staged.manifest.version, probe, scored, 0.0)
+        await asyncio.gather(*others)
+    before = engine.tokens_generated
+    again = await engine.score(probe.token_ids)
+    assert np.array_equal(again, await engine.score(probe.token_ids))
+    assert engine.tokens_generated == before, "what is scored is not generated"
+    assert len(await engine.score(range(MAX_MODEL_LEN + 9))) == MAX_MODEL_LEN - 2
+
+
+@pytest.mark.parametrize("wrong", ["a tensor after the hash check", "all of it"])
+async def test_an_update_that_went_wrong_behind_the_hash_check_is_named(
+    live: tuple[Case, VllmEngine], tmp_path: Path, wrong: str
+) -> None:
+    """Through the real store: published with its probe, fetched, checked; then the staged bytes change."""
+    case, engine = live
+    store = store_in_files("proof", shared_memory=tmp_path)
+    versions = [Version(2, next(case.numbers)) for _ in range(2)]
+    follower = WeightFollower(
+        store,
+        engine,
+        SystemClock(),
+        owner="a0",
+        poll_s=0.01,
+        deadline_s=60,
+        max_lag=1,
+        tolerance=TOLERANCE[case.dtype],
+    )
+    contents = [case.perturbed("mlp"), case.perturbed("self_attn")]
+    store.publish(versions[0], case.buffers(contents[0]), case.scores(contents[0]))
+    proving = asyncio.create_task(follower.prove())
+    assert (await follower.next_update()).version == versions[0]
+    await follower.proven()
+    assert not proving.done() and follower.proof.number == 1
+    store.publish(versions[1], case.buffers(contents[1]), case.scores(contents[1]))
+    staged = store.fetch(versions[1])
+    with staged.path.open("r+b") as file:
+        if wrong == "all of it":
+            file.write(store.fetch(versions[0]).path.read_bytes())
+        else:
+            buffer = next(buffer for buffer in staged.manifest.buffers if "o_proj" in buffer.name)
+            file.seek(buffer.offset)
+            file.write(bytes(buffer.num_bytes))
+    stat = staged.path.stat()
+    checked = staged.path.with_suffix(".checked")
+    checked.write_text(f"{stat.st_ino} {stat.st_size} {stat.st_mtime_ns}")
+    await follower.next_update()
+    with pytest.raises(WeightsUnproven, match=rf"weights {versions[1]} in the engine of a0"):
+        await proving
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(follower.proven(), 0.1)
+
+
+async def test_what_is_scored_comes_before_all_that_waits(live: tuple[Case, VllmEngine]) -> None:
+    case, engine = live
+    lengths = [Sampling(max_tokens=length, min_tokens=length, seed=1) for length in range(100, 228, 4)]
+    others = [asyncio.create_task(ask(engine, f"runs {n}", length)) for n, length in enumerate(lengths)]
+    async with asyncio.timeout(60):
+        while engine.load().running < 32:  # noqa: ASYNC110  # the engine tells nobody
+            await asyncio.sleep(0.001)
+    waiting = [asyncio.create_task(ask(engine, f"waits {n}", Sampling(max_tokens=40))) for n in range(8)]
+    await asyncio.sleep(0)
+    await engine.score(case.scores(case.weights).token_ids)
+    ended = sum(other.done() for other in others)
+    await asyncio.gather(*others, *waiting)
+    assert ended < 8, "without its priority it waits for eight more places"
 
 
 async def test_labels_end_exactly_where_the_tokens_change(live: tuple[Case, VllmEngine]) -> None:

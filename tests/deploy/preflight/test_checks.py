@@ -81,8 +81,8 @@ def test_checkpoints_that_are_there_need_no_room_again(
 @pytest.mark.parametrize(
     ("resources", "not_asked"),
     [
-        ({"memory": 1e9}, {"disk", "shared memory"}),
-        ({"CPU": 64.0}, {"disk", "shared memory"}),
+        ({"memory": 1e9}, {"disk", "shared memory", "GPU memory"}),
+        ({"CPU": 64.0}, {"disk", "shared memory", "GPU memory"}),
         ({"CPU": 64.0, "GPU": 4.0}, {"disk"}),
         ({"CPU": 64.0, "GPU": 8.0}, set()),
     ],

@@ -20,7 +20,8 @@ Results = dict[str, list[dict[str, Any]]]
 
 
 def job(kind: str, model: str, dtype: str, stage: int, **learner: Any) -> dict[str, Any]:
-    return {"kind": kind, "model": {"path": model, "dtype": dtype}, "learner": {"zero_stage": stage, **learner}}
+    settings = {"model": {"path": model, "dtype": dtype}, "learner": {"zero_stage": stage, **learner}}
+    return {"kind": kind, "temperature": 0.7, **settings}
 
 
 @pytest.fixture(scope="session")
@@ -159,6 +160,22 @@ def test_snapshot_is_the_master_weights_rounded(results: Results, name: str) -> 
         assert torch.equal(first["snapshot"][key], master.to(torch.bfloat16)), key
     assert any(master.to(torch.bfloat16).float().ne(master).any() for master in first["masters"].values())
     assert all(not rank["snapshot"] for rank in others)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_the_probe_is_what_the_snapshot_computes_at_temperature_1(
+    results: Results, tiny_models: dict[str, str], name: str
+) -> None:
+    first, *others = results[name]
+    assert [rank["probe"] for rank in others] == [None] * len(others)
+    model = AutoModelForCausalLM.from_pretrained(tiny_models[name.split("-")[1]], dtype=torch.bfloat16)
+    model.load_state_dict(first["snapshot"], strict=False)
+    tokens = torch.tensor([first["probe"].token_ids])
+    with torch.no_grad():
+        logprobs_TV = model(tokens).logits[0, :-1].float().log_softmax(-1)
+    wanted = logprobs_TV.gather(1, tokens[0, 1:, None])[:, 0]
+    assert len(set(first["probe"].token_ids)) > 20
+    assert first["probe"].logprobs == pytest.approx(wanted.tolist(), abs=0.1)
 
 
 @pytest.mark.parametrize("name", WEIGHTS)

@@ -1,0 +1,372 @@
+"""The memory plan: what a GPU of the learner, a GPU of an engine and each kind of host must hold, part by part.
+
+It is worked out from the model's configuration, before anything is loaded. Sources of the parts:
+
+learner    `learner.trainer.memory`: DeepSpeed's tensors, and the real policy on fake tensors
+engine     weights and KV cache from the architecture; vLLM measures its working memory itself, here it is estimated
+hosts      the versions that the weight store keeps, and what ranks copy to the host
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from olmorl import toml
+from olmorl.config import Config, with_key
+from olmorl.deploy.cluster.placement import GPUS_OF_A_NODE, plan
+from olmorl.deploy.preflight import hub, model_folder
+from olmorl.errors import ResourceError
+from olmorl.learner.publisher import KEPT_VERSIONS
+
+if TYPE_CHECKING:
+    from olmorl.learner.trainer.memory import RankMemory
+
+GIB = 2**30
+GPU_GIB = 80e9 / GIB
+"""Of a GPU, unless `cluster.gpu_memory_gib` says otherwise: 80 GB."""
+RESERVED_BYTES = 4 * GIB
+"""Of a GPU, outside torch's tensors: CUDA, NCCL, workspaces and fragments. An assumption."""
+STAGED_VERSIONS = 2
+"""In shared memory of a host with engines: the version in use and the next one."""
+PUBLISHED_VERSIONS = KEPT_VERSIONS + 1
+"""Where versions are published, and in the object store of each host that pulls them: the kept and the next one."""
+ROLLOUT_BYTES, JOURNAL_BYTES = 8, 13
+"""Of a completion token on disk: compressed JSON with text, and the queue's own form."""
+MASTER_AND_MOMENTS_BYTES = 12
+"""Of a parameter in a checkpoint: fp32 master weight and Adam's two moments."""
+_LOGITS_COPIES = 3
+"""Of one step of an engine in fp32: the sampler's logits, log-probabilities and probabilities."""
+_HIDDEN_COPIES = 16
+"""Of one step of an engine: hidden states, and the wider ones of attention and MLP, in hidden sizes for each token."""
+BATCHED_TOKENS = 8192
+"""Of one step of an engine, where `actors.max_batched_tokens` leaves it to vLLM."""
+LEARNER_GPU, ENGINE_GPU = "a learner GPU", "an engine GPU"
+GPU_KEY = "cluster.gpu_memory_gib"
+LEAST_ANSWER = 256
+"""Tokens: no change to fewer is proposed."""
+_WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+class Part(NamedTuple):
+    """One part of a place's memory."""
+
+    what: str
+    num_bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One kind of GPU or host. `needed` is at most the sum of the parts: some do not live at the same time."""
+
+    name: str
+    parts: tuple[Part, ...]
+    needed: int
+    limit: int | None
+    """Bytes that there are; None where this is not known before the run."""
+    limit_key: str = ""
+    """The key that sets the limit."""
+
+    @property
+    def fits(self) -> bool:
+        return self.limit is None or self.needed <= self.limit
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The places of a run, and its use of the disk."""
+
+    places: tuple[Place, ...]
+    disk: tuple[Part, ...]
+
+    def rows(self) -> Iterator[tuple[str, str, str]]:
+        """`(place, part, size)` for people."""
+        for place in self.places:
+            for number, part in enumerate(place.parts):
+                note = f"  ({part.note})" if part.note else ""
+                yield "" if number else place.name, part.what, f"{size(part.num_bytes)}{note}"
+            of = "" if place.limit is None else f" of {size(place.limit)}"
+            yield "", "at the peak", f"{size(place.needed)}{of}"
+        for number, part in enumerate(self.disk):
+            yield "" if number else "disk", part.what, f"{size(part.num_bytes)}  ({part.note})"
+
+    @property
+    def overfull(self) -> Place | None:
+        """The first place that does not fit."""
+        return next((place for place in self.places if not place.fits), None)
+
+
+def known(settings: Config) -> Config | None:
+    """The settings with a model folder that is here, in the hub's cache if need be; None when there is no such folder.
+
+    Asks no hub.
+    """
+    path = Path(settings.model.path)
+    folder = path if (path / "config.json").is_file() else hub.cached_folder(settings.model.path)
+    if folder is None:
+        return None
+    return settings.model_copy(update={"model": settings.model.model_copy(update={"path": str(folder)})})
+
+
+def memory_plan(settings: Config) -> MemoryPlan:
+    """The plan of a recipe whose model folder is here.
+
+    Raises:
+        ModelError: not a model that the learner can train.
+    """
+    from olmorl.learner.trainer.memory import rank_memory
+
+    if settings.cluster.address is None and plan(settings).several_hosts:
+        settings = with_key(settings, "cluster.address", "auto")  # such a run starts only on a cluster
+    placed = plan(settings)
+    rank = rank_memory(settings.model, settings.learner, placed.ranks, settings.row_tokens, on_gpu=placed.on_gpu)
+    weights = rank.parameters * _WIDTH[settings.model.dtype]
+    learner, engine = _learner(settings, rank), _engine(settings, weights)
+    on_host = [
+        Part("snapshot for publishing", weights, "rank 0"),
+        Part("copy for a checkpoint", MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.learner_nodes),
+        Part("offloaded optimizer", rank.offloaded * placed.ranks_per_node),
+    ]
+    shared = {"learner": _published(settings, weights), "engine": _staged(settings, weights)}
+    if placed.on_gpu:
+        places = [
+            learner,
+            engine,
+            _place("the learner's first host", on_host + shared["learner"]),
+            _place("a host of engines", shared["engine"]),
+        ]
+        places = [place for place in places if place.parts]
+    else:
+        alone = settings.cluster.address is None
+        copies = [(learner, placed.ranks), (engine, placed.engines)]
+        parts = [
+            Part(f"{place.name}: {part.what}", part.num_bytes * number, part.note)
+            for place, number in copies
+            for part in place.parts
+        ]
+        others = _place("", on_host + shared["learner"] + shared["engine"])
+        needed = sum(place.needed * number for place, number in copies) + others.needed
+        limit = host_memory() if alone else None
+        places = [Place("this host" if alone else "all hosts", (*parts, *others.parts), needed, limit)]
+    return MemoryPlan(tuple(places), _disk(settings, rank.parameters, weights))
+
+
+def refuse_too_little(settings: Config, found: MemoryPlan) -> None:
+    """Refuse a plan that does not fit.
+
+    Raises:
+        ResourceError: a place holds too little. The message names the key to change; the plan with it fits.
+    """
+    place = found.overfull
+    if place is None or place.limit is None:
+        return
+    largest = sorted(place.parts, key=lambda part: -part.num_bytes)[:3]
+    names = ", ".join(f"{part.what} {size(part.num_bytes)}" for part in largest)
+    limit = f"{size(place.limit)}{f' ({place.limit_key})' if place.limit_key else ''}"
+    raise ResourceError(
+        f"memory: {place.name} needs {size(place.needed)} ({names}) of {limit}: {_fix(settings, place)}"
+    )
+
+
+def not_known(settings: Config) -> str:
+    """Why there is no plan, as one line."""
+    return (
+        f"memory: not known before the model is here: {settings.model.path} has no config.json, nor has the hub's cache"
+    )
+
+
+# --- places -----------------------------------------------------------------------------------------
+
+
+def _learner(settings: Config, rank: RankMemory) -> Place:
+    from olmorl.learner.algorithm.presets import resolve
+
+    on_gpu, states, row = plan(settings).on_gpu, rank.states, rank.activations
+    layers, logits = (row.kept + row.layers, row.logits) if row else (0, 0)
+    needs_reference = resolve(settings.objective, settings.sampling.max_tokens).needs_reference
+    reference = states.weights if needs_reference else 0
+    reserved = RESERVED_BYTES if on_gpu else 0
+    parts = (
+        Part("weights", states.weights),
+        Part("weights gathered from other ranks", states.gathered),
+        Part("optimizer", states.optimizer),
+        Part("gradients", states.gradients),
+        Part("buffers of the gradients' sum", states.buckets),
+        Part("reference model", reference, "objective.kl_beta"),
+        Part("activations", layers, f"a row of {settings.row_tokens:,} tokens"),
+        Part("logits", logits, "not while the layers' activations are at their peak"),
+        Part("optimizer step", states.step, "not while there are activations"),
+        Part("reserve", reserved, "CUDA, NCCL, fragments: assumed"),
+    )
+    limit = gpu_bytes(settings) if on_gpu else None
+    real = _real(parts)
+    if row is None:
+        real += (Part("activations", 0, "not known: the model's shapes depend on its data"),)
+    return Place(LEARNER_GPU if on_gpu else "learner", real, rank.peak + reference + reserved, limit, GPU_KEY)
+
+
+def _engine(settings: Config, weights: int) -> Place:
+    actors, placed = settings.actors, plan(settings)
+    share = placed.gpus_per_engine if placed.on_gpu else 1
+    architecture = model_folder.architecture(Path(settings.model.path))
+    one = 0
+    if architecture is not None:
+        heads = -(-architecture.kv_heads // share)
+        one = model_folder.cache_bytes(architecture, heads, settings.max_model_len, _WIDTH[settings.model.dtype])
+    tokens = actors.max_batched_tokens or BATCHED_TOKENS
+    logits = _LOGITS_COPIES * 4 * actors.max_running * (architecture.vocabulary if architecture else 0)
+    inner = (architecture.hidden if architecture else 0) * _HIDDEN_COPIES * _WIDTH[settings.model.dtype] * tokens
+    fixed = [
+        Part("weights", weights // share, f"of {share} GPU(s)" if placed.on_gpu else ""),
+        Part("working memory", logits + inner, f"{tokens:,} tokens a step, {actors.max_running} logits: estimated"),
+    ]
+    if not placed.on_gpu:
+        cache = Part("KV cache", int(actors.kv_cache_gib * GIB), "actors.kv_cache_gib")
+        return _place("engine", [*fixed, cache])
+    limit = int(actors.gpu_memory_utilization * gpu_bytes(settings))
+    room = limit - sum(part.num_bytes for part in fixed)
+    held = f"{room / one:.1f} sequences of {settings.max_model_len:,} tokens" if one else "size of a sequence unknown"
+    return Place(
+        ENGINE_GPU,
+        (*fixed, Part("KV cache", max(room, one), held)),
+        sum(part.num_bytes for part in fixed) + max(room, one),
+        limit,
+        "actors.gpu_memory_utilization of cluster.gpu_memory_gib",
+    )
+
+
+def _published(settings: Config, weights: int) -> list[Part]:
+    """Shared memory of the learner's first host."""
+    if settings.weight_store == "ray":
+        return [Part("object store", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} published versions")]
+    if settings.cluster.address is None and settings.weights.directory is None:
+        return [Part("shared memory", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} published versions")]
+    return []
+
+
+def _staged(settings: Config, weights: int) -> list[Part]:
+    """Shared memory of a host with engines. What it pulls stays in its object store until the learner discards it."""
+    if settings.cluster.address is None and settings.weights.directory is None:
+        return []
+    staged = [Part("shared memory", STAGED_VERSIONS * weights, f"{STAGED_VERSIONS} staged versions")]
+    if settings.weight_store == "ray":
+        staged.append(Part("object store", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} pulled versions"))
+    return staged
+
+
+def shared_memory(settings: Config, weights: int) -> int:
+    """Bytes in /dev/shm of the host that needs most, Ray's object store apart."""
+    parts = (_published(settings, weights), _staged(settings, weights))
+    return max(sum(part.num_bytes for part in each if part.what == "shared memory") for each in parts)
+
+
+def object_store(settings: Config, weights: int) -> int:
+    """Bytes in Ray's object store of the host that needs most."""
+    parts = (_published(settings, weights), _staged(settings, weights))
+    return max(sum(part.num_bytes for part in each if part.what == "object store") for each in parts)
+
+
+def _disk(settings: Config, parameters: int, weights: int) -> tuple[Part, ...]:
+    batch = settings.schedule.prompts_per_step * settings.sampling.group_size
+    tokens = batch * settings.sampling.max_tokens
+    checkpoint, kept = MASTER_AND_MOMENTS_BYTES * parameters, settings.checkpoint.keep
+    steps = min(settings.checkpoint.every, settings.schedule.steps)
+    parts = (
+        Part("rollouts a step", ROLLOUT_BYTES * tokens, f"at most: {batch:,} answers of full length; more if filtered"),
+        Part("journal", JOURNAL_BYTES * tokens * steps, f"at most: {steps} steps up to the next checkpoint"),
+        Part("a checkpoint", checkpoint, f"every {settings.checkpoint.every} steps"),
+        Part("checkpoints", (kept + 1) * checkpoint, f"checkpoint.keep = {kept}, and one being written"),
+        Part("export", weights, "after the last step"),
+    )
+    return _real(parts)
+
+
+def host_memory() -> int:
+    """Bytes of this machine, or of its container if that has less."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    file = Path("/sys/fs/cgroup/memory.max")
+    given = file.read_text(encoding="ascii").strip() if file.is_file() else ""
+    return min(there, int(given)) if given.isdecimal() else there
+
+
+def gpu_bytes(settings: Config) -> int:
+    """Memory of a GPU that the plan counts on."""
+    return int((settings.cluster.gpu_memory_gib or GPU_GIB) * GIB)
+
+
+def _place(name: str, parts: Sequence[Part]) -> Place:
+    return Place(name, _real(parts), sum(part.num_bytes for part in parts), None)
+
+
+def _real(parts: Sequence[Part]) -> tuple[Part, ...]:
+    return tuple(part for part in parts if part.num_bytes)
+
+
+def size(num_bytes: int) -> str:
+    """Bytes as text."""
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+# --- what to change ---------------------------------------------------------------------------------
+
+
+def _fix(settings: Config, place: Place) -> str:
+    """The first change that makes the place fit, or else all those together that it takes."""
+    changes = list(_changes(settings, place.name))
+    for change in changes:
+        then = _with(settings, [change], place)
+        if then.fits:
+            return _told([change], then)
+    kept: list[tuple[str, Any]] = []
+    for change in changes:
+        others = [other for other in kept if other[0] != change[0]]
+        then = _with(settings, [*others, change], place)
+        if then.needed < place.needed:
+            kept, place = [*others, change], then
+        if then.fits:
+            return _told(kept, then)
+    return "no setting mends it: take a smaller model, more nodes or shorter answers"
+
+
+def _with(settings: Config, changes: Sequence[tuple[str, Any]], place: Place) -> Place:
+    for key, value in changes:
+        settings = with_key(settings, key, value)
+    return next(each for each in memory_plan(settings).places if each.name == place.name)
+
+
+def _told(changes: Sequence[tuple[str, Any]], then: Place) -> str:
+    return f"set {' and '.join(f'{key} = {toml.literal(value)}' for key, value in changes)} (then {size(then.needed)})"
+
+
+def _changes(settings: Config, place: str) -> Iterator[tuple[str, Any]]:
+    learner, actors = settings.learner, settings.actors
+    if place == ENGINE_GPU:
+        there = settings.cluster.gpus_per_node or GPUS_OF_A_NODE
+        yield from (("actors.tensor_parallel", n) for n in (2, 4, 8) if actors.tensor_parallel < n <= there)
+        if actors.gpu_memory_utilization < 0.95:
+            yield "actors.gpu_memory_utilization", 0.95
+        yield from (("sampling.max_tokens", n) for n in _halves(settings.sampling.max_tokens))
+        return
+    if not learner.gradient_checkpointing:
+        yield "learner.gradient_checkpointing", True
+    if learner.zero_stage < 3:
+        yield "learner.zero_stage", 3
+    yield from (("learner.logprob_chunk", n) for n in (256, 64) if n < learner.logprob_chunk)
+    if place == LEARNER_GPU:
+        if not learner.offload_optimizer:
+            yield "learner.offload_optimizer", True
+        yield from (("learner.nodes", learner.nodes * n) for n in (2, 4, 8))
+    else:
+        yield from (("actors.kv_cache_gib", n) for n in (1.0, 0.25) if n < actors.kv_cache_gib)
+    if learner.row_tokens is None:
+        yield from (("sampling.max_tokens", n) for n in _halves(settings.sampling.max_tokens))
+
+
+def _halves(number: int) -> Iterator[int]:
+    while number > LEAST_ANSWER:
+        number //= 2
+        yield number

@@ -1,0 +1,273 @@
+"""The memory of one learner rank, worked out before anything is loaded.
+
+DeepSpeed's own tensors follow from its settings and the number of parameters. Activations and logits come from a
+forward and a backward pass of the real policy on fake tensors: these have the true shapes and no bytes. Attention is
+assumed to run in a fused kernel, which keeps no matrix of all pairs of tokens, unless `learner.attention` is `eager`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from copy import deepcopy
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+from olmorl import config
+from olmorl.errors import ModelError
+from olmorl.learner.trainer import deepspeed_config, packed_attention
+from olmorl.learner.trainer.model import DTYPES, read_config, without_dropout
+from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow
+
+MASTER_BYTES: Final = 4
+MOMENTS_BYTES: Final = 8
+"""Of a parameter: AdamW's two moments in fp32."""
+SHALLOW: Final = 4
+"""Layers of the smaller model from which a deep one is extrapolated: one period of sliding and full attention."""
+
+
+class Activations(NamedTuple):
+    """Bytes of one packed row. They add up: `kept` is live when either of the others is at its peak."""
+
+    kept: int
+    """At the end of the forward pass: what the backward pass needs."""
+    layers: int
+    """More, at the peak of the backward pass of the layers and the embedding."""
+    logits: int
+    """More, at the peak of the head, forward or backward."""
+
+    @property
+    def peak(self) -> int:
+        return self.kept + max(self.layers, self.logits)
+
+
+class States(NamedTuple):
+    """Bytes of a rank that do not depend on the row."""
+
+    weights: int
+    """In the dtype of the forward pass: all of them, or this rank's share under ZeRO-3."""
+    gathered: int
+    """Weights of other ranks that ZeRO-3 holds while it uses them."""
+    optimizer: int
+    """fp32 master weights and AdamW's moments. In host memory with `learner.offload_optimizer`."""
+    gradients: int
+    buckets: int
+    """Buffers of the sum over ranks."""
+    step: int
+    """More, during the optimizer step, when there are no activations."""
+
+
+class RankMemory(NamedTuple):
+    """The parts of a rank's memory."""
+
+    parameters: int
+    states: States
+    activations: Activations | None
+    """None: not known, because the model's shapes depend on its data."""
+    offloaded: int
+    """Bytes of this rank in host memory."""
+
+    @property
+    def peak(self) -> int:
+        """Bytes on the device: the greater of the backward pass and the optimizer step."""
+        states = self.states
+        standing = states.weights + states.optimizer + states.gradients + states.buckets
+        row = self.activations.peak if self.activations else 0
+        return standing + max(states.gathered + row, states.step)
+
+
+def rank_memory(
+    model: config.Model, learner: config.Learner, ranks: int, row_tokens: int, *, on_gpu: bool
+) -> RankMemory:
+    """The memory of one of `ranks` ranks, when a row of `row_tokens` tokens is one sample.
+
+    Raises:
+        ModelError: the folder is not a model that the learner can train.
+        ConfigError: settings that cannot be trained with.
+    """
+    sizes = parameter_sizes(model)
+    held = states(model, learner, sizes, ranks, on_gpu=on_gpu)
+    offloaded = held.optimizer if learner.offload_optimizer else 0
+    eager, chunk, checkpointing = learner.attention == "eager", learner.logprob_chunk, learner.gradient_checkpointing
+    return RankMemory(
+        parameters=sum(sizes),
+        states=held._replace(optimizer=held.optimizer - offloaded),
+        activations=activations(model, row_tokens, eager, chunk, checkpointing, on_gpu),
+        offloaded=offloaded,
+    )
+
+
+def states(model: config.Model, learner: config.Learner, sizes: tuple[int, ...], ranks: int, *, on_gpu: bool) -> States:
+    """What DeepSpeed holds for parameters of these `sizes`, as measured on its version 0.19.
+
+    Raises:
+        ConfigError: settings that cannot be trained with.
+    """
+    device = torch.device("cuda" if on_gpu else "cpu")
+    zero = deepspeed_config.settings(model, learner, device)["zero_optimization"]
+    number, width, full = sum(sizes), DTYPES[model.dtype].itemsize, model.dtype == "float32"
+    share, stage, largest_bucket = -(-number // ranks), zero["stage"], int(zero["reduce_bucket_size"])
+    if stage == 0:
+        return States(width * number, 0, MOMENTS_BYTES * number, width * number, 0, width * number)
+    optimizer = (MASTER_BYTES + MOMENTS_BYTES) * share
+    # On the CPU the part of a buffer that is never written takes no memory.
+    bucket = largest_bucket if on_gpu else min(largest_bucket, number)
+    # What is summed over ranks in one call is copied once more, and before that into fp32 if it is to be summed so.
+    copied = min(max(largest_bucket, *sizes), number) if ranks > 1 else 0
+    summed_in = 2 * MASTER_BYTES if learner.fp32_reduce and not full else width
+    if stage == 1:
+        # fp32 sums of bf16 gradients are tensors of their own, and need no buffer.
+        gradients, buckets = (width, bucket) if full else (MASTER_BYTES + width, 0)
+        return States(width * number, 0, optimizer, gradients * number, width * buckets, MASTER_BYTES * share)
+    if stage == 2:
+        buffers = width * bucket * (2 if zero["overlap_comm"] else 1)
+        copies = summed_in * copied * (2 if full else learner.fp32_reduce)
+        return States(width * number, 0, optimizer, MASTER_BYTES * share, buffers + copies, 0)
+    live = max(int(zero["stage3_max_live_parameters"]), *sizes) + int(zero["stage3_prefetch_bucket_size"])
+    return States(
+        weights=width * share,
+        gathered=width * min(number, live),
+        optimizer=optimizer,
+        gradients=MASTER_BYTES * share,
+        buckets=width * bucket + summed_in * copied,
+        step=MASTER_BYTES * min(int(zero["sub_group_size"]), share),
+    )
+
+
+@lru_cache
+def parameter_sizes(model: config.Model) -> tuple[int, ...]:
+    """Elements of each parameter, counted on a model without memory.
+
+    Raises:
+        ModelError: not a causal language model.
+    """
+    with torch.device("meta"):
+        built = _build(read_config(model), model, "eager")
+    return tuple(parameter.numel() for parameter in built.parameters())
+
+
+@lru_cache
+def activations(
+    model: config.Model, row_tokens: int, eager: bool, chunk: int, checkpointing: bool, on_gpu: bool
+) -> Activations | None:
+    """The activations of one row that is one sample. `eager`, `chunk` and `checkpointing` are keys of `learner`.
+
+    A model of more than two periods of layers is extrapolated from two shallow ones: every layer keeps the same.
+    None for a model whose shapes depend on its data.
+
+    Raises:
+        ModelError: the learner cannot train the model.
+    """
+    whole = read_config(model)
+    wanted = "eager" if eager else "sdpa"
+    attention = packed_attention.implementation(wanted, torch.device("cpu"), DTYPES[model.dtype], whole)
+    copies_head = model.fp32_head and not on_gpu
+    depth = whole.get_text_config().num_hidden_layers
+
+    def of(layers: int) -> Activations:
+        live = LiveBytes()
+        with FakeTensorMode(), live:
+            network = _build(_shallow(whole, layers), model, attention)
+            without_dropout(network)
+            network.train()
+            if checkpointing:
+                network.gradient_checkpointing_enable({"use_reentrant": False})
+            return _of_row(PackedPolicy(network, 1.0, chunk, copies_head), row_tokens, live)
+
+    try:
+        if depth <= 2 * SHALLOW:
+            return of(depth)
+        few, more = of(SHALLOW), of(2 * SHALLOW)
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException):
+        return None
+    periods = (depth - SHALLOW) / SHALLOW
+    return more._replace(kept=round(few.kept + (more.kept - few.kept) * periods))
+
+
+def _of_row(policy: PackedPolicy, row_tokens: int, live: LiveBytes) -> Activations:
+    """One forward and one backward pass over tensors of any kind; `live` counts them and must be on."""
+    for parameter in policy.parameters():
+        parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
+    row = PolicyRow(torch.zeros(row_tokens, dtype=torch.long), (row_tokens,), torch.arange(1, row_tokens))
+    peaks: list[int] = []
+
+    def end_of_head(gradient: Tensor) -> None:
+        peaks.append(live.peak)
+        live.peak = live.now
+
+    def watch(head: nn.Module, given: tuple[Any, ...]) -> None:
+        given[0].register_hook(end_of_head)
+
+    policy.head.register_forward_pre_hook(watch)
+    live.peak = standing = live.now
+    logprobs_T, entropy_T = policy(row, with_entropy=True)
+    kept = live.now - standing
+    logprobs_T.sum().backward()
+    del entropy_T
+    return Activations(kept, max(0, live.peak - standing - kept), peaks[0] - standing - kept)
+
+
+def _shallow(whole: PretrainedConfig, layers: int) -> PretrainedConfig:
+    """The same model with its first layers only."""
+    cut = deepcopy(whole)
+    text = cut.get_text_config()
+    depth = text.num_hidden_layers
+    for name, value in vars(text).items():
+        if isinstance(value, list) and len(value) == depth:
+            setattr(text, name, value[:layers])
+    text.num_hidden_layers = layers
+    return cut
+
+
+def _drop_gradient(parameter: Tensor) -> None:
+    """DeepSpeed moves each gradient into its own buffers as soon as it is there."""
+    parameter.grad = None
+
+
+def _build(whole: PretrainedConfig, model: config.Model, attention: str) -> PreTrainedModel:
+    try:
+        built: PreTrainedModel = AutoModelForCausalLM.from_config(
+            whole, dtype=DTYPES[model.dtype], attn_implementation=attention, trust_remote_code=model.trust_remote_code
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model.path = {model.path}: {str(error).partition(chr(10))[0]}") from None
+    return built
+
+
+class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of all tensors that operations have made and nothing has freed yet, and their largest sum."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now = 0
+        self.peak = 0
+        self._known: dict[int, weakref.finalize[Any, Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, Tensor):
+                self._note(leaf.untyped_storage())
+        return made
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._known:
+            self._known[key] = weakref.finalize(storage, self._forget, key, storage.nbytes())
+            self.now += storage.nbytes()
+            self.peak = max(self.peak, self.now)
+
+    def _forget(self, key: int, num_bytes: int) -> None:
+        del self._known[key]
+        self.now -= num_bytes

@@ -1,0 +1,270 @@
+"""The memory plan of the shipped recipes at true width, its refusals, and the checks of GPUs and object stores."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zstandard
+
+from olmorl import codec, config
+from olmorl.deploy.launch import main
+from olmorl.deploy.preflight import checks, memory
+from olmorl.deploy.preflight.memory import GIB, MemoryPlan, Place
+from olmorl.errors import ResourceError
+from olmorl.learner.storage import rollout_log
+from olmorl.learner.storage.ledger_state import Outcome
+from olmorl.learner.storage.rollout_log import Ended
+from olmorl.messages import Completion, Group, Prompt, Span, Version
+
+RECIPES = Path(__file__).resolve().parents[3] / "deploy" / "recipes"
+OLMO3 = {
+    "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "32b": {
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+    },
+}
+"""The published sizes. Weights are not needed for a plan."""
+SHIPPED = {
+    "olmo3-32b-think": ("32b", 32_233_522_176, 34_816),
+    "olmo3-7b-think": ("7b", 7_298_011_136, 34_816),
+    "olmo3-7b-instruct": ("7b", 7_298_011_136, 10_240),
+    "olmo3-7b-rl-zero": ("7b", 7_298_011_136, 18_432),
+}
+
+
+def folder(where: Path, size: str) -> Path:
+    """A model folder without weights."""
+    tree = {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "vocab_size": 100278,
+        "max_position_embeddings": 65536,
+        "sliding_window": 4096,
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 32,
+        **OLMO3[size],
+    }
+    layers: Any = OLMO3[size]["num_hidden_layers"]
+    tree["layer_types"] = ["full_attention" if n % 4 == 3 else "sliding_attention" for n in range(layers)]
+    (where / size).mkdir(exist_ok=True)
+    (where / size / "config.json").write_text(json.dumps(tree), encoding="utf-8")
+    return where / size
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def shipped(models: Path, recipe: str, *changes: tuple[str, str]) -> config.Config:
+    path = folder(models, SHIPPED[recipe][0])
+    return config.load(RECIPES / f"{recipe}.toml", [("model.path", json.dumps(str(path))), *changes])
+
+
+def of(place: Place) -> dict[str, float]:
+    return {part.what: part.num_bytes / GIB for part in place.parts}
+
+
+@pytest.mark.parametrize("recipe", SHIPPED)
+def test_a_shipped_recipe_fits_gpus_of_80_gb(models: Path, recipe: str) -> None:
+    _, parameters, row_tokens = SHIPPED[recipe]
+    settings = shipped(models, recipe)
+    assert settings.row_tokens == row_tokens
+    plan = memory.memory_plan(settings)
+    assert plan.overfull is None
+    learner, engine, *_ = plan.places
+    assert learner.limit == 80e9 and learner.needed < 0.8 * learner.limit
+    ranks = settings.learner.nodes * settings.learner.ranks_per_node
+    parts = of(learner)
+    assert parts["weights"] == pytest.approx(2 * parameters / ranks / GIB)
+    assert parts["optimizer"] == pytest.approx(12 * parameters / ranks / GIB)
+    assert parts["gradients"] == pytest.approx(4 * parameters / ranks / GIB)
+    # Of each layer the backward pass needs at least the bf16 input.
+    architecture = OLMO3[SHIPPED[recipe][0]]
+    assert parts["activations"] > 2 * row_tokens * architecture["hidden_size"] * architecture["num_hidden_layers"] / GIB
+    assert of(engine)["weights"] == pytest.approx(2 * parameters / settings.actors.tensor_parallel / GIB)
+
+
+def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
+    """Worked by hand, but for the activations inside of a layer and of the head."""
+    places = {place.name: of(place) for place in memory.memory_plan(shipped(models, "olmo3-32b-think")).places}
+    learner = places["a learner GPU"]
+    kept = 64 * 34_816 * 5120 * 2 / GIB  # the input of each layer
+    assert 21 < kept < learner["activations"] < 2 * kept
+    whole_head = 100_278 * 5120 * 4 / GIB  # its gradient in fp32
+    assert whole_head < learner["logits"] < 3 * whole_head
+    assert learner["weights gathered from other ranks"] == pytest.approx(1.05e9 * 2 / GIB)
+    weights = 2 * SHIPPED["olmo3-32b-think"][1] / GIB
+    assert places["a host of engines"] == pytest.approx({"shared memory": 2 * weights, "object store": 3 * weights})
+    assert places["the learner's first host"]["object store"] == pytest.approx(3 * weights)
+    # 16 full and 48 sliding layers, one key head on each of 8 GPUs, keys and values of 128 numbers.
+    one = (16 * 34_816 + 48 * 4096) * 2 * 128 * 2 / GIB
+    plan = memory.memory_plan(shipped(models, "olmo3-32b-think"))
+    [cache] = [part for part in plan.places[1].parts if part.what == "KV cache"]
+    assert cache.note.startswith(f"{cache.num_bytes / GIB / one:.1f} sequences of 34,816")
+
+
+def test_what_does_not_fit_is_refused_with_the_key_that_mends_it(
+    models: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ("--learner.gradient_checkpointing", "false", "--model.path", str(folder(models, "7b")))
+    assert main([str(RECIPES / "olmo3-7b-think.toml"), *wrong, "--dry-run"]) == 2
+    said = capsys.readouterr()
+    assert "memory and disk" in said.out and "rollouts a step" in said.out
+    assert "a learner GPU needs" in said.err and "set learner.gradient_checkpointing = true (then" in said.err
+
+
+@pytest.mark.parametrize(
+    ("changes", "fix"),
+    [
+        ((("learner.zero_stage", "1"),), "learner.zero_stage = 3"),
+        ((("actors.gpu_memory_utilization", "0.2"),), "actors.tensor_parallel = 2"),
+        (
+            (("learner.gradient_checkpointing", "false"), ("learner.zero_stage", "1")),
+            "learner.gradient_checkpointing = true and learner.zero_stage = 3",
+        ),
+    ],
+)
+def test_the_plan_with_the_named_change_fits(models: Path, changes: tuple[tuple[str, str], ...], fix: str) -> None:
+    settings = shipped(models, "olmo3-7b-rl-zero", *changes)
+    with pytest.raises(ResourceError, match=fix):
+        memory.refuse_too_little(settings, memory.memory_plan(settings))
+    for change in fix.split(" and "):
+        key, value = change.split(" = ")
+        settings = config.with_key(settings, key, json.loads(value))
+    assert "KV cache" in of(memory.memory_plan(settings).places[1])
+    fixed = {place.name: place.fits for place in memory.memory_plan(settings).places}
+    assert fixed["a learner GPU" if "learner" in fix else "an engine GPU"]
+
+
+def test_a_model_that_is_not_here_costs_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("HF_HUB_CACHE", str(tmp_path))
+        assert main([str(RECIPES / "olmo3-7b-think.toml"), "--dry-run"]) == 0
+        [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory:")]
+        assert "allenai/Olmo-3-7B-Think-DPO has no config.json" in line
+        snapshot = tmp_path / "models--allenai--Olmo-3-7B-Think-DPO" / "snapshots"
+        snapshot.mkdir(parents=True)
+        folder(snapshot, "7b")
+        found = memory.known(config.load(RECIPES / "olmo3-7b-think.toml"))
+    assert found is not None and found.model.path == str(snapshot / "7b")
+
+
+def test_on_the_cpu_everything_is_in_the_memory_of_one_host(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder(models, "7b")
+    sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
+    tree = json.loads((path / "config.json").read_text()) | sizes
+    tree |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 512}
+    tree["layer_types"] = tree["layer_types"][:4]
+    small = models / "small"
+    small.mkdir()
+    (small / "config.json").write_text(json.dumps(tree), encoding="utf-8")
+    settings = config.build({"model": {"path": str(small)}, "sampling": {"max_tokens": 256}})
+    monkeypatch.setattr(memory, "host_memory", lambda: 8 * GIB)
+    [place] = memory.memory_plan(settings).places
+    assert place.name == "this host" and place.limit == 8 * GIB and GIB < place.needed < 2 * GIB
+    assert "engine: KV cache" in of(place)
+    monkeypatch.setattr(memory, "host_memory", lambda: GIB)
+    with pytest.raises(ResourceError, match=r"this host needs .* set actors.kv_cache_gib = 0.25"):
+        memory.refuse_too_little(settings, memory.memory_plan(settings))
+
+
+def test_host_memory_is_no_more_than_this_machine_has() -> None:
+    kib = int(Path("/proc/meminfo").read_text().split()[1])
+    assert 0 < memory.host_memory() <= kib * 1024 * 1.01
+
+
+def test_disk_use_is_worked_out_by_hand(models: Path) -> None:
+    plan = memory.memory_plan(shipped(models, "olmo3-7b-think"))
+    found = {part.what: part.num_bytes for part in plan.disk}
+    tokens = 64 * 8 * 32_768
+    assert found == {
+        "rollouts a step": 8 * tokens,
+        "journal": 13 * tokens * 25,
+        "a checkpoint": 12 * 7_298_011_136,
+        "checkpoints": 4 * 12 * 7_298_011_136,
+        "export": 2 * 7_298_011_136,
+    }
+
+
+def test_a_token_takes_the_disk_that_the_plan_says() -> None:
+    """Tokens and words of Zipf distributions, log-probabilities as of a trained policy."""
+    rng = np.random.default_rng(0)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    words = ["".join(rng.choice(letters, length)) for length in rng.integers(2, 9, 5000)]
+    size = 4000
+    completions = tuple(
+        Completion(
+            index=index,
+            token_ids=np.minimum(rng.zipf(1.15, size), 100_000).astype(np.int32),
+            logprobs=-rng.exponential(0.3, size).astype(np.float32),
+            spans=(Span(Version(1, 0), 0, size),),
+            finish_reason="stop",
+            text=" ".join(words[number % 5000] for number in rng.zipf(1.3, size * 3 // 4)),
+        )
+        for index in range(4)
+    )
+    prompt = Prompt(
+        draw_id=0,
+        row="a:1",
+        messages="?",
+        token_ids=np.zeros(9, np.int32),
+        datasets=("math",),
+        ground_truths=("1",),
+        group_size=4,
+        min_version=Version(1, 0),
+    )
+    group = Group(prompt=prompt, completions=completions, actor="a", started_at=0.0, finished_at=1.0)
+    written = len(zstandard.compress(msgspec.json.encode(rollout_log.record(Ended(group, Outcome.TRAINED, 1, "")))))
+    assert 0.7 < written / (4 * size) / memory.ROLLOUT_BYTES <= 1
+    assert 0.7 < len(codec.encode(group)) / (4 * size) / memory.JOURNAL_BYTES <= 1
+
+
+def test_gpus_smaller_than_planned_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    settings = config.build({"cluster": {"gpu_memory_gib": 70}})
+    assert checks.gpu_memory(settings).startswith("not known")
+    for mib, passes in ((81559, True), (40960, False)):
+        tool.write_text(f"#!/bin/sh\necho 81559\necho {mib}\n")
+        tool.chmod(0o755)
+        if passes:
+            assert checks.gpu_memory(settings) == "79.6 GiB, 70.0 GiB planned"
+        else:
+            with pytest.raises(ResourceError, match=r"40.0 GiB.*cluster.gpu_memory_gib = 40"):
+                checks.gpu_memory(settings)
+
+
+def test_an_object_store_too_small_for_the_versions_is_named(models: Path) -> None:
+    settings = config.with_key(shipped(models, "olmo3-7b-think"), "cluster.address", "auto")
+    needed = 3 * 2 * SHIPPED["olmo3-7b-think"][1]
+    assert "needed" in checks.object_store(settings, float(needed))
+    with pytest.raises(ResourceError, match=f"ray start --object-store-memory {needed}"):
+        checks.object_store(settings, needed - 1.0)
+
+
+def test_a_plan_has_no_heavy_library_until_it_is_made() -> None:
+    code = (
+        "import sys; from olmorl.deploy.preflight import memory; "
+        "assert not {'torch', 'transformers', 'deepspeed'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_the_peak_is_never_more_than_the_parts(models: Path) -> None:
+    plan: MemoryPlan = memory.memory_plan(shipped(models, "olmo3-32b-think"))
+    for place in plan.places:
+        assert place.needed <= sum(part.num_bytes for part in place.parts)
+        assert replace(place, limit=place.needed).fits and not replace(place, limit=place.needed - 1).fits

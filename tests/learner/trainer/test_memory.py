@@ -1,0 +1,177 @@
+"""The memory plan of a rank against the profile of torch's allocator, on small models that really train on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+
+from olmorl import config
+from olmorl.learner.trainer import memory
+from olmorl.learner.trainer.memory import LiveBytes, RankMemory
+
+Jobs = dict[str, dict[str, Any]]
+Results = dict[str, list[dict[str, Any]]]
+pytestmark = pytest.mark.timeout(900)
+MIB = 2**20
+CLOSE = 0.1
+LAYERS = 9
+"""Over two periods, so that the plan extrapolates."""
+BUCKET = 1_000_000
+"""Fewer gradients than the models have, as in a run of size."""
+
+
+@pytest.fixture(scope="module")
+def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Random models of 5 to 10 million parameters: wide enough that neither part of the memory vanishes."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    shape = {
+        "vocab_size": 4096,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 3,
+        "max_position_embeddings": 2048,
+        "bos_token_id": None,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    special = {"olmo3": {"sliding_window": 256}, "qwen2": {"tie_word_embeddings": True}, "llama": {}}
+    folders = {}
+    for name, more in special.items():
+        folder = tmp_path_factory.mktemp("small") / name
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **shape, **more)).save_pretrained(folder)
+        folders[name] = str(folder)
+    return folders
+
+
+def job(model: str, dtype: str, stage: int, checkpointing: bool = True, row_tokens: int = 512) -> dict[str, Any]:
+    return {
+        "kind": "memory",
+        "model": {"path": model, "dtype": dtype},
+        "learner": {
+            "zero_stage": stage,
+            "gradient_checkpointing": checkpointing,
+            "logprob_chunk": 256,
+            "deepspeed": {"zero_optimization": {"reduce_bucket_size": BUCKET}},
+        },
+        "row_tokens": row_tokens,
+    }
+
+
+def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
+    """For one rank and for two, by name."""
+    alone = {
+        "float32, stage 0": job(llama, "float32", 0, False),
+        "bfloat16, stage 2, a longer row": job(llama, "bfloat16", 2, row_tokens=1024),
+        "bfloat16, stage 3, sliding windows": job(olmo, "bfloat16", 3),
+    }
+    pair = {
+        "bfloat16, stage 1": job(llama, "bfloat16", 1),
+        "float32, stage 3, tied": job(tied, "float32", 3, False, row_tokens=1024),
+    }
+    return alone, pair
+
+
+ALONE, PAIR = jobs("", "", "")
+
+
+class Compared(NamedTuple):
+    """Bytes of a rank: planned, and measured over two steps of two rows each."""
+
+    plan: RankMemory
+    peak: int
+    standing: int
+    """Between two steps."""
+    gradients: int
+    """That stay between two backward passes."""
+    activations: int
+    """Above what was there before a backward pass that adds to gradients."""
+
+
+@pytest.fixture(scope="module")
+def compared(run_ranks: Callable[[int, Jobs], Results], small_models: dict[str, str]) -> dict[str, list[Compared]]:
+    found = {}
+    for world, asked in enumerate(jobs(*(small_models[name] for name in ("llama", "olmo3", "qwen2"))), 1):
+        for name, ranks in run_ranks(world, asked).items():
+            model, learner = config.Model(**asked[name]["model"]), config.Learner(**asked[name]["learner"])
+            plan = memory.rank_memory(model, learner, world, asked[name]["row_tokens"], on_gpu=False)
+            found[name] = [Compared(plan, *(rank[key] for key in Compared._fields[1:])) for rank in ranks]
+    return found
+
+
+def in_mib(part: NamedTuple) -> dict[str, float]:
+    return {key: round(value / MIB, 1) for key, value in part._asdict().items() if isinstance(value, int)}
+
+
+@pytest.mark.parametrize("name", [*ALONE, *PAIR])
+def test_the_planned_peak_is_within_a_tenth_of_the_measured_one(compared: dict[str, list[Compared]], name: str) -> None:
+    for rank in compared[name]:
+        said = f"{in_mib(rank)}, {rank.plan.peak / MIB:.1f} planned: {in_mib(rank.plan.states)}"
+        print(name, said)
+        assert rank.plan.peak == pytest.approx(rank.peak, rel=CLOSE), said
+
+
+@pytest.mark.parametrize("name", [name for name in (*ALONE, *PAIR) if "stage 3" not in name])
+def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
+    compared: dict[str, list[Compared]], name: str
+) -> None:
+    """Under ZeRO-3 they share buffers with gathered weights, so that only their sum can be measured."""
+    for rank in compared[name]:
+        states, row = rank.plan.states, rank.plan.activations
+        assert row is not None
+        print(name, in_mib(rank), in_mib(states), in_mib(row))
+        assert row.peak == pytest.approx(rank.activations, rel=CLOSE)
+        planned = states.weights + states.optimizer + states.gradients + states.buckets
+        assert planned == pytest.approx(rank.standing + rank.gradients, rel=CLOSE)
+        if name in ALONE:
+            assert states.weights + states.optimizer == pytest.approx(rank.standing, rel=CLOSE)
+            assert states.gradients + states.buckets == pytest.approx(rank.gradients, rel=CLOSE)
+
+
+def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = config.Model(path=small_models["olmo3"])
+    extrapolated = memory.activations(model, 512, False, 256, True, False)
+    assert extrapolated is not None
+    monkeypatch.setattr(memory, "SHALLOW", LAYERS)
+    memory.activations.cache_clear()
+    whole = memory.activations(model, 512, False, 256, True, False)
+    memory.activations.cache_clear()
+    assert whole is not None
+    assert tuple(extrapolated) == pytest.approx(tuple(whole), rel=0.05)
+
+
+def test_a_model_whose_shapes_depend_on_its_data_has_no_known_activations(
+    small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    def routed(self: Any, hidden: Any) -> Any:
+        return hidden * float(hidden.detach().sum())
+
+    monkeypatch.setattr(LlamaMLP, "forward", routed)
+    memory.activations.cache_clear()
+    model, learner = config.Model(path=small_models["llama"]), config.Learner()
+    plan = memory.rank_memory(model, learner, 1, 128, on_gpu=False)
+    memory.activations.cache_clear()
+    assert plan.activations is None and plan.peak > 12 * plan.parameters
+
+
+def test_live_bytes_counts_storages_once_and_forgets_them() -> None:
+    import torch
+
+    with LiveBytes() as live:
+        whole = torch.zeros(1000, dtype=torch.float32)
+        part = whole[:10].view(2, 5)
+        assert live.now == live.peak == 4000
+        other = part + 1
+        assert live.now == 4040
+        del whole, part
+        assert live.now == 40
+        del other
+    assert (live.now, live.peak) == (0, 4040)

@@ -8,7 +8,7 @@ TORCH := torch==2.13.0+cpu
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-all test-failed hosts chaos soak shape check format bench docs install lock clean
+.PHONY: help run test test-all test-failed hosts chaos soak models shape check format bench docs install lock clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -37,6 +37,9 @@ chaos: $(READY)  ## hundreds of faults on simulated runs, dozens on real engines
 soak: $(READY)  ## run the demo for an hour with a fault every minute
 	$(BIN)/python -m tests.chaos soak --json benchmarks/results/soak.json
 
+models: $(READY)  ## compare learner and engine on every family of models; the table is in docs/models.md
+	$(BIN)/python -m tests.models --json benchmarks/results/models.json
+
 shape: $(READY)  ## count files per folder, attributes per class and files per code path; no limits
 	$(BIN)/python -m tests.shape
 
@@ -50,7 +53,7 @@ format: $(READY)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## run all benchmarks; results under benchmarks/results
-	for name in data_plane learner_efficiency actor_efficiency verifiers; do \
+	for name in data_plane learner_efficiency actor_efficiency verifiers stragglers control_plane; do \
 	    $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 docs: $(READY)  ## write docs/configuration.md from the code

@@ -35,6 +35,7 @@ MODULES = {
     "olmorl-launch": "olmorl.deploy.launch",
     "olmorl-ctl": "olmorl.deploy.control.cli",
     "olmorl-data": "olmorl.deploy.prepare_data",
+    "olmorl-plan": "olmorl.deploy.plan.cli",
     "olmorl-verify": "olmorl.deploy.verify.cli",
     "olmorl-report": "olmorl.deploy.report.cli",
 }
@@ -45,6 +46,7 @@ CANNOT_RUN = {
 }
 ONLY_PLANNED = {
     "olmorl-launch": "a whole run of a model: --dry-run reads the same recipe and options, and shows the plan",
+    "olmorl-plan": "simulates for minutes: --dry-run reads the same recipe and options, and shows what would be tried",
     "make": "sets up an environment, or tests for minutes: make -n finds the target and reads its commands",
 }
 """Commands that run with an option that ends them early."""

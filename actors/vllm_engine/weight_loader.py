@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
@@ -65,6 +67,7 @@ class StagedWeightLoader:
             with _unsaid({type(layer).__name__ for layer in unloaded}):
                 finalize_layerwise_reload(model, self.model_config)
             _refresh_tied_head(model)
+            _repack_experts(model)
         _check_unloaded(model, unloaded)
         if missing := expected - loaded:
             raise RuntimeError(f"no new value for {sorted(missing)[:5]} ({len(missing)} parameters in all)")
@@ -145,6 +148,14 @@ def _refresh_tied_head(model: torch.nn.Module) -> None:
         for head in heads:
             if head.weight is embedding.weight:
                 head.quant_method.process_weights_after_loading(head)
+
+
+def _repack_experts(model: torch.nn.Module) -> None:
+    """The CPU back end multiplies by packed experts, and vLLM packs them at the first load alone."""
+    for layer in model.modules():
+        method = getattr(layer, "quant_method", None)
+        if isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU:
+            method.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def _embeddings(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -347,7 +347,7 @@ ENGINES = GrafanaBoard(
             (
                 Query(
                     f"rate(vllm:prefix_cache_hits_total{{{ACTORS}}}[5m])"
-                    f" / (rate(vllm:prefix_cache_queries_total{{{ACTORS}}}[5m]) > 0)",
+                    f" / rate(vllm:prefix_cache_queries_total{{{ACTORS}}}[5m])",
                     "{{process}}",
                     _ENGINE,
                 ),

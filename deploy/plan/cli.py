@@ -57,7 +57,7 @@ Not simulated: start-up, evaluation, checkpoints, faults, preemption in a full K
 exit codes: 0 done, 2 a mistake to mend, 130 interrupted.
 """
 STEPS = 20
-"""Counted steps of a simulated run."""
+"""Counted steps of the recipe itself. Other batches are counted over as many groups."""
 INTERRUPTED = 130
 
 
@@ -89,11 +89,17 @@ def _parser() -> Parser:
     add("--train-s", type=positive, metavar="S", help="seconds in which the learner trains a step of this recipe")
     about_engine = "speed of one engine with actors.max_running sequences"
     add("--engine-tokens-per-s", type=positive, metavar="R", help=about_engine)
+    add("--dry-run", action="store_true", help="show the rates and what would be tried, then stop")
     add("--no-sweep", action="store_true", help="predict this configuration alone")
     add("--splits", type=listed(split), metavar="N+M,..", help="splits to try, as in 4+24,8+20")
     add("--lags", type=listed(lag), metavar="L,..", help="values of schedule.max_lag to try")
     add("--batches", type=listed(count), metavar="B,..", help="values of schedule.prompts_per_step to try")
-    add("--steps", type=count, metavar="K", help=f"simulated steps that are counted (default: {STEPS})")
+    add(
+        "--steps",
+        type=count,
+        metavar="K",
+        help=f"steps of the recipe that are counted (default: those of --from, else {STEPS})",
+    )
     add("--processes", type=count, default=1, metavar="P", help="configurations that are simulated side by side (1)")
     add("--figure", type=Path, metavar="FILE.svg", help="draw the sweep (svg, png or pdf)")
     add("--json", type=Path, metavar="FILE.json", help="write rates and predictions")
@@ -143,15 +149,19 @@ def _plan(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -
     run = None if arguments.run is None else finished_run(arguments.run)
     settings = _settings(arguments, overrides, run)
     load = _workload(arguments, settings, overrides, run)
-    steps = arguments.steps or (run.steps if run else STEPS)
     own = choice_of(settings)
+    groups = own.batch * (arguments.steps or (run.steps if run else STEPS))
     out = report.console()
     report.show_inputs(out, settings, load)
+    if arguments.dry_run:
+        if not arguments.no_sweep:
+            out.print(_axes(arguments, own).text())
+        return
     if arguments.no_sweep:
-        chosen, tried = predict(settings, load, own, steps), {}
+        chosen, tried = predict(settings, load, own, groups), {}
         tried[own] = chosen
     else:
-        sweep = Sweep(settings, load, steps, arguments.processes, _note)
+        sweep = Sweep(settings, load, groups, arguments.processes, _note)
         chosen = sweep.run(own, _axes(arguments, own))
         tried = sweep.tried
     predictions = sorted(tried.values(), key=lambda one: one.choice)

@@ -35,7 +35,8 @@ def show_inputs(out: Console, settings: Config, load: Workload) -> None:
     mean = load.expected_tokens(settings.sampling.max_tokens)
     tokens = settings.schedule.prompts_per_step * settings.sampling.group_size * mean
     trained = simulation.train_overhead_s + tokens / (simulation.train_tokens_per_s * placed.ranks)
-    table = Table("input", "value", title=f"rates from {load.origin}", title_justify="left")
+    out.print(f"rates from {load.origin}", soft_wrap=True)
+    table = Table("input", "value")
     table.add_row("an engine", f"{full:,.0f} tokens/s with {slots} sequences, {simulation.tokens_per_s:,.1f} with one")
     table.add_row("a training step", f"{trained:,.2f} s for {tokens:,.0f} tokens on {placed.ranks} rank(s)")
     kind = f"{len(load.groups):,} recorded groups" if load.groups else f"log-normal, sigma {simulation.tail:g}"
@@ -60,11 +61,12 @@ def show(
     columns = ["", "nodes", "lag", "prompts", "s/step", "trained/s", "generated/s", "lag mean", "lag max"]
     columns += ["wait", "engines busy", "not trained", "hours", f"{unit} hours"]
     table = Table(*columns, title=f"{settings.schedule.steps:,} steps", title_justify="left")
+    table.columns[0].no_wrap = True
     if real is not None:
         done, own = real.outcome, real.settings
         nodes = f"{own.learner.nodes}+{own.actors.nodes}"
         lag, batch = str(own.schedule.max_lag), str(own.schedule.prompts_per_step)
-        table.add_row("the run itself", nodes, lag, batch, *_figures(done), "", f"{done.wasted:.0%}", "", "")
+        table.add_row("the run", nodes, lag, batch, *_figures(done), "", f"{done.wasted:.0%}", "", "")
     for one in tried:
         mark = "recommended" if one is chosen else ""
         choice = one.choice
@@ -76,8 +78,8 @@ def show(
             *_figures(one.outcome),
             f"{one.busy:.0%}",
             f"{one.outcome.wasted:.0%}",
-            f"{one.hours:,.1f}",
-            f"{one.device_hours:,.0f}",
+            f"{one.hours:,.2f}",
+            f"{one.device_hours:,.2f}",
         )
     out.print(table)
 

@@ -17,6 +17,8 @@ from olmorl.deploy.plan.outcome import Outcome, outcome, warm_up
 from olmorl.deploy.plan.simulated_service import SimulatedService
 from olmorl.deploy.plan.workload import Units, Workload
 
+LEAST_STEPS = 3
+"""Counted steps of a simulated run."""
 WITHIN = 0.03
 """Configurations that train fewer tokens per second by this share at most count as equally fast."""
 
@@ -73,9 +75,13 @@ class Prediction:
         return self.hours * self.devices
 
 
-def predict(settings: Config, load: Workload, choice: Choice, steps: int) -> Prediction:
-    """Simulate a run of `choice`; `steps` steps after the warm-up are counted."""
+def predict(settings: Config, load: Workload, choice: Choice, groups: int) -> Prediction:
+    """Simulate a run of `choice`. The steps after the warm-up that train so many groups are counted.
+
+    Answers change while the policy learns, so configurations are compared over equally many groups.
+    """
     settings = choice.apply(settings)
+    steps = max(round(groups / choice.batch), LEAST_STEPS)
     units = Units.fitting(settings, load)
     placed, skipped = plan(settings), warm_up(settings)
     with TemporaryDirectory(prefix="olmorl-plan-") as folder:
@@ -122,6 +128,14 @@ class Axes:
     lags: Sequence[int]
     batches: Sequence[int]
 
+    def text(self) -> str:
+        """What a sweep tries, for people."""
+        splits = ", ".join(f"{learner}+{actors}" for learner, actors in self.splits)
+        return (
+            f"a sweep tries the splits {splits}; then max_lag {', '.join(map(str, self.lags))}; then "
+            f"{', '.join(map(str, self.batches))} prompts a step"
+        )
+
 
 def default_axes(own: Choice) -> Axes:
     """Splits of the same number of nodes, lags up to twice the recipe's, half and double the batch."""
@@ -139,9 +153,9 @@ class Sweep:
     """Tries each configuration once: first the splits, then the lags with the best split, then the batches."""
 
     def __init__(
-        self, settings: Config, load: Workload, steps: int, processes: int, note: Callable[[Prediction], None]
+        self, settings: Config, load: Workload, groups: int, processes: int, note: Callable[[Prediction], None]
     ) -> None:
-        self._predict = partial(predict, settings, load, steps=steps)
+        self._predict = partial(predict, settings, load, groups=groups)
         self._processes = processes
         self._note = note
         self.tried: dict[Choice, Prediction] = {}

@@ -22,7 +22,7 @@ from olmorl.ports import Sampling
 
 MEAN_TOKENS = 200.0
 """Mean length of a simulated answer at most, in simulated tokens."""
-STEP_S = 40.0
+STEP_S = 25.0
 """Duration of a simulated step at most, in simulated seconds. All polls of the service are much shorter."""
 LAST_PART = 3
 """After its end, a recorded run goes on with answers of its last third."""

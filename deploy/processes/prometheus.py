@@ -26,6 +26,7 @@ from prometheus_client.registry import Collector
 
 from olmorl import metrics
 from olmorl.errors import ResourceError
+from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_log import Ended
 from olmorl.messages import ActorStatus, Group
 from olmorl.metrics import prometheus_name
@@ -104,16 +105,18 @@ class Telemetry:
             self._counted_to = max(step, self._counted_to)
 
     def _take_part(self, family: metrics.Family, part: str, value: float, is_new: bool) -> None:
+        part = self._bounded(family.name, {family.label: part})[family.label]
         if family.name.endswith("_total") and not family.is_history:
             key = (family.name, part)
             self._sums[key] = value = self._sums.get(key, 0.0) + (value if is_new else 0.0)
         self._take(family.name, value, {family.label: part}, family.help)
 
     def record_ended(self, ended: Ended) -> None:
-        """Take over the distributions of a training draw that ended with a group."""
-        group = ended.result
-        if not isinstance(group, Group):
-            return
+        """Take over the distributions of a training draw that ended with a group. Malformed groups are left out."""
+        if isinstance(ended.result, Group) and ended.outcome is not Outcome.FAILED:
+            self._record_group(ended.result, ended.step)
+
+    def _record_group(self, group: Group, step: int | None) -> None:
         self._observe("completion_tokens", [len(each.token_ids) for each in group.completions])
         ages = [each.spans[-1].version.number - each.spans[0].version.number for each in group.completions]
         self._observe("kv_cache_age_versions", ages)
@@ -123,9 +126,9 @@ class Telemetry:
         for name in {name for each in group.completions for name in each.verdicts}:
             seconds = [each.verdicts[name].seconds for each in group.completions if name in each.verdicts]
             self._observe("verification_s", seconds, {"verifier": name})
-        if ended.step is not None:
+        if step is not None:
             spans = [span for each in group.completions for span in each.spans]
-            lags = [ended.step - 1 - span.version.number for span in spans]
+            lags = [step - 1 - span.version.number for span in spans]
             self._observe("token_lag_versions", lags, {}, [span.end - span.start for span in spans])
 
     # --- an actor -------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from pathlib import Path
 from olmorl import __version__
 from olmorl.deploy.control.options import Parser, count
 from olmorl.deploy.report.page import page
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.deploy.report.server import LiveReport, ReportServer, read_all
 from olmorl.errors import ConfigError, OlmoRLError, unwritable
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise parser.unknown(rest[0])
         folders = [path for i, path in enumerate(arguments.run) if path.resolve() not in _resolved(arguments.run[:i])]
         most_bytes = arguments.mib * _MIB // len(folders)
-        runs = [RunReport(folder, most_bytes, arguments.tokenizer) for folder in folders]
+        runs = [RunReader(folder, most_bytes, arguments.tokenizer) for folder in folders]
         if arguments.serve:
             _serve(runs, arguments.port)
         else:
@@ -80,7 +80,7 @@ def _resolved(paths: Iterable[Path]) -> set[Path]:
     return {path.resolve() for path in paths}
 
 
-def _write(runs: Sequence[RunReport], output: Path) -> None:
+def _write(runs: Sequence[RunReader], output: Path) -> None:
     if output.is_dir():
         raise ConfigError(f"-o {output}: a folder; name a file in it, such as {output / 'report.html'}")
     entries, blobs = read_all(runs)
@@ -96,7 +96,7 @@ def _write(runs: Sequence[RunReport], output: Path) -> None:
     print(f"{output}: {len(runs)} run(s), {output.stat().st_size / _MIB:.1f} MiB")
 
 
-def _serve(runs: Sequence[RunReport], port: int) -> None:
+def _serve(runs: Sequence[RunReader], port: int) -> None:
     report = LiveReport(runs)
     report.current()
     server = ReportServer(report, port)

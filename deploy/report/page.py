@@ -18,7 +18,10 @@ from typing import Any
 from olmorl.deploy.report.columns import Blob
 
 _ASSETS = Path(__file__).parent / "assets"
-_SCRIPTS = ("data.js", "dom.js", "charts.js", "waste.js", "timeline.js", "tokens.js", "browser.js", "main.js")
+_SCRIPTS = (
+    *("data.js", "dom.js", "charts.js", "waste.js", "timeline.js"),
+    *("tokens.js", "filter.js", "search.js", "group.js", "browser.js", "main.js"),
+)
 
 
 def manifest(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class MaskRule:
         return step - 1 - version.number > self.max_lag or not survives(version, self.starts)
 
 
-class Tally(NamedTuple):
+class SourceCounts(NamedTuple):
     """Counts of the groups of one source that were recorded with one step."""
 
     groups: int = 0
@@ -60,8 +60,8 @@ class Tally(NamedTuple):
     tokens: int = 0
     truncated: int = 0
 
-    def __add__(self, other: tuple[float, ...]) -> Tally:  # type: ignore[override]
-        return Tally._make(a + b for a, b in zip(self, other, strict=True))
+    def __add__(self, other: tuple[float, ...]) -> SourceCounts:  # type: ignore[override]
+        return SourceCounts._make(a + b for a, b in zip(self, other, strict=True))
 
 
 @dataclass
@@ -73,7 +73,7 @@ class FileRollouts:
     completions: list[tuple[Any, ...]] = field(default_factory=list)
     """Of the kept groups: the fields of `_COMPLETION`."""
     chunks: list[tuple[Blob, Blob]] = field(default_factory=list)
-    tallies: dict[tuple[int, str, str], Tally] = field(default_factory=dict)
+    tallies: dict[tuple[int, str, str], SourceCounts] = field(default_factory=dict)
     """By step, source and outcome, over all groups."""
     causes: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Groups by outcome and cause, where there is one."""
@@ -166,7 +166,7 @@ def _count(found: FileRollouts, record: Record, step: int) -> None:
     completions = record["completions"]
     rewards = [each["reward"] for each in completions if each["reward"] is not None]
     key = (step, _source(record), record["outcome"])
-    found.tallies[key] = found.tallies.get(key, Tally()) + Tally(
+    found.tallies[key] = found.tallies.get(key, SourceCounts()) + SourceCounts(
         1,
         len(completions),
         len(rewards),

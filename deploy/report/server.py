@@ -22,7 +22,7 @@ import msgspec
 
 from olmorl.deploy.report.columns import Blob
 from olmorl.deploy.report.page import live_page, manifest, policy
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.errors import OlmoRLError, ResourceError
 
 _LOOPBACK = "127.0.0.1"
@@ -32,7 +32,7 @@ _TITLE = "OlmoRL report"
 class LiveReport:
     """Has the newest parts of all runs. Reads a run again only when its files have changed."""
 
-    def __init__(self, runs: Sequence[RunReport]) -> None:
+    def __init__(self, runs: Sequence[RunReader]) -> None:
         self._runs = runs
         self._lock = threading.Lock()
         self._signature: tuple[Any, ...] | None = None
@@ -57,7 +57,7 @@ class LiveReport:
         return self._blobs.get(name) or self._before.get(name)
 
 
-def read_all(runs: Sequence[RunReport]) -> tuple[list[Mapping[str, Any]], dict[str, Blob]]:
+def read_all(runs: Sequence[RunReader]) -> tuple[list[Mapping[str, Any]], dict[str, Blob]]:
     """The entries of the manifest, and all parts by name."""
     entries: list[Mapping[str, Any]] = []
     blobs: dict[str, Blob] = {}
@@ -78,11 +78,17 @@ class ReportServer:
             ResourceError: the port is taken.
         """
         self._token = secrets.token_urlsafe(24)
-        handler = type("Handler", (_Handler,), {"report": report, "token": self._token})
+
+        class Handler(_Handler):
+            pass
+
+        Handler.report, Handler.token = report, self._token
         try:
-            self._server = ThreadingHTTPServer((_LOOPBACK, port), handler)
+            self._server = ThreadingHTTPServer((_LOOPBACK, port), Handler)
         except OSError as error:
             raise ResourceError(f"--port {port}: {error.strerror}; choose another, or leave it away") from None
+        # A browser sends the cookies of an address to all of its ports.
+        Handler.cookie_name = f"olmorl-report-{self._server.server_address[1]}"
 
     @property
     def url(self) -> str:
@@ -105,6 +111,7 @@ class ReportServer:
 class _Handler(BaseHTTPRequestHandler):
     report: LiveReport
     token: str
+    cookie_name: str
     protocol_version = "HTTP/1.1"
     timeout = 30.0
 
@@ -112,7 +119,7 @@ class _Handler(BaseHTTPRequestHandler):
         address = urlsplit(self.path)
         given = parse_qs(address.query).get("token", [""])[0]
         if given and self._is_token(given):
-            cookie = f"token={self.token}; HttpOnly; SameSite=Strict; Path=/"
+            cookie = f"{self.cookie_name}={self.token}; HttpOnly; SameSite=Strict; Path=/"
             self._send(HTTPStatus.SEE_OTHER, b"", {"Location": "/", "Set-Cookie": cookie})
         elif not self._is_token(self._cookie()):
             self._send(HTTPStatus.FORBIDDEN, b"Open the address that olmorl-report printed: it has the token.\n")
@@ -143,7 +150,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _cookie(self) -> str:
         try:
-            found = SimpleCookie(self.headers.get("Cookie", "")).get("token")
+            found = SimpleCookie(self.headers.get("Cookie", "")).get(self.cookie_name)
         except CookieError:
             return ""
         return found.value if found else ""

@@ -12,11 +12,17 @@ class OldestVersions:
 
     def __init__(self) -> None:
         self._oldest: dict[int, int] = {}
+        self._uncertain: set[int] = set()
+
+    def forget(self, open_draws: Iterable[int]) -> None:
+        """Know nothing about these draws from now on: the queue may have lost that an actor had begun them."""
+        self._oldest, self._uncertain = {}, set(open_draws)
 
     def not_begun(self, draws: Iterable[int], version: int, open_draws: Container[int]) -> None:
         """Note that no actor has begun these draws, and that no engine will begin them with an older version."""
         self._oldest = {draw: oldest for draw, oldest in self._oldest.items() if draw in open_draws}
-        for draw in draws:
+        self._uncertain = {draw for draw in self._uncertain if draw in open_draws}
+        for draw in set(draws) - self._uncertain:
             self._oldest[draw] = max(version, self._oldest.get(draw, version))
 
     def of(self, draw: int, drawn_for: int) -> int:

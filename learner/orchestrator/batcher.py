@@ -144,6 +144,7 @@ class Batcher:
         """Compare with a queue that may have lost writes. A ready group that it lost is generated again."""
         # The queue delivers its results once more, under the names that they have there now.
         answered = {taken.draw_id for taken, _ in self._ready.clear()}
+        self._oldest.forget(self._lifecycle.state.open)
         return await self._lifecycle.reconcile(answered)
 
     async def draw(self, version: Version, done: int) -> None:
@@ -192,9 +193,11 @@ class Batcher:
             groups = await self._lifecycle.replay(step)
         else:
             await self._drop_over_age(version=step - 1)
-            enough = len(self._ready) >= self._schedule.prompts_per_step
+            if len(self._ready) < self._schedule.prompts_per_step:
+                self.waits_for_unfinished = False
+                return False
             chosen = self._ready.take(self._unfinished(), step - 1, self._schedule.prompts_per_step)
-            self.waits_for_unfinished = enough and chosen is None
+            self.waits_for_unfinished = chosen is None
             if chosen is None:
                 return False
             await self._lifecycle.journal(step, chosen)

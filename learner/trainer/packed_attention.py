@@ -35,8 +35,7 @@ def implementation(wanted: str, device: torch.device, dtype: torch.dtype, model:
     Raises:
         ModelError: an attention that cannot train on this device, in this dtype or with this model.
     """
-    text = model.get_text_config()
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    head_dim = _head_dim(model)
     runs_flash = dtype in (torch.bfloat16, torch.float16) and head_dim <= FLASH_HEAD_DIM
     if wanted == "auto":
         has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
@@ -53,6 +52,13 @@ def implementation(wanted: str, device: torch.device, dtype: torch.dtype, model:
     name = f"olmorl_{wanted}"
     AttentionInterface.register(name, _PACKED[wanted])
     return name
+
+
+def _head_dim(model: PretrainedConfig) -> int:
+    """Size of a head; 0 for a model without any, which is refused later."""
+    text = model.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    return getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
 
 
 def layout(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:

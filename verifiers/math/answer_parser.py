@@ -27,10 +27,11 @@ _CHOICE = re.compile(
 _SEVERAL_CHOICES = re.compile(r"(?:and|or|,|;|/|&|\))?\s*\(?[A-J]\)?\.?", re.IGNORECASE)
 _CHOICE_MARK = re.compile(
     r"\s*(?:\\(?:text(?:bf|rm)?|math(?:bf|rm))\s*\{\s*\([A-Ja-j]\)\s*\}(?:\\[ ,;]|\\quad|~|\s)*"
-    r"|(?:\([A-Ja-j]\)|[A-J]\))(?:\\[ ,;]|\\quad|~|\s)+)"
+    r"|(?:(?:choice|option)\s+)?(?:\([A-Ja-j]\),?|[A-J][).])(?:\\[ ,;]|\\quad|~|\s)+)"
     r"(?=\d|-\d|\$|\\(?:[dt]?frac|sqrt|pi|text)(?![a-z])|[a-z])"
 )
 """The letter in front of an option: `(A) 12`."""
+_CHOICE_BEHIND = re.compile(r"(?<=[\d})])(?:\s*\\text\s*\{\s*\([A-J]\)\s*\}|\s+\([A-J]\))$")
 _TOKEN = re.compile(r"[^\W\d_](?:[^\W\d_]|['./&!?,;])*|\d[\d:.,]*(?:st|nd|rd|th)?,?")
 _MATH_WORDS = {
     "pi", "infty", "inf", "alpha", "beta", "theta", "phi", "sqrt", "sin", "cos", "tan", "log", "exp", "and", "or",
@@ -59,9 +60,15 @@ _BINARY = re.compile(r"[\d)]\s*(?:[+\-*]|\\times|\\cdot)\s*[\d(+\-]")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d{1,3}(?:[ .]\d{3})+,\d+|\d+,(?!\d{3}(?!\d))\d+)(?![\d,.]*\d)[^\d,]*")
 """A decimal comma: it does not group thousands."""
 _ANSWERED = re.compile(
-    r"(?:(?:[a-z\d', ]{1,200}\b(?:is|are|was|were|be|falls)|[a-z' ]{1,100}:)\s+(?:on )?(?:the |an? )?|an? )(?=[a-z])",
+    r"(?:(?:(?:so|thus|hence|therefore|then|finally),? )?"
+    r"(?:[a-z\d' ]{1,200}(?:\b(?:is|are|was|were|be|falls)|'s)|[a-z' ]{1,100}:)\s+(?:on )?(?:the |an? )?|an? )"
+    r"(?=[a-z])",
     re.IGNORECASE,
 )
+_NAMED = re.compile(
+    r"(?:(?:so|thus|hence|therefore|then),? )?([A-Z][a-z]+) (?:is|was) the ([a-z ]{3,60})", re.IGNORECASE
+)
+"""`Maria is the winner` names Maria."""
 _YES_NO = re.compile(r"(yes|no|true|false)\b(?=\s*[.,;:–—-])", re.IGNORECASE)
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _UNDONE = re.compile(r"\\(?:sum|prod|i*int|oint|lim)(?![a-zA-Z])|\\frac\s*\{\s*(?:d|\\partial)\s*\}")
@@ -120,7 +127,9 @@ def in_signs(answer: str) -> str:
 
 def of_option(answer: str, label: Reading) -> str:
     """The answer without the letter of its option, unless the label names one."""
-    return answer if label.choice or label.is_choice_label else _CHOICE_MARK.sub("", answer, count=1)
+    if label.choice or label.is_choice_label:
+        return answer
+    return _CHOICE_BEHIND.sub("", _CHOICE_MARK.sub("", answer, count=1))
 
 
 def _number_as_text(text: str) -> Quantity | None:
@@ -238,6 +247,9 @@ def _says(label: str, answer: Reading, policy: Policy) -> bool:
     if (first := _YES_NO.match(plain)) and label.casefold() in _OPPOSITE:
         other = _OPPOSITE[first[1].casefold()]
         return _same_word(label, first[1], policy) and other not in plain.casefold().split()
+    named = _NAMED.fullmatch(plain)
+    if named and _same_word(label, named[1], policy):
+        return not doubtful(named[2])
     subject = _ANSWERED.match(plain)
     if subject is None or doubtful(plain[: subject.end()]) or _ANSWERED.match(label):
         return False

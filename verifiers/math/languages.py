@@ -17,16 +17,18 @@ _FILE = Path(__file__).with_name("languages.toml")
 _LETTER = r"(?:[^\W\d_]|[\u0900-\u0963])"
 """Hindi's vowels are signs of their own."""
 _WORD = re.compile(f"{_LETTER}+")
-_ALSO_ENGLISH = """
-ada al ale also as bo car circa co come da de der die do double du ed em en et fait falls fast faux font
-had hat hay have impossible in incorrect is it kali lee logo ma mal mas maximal maximum meet minder
-minus na ne ni no non of on or par per plus pro quasi rest reste rund se si so solution solutions son ten to tot
-total um unas vale van var ve vend want war ya
-"""
+_ALSO_ENGLISH = frozenset(
+    """
+    ada al ale also as bo car circa co come da de der die do double du ed em en et fait falls fast faux font
+    had hat hay have impossible in incorrect is it kali lee logo ma mal mas maximal maximum meet minder
+    minus na ne ni no non of on or par per plus pro quasi rest reste rund se si so solution solutions son ten to tot
+    total um unas vale van var ve vend want war ya
+    """.split()  # noqa: SIM905
+)
 """Words of `languages.toml` that tell no language, because English texts have them too."""
 _ENGLISH = frozenset(
     """
-    the is are of and to so we he she it they have had that this there therefore thus hence then answer for with by
+    the are of and to so we he she it they have had that this there therefore thus hence then answer for with by
     each which from or not be than what were if its
     """.split()  # noqa: SIM905
 )
@@ -43,6 +45,8 @@ _STOPS = {
     for signs, stop in (("。।．", ". "), ("！", "! "), ("？؟", "? "), ("：", ": "), ("，،", ", "), ("；", "; "))
     for sign in signs
 }
+_NOT_IS = re.compile(r"\bnot\s+(is|are|has|there are|costs)\b")
+"""The order of the Romance languages: `no es`."""
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 _FORMULA = r"\$[^$]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\\\[(?:(?!\\\]).){1,300}\\\]|\\[a-zA-Z]+"
 
@@ -56,7 +60,7 @@ def in_english(text: str) -> str:
     words, glosses = _table(language)
     if any(language == name for name, _ in _SCRIPTS):
         text = _TOUCHING.sub(" ", text)
-    return words.sub(lambda found: glosses.get(found[0].lower(), found[0]), text)
+    return _NOT_IS.sub(r"\1 not", words.sub(lambda found: glosses.get(found[0].lower(), found[0]), text))
 
 
 def _language(ending: str) -> str | None:
@@ -66,19 +70,22 @@ def _language(ending: str) -> str | None:
             if letter.search(ending):
                 return language
     words = _WORD.findall(_COMMAND.sub("", ending).lower())
-    counts = Counter(language for word in words for language in _telling().get(word, ()))
-    language, most = max(counts.items(), key=lambda item: item[1], default=("", 0))
-    return language if most > sum(word in _ENGLISH for word in words) else None
+    said: Counter[str] = Counter(language for word in words for language in _words().get(word, ()))
+    told: Counter[str] = Counter()
+    for word in words:
+        if word not in _ALSO_ENGLISH and word not in _ENGLISH and (len(word) > 1 or not word.isascii()):
+            told.update(dict.fromkeys(_words().get(word, ()), 1 if word.isascii() else 2))
+    english = sum(word in _ENGLISH for word in words)
+    return max((one for one in told if told[one] > english), key=lambda one: told[one] + said[one], default=None)
 
 
 @cache
-def _telling() -> dict[str, list[str]]:
-    """The languages of each word that English has not."""
+def _words() -> dict[str, list[str]]:
+    """The languages of each word."""
     languages: dict[str, list[str]] = {}
     for language, rows in _rows().items():
         for word in set(_WORD.findall(" ".join(rows.values()).lower())):
-            if (len(word) > 1 or not word.isascii()) and word not in _ENGLISH and word not in _ALSO_ENGLISH.split():
-                languages.setdefault(word, []).append(language)
+            languages.setdefault(word, []).append(language)
     return languages
 
 

@@ -28,7 +28,7 @@ _GROUP = "[ \u00a0\u2009\u202f]"
 _NUMBER = re.compile(
     rf"(?=[-.\\\d])(?<![\w.\\^_])(?<!\d[,':])(?<!√)(?<![\^_]\{{)(?<!sqrt\{{)-?(?:\\[dt]?frac\{{-?\d{{1,40}}\}}\{{\d{{1,40}}\}}"
     rf"|(?:\d{{1,3}}(?:{_GROUP}\d{{3}}){{1,9}}(?!\d)|\d{{1,3}}(?:'\d{{3}}){{1,9}}(?!\d)|\d{{1,40}}(?:,\d{{1,40}}){{0,20}})"
-    r"(?:[.,]\d{1,40})?(?:[eE][+-]?\d{1,4})?(?:\s?/\s?\d{1,40}"
+    r"(?:[.,]\d{1,40}(?:\.\.\.(?!\.)|…)?)?(?:[eE][+-]?\d{1,4})?(?:\s?/\s?\d{1,40}"
     r"|(?::\d{1,40}| : \d{1,40}){1,3}(?:\s?[aApP]\.?[mM]\b)?|\s?π|\s[aApP]\.?[mM]\b)?|\.\d{1,40})(?:\\?%)?"
     r"(?!(?!(?:[cdkm]?m|in|ft|yd)\^)[\w^]*\^|[_!√‰⁰¹²³⁴⁵⁶⁷⁸⁹]|\s?π|-[a-zA-Z]{2}|(?![mhgslL][²³]?(?!\w))[a-zA-Z](?![a-zA-Z])|(?:st|nd|rd|th)\b"
     r"|\s?\\(?!text|mathrm|%)[a-zA-Z]|[.,/]?\d)"
@@ -71,7 +71,8 @@ _BEHIND = re.compile(r"[.!](?:\s|$)|\n")
 _COPULA = re.compile(r".*(?:\b(?:is|are|was|were)\b|=>?|\\approx)", re.DOTALL | re.IGNORECASE)
 _MONTH = re.compile(r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December)\s+$")
 _NAMING = re.compile(
-    r"[A-Za-z\d', ]{1,100}\s(?:is|are|was|were|be|falls on)\s+(?:(?:an?|the|on)\s+)?[*]{0,2}[A-Za-z]{2,20}$"
+    r"(?:(?:So|Thus|Hence|Therefore|Then|Finally),? )?[A-Za-z\d' ]{1,100}"
+    r"(?:\s(?:is|are|was|were|be|falls on)|'s)\s+(?:(?:an?|the|on)\s+)?[*]{0,2}[A-Za-z]{2,20}$"
 )
 _KNOWN = re.compile(
     r"[A-Za-z', ]{1,100}\s(?:is|are)\s+(all real numbers|all reals|the empty set|undefined)$", re.IGNORECASE
@@ -96,7 +97,7 @@ _COUNTED = re.compile(
     re.IGNORECASE,
 )
 _SEPARATOR = re.compile(r"[,;]\s*(?:\band\b|\bor\b)?|\band\b|\bor\b")
-_OPTION = re.compile(r"\(?[A-Ja-j]\)\s+(?=\S)")
+_OPTION = re.compile(r"(?:\(?[A-Ja-j]\)|[A-J]\.)\s+(?=\S)")
 _PLACE = re.compile(r",?\s(?:when|at|where|for) (?=[$\\(]{0,2}[a-zA-Z] ?= ?[$\\\d-])")
 """Between the value of a function and where it has that value: `-7 at x = 2`."""
 _CALLED = re.compile(r"\b(?:equation|formula)\s*$", re.IGNORECASE)
@@ -141,7 +142,7 @@ _CHOOSING = re.compile(r"\b(?:between|either)\b", re.IGNORECASE)
 _CLAUSE = re.compile(r"[,;]")
 _NEW_CLAUSE = re.compile(r"[,;:]|\b(?:so|thus|hence|therefore|then|and|but|which|because|since)\b", re.IGNORECASE)
 _LIST = re.compile(r"[\s$]*(?:-?\d[\d./]*(?:[\s$]*(?:,|;|and\b|or\b)[\s$]*|\s+|$)){2,64}")
-_CONTEXT = re.compile(r"\w\s+(?:after|before|when|once|while)\s[^,;:=]*$|\d\s+in\s$", re.IGNORECASE)
+_CONTEXT = re.compile(r"\w\s+(?:after|before|when|once|while|back from)\s[^,;:=]*$|\d\s+in\s$", re.IGNORECASE)
 """In front of a number that belongs to what was before: `She has 12 after spending 8`, `1 in 4`."""
 _CONCLUDED = re.compile(r",\s+(?:and\s+)?(?:so|thus|hence|therefore)\b", re.IGNORECASE)
 _ITEMS = re.compile(r"(?:^|\n)((?:[ \t]*[-*•][ \t]+[^\n]{1,80}(?:\n+|$)){2,20})\s*$")
@@ -187,7 +188,8 @@ def last_value(text: str) -> Value | None:
         return value
     number, formula = _last(_NUMBER, text), _last(_FORMULA, text)
     within = formula and (number is None or formula.start() <= number.start() < formula.end())
-    if formula and within:
+    behind = formula and number and formula.start() > number.start() and _DIGITS.search(formula[0])
+    if formula and (within or behind):
         return _of_formula(text, formula)
     if number is None:
         if len(line) > MAX_SENTENCE:

@@ -105,6 +105,7 @@ _ADJECTIVE = re.compile(
 _FRAME = re.compile(
     r"\s*\b(?:in|for|after|over|during|at|with|every|on|(?<=\w\s)out of"
     r"|(?:out )?of (?:the|these|those|all|her|his|their)"
+    r"|(?:back|left|over) from|is the (?:\w+ ){1,3}(?:factor|divisor|multiple) of"
     r"|(?:divisors|factors|multiples|subsets|partitions|digits) (?:of|in))\b",
     re.IGNORECASE,
 )

@@ -36,32 +36,45 @@ billion billions trillion trillions dozen dozens
 """
 AMOUNTS = frozenset(_AMOUNTS.split())
 _REGULAR = """
-need cost earn gain total travel remain require receive weigh measure last contain save owe use add look finish produce
-collect score charge cover reach walk bake cook plant donate return end turn work jump serve complete invest expect
-deliver attend fill drop gather climb average want play start include result yield represent equal fit enter arrive
-live increase decrease save pick pack order sail run make leave give take get buy sell sit eat drink drive ride read
-hit land stop meet pass cross overtake catch occur happen write win lose hold keep pay spend grow come go put find draw
-throw bring set see say tell have do let cut
+need cost earn gain total travel remain require receive weigh measure last contain save owe use add look finish
+produce collect score charge cover reach walk bake cook plant donate return end turn work jump serve complete invest
+expect deliver attend fill drop gather climb average want play start include result yield represent equal fit enter
+arrive live increase decrease pick pack order sail run make leave give take get buy sell sit eat drink drive ride read
+hit land stop meet pass cross overtake catch occur happen write win lose hold keep pay spend grow come go put find
+draw throw bring set see say tell have do let cut call stay burn print melt fly swim
 """
 _IRREGULAR = """
 is are was were be been am has had does did made left gave took got bought sold ate drank drove rode wrote won lost held
 kept paid spent grew came went found drew threw caught brought saw said told ran swam flew sang saves goes
 put read cut rose rises fell falls
-let beat hit shot slept woke wore began shows show shown done contains equals
+can will would must should let beat hit shot slept woke wore began shows show shown done contains equals
 """
 _VERBS = frozenset(_IRREGULAR.split()) | frozenset(
     form for verb in _REGULAR.split() for form in (verb, f"{verb}s", f"{verb}es", f"{verb}ed", f"{verb.rstrip('e')}ed")
 )
 _FILLING = "about approximately exactly only just roughly around nearly the a an"
 _FILLERS = frozenset(_FILLING.split())
+_PREPOSITIONS = {"for", "at", "by", "up", "out", "back", "down", "another"}
+_REFERRING = """
+room version figure page chapter exercise grade level year route bus flight gate day week month case step line row
+column part lesson question problem equation section unit item note figure table box track channel highway apartment
+suite number option team player group round game volume issue act class type model series season episode verse psalm
+in of on to with from than into per about within during over under near through between among as and or the a an
+"""
+_COMES = {"evaluates", "simplifies", "reduces", "rounds", "corresponds", "sums", "converges"}
+"""Verbs that take `to`."""
+_NO_VERBS = frozenset(_REFERRING.split())
+"""Words that do not make the number behind them what a sentence says: `the pupils of class 9`, `a deck of 52`."""
 _CONNECTING = """
 so thus hence therefore then total answer final result solution ans and also in all altogether overall we get
-conclusion summary finally combined grand sum number first second next now boxed us usd eur gbp
+conclusion summary finally accordingly consequently ultimately clearly combined grand sum number first second next
+now boxed us usd eur gbp
 """
 _CONNECTIVES = _FILLERS | frozenset(_CONNECTING.split())
 _PREDICATE = re.compile(
     r"\s*(?:has|have|had|does|did|can|goes|divides|appears|ends|rounded)\b"
-    r"|\s*(?:is|are|was|were)\b(?!\s+(?:(?:the|my|our|a)\s+)?(?:final\s+|correct\s+|right\s+|total\s+|required\s+)?"
+    r"|\s*(?:is|are|was|were)\b(?!\s+(?:(?:the|my|our|a)\s+)?"
+    r"(?:(?:final|correct|right|total|required|only|least|smallest|largest|greatest|minimum|maximum|such|possible)\s+)*"
     r"(?:answer|total|result|solution|sum|number|value|amount|left|remaining|needed|required|correct|right|it)\b)",
     re.IGNORECASE,
 )
@@ -85,11 +98,13 @@ _CHANGING_AHEAD = _CHANGING_NEARBY - _CONTRASTS
 _VARIABLE = re.compile(r"(?<![a-zA-Z'/.])[b-hj-zB-HJ-Z](?![a-zA-Z'.])")
 _CLAUSE = re.compile(r"[,;:(—–]|\s-\s")
 _AHEAD = re.compile(
-    r"(?:^\s*(?:of|to)(?: (?:the|her|his|their|its|all|these|those))?|^[-–—~]|\binto|\b(?:without|from|digits? of)"
+    r"(?:^\s*(?:of|to)(?: (?:the|her|his|their|its|all|these|those))?|^[-–—~]|(?:^|\d)\s*into"
+    r"|\b(?:without|from|digits? of)"
     r"|\b(?:instead of|in place of|rather than|(?:number|all|any\w*|every\w*|none|nothing|one) but)"
     r"|\b(?:step|chapter|question|equation|problem|exercise|section|figure|theorem|lemma|example)s?\s*\(?"
     r"|^\s*\w+ (?:before|after|until|till|earlier than|later than)|\bnext after|\bdivi(?:sion|ding) by"
     r"|\bthe (?:first|last|next|previous|other)"
+    r"|\bthan [A-Za-z]+'s"
     r"|\b(?:than|over|less|fewer|times|per|quarters?|(?<!add )(?<!adds )(?<!sum )(?<!sums )up to"
     r"|(?:number|integer|prime|multiple|square|one|term|digit|value)s? (?:\w+ )?"
     r"(?:after|before|following|preceding|above|below)"
@@ -156,13 +171,14 @@ _WHO_DID_NOT = re.compile(
 _REMARK = re.compile(r"[\s$*_]*\((?!because|since|as\b|given)([^()]{0,200})\)")
 _POINT = re.compile(r"\b(?:the|a|at) point\b")
 _VALUE_OF = re.compile(r"(?<=\bvalue of )[a-zA-Z](?![a-zA-Z])")
-_MONTH = re.compile(r"(?<=\w )May\b")
+_NAMES = re.compile(r"(?<=\w )May\b|(?<=the )(?:first|second|other|last) half\b(?! of)")
+"""The month, and the half of a match: neither leaves a number open or computes with it."""
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _PLAIN = re.compile(r"(?:[^\W\d_]|[\s.,;:'\"“”/&°]|(?<=[a-zA-Z])-(?=[a-zA-Z])|(?<=[a-zA-Z]{2})\^[23](?!\d)){0,400}")
 
 
 def words(text: str) -> list[str]:
-    return _WORD.findall(_MONTH.sub("", text).lower())
+    return _WORD.findall(_NAMES.sub("", text).lower())
 
 
 def plain(text: str) -> bool:
@@ -248,9 +264,13 @@ def leads(ahead: str) -> bool:
         return True
     if any(word in _VERBS or "'" in word for word in found):
         return True
-    while found and found[-1] in _FILLERS:
+    while found and (found[-1] in _FILLERS or found[-1] in _PREPOSITIONS or (found[-1] == "in" and "of" not in found)):
         found.pop()
-    return len(found) > 1 and found[-1].endswith(("s", "ed"))  # a verb that is not listed: `She crochets`
+    if found[-1:] == ["to"] and not _COMES.isdisjoint(found):
+        return True
+    if len(found) < 2 or found[-1] in _NO_VERBS:
+        return False
+    return len(found) > 2 or found[-1].endswith(("s", "ed"))  # a verb that is not listed: `She crochets`
 
 
 def is_subject(behind: str) -> bool:

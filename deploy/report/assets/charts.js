@@ -72,7 +72,7 @@ class Chart {
     this.node = el("figure", { class: "panel" }, el("figcaption", {}, title, note && el("small", {}, note)), this.svg, this.legend);
     this.labels = series.map((one) => {
       const value = el("b", {}, "");
-      this.legend.append(el("span", { class: `key ${one.colour} ${one.dash}` }, el("i"), one.label, " ", value));
+      this.legend.append(el("span", { class: `key ${one.colour} ${one.dash}`, title: one.meaning }, el("i"), one.label, " ", value));
       return value;
     });
     this.svg.addEventListener("pointermove", (event) => board.point(this.valueAt(event.offsetX)));
@@ -336,7 +336,8 @@ class Board {
     if (!ys.some(Number.isFinite)) return null;
     const several = this.runs.length > 1;
     const label = [several && run.name, (!several || numFields > 1) && plain(field)].filter(Boolean).join(": ");
-    const style = { colour: several ? runClass(r) : runClass(f), dash: several ? `d${f % 4}` : "d0", label };
+    const style = { colour: several ? runClass(r) : runClass(f), dash: several ? `d${f % 4}` : "d0", label,
+      meaning: run.meanings[field] ? `${field}: ${run.meanings[field]}` : field };
     if (field.startsWith("eval_")) return { ...style, ...this.evaluated(run, field, ys) };
     return { ...style, xs: this.axisOf(run), ys, shown: smooth(ys, this.window) };
   }

@@ -146,6 +146,19 @@ class Store {
   chunkOf(g) {
     return this.chunks[this.g_chunk[g]];
   }
+
+  // What names a group in every store of the same runs: run, draw, attempt.
+  nameOf(g) {
+    return [this.g_run[g], this.g_draw[g], this.g_attempt[g]];
+  }
+
+  // The group of a name; -1 if it is not there.
+  find([run, draw, attempt]) {
+    for (let g = 0; g < this.size; g++) {
+      if (this.g_run[g] === run && this.g_draw[g] === draw && this.g_attempt[g] === attempt) return g;
+    }
+    return -1;
+  }
 }
 
 async function readManifest(tag) {

@@ -26,7 +26,7 @@ function setTheme(theme) {
     // A file may not be allowed to keep anything.
   }
   state.built.timeline?.redraw();
-  if (state.built.rollouts?.current) state.built.rollouts.showGroup();
+  state.built.rollouts?.group.redraw();
 }
 
 function savedTheme() {
@@ -120,7 +120,7 @@ async function update(manifest) {
   showNotes(manifest);
   if (rollouts && state.tab === "rollouts") {
     state.built.rollouts = rollouts;
-    keepGroup(rollouts, new Store(shownRuns()));
+    rollouts.replaceStore(new Store(shownRuns()));
   }
   show(state.tab || TABS[0]);
   if (curves && state.built.curves) {
@@ -129,25 +129,6 @@ async function update(manifest) {
     $("smooth").value = curves.window;
   }
   scrollTo(0, place);
-}
-
-function keepGroup(browser, store) {
-  const old = browser.store;
-  const g = browser.selected;
-  browser.store = store;
-  browser.rewards = null;
-  browser.selected = -1;
-  if (g >= 0) {
-    for (let i = 0; i < store.size; i++) {
-      const same = store.g_run[i] === old.g_run[g] && store.g_draw[i] === old.g_draw[g] && store.g_attempt[i] === old.g_attempt[g];
-      if (same) browser.selected = i;
-    }
-  }
-  if (browser.current) browser.current.g = browser.selected;
-  if (browser.filter.query) {
-    browser.filter.query = "";
-    browser.runSearch();
-  } else browser.refresh();
 }
 
 function onKey(event) {
@@ -161,7 +142,7 @@ function onKey(event) {
   if (typing || $("keys").open) return;
   const browser = state.tab === "rollouts" && state.built.rollouts;
   const act = {
-    "/": () => (show("rollouts"), state.built.rollouts.search.focus()),
+    "/": () => (show("rollouts"), state.built.rollouts.search.input.focus()),
     "?": () => $("keys").showModal(),
     t: () => setTheme(THEMES[(THEMES.indexOf(state.theme) + 1) % THEMES.length]),
     j: () => browser && browser.move(1),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,35 +22,36 @@ RATES = {
 }
 
 
+def build_recipe(folder: Path, **overrides: Any) -> config.Config:
+    """A recipe from settings like `schedule__max_lag`, on top of small defaults."""
+    tree: dict[str, Any] = {
+        "run": {"directory": folder, "name": "run", "mode": "simulated"},
+        "sampling": {"group_size": 4, "max_tokens": 400},
+        "schedule": {"steps": 40, "prompts_per_step": 8, "max_lag": 2},
+        "actors": {"max_running": 32},
+        "checkpoint": {"every": 40},
+        "simulation": {**RATES, "learned_per_version": 0.0},
+    }
+    for key, value in overrides.items():
+        section, _, name = key.partition("__")
+        tree.setdefault(section, {})[name] = value
+    return config.build(tree)
+
+
+def run_of(settings: config.Config) -> Path:
+    """Run the recipe in simulated time; returns its run directory."""
+    SimulatedService(settings, num_actors=1).run()
+    (settings.run_dir / "config.toml").write_text(config.to_toml(settings))
+    return settings.run_dir
+
+
 @pytest.fixture
 def recipe(tmp_path: Path) -> Recipe:
-    """Builds a recipe from dotted settings, on top of small defaults."""
-
-    def build(**overrides: Any) -> config.Config:
-        tree: dict[str, Any] = {
-            "run": {"directory": tmp_path, "name": "run", "mode": "simulated"},
-            "sampling": {"group_size": 4, "max_tokens": 400},
-            "schedule": {"steps": 40, "prompts_per_step": 8, "max_lag": 2},
-            "actors": {"max_running": 32},
-            "checkpoint": {"every": 40},
-            "simulation": {**RATES, "learned_per_version": 0.0},
-        }
-        for key, value in overrides.items():
-            section, _, name = key.partition("__")
-            tree.setdefault(section, {})[name] = value
-        return config.build(tree)
-
-    return build
+    """Builds recipes."""
+    return partial(build_recipe, tmp_path)
 
 
 @pytest.fixture
 def finished(recipe: Recipe) -> Callable[..., Path]:
-    """Runs a recipe in simulated time; returns its run directory."""
-
-    def run(**overrides: Any) -> Path:
-        settings = recipe(**overrides)
-        SimulatedService(settings, num_actors=1).run()
-        (settings.run_dir / "config.toml").write_text(config.to_toml(settings))
-        return settings.run_dir
-
-    return run
+    """Builds recipes and runs them; returns the run directories."""
+    return lambda **overrides: run_of(recipe(**overrides))

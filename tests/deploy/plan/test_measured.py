@@ -13,6 +13,8 @@ from olmorl.deploy.plan.outcome import Outcome
 from olmorl.deploy.plan.sweep import choice_of, predict
 from olmorl.errors import DataError
 
+from .conftest import build_recipe, run_of
+
 Finished = Callable[..., Path]
 
 
@@ -23,9 +25,10 @@ def check_near(predicted: Outcome, real: Outcome, within: float, *, lag: float, 
     assert predicted.wait == pytest.approx(real.wait, abs=wait)
 
 
-@pytest.fixture
-def measured(finished: Finished) -> FinishedRun:
-    return finished_run(finished())
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """Of one run for all tests: measuring takes seconds."""
+    return finished_run(run_of(build_recipe(tmp_path_factory.mktemp("runs"))))
 
 
 def test_the_rates_of_a_run_are_found(measured: FinishedRun) -> None:
@@ -39,14 +42,15 @@ def test_the_rates_of_a_run_are_found(measured: FinishedRun) -> None:
 
 
 def test_a_plan_predicts_the_run_that_it_is_from(measured: FinishedRun) -> None:
-    prediction = predict(measured.settings, measured.workload, choice_of(measured.settings), measured.steps)
+    prediction = predict(measured.settings, measured.workload, choice_of(measured.settings), 8 * measured.steps)
     check_near(prediction.outcome, measured.outcome, 0.05, lag=0.1, wait=0.03)
 
 
 def test_a_plan_predicts_runs_with_another_lag_and_batch(measured: FinishedRun, finished: Finished) -> None:
     for name, changes in (("lag0", {"schedule__max_lag": 0}), ("batch16", {"schedule__prompts_per_step": 16})):
         other = finished_run(finished(run__name=name, run__seed=1, **changes))
-        prediction = predict(measured.settings, measured.workload, choice_of(other.settings), other.steps)
+        choice = choice_of(other.settings)
+        prediction = predict(measured.settings, measured.workload, choice, choice.batch * other.steps)
         check_near(prediction.outcome, other.outcome, 0.15, lag=0.3, wait=0.06)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from olmorl.deploy.plan.outcome import Outcome
+from olmorl.deploy.plan.simulated_service import SimulatedService
 from olmorl.deploy.plan.sweep import Axes, Choice, Prediction, Sweep, best, choice_of, default_axes, predict
 from olmorl.deploy.plan.workload import Workload
 from olmorl.errors import ConfigError
@@ -48,10 +49,25 @@ def test_a_choice_changes_its_keys_alone(recipe: Recipe) -> None:
         Choice(1, 1, 0, 8).apply(recipe(weights__publish_every=2))
 
 
+def test_batches_are_compared_over_equally_many_groups(recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    class Counting(SimulatedService):
+        def run(self, steps: int | None = None) -> None:
+            counted.append(steps or 0)
+            super().run(steps)
+
+    monkeypatch.setattr("olmorl.deploy.plan.sweep.SimulatedService", Counting)
+    settings = recipe()
+    for batch in (4, 8):
+        predict(settings, Workload(settings.simulation), Choice(1, 1, 2, batch), 32)
+    assert counted == [4 + 8, 4 + 4]
+
+
 def test_more_actors_are_faster_until_the_learner_is_the_slower_part(recipe: Recipe) -> None:
     settings = recipe(schedule__max_lag=4, schedule__prompts_per_step=16)
     load = Workload(settings.simulation.model_copy(update={"tail": 0.3, "train_tokens_per_s": 600.0}))
-    one, two, four = (predict(settings, load, Choice(1, n, 4, 16), 12).outcome for n in (1, 2, 4))
+    one, two, four = (predict(settings, load, Choice(1, n, 4, 16), 16 * 12).outcome for n in (1, 2, 4))
     assert two.trained_per_s > 1.5 * one.trained_per_s
     assert four.trained_per_s == pytest.approx(600.0, rel=0.03)
     assert one.wait > 0.4 > 0.05 > four.wait
@@ -62,7 +78,7 @@ def test_a_sweep_tries_each_configuration_once_and_finds_the_better_split(recipe
     settings = recipe(learner__nodes=3, actors__nodes=1, schedule__max_lag=1)
     settings = settings.model_copy(update={"simulation": settings.simulation.model_copy(update={"tail": 0.3})})
     tried: list[Choice] = []
-    sweep = Sweep(settings, Workload(settings.simulation), 6, 1, lambda one: tried.append(one.choice))
+    sweep = Sweep(settings, Workload(settings.simulation), 8 * 6, 1, lambda one: tried.append(one.choice))
     chosen = sweep.run(choice_of(settings), Axes([(1, 3), (2, 2), (3, 1)], [1, 2], [8]))
     assert tried[:3] == [Choice(3, 1, 1, 8), Choice(1, 3, 1, 8), Choice(2, 2, 1, 8)]
     assert len(tried) == len(set(tried)) == len(sweep.tried) == 4

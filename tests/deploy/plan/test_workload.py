@@ -54,7 +54,7 @@ def test_units_shorten_what_is_long_and_keep_all_ratios(recipe: Recipe) -> None:
     units = Units.fitting(settings, load)
     small = simulated_settings(settings, load, units, "unused")
     assert units.tokens == pytest.approx(20.0, rel=0.01)
-    assert least_step_s(small, Workload(small.simulation)) == pytest.approx(40.0, rel=0.01)
+    assert least_step_s(small, Workload(small.simulation)) == pytest.approx(25.0, rel=0.01)
     assert small.simulation.train_tokens_per_s == pytest.approx(2 * 300.0 * units.seconds / units.tokens)
     assert small.simulation.train_overhead_s * units.seconds == pytest.approx(10.0)
     assert units.real_speed(small.simulation.tokens_per_s) == pytest.approx(20.0)

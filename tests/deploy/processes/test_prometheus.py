@@ -188,7 +188,7 @@ def test_sets_of_labels_are_bounded(telemetry: Telemetry) -> None:
     found = samples(telemetry, "olmorl_source_groups_total")
     assert len(found) == metrics.MOST_LABEL_VALUES + 1
     assert found['source="063"'] == 2
-    assert 'source="other"' in found
+    assert found['source="other"'] == 2 * (200 - metrics.MOST_LABEL_VALUES)
 
 
 def completion(index: int, *spans: Span, **verdicts: Verdict) -> Completion:
@@ -222,6 +222,8 @@ def test_a_draw_that_ended_is_in_every_histogram(telemetry: Telemetry) -> None:
     telemetry.record_ended(Ended(group, Outcome.TRAINED, 6, ""))
     telemetry.record_ended(Ended(group, Outcome.ZERO_GRADIENT, None, ""))
     telemetry.record_ended(Ended(Failure(prompt=prompt, cause="over_long"), Outcome.FAILED, None, "over_long"))
+    malformed = replace(group, completions=(replace(first, spans=()), second))
+    telemetry.record_ended(Ended(malformed, Outcome.FAILED, None, "malformed: no spans"))
     lengths = samples(telemetry, "olmorl_completion_tokens_bucket")
     assert (lengths['le="16.0"'], lengths['le="64.0"'], lengths['le="+Inf"']) == (2, 4, 4)
     # Step 6 trains version 5: two tokens of lag 3, one of lag 1, forty of lag 0. Only one of the two draws is trained.

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from olmorl.deploy.report import cli
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.deploy.report.server import LiveReport, ReportServer
 from tests.deploy.report.conftest import Make
 from tests.deploy.report.made_runs import MadeRun
@@ -100,6 +100,9 @@ def test_a_large_report_opens_at_once_and_asks_for_nothing(large: Path, page: Pa
     page.tab.wait_for_selector(".row")
     assert time.monotonic() - began < OPEN_S
     assert page.text(".summary") == "51,200 rollouts in 6,400 groups"
+    page.run("for (const top of [9000, 90000, 150000]) document.getElementById('groups').scrollTop = top")
+    page.until("[...document.querySelectorAll('.row .preview')].every(e => e.textContent.startsWith('What is'))")
+    assert 10 < page.run("document.querySelectorAll('.row').length") < 60, "only the rows in view are made"
 
 
 def test_a_large_report_filters_at_once(large: Path, page: Page) -> None:
@@ -111,7 +114,7 @@ def test_a_large_report_filters_at_once(large: Path, page: Page) -> None:
           const found = {};
           const time = (name, act) => {
             const times = [0, 1, 2].map(() => {
-              browser.clear();
+              browser.form.clear();
               const began = performance.now();
               act();
               document.body.offsetHeight;
@@ -360,7 +363,7 @@ def test_rollouts_inject_no_script(make_run: Make, page: Page) -> None:
         page.tab.select_option("#mode", mode)
         assert HOSTILE[:40] in page.text(".detail")
     page.tab.fill("#search", "onerror")
-    page.until("olmorlReport.built.rollouts.found !== null")
+    page.until("olmorlReport.built.rollouts.search.found !== null")
     assert page.run("globalThis.pwned") is None
     assert page.run("document.querySelectorAll('img, main script').length") == 0
 
@@ -386,7 +389,7 @@ def test_the_policy_stops_a_script_that_would_get_in(make_run: Make, chromium: A
 
 def test_a_served_report_follows_the_run(make_run: Make, page: Page) -> None:
     run = make_run(steps=3)
-    server = ReportServer(LiveReport([RunReport(run, 1 << 30)]))
+    server = ReportServer(LiveReport([RunReader(run, 1 << 30)]))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -405,6 +408,7 @@ def test_a_served_report_follows_the_run(make_run: Make, page: Page) -> None:
         (run / "rollouts" / "step_000004.1.partial.jsonl.zst").write_bytes(first.read_bytes())
         page.until("document.querySelector('.summary').textContent === '48 rollouts in 12 groups'")
         assert page.text(".detail h2") == opened, "the open group stays"
+        assert page.run("document.querySelector('input[name=outcome][value=\"0\"]').checked"), "so does the filter"
         page.show("curves")
         assert page.run("olmorlReport.runs[0].lines.reward_mean[3]") == 0.75
     finally:

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from olmorl.deploy.report.page import live_page, page
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.deploy.report.server import read_all
 from tests.deploy.report.conftest import Make
 
@@ -17,7 +17,7 @@ HOSTILE = "</script><script>globalThis.pwned = 1</script><img src=x onerror='glo
 
 
 def html(*runs: Path) -> str:
-    entries, blobs = read_all([RunReport(run, 1 << 30) for run in runs])
+    entries, blobs = read_all([RunReader(run, 1 << 30) for run in runs])
     return "".join(page("a report", entries, blobs))
 
 

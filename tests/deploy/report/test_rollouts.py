@@ -13,7 +13,7 @@ import zstandard
 
 from olmorl.deploy.report import rollouts
 from olmorl.deploy.report.rollouts import MaskRule, read_file, stride_for
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.learner.storage import rollout_log
 from olmorl.learner.storage.ledger_state import Start
 from olmorl.messages import Version
@@ -29,7 +29,7 @@ def recorded(run: Path) -> list[dict[str, Any]]:
 def test_the_index_has_every_group_and_completion(make_run: Make) -> None:
     run = make_run(steps=3)
     records = recorded(run)
-    index = Parts(*RunReport(run, 1 << 30).read()).index
+    index = Parts(*RunReader(run, 1 << 30).read()).index
     columns, names = index["columns"], index["names"]
     assert columns["g_draw"].tolist() == [record["prompt_id"] for record in records]
     outcomes = [index["outcomes"][i] for i in columns["g_outcome"]]
@@ -49,7 +49,7 @@ def test_the_index_has_every_group_and_completion(make_run: Make) -> None:
 def test_a_chunk_has_the_texts_and_tokens_of_its_groups(make_run: Make) -> None:
     run = make_run(steps=4)
     records = recorded(run)
-    parts = Parts(*RunReport(run, 1 << 30).read())
+    parts = Parts(*RunReader(run, 1 << 30).read())
     columns = parts.index["columns"]
     for number, record in enumerate(records):
         texts, tokens = parts.chunk(columns["g_chunk"][number])
@@ -118,7 +118,7 @@ def test_of_a_large_run_every_nth_group_is_kept_and_every_failed_one(make_run: M
     size = sum(path.stat().st_size for path in rollout_log.files(run / "rollouts"))
     stride = stride_for(run / "rollouts", int(0.45 * size / 2.5))
     assert stride == 3
-    parts = Parts(*RunReport(run, int(0.45 * size / 2.5)).read())
+    parts = Parts(*RunReader(run, int(0.45 * size / 2.5)).read())
     kept = parts.index["columns"]["g_draw"].tolist()
     records = recorded(run)
     assert kept == [r["prompt_id"] for r in records if r["prompt_id"] % 3 == 0 or r["outcome"] == "failed"]

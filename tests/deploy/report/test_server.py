@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.deploy.report.server import LiveReport, ReportServer
 from olmorl.errors import ResourceError
 from tests.deploy.report.conftest import Make
@@ -27,7 +27,7 @@ def run_dir(make_run: Make) -> Path:
 
 @pytest.fixture
 def server(run_dir: Path) -> Iterator[ReportServer]:
-    made = ReportServer(LiveReport([RunReport(run_dir, 1 << 30)]))
+    made = ReportServer(LiveReport([RunReader(run_dir, 1 << 30)]))
     thread = threading.Thread(target=made.run)
     thread.start()
     yield made
@@ -58,10 +58,26 @@ def test_without_the_token_there_is_nothing(server: ReportServer, path: str) -> 
 
 
 def test_a_cookie_that_is_none_is_refused(server: ReportServer) -> None:
-    for cookie in ("token=wrong", "token", "=;;\x01", "token=\xe9"):
+    name = f"olmorl-report-{urlsplit(server.url).port}"
+    for cookie in (f"{name}=wrong", name, "=;;\x01", f"{name}=\xe9"):
         request = urllib.request.Request(f"{origin(server)}/manifest", headers={"Cookie": cookie})
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.urlopen(request)
+
+
+def test_two_servers_of_one_host_do_not_disturb_each_other(server: ReportServer, run_dir: Path) -> None:
+    other = ReportServer(LiveReport([RunReader(run_dir, 1 << 30)]))
+    thread = threading.Thread(target=other.run)
+    thread.start()
+    try:
+        opener = visitor(server)
+        opener.open(other.url).close()
+        for each in (server, other):
+            with opener.open(f"{origin(each)}/manifest") as answer:
+                assert answer.status == 200
+    finally:
+        other.stop()
+        thread.join()
 
 
 def test_the_manifest_names_parts_that_can_be_had(server: ReportServer) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.deploy.report.timeline import states, timeline
 from olmorl.learner.storage.ledger_state import Line, Started, Trained
 from tests.deploy.report.conftest import Make
@@ -77,7 +77,7 @@ def test_what_was_recorded_is_there(make_run: Make) -> None:
     (run / "logs" / "launcher.log").write_text(
         "2026-01-02 03:04:05,678 INFO olmorl.deploy.view.live_view: starting <b>Ray</b>\nTraceback: no line\n"
     )
-    found = Parts(*RunReport(run, 1 << 30).read()).about["timeline"]
+    found = Parts(*RunReader(run, 1 << 30).read()).about["timeline"]
     assert [step[:2] for step in found["steps"]] == [[1, BEGAN + 10], [2, BEGAN + 20]]
     assert [step for step, _ in found["checkpoints"]] == [2]
     assert [(fault["process"], fault["cause"]) for fault in found["faults"]] == [("actor-0", "actor-0 died")]

@@ -25,6 +25,16 @@ def test_draws_that_ended_are_forgotten() -> None:
     assert (oldest.of(7, 3), oldest.of(8, 3)) == (3, 5)
 
 
+def test_nothing_is_known_of_draws_whose_leases_may_be_lost() -> None:
+    oldest = OldestVersions()
+    oldest.not_begun([7], 5, {7})
+    oldest.forget([7, 8])
+    oldest.not_begun([7, 8, 9], 6, {7, 9})
+    assert (oldest.of(7, 3), oldest.of(9, 3)) == (3, 6)
+    oldest.not_begun([8], 6, {8, 9})
+    assert oldest.of(8, 3) == 6
+
+
 def statuses(*versions: Version | None) -> list[ActorStatus]:
     return [ActorStatus(name=f"a{n}", at=0.0, version=version) for n, version in enumerate(versions)]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from olmorl.clock import LoopClock
 from olmorl.learner.batching.batch import BatchFacts
@@ -13,7 +15,7 @@ from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.group_stats import Score
 from olmorl.learner.storage.ledger_state import BatchRecord, Decided, Drawn, LedgerState, Outcome
 from olmorl.learner.storage.metrics_log import MetricsLog
-from olmorl.messages import ActorStatus, StepReport, Version
+from olmorl.messages import ActorStatus, Group, StepReport, Version
 from olmorl.ports import Counts
 
 NOWHERE = MetricsLog(Path("unused")), DiskWriter(LoopClock(), 0.0)
@@ -32,6 +34,37 @@ def test_stalls_are_those_since_the_line_before() -> None:
         line = meter.line(report, facts, accounts, Counts(0, 0, 0, 0, 0), 0, float(step))
         found.append((line["weight_stall_s_mean"], line["weight_stall_s_max"]))
     assert found == [(4.0, 4.0), (1.0 / 3, 0.5), (None, None)]
+
+
+def test_a_dead_actor_has_lost_what_it_had_not_committed(make_group: Callable[..., Group]) -> None:
+    meter = StepMetrics(*NOWHERE, 0.0, 0.0, {})
+    beat = ActorStatus(name="a0", at=5.0, pid=1, tokens_generated=100, tokens_stored=40, tokens_wasted=10)
+    known, later = (
+        make_group(0, rewards=[1.0, 0.0], lengths=[20, 20]),
+        make_group(1, rewards=[1.0, 0.0], lengths=[9, 21]),
+    )
+    meter.taken([replace(known, actor="a0", finished_at=4.0), replace(later, actor="a0", finished_at=5.5)])
+    meter.heard({"a0": beat}, 5.0)
+    assert meter.wasted() == 10
+    # Of the 50 tokens in work at its last heartbeat, it committed 30 before it died.
+    meter.heard({}, 9.0)
+    assert meter.wasted() == 20
+    meter.heard({}, 10.0)
+    assert meter.wasted() == 0
+
+
+def test_an_actor_that_comes_back_under_its_name_has_lost_its_work(make_group: Callable[..., Group]) -> None:
+    meter = StepMetrics(*NOWHERE, 0.0, 0.0, {})
+    meter.heard({"a0": ActorStatus(name="a0", at=5.0, pid=1, tokens_generated=100, tokens_stored=40)}, 5.0)
+    meter.heard({"a0": ActorStatus(name="a0", at=8.0, pid=2, tokens_generated=7)}, 8.0)
+    assert meter.wasted() == 60
+    # One that leaves in order has stored or counted everything.
+    meter.heard(
+        {"a0": ActorStatus(name="a0", at=9.0, pid=2, tokens_generated=20, tokens_stored=15, tokens_wasted=5)}, 9.0
+    )
+    assert meter.wasted() == 5
+    meter.heard({}, 10.0)
+    assert meter.wasted() == 0
 
 
 def test_proofs_are_those_since_the_line_before() -> None:

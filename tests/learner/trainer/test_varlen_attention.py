@@ -161,3 +161,7 @@ def test_auto_takes_the_flash_kernel_where_it_runs(
     if name == "olmorl_sdpa" and capability >= (8, 0):
         with pytest.raises(ModelError, match=r'varlen" needs model\.dtype = "bfloat16" and heads of at most 256'):
             implementation("varlen", GPU, dtype, model)
+
+
+def test_a_model_without_heads_gets_a_name_too() -> None:
+    assert implementation("auto", CPU, torch.float32, AutoConfig.for_model("mamba")) == "olmorl_sdpa"

@@ -184,6 +184,10 @@ def test_times_in_words(text: str, time_of_day: tuple[int, int, int, str] | None
         ("Room {n}", 0.0), ("version {n}", 0.0), ("the {n} of spades", 0.0), ("{n} has two digits.", 0.0),
         ("the number of days in {n} weeks", 0.0), ("{n} rounded to the nearest ten", 0.0), ("{n} divides it.", 0.0),
         ("{n} is prime.", 0.0), ("{n} dollars less", 0.0), ("see figure {n}", 0.0), ("{n} does not work.", 0.0),
+        ("The women knit {n} scarves.", 1.0), ("The chef will bake {n} pies.", 1.0),
+        ("a deck of {n} cards", 0.0), ("The pool drains in {n} minutes.", 1.0),
+        ("Accordingly, {n} people voted.", 1.0),
+        ("The pupils of class {n}", 0.0),
         ("exercise {n}", 0.0), ("the {n} other students", 0.0), ("{n} was too small.", 0.0),
     ],
 )  # fmt: skip

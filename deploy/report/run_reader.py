@@ -15,16 +15,17 @@ from typing import Any
 
 from olmorl.deploy.report import rollouts
 from olmorl.deploy.report.columns import Blob, blob, json_blob
-from olmorl.deploy.report.rollouts import OUTCOMES, FileRollouts, MaskRule, Tally
+from olmorl.deploy.report.rollouts import OUTCOMES, FileRollouts, MaskRule, SourceCounts
 from olmorl.deploy.report.timeline import timeline
 from olmorl.deploy.report.token_pieces import TokenPieces, read_pieces
 from olmorl.deploy.view.run_state import finished, metric_lines
 from olmorl.errors import DataError, ResourceError
 from olmorl.learner.storage import ledger, rollout_log
 from olmorl.learner.storage.ledger_state import Line, Start, Started
+from olmorl.metrics import meaning
 from olmorl.run_dir import RunFiles
 
-_LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "rollouts")
+_LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "rollouts", "process_events.jsonl")
 _LIVE_S = 15.0
 """A launcher writes its lock every 2 s. After so long without a write it is gone."""
 _SHOWN_SETTINGS = (
@@ -34,7 +35,7 @@ _SHOWN_SETTINGS = (
 )  # fmt: skip
 
 
-class RunReport:
+class RunReader:
     """Reads one run, and again when it has grown. A file that has not changed is read once."""
 
     def __init__(self, run_dir: Path, most_bytes: int, tokenizer: Path | None = None) -> None:
@@ -82,7 +83,8 @@ class RunReport:
                 "state": _state(self.run_dir),
                 "settings": {key: _lookup(settings, key) for key in _SHOWN_SETTINGS},
                 "notes": notes,
-                "lines": _columns(lines),
+                "lines": (columns := _columns(lines)),
+                "meanings": {name: found for name in columns if (found := meaning(name))},
                 "sources": _sources(files),
                 "causes": _causes(files),
                 "tokens": _tokens(files),
@@ -196,14 +198,14 @@ def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 def _sources(files: Sequence[FileRollouts]) -> list[dict[str, Any]]:
     """For each data source its counts by step, and its groups by outcome."""
-    tallies: dict[str, dict[int, Tally]] = {}
+    tallies: dict[str, dict[int, SourceCounts]] = {}
     outcomes: dict[str, dict[str, int]] = {}
     for file in files:
         for (step, source, outcome), tally in file.tallies.items():
             by_step = tallies.setdefault(source, {})
             # As in the metrics: a failed group has no score.
-            scored = tally if outcome != "failed" else Tally()
-            by_step[step] = by_step.get(step, Tally()) + scored
+            scored = tally if outcome != "failed" else SourceCounts()
+            by_step[step] = by_step.get(step, SourceCounts()) + scored
             ended = outcomes.setdefault(source, dict.fromkeys(OUTCOMES, 0))
             ended[outcome] += tally.groups
     return [

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from olmorl.deploy.report import rollouts
-from olmorl.deploy.report.run_report import RunReport
+from olmorl.deploy.report.run_reader import RunReader
 from olmorl.errors import DataError, ResourceError
 from tests.deploy.report.conftest import Make
 from tests.deploy.report.made_runs import tokenizer_json
@@ -19,7 +19,7 @@ MOST = 1 << 30
 
 
 def read(run: Path) -> Parts:
-    return Parts(*RunReport(run, MOST).read())
+    return Parts(*RunReader(run, MOST).read())
 
 
 def test_curves_counts_and_settings(make_run: Make) -> None:
@@ -34,19 +34,20 @@ def test_curves_counts_and_settings(make_run: Make) -> None:
     scored = [sum(tally[0] for tally in one["tallies"]) for one in about["sources"]]
     assert sum(scored) == 12, "a failed group has no score"
     assert about["notes"] == []
+    assert about["meanings"]["loss"] == "Loss of the step." and "a_field_of_tomorrow" not in about["meanings"]
 
 
 @pytest.mark.parametrize(("name", "says"), [("nowhere", "no such folder"), ("empty", "no run directory")])
 def test_what_is_no_run_is_one_sentence(tmp_path: Path, name: str, says: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match=says):
-        RunReport(tmp_path / name, MOST)
+        RunReader(tmp_path / name, MOST)
 
 
 def test_a_run_without_a_step_says_where_its_logs_are(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text("[run]\n")
     with pytest.raises(DataError, match="no step is done yet; the logs are in"):
-        RunReport(tmp_path, MOST).read()
+        RunReader(tmp_path, MOST).read()
 
 
 def test_a_run_that_was_killed_is_read_as_far_as_it_goes(make_run: Make) -> None:
@@ -78,7 +79,7 @@ def test_a_damaged_metrics_line_is_named(make_run: Make) -> None:
     metrics = run / "metrics.jsonl"
     metrics.write_text("damaged\n" + metrics.read_text())
     with pytest.raises(ResourceError, match=r"metrics\.jsonl:1: damaged"):
-        RunReport(run, MOST).read()
+        RunReader(run, MOST).read()
 
 
 def test_a_run_is_running_while_its_launcher_writes_its_lock(make_run: Make) -> None:
@@ -97,17 +98,17 @@ def test_without_a_tokenizer_the_texts_are_there_and_a_note(make_run: Make, tmp_
     texts, tokens = parts.chunk(0)
     assert not texts[0]["completions"][0]["text"].endswith("<|end|>") and not tokens["columns"]["lengths"].any()
     (tmp_path / "tokenizer.json").write_text(tokenizer_json())
-    texts, tokens = Parts(*RunReport(run, MOST, tmp_path).read()).chunk(0)
+    texts, tokens = Parts(*RunReader(run, MOST, tmp_path).read()).chunk(0)
     assert texts[0]["completions"][0]["text"].endswith("<|end|>") and tokens["columns"]["lengths"].any()
     with pytest.raises(DataError, match=r"tokenizer\.json"):
-        RunReport(run, MOST, tmp_path / "nowhere").read()
+        RunReader(run, MOST, tmp_path / "nowhere").read()
 
 
 def test_a_file_that_has_not_changed_is_read_once(make_run: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     run, asked = make_run(steps=3), []
     real = rollouts.read_file
     monkeypatch.setattr(rollouts, "read_file", lambda path, *rest: asked.append(path.name) or real(path, *rest))
-    report = RunReport(run, MOST)
+    report = RunReader(run, MOST)
     before, signature = report.read(), report.signature
     assert len(asked) == 3 and report.signature == signature
     first = sorted((run / "rollouts").iterdir())[0]

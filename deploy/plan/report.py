@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def write_json(
 
 
 def draw(tried: Sequence[Prediction], chosen: Prediction, path: Path, title: str) -> None:
-    """Draw speed, wait and lag along each axis that was varied into `path` (svg, png or pdf).
+    """Draw speed, wait and lag along each axis that was varied into `path` (svg, png or pdf); a line marks `chosen`.
 
     Raises:
         DataError: matplotlib is not installed, or the file cannot be written.
@@ -136,7 +136,7 @@ def draw(tried: Sequence[Prediction], chosen: Prediction, path: Path, title: str
         from matplotlib.figure import Figure
     except ImportError:
         raise DataError("a picture needs matplotlib: pip install matplotlib") from None
-    panels = [(name, along) for name, along in _varied(tried, chosen.choice) if len(along) > 1]
+    panels = [(name, along) for name, along in _varied(tried) if len(along) > 1]
     panels = panels or [("this configuration", [("", chosen)])]
     figure = Figure(figsize=(4.6 * len(panels), 6.4), layout="constrained")
     figure.suptitle(title.replace("$", r"\$"), fontsize="x-large")
@@ -147,7 +147,8 @@ def draw(tried: Sequence[Prediction], chosen: Prediction, path: Path, title: str
             axes = grid[row][column]
             for label, numbers in values:
                 axes.plot(range(len(labels)), numbers, marker="o", label=label)
-            axes.axvline([one is chosen for _, one in along].index(True), color="tab:green", linestyle=":")
+            for place in [number for number, (_, one) in enumerate(along) if one is chosen]:
+                axes.axvline(place, color="tab:green", linestyle=":")
             axes.set_ylim(bottom=0)
             axes.set_title(what, fontsize="medium")
             axes.legend(fontsize="x-small")
@@ -159,19 +160,24 @@ def draw(tried: Sequence[Prediction], chosen: Prediction, path: Path, title: str
         raise DataError(f"{path}: {error}; name a .svg, .png or .pdf in a folder that is there") from None
 
 
-def _varied(tried: Sequence[Prediction], chosen: Choice) -> list[tuple[str, list[tuple[str, Prediction]]]]:
-    """For each axis the predictions that differ from the chosen one on this axis alone, with their labels."""
-    axes: dict[str, list[tuple[str, Prediction]]] = {"nodes, learner + actors": [], "max_lag": [], "prompts a step": []}
+def _varied(tried: Sequence[Prediction]) -> list[tuple[str, list[tuple[str, Prediction]]]]:
+    """For each axis the largest set of predictions that differ on this axis alone, with their labels."""
+    return [
+        ("nodes, learner + actors", _family(tried, lambda c: (c[2:], f"{c.learner_nodes} + {c.actor_nodes}"))),
+        ("max_lag", _family(tried, lambda c: ((*c[:2], c.batch), str(c.max_lag)))),
+        ("prompts a step", _family(tried, lambda c: (c[:3], str(c.batch)))),
+    ]
+
+
+def _family(
+    tried: Sequence[Prediction], split: Callable[[Choice], tuple[tuple[int, ...], str]]
+) -> list[tuple[str, Prediction]]:
+    """`split` gives what the members of a family have in common, and the label of one."""
+    families: dict[tuple[int, ...], list[tuple[str, Prediction]]] = {}
     for one in sorted(tried, key=lambda prediction: prediction.choice):
-        choice = one.choice
-        split = {"learner_nodes": choice.learner_nodes, "actor_nodes": choice.actor_nodes}
-        if chosen._replace(**split) == choice:
-            axes["nodes, learner + actors"].append((f"{choice.learner_nodes} + {choice.actor_nodes}", one))
-        if chosen._replace(max_lag=choice.max_lag) == choice:
-            axes["max_lag"].append((str(choice.max_lag), one))
-        if chosen._replace(batch=choice.batch) == choice:
-            axes["prompts a step"].append((str(choice.batch), one))
-    return list(axes.items())
+        common, label = split(one.choice)
+        families.setdefault(common, []).append((label, one))
+    return max(families.values(), key=len)
 
 
 def _curves(along: Sequence[Prediction]) -> list[tuple[str, list[tuple[str, list[float]]]]]:

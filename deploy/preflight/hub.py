@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -11,12 +10,14 @@ from http.client import HTTPException
 from pathlib import Path
 from threading import Thread
 
+from huggingface_hub import constants, get_token
+
 from olmorl.config import Config, Model
 from olmorl.deploy.preflight import data_trial
 from olmorl.errors import DataError, ModelError, UserError
 from olmorl.learner.data.readers import parse_spec
 
-_HUB, _DEADLINE_S = "https://huggingface.co", 3.0
+_DEADLINE_S = 3.0
 
 
 def check(settings: Config, others_may: bool = False) -> None:
@@ -54,7 +55,7 @@ def _check_name(key: str, name: str, kind: str, refusal: type[UserError], others
     if _is_cached(name, kind):
         return
     local = f"check the name, or give {key} a {'folder' if kind == 'model' else 'file'} that is here"
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
+    if constants.is_offline_mode():
         raise refusal(
             f"{key}: {name}: no such folder here, and not in the hub's cache {_cache()} (HF_HUB_OFFLINE is set): "
             f"{local}"
@@ -72,8 +73,8 @@ def _check_name(key: str, name: str, kind: str, refusal: type[UserError], others
             return
         reason = getattr(error, "reason", error)
         raise refusal(
-            f"{key}: {name}: no such folder here, not in the hub's cache {_cache()}, and {_endpoint()} cannot be "
-            f"reached ({reason}): {local}; or set HF_ENDPOINT to a mirror, or HF_HOME to a cache that has it and "
+            f"{key}: {name}: no such folder here, not in the hub's cache {_cache()}, and {constants.ENDPOINT} cannot "
+            f"be reached ({reason}): {local}; or set HF_ENDPOINT to a mirror, or HF_HOME to a cache that has it and "
             "HF_HUB_OFFLINE=1"
         ) from None
 
@@ -97,32 +98,17 @@ def _within(deadline_s: float, ask: Callable[[], None]) -> None:
         raise failed[0]
 
 
-def _endpoint() -> str:
-    return os.environ.get("HF_ENDPOINT", _HUB).rstrip("/")
-
-
 def _ask(name: str, kind: str) -> None:
     """One question, without another try."""
-    request = urllib.request.Request(f"{_endpoint()}/api/{kind}s/{name}")
-    token = os.environ.get("HF_TOKEN") or _stored_token()
-    if token:
+    request = urllib.request.Request(f"{constants.ENDPOINT}/api/{kind}s/{name}")
+    if token := get_token():
         request.add_header("Authorization", f"Bearer {token}")
     with urllib.request.urlopen(request, timeout=_DEADLINE_S) as answer:
         json.load(answer)
 
 
-def _stored_token() -> str | None:
-    file = _home() / "token"
-    return file.read_text(encoding="utf-8").strip() if file.is_file() else None
-
-
-def _home() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("HF_HOME") or f"{cache}/huggingface").expanduser()
-
-
 def _cache() -> Path:
-    return Path(os.environ.get("HF_HUB_CACHE") or _home() / "hub").expanduser()
+    return Path(constants.HF_HUB_CACHE)
 
 
 def cached_folder(name: str) -> Path | None:
@@ -135,5 +121,8 @@ def cached_folder(name: str) -> Path | None:
 def _is_cached(name: str, kind: str) -> bool:
     if (_cache() / f"{kind}s--{name.replace('/', '--')}" / "snapshots").is_dir():
         return True
-    datasets = Path(os.environ.get("HF_DATASETS_CACHE") or _home() / "datasets").expanduser()
-    return kind == "dataset" and (datasets / name.replace("/", "___")).is_dir()
+    if kind != "dataset":
+        return False
+    from datasets.config import HF_DATASETS_CACHE
+
+    return (Path(HF_DATASETS_CACHE) / name.replace("/", "___")).is_dir()

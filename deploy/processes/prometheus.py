@@ -286,6 +286,8 @@ def _serve(
     class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
         def do_GET(self) -> None:
             if targets is None or self.path != TARGETS_PATH:
+                # prometheus-client writes vllm_ for vllm: in the OpenMetrics format, so all get the older one.
+                del self.headers["Accept"]
                 super().do_GET()
                 return
             body = json.dumps(targets()).encode()

@@ -8,6 +8,7 @@ import pytest
 
 from olmorl.deploy.prepare_data import KINDS, dapo, gsm8k, last_box, main, math
 from olmorl.learner.data.readers import layout
+from tests.deploy.hub_settings import use_hub
 
 
 def save(path: Path, *rows: dict[str, Any]) -> str:
@@ -122,9 +123,7 @@ def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_hub_that_cannot_be_reached_is_said_at_once_with_the_way_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    use_hub(monkeypatch, tmp_path, "http://127.0.0.1:1")
     assert main(["gsm8k", "-o", str(tmp_path / "out.jsonl")]) == 2
     said = capsys.readouterr().err
     assert said.startswith("olmorl-data: --input: openai/gsm8k: no such folder here") and said.count("\n") == 1

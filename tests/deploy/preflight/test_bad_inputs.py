@@ -18,6 +18,7 @@ from olmorl.deploy import launch
 from olmorl.deploy.view.run_state import note_end
 from olmorl.learner.storage import checkpoint_dir
 from tests.deploy.folders import bare_model
+from tests.deploy.hub_settings import use_hub
 from tests.deploy.preflight.bad_inputs import CASES, DRY, Case, made_run
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,8 +78,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (folder / "recipe.toml").write_text(RECIPE.replace("{w}", str(folder)))
     monkeypatch.setenv("TMPDIR", str(folder / "temporary"))
-    monkeypatch.setenv("HF_HOME", str(folder / "hub"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    use_hub(monkeypatch, folder, offline=True)
     return folder
 
 

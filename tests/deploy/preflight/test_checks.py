@@ -23,6 +23,7 @@ from olmorl.errors import ConfigError, DataError, ModelError, ResourceError, Uns
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 from olmorl.queues.redis_server.url import parse_url
 from olmorl.verifiers.code.sandbox import tiers
+from tests.deploy.hub_settings import use_hub
 
 
 @pytest.fixture(scope="module")
@@ -292,9 +293,7 @@ def test_a_tokenizer_without_a_template_will_do_for_plain_prompts(policy: Path, 
 def test_a_model_of_a_hub_that_cannot_be_reached_is_asked_for_once(
     check: Callable[[config.Config], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    use_hub(monkeypatch, tmp_path, "http://127.0.0.1:1")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1+1?", "ground_truth": "2", "dataset": "math"}))
     tree = {
         "run": {"directory": tmp_path / "runs"},

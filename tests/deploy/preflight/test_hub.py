@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ import pytest
 from olmorl import config
 from olmorl.deploy.preflight import hub
 from olmorl.errors import DataError, ModelError
+from tests.deploy.hub_settings import use_hub
 
 Hub = tuple[dict[str, int], list[tuple[str, str | None]]]
 
@@ -40,10 +44,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_address[1]}")
-        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
-        for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_HUB_CACHE", "HF_DATASETS_CACHE"):
-            monkeypatch.delenv(name, raising=False)
+        use_hub(monkeypatch, tmp_path / "home", f"http://127.0.0.1:{server.server_address[1]}")
         yield statuses, asked
         over.set()
         server.shutdown()
@@ -85,9 +86,7 @@ def test_a_hub_that_hangs_is_waited_for_a_moment(there: Hub, monkeypatch: pytest
 def test_without_a_network_the_fix_is_said_and_on_a_cluster_other_hosts_may_have_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    use_hub(monkeypatch, tmp_path, "http://127.0.0.1:1")
     with pytest.raises(ModelError, match=r"cannot be reached.*HF_ENDPOINT to a mirror.*HF_HUB_OFFLINE=1"):
         hub.check(settings())
     with pytest.raises(DataError, match=r"data\.train: nobody/rows: .*cannot be reached"):
@@ -96,8 +95,7 @@ def test_without_a_network_the_fix_is_said_and_on_a_cluster_other_hosts_may_have
 
 
 def test_what_is_in_the_cache_needs_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    use_hub(monkeypatch, tmp_path, offline=True)
     for name in ("models--owner--model", "datasets--o--d"):
         (tmp_path / "hub" / name / "snapshots").mkdir(parents=True)
     (tmp_path / "datasets" / "o___e").mkdir(parents=True)
@@ -125,3 +123,13 @@ def test_the_token_goes_along(there: Hub, tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("HF_TOKEN", "given")
     hub.check(settings())
     assert [token for _, token in asked] == ["Bearer stored", "Bearer given"]
+
+
+def test_the_library_reads_what_slurm_files_set(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").write_text("secret\n")
+    environment = {**os.environ, "HF_TOKEN_PATH": str(tmp_path / "elsewhere"), "HF_HUB_OFFLINE": "1"}
+    program = (
+        "from olmorl.deploy.preflight.hub import constants, get_token; print(get_token(), constants.is_offline_mode())"
+    )
+    found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["secret", "True"]

@@ -23,6 +23,7 @@ from olmorl.learner.storage import rollout_log
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_log import Ended
 from olmorl.messages import Completion, Group, Prompt, Span, Version
+from tests.deploy.hub_settings import use_hub
 
 RECIPES = Path(__file__).resolve().parents[3] / "deploy" / "recipes"
 OLMO3 = {
@@ -151,11 +152,11 @@ def test_the_plan_with_the_named_change_fits(models: Path, changes: tuple[tuple[
 
 def test_a_model_that_is_not_here_costs_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("HF_HUB_CACHE", str(tmp_path))
+        use_hub(patched, tmp_path)
         assert main([str(RECIPES / "olmo3-7b-think.toml"), "--dry-run"]) == 0
         [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("memory:")]
         assert "allenai/Olmo-3-7B-Think-DPO has no config.json" in line
-        snapshot = tmp_path / "models--allenai--Olmo-3-7B-Think-DPO" / "snapshots"
+        snapshot = tmp_path / "hub" / "models--allenai--Olmo-3-7B-Think-DPO" / "snapshots"
         snapshot.mkdir(parents=True)
         folder(snapshot, "7b")
         found = memory.known(config.load(RECIPES / "olmo3-7b-think.toml"))

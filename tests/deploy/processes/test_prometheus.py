@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -133,7 +133,9 @@ def test_metrics_of_vllm_are_served_beside_ours(telemetry: Telemetry) -> None:
     theirs = Gauge("vllm:num_requests_running", "As vLLM keeps it.")
     try:
         theirs.set(7)
-        text = urlopen(f"http://{telemetry.address}/metrics", timeout=10).read().decode()
+        # As Prometheus asks.
+        accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
+        text = urlopen(Request(f"http://{telemetry.address}/metrics", headers=accept), timeout=10).read().decode()
         assert "vllm:num_requests_running 7.0" in text.splitlines()
         assert "python_info" not in text, "of the registry of the whole process nothing else is served"
     finally:

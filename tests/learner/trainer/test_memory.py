@@ -98,7 +98,9 @@ class Compared(NamedTuple):
 def compared(run_ranks: Callable[[int, Jobs], Results], small_models: dict[str, str]) -> dict[str, list[Compared]]:
     found = {}
     for world, asked in enumerate(jobs(*(small_models[name] for name in ("llama", "olmo3", "qwen2"))), 1):
-        for name, ranks in run_ranks(world, asked).items():
+        for name, job_of_name in asked.items():
+            # Each in processes of its own: what a job before leaves, and frees late, would count.
+            ranks = run_ranks(world, {name: job_of_name})[name]
             model, learner = config.Model(**asked[name]["model"]), config.Learner(**asked[name]["learner"])
             plan = memory.rank_memory(model, learner, world, asked[name]["row_tokens"], on_gpu=False)
             found[name] = [Compared(plan, *(rank[key] for key in Compared._fields[1:])) for rank in ranks]

@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from math import comb
 from pathlib import Path
 from types import SimpleNamespace
@@ -53,7 +54,9 @@ WORDS = [
 ]  # fmt: skip
 TIMES = {
     "wall_s", "actor_tokens_per_s", "useful_tokens_per_s", "weight_publish_s", "weight_stall_s_mean",
-    "weight_stall_s_max", "learner_step_s", "learner_wait_s",
+    "weight_stall_s_max", "learner_step_s", "learner_wait_s", "learner_forward_backward_s", "learner_optimizer_s",
+    "learner_snapshot_s", "learner_publish_wait_s", "weight_proof_diff_mean", "weight_proof_diff_max",
+    "weight_proof_s_mean",
 }  # fmt: skip
 TEMPLATE = (
     "{% for turn in messages %}<|{{ turn['role'] }}|> {{ turn['content'] }} {% endfor %}"
@@ -249,9 +252,17 @@ class Session:
     @cached_property
     def groups(self) -> list[Record]:
         """Every group that was scored, with `line`: the step that it was scored for."""
+        return [record for record in self.rollouts if record["completions"]]
+
+    @cached_property
+    def failures(self) -> list[Record]:
+        """Every draw that failed, with its `line`."""
+        return [record for record in self.rollouts if not record["completions"]]
+
+    @cached_property
+    def rollouts(self) -> list[Record]:
         files = rollout_log.files(self.run.run_dir / "rollouts")
-        found = [record | {"line": rollout_log.step_of(file)} for file in files for record in rollout_log.read(file)]
-        return [record for record in found if record["completions"]]
+        return [record | {"line": rollout_log.step_of(file)} for file in files for record in rollout_log.read(file)]
 
     @cached_property
     def rows(self) -> dict[str, Record]:
@@ -372,6 +383,8 @@ def backward(model: Any, groups: Sequence[Record], step: int) -> Record:
                     "loss": float(loss.detach()),
                     "fresh": int(fresh.sum()),
                     "tis": int((weight > RHO).sum()),
+                    "weight": float(weight.clamp(max=RHO).sum()),
+                    "weight_square": float(weight.clamp(max=RHO).double().square().sum()),
                     "entropy": float(entropy.detach().sum()),
                     "diff": float((old - behaviour).sum()),
                     "diff_fresh": float((old - behaviour)[fresh].sum()),
@@ -384,6 +397,7 @@ def backward(model: Any, groups: Sequence[Record], step: int) -> Record:
         "clip_fraction_low": 0.0,
         "clip_fraction_high": 0.0,
         "tis_clip_fraction": sums["tis"] / num_tokens,
+        "importance_ess_fraction": sums["weight"] ** 2 / sums["weight_square"] / num_tokens,
         "logprob_diff_mean": sums["diff"] / num_tokens,
         "logprob_diff_mean_fresh": sums["diff_fresh"] / max(sums["fresh"], 1),
         "kl_engine_learner": sums["kl"] / num_tokens,
@@ -528,9 +542,40 @@ def test_functions_get_what_the_row_has(session: Session) -> None:
             assert {"dataset", "ground_truth"} <= set(call["columns"]) or not chat
 
 
+def part(name: str, groups: Sequence[Scored], failed: int) -> Record:
+    """The fields of the groups of one verifier or source."""
+    lengths = [length for group in groups for length in group.lengths]
+    return {
+        f"{name}_groups": len(groups),
+        f"{name}_failed": failed,
+        f"{name}_solve_rate_mean": np.mean([group.solve_rate for group in groups]) if groups else None,
+        f"{name}_completion_tokens_mean": np.mean(lengths) if groups else None,
+        f"{name}_truncated_fraction": np.mean([cut for group in groups for cut in group.cut]) if groups else None,
+    }
+
+
+def of_parts(session: Session, step: int) -> Record:
+    """The fields of each verifier and each source, and the failures."""
+    groups = [(one["row"], scored_again(session, one)) for one in session.groups if one["line"] == step]
+    failed = [one for one in session.failures if one["line"] == step]
+    fields: Record = {f"failures_{cause}": n for cause, n in Counter(one["cause"] for one in failed).items()}
+    for source in {row.rpartition(":")[0] for row in [*(row for row, _ in groups), *(one["row"] for one in failed)]}:
+        its = [group for row, group in groups if row.startswith(f"{source}:")]
+        fields |= part(f"source_{source}", its, sum(one["row"].startswith(f"{source}:") for one in failed))
+        rewards = [reward for group in its for reward in group.rewards]
+        fields[f"source_{source}_reward_mean"] = np.mean(rewards) if rewards else None
+    labelled = sum("ground_truth" in session.rows[one["row"]] for one in failed)
+    for name in WEIGHTS:
+        judged = [group for _, group in groups if any(one.get(name) is not None for one in group.verdicts)]
+        its_failed = labelled if name == "math" else 0
+        fields |= part(f"verifier_{name}", judged, its_failed) if judged or its_failed else {}
+    return fields
+
+
 def expected_line(session: Session, step: int) -> Record:
     """All fields of a line that follow from rollouts and ledger."""
     tally = [scored_again(session, group) for group in session.groups if group["line"] == step]
+    replaced = [one for one in session.rollouts if one["line"] == step and one["outcome"] != "trained"]
     batch = session.trained(step)
     rewards = [reward for group in batch for reward in scored_again(session, group).rewards]
     lags = [lag for group in batch for one in rewarded(group) for lag in lags_of(one, step)]
@@ -541,26 +586,39 @@ def expected_line(session: Session, step: int) -> Record:
     decided = {event["draw"] for event in events if event["event"] == "decided"}
     ended = trained + [group for group in session.groups if group["prompt_id"] in decided]
     wasted = sum(lost_tokens(session, events))
-    return tallied(tally) | {
-        "step": step,
-        "incarnation": 1 if step <= STEPS else 2,
-        "version": step,
-        "batch_reward_mean": np.mean(rewards),
-        "batch_groups": PROMPTS,
-        "batch_tokens": sum(map(num_tokens, batch)),
-        "lag_mean": np.mean(lags),
-        "lag_max": max(lags),
-        "prompts_drawn_total": drawn,
-        "groups_trained_total": step * PROMPTS,
-        "groups_zero_gradient_total": outcomes["zero_gradient"],
-        "groups_stale_total": 0,
-        "groups_failed_total": outcomes["failed"],
-        "groups_in_flight": drawn - step * PROMPTS - outcomes.total(),
-        "duplicates_refused_total": 0,
-        "tokens_generated_total": sum(map(num_tokens, ended)) + wasted,
-        "tokens_trained_total": sum(len(one["token_ids"]) for group in trained for one in rewarded(group)),
-        "tokens_wasted_total": wasted,
-    }
+    fed = sum(len(one["token_ids"]) for group in trained for one in rewarded(group))
+    return (
+        tallied(tally)
+        | of_parts(session, step)
+        | {
+            "step": step,
+            "incarnation": 1 if step <= STEPS else 2,
+            "version": step,
+            "batch_reward_mean": np.mean(rewards),
+            "batch_groups": PROMPTS,
+            "batch_tokens": sum(map(num_tokens, batch)),
+            "lag_mean": np.mean(lags),
+            "lag_max": max(lags),
+            "prompts_drawn_total": drawn,
+            "groups_trained_total": step * PROMPTS,
+            "groups_zero_gradient_total": outcomes["zero_gradient"],
+            "groups_stale_total": 0,
+            "groups_failed_total": outcomes["failed"],
+            "groups_in_flight": drawn - step * PROMPTS - outcomes.total(),
+            "duplicates_refused_total": 0,
+            "tokens_generated_total": sum(map(num_tokens, ended)) + wasted,
+            "tokens_trained_total": fed,
+            "tokens_masked_total": sum(map(num_tokens, trained)) - fed,
+            "tokens_zero_gradient_total": sum(map(num_tokens, ended)) - sum(map(num_tokens, trained)),
+            "tokens_stale_total": 0,
+            "tokens_failed_total": wasted,
+            "tokens_lost_total": 0,
+            "tokens_wasted_total": wasted,
+            "prompt_tokens_total": sum(len(group["prompt_token_ids"]) for group in ended),
+            "draws_per_trained_group": 1 + len(replaced) / PROMPTS,
+            "draws_unaccounted": 0,
+        }
+    )
 
 
 def lost_tokens(session: Session, events: Sequence[Record]) -> Iterator[int]:
@@ -593,7 +651,14 @@ def test_each_line_is_what_rollouts_ledger_and_the_plain_loop_say(session: Sessi
     assert [line["step"] for line in session.lines] == list(range(1, MORE_STEPS + 1))
     for line, learned in zip(session.lines, loop.said, strict=True):
         told = {key: value for key, value in line.items() if not key.startswith("eval_") and key not in TIMES}
+        assert told.pop("tokens_evaluation_total") in evaluation_tokens(session)
         assert told == pytest.approx(expected_line(session, line["step"]) | learned, rel=1e-4, abs=1e-6)
+
+
+def evaluation_tokens(session: Session) -> list[int]:
+    """Tokens of the answers of no round, of the first, of the first two, and so on."""
+    answers = zip(*(session.answers[row["key"]] for row in session.held_out), strict=True)
+    return [0, *accumulate(sum(len(ids) for one in of_round for ids in one["ids"]) for of_round in answers)]
 
 
 def test_the_export_is_what_the_plain_loop_learns(session: Session, loop: Loop) -> None:
@@ -743,8 +808,8 @@ def test_the_summary_is_of_the_first_and_the_last_steps(
     ]
     rows = session.held_out
     expected[f"{HELD_OUT}accuracy"] = [f"{evaluated(session, rows, number)['accuracy']:.3f}" for number in evaluations]
-    totals = [key for key in lines[-1] if key.endswith("_total") or key == "groups_in_flight"]
-    for key in without(dict.fromkeys(totals), "duplicates_refused_total", "tokens_wasted_total"):
+    totals = [key for key in lines[-1] if re.fullmatch(r"(prompts_drawn|groups_.*)_total|groups_in_flight", key)]
+    for key in (*totals, "tokens_generated_total", "tokens_trained_total"):
         expected[key] = ["", f"{lines[-1][key]:,}"]
     assert printed == expected
 
@@ -797,6 +862,9 @@ def test_times_add_up(session: Session) -> None:
         assert line["useful_tokens_per_s"] * seconds == pytest.approx(trained)
         assert line["learner_step_s"] > 0 and line["learner_wait_s"] >= 0 and line["weight_publish_s"] > 0
         assert line["learner_step_s"] + line["learner_wait_s"] < seconds + 0.01
+        phases = [line[f"learner_{name}_s"] for name in ("forward_backward", "optimizer", "snapshot", "publish_wait")]
+        assert min(phases) >= 0 and sum(phases) <= line["learner_step_s"] + 0.01
+        assert (line["weight_proof_diff_mean"] or 0) <= (line["weight_proof_diff_max"] or 0) < 1e-5
         assert (line["weight_stall_s_mean"] is None) == (line["weight_stall_s_max"] is None)
         assert (line["weight_stall_s_mean"] or 0) <= (line["weight_stall_s_max"] or 0)
         generated += line["actor_tokens_per_s"] * seconds

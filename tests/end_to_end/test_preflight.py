@@ -32,7 +32,7 @@ kv_cache_gib = 0.25
 enforce_eager = true
 
 [actors.vllm]
-scheduling_policy = "priority"
+max_logprobs = 10
 """
 ALWAYS = ("reward functions", "redis", "clock", "run directory", "ports")
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]

@@ -130,13 +130,13 @@ def test_a_launcher_serves_the_targets_and_its_metrics_at_one_address() -> None:
 
 
 def test_metrics_of_vllm_are_served_beside_ours(telemetry: Telemetry) -> None:
-    theirs = Gauge("vllm:num_requests_running", "As vLLM keeps it.")
+    theirs = Gauge("vllm:of_this_test", "As vLLM keeps its own.")
     try:
         theirs.set(7)
         # As Prometheus asks.
         accept = {"Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"}
         text = urlopen(Request(f"http://{telemetry.address}/metrics", headers=accept), timeout=10).read().decode()
-        assert "vllm:num_requests_running 7.0" in text.splitlines()
+        assert "vllm:of_this_test 7.0" in text.splitlines()
         assert "python_info" not in text, "of the registry of the whole process nothing else is served"
     finally:
         REGISTRY.unregister(theirs)

@@ -211,7 +211,8 @@ def test_prometheus_sees_everything_of_a_live_run(watched: tuple[Any, Prometheus
     assert prometheus.values(build.ANNOTATIONS["Faults"][1])
 
     def dies_again() -> bool:
-        if process := run.roster().get("actor-0"):
+        process = run.roster().get("actor-0")
+        if process and "actor-0" in listed(run):
             with suppress(ProcessLookupError):
                 os.kill(process["pid"], signal.SIGKILL)
         return bool(prometheus.values("olmorl_actors_quarantined > 0"))

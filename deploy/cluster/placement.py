@@ -61,6 +61,17 @@ class Placement:
         gpus = {"GPU": float(self.gpus_per_engine)} if self.on_gpu else {}
         return {"CPU": 1.0, **gpus}
 
+    def crowding(self, config: Config) -> str:
+        """Says that engines and ranks of one machine share cores; empty when each has its own."""
+        cores = [core for core in (*self.engine_cores, *self.rank_cores) if core is not None]
+        one_machine = config.run.mode == "real" and config.cluster.address is None
+        if not one_machine or len(cores) == len(set(cores)):
+            return ""
+        return (
+            f"{len(cores)} engines and ranks share {len(set(cores))} core(s), and each waits for the others: lower "
+            "actors.engines_per_node or learner.ranks_per_node, or take a machine with more cores"
+        )
+
     def rows(self, config: Config) -> list[tuple[str, str]]:
         """The plan as `(what, value)` for people."""
         unit = "GPU" if self.on_gpu else "CPU core"
@@ -104,6 +115,7 @@ class Placement:
                 if self.on_gpu
                 else f"engines {_cores(self.engine_cores)}, learner {_cores(self.rank_cores)}",
             ),
+            *([("crowded", crowding)] if (crowding := self.crowding(config)) else []),
         ]
 
 

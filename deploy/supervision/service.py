@@ -276,6 +276,8 @@ class Service:
             f"starting {context.placement.ranks} learner rank(s) and {self._num_engines} engine(s); "
             f"logs are in {self._settings.run_dir / 'logs'}"
         )
+        if crowding := context.placement.crowding(self._settings):
+            self._progress.say(crowding)
         return Parts(self._redis, learner, actors, statuses, commands)
 
     async def _place_engines(self, learner: LearnerSupervisor, actors: ActorSupervisor) -> None:

@@ -223,6 +223,15 @@ def test_engines_and_ranks_get_cores_of_their_own(monkeypatch: pytest.MonkeyPatc
     assert placed.engine_cores == (0, 1) and placed.rank_cores == (2, 3)
 
 
+@pytest.mark.parametrize("mode", ["real", "simulated"])
+def test_too_few_cores_are_said(monkeypatch: pytest.MonkeyPatch, recipe: Path, mode: str) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    for engines, crowded in (("1", False), ("3", mode == "real")):
+        settings = config.load(recipe, [("run.mode", mode), ("actors.engines_per_node", engines)])
+        rows = dict(plan(settings).rows(settings))
+        assert ("4 engines and ranks share 2 core(s)" in rows.get("crowded", "")) == crowded
+
+
 def test_cores_of_other_hosts_are_left_to_them_unless_they_are_given(recipe: Path) -> None:
     there = [("cluster.address", "10.0.0.1:6379"), ("actors.nodes", "2"), ("actors.engines_per_node", "2")]
     placed = plan(config.load(recipe, there))

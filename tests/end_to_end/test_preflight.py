@@ -67,6 +67,7 @@ def test_a_run_without_a_model_is_looked_at_too(simulate: Callable[[str], Any]) 
     assert run.lines() == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_engine_and_ranks_are_placed_and_sharded_as_in_the_run(launch: Callable[[str], Any]) -> None:
     """Two ranks share the policy; ZeRO-3 gathers it while they score what the engine said."""

@@ -55,6 +55,7 @@ def test_packed_samples_are_those_alone_and_names_are_those_of_the_folder(name: 
     assert {key: tuple(tensor.shape) for key, tensor in published.items()} == checkpoint_shapes(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.engine
 @pytest.mark.timeout(600)
 def test_experts_reach_the_engine_in_flight() -> None:

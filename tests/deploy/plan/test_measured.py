@@ -46,6 +46,7 @@ def test_a_plan_predicts_the_run_that_it_is_from(measured: FinishedRun) -> None:
     check_near(prediction.outcome, measured.outcome, 0.05, lag=0.1, wait=0.03)
 
 
+@pytest.mark.slow
 def test_a_plan_predicts_runs_with_another_lag_and_batch(measured: FinishedRun, finished: Finished) -> None:
     for name, changes in (("lag0", {"schedule__max_lag": 0}), ("batch16", {"schedule__prompts_per_step": 16})):
         other = finished_run(finished(run__name=name, run__seed=1, **changes))

@@ -33,6 +33,7 @@ def test_a_third_of_the_groups_of_two_can_train_with_the_default_spread() -> Non
     assert float((2 * solved * (1 - solved)).mean()) == pytest.approx(1 / 3, abs=0.03)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_learner_of_the_production_shape_waits_for_three_quarters_of_the_time(tmp_path: Path) -> None:
     code = main(

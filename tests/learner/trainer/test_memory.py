@@ -13,7 +13,7 @@ from olmorl.learner.trainer.memory import LiveBytes, RankMemory
 
 Jobs = dict[str, dict[str, Any]]
 Results = dict[str, list[dict[str, Any]]]
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 MIB = 2**20
 CLOSE = 0.1
 LAYERS = 9

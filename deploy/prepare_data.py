@@ -10,16 +10,16 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.options import Parser, check_verifier, column, count, nearest
 from olmorl.deploy.preflight import hub
 from olmorl.deploy.verify.input_files import STANDARD, check_readable, check_writable, same
-from olmorl.errors import ConfigError, DataError, UserError
+from olmorl.errors import ConfigError, DataError
 from olmorl.learner.data.readers import CONVERSATION, LABELS, check_there, read
 
 EXAMPLES = """\
@@ -34,10 +34,6 @@ The result has one JSON object a line: messages, ground_truth, dataset (the veri
 
 Then, in a recipe:   [data] train = ["gsm8k.jsonl", "math.jsonl"]
 """
-
-
-INTERRUPTED = 130
-"""The exit code after Ctrl-C."""
 
 
 class QuestionAnswer(NamedTuple):
@@ -195,27 +191,19 @@ def _umask() -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0 done, 2 a mistake to mend."""
-    try:
+
+    def do() -> int:
         arguments = _arguments(argv)
         outcome = prepare(arguments)
-    except UserError as error:
-        with suppress(BrokenPipeError):
-            print(f"olmorl-data: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    try:
         for reason in outcome.reasons:
             print(f"left out: {reason}", file=sys.stderr)
         print(
             f"{arguments.output}: {outcome.written} rows; {outcome.repeated} repeated and {outcome.unusable} unusable "
-            "ones left out",
-            flush=True,
+            "ones left out"
         )
-    except BrokenPipeError:
-        # The reader has closed the pipe. Buffered output would raise the same error again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
+        return 0
+
+    return run_command("olmorl-data", do)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

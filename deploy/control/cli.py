@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.endpoint import ANSWER_DEADLINE_S, send_command
 from olmorl.deploy.view.tables import (
     show_actors,
@@ -18,7 +19,7 @@ from olmorl.deploy.view.tables import (
     show_status,
     show_trace,
 )
-from olmorl.errors import DataError, OlmoRLError, ResourceError
+from olmorl.errors import DataError, ResourceError
 
 _ABOUT = """\
 Look at a run, and control it.
@@ -48,22 +49,14 @@ _LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "control.json", "proc
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0 done, 1 the run could not, 2 a mistake to mend."""
-    arguments = _parser().parse_args(argv)
-    try:
-        run_dir: Path = arguments.run
-        if not any((run_dir / name).exists() for name in _LEFT_BY_RUNS):
-            raise DataError(f"{run_dir}: no run directory; runs are made under run.directory (default: runs/)")
-        arguments.do(run_dir, arguments)
-    except OlmoRLError as error:
-        print(f"olmorl-ctl: {error}", file=sys.stderr)
-        return error.exit_code
-    except PermissionError as error:
-        print(f"olmorl-ctl: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        sys.stderr.close()
-    except KeyboardInterrupt:
-        return 130
+    return run_command("olmorl-ctl", lambda: _do(_parser().parse_args(argv)))
+
+
+def _do(arguments: argparse.Namespace) -> int:
+    run_dir: Path = arguments.run
+    if not any((run_dir / name).exists() for name in _LEFT_BY_RUNS):
+        raise DataError(f"{run_dir}: no run directory; runs are made under run.directory (default: runs/)")
+    arguments.do(run_dir, arguments)
     return 0
 
 

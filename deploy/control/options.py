@@ -1,4 +1,4 @@
-"""Options of `olmorl-verify` and `olmorl-data`: a mistake in one is a ConfigError that says what is allowed."""
+"""Options of a command: a mistake in one is a ConfigError that says what is allowed."""
 
 from __future__ import annotations
 

@@ -19,12 +19,13 @@ from olmorl import __version__, config
 from olmorl.config import Config
 from olmorl.deploy.arguments import dotted
 from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.options import Parser, count
 from olmorl.deploy.plan import report
 from olmorl.deploy.plan.measured import FinishedRun, finished_run
 from olmorl.deploy.plan.sweep import Axes, Choice, Prediction, Sweep, choice_of, default_axes, predict
 from olmorl.deploy.plan.workload import Workload
-from olmorl.errors import ConfigError, OlmoRLError
+from olmorl.errors import ConfigError
 
 ABOUT = """\
 Predict what a run would achieve, and how to split the nodes.
@@ -58,23 +59,18 @@ exit codes: 0 done, 2 a mistake to mend, 130 interrupted.
 """
 STEPS = 20
 """Counted steps of the recipe itself. Other batches are counted over as many groups."""
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    try:
+
+    def do() -> int:
         parser = _parser()
         arguments, rest = parser.parse_known_args(argv)
         _plan(arguments, _overrides(parser, rest))
         return 0
-    except OlmoRLError as error:
-        print(f"olmorl-plan: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        return 0  # the reader has closed the pipe
+
+    return run_command("olmorl-plan", do)
 
 
 def _parser() -> Parser:

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from olmorl import __version__
+from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.options import Parser, count
 from olmorl.deploy.report.page import page
 from olmorl.deploy.report.run_reader import RunReader
 from olmorl.deploy.report.server import LiveReport, ReportServer, read_all
-from olmorl.errors import ConfigError, OlmoRLError, unwritable
+from olmorl.errors import ConfigError, unwritable
 
 _ABOUT = """\
 Write a run, or several side by side, as one HTML page that needs no network: curves, where tokens and time went, what
@@ -30,27 +31,20 @@ _MIB = 1 << 20
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0 done, 2 a mistake to mend."""
-    try:
-        arguments, rest = (parser := _parser()).parse_known_args(argv)
-        if rest:
-            raise parser.unknown(rest[0])
-        folders = [path for i, path in enumerate(arguments.run) if path.resolve() not in _resolved(arguments.run[:i])]
-        most_bytes = arguments.mib * _MIB // len(folders)
-        runs = [RunReader(folder, most_bytes, arguments.tokenizer) for folder in folders]
-        if arguments.serve:
-            _serve(runs, arguments.port)
-        else:
-            _write(runs, arguments.output)
-    except OlmoRLError as error:
-        print(f"olmorl-report: {error}", file=sys.stderr)
-        return error.exit_code
-    except PermissionError as error:
-        print(f"olmorl-report: {error.filename}: {error.strerror}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        sys.stderr.close()
-    except KeyboardInterrupt:
-        return 130
+    return run_command("olmorl-report", lambda: _report(argv))
+
+
+def _report(argv: Sequence[str] | None) -> int:
+    arguments, rest = (parser := _parser()).parse_known_args(argv)
+    if rest:
+        raise parser.unknown(rest[0])
+    folders = [path for i, path in enumerate(arguments.run) if path.resolve() not in _resolved(arguments.run[:i])]
+    most_bytes = arguments.mib * _MIB // len(folders)
+    runs = [RunReader(folder, most_bytes, arguments.tokenizer) for folder in folders]
+    if arguments.serve:
+        _serve(runs, arguments.port)
+    else:
+        _write(runs, arguments.output)
     return 0
 
 

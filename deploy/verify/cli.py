@@ -14,15 +14,15 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TextIO
 
 from olmorl import __version__, config
 from olmorl.deploy.arguments import dotted
+from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.options import Parser, check_verifier, column, count, nearest, share
 from olmorl.deploy.verify.input_files import STANDARD, check_readable, check_writable, same
-from olmorl.errors import ConfigError, OlmoRLError
+from olmorl.errors import ConfigError
 
 ABOUT = """\
 Score completions with the verifiers of a training run, before or after one.
@@ -55,41 +55,23 @@ exit codes: 0 done (look at the table for errors in rows), 1 the verifiers did n
 be scored, or an attack of --self-test got through, 2 a mistake to mend: an option, a file without a row that can be
 used, a function that always fails; 130 interrupted, the output is usable.
 """
-INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    try:
-        parser = _parser()
-        arguments, rest = parser.parse_known_args(argv)
-        settings = _settings(arguments, _overrides(parser, rest))
-        if arguments.self_test:
-            return _self_test(settings)
-        if arguments.input is None or arguments.output is None:
-            raise ConfigError("give an input and an output: olmorl-verify IN.jsonl -o OUT.jsonl (see --help)")
-        _check_files(arguments)
-        return asyncio.run(_verify(arguments, settings))
-    except OlmoRLError as error:
-        with suppress(BrokenPipeError):
-            print(f"olmorl-verify: {error}", file=sys.stderr)
-        return error.exit_code
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        return INTERRUPTED
-    except BrokenPipeError:
-        # The reader has closed the pipe.
-        return 0
-    finally:
-        _let_go()
+    return run_command("olmorl-verify", lambda: _score(argv))
 
 
-def _let_go() -> None:
-    """Drop buffered output for a reader that is gone: it would raise again at exit."""
-    try:
-        if sys.stdout is not None:
-            sys.stdout.flush()
-    except (BrokenPipeError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _score(argv: Sequence[str] | None) -> int:
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    settings = _settings(arguments, _overrides(parser, rest))
+    if arguments.self_test:
+        return _self_test(settings)
+    if arguments.input is None or arguments.output is None:
+        raise ConfigError("give an input and an output: olmorl-verify IN.jsonl -o OUT.jsonl (see --help)")
+    _check_files(arguments)
+    return asyncio.run(_verify(arguments, settings))
 
 
 def _parser() -> Parser:

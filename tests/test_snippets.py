@@ -18,16 +18,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 
 from olmorl import config
 from olmorl.deploy import arguments
 from olmorl.deploy.control import cli
 from olmorl.learner.data.readers import layout
-from olmorl.messages import Completion, Prompt, Span, Version
 from olmorl.verifiers.functions.function_scorer import FunctionScorer
 from olmorl.verifiers.label_check import LabelChecker
+from tests.verifiers.builders import make_completion, make_prompt
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -316,35 +315,11 @@ async def rewards_of(block: Block, name: str, form: str, folder: Path) -> list[f
     scorer = FunctionScorer(config.Verifiers(functions=[f"{path}:{name}*0.2"]))
     await scorer.start()
     try:
-        prompt = asked(question if form == "messages" else question[0]["content"])
-        verdicts = await scorer.score(prompt, [answer(i, text) for i, text in enumerate(ANSWERS)])
+        prompt = make_prompt(("math",), ("42",), messages=question if form == "messages" else question[0]["content"])
+        verdicts = await scorer.score(prompt, [make_completion(text, i) for i, text in enumerate(ANSWERS)])
     finally:
         await scorer.stop()
     return [verdict[name].reward for verdict in verdicts]
-
-
-def asked(question: Any) -> Prompt:
-    return Prompt(
-        draw_id=0,
-        row="math.jsonl:1",
-        messages=question,
-        token_ids=np.zeros(1, np.int32),
-        datasets=("math",),
-        ground_truths=("42",),
-        group_size=2,
-        min_version=Version(1, 0),
-    )
-
-
-def answer(index: int, text: str) -> Completion:
-    return Completion(
-        index=index,
-        token_ids=np.zeros(1, np.int32),
-        logprobs=np.zeros(1, np.float32),
-        spans=(Span(Version(1, 0), 0, 1),),
-        finish_reason="stop",
-        text=text,
-    )
 
 
 @pytest.mark.cluster

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import Olmo3Config
 
 pytestmark = [pytest.mark.engine, pytest.mark.cluster, pytest.mark.timeout(300)]
 ON_TWO_FAKED_GPUS = """
@@ -41,19 +40,9 @@ print(json.dumps(ray.get(engine.executors.remote(sys.argv[1]))))
 """
 
 
-def test_a_split_engine_starts_its_own_processes_inside_a_placement_group(tmp_path: Path) -> None:
+def test_a_split_engine_starts_its_own_processes_inside_a_placement_group(config_folder: Path) -> None:
     """vLLM's own choice there is its Ray executor, which asks Ray for a bundle per GPU that no actor has."""
-    Olmo3Config(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        architectures=["Olmo3ForCausalLM"],
-    ).save_pretrained(tmp_path)
-    command = [sys.executable, "-c", ON_TWO_FAKED_GPUS, str(tmp_path)]
+    command = [sys.executable, "-c", ON_TWO_FAKED_GPUS, str(config_folder)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout.splitlines()[-1]) == ["mp", "ray"]

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import Olmo3Config
 from vllm import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
@@ -17,37 +16,22 @@ from olmorl.errors import ConfigError
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    Olmo3Config(
-        vocab_size=64,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        architectures=["Olmo3ForCausalLM"],
-    ).save_pretrained(tmp_path)
-    return tmp_path
-
-
 def arguments(folder: Path, fp32_head: bool = False, **actors: Any) -> dict[str, Any]:
     model = config.Model(path=str(folder), fp32_head=fp32_head)
     return engine_arguments(model, config.Actors(**actors), 8192, 0) | {"skip_tokenizer_init": True}
 
 
-def test_the_batch_of_tokens_is_vllms_for_the_hardware(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_batch_of_tokens_is_vllms_for_the_hardware(config_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = AsyncEngineArgs.get_batch_defaults(1)[0][UsageContext.LLM_CLASS]
-    assert engine_config(arguments(folder)).scheduler_config.max_num_batched_tokens == max(here, 8192)
+    assert engine_config(arguments(config_folder)).scheduler_config.max_num_batched_tokens == max(here, 8192)
     sizes = {UsageContext.LLM_CLASS: 16384}
     monkeypatch.setattr(AsyncEngineArgs, "get_batch_defaults", lambda *_: (sizes, sizes))
-    assert engine_config(arguments(folder)).scheduler_config.max_num_batched_tokens == 16384
-    given = arguments(folder, max_batched_tokens=9000)
+    assert engine_config(arguments(config_folder)).scheduler_config.max_num_batched_tokens == 16384
+    given = arguments(config_folder, max_batched_tokens=9000)
     assert engine_config(given).scheduler_config.max_num_batched_tokens == 9000
 
 
-def test_arguments_are_passed_on_as_vllm_reads_them(folder: Path) -> None:
+def test_arguments_are_passed_on_as_vllm_reads_them(config_folder: Path) -> None:
     given = {
         "kv_cache_dtype": "fp8",
         "enable_expert_parallel": True,
@@ -63,7 +47,9 @@ def test_arguments_are_passed_on_as_vllm_reads_them(folder: Path) -> None:
     assert {name: read[name] for name in given if name != "compilation_config"} == {
         name: value for name, value in given.items() if name != "compilation_config"
     }
-    made = arguments(folder, vllm={"load_format": "dummy", "hf_overrides": {"sliding_window": 7}}, fp32_head=True)
+    made = arguments(
+        config_folder, vllm={"load_format": "dummy", "hf_overrides": {"sliding_window": 7}}, fp32_head=True
+    )
     assert made["load_format"] == "dummy"
     assert made["hf_overrides"] == {"sliding_window": 7, "head_dtype": "float32"}
     checked = engine_config(made)
@@ -91,6 +77,6 @@ def test_what_vllm_or_another_key_refuses_is_named(given: dict[str, Any], says: 
     assert refused.value.exit_code == 2
 
 
-def test_every_argument_that_we_give_is_ours_alone(folder: Path) -> None:
+def test_every_argument_that_we_give_is_ours_alone(config_folder: Path) -> None:
     shared = {"hf_overrides", "enable_chunked_prefill"}
-    assert arguments(folder).keys() - shared <= OWNED.keys()
+    assert arguments(config_folder).keys() - shared <= OWNED.keys()

@@ -50,7 +50,7 @@ class CommitOutcome(StrEnum):
     """The draw was already done."""
 
 
-class Place(StrEnum):
+class QueuePlace(StrEnum):
     """The place of a draw in the queue."""
 
     QUEUED = "queued"
@@ -120,7 +120,7 @@ class PromptQueue(Protocol):
         """Expire all leases of a dead `owner` now and forget its heartbeat. Returns the number of leases."""
         ...
 
-    async def inventory(self, lane: str) -> dict[int, Place]:
+    async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         """The place of each draw of the lane, in one consistent read. For reconciliation."""
         ...
 

@@ -283,7 +283,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _serve(
     registry: CollectorRegistry, host: str, port: int, targets: Callable[[], Entries] | None
 ) -> ThreadingHTTPServer:
-    class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
+    class WithTargets(MetricsHandler.factory(registry)):  # type: ignore[misc]
         def do_GET(self) -> None:
             if targets is None or self.path != TARGETS_PATH:
                 # prometheus-client writes vllm_ for vllm: in the OpenMetrics format, so all get the older one.
@@ -302,7 +302,7 @@ def _serve(
         daemon_threads = True
 
     try:
-        server = Server((host, port), Handler)
+        server = Server((host, port), WithTargets)
     except OSError as error:
         raise ResourceError(
             f"the metrics cannot be served at {host}:{port}: {error.strerror}: give another telemetry.port, or 0"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from olmorl.deploy.cluster.ray_cluster import BY_NODES, Place
+from olmorl.deploy.cluster.ray_cluster import BY_NODES, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import actor_process
@@ -36,7 +36,7 @@ class ActorSlot:
 
     name: str
     index: int
-    place: Place
+    place: ReservedPlace
     restarts: Restarts
     process: RemoteProcess | None = None
     loading: RemoteProcess | None = None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from olmorl.clock import within
-from olmorl.deploy.cluster.ray_cluster import Place
+from olmorl.deploy.cluster.ray_cluster import ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import rank_process
@@ -35,7 +35,7 @@ class LearnerSupervisor:
     An orchestrator that is well stays, and opens the run again: it does not read the data a second time.
     """
 
-    def __init__(self, context: Context, places: Sequence[Place], access: QueueAccess) -> None:
+    def __init__(self, context: Context, places: Sequence[ReservedPlace], access: QueueAccess) -> None:
         self._context = context
         self._places = places
         self._access = access

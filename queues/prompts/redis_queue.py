@@ -12,7 +12,7 @@ from olmorl.codec import encode
 from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
-from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, Place, Taken
+from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, QueuePlace, Taken
 from olmorl.queues.prompts import codec
 from olmorl.queues.prompts.call_batcher import CallBatcher
 from olmorl.queues.prompts.codec import Delivery, StoredResult
@@ -108,9 +108,9 @@ class RedisQueue:
         await self._link.command(f"heartbeat of {owner}", "HDEL", self._key("statuses"), owner)
         return released
 
-    async def inventory(self, lane: str) -> dict[int, Place]:
+    async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         flat = await self._call("inventory", lane, self._incarnation)
-        return {int(draw): Place(place.decode()) for draw, place in zip(flat[::2], flat[1::2], strict=True)}
+        return {int(draw): QueuePlace(place.decode()) for draw, place in zip(flat[::2], flat[1::2], strict=True)}
 
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
         await self._call("withdraw", lane, self._incarnation, *draw_ids)

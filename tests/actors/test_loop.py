@@ -14,7 +14,7 @@ from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.clock import run_simulated
 from olmorl.errors import DeadlinePassed, Unscorable
 from olmorl.messages import Completion, Failure, Group, Lease, Prompt, Result, TokenIds, Verdict, Version
-from olmorl.ports import CommitOutcome, Place, Sampling
+from olmorl.ports import CommitOutcome, QueuePlace, Sampling
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 
 Make = Callable[..., Any]
@@ -160,7 +160,7 @@ def test_a_lost_lease_cancels_its_answers_and_counts_them_as_waste(service: Make
         return status, place
 
     status, place = run_simulated(scenario())
-    assert place == {0: Place.QUEUED}
+    assert place == {0: QueuePlace.QUEUED}
     assert 4 * 45 <= status.tokens_wasted == status.tokens_generated < 4 * 100
 
 
@@ -381,7 +381,7 @@ def test_an_engine_error_ends_the_actor_and_rewards_nothing(service: Make, draw:
         (lease,) = await s.queue.lease("other", 1, "train", 0.0)
         return held, lease.prompt.attempt
 
-    assert run_simulated(scenario()) == ({0: Place.LEASED}, 2)
+    assert run_simulated(scenario()) == ({0: QueuePlace.LEASED}, 2)
 
 
 def test_cancelling_an_actor_leaves_nothing_behind(service: Make, draw: Make) -> None:

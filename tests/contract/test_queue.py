@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from olmorl.codec import decode, encode
 from olmorl.errors import QueueFull, Superseded
 from olmorl.messages import ActorStatus, Failure, Group, Lease, Prompt, Version
-from olmorl.ports import CommitOutcome, Counts, Place, Queue, Taken
+from olmorl.ports import CommitOutcome, Counts, Queue, QueuePlace, Taken
 
 if TYPE_CHECKING:
     from tests.contract.conftest import QueueRig
@@ -135,7 +135,7 @@ async def test_extended_leases_hold_and_lost_ones_are_named(
     assert await queue.extend([kept, lost]) == {lost.lease_id}
     assert await queue.expire() == 1
     assert await queue.extend([kept, lost]) == {lost.lease_id}
-    assert await queue.inventory("train") == {1: Place.LEASED, 2: Place.QUEUED}
+    assert await queue.inventory("train") == {1: QueuePlace.LEASED, 2: QueuePlace.QUEUED}
 
 
 async def test_given_back_prompts_keep_their_attempt(queue: Queue, make_prompt: MakePrompt) -> None:
@@ -285,7 +285,7 @@ async def test_a_newer_claim_supersedes(rig: QueueRig, queue: Queue, make_prompt
         with pytest.raises(Superseded, match="by incarnation 2"):
             await refused
     assert await queue.extend([lent]) == set(), "actors go on"
-    assert await successor.inventory("train") == {1: Place.LEASED}
+    assert await successor.inventory("train") == {1: QueuePlace.LEASED}
 
 
 async def test_lanes_are_apart(queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup) -> None:
@@ -357,7 +357,7 @@ async def test_the_inventory_names_the_place_of_each_draw(
     await queue.commit(leases[0], make_group(leases[0].prompt))
     await queue.commit(leases[1], make_group(leases[1].prompt))
     await queue.trim(await take(queue, 1))
-    assert await queue.inventory("train") == {1: Place.RESULTS, 2: Place.LEASED, 3: Place.QUEUED}
+    assert await queue.inventory("train") == {1: QueuePlace.RESULTS, 2: QueuePlace.LEASED, 3: QueuePlace.QUEUED}
     assert await queue.inventory("unheard-of") == {}
 
 
@@ -371,7 +371,7 @@ async def test_what_is_queued_or_leased_is_withdrawn_and_a_result_is_not(
     await queue.give_back([again])
     await queue.commit(answered, make_group(answered.prompt))
     await queue.withdraw([0, 1, 2, 5, 77], "train")
-    assert await queue.inventory("train") == {1: Place.RESULTS, 3: Place.QUEUED, 4: Place.QUEUED}
+    assert await queue.inventory("train") == {1: QueuePlace.RESULTS, 3: QueuePlace.QUEUED, 4: QueuePlace.QUEUED}
     assert await queue.extend([leased]) == {leased.lease_id}
     assert await queue.commit(leased, make_group(leased.prompt)) is CommitOutcome.LATE
     assert [lent.prompt.draw_id for lent in await lease(queue, 5)] == [3, 4]
@@ -390,7 +390,7 @@ async def test_a_done_mark_without_its_group_can_be_forgotten(
     await queue.trim(await take(queue, 1))
     await queue.forget_done([1, 2], "train")
     await queue.push([make_prompt(1, attempt=2), make_prompt(2, attempt=2)])
-    assert await queue.inventory("train") == {1: Place.QUEUED, 2: Place.RESULTS}
+    assert await queue.inventory("train") == {1: QueuePlace.QUEUED, 2: QueuePlace.RESULTS}
     [lent] = await lease(queue)
     assert lent.prompt.attempt == 2
 
@@ -484,5 +484,5 @@ async def test_an_owner_makes_sure_of_its_claim(queue: Queue, make_prompt: MakeP
     await queue.push([make_prompt(1)])
     epoch = await queue.epoch()
     await queue.claim(1)
-    assert await queue.inventory("train") == {1: Place.QUEUED}
+    assert await queue.inventory("train") == {1: QueuePlace.QUEUED}
     assert await queue.epoch() == epoch

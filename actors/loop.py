@@ -112,7 +112,9 @@ class Actor:
         async with asyncio.TaskGroup() as tasks:
             standing = [tasks.create_task(self._report())]
             await self._start()
-            standing += [tasks.create_task(each) for each in (self._update(), self._extend(), self._weights.prove())]
+            standing += [
+                tasks.create_task(each) for each in (self._update(), self._extend(), self._weights.prover.run())
+            ]
             await self._admit(tasks)
             await self._leave()
             for task in standing:
@@ -132,9 +134,8 @@ class Actor:
     async def _start(self) -> None:
         async with within(self._settings.start_deadline_s, f"the engine and the verifiers of {self.name} to start"):
             newest = await self._weights.newest()
-            await self._engine.start(newest)
-            if newest is not None:
-                self._weights.started(newest.manifest)
+            with contextlib.nullcontext() if newest is None else self._weights.prover.taking(newest.manifest):
+                await self._engine.start(newest)
             await self._scorer.start()
         self._started = True
 
@@ -213,7 +214,7 @@ class Actor:
         return verified
 
     async def _commit(self, work: LeasedGroup, result: Result) -> None:
-        await self._weights.proven()
+        await self._weights.prover.proven()
         work.committing = True
         outcome = await self._queue.commit(work.lease, result)
         work.stored = outcome is CommitOutcome.STORED

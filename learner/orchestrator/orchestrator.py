@@ -228,7 +228,7 @@ class Orchestrator:
         """How far the run is."""
         # Not exclusive: people ask just when something takes long.
         counts = await self._queue.counts(TRAIN_LANE)
-        return RunProgress(self._ranks.done, counts, self._batcher.num_failed, self._batcher.failures)
+        return RunProgress(self._ranks.done, counts, self._batcher.streaks.failed, self._batcher.streaks.failures)
 
     # --- calls of the ranks -------------------------------------------------------------------------
 

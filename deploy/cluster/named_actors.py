@@ -31,7 +31,7 @@ def starts(process: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def ask_all(process: str, method: str, timeout_s: float) -> list[Any]:
-    """The answers of all starts of a process that live and answer."""
+    """The answers of all living starts of a process. A start that does not answer is left out."""
     answers = []
     for _, handle in starts(process):
         with contextlib.suppress(RayError, TimeoutError):

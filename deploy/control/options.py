@@ -20,7 +20,7 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message.removeprefix('argument ')}{hint}; see --help")
 
     def unknown(self, word: str) -> ConfigError:
-        """The error of a word that is no option."""
+        """The error for an unknown option."""
         flag = word.partition("=")[0]
         return ConfigError(f"{flag}: unknown argument{nearest(flag, self._flags())}; see --help")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 END = "<|end|>"
 PAD = "<|pad|>"
 POOL = 4
-"""Batches that are sorted by length together."""
+"""Batches whose solutions are sorted by length together."""
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
     "{% for turn in messages %}<|{{ turn.role }}|>{{ turn.content }}"
@@ -119,7 +119,7 @@ def _loss(model: Olmo3ForCausalLM, ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
 def _batches(
     tokenizer: Any, source: Iterator[Problem], settings: WarmStart, chance: random.Random
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """`(ids_BT, labels_BT)` for each step, alike in length, padded on the right; a label of -100 is none."""
+    """`(ids_BT, labels_BT)` for each step, alike in length, padded on the right; a label of -100 is ignored."""
     for start in range(0, settings.steps, POOL):
         problems = islice(source, min(POOL, settings.steps - start) * settings.batch)
         pool = [_example(tokenizer, problem, chance.random() < settings.careful_share) for problem in problems]

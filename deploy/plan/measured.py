@@ -61,7 +61,7 @@ class FinishedRun(NamedTuple):
 
 
 class _Request(NamedTuple):
-    """One group as an actor got it."""
+    """One group as an actor received it."""
 
     actor: str
     started_at: float
@@ -105,7 +105,7 @@ def _counted(lines: Lines, settings: Config, run_dir: Path) -> tuple[Lines, int]
         lines = [line for line in lines if line["incarnation"] == lines[-1]["incarnation"]]
     skipped, draining = warm_up(settings), settings.schedule.batches_ahead + 1
     if len(lines) and lines[-1]["step"] == settings.schedule.steps:
-        lines = lines[: max(len(lines) - draining, 0)]  # nothing is drawn for steps that do not come
+        lines = lines[: max(len(lines) - draining, 0)]  # nothing is drawn for steps after the end
     if len(lines) < skipped + LEAST_LINES:
         raise DataError(
             f"{run_dir}: {max(len(lines) - skipped, 0)} step(s) to measure, and {LEAST_LINES} are needed: give a run "

@@ -42,7 +42,7 @@ RecordedGroup = Sequence[RecordedAnswer]
 class RecordedAnswers:
     """Answers each prompt with a recorded group: first in the order of the draws, then with groups of the last third.
 
-    So lengths, their dependence within a group, rewards and their change while the policy learns are those of the run.
+    So lengths and rewards vary within a group and over time as they did in the run.
     """
 
     def __init__(self, groups: Sequence[RecordedGroup], token_unit: float = 1.0) -> None:
@@ -129,7 +129,7 @@ def simulated_settings(settings: Config, workload: Workload, units: Units, folde
     kept: Mapping[str, Any] = settings.model_dump(
         mode="json", exclude_none=True, include={"sampling", "schedule", "learner", "actors", "weights"}
     )
-    steps = 10_000_000  # no end in sight: the last batches of a run are drawn differently
+    steps = 10_000_000  # beyond the simulation: the last batches of a run are drawn differently
     return config.build(
         {
             "run": {"directory": folder, "name": "plan", "mode": "simulated", "seed": settings.run.seed},

@@ -1,4 +1,4 @@
-"""A trial of the first rows: what is wrong with data, labels or chat template is found before anything starts."""
+"""Tries the first rows, to find mistakes in data, labels and chat template before anything starts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def try_rows(settings: Config, tokenizer: Any, limit: int = ROWS) -> Tried:
     """Load the first rows of every data set under `tokenizer`.
 
     Raises:
-        UserError: they cannot be used, or the chat template cannot.
+        UserError: the rows or the chat template cannot be used.
     """
     from olmorl.verifiers.label_check import LabelChecker
 

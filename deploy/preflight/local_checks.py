@@ -68,7 +68,7 @@ def check_resume(settings: Config, change: bool, from_step: int | None) -> list[
     """There is a run to resume, from that step, and --change covers every difference.
 
     Raises:
-        UserError: with the way out.
+        UserError: one of these does not hold. The message has the fix.
     """
     check_directory(settings, resume=True)
     if from_step is not None:

@@ -135,7 +135,7 @@ def check_address(settings: Config) -> None:
 
 
 def check_passed_on(settings: Config) -> None:
-    """vLLM and DeepSpeed take what the recipe passes on to them. Imports the one that is given something."""
+    """vLLM and DeepSpeed accept the options that the recipe passes on. Imports a library only if it gets options."""
     if settings.run.mode == "simulated":
         return
     if settings.actors.vllm:
@@ -149,7 +149,7 @@ def check_passed_on(settings: Config) -> None:
 
 
 def check_templates(settings: Config) -> None:
-    """The templates that the recipe names are there, and are templates."""
+    """The templates that the recipe names exist and can be parsed."""
     judge = settings.verifiers.judge
     if judge.template is not None or judge.reference_template is not None:
         from olmorl.verifiers.judge.judge_question import JudgeQuestion

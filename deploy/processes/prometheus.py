@@ -1,6 +1,6 @@
-"""Prometheus metrics of each process, on the address of its own that the run uses. The one file with prometheus-client.
+"""Serves the Prometheus metrics of each process. The one file with prometheus-client.
 
-`olmorl.metrics` has every name, its meaning, its labels and its buckets: a name that it does not have is not exported.
+`olmorl.metrics` has every name, its meaning, its labels and its buckets. Other names are not exported.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BUSY = {"seconds": "busy_s"}
 _GAUGES = ("queue_depth", "breaker_open")
 _OTHER = "other"
 _MOST_UNCOUNTED = 10_000
-"""Values that a histogram keeps before it counts them without a scrape."""
+"""The most values that a histogram keeps between two scrapes. At more it counts them without a scrape."""
 Labels = Mapping[str, str]
 Weights = npt.NDArray[np.float64]
 Entries = Sequence[Mapping[str, Any]]
@@ -50,7 +50,7 @@ class Telemetry:
     def __init__(
         self, process: str, run: str, host: str, port: int = 0, targets: Callable[[], Entries] | None = None
     ) -> None:
-        """Serve at `host`.
+        """Serve at `host`, the address that the run uses.
 
         Args:
             port: 0: a free one.
@@ -75,7 +75,7 @@ class Telemetry:
         self.address = f"{host}:{self._server.server_address[1]}"
 
     def record(self, values: Mapping[str, object]) -> None:
-        """Take over the numbers of a status. Never raises: what they tell of has happened."""
+        """Take over the numbers of a status. Never raises, because the events have already happened."""
         for name, value in values.items():
             if _is_number(value):
                 self._take(name, value, {})
@@ -180,7 +180,7 @@ class Telemetry:
     def _warn(self, name: str, error: Exception) -> None:
         if name not in self._untold:
             self._untold.add(name)
-            log.warning("Prometheus is not told %s: %s", name, error)
+            log.warning("%s is not exported to Prometheus: %s", name, error)
 
     def _bounded(self, name: str, labels: Labels) -> dict[str, str]:
         """The labels, with `other` for the values of a label beyond the first ones."""
@@ -227,7 +227,7 @@ class Telemetry:
 class Distribution(Collector):
     """One histogram of `metrics.HISTOGRAMS`: takes many values at once, each with a weight, from any thread.
 
-    Values are only kept when they come, and counted together at a scrape: they come often, and scrapes are rare.
+    New values are only kept, and are counted together at a scrape: values are frequent, and scrapes are rare.
     """
 
     def __init__(self, name: str, labels: Sequence[str]) -> None:
@@ -312,7 +312,7 @@ def _serve(
 
 
 class Targets:
-    """Prometheus' discovery: one entry for each process. The file is replaced at once when a process comes or goes."""
+    """Prometheus' discovery: one entry for each process. Its file is replaced whole when a process starts or ends."""
 
     def __init__(self, path: Path, run: str) -> None:
         self._path = path

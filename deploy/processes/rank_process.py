@@ -17,9 +17,9 @@ from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.run_process import RunProcess, Tree
 
 _ANSWER_S = 60.0
-"""For the orchestrator to answer once it can."""
+"""Time for the orchestrator to answer once it can."""
 _PULSE_S = 1.0
-"""Between two signs of life of a rank."""
+"""Pause between two signs of life of a rank."""
 
 
 class RankProcess(RunProcess):

@@ -47,7 +47,7 @@ def sweep(tree: Tree) -> None:
 def metrics_server(
     settings: config.Config, process: str, port: int = 0, targets: Callable[[], Entries] | None = None
 ) -> Telemetry:
-    """Serves the metrics of one process, on the address that the other hosts of the run reach and no other.
+    """Serve the metrics of one process, only on the address that the other hosts of the run reach.
 
     Raises:
         ResourceError: the port is taken.

@@ -36,7 +36,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which tokens of a group that trained fed the loss. The importance weights may mask more; that is not recorded."""
+    """Which tokens of a trained group fed the loss. Importance weights may mask more, which is not recorded."""
 
     max_lag: int = 1 << 30
     mask_truncated: bool = False
@@ -50,7 +50,7 @@ class MaskRule:
 
 
 class SourceCounts(NamedTuple):
-    """Counts of the groups of one source that were recorded with one step."""
+    """Counts of the recorded groups of one source and one step."""
 
     groups: int = 0
     completions: int = 0
@@ -80,7 +80,7 @@ class FileRollouts:
     num_groups: int = 0
     num_completions: int = 0
     note: str = ""
-    """Why the file was not read to its end."""
+    """Why the file was not read to its end; empty if it was."""
 
 
 _GROUP = {
@@ -152,7 +152,7 @@ def index(files: Sequence[FileRollouts]) -> bytes:
 
 
 def stride_for(folder: Path, most_bytes: int) -> int:
-    """Of how many groups one is kept, so that the rollouts take about `most_bytes` of a page."""
+    """The stride N: one of N groups is kept, so that the rollouts take about `most_bytes` of a page."""
     size = _SHARE_OF_FILES * sum(path.stat().st_size for path in rollout_log.files(folder))
     return max(1, ceil(size / most_bytes))
 
@@ -259,5 +259,5 @@ class _Chunk:
 
 
 def _told(verdict: Record) -> dict[str, Any]:
-    """The fields of a verdict that say something."""
+    """The fields of a verdict that have a value, without logged values."""
     return {key: value for key, value in verdict.items() if value not in (None, "", {}) and key != "logged"}

@@ -21,7 +21,7 @@ _READ_DEADLINE_S = 60.0
 
 
 class Commands:
-    """The answer of each command says what will happen, or what has happened."""
+    """Each command answers with its effect, present or future."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The life of a run: what starts after what, what keeps it alive, how it ends.
+"""The life of a run: the order of its start, the tasks that keep it alive, its end.
 
 task      keeps alive                                              ends with
 redis     the embedded Redis (`redis_supervisor`)                  the run, or an error that it cannot mend
@@ -69,7 +69,7 @@ class StoppedAtOnce(RunEnded):
 def open_service(
     settings: Config, resume: bool, from_step: int | None, examine: Examine | None = None
 ) -> Iterator[Service]:
-    """Lock the run, join Ray, stop what an earlier launcher has left, and end all of the run afterwards.
+    """Lock the run, join Ray, stop the processes of an earlier launcher, and afterwards end all processes of the run.
 
     Args:
         examine: checks every host before the run starts.
@@ -116,7 +116,7 @@ def _end_all(context: Context) -> None:
 
 
 def _sweep_here(cluster: RayCluster, settings: Config) -> None:
-    # A call to a Ray that is half lost waits for a minute, and other hosts may still need the published versions.
+    # A call to a half-lost Ray waits for a minute, and other hosts may still need the published versions.
     (wiring.sweep_here if cluster.is_broken else wiring.sweep)(settings)
 
 
@@ -209,7 +209,7 @@ class Service:
                 await self._prepare_restart(error)
 
     async def _prepare_restart(self, error: OlmoRLError) -> None:
-        """All processes know Redis by the address of a host that is lost: all of them start again, as by --resume."""
+        """End all processes, to start them as `--resume` does: they know Redis by the address of a lost host."""
         if self._signals.stop_asked.is_set():
             raise self._stopped(f"{error}; stopped without a checkpoint") from error
         delay = self._restarts.after_death(error)
@@ -244,7 +244,7 @@ class Service:
         return "nothing has begun: start it again, without --resume"
 
     async def _start(self) -> Parts:
-        """Redis, then the orchestrator, then learner and engines side by side."""
+        """Start Redis, then the orchestrator, then learner and engines in parallel."""
         context = self._context
         context.processes.add("launcher", Identity(socket.gethostname(), os.getpid(), self._telemetry.address))
         with self._progress.placing("the learner", self._settings.cluster.wait_s):
@@ -290,7 +290,7 @@ class Service:
             await asyncio.wait([attending])
 
     async def _attend(self, learner: LearnerSupervisor) -> None:
-        """While the launcher waits for places, the orchestrator has to hear that a launcher looks after the run."""
+        """Tell the orchestrator that a launcher looks after the run, while the launcher waits for places."""
         while True:
             with suppress(ProcessLost, DeadlinePassed):
                 await learner.call("attend", timeout_s=self._settings.supervision.answer_deadline_s)

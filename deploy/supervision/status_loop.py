@@ -69,7 +69,7 @@ class StatusLoop:
         return status
 
     async def release_earlier_actors(self) -> None:
-        """Actors of an earlier start ended with it: their prompts need not wait for their leases to expire."""
+        """Release the leases of actors of an earlier start, which ended with it, before they expire."""
         await self.update()
         while self._dead_actors:
             await self.update()

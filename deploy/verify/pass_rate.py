@@ -33,7 +33,7 @@ class PassRates:
         self._rows = self._kept = 0
 
     def add(self, row: Scored) -> None:
-        """Count the completions of a row; one that is no row has no prompt."""
+        """Count the completions of a row. An unusable row has no prompt."""
         if any(line["error_kind"] == BAD_ROW for line in row.lines):
             return
         self._rows += 1

@@ -41,7 +41,7 @@ _STATUS_FIELDS = (
 _PAYLOAD_SHOWN = 60
 _SHORT_WAIT_S = 5.0
 _FILE_WIDTH = 160
-"""Columns of what is not shown on a terminal."""
+"""Width of the output without a terminal."""
 
 
 def show_figure(run_dir: Path, arguments: argparse.Namespace) -> None:
@@ -83,7 +83,7 @@ def show_trace(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_json: bool) -> None:
-    """The last metrics line, and what the launcher says, or why it says nothing."""
+    """Show the last metrics line, and the launcher's answer or the reason why there is none."""
     lines = metric_lines(run_dir)
     if not lines and live is None:
         raise _no_step_yet(run_dir)

@@ -239,7 +239,7 @@ def test_the_panels_that_wait_for_an_event_have_data_after_it(
     until_panels_have_data(run, prometheus, events, 120)
     assert {query.waits_for for _, _, query in all_queries()} == {"", "an embedded Redis", "an alert"} | events
     logs = [log.read_text() for log in (run.run_dir / "logs").glob("*.log")]
-    assert not any("Prometheus is not told" in log for log in logs)
+    assert not any("is not exported to Prometheus" in log for log in logs)
 
 
 def test_the_counters_of_a_resumed_run_are_those_of_its_lines(watched: tuple[Any, Prometheus]) -> None:

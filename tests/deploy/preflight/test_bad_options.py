@@ -222,7 +222,7 @@ def test_a_function_that_gives_none_for_some_is_left_out_for_those(here: Path) -
         ([*MAKE, "--question", "nope"], "good.jsonl:1: the column nope is missing or empty (columns: prompt, "),
         ([*MAKE, "--question", ""], "--question: the name of a column is empty"),
         ([*MAKE, "--answer", "nope"], "the column nope is missing or empty"),
-        ([*MAKE, "--split", "test"], "--split test: splits are of hub sets, and good.jsonl is a file"),
+        ([*MAKE, "--split", "test"], "--split test: only hub sets have splits, and good.jsonl is a file"),
         ([*MAKE, "--limt", "3"], "--limt: unknown argument (did you mean '--limit'?)"),
         ([*MAKE, "--lim", "3"], "--lim: unknown argument"),
         ([*MAKE, "more"], "more: unknown argument"),

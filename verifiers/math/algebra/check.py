@@ -1,4 +1,4 @@
-"""What the pool's workers do for the math verifier: read label and answer, and compare them."""
+"""The checks of the math verifier in the pool's workers: read label and answer, and compare them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a relation claims: `x = 2` of x, `2 + 3 = 5` a value, `y = 2x + 1` both a value and a line."""
+"""Reads the claim of a relation: `x = 2` is about x, `2 + 3 = 5` is a value, `y = 2x + 1` is a value and a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EQUALITIES = {"=", "~"}
 
 
 class Claim(NamedTuple):
-    """`name = value`: what an answer says, and of what."""
+    """`name = value`: the value that an answer gives, and the name that it gives it to."""
 
     name: Node | None
     value: Node
@@ -43,7 +43,7 @@ def claim(node: Node) -> Claim:
 
 
 def _equation(node: Node) -> Claim:
-    """A chain of equalities; what stands behind the first `\\approx` is an approximation."""
+    """A chain of equalities. The sides after the first `\\approx` are approximations."""
     exact = next((index for index, operator in enumerate(node.value) if operator == "~"), len(node.value))
     sides, rest = node.parts[: exact + 1], node.parts[exact + 1 :]
     near = rest[-1] if rest else None
@@ -113,7 +113,7 @@ def is_name(node: Node) -> bool:
 
 
 def contradict(one: Node, other: Node) -> bool:
-    """Whether two names are of different things. A number as an index says nothing, nor a function's name."""
+    """Whether two names mean different things. A numeric index and the name of a function decide nothing."""
     if one.kind != other.kind or one.kind not in ("name", "call"):
         return False
     if one.kind == "call":
@@ -125,7 +125,7 @@ def contradict(one: Node, other: Node) -> bool:
 
 
 def difference(sides: tuple[Node, ...]) -> Node:
-    """What is 0 where both sides are equal."""
+    """An expression that is 0 where both sides are equal."""
     return Node("sum", None, (sides[0], Node("negative", None, (sides[1],))))
 
 

@@ -106,7 +106,7 @@ _SIGNS = {
     "land": "and",
     "wedge": "and",
 }
-"""Commands that stand for a sign."""
+"""Commands for a sign."""
 _UNIT_LETTERS = set("mgshl")
 _CONDITIONS = {"for", "for all", "where", "with", "when", "if", "at", "such that"}
 """Words in front of a condition, which is an item of its own."""

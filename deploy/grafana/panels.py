@@ -160,7 +160,7 @@ LEARNING = GrafanaBoard(
         ),
         GrafanaPanel(
             "Engine against learner",
-            "The fresh tokens stay near zero whatever the lag: they differ by rounding alone.",
+            "The fresh tokens stay near zero at any lag: only rounding separates them.",
             (_line("kl_engine_learner", "all tokens"), _line("kl_engine_learner_fresh", "tokens of lag 0")),
         ),
         GrafanaPanel(

@@ -44,7 +44,7 @@ def guard_ray(own: bool) -> None:
     """Turn Ray's token authentication on. Ray reads its environment when it is imported: call this before.
 
     Args:
-        own: the run starts a Ray of its own, and gets a token of its own; otherwise the cluster's is used.
+        own: the run starts its own Ray, and gets its own token; otherwise it uses the token of the cluster.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     _authenticate(own)
@@ -126,7 +126,7 @@ def _given_token() -> str | None:
 def token_file(run_dir: Path, host: str) -> Path:
     """The file of the token. It is not in the run directory, which people show, copy and keep.
 
-    Several hosts may share a home, and have run directories of one path on disks of their own.
+    Several hosts may share a home, and have different run directories with the same path on their own disks.
     """
     state = os.environ.get("XDG_STATE_HOME") or Path(os.environ.get("HOME", "/"), ".local", "state")
     return Path(state, "olmorl", "tokens", f"{run_id(run_dir)}.{Path(host).name}")

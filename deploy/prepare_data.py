@@ -215,12 +215,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     check_verifier("--verifier", arguments.verifier)
     made = {*CONVERSATION, *LABELS}.intersection(arguments.keep)
     if made:
-        raise ConfigError(f"--keep {min(made)}: a column of this name has a meaning of its own here; rename it first")
+        raise ConfigError(f"--keep {min(made)}: this name has another meaning in the output; rename the column first")
     return arguments
 
 
 def prepare(arguments: argparse.Namespace) -> RowCounts:
-    """Convert what the command line names.
+    """Convert the source on the command line.
 
     Raises:
         DataError: the source cannot be read, no row of it can be used, or the output exists or cannot be written.

@@ -142,7 +142,7 @@ def scorer(settings: Config) -> Scorer:
 
 
 def load_engine(settings: Config, core: int | None) -> None:
-    """Import what an engine needs, ahead of its start. Blocks."""
+    """Import the modules of an engine, ahead of its start. Blocks."""
     if settings.run.mode == "real":
         from olmorl.actors.vllm_engine.engine import load_libraries
 
@@ -275,7 +275,7 @@ async def learn(settings: Config, rank: int, meeting_point: str, source: BatchSo
 
 
 def sweep(settings: Config) -> None:
-    """Remove what the run left in shared memory on this host."""
+    """Remove the run's files from shared memory of this host."""
     reaper.sweep(_staged(settings))
     weight_store(settings).sweep()
 

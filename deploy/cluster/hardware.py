@@ -102,7 +102,7 @@ def check_gpus_of_a_node(settings: Config) -> None:
         if needed > placed.gpus_per_node:
             raise ConfigError(
                 f"{key} = {needed} is over the GPUs of a node, {placed.gpus_per_node}: lower it, or set "
-                "cluster.gpus_per_node to what a node has"
+                "cluster.gpus_per_node to the GPUs of a node"
             )
 
 

@@ -88,7 +88,7 @@ class RayCluster:
 
     @property
     def hardware(self) -> str:
-        """What the run uses of the hardware, for people."""
+        """The hardware that the run uses, for people."""
         return hardware.describe(self.config, _gpus_of_nodes())
 
     def _decide_hardware(self) -> None:
@@ -143,7 +143,7 @@ class RayCluster:
             self._own.end(keep_logs=self.is_broken)
 
     def processes(self) -> list[RemoteProcess]:
-        """Every process of the run, also those of an earlier launcher."""
+        """Every process of the run, including the processes of an earlier launcher."""
         return [RemoteProcess(name, handle) for name, handle in named_actors.starts()]
 
     async def watch(self) -> None:
@@ -161,7 +161,7 @@ class RayCluster:
         return self._watch is not None and self._watch.broken
 
     def end_all(self) -> None:
-        """End every process of the run and free its places, also those that an earlier launcher took."""
+        """End every process of the run and free its places, including the places of an earlier launcher."""
         if self.is_broken:
             return
         give_up = time.monotonic() + self._settings.stop_deadline_s

@@ -32,7 +32,7 @@ class Below(Protocol):
         """Why Ray is lost, and what to do; empty while it lives. Called every `LOOK_S`, and does not block."""
 
     def end(self) -> None:
-        """End what is left of it."""
+        """End the rest of Ray."""
 
 
 class RayWatch:
@@ -100,7 +100,7 @@ class Head:
     """The head may be silent for less time than Ray itself would wait: running processes go on without it.
 
     Args:
-        ask: something that it has to answer; may block or raise.
+        ask: a call that the head has to answer; may block or raise.
         patience_s: after so long without an answer Ray would end this process, and not say why.
     """
 

@@ -1,4 +1,4 @@
-"""Options of a command: a mistake in one is a ConfigError that says what is allowed."""
+"""Options of a command. A mistake in an option is a ConfigError that names the allowed values."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def exit_code(number: int) -> int:
 
 
 class _Interrupts:
-    """The signal that came, and what a signal does now. There is one object, because handlers belong to the process."""
+    """The signal that came, and the present reaction to signals. One object, because handlers belong to the process."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -88,7 +88,7 @@ def _raise(number: int) -> None:
 
 
 def _wait(number: int) -> None:
-    _write(f"{NAMES[signal.Signals(number)]}: stopping; what was started is ended first")
+    _write(f"{NAMES[signal.Signals(number)]}: stopping; started processes end first")
 
 
 def _ignore(_: int) -> None:

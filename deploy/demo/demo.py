@@ -4,7 +4,7 @@
                            train.jsonl   problems to learn from
                            test.jsonl    other problems, held out
 
-`resolve` only fills in the paths, so that `--dry-run` can show them; `prepare` makes what is not there.
+`resolve` only fills in the paths, so that `--dry-run` can show them; `prepare` makes the missing files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def resolve(config: Config, settings: DemoSettings | None = None) -> Config:
 
 
 def prepare(config: Config, progress: Progress, settings: DemoSettings | None = None) -> None:
-    """Make what `resolve` named, if it is not there: a minute and a half on one core.
+    """Make the files that `resolve` named, if they are missing: a minute and a half on one core.
 
     Args:
         progress: called with a word for people and the finished share.

@@ -79,7 +79,7 @@ def warm_start(
 ) -> None:
     """Train `model` in place on worked solutions, on one thread.
 
-    Muon learns this in a sixth of the time that Adam needs, which is what keeps the demo short.
+    Muon learns this in a sixth of the time that Adam needs, which keeps the demo short.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -110,7 +110,7 @@ def _optimizers(model: Olmo3ForCausalLM, settings: WarmStart) -> list[tuple[torc
 
 
 def _loss(model: Olmo3ForCausalLM, ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
-    """Mean over the tokens of the solutions; logits are computed for those alone."""
+    """Mean over the tokens of the solutions. Logits are computed only for these tokens."""
     hidden_BTD = model.model(input_ids=ids_BT).last_hidden_state[:, :-1]
     wanted_BT = labels_BT[:, 1:] >= 0
     return cross_entropy(model.lm_head(hidden_BTD[wanted_BT]), labels_BT[:, 1:][wanted_BT])

@@ -1,4 +1,4 @@
-"""What the Grafana boards show: for each panel its queries, and what good looks like."""
+"""The panels of the Grafana boards: the queries of each, and what good looks like."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GrafanaPanel(NamedTuple):
 
     title: str
     good: str
-    """What a healthy run shows here."""
+    """The values of a healthy run."""
     queries: tuple[Query, ...]
     unit: str = "short"
     is_number: bool = False
@@ -106,7 +106,7 @@ OVERVIEW = GrafanaBoard(
         ),
         GrafanaPanel(
             "Tokens a second",
-            "Trained is close to generated. The gap is what filtering, failures and age cost.",
+            "Trained is close to generated. The gap is the cost of filtering, failures and age.",
             (
                 Query(f"sum({_rate('tokens_generated_total', ALL_ACTORS, '1m')})", "generated"),
                 Query(_rate("tokens_trained_total", LEARNER), "trained"),
@@ -170,7 +170,7 @@ LEARNING = GrafanaBoard(
         ),
         GrafanaPanel(
             "Distribution of answer lengths",
-            "The tail is what static batching would wait for.",
+            "Static batching would wait for the tail.",
             _quantiles("completion_tokens"),
         ),
         GrafanaPanel("Truncated answers", "Below 25%.", (_line("truncated_fraction"),), "percentunit"),
@@ -314,7 +314,7 @@ ENGINES = GrafanaBoard(
     (
         GrafanaPanel(
             "Tokens a second",
-            "All actors are alike.",
+            "All actors have similar values.",
             (Query(_rate("tokens_generated_total", ACTORS, "1m"), "{{process}}"),),
         ),
         GrafanaPanel(
@@ -367,7 +367,7 @@ ENGINES = GrafanaBoard(
         ),
         GrafanaPanel(
             "Processor time of the processes",
-            "Busy processes of the run, in cores. Engine processes of their own are not included.",
+            "Cores that the processes of the run use. Separate engine processes are not included.",
             (Query(f"rate(process_cpu_seconds_total{{{RUN}}}[1m])", "{{process}}"),),
         ),
     ),

@@ -1,4 +1,4 @@
-"""`olmorl-plan`: what a run would achieve, from simulated runs of the service.
+"""`olmorl-plan`: predicts the speed of a run from simulated runs of the service.
 
 cli        the command line                    simulated_service  the service in simulated time
 workload   rates and answers                   figures            the figures of a run

@@ -1,8 +1,8 @@
 """The rates of a finished run, from its metric lines and its rollouts.
 
 The learner's time is fitted to the tokens of its steps. The engines' speed is fitted by replaying: a fake engine gets
-the requests that an actor of the run got, when it got them, and its speed is the one at which it finishes them as the
-actor did. So waiting for a slot and batches that grow and shrink are accounted for.
+the requests of an actor of the run, at their times. The fitted speed is the speed at which it finishes them as the
+actor did. So the fit includes the wait for a slot, and batches that grow and shrink.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FinishedRun(NamedTuple):
     settings: Config
     workload: Workload
     figures: Figures
-    """What the run achieved in the counted steps."""
+    """The figures of the counted steps."""
     steps: int
     """Counted steps."""
 
@@ -160,7 +160,7 @@ def _median(lines: Lines, key: str) -> float:
 
 
 def _learner(lines: Lines, skipped: int, ranks: int) -> dict[str, float]:
-    """Speed of a rank and fixed part of a step. What passes between two steps belongs to the fixed part."""
+    """Speed of a rank and fixed part of a step. The time between two steps belongs to the fixed part."""
     pairs = list(zip(lines[skipped - 1 :], lines[skipped:], strict=False))
     tokens = np.array([line["batch_tokens"] for _, line in pairs], float)
     seconds = np.array([line["learner_step_s"] for _, line in pairs])

@@ -60,7 +60,7 @@ class SimulatedService:
     Args:
         settings: the recipe. `simulation.train_tokens_per_s` counts all ranks together.
         num_actors: engines.
-        answers: what the engines sample; default: random answers.
+        answers: the answers that the engines sample; default: random answers.
         num_rows: different prompts. They are drawn in their order when `data.shuffle` is off.
     """
 

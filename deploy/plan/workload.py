@@ -91,7 +91,7 @@ class Units:
 
     @classmethod
     def fitting(cls, settings: Config, workload: Workload) -> Units:
-        """Units in which neither answers nor steps are longer than necessary."""
+        """Units in which answers and steps are as short as the bounds require."""
         mean = workload.expected_tokens(settings.sampling.max_tokens)
         return cls(max(1.0, mean / MEAN_TOKENS), max(1.0, least_step_s(settings, workload) / STEP_S))
 
@@ -154,7 +154,7 @@ def simulated_settings(settings: Config, workload: Workload, units: Units, folde
 
 
 def answers(workload: Workload, units: Units) -> FakeAnswers | None:
-    """What the simulated engines sample; None: random answers."""
+    """The answers that the simulated engines sample; None: random answers."""
     return RecordedAnswers(workload.groups, units.tokens) if workload.groups else None
 
 

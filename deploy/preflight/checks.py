@@ -96,7 +96,7 @@ def _tried(settings: Config) -> data_trial.Tried:
 
 
 def model(settings: Config) -> str:
-    """The model is one that is trained, its files are whole, and they fit together and the recipe."""
+    """The learner can train the model. Its files are complete, and they fit each other and the recipe."""
     check_model(settings.model.path)
     hub.check_model(settings.model)
     model_folder.check_folder(settings)
@@ -223,7 +223,7 @@ def disk(settings: Config) -> str:
 
 
 def shared_memory(settings: Config) -> str:
-    """Shared memory holds the versions of the weights that live side by side."""
+    """Shared memory holds the versions of the weights that exist at the same time."""
     weights = _size(settings).weights_bytes
     versions = memory.shared_memory(settings, weights)
     return _room(

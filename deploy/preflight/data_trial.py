@@ -52,7 +52,7 @@ def try_rows(settings: Config, tokenizer: Any, limit: int = ROWS) -> Tried:
 
 
 def all_in_files(settings: Config) -> bool:
-    """Whether no data set has to be fetched from the hub first."""
+    """Whether all data sets are in files here, so that none must be fetched from the hub."""
     return all(Path(parse_spec(text).name).exists() for texts in specs(settings).values() for text in texts)
 
 

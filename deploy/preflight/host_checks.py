@@ -166,7 +166,7 @@ def _shared_folders(settings: config.Config) -> dict[str, Path]:
 
 
 def _shared(inspector: Any, name: str, folder: Path) -> str:
-    """A host must see what the launcher's host writes there."""
+    """A host must see the files that the launcher's host writes there."""
     key = name.replace(" ", ".")
     file = folder / f"preflight.{secrets.token_hex(8)}"
     try:
@@ -248,7 +248,7 @@ async def _of_all(ranks: Sequence[RemoteProcess], method: str, *args: Any, timeo
 
 
 async def _gathered(placed: Placement, ranks: Sequence[RemoteProcess]) -> str:
-    """The speed of an all-gather, next to what the links should give."""
+    """The speed of an all-gather, and the speed that the links should give."""
     several = placed.learner_nodes > 1
     outside = placed.ranks - (placed.ranks_per_node if several else 1)
     answers = await _of_all(ranks, "all_gather", outside, timeout_s=HOST_DEADLINE_S)

@@ -66,7 +66,7 @@ def _check_name(key: str, name: str, kind: str, refusal: type[UserError], others
         if error.code in (401, 403, 404):
             raise refusal(
                 f"{key}: {name}: no such folder here, and the hub does not give it to you (HTTP {error.code}): check "
-                "the name; for one that is private or gated set HF_TOKEN"
+                "the name; if it is private or gated, set HF_TOKEN"
             ) from None
     except (OSError, ValueError, HTTPException) as error:
         if others_may:

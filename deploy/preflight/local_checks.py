@@ -191,7 +191,7 @@ def check_whole_paths(settings: Config) -> None:
     for key, name in names:
         if name and Path(name).exists() and not Path(name).is_absolute():
             raise ConfigError(
-                f"{key}: {name}: processes on a cluster start in folders of their own: write {Path(name).resolve()}"
+                f"{key}: {name}: processes on a cluster start in other folders: write {Path(name).resolve()}"
             )
 
 

@@ -85,7 +85,7 @@ class AskedRank:
         join(Ranks(self._rank, world, meeting_point), training_device(self._settings.learner.device))
 
     def all_gather(self, outside: int) -> tuple[float, tuple[str, float] | None]:
-        """Bytes per second from `outside` other ranks, and what the links of this host should give."""
+        """Bytes per second from `outside` other ranks, and the speed that the links of this host should give."""
         from olmorl.learner.trainer import process_group
 
         device = process_group.training_device(self._settings.learner.device)

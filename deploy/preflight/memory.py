@@ -1,10 +1,10 @@
-"""The memory plan: what a GPU of the learner, a GPU of an engine and each kind of host must hold, part by part.
+"""The memory plan: the parts that a GPU of the learner, a GPU of an engine and each kind of host must hold.
 
 It is worked out from the model's configuration, before anything is loaded. Sources of the parts:
 
 learner    `learner.trainer.memory`: DeepSpeed's tensors, and the real policy on fake tensors
 engine     weights and KV cache from the architecture; vLLM measures its working memory itself, here it is estimated
-hosts      the versions that the weight store keeps, and what ranks copy to the host
+hosts      the versions that the weight store keeps, and the copies of the ranks
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ def _published(settings: Config, weights: int) -> list[MemoryPart]:
 
 
 def _staged(settings: Config, weights: int) -> list[MemoryPart]:
-    """Shared memory of a host with engines. What it pulls stays in its object store until the learner discards it."""
+    """Shared memory of a host with engines. Pulled versions stay in its object store until the learner drops them."""
     if settings.cluster.address is None and settings.weights.directory is None:
         return []
     staged = [MemoryPart("shared memory", STAGED_VERSIONS * weights, f"{STAGED_VERSIONS} staged versions")]

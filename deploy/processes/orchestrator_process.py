@@ -1,4 +1,4 @@
-"""The process of the orchestrator: the ranks of its incarnation call it, and so does the launcher."""
+"""The process of the orchestrator. The ranks of its incarnation and the launcher call it."""
 
 from __future__ import annotations
 

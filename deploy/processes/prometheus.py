@@ -160,7 +160,7 @@ class Telemetry:
             self._record_verifiers(part, numbers)
 
     def _record_verifiers(self, part: str, numbers: Mapping[str, float]) -> None:
-        """Take over what one part of the verifiers did; the kinds of outcomes become a label."""
+        """Take over the counts of one part of the verifiers. The kinds of outcomes become a label."""
         for name, value in numbers.items():
             name, _, kind = name.partition(".")
             total = f"verifier_{name}" if name in _GAUGES else f"verifier_{_BUSY.get(name, name)}_total"

@@ -65,7 +65,7 @@ def meeting_point(settings: Config) -> str:
 
 
 def take_core(core: int | None) -> None:
-    """Keep this process on its core, if it has one. Raises ConfigError for one that is not there."""
+    """Keep this process on its core, if it has one. Raises ConfigError for a missing core."""
     if core is not None:
         check_core(core)
         os.sched_setaffinity(0, {core})

@@ -66,7 +66,7 @@ class SourceCounts(NamedTuple):
 
 @dataclass
 class FileRollouts:
-    """What one file of `rollouts/` adds to a report."""
+    """The part of a report from one file of `rollouts/`."""
 
     groups: list[tuple[Any, ...]] = field(default_factory=list)
     """Kept groups: the fields of `_GROUP`, names as text."""
@@ -108,8 +108,8 @@ _NAMES = ("source", "verifiers", "cause", "actor")
 def read_file(path: Path, rule: MaskRule, pieces: TokenPieces | None, stride: int = 1) -> FileRollouts:
     """Read one file, and encode one of every `stride` groups of it; failed groups always.
 
-    A file that a crash cut off gives its whole part. A damaged or foreign one gives what comes before the damage, with
-    a note.
+    A file that a crash cut off gives its whole groups. A damaged or foreign file gives the groups before the damage,
+    with a note.
     """
     found, chunk = FileRollouts(), _Chunk(pieces, rule)
     try:

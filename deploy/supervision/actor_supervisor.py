@@ -138,7 +138,7 @@ class ActorSupervisor:
         self._context.cluster.give_up(slot.place)
 
     async def _run_once(self, slot: ActorSlot) -> OlmoRLError:
-        """One start of the actor, to its end; returns what ended it."""
+        """One start of the actor, to its end; returns the cause of the end."""
         process = slot.process = slot.loading or self._start(slot)
         slot.loading, slot.state, slot.started_at = None, _STARTING, time.monotonic()
         try:
@@ -176,7 +176,7 @@ class ActorSupervisor:
         )
 
     async def _wait_for_restart(self, slot: ActorSlot, error: OlmoRLError) -> bool:
-        """Wait for the next start; False when there is to be none."""
+        """Wait for the next start. Returns False when there will be none."""
         self.num_deaths += 1
         slot.cause = str(error)
         delay = slot.restarts.after_death(error, start_error="" if slot.was_up else slot.cause)

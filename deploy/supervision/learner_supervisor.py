@@ -157,7 +157,7 @@ class LearnerSupervisor:
             raise first_cause(group) from None
 
     async def _wait_for_restart(self, error: OlmoRLError) -> None:
-        """End what is left, and wait before the next start. If there is none, raise the error or its consequence."""
+        """End the other processes, and wait for the next start. If there is none, raise the error or its consequence."""
         delay = self._restarts.after_death(error, start_error=str(error))
         if delay is GiveUp.FINAL_ERROR:
             raise error

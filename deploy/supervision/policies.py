@@ -191,7 +191,7 @@ class NoActorWatch:
 
     @property
     def knows(self) -> bool:
-        """Whether heartbeats are known: not while an orchestrator starts, nor after the launcher itself was stopped."""
+        """Whether heartbeats are known. They are not while an orchestrator starts, and after a stop of the launcher."""
         return time.monotonic() - self._read_at < LONGEST_GAP_S
 
     def note_start(self, start_s: float) -> None:
@@ -237,7 +237,7 @@ async def wait_for_start(process: RemoteProcess, deadline_s: float) -> Identity:
 
 
 async def poll(process: RemoteProcess, question: str, deadline_s: float) -> AsyncIterator[Any]:
-    """Ask a process again and again, and yield its answers. Without an answer in time the process is killed.
+    """Ask a process repeatedly, and yield its answers. Without an answer in time the process is killed.
 
     Raises:
         ProcessLost: it died.

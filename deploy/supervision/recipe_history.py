@@ -59,7 +59,7 @@ def check_change(settings: Config, change: bool) -> list[Difference]:
         if change:
             return []
         raise ConfigError(
-            f"{error}\n  so this start cannot be compared with it: --resume --change goes on with what is given now"
+            f"{error}\n  so this start cannot be compared with it: --resume --change goes on with the new recipe"
         ) from None
     found = differences(before, spelled_out(settings))
     if found and not change:

@@ -108,7 +108,7 @@ def open_service(
 
 
 def _end_all(context: Context) -> None:
-    """End every process of the run, and remove what it has left in shared memory."""
+    """End every process of the run, and remove its files from shared memory."""
     context.cluster.end_all()
     context.cluster.on_other_hosts(sweep, context.tree)
     _sweep_here(context.cluster, context.settings)
@@ -227,7 +227,7 @@ class Service:
         try:
             await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
             if not start.done():
-                self._progress.say(f"{self._signals.asked_by}: stopping; what was started is ended first")
+                self._progress.say(f"{self._signals.asked_by}: stopping; started processes end first")
                 raise self._stopped("stopped while it started")
             return start.result()
         finally:

@@ -1,4 +1,4 @@
-"""Reads the status of the run again and again, for the supervisors and for people."""
+"""Reads the status of the run repeatedly, for the supervisors and for people."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def _self_test(settings: config.Config) -> int:
     if not result.tier:
         console.print("no sandbox works on this machine: rows with code cannot be scored", soft_wrap=True)
         return 1
-    table = Table("attack", "stopped", "what it met", title=f"programs run under: {result.tier}", title_justify="left")
+    table = Table("attack", "stopped", "outcome", title=f"programs run under: {result.tier}", title_justify="left")
     for finding in result.findings:
         table.add_row(finding.attack, "yes" if finding.stopped else "NO", Text(finding.met))
     console.print(table)

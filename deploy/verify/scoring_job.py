@@ -43,7 +43,7 @@ class ScoringJob:
             DataError: the input cannot be read or has no usable row, or the output cannot be written or resumed.
             RewardFunctionError: a function failed for every completion.
             RunEnded: no completion could be scored for another reason.
-            CancelledError: it was interrupted; what is written is whole.
+            CancelledError: it was interrupted; all written lines are whole.
         """
         arguments = self._arguments
         # When lines go to standard output, messages go to standard error.

@@ -168,7 +168,7 @@ class Display:
         return f"{tally.rows:,} rows, {rate:,.0f} rows/s, {tally.errors.total():,} errors"
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a separate line."""
         self._console.print(Text(text), soft_wrap=True)
 
     def conclude(self, tally: Tally, interrupted: bool) -> None:

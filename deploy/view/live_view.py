@@ -94,7 +94,7 @@ class LiveView:
         self._print(text)
 
     def doing(self, what: str) -> None:
-        """Show what the launcher does before there is a status of the run."""
+        """Show the work of the launcher before the run has a status."""
         if self._live is None:
             self.say(what)
         else:

@@ -1,4 +1,4 @@
-"""The curves of a run as one picture: what is rewarded, what is learned, and where the time goes."""
+"""Draws the curves of a run as one picture: reward, learning and time."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class Panel:
                 self._points.append((f"evaluation: {name.removeprefix('eval_')}", points))
 
     def share(self, key: str, label: str) -> None:
-        """Add a field between 0 and 1, with a scale of its own on the right."""
+        """Add a field between 0 and 1, with its own scale on the right."""
         values = self.values(key)
         if np.isfinite(values).any():
             self._share = (label, values)

@@ -7,7 +7,7 @@ import re
 from olmorl.verifiers.math.wording import harmless_ahead
 
 TEXT, END_TEXT = "\x02", "\x03"
-"""Mark the start and the end of what was in `\\text{}` and similar commands."""
+"""Mark the start and the end of the text in `\\text{}` and similar commands."""
 ROW = "\x04"
 """The sign for `\\\\`, which separates the rows of a matrix."""
 DOLLAR = "\x05"

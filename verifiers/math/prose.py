@@ -1,7 +1,7 @@
 """Finds the one number that a sentence states: `Kylar needs to pay $64 for them`, `8 apples (2 per child)`.
 
-A sentence that denies a number, leaves it open, or does arithmetic with it states none; nor does one with several
-numbers, unless it says what the answer is: `3 boxes of 4 are 12 pens` states 12.
+A sentence that denies a number, leaves it open, or does arithmetic with it states none. A sentence with several numbers
+states one only if it names the answer: `3 boxes of 4 are 12 pens` states 12.
 """
 
 from __future__ import annotations

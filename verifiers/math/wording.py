@@ -167,7 +167,7 @@ _WHO_DID_NOT = re.compile(
     r"|^\s*[a-z]{3,20} (?:fail|failed) (?:the|an?|their|to|in|at) (?!(?:test|satisfy|work|fit|hold|match|condition)\b)",
     re.IGNORECASE,
 )
-"""Behind a number: what is counted, and what it did not do."""
+"""Behind a number: the counted things, and what they did not do."""
 _REMARK = re.compile(r"[\s$*_]*\((?!because|since|as\b|given)([^()]{0,200})\)")
 _POINT = re.compile(r"\b(?:the|a|at) point\b")
 _VALUE_OF = re.compile(r"(?<=\bvalue of )[a-zA-Z](?![a-zA-Z])")

@@ -217,7 +217,7 @@ def test_a_function_that_gives_none_for_some_is_left_out_for_those(here: Path) -
         ([*MAKE, "--verifier", ""], "--verifier: no verifier is named ''"),
         ([*MAKE, "--keep", "zzz"], "--keep zzz: no row has such a column; columns: prompt, "),
         ([*MAKE, "--keep", "completion", "promt"], "--keep promt: no row has such a column (did you mean 'prompt'?)"),
-        ([*MAKE, "--keep", "dataset"], "--keep dataset: a column of this name has a meaning of its own"),
+        ([*MAKE, "--keep", "dataset"], "--keep dataset: this name has another meaning in the output"),
         ([*MAKE, "--keep", ""], "--keep: the name of a column is empty"),
         ([*MAKE, "--question", "nope"], "good.jsonl:1: the column nope is missing or empty (columns: prompt, "),
         ([*MAKE, "--question", ""], "--question: the name of a column is empty"),

@@ -66,7 +66,7 @@ def _equation(node: Node) -> Claim:
 
 
 def _ratio(node: Node, middle: int) -> Claim:
-    """`A:B = 2:3` says what the ratio of two named things is."""
+    """`A:B = 2:3` gives the ratio of two named things."""
     left, right = node.parts[: middle + 1], node.parts[middle + 1 :]
     if len(left) == 1 or not all(map(is_name, left)):
         return Claim(None, node)
@@ -74,7 +74,7 @@ def _ratio(node: Node, middle: int) -> Claim:
 
 
 def _is_complex(node: Node) -> bool:
-    """Whether a name is one that complex numbers and vectors have, so that `|z| = 2` does not solve for it."""
+    """Whether a name is usual for complex numbers or vectors, so that `|z| = 2` does not solve for it."""
     return node.kind == "name" and (node.value in ("z", "w") or " " in node.value)
 
 
@@ -98,7 +98,7 @@ def _form(node: Node) -> Node:
 
 
 def is_name(node: Node) -> bool:
-    """Whether a side of an equation only says what the other is: `x`, `f(x)`, `AB`, `|AB|`, `AB/CD`, `(x, y)`."""
+    """Whether a side of an equation only names the other side: `x`, `f(x)`, `AB`, `|AB|`, `AB/CD`, `(x, y)`."""
     if node.kind in ("name", "text"):
         return True
     if node.kind == "call":

@@ -39,7 +39,7 @@ _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 
 
 def region(node: Node) -> Region | None:
-    """The set that a tree describes; None when it describes none, or one that is no union of intervals."""
+    """The set that a tree describes; None when it describes no union of intervals."""
     try:
         return _region(node)
     except (Unreadable, ArithmeticError, TypeError, ValueError):

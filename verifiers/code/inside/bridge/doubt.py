@@ -121,7 +121,7 @@ class _Altered:
         return value if twin is None else twin
 
     def twin(self, value: Any) -> Any:
-        """A copy of an object with other attributes; None for one that has none."""
+        """A copy of an object with other attributes; None for an object without attributes."""
         if id(value) in self._known:
             return self._known[id(value)]
         kind = type(value)

@@ -134,7 +134,7 @@ def _unary(operation: str) -> Callable[..., Any]:
         if not self._remote_made:
             raise TypeError(f"bad operand for {operation}(): an object that the program returned")
         if self._remote_told and operation in _VALUES:
-            raise TypeError(f"bad operand for {operation}(): an object that has met what it is compared with")
+            raise TypeError(f"bad operand for {operation}(): an object that has seen the value to compare with")
         return _made(apply(self, operation, self, *args), self._remote_told)
 
     return method

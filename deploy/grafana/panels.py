@@ -326,6 +326,37 @@ ENGINES = GrafanaBoard(
             ),
         ),
         GrafanaPanel(
+            "Busy share",
+            "Near 100%: an engine with a running sequence is busy.",
+            (
+                Query(
+                    f"{_rate('engine_busy_s_total', ACTORS, '1m')} / {_rate('engine_up_s_total', ACTORS, '1m')}",
+                    "{{process}}",
+                ),
+            ),
+            "percentunit",
+        ),
+        GrafanaPanel(
+            "Slots in use",
+            "Near 100%. The KV cache limits the slots too.",
+            (
+                Query(
+                    f"{_rate('engine_running_s_total', ACTORS, '1m')} / {_rate('engine_slots_s_total', ACTORS, '1m')}",
+                    "{{process}}",
+                ),
+            ),
+            "percentunit",
+        ),
+        GrafanaPanel(
+            "Sequences that wait, by what for",
+            "Few. Weights: updates are late. Verdicts: verifiers are slow. Group: one answer is longer than the rest.",
+            tuple(
+                Query(f"sum({_rate(f'sequences_awaiting_{what}_s_total', ALL_ACTORS, '1m')})", what)
+                for what in ("weights", "verdicts", "group")
+            ),
+            stacked=True,
+        ),
+        GrafanaPanel(
             "KV cache in use",
             "High and below 100%: at 100% the engine preempts sequences.",
             (Query(f"olmorl_kv_cache_used_ratio{{{ACTORS}}}", "{{process}}"),),

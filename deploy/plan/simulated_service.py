@@ -93,7 +93,7 @@ class SimulatedService:
 
         def observe(line: Mapping[str, Any]) -> None:
             self.lines.append(line)
-            self.slot_s.append(sum(engine.slot_s for engine in self.engines))
+            self.slot_s.append(sum(engine.use().running_s for engine in self.engines))
             if len(self.lines) >= steps:
                 enough.set()
 

@@ -163,6 +163,9 @@ LAUNCHER: Final = {
     "steps_since_checkpoint": "Steps since the newest complete checkpoint.",
     "checkpoint_every_steps": "Steps between two checkpoints, `checkpoint.every`.",
     "disk_free_ratio": "Free share of the file system that holds the run.",
+    "limit": "1 for what limits the run, 0 for the others. By limit; `balanced`: learner and actors both work.",
+    "limit_sure_ratio": "How sure that is.",
+    "balanced_actors_per_learner": "Actor nodes for each learner node at which neither would wait for the other.",
     "lag_bound": "The greatest lag that is allowed, `schedule.max_lag`.",
 }
 """Exported by the launcher."""

@@ -32,6 +32,8 @@ class GrafanaPanel(NamedTuple):
     queries: tuple[Query, ...]
     unit: str = "short"
     is_number: bool = False
+    shows_name: bool = False
+    """A number that is shown by the name of its line."""
     stacked: bool = False
 
 
@@ -60,6 +62,7 @@ def _quantiles(name: str, by: str = "") -> tuple[Query, ...]:
     return tuple(Query(f"histogram_quantile({share}, {buckets})", legend + of) for share, legend in shares)
 
 
+_LINES = "the first steps"
 _EVALUATION = "an evaluation"
 _ENGINE = "a real engine"
 _SERVICE = "a judge or a reward model"
@@ -70,6 +73,18 @@ OVERVIEW = GrafanaBoard(
     "OlmoRL: Overview",
     (
         GrafanaPanel("Steps done", "Grows without a break.", (_line("step"),), is_number=True),
+        GrafanaPanel(
+            "What limits the run",
+            "`balanced`. Else `olmorl-ctl RUN status` says why, and what would balance it.",
+            (Query(f"olmorl_limit{{{LAUNCHER}}} == 1", "{{limit}}", _LINES),),
+            is_number=True,
+            shows_name=True,
+        ),
+        GrafanaPanel(
+            "Actor nodes for each learner node",
+            "What the run has is close to the ratio at which neither waits for the other.",
+            (Query(f"olmorl_balanced_actors_per_learner{{{LAUNCHER}}}", "at balance", _LINES),),
+        ),
         GrafanaPanel(
             "Time since the last step",
             "Below three times the median of a step.",

@@ -87,7 +87,10 @@ class SimulatedService:
         queue = MemoryQueue(settings.queue, MOST_LIVE, clock)
         store = DelayedWeightStore(clock, settings.simulation.publish_s)
         stream = PromptStream(
-            [Source("simulated", None, _rows(self._num_rows))], settings.run.seed, settings.data.shuffle
+            [Source("simulated", None, _rows(self._num_rows))],
+            settings.run.seed,
+            settings.data.shuffle,
+            settings.data.epochs,
         )
         enough = asyncio.Event()
 

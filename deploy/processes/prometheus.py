@@ -25,6 +25,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from olmorl import metrics
+from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.errors import ResourceError
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_log import Ended
@@ -130,6 +131,14 @@ class Telemetry:
             spans = [span for each in group.completions for span in each.spans]
             lags = [step - 1 - span.version.number for span in spans]
             self._observe("token_lag_versions", lags, {}, [span.end - span.start for span in spans])
+
+    def record_verdict(self, verdict: RunVerdict | None) -> None:
+        """Take over what limits the run; nothing before there is a verdict."""
+        if verdict is None:
+            return
+        for limit in Bottleneck:
+            self._take("limit", float(limit is verdict.limit), {"limit": str(limit)})
+        self.record({"limit_sure_ratio": verdict.sure, "balanced_actors_per_learner": verdict.actors_per_learner})
 
     # --- an actor -------------------------------------------------------------------------------
 

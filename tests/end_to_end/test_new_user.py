@@ -826,6 +826,7 @@ def test_status_while_it_trains_and_afterwards(session: Session) -> None:
             number,
             (STEPS, MORE_STEPS)[number - 1],
         )
+        assert asked.pop("verdict") == live["verdict"]
         line = session.lines[asked["step"] - 1]
         assert {key: line[key] for key in asked if not key.startswith(HELD_OUT)} == {
             key: value for key, value in asked.items() if not key.startswith(HELD_OUT)

@@ -116,7 +116,7 @@ class PromptQueue(Protocol):
         """
         ...
 
-    async def release(self, owner: str) -> int:
+    async def release_dead_actor(self, owner: str) -> int:
         """Expire all leases of a dead `owner` now and forget its heartbeat. Returns the number of leases."""
         ...
 

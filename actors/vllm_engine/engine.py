@@ -29,9 +29,9 @@ from olmorl.actors.vllm_engine.arguments import (
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
 from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes, file_signature
-from olmorl.building import describe, would_repeat
 from olmorl.clock import within
 from olmorl.errors import EngineDied, ModelError, StartError, WeightError
+from olmorl.failed_start import describe, would_repeat
 from olmorl.messages import Completion, Floats, Span, TokenIds, Version
 from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
 

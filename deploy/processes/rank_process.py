@@ -12,7 +12,7 @@ from olmorl.actors.vllm_engine.processes import check_core
 from olmorl.config import Config
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
-from olmorl.deploy.cluster.ray_cluster import Place, RayCluster
+from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RayBatchSource, RemoteProcess
 from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.run_process import RunProcess, Tree
@@ -72,7 +72,9 @@ def take_core(core: int | None) -> None:
         os.sched_setaffinity(0, {core})
 
 
-def start(cluster: RayCluster, placement: Placement, kind: type, name: str, place: Place, *args: Any) -> RemoteProcess:
+def start(
+    cluster: RayCluster, placement: Placement, kind: type, name: str, place: ReservedPlace, *args: Any
+) -> RemoteProcess:
     """Start a process of `kind` with the GPU and the environment of a rank: `RankProcess`, or a check."""
     environment = _environment(cluster.config, placement)
     return cluster.start(kind, name, place, *args, gpus=int(placement.on_gpu), env=environment)

@@ -29,7 +29,7 @@ from olmorl import config
 from olmorl.deploy.arguments import parse
 from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import Placement, plan
-from olmorl.deploy.cluster.ray_cluster import BY_NODES, ReservedPlace, RayCluster
+from olmorl.deploy.cluster.ray_cluster import BY_NODES, RayCluster, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.preflight import memory
 from olmorl.deploy.processes import actor_process, rank_process

@@ -4,7 +4,7 @@
 - An object that the test made may be used with plain data. The test makes objects by calling a class with a capital
   initial, or by operators on such objects. For a comparison or a number, the object first gives its plain value. Only
   then does it see the other operand. The tester computes with that value. An object that saw an operand gives none.
-- The program compares two of its own objects, if the comparison can be believed: see `doubt`.
+- The program compares two of its own objects, if the comparison can be believed: see `self_comparison`.
 """
 
 from __future__ import annotations

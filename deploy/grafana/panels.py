@@ -33,7 +33,7 @@ class GrafanaPanel(NamedTuple):
     unit: str = "short"
     is_number: bool = False
     shows_name: bool = False
-    """A number that is shown by the name of its line."""
+    """Whether a number is shown as the name of its line."""
     stacked: bool = False
 
 
@@ -75,14 +75,14 @@ OVERVIEW = GrafanaBoard(
         GrafanaPanel("Steps done", "Grows without a break.", (_line("step"),), is_number=True),
         GrafanaPanel(
             "What limits the run",
-            "`balanced`. Else `olmorl-ctl RUN status` says why, and what would balance it.",
+            "`balanced`. Otherwise `olmorl-ctl RUN status` gives the reason and a remedy.",
             (Query(f"olmorl_limit{{{LAUNCHER}}} == 1", "{{limit}}", _LINES),),
             is_number=True,
             shows_name=True,
         ),
         GrafanaPanel(
             "Actor nodes for each learner node",
-            "What the run has is close to the ratio at which neither waits for the other.",
+            "The run's own ratio is close to this one, at which neither waits for the other.",
             (Query(f"olmorl_balanced_actors_per_learner{{{LAUNCHER}}}", "at balance", _LINES),),
         ),
         GrafanaPanel(
@@ -363,7 +363,7 @@ ENGINES = GrafanaBoard(
             "percentunit",
         ),
         GrafanaPanel(
-            "Sequences that wait, by what for",
+            "Sequences that wait, by reason",
             "Few. Weights: updates are late. Verdicts: verifiers are slow. Group: one answer is longer than the rest.",
             tuple(
                 Query(f"sum({_rate(f'sequences_awaiting_{what}_s_total', ALL_ACTORS, '1m')})", what)

@@ -133,7 +133,7 @@ class Telemetry:
             self._observe("token_lag_versions", lags, {}, [span.end - span.start for span in spans])
 
     def record_verdict(self, verdict: RunVerdict | None) -> None:
-        """Take over what limits the run; nothing before there is a verdict."""
+        """Take over the limit of the run. Does nothing before there is a verdict."""
         if verdict is None:
             return
         for limit in Bottleneck:

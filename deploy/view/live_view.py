@@ -146,7 +146,7 @@ class LiveView:
                 self.say(f"{phase.part}: {phase.what}")
 
     def _say_verdict(self, verdict: RunVerdict | None) -> None:
-        """Print what limits the run when it is another limit than before, and likely."""
+        """Print the limit of the run when it has changed and is likely."""
         if verdict is not None and verdict.limit is not self._limit and verdict.sure > LIKELY:
             self._limit = verdict.limit
             self._print(verdict.text)

@@ -86,7 +86,7 @@ def finished_run(run_dir: Path) -> FinishedRun:
     lines, skipped = _counted(metric_lines(run_dir), settings, run_dir)
     records = _records(files)
     if not records:
-        raise DataError(f"{files.rollouts}: no groups; the lengths of the answers come from there")
+        raise DataError(f"{files.rollouts}: no groups, so answer lengths are unknown; give a run with rollouts")
     simulation = config.Simulation(
         **_learner(lines, skipped, plan(settings).ranks),
         **_engine([_request(record) for record in records], settings.actors.max_running),

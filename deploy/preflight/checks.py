@@ -147,7 +147,7 @@ def tokenizer(settings: Config) -> str:
             "model.tokenizer"
         )
     if found.eos_token_id is None:
-        raise ModelError(f"{settings.model.path}: the tokenizer has no end-of-sequence token: no answer would ever end")
+        raise ModelError(f"{settings.model.path}: the tokenizer has no end-of-sequence token, so no answer would end")
     template = "" if found.chat_template else "; no chat template: prompts have to be plain strings"
     return f"{len(found):,} tokens for {vocabulary:,} rows; a question of one line is {len(ids)} tokens{template}"
 

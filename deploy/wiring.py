@@ -263,7 +263,7 @@ def trainer(settings: Config, rank: int, meeting_point: str) -> Trainer:
 
 
 async def learn(settings: Config, rank: int, meeting_point: str, source: BatchSource) -> Stop:
-    """One rank's whole life."""
+    """Train as one rank until the orchestrator says stop; returns the stop."""
     from olmorl.learner import loop
 
     with building(f"the policy of learner rank {rank}"):

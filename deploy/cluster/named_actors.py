@@ -13,7 +13,7 @@ from ray.util import list_named_actors
 from ray.util.placement_group import remove_placement_group
 
 _START = "@"
-"""Between the name of a process and the name of its start."""
+"""The separator between the name of a process and the name of its start."""
 
 
 def start_of(process: str) -> str:

@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
         return ConfigError(f"{flag}: unknown argument{nearest(flag, self._flags())}; see --help")
 
     def _flags(self) -> list[str]:
-        """Of this parser and its commands."""
+        """The options of this parser and its commands."""
         flags: list[str] = []
         for action in self._actions:
             flags += action.option_strings

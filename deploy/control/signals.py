@@ -35,7 +35,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def exit_code(number: int) -> int:
-    """As a shell reports a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    """The exit code with which a shell reports a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + number
 
 
@@ -96,7 +96,7 @@ def _ignore(_: int) -> None:
 
 
 def _write(text: str) -> None:
-    """Not by `print`: the signal may have come in the middle of one."""
+    """Write without `print`, because the signal may have interrupted a `print`."""
     os.write(2, f"olmorl-launch: {text}\n".encode())
 
 

@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(max_tokens: int) -> Any:
-    """One token a byte, so that every text comes back as it was; and a token for each role and for the end."""
+    """A tokenizer with one token for each byte, each role and the end, so that decoding restores every text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -66,7 +66,7 @@ class _Request(NamedTuple):
     actor: str
     started_at: float
     seconds: float
-    """Until the engine had finished it."""
+    """Seconds until the engine had finished it."""
     lengths: tuple[int, ...]
 
 

@@ -55,7 +55,7 @@ class DelayedWeightStore(MemoryWeightStore):
 
 
 class SimulatedService:
-    """One run without evaluation. Its ranks work in lockstep, so one simulated rank stands for all of them.
+    """One run without evaluation. Its ranks work in lockstep, so one simulated rank represents all of them.
 
     Args:
         settings: the recipe. `simulation.train_tokens_per_s` counts all ranks together.

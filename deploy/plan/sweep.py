@@ -67,7 +67,7 @@ class Prediction:
 
     @property
     def hours(self) -> float:
-        """Until all steps are done."""
+        """Hours until all steps are done."""
         return self.steps * self.figures.step_s / 3600
 
     @property

@@ -66,7 +66,7 @@ class Workload:
 
     simulation: config.Simulation
     groups: Sequence[RecordedGroup] = ()
-    """Of a finished run, in the order of their draws; none: random answers."""
+    """The groups of a finished run, in the order of their draws; empty for random answers."""
     origin: str = "the recipe's [simulation] section"
 
     def expected_tokens(self, max_tokens: int) -> float:

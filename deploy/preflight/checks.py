@@ -39,7 +39,7 @@ KNOWN_GOOD = (
 
 
 class Size(NamedTuple):
-    """Of a model."""
+    """The size of a model."""
 
     architecture: str
     parameters: int

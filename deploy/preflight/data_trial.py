@@ -28,7 +28,7 @@ class Tried(NamedTuple):
 
     @property
     def rows(self) -> list[Row]:
-        """All of them."""
+        """All rows."""
         held_out = [row for rows in self.evaluations.values() for row in rows]
         return [row for source in self.sources for row in source.rows] + held_out
 

@@ -21,7 +21,7 @@ from olmorl.deploy.processes import semaphores
 log = logging.getLogger(__name__)
 ASK_S = 20.0
 GRACE_S = 3.0
-"""For the other processes of this placement group to write their last line."""
+"""Time for the other processes of this placement group to write their last line."""
 
 
 class LauncherPresence:

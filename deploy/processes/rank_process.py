@@ -81,7 +81,7 @@ def start(
 
 
 def _environment(settings: Config, placement: Placement) -> dict[str, str]:
-    """To be set before the rank imports torch."""
+    """The environment variables, which must be set before the rank imports torch."""
     threads = str(settings.learner.threads)
     accelerator = {} if placement.on_gpu else {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **accelerator}

@@ -71,10 +71,10 @@ class FileRollouts:
     groups: list[tuple[Any, ...]] = field(default_factory=list)
     """Kept groups: the fields of `_GROUP`, names as text."""
     completions: list[tuple[Any, ...]] = field(default_factory=list)
-    """Of the kept groups: the fields of `_COMPLETION`."""
+    """Completions of the kept groups: the fields of `_COMPLETION`."""
     chunks: list[tuple[Blob, Blob]] = field(default_factory=list)
     tallies: dict[tuple[int, str, str], SourceCounts] = field(default_factory=dict)
-    """By step, source and outcome, over all groups."""
+    """Counts by step, source and outcome, over all groups."""
     causes: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Groups by outcome and cause, where there is one."""
     num_groups: int = 0
@@ -207,7 +207,7 @@ def _completion_row(completion: Record) -> tuple[Any, ...]:
 
 
 def _logprobs(completion: Record) -> npt.NDArray[np.float32]:
-    """One for each token. A malformed group may have fewer, and values that are not finite."""
+    """One log-probability for each token. A malformed group may have fewer, and values that are not finite."""
     values = np.nan_to_num(np.asarray(completion["logprobs"], np.float32), neginf=-100.0)
     return np.resize(values, len(completion["token_ids"])) if len(values) else np.zeros(0, np.float32)
 

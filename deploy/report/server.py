@@ -38,7 +38,7 @@ class LiveReport:
         self._signature: tuple[Any, ...] | None = None
         self._blobs: dict[str, Blob] = {}
         self._before: dict[str, Blob] = {}
-        """Of the manifest before this one, which a page may still have."""
+        """The parts of the earlier manifest, which a page may still have."""
         self._manifest = b""
         self._tag = ""
 

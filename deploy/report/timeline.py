@@ -31,7 +31,7 @@ def timeline(run_dir: Path, events: Iterable[Line], lines: Sequence[Mapping[str,
     starts, versions, lost = [], [], []
     trained: dict[int, float] = {}
     before: dict[int, float] = {}
-    """When the step before a step was trained."""
+    """For each step, the time at which the step before it was trained."""
     newest = 0.0
     for event in events:
         if event.at is not None and isinstance(event, Started):

@@ -138,7 +138,7 @@ class ActorSupervisor:
         self._context.cluster.give_up(slot.place)
 
     async def _run_once(self, slot: ActorSlot) -> OlmoRLError:
-        """One start of the actor, to its end; returns the cause of the end."""
+        """Run one start of the actor to its end; returns the cause of the end."""
         process = slot.process = slot.loading or self._start(slot)
         slot.loading, slot.state, slot.started_at = None, _STARTING, time.monotonic()
         try:

@@ -201,7 +201,7 @@ class LearnerSupervisor:
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """The state of the learner: `starting`, `paused` or `running`."""
         if not self._opened.is_set():
             return "starting"
         return "paused" if self._context.paused else "running"

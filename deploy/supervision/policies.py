@@ -59,7 +59,7 @@ class Context:
 
 
 class GiveUp(Enum):
-    """Why a process is not started again."""
+    """The reasons for which a process is not started again."""
 
     FINAL_ERROR = auto()
     """Its error would happen again."""
@@ -85,7 +85,7 @@ class Restarts:
         self._deaths_in_a_row = 0
         self._start_error = ""
         self.deaths = 0
-        """In all."""
+        """All deaths of the process."""
 
     def note_work(self) -> None:
         """The process has done some work since it started."""

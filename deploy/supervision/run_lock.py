@@ -1,4 +1,4 @@
-"""One launcher at a time: the lock of a run directory."""
+"""The lock of a run directory: one launcher at a time."""
 
 from __future__ import annotations
 

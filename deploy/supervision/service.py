@@ -191,7 +191,7 @@ class Service:
         return 0
 
     async def _live(self) -> None:
-        """From the start of Redis to the end of all steps; once more from the start when the learner's host is lost."""
+        """Run from the start of Redis to the end of all steps. Start again when the learner's host is lost."""
         while True:
             parts: Parts | None = None
             try:

@@ -14,7 +14,7 @@ from olmorl.deploy.verify.writer import Line, encoded
 
 @dataclass(slots=True)
 class _Count:
-    """Of one prompt."""
+    """The counts of one prompt."""
 
     scored: int = 0
     solved: int = 0

@@ -29,7 +29,7 @@ MAX_REASONS = 20
 
 @dataclass
 class _Row:
-    """Of one verifier."""
+    """The counts of one verifier."""
 
     completions: int = 0
     scored: int = 0

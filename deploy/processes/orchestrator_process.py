@@ -215,7 +215,7 @@ class OrchestratorProcess(RunProcess):
         """A launcher looks after the run, and has shown the metric lines up to number `line`."""
         self._launcher.note()
         self._lines.acknowledge(line)
-        semaphores.unlink_own()  # a process that is killed cannot do it at its end
+        semaphores.unlink_own()  # a killed process cannot do it at its end
         return self.identity()
 
     async def release_leases(self, actors: Sequence[str]) -> None:

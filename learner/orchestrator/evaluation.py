@@ -18,7 +18,7 @@ from olmorl.ports import Queue, Row
 
 TAKE_LIMIT = 256
 MOST_LIVE = 10_000
-"""Prompts of one set that its lane holds at once. More follow as answers are taken."""
+"""Most prompts of one set in its lane. More follow as answers are taken."""
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Evaluator:
             await self._begin_round(name, version)
 
     async def restart_rounds(self) -> None:
-        """Start the current rounds again: the queue may have lost prompts, or restored those of an earlier round."""
+        """Start the current rounds again: the queue may have lost prompts, or restored prompts of an earlier round."""
         for name in self._sets:
             await self._queue.flush(name)
             if name in self._rounds:

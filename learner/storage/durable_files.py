@@ -115,4 +115,4 @@ def unwritable(path: Path, error: OSError) -> ResourceError:
     """The error for a person whose run directory cannot be written."""
     if error.errno in _FULL:
         return DiskFull(f"{path}: {error.strerror}: {room.full(path.parent)}; make room there")
-    return ResourceError(f"{path}: {error.strerror or error}; mend the folder, then continue with --resume")
+    return ResourceError(f"{path}: {error.strerror or error}; repair the folder, then continue with --resume")

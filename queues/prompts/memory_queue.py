@@ -108,7 +108,7 @@ class MemoryQueue:
     async def claim(self, incarnation: int) -> None:
         mine = incarnation == self._run.incarnation == self._incarnation
         if incarnation <= self._run.incarnation and not mine:
-            raise Superseded(f"incarnation {incarnation} by incarnation {self._run.incarnation}")
+            raise Superseded(f"incarnation {incarnation} is superseded by incarnation {self._run.incarnation}")
         self._run.incarnation = self._incarnation = incarnation
         self._cursors = {}
 
@@ -261,7 +261,7 @@ class MemoryQueue:
 
     def _fence(self) -> None:
         if self._incarnation != self._run.incarnation:
-            raise Superseded(f"incarnation {self._incarnation} by incarnation {self._run.incarnation}")
+            raise Superseded(f"incarnation {self._incarnation} is superseded by incarnation {self._run.incarnation}")
 
     def _lane(self, name: str) -> _Lane:
         return self._run.lanes.setdefault(name, _Lane())

@@ -262,7 +262,7 @@ class RedisQueue:
         owner = ("HGET", self._key("claim"), "incarnation")
         streams, incarnation = await self._link.pipeline(f"results of lane {lane} of run {self._run}", [read, owner])
         if int(incarnation or 0) > self._incarnation:
-            raise Superseded(f"incarnation {self._incarnation} by incarnation {int(incarnation)}")
+            raise Superseded(f"incarnation {self._incarnation} is superseded by incarnation {int(incarnation)}")
         return streams[0][1] if streams else []
 
     async def _taken(self, entry: bytes, stored: StoredResult, lane: str) -> Taken:

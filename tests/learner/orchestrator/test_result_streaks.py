@@ -45,7 +45,7 @@ def test_a_broken_verifier_ends_the_run_early_and_a_service_that_is_down_does_no
         streaks.check()
         streaks.failure("row:1", "unscorable", detail)
     if ends:
-        with pytest.raises(RunEnded, match="mend the verifier"):
+        with pytest.raises(RunEnded, match="correct the verifier"):
             streaks.check()
     else:
         streaks.check()

@@ -338,6 +338,6 @@ async def test_a_claim_that_a_fail_over_lost_refuses_nobody(server: EmbeddedRedi
     await queue.claim(2)
     assert [item.draw_id for item in await queue.take(10, "train", 0)] == [1]
     await queue._link.command("a test", "HSET", "olmorl:{claim}:claim", "incarnation", 3)
-    with pytest.raises(Superseded, match="incarnation 2 by incarnation 3"):
+    with pytest.raises(Superseded, match="incarnation 2 is superseded by incarnation 3"):
         await queue.push([prompt(2)])
     await queue.close()

@@ -59,7 +59,7 @@ def test_the_tolerance_grows_with_improbable_tokens_as_rounding_does() -> None:
 def test_a_swallowed_update_is_named_however_small_the_step_was() -> None:
     proof = WeightProof("a0", 0.1)
     proof.check(v(1), probe(-1, -2, -3), floats(-1.01, -2.01, -3.01), 0.0)
-    with pytest.raises(WeightsUnproven, match="version before, to the bit"):
+    with pytest.raises(WeightsUnproven, match="previous version's to the bit"):
         proof.check(v(2), probe(-1.0001, -2, -3), floats(-1.01, -2.01, -3.01), 0.0)
 
 

@@ -36,7 +36,7 @@ class _Held:
 
 @dataclass
 class _Lane:
-    """Every live draw has its prompt here, and is in exactly one of again, fresh, leases and results."""
+    """Every live draw has its prompt here and is in exactly one of `again`, `fresh`, `leases` and `results`."""
 
     prompts: dict[int, _Draw] = field(default_factory=dict)
     again: deque[int] = field(default_factory=deque)
@@ -77,7 +77,7 @@ class _Run:
 
 
 class MemoryQueue:
-    """A draw is in exactly one place: no method awaits while it moves one.
+    """A draw is in exactly one place: no method awaits while it moves a draw.
 
     Args:
         settings: how long a lease holds, and how often and for how long a draw is attempted.

@@ -1,4 +1,4 @@
-"""An engine that does not compute what was published is named before a result of it is stored."""
+"""An engine that does not compute with the published weights is named before a result of it is stored."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_an_engine_of_few_tokens_proves_the_first_ones() -> None:
 
 
 class Swallowing(FakeEngine):
-    """Labels every version from 1.2 on, and computes with the one before."""
+    """Labels every version from 1.2 on, and computes with the previous one."""
 
     async def update(self, staged: StagedWeights) -> Update:
         before = self._probe

@@ -1,4 +1,4 @@
-"""A run that only gives results without use ends, and says which."""
+"""A run that gives only useless results ends, and names the last one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Redis that answers and refuses: people hear of the disk, its folder, its room and the way on."""
+"""A Redis that answers but refuses: the message names the disk, its folder, its free space and the fix."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class PromptQueue(Protocol):
         """
         ...
 
-    async def release(self, owner: str) -> int:
+    async def release_dead_actor(self, owner: str) -> int:
         """Expire all leases of a dead `owner` now and forget its heartbeat. Returns the number of leases."""
         ...
 
@@ -301,6 +301,15 @@ class EngineLoad(NamedTuple):
     """Largest number of sequences that run together."""
 
 
+class EngineUse(NamedTuple):
+    """How long an engine worked since its start."""
+
+    busy_s: float
+    """Time with at least one running sequence."""
+    running_s: float
+    """The same for each sequence, summed: seconds that slots were in use."""
+
+
 class Update(NamedTuple):
     """The cost of an in-flight update, measured by the engine."""
 
@@ -339,6 +348,10 @@ class Engine(Protocol):
 
     def load(self) -> EngineLoad:
         """The current load. Does not wait for the engine."""
+        ...
+
+    def use(self) -> EngineUse:
+        """How long it worked so far. Does not wait for the engine."""
         ...
 
     @property

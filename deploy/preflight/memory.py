@@ -42,8 +42,8 @@ _LOGITS_COPIES = 3
 """Of one step of an engine in fp32: the sampler's logits, log-probabilities and probabilities."""
 _HIDDEN_COPIES = 16
 """Of one step of an engine: hidden states, and the wider ones of attention and MLP, in hidden sizes for each token."""
-BATCHED_TOKENS = 8192
-"""Of one step of an engine, where `actors.max_batched_tokens` leaves it to vLLM."""
+BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_GPU_GIB = 8192, 16384, 70
+"""Of one step of an engine, where `actors.max_batched_tokens` leaves it to vLLM: it takes more on a GPU this large."""
 LEARNER_GPU, ENGINE_GPU = "a learner GPU", "an engine GPU"
 GPU_KEY = "cluster.gpu_memory_gib"
 LEAST_ANSWER = 256
@@ -217,7 +217,8 @@ def _engine(settings: Config, weights: int) -> MemoryPlace:
     if architecture is not None:
         heads = -(-architecture.kv_heads // share)
         one = model_folder.cache_bytes(architecture, heads, settings.max_model_len, _WIDTH[settings.model.dtype])
-    tokens = actors.max_batched_tokens or BATCHED_TOKENS
+    large = placed.on_gpu and gpu_bytes(settings) >= LARGE_GPU_GIB * GIB
+    tokens = actors.max_batched_tokens or (BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
     logits = _LOGITS_COPIES * 4 * actors.max_running * (architecture.vocabulary if architecture else 0)
     inner = (architecture.hidden if architecture else 0) * _HIDDEN_COPIES * _WIDTH[settings.model.dtype] * tokens
     fixed = [

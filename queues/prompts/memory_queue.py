@@ -132,7 +132,7 @@ class MemoryQueue:
         self._fence()
         return self._end_leases(lambda held: held.deadline <= self._clock.wall())
 
-    async def release(self, owner: str) -> int:
+    async def release_dead_actor(self, owner: str) -> int:
         self._fence()
         self._run.statuses.pop(owner, None)
         return self._end_leases(lambda held: held.owner == owner)

@@ -152,7 +152,7 @@ def test_a_lost_lease_cancels_its_answers_and_counts_them_as_waste(service: Make
             await asyncio.sleep(3.0)
             await s.queue.set_control("a0", "pause")
             await asyncio.sleep(1.5)
-            assert await s.queue.release("a0") == 1
+            assert await s.queue.release_dead_actor("a0") == 1
             await until(lambda: s.engines["a0"].load().running == 0, within_s=6)
             await asyncio.sleep(1.0)
             status = (await s.queue.statuses())["a0"]
@@ -179,7 +179,7 @@ def test_a_commit_after_the_lease_expired_is_refused_and_counted(service: Make, 
             await asyncio.sleep(9.0)
             await s.queue.set_control("a0", "pause")
             await asyncio.sleep(1.5)
-            await s.queue.release("a0")
+            await s.queue.release_dead_actor("a0")
             scoring_goes_on.set()
             await asyncio.sleep(1.5)
             status = (await s.queue.statuses())["a0"]
@@ -377,7 +377,7 @@ def test_an_engine_error_ends_the_actor_and_rewards_nothing(service: Make, draw:
             await s.actor(engine=Broken(STEADY, max_running=4, max_model_len=500)).run()
         assert len(asyncio.all_tasks()) == 1
         held = await s.queue.inventory("train")
-        await s.queue.release("a0")
+        await s.queue.release_dead_actor("a0")
         (lease,) = await s.queue.lease("other", 1, "train", 0.0)
         return held, lease.prompt.attempt
 

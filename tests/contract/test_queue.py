@@ -151,12 +151,12 @@ async def test_given_back_prompts_keep_their_attempt(queue: Queue, make_prompt: 
 async def test_a_released_owner_loses_its_leases_at_once(queue: Queue, make_prompt: MakePrompt) -> None:
     await queue.push([make_prompt(n) for n in range(5)])
     dead, alive = await lease(queue, 3, "dead"), await lease(queue, 2, "alive")
-    assert await queue.release("dead") == 3
-    assert await queue.release("nobody") == 0
+    assert await queue.release_dead_actor("dead") == 3
+    assert await queue.release_dead_actor("nobody") == 0
     assert await queue.extend([*dead, *alive]) == {lent.lease_id for lent in dead}
     again = await lease(queue, 5, "other")
     assert [(lent.prompt.draw_id, lent.prompt.attempt) for lent in again] == [(0, 2), (1, 2), (2, 2)]
-    assert await queue.release("other") == 3
+    assert await queue.release_dead_actor("other") == 3
 
 
 async def test_after_the_last_attempt_the_draw_fails(rig: QueueRig, queue: Queue, make_prompt: MakePrompt) -> None:
@@ -196,7 +196,7 @@ async def test_who_was_told_to_leave_is_given_nothing_more(queue: Queue, make_pr
     await queue.push([make_prompt(1), make_prompt(2)])
     assert len(await queue.lease("actor-1", 1, "train", 0)) == 1
     await queue.set_control("actor-1", "drain")
-    assert await queue.release("actor-1") == 1
+    assert await queue.release_dead_actor("actor-1") == 1
     assert await queue.lease("actor-1", 2, "train", 0) == [], "it asked before it was cut off"
     assert len(await queue.lease("actor-1.2", 2, "train", 0)) == 2
 
@@ -272,7 +272,7 @@ async def test_a_newer_claim_supersedes(rig: QueueRig, queue: Queue, make_prompt
     for refused in (
         queue.push([make_prompt(2)]),
         queue.expire(),
-        queue.release("actor-0"),
+        queue.release_dead_actor("actor-0"),
         queue.take(1, "train", 0),
         queue.trim([Taken("1-0", 1, Failure(prompt=make_prompt(1), cause="attempts"))]),
         queue.flush("train"),
@@ -300,7 +300,7 @@ async def test_lanes_are_apart(queue: Queue, make_prompt: MakePrompt, make_group
     assert await take(queue) == []
     assert [item.draw_id for item in await take(queue, lane="held-out")] == [1]
     assert await queue.extend([*await lease(queue), *await lease(queue, lane="held-out")]) == set()
-    assert await queue.release("actor-0") == 2
+    assert await queue.release_dead_actor("actor-0") == 2
 
 
 async def test_undecodable_messages_become_dead_letters_and_failures(
@@ -432,7 +432,7 @@ async def test_waiting_ends_as_soon_as_there_is_something(
         await queue.push([make_prompt(2 * draw_id + 1)])
         held = await lease(queue)
         given_back.append(await delay(actor.lease("a", 1, "train", 20), partial(queue.give_back, held)))
-        await queue.release("a")
+        await queue.release_dead_actor("a")
         [last] = await lease(queue)
         commit = partial(queue.commit, last, make_group(last.prompt))
         committed.append(await delay(queue.take(5, "train", 20), commit))
@@ -476,7 +476,7 @@ async def test_an_unreadable_heartbeat_is_removed(rig: QueueRig, queue: Queue) -
 async def test_a_released_owner_is_not_heard_of_any_more(queue: Queue) -> None:
     for name in ("dead", "alive"):
         await queue.heartbeat(ActorStatus(name=name, at=1.0))
-    await queue.release("dead")
+    await queue.release_dead_actor("dead")
     assert list(await queue.statuses()) == ["alive"]
 
 

@@ -514,6 +514,18 @@ async def test_prompts_that_do_not_fit_into_one_step_together(live: tuple[Case, 
     assert [len(answer.token_ids) for answer in answers] == [8] * 40
 
 
+async def test_busy_time_is_that_of_running_requests(live: tuple[Case, VllmEngine]) -> None:
+    _, engine = live
+    before, since, equal = engine.use(), time.monotonic(), Sampling(max_tokens=60, min_tokens=60)
+    await asyncio.gather(*(ask(engine, f"busy/{n}", equal) for n in range(8)))
+    wall_s, after = time.monotonic() - since, engine.use()
+    busy_s, running_s = after.busy_s - before.busy_s, after.running_s - before.running_s
+    assert 0.5 * wall_s < busy_s <= wall_s
+    assert 4 * busy_s < running_s <= 8 * busy_s, "eight requests of equal length run together"
+    await asyncio.sleep(0.2)
+    assert engine.use() == after
+
+
 async def test_a_cancelled_request_is_aborted_and_its_tokens_counted(live: tuple[Case, VllmEngine]) -> None:
     _, engine = live
     aborted = engine.tokens_aborted

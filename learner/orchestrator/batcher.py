@@ -216,7 +216,7 @@ class Batcher:
         became = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
         return (
             f"the data ended before the first step, so nothing was trained: of {sum(counts.values())} prompts "
-            f"drawn {became or 'none came back'}, and a step takes {self._schedule.prompts_per_step} groups with a "
+            f"drawn {became or 'none had a result'}, and a step takes {self._schedule.prompts_per_step} groups with a "
             "gradient: give more rows, raise data.epochs or leave it out, or lower schedule.prompts_per_step"
             + (f"; {self.streaks.failures}" if self.streaks.failures else "")
         )

@@ -188,7 +188,7 @@ class Evaluator:
                 del self._rounds[name]
 
     def results(self, step: int | None = None) -> dict[str, float | int | str | None]:
-        """The results since the last call, those recorded for `step` before it was replayed, and the tokens so far."""
+        """New results, the results of `step` from before its replay, and the total of tokens."""
         fields, self._fields = self._fields, {}
         recorded = self._recorded.get(step, {}) if step is not None else {}
         totals = {"tokens_evaluation_total": self._tokens} if step is not None or fields else {}

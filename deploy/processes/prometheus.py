@@ -27,7 +27,7 @@ from prometheus_client.registry import Collector
 from olmorl import metrics
 from olmorl.errors import ResourceError
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_log import Ended
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import ActorStatus, Group
 from olmorl.metrics import prometheus_name
 

@@ -1,7 +1,7 @@
 """A run directory of an older version, with its Redis, is resumed.
 
-`older_run.tar.xz` holds `recipe.toml` and `runs/test`: a run without a model whose processes were all killed after 18 of
-40 steps. The last checkpoint is that of step 15. The version had other names for folders, processes and messages.
+`older_run.tar.xz` holds `recipe.toml` and `runs/test`: a run without a model whose processes were all killed after 18
+of 40 steps. The last checkpoint is that of step 15. The version had other names for folders, processes and messages.
 """
 
 from __future__ import annotations

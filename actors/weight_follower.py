@@ -1,4 +1,4 @@
-"""Following the newest weights: staged in the background, then applied by the engine in one short stall."""
+"""Follows the newest weights: stages them in the background, then the engine applies them in one short stall."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 LONGEST_BACKOFF_S = 5.0
 DAMAGED_AFTER = 3
-"""Tries in a row at one version whose bytes were not those that were published."""
+"""Tries in a row at one version whose bytes differed from the published ones."""
 _log = logging.getLogger(__name__)
 
 
@@ -52,7 +52,7 @@ class _FailedTries:
 
 
 class WeightFollower:
-    """The engine runs what `latest()` last named, or that is being fetched; a version that fails is never in use."""
+    """The engine has the latest version, or it is being fetched. A version that fails is never in use."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class WeightFollower:
         max_lag: int,
         tolerance: float = TOLERANCE["bfloat16"],
     ) -> None:
-        """`tolerance` is that of `WeightProof`."""
+        """`tolerance` as in `WeightProof`."""
         self._store = store
         self._engine = engine
         self._clock = clock
@@ -110,20 +110,20 @@ class WeightFollower:
 
     @property
     def trails(self) -> bool:
-        """Whether the engine is more than `max_lag` behind and not just updating, or cannot get what is published.
+        """Whether other actors should get its prompts.
 
-        Then other actors should get its prompts.
+        The engine is more than `max_lag` behind for longer than an update, or the published version is damaged.
         """
         return self.damaged is not None or self._lag.trails(self._clock.now())
 
     @property
     def damaged(self) -> Version | None:
-        """The version whose published bytes are damaged each time that they are fetched."""
+        """The version whose published bytes were damaged at each fetch."""
         return self._failed_tries.damaged
 
     @property
     def failures(self) -> int:
-        """Tries at a version that failed, since the start of the actor."""
+        """Failed tries to fetch or apply a version, since the start of the actor."""
         return self._failed_tries.total
 
     async def reach(self, version: Version) -> bool:
@@ -143,7 +143,7 @@ class WeightFollower:
         return self._engine.version >= version
 
     async def check(self) -> None:
-        """Look at the lag, and wake those who wait for a version while the engine trails.
+        """Check the lag, and wake the waits for a version while the engine trails.
 
         Raises:
             DeadlinePassed: the engine has been behind for too long.

@@ -1,4 +1,4 @@
-"""The proof that what samples is what is trained: an engine scores fixed tokens after each update."""
+"""Proves that an engine samples from the trained policy: it scores fixed tokens after each update."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from olmorl.ports import Engine
 TOLERANCE = {"bfloat16": 0.1, "float16": 0.1, "float32": 1e-3}
 """Mean difference (nats) that kernels and rounding may make between learner and engine, by `model.dtype`."""
 SCALE = 10.0
-"""Of a log-probability (nats) beyond which rounding, and so the tolerance, grows with it."""
+"""Mean size of log-probabilities (nats) above which rounding, and so the tolerance, grows with it."""
 
 
 class WeightProof:
-    """The engine's log-probabilities of the probe are the learner's for the same version, within the tolerance.
+    """The engine's log-probabilities of the probe equal the learner's for the same version, within the tolerance.
 
     Args:
         tolerance: mean difference in nats, for log-probabilities of up to `SCALE` nats.
@@ -40,7 +40,7 @@ class WeightProof:
         """Compare one version, and count it. `scored` may be shorter than the probe: a prefix has the same values.
 
         Raises:
-            WeightsUnproven: a part of the weights is wrong, or the engine kept the weights of the version before.
+            WeightsUnproven: a part of the weights is wrong, or the engine kept the previous version.
         """
         wanted = np.array(probe.logprobs[: len(scored)])
         difference = float(np.abs(wanted - scored).mean())
@@ -53,13 +53,13 @@ class WeightProof:
             raise self._unproven(
                 version, f"differ from the learner's by {difference:.3g} nats in the mean ({allowed:.3g} is allowed)"
             )
-        # The learner moved, so weights changed; and no changed weight leaves all values of an engine the same to a bit.
+        # The learner's values moved, so weights changed. Then some value of the engine must change, if only by a bit.
         if self._before is not None:
             wanted_before, scored_before = self._before
             if not np.array_equal(wanted, wanted_before) and np.array_equal(scored, scored_before):
                 moved = float(np.abs(wanted - wanted_before).mean())
                 raise self._unproven(
-                    version, f"are those of the version before, to the bit, and the learner's moved by {moved:.3g} nats"
+                    version, f"equal the previous version's to the bit, and the learner's moved by {moved:.3g} nats"
                 )
         self._before = wanted, scored
 
@@ -75,7 +75,7 @@ class WeightProver:
     """No result leaves the actor before the weights in use are proven."""
 
     def __init__(self, engine: Engine, clock: Clock, owner: str, tolerance: float, deadline_s: float) -> None:
-        """`tolerance` is that of `WeightProof`, `deadline_s` the longest wait for one proof."""
+        """`tolerance` as in `WeightProof`; `deadline_s` is the longest wait for one proof."""
         self.proof = WeightProof(owner, tolerance)
         self._engine = engine
         self._clock = clock
@@ -88,9 +88,9 @@ class WeightProver:
 
     @contextmanager
     def taking(self, manifest: WeightsReady) -> Iterator[None]:
-        """Within it the engine takes a version. Results wait for its proof from the start, also one that ends at once.
+        """The engine takes a version inside this block. Results wait for its proof from the start of the block.
 
-        After a `WeightError` the engine still has the version before, and results wait for the proof of that one.
+        After a `WeightError` the engine still has the previous version, and results wait for the proof of that one.
         """
         before = self._unproven
         self._require(manifest if manifest.probe is not None else None)
@@ -103,10 +103,10 @@ class WeightProver:
             self._taken.set()
 
     async def run(self) -> None:
-        """Prove each version that the engine takes, for ever. A version that is replaced meanwhile is left out.
+        """Prove each version that the engine takes, for ever. Skip a version that is replaced meanwhile.
 
         Raises:
-            WeightsUnproven: the engine does not compute what the learner computes with the version.
+            WeightsUnproven: the engine and the learner compute different values with the version.
         """
         while True:
             await self._taken.wait()

@@ -1,9 +1,9 @@
-"""Stragglers: how busy engines are when a few answers are far longer than the others, beside an upper bound.
+"""Stragglers: how busy engines are when a few answers are far longer than the others, against an upper bound.
 
     python benchmarks/stragglers.py --json benchmarks/results/stragglers.json
 
 Whole runs in simulated time: log-normal lengths cut at 20 times their mean, a learner much faster than the engines,
-`max_lag` 4, every token within its lag, nothing dropped. `speed` is tokens per second over that of full engines.
+`max_lag` 4, every token within its lag, nothing dropped. `speed` is tokens per second, divided by full engines'.
 
 The bound holds for every scheduler that begins the same draws in the same order, also for one that knows all lengths
 beforehand. Let B be the prompts of a step, a = max_lag + 1, and L the seconds of a draw's longest answer alone on an
@@ -56,9 +56,9 @@ class Run(NamedTuple):
     busy: float
     """Share of the slots in use."""
     speed: float
-    """Tokens per second over those of full engines."""
+    """Tokens per second, divided by full engines'."""
     bound: float
-    """The most that `speed` can be."""
+    """Upper bound of `speed`."""
     lag: float
     lag_max: int
     stale: int

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from olmorl.actors.loop import Actor
     from olmorl.learner.data.stream import PromptStream, Source
     from olmorl.learner.orchestrator.orchestrator import Orchestrator
-    from olmorl.learner.storage.rollout_log import Ended
+    from olmorl.learner.storage.rollout_record import Ended
     from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
 

@@ -28,7 +28,7 @@ from olmorl import metrics
 from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.errors import ResourceError
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_log import Ended
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import ActorStatus, Group
 from olmorl.metrics import prometheus_name
 

@@ -57,7 +57,7 @@ class Batcher:
         return len(self._ready)
 
     async def look_at_queue(self, statuses: Mapping[str, ActorStatus], incarnation: int) -> None:
-        """Find the draws that no actor has begun: they do not grow older. `statuses` are older than this call."""
+        """Find the draws that no actor has begun: they do not grow older. `statuses` were read before this call."""
         version = slowest_engine(statuses.values(), incarnation)
         if version is not None:
             self._oldest.not_begun(await self._lifecycle.queued(), version, self._lifecycle.state.open)
@@ -109,7 +109,7 @@ class Batcher:
 
     async def reconcile(self) -> Reconciled:
         """Compare with a queue that may have lost writes. A ready group that it lost is generated again."""
-        # The queue delivers its results once more, under the names that they have there now.
+        # The queue delivers its results once more, under the names that they have now.
         answered = {taken.draw_id for taken, _ in self._ready.clear()}
         self._oldest.forget(self._lifecycle.state.open)
         return await self._lifecycle.reconcile(answered)
@@ -124,7 +124,7 @@ class Batcher:
             batch=self._schedule.prompts_per_step,
             ahead=self._schedule.batches_ahead,
         )
-        # The last draws of a run have no spares: what is filtered among them is drawn again, which takes time.
+        # The last draws of a run have no spares: each filtered one is drawn again, which takes time.
         are_last = allowed == (self._schedule.steps - done) * self._schedule.prompts_per_step - self._lifecycle.live
         if self._schedule.draw_ahead == "adaptive" and not are_last:
             allowed = min(allowed, self._needed(done))
@@ -185,7 +185,7 @@ class Batcher:
         await self._lifecycle.decide(endings)
 
     def _unfinished(self) -> list[int]:
-        """The last versions that the draws still being generated can train. A choice of groups leaves room for them."""
+        """The last versions that unfinished draws can train. A choice of groups leaves room for them."""
         if self._schedule.over_age != "wait":
             return []
         still_open = self._lifecycle.state.open.items()
@@ -216,7 +216,7 @@ class Batcher:
         became = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
         return (
             f"the data ended before the first step, so nothing was trained: of {sum(counts.values())} prompts "
-            f"drawn {became or 'none came back'}, and a step takes {self._schedule.prompts_per_step} groups with a "
+            f"drawn {became or 'none had a result'}, and a step takes {self._schedule.prompts_per_step} groups with a "
             "gradient: give more rows, raise data.epochs or leave it out, or lower schedule.prompts_per_step"
             + (f"; {self.streaks.failures}" if self.streaks.failures else "")
         )

@@ -1,17 +1,17 @@
-"""Counts results in a row that cannot train, and ends a run that gives no others."""
+"""Counts results in a row that cannot train, and ends the run after too many."""
 
 from __future__ import annotations
 
 from olmorl.errors import NothingToLearn, RunEnded
 
 MOST_UNSCORABLE = 48
-"""So many unscorable groups in a row end the run: no verifier or function works, and the next group would fail too."""
+"""Unscorable groups in a row that end the run: no verifier or function works, and the next group would fail too."""
 _DOWN = "_down"
-"""Ending of the causes that name an external service that does not answer. It may come back."""
+"""Suffix of causes that name an external service without an answer. It may come back."""
 
 
 class ResultStreaks:
-    """A streak of failed draws, one of unscorable groups, and one of groups without a gradient."""
+    """`check` ends the run after too many failed draws, unscorable groups or groups without a gradient in a row."""
 
     def __init__(self, limit: int) -> None:
         """`limit` is `schedule.max_useless_groups`."""
@@ -45,8 +45,7 @@ class ResultStreaks:
         self._last_failure = f"{row}: {cause}" + (f": {detail}" if detail else "")
 
     def check(self) -> None:
-        """Look at all streaks.
-
+        """Check all streaks.
         Raises:
             NothingToLearn: too many groups in a row without a gradient.
             RunEnded: too many draws in a row failed.
@@ -58,6 +57,6 @@ class ResultStreaks:
                 "(schedule.max_useless_groups); see rollouts/ for the verdicts"
             )
         if self._unscorable >= min(self._limit, MOST_UNSCORABLE):
-            raise RunEnded(f"{self.failures}: mend the verifier, the function or the data, then --resume")
+            raise RunEnded(f"{self.failures}: correct the verifier, the function or the data, then --resume")
         if self.failed >= self._limit:
             raise RunEnded(f"{self.failures} (schedule.max_useless_groups)")

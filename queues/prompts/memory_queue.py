@@ -36,7 +36,7 @@ class _Held:
 
 @dataclass
 class _Lane:
-    """Every live draw has its prompt here, and is in exactly one of again, fresh, leases and results."""
+    """Every live draw has its prompt here and is in exactly one of `again`, `fresh`, `leases` and `results`."""
 
     prompts: dict[int, _Draw] = field(default_factory=dict)
     again: deque[int] = field(default_factory=deque)
@@ -77,7 +77,7 @@ class _Run:
 
 
 class MemoryQueue:
-    """A draw is in exactly one place: no method awaits while it moves one.
+    """A draw is in exactly one place: no method awaits while it moves a draw.
 
     Args:
         settings: how long a lease holds, and how often and for how long a draw is attempted.
@@ -108,7 +108,7 @@ class MemoryQueue:
     async def claim(self, incarnation: int) -> None:
         mine = incarnation == self._run.incarnation == self._incarnation
         if incarnation <= self._run.incarnation and not mine:
-            raise Superseded(f"incarnation {incarnation} by incarnation {self._run.incarnation}")
+            raise Superseded(f"incarnation {incarnation} is superseded by incarnation {self._run.incarnation}")
         self._run.incarnation = self._incarnation = incarnation
         self._cursors = {}
 
@@ -261,7 +261,7 @@ class MemoryQueue:
 
     def _fence(self) -> None:
         if self._incarnation != self._run.incarnation:
-            raise Superseded(f"incarnation {self._incarnation} by incarnation {self._run.incarnation}")
+            raise Superseded(f"incarnation {self._incarnation} is superseded by incarnation {self._run.incarnation}")
 
     def _lane(self, name: str) -> _Lane:
         return self._run.lanes.setdefault(name, _Lane())

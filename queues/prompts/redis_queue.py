@@ -1,4 +1,4 @@
-"""The queue on Redis: streams with a consumer group, every move of a draw one Lua script. Key schema: `lane.lua`."""
+"""The queue on Redis: streams with a consumer group. One Lua script for each move of a draw. Keys: `lane.lua`."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RedisQueue:
         clock: Clock,
         environment: Mapping[str, str] | None = None,
     ) -> RedisQueue:
-        """Connect to `url`. Raises ConfigError and ResourceError as `connect.connect` does."""
+        """Connect to `url`. Raises ConfigError and ResourceError as `connection.connect` does."""
         link = await connect(url, clock, settings.connect_deadline_s, settings.outage_deadline_s, environment)
         return cls(link, run, settings, bound, clock)
 
@@ -87,7 +87,7 @@ class RedisQueue:
     async def claim(self, incarnation: int) -> None:
         await self._call("claim", "", incarnation, self._token)
         self._incarnation = incarnation
-        # Not cleared: a read that has begun continues in the old one, which is not used any more.
+        # A new dict: a read that has begun continues to write to the old one.
         self._cursors = {}
 
     async def push(self, prompts: Sequence[Prompt]) -> None:
@@ -100,7 +100,7 @@ class RedisQueue:
 
     async def expire(self) -> int:
         now = self._clock.wall()
-        # Twice the outage deadline: no commit call is sent again so late, even when the clocks of two hosts differ.
+        # Twice the outage deadline: no commit is sent again that late, even when the clocks of two hosts differ.
         sent_again_after = now - 2 * self._settings.outage_deadline_s
         return await self._end_leases("expire_leases", now, sent_again_after)
 
@@ -151,7 +151,7 @@ class RedisQueue:
     async def commit(self, lease: Lease, result: Result) -> CommitOutcome:
         codec.check_same_draw(lease, result)
         prompt = lease.prompt
-        # One token for each call: sent again after a lost answer it gets the same answer, a second call is a duplicate.
+        # One token for each call: a repeat after a lost answer gets the same answer; a second call is a duplicate.
         token = secrets.token_hex(8)
         return await self._commit(_Commit(prompt.lane, lease.lease_id, prompt.draw_id, token, encode(result)))
 
@@ -161,13 +161,13 @@ class RedisQueue:
         )
 
     async def control(self, owner: str) -> str:
-        own, everyone = await self._link.command(f"orders for {owner}", "HMGET", self._key("control"), owner, EVERYONE)
+        own, everyone = await self._link.command(f"commands to {owner}", "HMGET", self._key("control"), owner, EVERYONE)
         return (own or everyone or b"run").decode()
 
     # --- the orchestrator's end of the results
 
     async def take(self, limit: int, lane: str, wait_s: float) -> list[Taken]:
-        # No consumer group here: the one reader keeps its own cursor, so an answer that was lost is asked for again.
+        # No consumer group here: the one reader keeps its own cursor, so a lost answer is read again.
         cursors, give_up = self._cursors, self._clock.now() + wait_s
         while True:
             entries = await self._read_results(limit, lane, cursors.get(lane, b"0"), give_up - self._clock.now())
@@ -207,9 +207,9 @@ class RedisQueue:
     async def set_control(self, owner: str, order: str) -> None:
         codec.check_order(order)
         key = self._key("control")
-        # An order to all actors replaces earlier orders to single actors.
+        # A command to all actors replaces earlier commands to single actors.
         forget = [("DEL", key)] if owner == EVERYONE else []
-        await self._link.pipeline(f"order to {owner}", [*forget, ("HSET", key, owner, order)])
+        await self._link.pipeline(f"command to {owner}", [*forget, ("HSET", key, owner, order)])
 
     # --- on the wire
 
@@ -263,7 +263,7 @@ class RedisQueue:
         owner = ("HGET", self._key("claim"), "incarnation")
         streams, incarnation = await self._link.pipeline(f"results of lane {lane} of run {self._run}", [read, owner])
         if int(incarnation or 0) > self._incarnation:
-            raise Superseded(f"incarnation {self._incarnation} by incarnation {int(incarnation)}")
+            raise Superseded(f"incarnation {self._incarnation} is superseded by incarnation {int(incarnation)}")
         return streams[0][1] if streams else []
 
     async def _taken(self, entry: bytes, stored: StoredResult, lane: str) -> Taken:

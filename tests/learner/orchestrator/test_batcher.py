@@ -115,7 +115,7 @@ def test_failures_count_until_a_group_is_scored(parts: Build) -> None:
             await run.settle()
             assert (run.batcher.streaks.failed, run.batcher.streaks.failures) == (0, "")
             await run.fail("unscorable", "broken", number=4)
-            with pytest.raises(RunEnded, match=r"4 prompt.*mend the verifier"):
+            with pytest.raises(RunEnded, match=r"4 prompt.*correct the verifier"):
                 await run.settle()
 
     run_simulated(scenario())

@@ -158,7 +158,7 @@ def test_a_journal_that_is_not_the_ledgers_is_refused(parts: Build) -> None:
             await run.lifecycle.journal(1, batch)
             assert [group.prompt.draw_id for group in await run.lifecycle.replay(1)] == [0, 1]
             run.lifecycle._journal.write(1, 1, [group for _, group in reversed(batch)])
-            with pytest.raises(ResourceError, match=r"000001\.batch: its groups are not those of the ledger"):
+            with pytest.raises(ResourceError, match=r"000001\.batch: its groups differ from the ledger's"):
                 await run.lifecycle.replay(1)
 
     run_simulated(scenario())

@@ -1,4 +1,4 @@
-"""A run that only gives results without use ends, and says which."""
+"""A run that gives only useless results ends, and names the last one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_broken_verifier_ends_the_run_early_and_a_service_that_is_down_does_no
         streaks.check()
         streaks.failure("row:1", "unscorable", detail)
     if ends:
-        with pytest.raises(RunEnded, match="mend the verifier"):
+        with pytest.raises(RunEnded, match="correct the verifier"):
             streaks.check()
     else:
         streaks.check()

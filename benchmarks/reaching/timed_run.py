@@ -27,9 +27,12 @@ class StopRule(NamedTuple):
     limit: int
     """Steps at most."""
 
+    def good(self, rewards: Sequence[float]) -> bool:
+        """Whether the last steps have the reward."""
+        return len(rewards) >= self.steps and mean(rewards[-self.steps :]) >= self.reward
+
     def ends(self, rewards: Sequence[float]) -> bool:
-        good = len(rewards) >= self.steps and mean(rewards[-self.steps :]) >= self.reward
-        return good or len(rewards) >= self.limit
+        return self.good(rewards) or len(rewards) >= self.limit
 
 
 class TimedRun(NamedTuple):

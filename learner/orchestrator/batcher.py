@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from olmorl.clock import Clock
 from olmorl.config import Config
@@ -73,6 +73,13 @@ class Batcher:
         """The draws that failed since the last scored group, in words; empty without any."""
         number = self._failed_in_a_row
         return f"{number} prompt(s) in a row gave no scored group, the last: {self._last_failure}" if number else ""
+
+    def look_at_engines(self, statuses: Iterable[ActorStatus]) -> None:
+        """Note how busy the engines are: one with a sequence that waits is busy, however few it runs."""
+        slots = self._config.actors.max_running
+        shares = [1.0 if status.waiting else min(status.running / slots, 1.0) for status in statuses]
+        if shares:
+            self._ahead.engines_busy(sum(shares) / len(shares))
 
     async def look_at_queue(self, statuses: Mapping[str, ActorStatus], incarnation: int) -> None:
         """Find the draws that no actor has begun: they do not grow older. `statuses` are older than this call."""

@@ -29,7 +29,7 @@ WAITED = 0.005
 """Share of a step. A longer wait for a batch counts as one."""
 GROWTH, SHRINKAGE = 2.5, 0.99
 """Factors of the margin after a batch that the learner waited for, and after one that was ready."""
-LEAST_MARGIN, LARGEST_MARGIN = 1.25, 16.0
+LEAST_MARGIN, LARGEST_MARGIN = 2.0, 16.0
 BUSY = 0.4
 """Share of the engines' slots in use from which their reserve is too small."""
 BUSY_STEPS = 4
@@ -130,7 +130,12 @@ class DrawAhead:
     @property
     def rates(self) -> Rates | None:
         """None while too little was measured."""
-        if len(self._step_s) < LEAST_STEPS or len(self._draw_s) < self._batch or not any(self._useful) or not self._busy:
+        if (
+            len(self._step_s) < LEAST_STEPS
+            or len(self._draw_s) < self._batch
+            or not any(self._useful)
+            or not self._busy
+        ):
             return None
         draws, steps = sorted(self._draw_s), sorted(self._step_s)
         return Rates(

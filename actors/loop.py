@@ -22,8 +22,9 @@ from msgspec.structs import replace
 
 from olmorl import config
 from olmorl.actors import heartbeat
-from olmorl.actors.admission import Intake, Lane
+from olmorl.actors.admission import Intake, Lane, slots
 from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, in_hand
+from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.clock import Clock, within
@@ -88,7 +89,7 @@ class Actor:
         self._totals = heartbeat.Totals()
         self._works: dict[str, LeasedGroup] = {}
         self._order = Order.RUN
-        self._started = False
+        self._times: SequenceTimes | None = None
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -112,7 +113,9 @@ class Actor:
         async with asyncio.TaskGroup() as tasks:
             standing = [tasks.create_task(self._report())]
             await self._start()
-            standing += [tasks.create_task(each) for each in (self._update(), self._extend(), self._weights.prove())]
+            standing += [
+                tasks.create_task(each) for each in (self._update(), self._extend(), self._weights.prover.run())
+            ]
             await self._admit(tasks)
             await self._leave()
             for task in standing:
@@ -132,11 +135,10 @@ class Actor:
     async def _start(self) -> None:
         async with within(self._settings.start_deadline_s, f"the engine and the verifiers of {self.name} to start"):
             newest = await self._weights.newest()
-            await self._engine.start(newest)
-            if newest is not None:
-                self._weights.started(newest.manifest)
+            with contextlib.nullcontext() if newest is None else self._weights.prover.taking(newest.manifest):
+                await self._engine.start(newest)
             await self._scorer.start()
-        self._started = True
+        self._times = SequenceTimes(self._clock.now())
 
     async def _admit(self, tasks: asyncio.TaskGroup) -> None:
         while not self._order.final:
@@ -148,6 +150,7 @@ class Actor:
                 if lease.lease_id in self._works:
                     continue  # a queue that failed over had lost the lease, and gives it to the same actor again
                 work = self._works[lease.lease_id] = LeasedGroup(lease)
+                self._note_change()
                 work.task = tasks.create_task(self._serve(work))
 
     async def _serve(self, work: LeasedGroup) -> None:
@@ -156,11 +159,12 @@ class Actor:
                 await self._queue.give_back([work.lease])
                 return
             work.version, work.started_at = self._engine.version, self._clock.wall()
+            self._note_change()
             await self._commit(work, await self._answer(work))
         finally:
             del self._works[work.lease.lease_id]
             self._totals.ended(work)
-            self._changed.set()
+            self._note_change()
 
     async def _answer(self, work: LeasedGroup) -> Result:
         """The scored group, or the failure the draw ends with; every other error is the actor's."""
@@ -200,20 +204,21 @@ class Actor:
             raise OverLong(str(error)) from error
         finally:
             work.num_generating -= 1
-            self._changed.set()
+            self._note_change()
         work.num_tokens += len(completion.token_ids)
         return replace(completion, index=index)
 
     async def _verify(self, work: LeasedGroup, completion: Completion) -> Completion:
         work.num_unverified += 1
+        self._note_change()
         verified = replace(completion, verdicts=await self._scorer.verify(work.prompt, completion))
         work.num_unverified -= 1
-        self._changed.set()
+        self._note_change()
         self._totals.verified(verified)
         return verified
 
     async def _commit(self, work: LeasedGroup, result: Result) -> None:
-        await self._weights.proven()
+        await self._weights.prover.proven()
         work.committing = True
         outcome = await self._queue.commit(work.lease, result)
         work.stored = outcome is CommitOutcome.STORED
@@ -241,7 +246,7 @@ class Actor:
         while True:
             await self._queue.heartbeat(self.status())
             self._obey(Order(await self._queue.control(self.name)))
-            if self._started:
+            if self._times:
                 begun = in_hand(work for work in self._works.values() if work.version).generating
                 self._watch.check(self._clock.now(), begun, self._engine.tokens_generated)
                 await self._weights.check()
@@ -260,13 +265,12 @@ class Actor:
 
     def status(self) -> ActorStatus:
         """The actor as its next heartbeat will show it."""
-        state = self._order.value if self._started else "starting"
+        state = self._order.value if self._times else "starting"
         now = heartbeat.of_process(self.name, self._clock.wall(), state, self._metrics, self._weights.damaged)
-        return (
-            heartbeat.with_engine(now, self._engine, self._weights, self._scorer, self._totals)
-            if self._started
-            else now
-        )
+        if self._times is None:
+            return now
+        self._note_times(self._times)
+        return heartbeat.with_engine(now, self._engine, self._weights, self._scorer, self._totals, self._times)
 
     def _failure(self, work: LeasedGroup, cause: str, detail: str) -> Failure:
         return Failure(prompt=work.prompt, cause=cause, detail=detail, actor=self.name, num_tokens=work.num_tokens)
@@ -275,6 +279,16 @@ class Actor:
         if not self._order.final or order is Order.STOP:
             self._order = order
             self._changed.set()
+
+    def _note_change(self) -> None:
+        """A sequence or a group came, moved on or ended."""
+        if self._times is not None:
+            self._note_times(self._times)
+        self._changed.set()
+
+    def _note_times(self, times: SequenceTimes) -> None:
+        room = slots(self._engine.load(), self._settings.kv_headroom)
+        times.note(self._clock.now(), self._works.values(), room)
 
     async def _change(self) -> None:
         """Wait until a sequence or a group ends or an order comes; look again after a heartbeat in any case."""

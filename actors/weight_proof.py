@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import numpy.typing as npt
 
-from olmorl.errors import WeightsUnproven
-from olmorl.messages import Floats, Probe, Version
+from olmorl.clock import Clock, within
+from olmorl.errors import WeightError, WeightsUnproven
+from olmorl.messages import Floats, Probe, Version, WeightsReady
+from olmorl.ports import Engine
 
 TOLERANCE = {"bfloat16": 0.1, "float16": 0.1, "float32": 1e-3}
 """Mean difference (nats) that kernels and rounding may make between learner and engine, by `model.dtype`."""
@@ -63,3 +69,73 @@ class WeightProof:
             f"fixed tokens {why}; a new engine replaces it. If new engines fail too, compare kernels and dtypes with "
             "--preflight, or set weights.proof_tolerance"
         )
+
+
+class WeightProver:
+    """No result leaves the actor before the weights in use are proven."""
+
+    def __init__(self, engine: Engine, clock: Clock, owner: str, tolerance: float, deadline_s: float) -> None:
+        """`tolerance` is that of `WeightProof`, `deadline_s` the longest wait for one proof."""
+        self.proof = WeightProof(owner, tolerance)
+        self._engine = engine
+        self._clock = clock
+        self._owner = owner
+        self._deadline_s = deadline_s
+        self._unproven: WeightsReady | None = None
+        self._taken = asyncio.Event()
+        self._proven = asyncio.Event()
+        self._proven.set()
+
+    @contextmanager
+    def taking(self, manifest: WeightsReady) -> Iterator[None]:
+        """Within it the engine takes a version. Results wait for its proof from the start, also one that ends at once.
+
+        After a `WeightError` the engine still has the version before, and results wait for the proof of that one.
+        """
+        before = self._unproven
+        self._require(manifest if manifest.probe is not None else None)
+        try:
+            yield
+        except WeightError:
+            self._require(before)
+            raise
+        finally:
+            self._taken.set()
+
+    async def run(self) -> None:
+        """Prove each version that the engine takes, for ever. A version that is replaced meanwhile is left out.
+
+        Raises:
+            WeightsUnproven: the engine does not compute what the learner computes with the version.
+        """
+        while True:
+            await self._taken.wait()
+            self._taken.clear()
+            manifest = self._unproven
+            if manifest is None or manifest.probe is None or self._engine.version != manifest.version:
+                continue  # an update is under way, and ends with the same signal
+            since = self._clock.now()
+            scored = await self._engine.score(manifest.probe.token_ids)
+            if self._unproven is not manifest:
+                continue  # some tokens may be of the next version, which is proven next
+            self.proof.check(manifest.version, manifest.probe, scored, self._clock.now() - since)
+            self._require(None)
+
+    async def proven(self) -> None:
+        """Wait until the version in use is proven.
+
+        Raises:
+            DeadlinePassed: the engine has not scored the fixed tokens.
+        """
+        if self._unproven is None:
+            return
+        wanted = f"the engine of {self._owner} to score fixed tokens with weights {self._unproven.version}"
+        async with within(self._deadline_s, wanted):
+            await self._proven.wait()
+
+    def _require(self, manifest: WeightsReady | None) -> None:
+        self._unproven = manifest
+        if manifest is None:
+            self._proven.set()
+        else:
+            self._proven.clear()

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from olmorl import config, seeds
 from olmorl.actors.fake_answers import RandomAnswers
-from olmorl.deploy.plan.outcome import outcome, warm_up
+from olmorl.deploy.plan.figures import figures_of, warm_up
 from olmorl.deploy.plan.simulated_service import SimulatedService
 from olmorl.deploy.plan.workload import mean_without_limit
 from olmorl.messages import TRAIN_LANE
@@ -136,7 +136,7 @@ def measured(cell: Cell, seed: int) -> Run:
         settings = recipe(cell, seed, folder)
         service, skipped = SimulatedService(settings, cell.actors), warm_up(settings)
         service.run(skipped + STEPS)
-    found = outcome(service.lines, skipped)
+    found = figures_of(service.lines, skipped)
     seconds = service.lines[-1]["wall_s"] - service.lines[skipped - 1]["wall_s"]
     used = (service.slot_s[-1] - service.slot_s[skipped - 1]) / (seconds * cell.actors * cell.slots)
     groups = lengths(settings, (skipped + STEPS) * BATCH)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olmorl.actors.vllm_engine import reaper
-from olmorl.building import building
 from olmorl.clock import SystemClock
 from olmorl.config import Config
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import QueueAccess, run_id
 from olmorl.errors import HostLost, QueueUnavailable, ResourceError
+from olmorl.failed_start import building
 from olmorl.messages import Stop, Version
 from olmorl.ports import BatchSource, Engine, Queue, Row, Scorer, Trainer, WeightStore
 

@@ -225,6 +225,20 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     waiting: int = 0
     kv_used: float = 0.0
     """Share of the KV cache in use, 0 to 1."""
+    up_s: float = 0.0
+    """Time since the engine started."""
+    busy_s: float = 0.0
+    """The part of `up_s` with at least one running sequence."""
+    running_s: float = 0.0
+    """Seconds of all running sequences, summed over them."""
+    slots_s: float = 0.0
+    """Seconds of all slots of the engine, summed over them. The KV cache limits the slots too."""
+    awaiting_weights_s: float = 0.0
+    """Seconds of leased sequences that wait for a version, summed over them."""
+    awaiting_verdicts_s: float = 0.0
+    """Seconds of finished sequences without their verdicts, summed over them."""
+    awaiting_group_s: float = 0.0
+    """Seconds of verified sequences whose group is not stored, summed over them."""
     updates: int = 0
     update_failures: int = 0
     """Failed tries to fetch or apply a version. The engine kept its version."""

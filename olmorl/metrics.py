@@ -91,6 +91,16 @@ STEP: Final = {
     "weight_proof_s_mean": "Mean time until an engine had scored these tokens, while it went on generating.",
     "lag_mean": "Mean lag of the trained tokens, in versions.",
     "lag_max": "Greatest lag of a trained token, in versions.",
+    "engines": "Engines that were up at the end of the step.",
+    "engine_slots": "Sequences that all engines can run at the same time, as their KV caches allow. A mean over time.",
+    "engine_busy_fraction": "Share of the time of the engines with at least one running sequence.",
+    "engine_slots_fraction": "Share of the slots of the engines in use, over time.",
+    "engine_capacity_tokens_per_s": "Tokens that all engines would generate per second with all slots in use.",
+    "sequences_awaiting_weights": "Leased sequences that wait for a version. A mean over time.",
+    "sequences_awaiting_verdicts": "Finished sequences without their verdicts. A mean over time.",
+    "sequences_awaiting_group": "Verified sequences whose group is not finished. A mean over time.",
+    "groups_ready": "Finished groups that wait for a step. A mean over time.",
+    "data_ended": "1 when the data has no further row to draw.",
 }
 """The other fields of every line."""
 
@@ -104,6 +114,13 @@ ACTOR: Final = {
     "sequences_running": "Sequences that the engine computes.",
     "sequences_waiting": "Sequences that the engine has accepted and not begun.",
     "kv_cache_used_ratio": "Share of the KV cache in use.",
+    "engine_up_s_total": "Time since the engine started.",
+    "engine_busy_s_total": "Time with at least one running sequence. Over the time since its start: its busy share.",
+    "engine_running_s_total": "Seconds of all running sequences, summed over them.",
+    "engine_slots_s_total": "Seconds of all slots of the engine, summed over them. The KV cache limits the slots too.",
+    "sequences_awaiting_weights_s_total": "Seconds of leased sequences that wait for a version, summed over them.",
+    "sequences_awaiting_verdicts_s_total": "Seconds of finished sequences without verdicts, summed over them.",
+    "sequences_awaiting_group_s_total": "Seconds of verified sequences that wait for their group, summed over them.",
     "weight_updates_total": "Versions that the engine applied in flight.",
     "weight_update_failures_total": "Failed tries to fetch or apply a version.",
     "weight_stall_s_total": "Time that weight updates stalled the engine.",
@@ -146,6 +163,9 @@ LAUNCHER: Final = {
     "steps_since_checkpoint": "Steps since the newest complete checkpoint.",
     "checkpoint_every_steps": "Steps between two checkpoints, `checkpoint.every`.",
     "disk_free_ratio": "Free share of the file system that holds the run.",
+    "limit": "1 for what limits the run, 0 for the others. By limit; `balanced`: learner and actors both work.",
+    "limit_sure_ratio": "How sure that is.",
+    "balanced_actors_per_learner": "Actor nodes for each learner node at which neither would wait for the other.",
     "lag_bound": "The greatest lag that is allowed, `schedule.max_lag`.",
 }
 """Exported by the launcher."""

@@ -50,7 +50,7 @@ class CommitOutcome(StrEnum):
     """The draw was already done."""
 
 
-class Place(StrEnum):
+class QueuePlace(StrEnum):
     """The place of a draw in the queue."""
 
     QUEUED = "queued"
@@ -116,11 +116,11 @@ class PromptQueue(Protocol):
         """
         ...
 
-    async def release(self, owner: str) -> int:
+    async def release_dead_actor(self, owner: str) -> int:
         """Expire all leases of a dead `owner` now and forget its heartbeat. Returns the number of leases."""
         ...
 
-    async def inventory(self, lane: str) -> dict[int, Place]:
+    async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         """The place of each draw of the lane, in one consistent read. For reconciliation."""
         ...
 
@@ -301,6 +301,15 @@ class EngineLoad(NamedTuple):
     """Largest number of sequences that run together."""
 
 
+class EngineUse(NamedTuple):
+    """How long an engine worked since its start."""
+
+    busy_s: float
+    """Time with at least one running sequence."""
+    running_s: float
+    """The same for each sequence, summed: seconds that slots were in use."""
+
+
 class Update(NamedTuple):
     """The cost of an in-flight update, measured by the engine."""
 
@@ -339,6 +348,10 @@ class Engine(Protocol):
 
     def load(self) -> EngineLoad:
         """The current load. Does not wait for the engine."""
+        ...
+
+    def use(self) -> EngineUse:
+        """How long it worked so far. Does not wait for the engine."""
         ...
 
     @property

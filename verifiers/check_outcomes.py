@@ -32,7 +32,7 @@ class Failed(NamedTuple):
 Outcome = Done | Limit | Failed
 
 
-class Probe(NamedTuple):
+class WorkerProbe(NamedTuple):
     """A check that returns `value` on every healthy worker."""
 
     task: str

@@ -56,7 +56,7 @@ def decide(settings: Config, gpus: Sequence[int]) -> Config:
     if is_cpu_build():
         raise ConfigError(
             f"Ray reports {_nodes(gpus)}, and torch here is a CPU build: install the GPU builds on every host "
-            '(pip install -e ".[gpu]"), or set learner.device = "cpu"'
+            '(make clean install-gpu), or set learner.device = "cpu"'
         )
     settings = _with_gpus(settings, given or _of_each_node(gpus, placed.learner_nodes + placed.actor_nodes))
     check_gpus_of_a_node(settings)

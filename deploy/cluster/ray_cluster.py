@@ -47,7 +47,7 @@ _RECONNECT_S = 60
 """Ray's default for it: after so long without its head a process of Ray ends itself."""
 HEAD_DEADLINE_S = 60.0
 """For the head of a cluster to listen, which may be starting at the same time as the run."""
-Place = tuple[PlacementGroup, int]
+ReservedPlace = tuple[PlacementGroup, int]
 """A placement group and the index of a bundle in it."""
 
 
@@ -190,7 +190,7 @@ class RayCluster:
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=self._settings.stop_deadline_s)
 
-    async def place_learner(self) -> list[Place]:
+    async def place_learner(self) -> list[ReservedPlace]:
         """One bundle a learner node, on nodes of their own."""
         plan = self._plan
         bundles = [plan.learner_bundle()] * plan.learner_nodes
@@ -199,7 +199,7 @@ class RayCluster:
         )
         return [(group, rank // plan.ranks_per_node) for rank in range(plan.ranks)]
 
-    def host_of(self, place: Place) -> str:
+    def host_of(self, place: ReservedPlace) -> str:
         """Ray's name for the host of a place."""
         group, index = place
         return str(placement_group_table(group)["bundles_to_node_id"][index])
@@ -215,7 +215,7 @@ class RayCluster:
             return MOST_ENGINES
         return min(MOST_ENGINES, _room(ray.cluster_resources(), self._plan))
 
-    async def place_engine(self, wait_s: float, asked_by: str) -> Place:
+    async def place_engine(self, wait_s: float, asked_by: str) -> ReservedPlace:
         """One bundle for each engine, so that engines join and leave singly. On several hosts, never on a learner node.
 
         Args:
@@ -257,7 +257,7 @@ class RayCluster:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return group
 
-    def give_up(self, place: Place) -> None:
+    def give_up(self, place: ReservedPlace) -> None:
         """Free a place."""
         group, _ = place
         with contextlib.suppress(RuntimeError, ValueError):
@@ -267,7 +267,7 @@ class RayCluster:
         self,
         kind: type,
         name: str,
-        place: Place,
+        place: ReservedPlace,
         *args: Any,
         gpus: float = 0,
         calls: int = 1,

@@ -32,6 +32,8 @@ class GrafanaPanel(NamedTuple):
     queries: tuple[Query, ...]
     unit: str = "short"
     is_number: bool = False
+    shows_name: bool = False
+    """A number that is shown by the name of its line."""
     stacked: bool = False
 
 
@@ -60,6 +62,7 @@ def _quantiles(name: str, by: str = "") -> tuple[Query, ...]:
     return tuple(Query(f"histogram_quantile({share}, {buckets})", legend + of) for share, legend in shares)
 
 
+_LINES = "the first steps"
 _EVALUATION = "an evaluation"
 _ENGINE = "a real engine"
 _SERVICE = "a judge or a reward model"
@@ -70,6 +73,18 @@ OVERVIEW = GrafanaBoard(
     "OlmoRL: Overview",
     (
         GrafanaPanel("Steps done", "Grows without a break.", (_line("step"),), is_number=True),
+        GrafanaPanel(
+            "What limits the run",
+            "`balanced`. Else `olmorl-ctl RUN status` says why, and what would balance it.",
+            (Query(f"olmorl_limit{{{LAUNCHER}}} == 1", "{{limit}}", _LINES),),
+            is_number=True,
+            shows_name=True,
+        ),
+        GrafanaPanel(
+            "Actor nodes for each learner node",
+            "What the run has is close to the ratio at which neither waits for the other.",
+            (Query(f"olmorl_balanced_actors_per_learner{{{LAUNCHER}}}", "at balance", _LINES),),
+        ),
         GrafanaPanel(
             "Time since the last step",
             "Below three times the median of a step.",
@@ -324,6 +339,37 @@ ENGINES = GrafanaBoard(
                 Query(f"olmorl_sequences_running{{{ACTORS}}}", "{{process}} running"),
                 Query(f"olmorl_sequences_waiting{{{ACTORS}}}", "{{process}} waiting"),
             ),
+        ),
+        GrafanaPanel(
+            "Busy share",
+            "Near 100%: an engine with a running sequence is busy.",
+            (
+                Query(
+                    f"{_rate('engine_busy_s_total', ACTORS, '1m')} / {_rate('engine_up_s_total', ACTORS, '1m')}",
+                    "{{process}}",
+                ),
+            ),
+            "percentunit",
+        ),
+        GrafanaPanel(
+            "Slots in use",
+            "Near 100%. The KV cache limits the slots too.",
+            (
+                Query(
+                    f"{_rate('engine_running_s_total', ACTORS, '1m')} / {_rate('engine_slots_s_total', ACTORS, '1m')}",
+                    "{{process}}",
+                ),
+            ),
+            "percentunit",
+        ),
+        GrafanaPanel(
+            "Sequences that wait, by what for",
+            "Few. Weights: updates are late. Verdicts: verifiers are slow. Group: one answer is longer than the rest.",
+            tuple(
+                Query(f"sum({_rate(f'sequences_awaiting_{what}_s_total', ALL_ACTORS, '1m')})", what)
+                for what in ("weights", "verdicts", "group")
+            ),
+            stacked=True,
         ),
         GrafanaPanel(
             "KV cache in use",

@@ -1,7 +1,7 @@
 """`olmorl-plan`: what a run would achieve, from simulated runs of the service.
 
 cli        the command line                    simulated_service  the service in simulated time
-workload   rates and answers                   outcome            the figures of a run
+workload   rates and answers                   figures            the figures of a run
 measured   rates of a finished run             sweep              variants and the recommended one
 report     tables, JSON and the picture
 """
@@ -226,7 +226,7 @@ def _note(done: Prediction) -> None:
     choice = done.choice
     print(
         f"{choice.learner_nodes}+{choice.actor_nodes} nodes, lag {choice.max_lag}, {choice.batch} prompts a step: "
-        f"{done.outcome.trained_per_s:,.0f} trained tokens/s",
+        f"{done.figures.trained_per_s:,.0f} trained tokens/s",
         file=sys.stderr,
     )
 
@@ -234,7 +234,7 @@ def _note(done: Prediction) -> None:
 def _advice(own: Prediction, chosen: Prediction) -> str:
     if own is chosen:
         return "recommended: the recipe as it is"
-    choice, gain = chosen.choice, chosen.outcome.trained_per_s / own.outcome.trained_per_s
+    choice, gain = chosen.choice, chosen.figures.trained_per_s / own.figures.trained_per_s
     changes = [
         f"--learner-nodes {choice.learner_nodes} --actor-nodes {choice.actor_nodes}",
         f"--schedule.max_lag {choice.max_lag}",

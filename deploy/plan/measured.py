@@ -22,7 +22,7 @@ from olmorl.actors.fake_engine import FakeEngine
 from olmorl.clock import run_simulated
 from olmorl.config import Config
 from olmorl.deploy.cluster.placement import plan
-from olmorl.deploy.plan.outcome import Lines, Outcome, outcome, warm_up
+from olmorl.deploy.plan.figures import Figures, Lines, figures_of, warm_up
 from olmorl.deploy.plan.workload import MEAN_TOKENS, RecordedAnswer, RecordedGroup, Workload
 from olmorl.deploy.view.run_state import metric_lines
 from olmorl.errors import ConfigError, DataError
@@ -54,7 +54,7 @@ class FinishedRun(NamedTuple):
 
     settings: Config
     workload: Workload
-    outcome: Outcome
+    figures: Figures
     """What the run achieved in the counted steps."""
     steps: int
     """Counted steps."""
@@ -96,7 +96,7 @@ def finished_run(run_dir: Path) -> FinishedRun:
         update_s=_median(lines, "weight_stall_s_mean"),
     )
     workload = Workload(simulation, [_answers(record) for record in records], f"{run_dir}, {len(records):,} groups")
-    return FinishedRun(settings, workload, outcome(lines, skipped), len(lines) - skipped)
+    return FinishedRun(settings, workload, figures_of(lines, skipped), len(lines) - skipped)
 
 
 def _counted(lines: Lines, settings: Config, run_dir: Path) -> tuple[Lines, int]:

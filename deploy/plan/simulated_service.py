@@ -87,13 +87,16 @@ class SimulatedService:
         queue = MemoryQueue(settings.queue, MOST_LIVE, clock)
         store = DelayedWeightStore(clock, settings.simulation.publish_s)
         stream = PromptStream(
-            [Source("simulated", None, _rows(self._num_rows))], settings.run.seed, settings.data.shuffle
+            [Source("simulated", None, _rows(self._num_rows))],
+            settings.run.seed,
+            settings.data.shuffle,
+            settings.data.epochs,
         )
         enough = asyncio.Event()
 
         def observe(line: Mapping[str, Any]) -> None:
             self.lines.append(line)
-            self.slot_s.append(sum(engine.slot_s for engine in self.engines))
+            self.slot_s.append(sum(engine.use().running_s for engine in self.engines))
             if len(self.lines) >= steps:
                 enough.set()
 

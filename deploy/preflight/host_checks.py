@@ -210,14 +210,11 @@ async def _in_places(cluster: RayCluster, placed: Placement, tree: Mapping[str, 
 async def _ranks(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]) -> AsyncIterator[list[RemoteProcess]]:
     """All ranks of the learner, which have met."""
     places = await cluster.place_learner()
-    environment = rank_process.environment(cluster.config, placed)
     ranks: list[RemoteProcess] = []
     try:
         for rank, place in enumerate(places):
             asked = (tree, rank, placed.rank_cores[rank])
-            ranks.append(
-                cluster.start(AskedRank, f"preflight-{rank}", place, *asked, gpus=int(placed.on_gpu), env=environment)
-            )
+            ranks.append(rank_process.start(cluster, placed, AskedRank, f"preflight-{rank}", place, *asked))
         meeting_point = await ranks[0].call("meeting_point", timeout_s=HOST_DEADLINE_S)
         await _of_all(ranks, "join", meeting_point, placed.ranks, timeout_s=HOST_DEADLINE_S)
         yield ranks
@@ -230,11 +227,8 @@ async def _ranks(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]
 @asynccontextmanager
 async def _engine(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]) -> AsyncIterator[RemoteProcess]:
     place = await cluster.place_engine(cluster.config.cluster.wait_s, BY_NODES)
-    gpus = placed.gpus_per_engine if placed.on_gpu else 0
-    environment = actor_process.environment(placed)
-    process = cluster.start(
-        AskedEngine, "preflight-engine", place, tree, placed.engine_cores[0], gpus=gpus, env=environment
-    )
+    asked = (tree, placed.engine_cores[0])
+    process = actor_process.start(cluster, placed, AskedEngine, "preflight-engine", place, *asked)
     try:
         yield process
     finally:

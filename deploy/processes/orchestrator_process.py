@@ -221,7 +221,7 @@ class OrchestratorProcess(RunProcess):
     async def release_leases(self, actors: Sequence[str]) -> None:
         """These actors are dead: give their prompts to others, and lease them nothing more."""
         for actor in actors:
-            await self._current.orchestrator.control.bury(actor)
+            await self._current.orchestrator.control.declare_dead(actor)
 
     async def stop(self) -> None:
         """Stop after the current micro-batch, with a checkpoint."""

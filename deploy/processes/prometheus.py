@@ -25,6 +25,7 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from olmorl import metrics
+from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.errors import ResourceError
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_log import Ended
@@ -131,6 +132,14 @@ class Telemetry:
             lags = [step - 1 - span.version.number for span in spans]
             self._observe("token_lag_versions", lags, {}, [span.end - span.start for span in spans])
 
+    def record_verdict(self, verdict: RunVerdict | None) -> None:
+        """Take over what limits the run; nothing before there is a verdict."""
+        if verdict is None:
+            return
+        for limit in Bottleneck:
+            self._take("limit", float(limit is verdict.limit), {"limit": str(limit)})
+        self.record({"limit_sure_ratio": verdict.sure, "balanced_actors_per_learner": verdict.actors_per_learner})
+
     # --- an actor -------------------------------------------------------------------------------
 
     def record_actor(self, status: ActorStatus) -> None:
@@ -143,6 +152,13 @@ class Telemetry:
                 "sequences_running": status.running,
                 "sequences_waiting": status.waiting,
                 "kv_cache_used_ratio": status.kv_used,
+                "engine_up_s_total": status.up_s,
+                "engine_busy_s_total": status.busy_s,
+                "engine_running_s_total": status.running_s,
+                "engine_slots_s_total": status.slots_s,
+                "sequences_awaiting_weights_s_total": status.awaiting_weights_s,
+                "sequences_awaiting_verdicts_s_total": status.awaiting_verdicts_s,
+                "sequences_awaiting_group_s_total": status.awaiting_group_s,
                 "weight_updates_total": status.updates,
                 "weight_update_failures_total": status.update_failures,
                 "weight_stall_s_total": status.stall_s_total,
@@ -283,7 +299,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _serve(
     registry: CollectorRegistry, host: str, port: int, targets: Callable[[], Entries] | None
 ) -> ThreadingHTTPServer:
-    class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
+    class WithTargets(MetricsHandler.factory(registry)):  # type: ignore[misc]
         def do_GET(self) -> None:
             if targets is None or self.path != TARGETS_PATH:
                 # prometheus-client writes vllm_ for vllm: in the OpenMetrics format, so all get the older one.
@@ -302,7 +318,7 @@ def _serve(
         daemon_threads = True
 
     try:
-        server = Server((host, port), Handler)
+        server = Server((host, port), WithTargets)
     except OSError as error:
         raise ResourceError(
             f"the metrics cannot be served at {host}:{port}: {error.strerror}: give another telemetry.port, or 0"

@@ -79,16 +79,16 @@ class ReportServer:
         """
         self._token = secrets.token_urlsafe(24)
 
-        class Handler(_Handler):
+        class OwnHandler(_Handler):
             pass
 
-        Handler.report, Handler.token = report, self._token
+        OwnHandler.report, OwnHandler.token = report, self._token
         try:
-            self._server = ThreadingHTTPServer((_LOOPBACK, port), Handler)
+            self._server = ThreadingHTTPServer((_LOOPBACK, port), OwnHandler)
         except OSError as error:
             raise ResourceError(f"--port {port}: {error.strerror}; choose another, or leave it away") from None
         # A browser sends the cookies of an address to all of its ports.
-        Handler.cookie_name = f"olmorl-report-{self._server.server_address[1]}"
+        OwnHandler.cookie_name = f"olmorl-report-{self._server.server_address[1]}"
 
     @property
     def url(self) -> str:

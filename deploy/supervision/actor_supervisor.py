@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from olmorl.deploy.cluster.ray_cluster import BY_NODES, Place
+from olmorl.deploy.cluster.ray_cluster import BY_NODES, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import actor_process
@@ -36,7 +36,7 @@ class ActorSlot:
 
     name: str
     index: int
-    place: Place
+    place: ReservedPlace
     restarts: Restarts
     process: RemoteProcess | None = None
     loading: RemoteProcess | None = None
@@ -161,19 +161,8 @@ class ActorSupervisor:
         slot.there_since, slot.was_up = None, False
         name = slot.name if slot.num_starts == 1 else f"{slot.name}.{slot.num_starts}"
         cores = context.placement.engine_cores
-        return context.cluster.start(
-            ActorProcess,
-            name,
-            slot.place,
-            context.tree,
-            slot.name,
-            name,
-            cores[slot.index % len(cores)],
-            self._access,
-            gpus=context.placement.gpus_per_engine if context.placement.on_gpu else 0,
-            calls=16,
-            env=actor_process.environment(context.placement),
-        )
+        asked = (context.tree, slot.name, name, cores[slot.index % len(cores)], self._access)
+        return actor_process.start(context.cluster, context.placement, ActorProcess, name, slot.place, *asked, calls=16)
 
     async def _wait_for_restart(self, slot: ActorSlot, error: OlmoRLError) -> bool:
         """Wait for the next start; False when there is to be none."""

@@ -61,6 +61,7 @@ class Commands:
             "leased": status.leased,
             "results": status.results,
             "actors": self._list_actors(),
+            "verdict": status.verdict.fields() if status.verdict else None,
             "waits": [wait.fields() for wait in self._waits()],
         }
 

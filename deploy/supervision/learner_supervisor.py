@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from olmorl.clock import within
-from olmorl.deploy.cluster.ray_cluster import Place
+from olmorl.deploy.cluster.ray_cluster import ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import rank_process
@@ -35,7 +35,7 @@ class LearnerSupervisor:
     An orchestrator that is well stays, and opens the run again: it does not read the data a second time.
     """
 
-    def __init__(self, context: Context, places: Sequence[Place], access: QueueAccess) -> None:
+    def __init__(self, context: Context, places: Sequence[ReservedPlace], access: QueueAccess) -> None:
         self._context = context
         self._places = places
         self._access = access
@@ -122,21 +122,13 @@ class LearnerSupervisor:
 
     async def _start_ranks(self) -> None:
         assert self._orchestrator is not None
-        context = self._context
-        environment = rank_process.environment(context.settings, context.placement)
-        self._ranks = [
-            context.cluster.start(
-                RankProcess,
-                f"learner-{rank}",
-                place,
-                context.tree,
-                rank,
-                context.placement.rank_cores[rank],
-                gpus=int(context.placement.on_gpu),
-                env=environment,
+        context, placement = self._context, self._context.placement
+        self._ranks = []
+        for rank, place in enumerate(self._places):
+            asked = (context.tree, rank, placement.rank_cores[rank])
+            self._ranks.append(
+                rank_process.start(context.cluster, placement, RankProcess, f"learner-{rank}", place, *asked)
             )
-            for rank, place in enumerate(self._places)
-        ]
         for process in self._ranks:
             context.processes.add(process.name, await wait_for_start(process, _START_DEADLINE_S))
         meeting_point = await _answer_or_kill(self._ranks[0], "meeting_point", timeout_s=_START_DEADLINE_S)

@@ -18,7 +18,6 @@ from enum import Enum, auto
 from math import inf
 from typing import Any
 
-from olmorl.building import same
 from olmorl.config import Config
 from olmorl.config import Supervision as Settings
 from olmorl.deploy.cluster.placement import Placement
@@ -26,6 +25,7 @@ from olmorl.deploy.cluster.ray_cluster import RayCluster
 from olmorl.deploy.cluster.remote_process import Identity, RemoteProcess
 from olmorl.deploy.supervision.process_list import ProcessList
 from olmorl.errors import DeadlinePassed, EngineDied, OlmoRLError, ProcessLost, ResourceError, UserError, WeightError
+from olmorl.failed_start import same
 from olmorl.messages import Wait
 
 POLL_S = 2.0

@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import suppress
 
-from olmorl.deploy.cluster.ray_cluster import Place
+from olmorl.deploy.cluster.ray_cluster import ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes.redis_process import RedisProcess
@@ -25,7 +25,7 @@ _LONG_LIFE_S = 60.0
 class RedisSupervisor:
     """The server keeps its address and its password over all its starts, so that clients only have to try again."""
 
-    def __init__(self, context: Context, place: Place) -> None:
+    def __init__(self, context: Context, place: ReservedPlace) -> None:
         self._context = context
         self._place = place
         self._node = context.cluster.host_of(place)

@@ -45,6 +45,7 @@ from olmorl.deploy.supervision.takeover import take_over
 from olmorl.deploy.view.live_view import LiveView, summary
 from olmorl.deploy.view.run_state import finished, metric_lines, note_end
 from olmorl.deploy.view.start_phases import start_of_an_engine
+from olmorl.deploy.view.verdict import Shape, verdict
 from olmorl.errors import DeadlinePassed, HostLost, OlmoRLError, ProcessLost, RunEnded, first_cause
 from olmorl.learner.storage import ledger
 from olmorl.messages import STOP_ASKED
@@ -183,6 +184,8 @@ class Service:
         lines = metric_lines(self._settings.run_dir)
         seconds = time.monotonic() - self._progress.started
         self._progress.console.print(summary(lines, self._settings.run_dir, seconds))
+        if found := verdict(lines, Shape.of(self._settings)):
+            self._progress.say(found.text)
         if end := finished(self._settings.run_dir):
             self._progress.say(end)
         return 0

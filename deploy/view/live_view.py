@@ -19,12 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from olmorl.deploy.view.start_phases import Phase, phases
+from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.messages import ActorStatus, Wait
 
 log = logging.getLogger(__name__)
 SAY_AFTER_S = 10.0
 MOST_COMPARED = 5
 """Steps at either end of a run that the summary compares."""
+LIKELY = 0.6
+"""How sure a verdict is that is printed as a line."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -48,6 +51,8 @@ class Status:
     waits: Sequence[Wait] = ()
     failures: tuple[int, str] = (0, "")
     """Draws that failed in a row, and in words."""
+    verdict: RunVerdict | None = None
+    """What limits the run; the launcher adds it."""
 
 
 class Terminal(Console):
@@ -75,6 +80,7 @@ class LiveView:
     _last: dict[str, Any] = field(default_factory=dict)
     _first_step: tuple[int, float] | None = None
     _said: set[tuple[str, str]] = field(default_factory=set)
+    _limit: Bottleneck | None = None
 
     def __enter__(self) -> LiveView:
         if self.console.is_terminal:
@@ -121,8 +127,10 @@ class LiveView:
             self._rewards.append(float(line.get("reward_mean", 0.0)))
             if not self.console.is_terminal:
                 self._print(self._plain(line, status.steps))
-        if not self._last and not self.console.is_terminal:
-            self._say_phases(status)
+        if not self.console.is_terminal:
+            self._say_verdict(status.verdict)
+            if not self._last:
+                self._say_phases(status)
         if self._first_step is None and status.step:
             self._first_step = (status.step, time.monotonic())
         if self._live is not None:
@@ -136,6 +144,12 @@ class LiveView:
             if (phase.part, phase.what) not in self._said:
                 self._said.add((phase.part, phase.what))
                 self.say(f"{phase.part}: {phase.what}")
+
+    def _say_verdict(self, verdict: RunVerdict | None) -> None:
+        """Print what limits the run when it is another limit than before, and likely."""
+        if verdict is not None and verdict.limit is not self._limit and verdict.sure > LIKELY:
+            self._limit = verdict.limit
+            self._print(verdict.text)
 
     def _plain(self, line: dict[str, Any], steps: int) -> str:
         held_out = "".join(
@@ -166,6 +180,8 @@ class LiveView:
             parts.append(_numbers(line, self._rewards))
         else:
             parts += [Text(str(phase)) for phase in self._phases(status)]
+        if status.verdict is not None:
+            parts.append(Text(status.verdict.text))
         parts.append(Text(f"queue: {status.queued} queued  {status.leased} leased  {status.results} results"))
         actors = Table(
             "actor", "state", "version", "running", "waiting", "KV", box=None, header_style="dim", padding=(0, 2)

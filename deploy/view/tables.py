@@ -17,7 +17,8 @@ from rich.table import Table
 
 from olmorl.deploy.view.plot import draw
 from olmorl.deploy.view.prompt_story import prompt_story
-from olmorl.deploy.view.run_state import metric_lines
+from olmorl.deploy.view.run_state import metric_lines, verdict_of
+from olmorl.deploy.view.verdict import RunVerdict
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger import read_ledger
 
@@ -88,14 +89,19 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
     if not lines and live is None:
         raise _no_step_yet(run_dir)
     if as_json:
-        print(json.dumps({**(lines[-1] if lines else {}), "live": live, "silence": silence}))
+        found = live.get("verdict") if live else _fields(verdict_of(run_dir))
+        print(json.dumps({**(lines[-1] if lines else {}), "live": live, "silence": silence, "verdict": found}))
         return
     console = _console()
     if lines:
         console.print(_last_line(run_dir, lines[-1]))
     if live is None:
+        if found := verdict_of(run_dir):
+            console.print(found.text)
         console.print(silence)
         return
+    if live.get("verdict"):
+        console.print(live["verdict"]["text"])
     console.print(
         f"{live['state']}, step {live['step']} of {live['steps']}, incarnation {live['incarnation']}; "
         f"{live['queued']} queued, {live['leased']} leased, {live['results']} results; "
@@ -109,6 +115,10 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
             f"waiting for {wait['what']}, which {wait['owner']} owns: "
             f"{wait['waited_s']:.0f} of {wait['deadline_s']:.0f} s"
         )
+
+
+def _fields(found: RunVerdict | None) -> dict[str, Any] | None:
+    return found.fields() if found else None
 
 
 def _last_line(run_dir: Path, last: Mapping[str, Any]) -> Table:

@@ -34,7 +34,7 @@ from olmorl.learner.storage.ledger_state import (
 )
 from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.messages import TRAIN_LANE, Group, Version
-from olmorl.ports import Counts, Place, PromptQueue, Queue, Taken
+from olmorl.ports import Counts, PromptQueue, Queue, QueuePlace, Taken
 
 
 class Ending(NamedTuple):
@@ -249,7 +249,7 @@ class DrawLifecycle:
     async def queued(self) -> list[int]:
         """The open draws that no actor holds."""
         places = await self._queue.inventory(TRAIN_LANE)
-        return [draw for draw, place in places.items() if place is Place.QUEUED and draw in self.state.open]
+        return [draw for draw, place in places.items() if place is QueuePlace.QUEUED and draw in self.state.open]
 
     async def reconcile(self, answered: Collection[int]) -> Reconciled:
         """Claim the queue again and compare it with the ledger, after it may have lost writes.
@@ -298,7 +298,7 @@ async def reconcile(queue: PromptQueue, state: LedgerState, answered: Collection
             "give this one another --run.name or another --queue.url"
         )
     ended = present - state.open.keys()
-    orphaned = {draw_id for draw_id in answered if places.get(draw_id) is Place.LEASED}
+    orphaned = {draw_id for draw_id in answered if places.get(draw_id) is QueuePlace.LEASED}
     # Look again instead of trusting the answer of `withdraw`: a call that is repeated after a lost answer withdraws 0.
     await queue.withdraw(ended | orphaned, TRAIN_LANE)
     withdrawn = (ended | orphaned) - (await queue.inventory(TRAIN_LANE)).keys()

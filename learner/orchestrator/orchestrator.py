@@ -228,7 +228,7 @@ class Orchestrator:
         """How far the run is."""
         # Not exclusive: people ask just when something takes long.
         counts = await self._queue.counts(TRAIN_LANE)
-        return RunProgress(self._ranks.done, counts, self._batcher.num_failed, self._batcher.failures)
+        return RunProgress(self._ranks.done, counts, self._batcher.streaks.failed, self._batcher.streaks.failures)
 
     # --- calls of the ranks -------------------------------------------------------------------------
 
@@ -257,7 +257,8 @@ class Orchestrator:
         self._ranks.done = report.step
         self._batcher.step_ended(report.step)
         counts, in_flight = await self._reconciler.counts()
-        line = self._metrics.line(report, facts, self._lifecycle.state, counts, in_flight, self._clock.now())
+        state, ended = self._lifecycle.state, self._lifecycle.exhausted
+        line = self._metrics.line(report, facts, state, counts, in_flight, self._clock.now(), data_ended=ended)
         self._lifecycle.check_newest()
         await self._metrics.append(line | self._evaluator.results(report.step))
         await self._advance()
@@ -332,6 +333,7 @@ class Orchestrator:
         if published is not None and self.control.drawing:
             await self._batcher.draw(published, done)
         await self._batcher.assemble(done)
+        self._metrics.ready(self._batcher.num_ready, self._clock.now())
         if not self.control.stopping:
             await self._batcher.end_of_stream()
         self.waits.notify()

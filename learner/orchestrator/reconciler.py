@@ -98,5 +98,5 @@ class Reconciler:
         return (
             f"{self._batcher.num_ready} groups are ready; of the prompts {counts.queued} are queued, "
             f"{counts.leased} with actors, {counts.results} back; actors heard of: {actors}"
-            + (f"; {self._batcher.failures}" if self._batcher.failures else "")
+            + (f"; {self._batcher.streaks.failures}" if self._batcher.streaks.failures else "")
         )

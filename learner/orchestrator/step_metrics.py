@@ -9,6 +9,7 @@ from functools import partial
 from olmorl import metrics
 from olmorl.learner.background import in_thread
 from olmorl.learner.batching.batch import BatchFacts
+from olmorl.learner.orchestrator.engine_times import EngineTimes
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.ledger_state import LedgerState, Outcome
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog
@@ -60,6 +61,27 @@ def _overlap(begin: float, end: float, since: float, now: float) -> float:
     return max(min(end, now) - max(begin, since), 0.0) / (end - begin)
 
 
+class TimeMean:
+    """The mean over time of a number. The value that was noted last holds until the next note."""
+
+    def __init__(self, now: float) -> None:
+        self._value = 0.0
+        self._since = self._noted_at = now
+        self._sum = 0.0
+
+    def note(self, value: float, now: float) -> None:
+        """Note a new value at time `now` (s)."""
+        self._sum += (now - self._noted_at) * self._value
+        self._value, self._noted_at = value, now
+
+    def take(self, now: float) -> float:
+        """The mean since the last call."""
+        self.note(self._value, now)
+        seconds, total = now - self._since, self._sum
+        self._since, self._sum = now, 0.0
+        return total / seconds if seconds > 0 else self._value
+
+
 class StepMetrics:
     """Every heartbeat counts once, in the line of the step in which it arrives."""
 
@@ -76,6 +98,8 @@ class StepMetrics:
         self._recent: dict[str, list[tuple[float, int]]] = {}
         """By actor, the end and the tokens of its groups that its last heartbeat does not know."""
         self._tokens = TokenCount()
+        self._engines = EngineTimes()
+        self._ready = TimeMean(now)
         self._publish_s = 0.0
 
     async def append(self, line: Fields) -> None:
@@ -93,6 +117,10 @@ class StepMetrics:
     def published(self, seconds: float) -> None:
         """Note how long publishing the newest version took."""
         self._publish_s = seconds
+
+    def ready(self, groups: int, now: float) -> None:
+        """Note how many groups wait for a step."""
+        self._ready.note(groups, now)
 
     def taken(self, results: Iterable[Result]) -> None:
         """Note the groups that arrived. A dead actor has not lost what it committed after its last heartbeat."""
@@ -112,6 +140,7 @@ class StepMetrics:
             if self._seen.get(name) is None or status.at != self._seen[name].at:
                 tokens = status.tokens_generated - before.tokens_generated
                 self._tokens.heard(now, status.at - before.at, tokens)
+                self._engines.heard(status, before)
             self._seen[name] = status
             self._recent[name] = [each for each in self._recent.get(name, []) if each[0] > status.at]
             self._window.wasted += max(0, status.tokens_wasted - before.tokens_wasted)
@@ -129,6 +158,7 @@ class StepMetrics:
                 self._window.proof_diff += diff
                 self._window.proof_diff_max = max(self._window.proof_diff_max, largest)
                 self._window.proof_s += status.proof_s_total - before.proof_s_total
+        self._engines.count(sum(status.up_s > 0 for status in statuses.values()))
 
     def _lost_by(self, gone: ActorStatus) -> int:
         """Tokens of the unfinished work of an actor that is gone. One that left in order has none."""
@@ -141,7 +171,15 @@ class StepMetrics:
         return wasted
 
     def line(
-        self, report: StepReport, facts: BatchFacts, state: LedgerState, counts: Counts, in_flight: int, now: float
+        self,
+        report: StepReport,
+        facts: BatchFacts,
+        state: LedgerState,
+        counts: Counts,
+        in_flight: int,
+        now: float,
+        *,
+        data_ended: bool = False,
     ) -> dict[str, float | int | str | None]:
         """The line of a step that was just recorded. Later counts go to the next line."""
         seconds = max(now - self._last_line, 1e-9)
@@ -168,7 +206,10 @@ class StepMetrics:
             "weight_proof_s_mean": window.proof_s / window.proofs if window.proofs else None,
             "lag_mean": facts.lag_mean,
             "lag_max": facts.lag_max,
+            "groups_ready": self._ready.take(now),
+            "data_ended": int(data_ended),
         }
+        fields |= self._engines.fields()
         fields |= batch.tally.fields() | batch.tally.part_fields() | totals(state, counts, in_flight)
         return fields | dict(report.values)
 

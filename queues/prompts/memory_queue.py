@@ -15,7 +15,7 @@ from olmorl.codec import encode
 from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
-from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, Place, Taken
+from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, QueuePlace, Taken
 from olmorl.queues.prompts import codec
 from olmorl.queues.prompts.codec import Delivery, StoredResult
 
@@ -132,18 +132,18 @@ class MemoryQueue:
         self._fence()
         return self._end_leases(lambda held: held.deadline <= self._clock.wall())
 
-    async def release(self, owner: str) -> int:
+    async def release_dead_actor(self, owner: str) -> int:
         self._fence()
         self._run.statuses.pop(owner, None)
         return self._end_leases(lambda held: held.owner == owner)
 
-    async def inventory(self, lane: str) -> dict[int, Place]:
+    async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         self._fence()
         store = self._lane(lane)
         return {
-            **dict.fromkeys([*store.again, *store.fresh], Place.QUEUED),
-            **{held.draw_id: Place.LEASED for held in store.leases.values()},
-            **{stored.draw_id: Place.RESULTS for stored in store.results.values()},
+            **dict.fromkeys([*store.again, *store.fresh], QueuePlace.QUEUED),
+            **{held.draw_id: QueuePlace.LEASED for held in store.leases.values()},
+            **{stored.draw_id: QueuePlace.RESULTS for stored in store.results.values()},
         }
 
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:

@@ -12,7 +12,7 @@ from olmorl.codec import encode
 from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
-from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, Place, Taken
+from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, QueuePlace, Taken
 from olmorl.queues.prompts import codec
 from olmorl.queues.prompts.call_batcher import CallBatcher
 from olmorl.queues.prompts.codec import Delivery, StoredResult
@@ -23,8 +23,9 @@ _LANE_KEYS = ("prompts", "again", "fresh", "leases", "handed", "done", "results"
 # A script blocks all other clients: 16 large groups are 4 MB, some milliseconds.
 _COMMITS_TOGETHER = 16
 _NAMES = (
-    *("claim", "push", "lease", "extend", "give_back", "commit", "bury", "condemn"),
-    *("expire", "release", "inventory", "counts", "trim", "withdraw", "forget_done", "drop_dead", "flush"),
+    *("claim", "push", "lease", "extend", "give_back", "commit", "reject_prompt", "reject_result"),
+    *("expire_leases", "release_dead_actor", "inventory", "counts", "trim", "withdraw"),
+    *("forget_done", "drop_dead_letters", "flush"),
 )
 
 
@@ -101,16 +102,16 @@ class RedisQueue:
         now = self._clock.wall()
         # Twice the outage deadline: no commit call is sent again so late, even when the clocks of two hosts differ.
         sent_again_after = now - 2 * self._settings.outage_deadline_s
-        return await self._end_leases("expire", now, sent_again_after)
+        return await self._end_leases("expire_leases", now, sent_again_after)
 
-    async def release(self, owner: str) -> int:
-        released = await self._end_leases("release", self._clock.wall(), owner)
+    async def release_dead_actor(self, owner: str) -> int:
+        released = await self._end_leases("release_dead_actor", self._clock.wall(), owner)
         await self._link.command(f"heartbeat of {owner}", "HDEL", self._key("statuses"), owner)
         return released
 
-    async def inventory(self, lane: str) -> dict[int, Place]:
+    async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         flat = await self._call("inventory", lane, self._incarnation)
-        return {int(draw): Place(place.decode()) for draw, place in zip(flat[::2], flat[1::2], strict=True)}
+        return {int(draw): QueuePlace(place.decode()) for draw, place in zip(flat[::2], flat[1::2], strict=True)}
 
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
         await self._call("withdraw", lane, self._incarnation, *draw_ids)
@@ -192,7 +193,7 @@ class RedisQueue:
         return [DeadLetter(int(f[b"draw"]), f[b"reason"].decode(), f[b"payload"]) for _, f in entries]
 
     async def drop_dead_letters(self, draw_ids: Iterable[int], lane: str) -> None:
-        await self._call("drop_dead", lane, self._incarnation, *draw_ids)
+        await self._call("drop_dead_letters", lane, self._incarnation, *draw_ids)
 
     async def statuses(self) -> dict[str, ActorStatus]:
         # A Redis that refuses writes refuses a ping too. Then no actor is silent, because none can write a heartbeat.
@@ -245,7 +246,7 @@ class RedisQueue:
             try:
                 leases.append(codec.to_lease(parcel, owner, deadline, lane))
             except ValueError as error:
-                await self._call("bury", lane, parcel.lease_id, str(error))
+                await self._call("reject_prompt", lane, parcel.lease_id, str(error))
         return leases
 
     async def _wait_for_prompts(self, lane: str, again: bytes, fresh: bytes, wait_s: float) -> None:
@@ -272,7 +273,7 @@ class RedisQueue:
             try:
                 result = codec.to_result(stored, lane)
             except ValueError as error:
-                await self._call("condemn", lane, self._incarnation, entry, str(error))
+                await self._call("reject_result", lane, self._incarnation, entry, str(error))
                 result = await self._failed(stored, lane, "poison", f"its result: {error}")
         return Taken(entry.decode(), stored.draw_id, result)
 

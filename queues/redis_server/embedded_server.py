@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
-from olmorl import room
+from olmorl import disk_space
 from olmorl.errors import ResourceError
 from olmorl.queues.redis_server.url import PASSWORD
 
@@ -27,7 +27,7 @@ Fsync = Literal["always", "everysec", "no"]
 _START_DEADLINE_S, _STOP_DEADLINE_S = 30.0, 20.0
 _PR_SET_PDEATHSIG = 1
 _REFUSES = b"+OK\r\n-MISCONF"
-"""On a full disk it refuses everything but reads, and goes on by itself when there is room."""
+"""On a full disk it refuses everything but reads, and goes on by itself when there is disk_space."""
 _AT_WORK = (b"+OK\r\n+PONG", _REFUSES)
 _LOADING = b"+OK\r\n-LOADING"
 """Its file: gigabytes take minutes."""
@@ -208,7 +208,7 @@ class EmbeddedRedis:
         self._answered_at = time.monotonic()
         while time.monotonic() - self._answered_at < _START_DEADLINE_S:
             if not self.alive:
-                why = "" if room.is_left(self._folder) else f": {room.full(self._folder)}; make room there"
+                why = "" if disk_space.is_left(self._folder) else f": {disk_space.full(self._folder)}; make room there"
                 raise ResourceError(f"the embedded Redis ended at once{why}; see {self._folder / 'redis.log'}")
             reply = self._ask()
             if reply.startswith(_AT_WORK):
@@ -223,11 +223,11 @@ class EmbeddedRedis:
         refuses = reply.startswith(_REFUSES)
         text = reply.removeprefix(b"+OK\r\n-").decode(errors="replace").strip()
         # With `always` the server ends instead of refusing writes, and again after each start.
-        is_full = not room.is_left(self._folder) and (not reply or bool(self.trouble))
+        is_full = not disk_space.is_left(self._folder) and (not reply or bool(self.trouble))
         if not refuses and not is_full:
             return ""
         is_full = is_full or any(os.strerror(code) in text for code in (ENOSPC, EDQUOT))
-        why = room.full(self._folder) if is_full else f"{self._folder}: {text}"
+        why = disk_space.full(self._folder) if is_full else f"{self._folder}: {text}"
         return f"{why}: the embedded Redis cannot write; make room there, and the run goes on by itself"
 
     def _ask(self) -> bytes:

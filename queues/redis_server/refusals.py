@@ -12,7 +12,7 @@ from pathlib import Path
 
 from redis import exceptions
 
-from olmorl import room
+from olmorl import disk_space
 from olmorl.queues.redis_server.url import Address
 
 _ASK_S = 2.0
@@ -48,7 +48,7 @@ def _disk_of(address: Address, folder: Path | None) -> str:
     if folder is None:
         return f"the disk of Redis at {address} is full"
     if _is_here(address) and folder.is_dir():
-        return room.full(folder)
+        return disk_space.full(folder)
     return f"the disk of {folder} on the host of Redis is full"
 
 

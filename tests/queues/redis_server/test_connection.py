@@ -281,7 +281,7 @@ async def test_leases_whose_answer_was_lost_are_handed_out_once(server: Embedded
         assert (await queue.counts("train"))[:2] == (3, 2)
         assert [lease.prompt.draw_id for lease in await queue.lease("actor-0", 2, "train", 0)] == [2, 3]
         assert await queue.extend(leases) == set()
-        assert await queue.release("actor-0") == 4
+        assert await queue.release_dead_actor("actor-0") == 4
 
 
 @pytest.mark.cluster

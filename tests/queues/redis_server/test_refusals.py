@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from olmorl import room
+from olmorl import disk_space
 from olmorl.clock import SystemClock
 from olmorl.config import QueueSettings
 from olmorl.errors import QueueUnavailable, ResourceError
@@ -96,7 +96,7 @@ async def test_a_redis_that_is_silent_is_said_to_be(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(disk.missing()), reason=disk.missing())
 async def test_the_embedded_redis_on_a_full_disk(tmp_path: Path) -> None:
-    """The server refuses writes until there is room."""
+    """The server refuses writes until there is disk_space."""
     with disk.mounted(tmp_path / "disk") as small:
         folder = small.folder / "redis"
         with EmbeddedRedis(folder, fsync="everysec") as server:
@@ -178,4 +178,4 @@ def test_a_full_disk_of_the_run_directory_is_said_with_its_room(tmp_path: Path) 
     ],
 )
 def test_sizes_are_for_people(num_bytes: int, said: str) -> None:
-    assert room.size(num_bytes) == said
+    assert disk_space.size(num_bytes) == said

@@ -4,7 +4,7 @@
 - An object that the test made, by calling a class that it spells with a capital, or by operators on such objects, may
   meet plain data. Where the outcome is a comparison or a number, the object first says which plain value it has, before
   it learns the other operand, and the tester computes with that. Once it has learned an operand, it says no more.
-- Two objects of the program are compared by the program, as far as that can be believed: see `doubt`.
+- Two objects of the program are compared by the program, as far as that can be believed: see `self_comparison`.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class WorkerProbe(NamedTuple):
 
 @dataclass
 class Counters:
-    """What a pool has done since its start."""
+    """The work of a pool since its start."""
 
     checks: int = 0
     seconds: float = 0.0

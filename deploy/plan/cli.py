@@ -1,4 +1,4 @@
-"""`olmorl-plan`: what a run would achieve, from simulated runs of the service.
+"""`olmorl-plan`: predicts the speed of a run from simulated runs of the service.
 
 cli        the command line                    simulated_service  the service in simulated time
 workload   rates and answers                   figures            the figures of a run
@@ -77,7 +77,7 @@ def _parser() -> Parser:
     style = argparse.RawDescriptionHelpFormatter
     parser = Parser("olmorl-plan", description=ABOUT, formatter_class=style, allow_abbrev=False)
     add = parser.add_argument
-    add("recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="the configuration (default: that of --from)")
+    add("recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="the configuration (default: the --from run's)")
     add("--from", dest="run", type=Path, metavar="RUN", help="directory of a finished run: its rates and answers")
     add("--learner-nodes", type=count, metavar="N", help="nodes of the learner")
     add("--actor-nodes", type=count, metavar="M", help="nodes of the actors")
@@ -94,9 +94,9 @@ def _parser() -> Parser:
         "--steps",
         type=count,
         metavar="K",
-        help=f"steps of the recipe that are counted (default: those of --from, else {STEPS})",
+        help=f"steps of the recipe that are counted (default: as in the --from run, else {STEPS})",
     )
-    add("--processes", type=count, default=1, metavar="P", help="configurations that are simulated side by side (1)")
+    add("--processes", type=count, default=1, metavar="P", help="configurations that are simulated in parallel (1)")
     add("--figure", type=Path, metavar="FILE.svg", help="draw the sweep (svg, png or pdf)")
     add("--json", type=Path, metavar="FILE.json", help="write rates and predictions")
     add("--version", action="version", version=f"olmorl {__version__}")
@@ -189,7 +189,7 @@ def _settings(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]
 def _workload(
     arguments: argparse.Namespace, settings: Config, overrides: Sequence[tuple[str, str]], run: FinishedRun | None
 ) -> Workload:
-    """The rates of the run or of the recipe, then those of the command line."""
+    """The rates of the run or of the recipe, changed by the rates on the command line."""
     load = Workload(settings.simulation) if run is None else run.workload
     if run is not None:
         keys = [key.partition(".")[2] for key, _ in overrides if key.startswith("simulation.")]

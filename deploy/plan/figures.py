@@ -1,4 +1,4 @@
-"""What a run achieves: the figures of a plan, from metric lines of simulated and of real runs alike."""
+"""The figures of a run, from its metric lines. They are the same for simulated and real runs."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from olmorl.deploy.plan.workload import Workload
 from olmorl.errors import DataError
 
 _WIDTH = 150
-"""Columns of what is not shown on a terminal."""
+"""Width of the output without a terminal."""
 
 
 def console() -> Console:
@@ -172,7 +172,7 @@ def _varied(tried: Sequence[Prediction]) -> list[tuple[str, list[tuple[str, Pred
 def _family(
     tried: Sequence[Prediction], split: Callable[[Choice], tuple[tuple[int, ...], str]]
 ) -> list[tuple[str, Prediction]]:
-    """`split` gives what the members of a family have in common, and the label of one."""
+    """`split` gives the common part of a family, and the label of one member."""
     families: dict[tuple[int, ...], list[tuple[str, Prediction]]] = {}
     for one in sorted(tried, key=lambda prediction: prediction.choice):
         common, label = split(one.choice)

@@ -24,7 +24,7 @@ WITHIN = 0.03
 
 
 class Choice(NamedTuple):
-    """What a sweep varies."""
+    """The values that a sweep varies."""
 
     learner_nodes: int
     actor_nodes: int
@@ -55,7 +55,7 @@ def choice_of(settings: Config) -> Choice:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One configuration and what it would achieve."""
+    """One configuration with its predicted figures."""
 
     choice: Choice
     figures: Figures
@@ -67,7 +67,7 @@ class Prediction:
 
     @property
     def hours(self) -> float:
-        """Until all steps are done."""
+        """Hours until all steps are done."""
         return self.steps * self.figures.step_s / 3600
 
     @property
@@ -108,7 +108,7 @@ def predict(settings: Config, load: Workload, choice: Choice, groups: int) -> Pr
 
 
 def best(predictions: Iterable[Prediction]) -> Prediction:
-    """Of the fastest configurations the one with the freshest tokens.
+    """The configuration with the freshest tokens among the fastest.
 
     Fast means trained tokens per second. Among those that are equally fast the smallest `max_lag` wins, then the
     smallest batch, then the fewest learner nodes.
@@ -129,7 +129,7 @@ class Axes:
     batches: Sequence[int]
 
     def text(self) -> str:
-        """What a sweep tries, for people."""
+        """The values that a sweep tries, as text for people."""
         splits = ", ".join(f"{learner}+{actors}" for learner, actors in self.splits)
         return (
             f"a sweep tries the splits {splits}; then max_lag {', '.join(map(str, self.lags))}; then "

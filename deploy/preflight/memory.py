@@ -1,10 +1,10 @@
-"""The memory plan: what a GPU of the learner, a GPU of an engine and each kind of host must hold, part by part.
+"""The memory plan: the parts that a GPU of the learner, a GPU of an engine and each kind of host must hold.
 
 It is worked out from the model's configuration, before anything is loaded. Sources of the parts:
 
 learner    `learner.trainer.memory`: DeepSpeed's tensors, and the real policy on fake tensors
 engine     weights and KV cache from the architecture; vLLM measures its working memory itself, here it is estimated
-hosts      the versions that the weight store keeps, and what ranks copy to the host
+hosts      the versions that the weight store keeps, and the copies of the ranks
 """
 
 from __future__ import annotations
@@ -27,27 +27,27 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 GPU_GIB = 80e9 / GIB
-"""Of a GPU, unless `cluster.gpu_memory_gib` says otherwise: 80 GB."""
+"""Memory of a GPU, unless `cluster.gpu_memory_gib` says otherwise: 80 GB."""
 RESERVED_BYTES = 4 * GIB
-"""Of a GPU, outside torch's tensors: CUDA, NCCL, workspaces and fragments. An assumption."""
+"""Memory of a GPU outside torch's tensors: CUDA, NCCL, workspaces and fragments. An assumption."""
 STAGED_VERSIONS = 2
-"""In shared memory of a host with engines: the version in use and the next one."""
+"""Versions in shared memory of a host with engines: the version in use and the next one."""
 PUBLISHED_VERSIONS = KEPT_VERSIONS + 1
-"""Where versions are published, and in the object store of each host that pulls them: the kept and the next one."""
+"""Versions on the publishing host, and in the object store of each host that pulls them: the kept and the next one."""
 ROLLOUT_BYTES, JOURNAL_BYTES = 8, 13
-"""Of a completion token on disk: compressed JSON with text, and the queue's own form."""
+"""Bytes of a completion token on disk: as compressed JSON with text, and in the queue's own form."""
 MASTER_AND_MOMENTS_BYTES = 12
-"""Of a parameter in a checkpoint: fp32 master weight and Adam's two moments."""
+"""Bytes of a parameter in a checkpoint: fp32 master weight and Adam's two moments."""
 _LOGITS_COPIES = 3
-"""Of one step of an engine in fp32: the sampler's logits, log-probabilities and probabilities."""
+"""Copies of the logits in one step of an engine, in fp32: logits, log-probabilities and probabilities."""
 _HIDDEN_COPIES = 16
-"""Of one step of an engine: hidden states, and the wider ones of attention and MLP, in hidden sizes for each token."""
+"""Numbers per token in a step of an engine, in hidden sizes: hidden states, and the wider ones of attention and MLP."""
 BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_GPU_GIB = 8192, 16384, 70
-"""Of one step of an engine, where `actors.max_batched_tokens` leaves it to vLLM: it takes more on a GPU this large."""
+"""Tokens of one step of an engine, where `actors.max_batched_tokens` leaves it to vLLM: more on a GPU this large."""
 LEARNER_GPU, ENGINE_GPU = "a learner GPU", "an engine GPU"
 GPU_KEY = "cluster.gpu_memory_gib"
 LEAST_ANSWER = 256
-"""Tokens: no change to fewer is proposed."""
+"""Tokens of the shortest answer limit that is proposed as a fix."""
 _WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
@@ -67,7 +67,7 @@ class MemoryPlace:
     parts: tuple[MemoryPart, ...]
     needed: int
     limit: int | None
-    """Bytes that there are; None where this is not known before the run."""
+    """Available bytes; None where this is not known before the run."""
     limit_key: str = ""
     """The key that sets the limit."""
 
@@ -252,7 +252,7 @@ def _published(settings: Config, weights: int) -> list[MemoryPart]:
 
 
 def _staged(settings: Config, weights: int) -> list[MemoryPart]:
-    """Shared memory of a host with engines. What it pulls stays in its object store until the learner discards it."""
+    """Shared memory of a host with engines. Pulled versions stay in its object store until the learner drops them."""
     if settings.cluster.address is None and settings.weights.directory is None:
         return []
     staged = [MemoryPart("shared memory", STAGED_VERSIONS * weights, f"{STAGED_VERSIONS} staged versions")]
@@ -320,7 +320,7 @@ def size(num_bytes: int) -> str:
 
 
 def _fix(settings: Config, place: MemoryPlace) -> str:
-    """The first change that makes the place fit, or else all those together that it takes."""
+    """The first single change that makes the place fit; without one, the changes that do so together."""
     changes = list(_changes(settings, place.name))
     for change in changes:
         then = _with(settings, [change], place)

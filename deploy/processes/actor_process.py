@@ -63,6 +63,6 @@ def start(
 
 
 def _environment(placement: Placement) -> dict[str, str]:
-    """To be set before the engine imports vLLM."""
+    """The environment variables, which must be set before the engine imports vLLM."""
     threads = {} if placement.on_gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **threads}

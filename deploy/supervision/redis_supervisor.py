@@ -17,7 +17,7 @@ from olmorl.queues.redis_server.url import PASSWORD, secrets_of
 
 _START_DEADLINE_S = 120.0
 _LOAD_DEADLINE_S = 3600.0
-"""For Redis to load its append-only file. A process that does not answer at all is given up much earlier."""
+"""Time for Redis to load its append-only file. A process that does not answer at all is killed much earlier."""
 _LONG_LIFE_S = 60.0
 """A process that lived longer has worked: its death starts a new count."""
 
@@ -102,7 +102,7 @@ class RedisSupervisor:
         if isinstance(delay, GiveUp):
             raise RunEnded(f"the embedded Redis cannot be kept up: {error}") from error
         if self._process is not None:
-            # Its server would lock the folder for the next one.
+            # Its server would keep the lock of the folder, which the next server needs.
             self._process.kill()
             self._process = None
         for name in ("redis", "redis-server"):

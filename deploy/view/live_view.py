@@ -47,12 +47,12 @@ class Status:
     actors: Sequence[ActorStatus] = ()
     """Their last heartbeats."""
     pulses: Mapping[str, float] = field(default_factory=dict)
-    """When each learner rank last gave a sign of life, by the orchestrator's clock."""
+    """The time of the last sign of life of each learner rank, by the orchestrator's clock."""
     waits: Sequence[Wait] = ()
     failures: tuple[int, str] = (0, "")
-    """Draws that failed in a row, and in words."""
+    """The number of draws that failed in a row, and a sentence about them."""
     verdict: RunVerdict | None = None
-    """What limits the run; the launcher adds it."""
+    """The limit of the run; the launcher adds it."""
 
 
 class Terminal(Console):
@@ -73,7 +73,7 @@ class LiveView:
     title: str
     console: Console = field(default_factory=Terminal)
     engine_start: str = "starting"
-    """What an engine does before it generates."""
+    """The work of an engine before it generates."""
     started: float = field(default_factory=time.monotonic)
     _live: Live | None = None
     _rewards: list[float] = field(default_factory=list)
@@ -100,7 +100,7 @@ class LiveView:
         self._print(text)
 
     def doing(self, what: str) -> None:
-        """Show what the launcher does before there is a status of the run."""
+        """Show the work of the launcher before the run has a status."""
         if self._live is None:
             self.say(what)
         else:
@@ -121,7 +121,7 @@ class LiveView:
         self.console.print(Text(text), soft_wrap=True)
 
     def show(self, status: Status, troubles: Sequence[str] = ()) -> None:
-        """Bring the view up to date; `troubles` are lines about what does not go as it should."""
+        """Bring the view up to date; `troubles` has a line for each problem."""
         for line in status.lines:
             self._last = line
             self._rewards.append(float(line.get("reward_mean", 0.0)))
@@ -146,7 +146,7 @@ class LiveView:
                 self.say(f"{phase.part}: {phase.what}")
 
     def _say_verdict(self, verdict: RunVerdict | None) -> None:
-        """Print what limits the run when it is another limit than before, and likely."""
+        """Print the limit of the run when it has changed and is likely."""
         if verdict is not None and verdict.limit is not self._limit and verdict.sure > LIKELY:
             self._limit = verdict.limit
             self._print(verdict.text)
@@ -284,12 +284,12 @@ def summary(lines: Sequence[dict[str, Any]], run_dir: Path, seconds: float) -> R
 
 
 def _accuracy(value: float | None) -> str:
-    """Of an evaluation round, which has none when no prompt of it was answered."""
+    """The accuracy of an evaluation round; none when none of its prompts was answered."""
     return "unanswered" if value is None else f"{value:.3f}"
 
 
 def _mean(values: Sequence[tuple[float | None, float]], form: str) -> str:
-    """Of weighted values; a step may have none."""
+    """The mean of weighted values; a step may have none."""
     there = [(value, weight) for value, weight in values if value is not None]
     total = sum(weight for _, weight in there)
     return format(sum(value * weight for value, weight in there) / total, form) if total else "-"

@@ -34,7 +34,8 @@ from olmorl.learner.storage import checkpoint_dir, durable_files, ledger
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.journal import Journal
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_totals, history
-from olmorl.learner.storage.rollout_log import Ended, RolloutLog
+from olmorl.learner.storage.rollout_log import RolloutLog
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.learner.waits import Waits
 from olmorl.messages import STOP_ASKED, TRAIN_LANE, Begin, Owner, StepReport, Stop, Version, Work
 from olmorl.ports import Counts, Queue, Row
@@ -322,6 +323,7 @@ class Orchestrator:
         await self._queue.expire()
         statuses = await self._queue.statuses()
         self._metrics.heard(statuses, self._clock.now())
+        self._batcher.look_at_engines(statuses.values())
         if self._batcher.waits_for_unfinished:
             await self._batcher.look_at_queue(statuses, self.incarnation)
 

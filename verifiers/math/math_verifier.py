@@ -38,7 +38,7 @@ class MathVerifier(AnswerVerifier):
         """
         Args:
             pool: running, made with `preload=(WARM,)`.
-            policy: where people differ about what agrees.
+            policy: the rules of agreement that a recipe may choose.
             last_number: without a box or a marker, the last number is the answer.
             symbolic: makes a pool with `preload=(SYMBOLIC_WARM,)`, for labels that our grammar does not read.
         """

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import zstandard
@@ -19,9 +18,9 @@ from olmorl.deploy.launch import main
 from olmorl.deploy.preflight import checks, memory
 from olmorl.deploy.preflight.memory import GIB, MemoryPlace, MemoryPlan
 from olmorl.errors import ResourceError
-from olmorl.learner.storage import rollout_log
+from olmorl.learner.storage import rollout_record
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_log import Ended
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import Completion, Group, Prompt, Span, Version
 from tests.deploy.folders import OLMO3, olmo3
 from tests.deploy.hub_settings import use_hub
@@ -199,7 +198,7 @@ def test_a_token_takes_the_disk_that_the_plan_says() -> None:
         min_version=Version(1, 0),
     )
     group = Group(prompt=prompt, completions=completions, actor="a", started_at=0.0, finished_at=1.0)
-    written = len(zstandard.compress(msgspec.json.encode(rollout_log.record(Ended(group, Outcome.TRAINED, 1, "")))))
+    written = len(zstandard.compress(rollout_record.line(Ended(group, Outcome.TRAINED, 1, ""))))
     assert 0.7 < written / (4 * size) / memory.ROLLOUT_BYTES <= 1
     assert 0.7 < len(codec.encode(group)) / (4 * size) / memory.JOURNAL_BYTES <= 1
 

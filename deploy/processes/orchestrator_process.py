@@ -265,7 +265,9 @@ class OrchestratorProcess(RunProcess):
     def _of(self, incarnation: int) -> OpenRun:
         current = self._current
         if self._opening or incarnation != current.orchestrator.incarnation:
-            raise Superseded(f"a rank of incarnation {incarnation} by incarnation {current.orchestrator.incarnation}")
+            raise Superseded(
+                f"a rank of incarnation {incarnation} is superseded by incarnation {current.orchestrator.incarnation}"
+            )
         return current
 
     async def pulse(self, incarnation: int, rank: str) -> None:

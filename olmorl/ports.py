@@ -264,7 +264,8 @@ class WeightStore(Protocol):
     def discard(self, keep: Iterable[Version]) -> None:
         """Keep `keep` and the latest version published. The publisher calls this from time to time.
 
-        Other versions are freed unless a reader uses them. A store that lost a kept version gets it again.
+        Other versions are freed unless a reader uses them, or a kept one is stored as the changes since them. A store
+        that lost a kept version gets it again.
         """
         ...
 

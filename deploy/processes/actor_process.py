@@ -8,7 +8,7 @@ from typing import Any
 
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
-from olmorl.deploy.cluster.ray_cluster import Place, RayCluster
+from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import semaphores
@@ -55,7 +55,7 @@ class ActorProcess(RunProcess):
 
 
 def start(
-    cluster: RayCluster, placement: Placement, kind: type, name: str, place: Place, *args: Any, calls: int = 1
+    cluster: RayCluster, placement: Placement, kind: type, name: str, place: ReservedPlace, *args: Any, calls: int = 1
 ) -> RemoteProcess:
     """Start a process of `kind` with the GPUs and the environment of an engine: `ActorProcess`, or a check."""
     gpus = placement.gpus_per_engine if placement.on_gpu else 0
@@ -63,6 +63,6 @@ def start(
 
 
 def _environment(placement: Placement) -> dict[str, str]:
-    """To be set before the engine imports vLLM."""
+    """The environment variables, which must be set before the engine imports vLLM."""
     threads = {} if placement.on_gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **threads}

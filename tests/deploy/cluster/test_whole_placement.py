@@ -29,7 +29,7 @@ from olmorl import config
 from olmorl.deploy.arguments import parse
 from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import Placement, plan
-from olmorl.deploy.cluster.ray_cluster import BY_NODES, Place, RayCluster
+from olmorl.deploy.cluster.ray_cluster import BY_NODES, RayCluster, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.preflight import memory
 from olmorl.deploy.processes import actor_process, rank_process
@@ -158,8 +158,8 @@ async def look(processes: Sequence[RemoteProcess]) -> list[Seen]:
             process.kill()
 
 
-async def of_ranks(cluster: RayCluster, placed: Placement) -> tuple[list[Place], list[Group]]:
-    """Place the learner, and start all ranks, one node after the other."""
+async def of_ranks(cluster: RayCluster, placed: Placement) -> tuple[list[ReservedPlace], list[Group]]:
+    """ReservedPlace the learner, and start all ranks, one node after the other."""
     places = await cluster.place_learner()
     found = []
     for node in range(placed.learner_nodes):
@@ -169,8 +169,8 @@ async def of_ranks(cluster: RayCluster, placed: Placement) -> tuple[list[Place],
     return places, found
 
 
-async def of_engines(cluster: RayCluster, placed: Placement) -> tuple[list[Place], list[Group]]:
-    """Place all engines at once, as a run does, and start one after the other."""
+async def of_engines(cluster: RayCluster, placed: Placement) -> tuple[list[ReservedPlace], list[Group]]:
+    """ReservedPlace all engines at once, as a run does, and start one after the other."""
     waits = (cluster.place_engine(cluster.config.cluster.wait_s, BY_NODES) for _ in range(placed.engines))
     places = await asyncio.gather(*waits)
     found = []
@@ -180,7 +180,7 @@ async def of_engines(cluster: RayCluster, placed: Placement) -> tuple[list[Place
     return places, found
 
 
-async def engine_made(cluster: RayCluster, placed: Placement, place: Place) -> dict[str, Any]:
+async def engine_made(cluster: RayCluster, placed: Placement, place: ReservedPlace) -> dict[str, Any]:
     """vLLM's configuration in the place of an engine."""
     process = actor_process.start(cluster, placed, Placed, "engine", place)
     try:
@@ -219,7 +219,7 @@ def test_eight_learner_nodes_and_twenty_actor_nodes(settings: config.Config) -> 
         placed = plan(cluster.config)
         assert (placed.ranks, placed.engines, placed.gpus_per_engine) == (64, 20, 8)
 
-        async def place_all() -> tuple[list[Group], list[Group], dict[str, Any], list[Place]]:
+        async def place_all() -> tuple[list[Group], list[Group], dict[str, Any], list[ReservedPlace]]:
             learner, ranks = await of_ranks(cluster, placed)
             places, engines = await of_engines(cluster, placed)
             engine = await engine_made(cluster, placed, places[0])

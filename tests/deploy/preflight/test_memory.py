@@ -16,7 +16,7 @@ import zstandard
 from olmorl import codec, config
 from olmorl.deploy.launch import main
 from olmorl.deploy.preflight import checks, memory
-from olmorl.deploy.preflight.memory import GIB, MemoryPlan, Place
+from olmorl.deploy.preflight.memory import GIB, MemoryPlace, MemoryPlan
 from olmorl.errors import ResourceError
 from olmorl.learner.storage import rollout_record
 from olmorl.learner.storage.ledger_state import Outcome
@@ -44,7 +44,7 @@ def shipped(models: Path, recipe: str, *changes: tuple[str, str]) -> config.Conf
     return config.load(RECIPES / f"{recipe}.toml", [("model.path", json.dumps(str(path))), *changes])
 
 
-def of(place: Place) -> dict[str, float]:
+def of(place: MemoryPlace) -> dict[str, float]:
     return {part.what: part.num_bytes / GIB for part in place.parts}
 
 

@@ -101,12 +101,13 @@ def weight_store(settings: Config) -> WeightStore:
     from olmorl.queues.weights import store
 
     run, chunk_bytes = run_id(settings.run_dir), settings.weights.chunk_mib << 20
+    full_every = settings.weights.full_every
     if settings.weight_store == "ray":
-        return store.store_in_ray(run, chunk_bytes)
+        return store.store_in_ray(run, chunk_bytes, full_every=full_every)
     directory = settings.weights.directory
     if directory is None and settings.cluster.address is not None:
         directory = settings.run_dir / "weights"
-    return store.store_in_files(run, directory, chunk_bytes)
+    return store.store_in_files(run, directory, chunk_bytes, full_every=full_every)
 
 
 def engine(settings: Config, core: int | None) -> Engine:

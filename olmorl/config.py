@@ -487,6 +487,10 @@ class Weights(Section):
     directory."""
     chunk_mib: int = Field(16, ge=1)
     """Size of the chunks. Each chunk is fetched and hashed on its own."""
+    full_every: int = Field(1, ge=1, le=32)
+    """Of so many versions one is published whole, the others as their exact changes since the version before. 1: all
+    are whole. Changes are a few percent of the bytes at a learning rate of 1e-6, and cost CPU time; docs/operations.md
+    has figures. Versions in the shared memory of a run on one host are always whole."""
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
     proof: bool = True
@@ -649,6 +653,12 @@ class Config(Section):
         if self.weights.store != "auto":
             return self.weights.store
         return "file" if self.cluster.address is None or self.weights.directory is not None else "ray"
+
+    @property
+    def has_deltas(self) -> bool:
+        """Whether some versions are published as changes: they travel between hosts, and the recipe asks for it."""
+        travels = self.cluster.address is not None or self.weights.directory is not None or self.weight_store == "ray"
+        return travels and self.weights.full_every > 1
 
     @property
     def run_dir(self) -> Path:

@@ -116,8 +116,16 @@ class Probe(msgspec.Struct, frozen=True):
     logprobs: tuple[float, ...]
 
 
+class Delta(msgspec.Struct, frozen=True):
+    """How a version is stored that is not stored whole: the changes of each chunk since version `base`, compressed."""
+
+    base: Version
+    sizes: tuple[int, ...]
+    """Stored bytes of each chunk."""
+
+
 class WeightsReady(Message, frozen=True, kw_only=True):
-    """The manifest of a published version: the layout of its buffers and a hash for each chunk."""
+    """The manifest of a published version: the layout of its buffers and a hash for each whole chunk."""
 
     version: Version
     buffers: tuple[Buffer, ...]
@@ -126,6 +134,8 @@ class WeightsReady(Message, frozen=True, kw_only=True):
     chunk_hashes: tuple[str, ...]
     probe: Probe | None = None
     """The log-probabilities that an engine with this version must compute. None if `weights.proof` is off."""
+    delta: Delta | None = None
+    """None if its chunks are stored whole."""
 
 
 # --- to the orchestrator ---------------------------------------------------------------------------

@@ -264,7 +264,8 @@ class WeightStore(Protocol):
     def discard(self, keep: Iterable[Version]) -> None:
         """Keep `keep` and the latest version published. The publisher calls this from time to time.
 
-        Other versions are freed unless a reader uses them. A kept version that the store lost is published again.
+        Other versions are freed, unless a reader uses them or a kept version is stored as the changes since them. A
+        kept version that the store lost is published again.
         """
         ...
 

@@ -128,6 +128,7 @@ def memory_plan(settings: Config) -> MemoryPlan:
     learner, engine = _learner(settings, rank), _engine(settings, weights)
     on_host = [
         MemoryPart("snapshot for publishing", weights, "rank 0"),
+        MemoryPart("copy for the deltas", weights if settings.has_deltas else 0, "rank 0; weights.full_every"),
         MemoryPart("copy for a checkpoint", MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.learner_nodes),
         MemoryPart("offloaded optimizer", rank.offloaded * placed.ranks_per_node),
     ]

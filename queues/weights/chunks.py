@@ -8,7 +8,7 @@ from itertools import zip_longest
 import xxhash
 
 from olmorl.errors import WeightsDamaged
-from olmorl.messages import Buffer, Probe, Version, WeightsReady
+from olmorl.messages import Buffer, Delta, Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
 
 CHUNK_BYTES = 16 * 2**20
@@ -38,8 +38,8 @@ class Packing:
             self._hashes.append(xxhash.xxh3_128_hexdigest(chunk))
             yield chunk
 
-    def manifest(self) -> WeightsReady:
-        """The manifest of the chunks that have been packed."""
+    def manifest(self, delta: Delta | None = None) -> WeightsReady:
+        """The manifest of the chunks that have been packed, and stored whole or as a delta."""
         return WeightsReady(
             version=self._version,
             buffers=tuple(self._layout),
@@ -47,16 +47,32 @@ class Packing:
             chunk_bytes=self._chunk_bytes,
             chunk_hashes=tuple(self._hashes),
             probe=self._probe,
+            delta=delta,
         )
 
     def _parts(self) -> Iterator[memoryview]:
-        for name, dtype, shape, data in self._buffers:
-            padding, content = memoryview(bytes(-self._num_bytes % _ALIGNMENT)), data.cast("B")
-            offset = self._num_bytes + len(padding)
-            self._layout.append(Buffer(name, dtype, tuple(shape), offset, len(content)))
-            self._num_bytes = offset + len(content)
-            yield padding
-            yield content
+        for buffer in self._buffers:
+            placed = _placed(buffer, self._num_bytes)
+            yield memoryview(bytes(placed.offset - self._num_bytes))
+            self._layout.append(placed)
+            self._num_bytes = placed.offset + placed.num_bytes
+            yield buffer.data.cast("B")
+
+
+def layout(buffers: Iterable[NamedBuffer]) -> tuple[Buffer, ...]:
+    """Where each buffer is in the stream of chunks."""
+    found: list[Buffer] = []
+    end = 0
+    for buffer in buffers:
+        found.append(_placed(buffer, end))
+        end = found[-1].offset + found[-1].num_bytes
+    return tuple(found)
+
+
+def _placed(buffer: NamedBuffer, end: int) -> Buffer:
+    """The buffer after the first `end` bytes."""
+    name, dtype, shape, data = buffer
+    return Buffer(name, dtype, tuple(shape), end + -end % _ALIGNMENT, data.nbytes)
 
 
 def _cut(parts: Iterable[memoryview], size: int) -> Iterator[memoryview]:

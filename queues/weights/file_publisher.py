@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import repeat
 from pathlib import Path
 
 from olmorl.codec import decode, encode
 from olmorl.errors import Superseded, WeightError
 from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
-from olmorl.queues.weights.chunks import Packing
+from olmorl.queues.weights.deltas import Packer, Published, with_bases
 from olmorl.queues.weights.version_files import VersionFiles, write_whole
 
 
 class PublishedFolder:
     """The version that `latest` names is complete. Implements `store.Published`."""
 
-    def __init__(self, folder: Path, chunk_bytes: int) -> None:
+    def __init__(self, folder: Path, packer: Packer) -> None:
         self._files = VersionFiles(folder)
         self._latest = folder / "latest"
-        self._chunk_bytes = chunk_bytes
+        self._packer = packer
 
     def __str__(self) -> str:
         return str(self._files.folder)
@@ -30,13 +31,14 @@ class PublishedFolder:
         if path.exists():
             raise ValueError(f"version {version} exists; a version is never overwritten")
         self._files.folder.mkdir(parents=True, exist_ok=True)
-        packing = Packing(version, buffers, self._chunk_bytes, probe)
+        packing = self._packer.pack(version, buffers, probe)
         with self._files.turn(version):
             self._files.write(version, packing)
             manifest = packing.manifest()
             write_whole(path, encode(manifest))
             self._check_newest(version)  # again: the write takes a while
             write_whole(self._latest, str(version).encode())
+        self._packer.keep()
         return manifest
 
     def _check_newest(self, version: Version) -> None:
@@ -50,7 +52,12 @@ class PublishedFolder:
         except FileNotFoundError:
             return None
 
-    def open(self, version: Version) -> tuple[WeightsReady, Iterator[memoryview]]:
+    def open(self, version: Version) -> Published:
+        manifest = self._manifest(version)
+        sizes = manifest.delta.sizes if manifest.delta else repeat(manifest.chunk_bytes)
+        return Published(manifest, _read(self._files.path(version, "weights"), sizes))
+
+    def _manifest(self, version: Version) -> WeightsReady:
         path = self._files.path(version, "manifest")
         try:
             manifest: WeightsReady = decode(path.read_bytes(), WeightsReady)
@@ -58,21 +65,32 @@ class PublishedFolder:
             raise WeightError(f"version {version} is not in {self}: never published, or discarded") from None
         except ValueError as error:
             raise WeightError(f"version {version}: {path} is damaged: {error}") from None
-        return manifest, _read(self._files.path(version, "weights"), manifest.chunk_bytes)
+        return manifest
 
     def discard(self, keep: Iterable[Version]) -> None:
         latest, kept = self.latest(), set(keep)
         if kept and latest is not None and latest.incarnation > max(kept).incarnation:
             return  # the files belong to a newer start, which may be writing the next version
-        self._files.remove_all_but({*kept, *filter(None, [latest])})
+        self._files.remove_all_but(with_bases({*kept, *filter(None, [latest])}, self._base_of))
+
+    def _base_of(self, version: Version) -> Version | None:
+        try:
+            delta = self._manifest(version).delta
+        except WeightError:
+            return None  # whoever reads it is told
+        return delta.base if delta else None
 
     def sweep(self) -> None:
         self._files.remove_all()
 
 
-def _read(path: Path, chunk_bytes: int) -> Iterator[memoryview]:
+def _read(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
     """A file in chunks; each is valid until the next one."""
-    buffer = memoryview(bytearray(chunk_bytes))
+    buffer = memoryview(bytearray())
     with path.open("rb") as source:
-        while count := source.readinto(buffer):
+        for size in sizes:
+            if len(buffer) < size:
+                buffer = memoryview(bytearray(size))
+            if not (count := source.readinto(buffer[:size])):
+                return
             yield buffer[:count]

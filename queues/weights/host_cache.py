@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import BinaryIO
 
+from olmorl.errors import WeightError
 from olmorl.messages import Version, WeightsReady
 from olmorl.ports import StagedWeights
 from olmorl.queues.weights.chunks import checked
@@ -43,6 +44,17 @@ class HostCache:
         if not self._in_place:
             self._files.remove_all_but([version])
         return StagedWeights(manifest, self._files.path(version, "weights"))
+
+    def open(self, version: Version) -> BinaryIO | None:
+        """The bytes of a version that is here and was checked; nothing removes them before the file is closed."""
+        try:
+            held = self._files.hold(version)
+        except (FileNotFoundError, WeightError):
+            return None
+        if not self._is_checked(version):
+            held.close()
+            return None
+        return held
 
     def sweep(self) -> None:
         """Remove everything of the run from this host."""

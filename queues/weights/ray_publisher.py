@@ -23,7 +23,7 @@ from olmorl.codec import decode, encode
 from olmorl.errors import Superseded, WeightError
 from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
-from olmorl.queues.weights.chunks import Packing
+from olmorl.queues.weights.deltas import Packer, Published, with_bases
 
 NAMESPACE = "olmorl"
 BOARD_DEADLINE_S = 10.0
@@ -76,11 +76,13 @@ class Board:
 class PublishedObjects:
     """Keeps the published versions on the board, also after the board died or hung. Implements `store.Published`."""
 
-    def __init__(self, run: str, chunk_bytes: int) -> None:
+    def __init__(self, run: str, packer: Packer) -> None:
         self._name = f"olmorl-weights-{run}"
-        self._chunk_bytes = chunk_bytes
+        self._packer = packer
         self._board: Any = None
         self._mine: dict[Version, BoardEntry] = {}
+        self._bases: dict[Version, Version | None] = {}
+        """Of the versions above."""
         self._latest: Version | None = None
 
     def __str__(self) -> str:
@@ -91,7 +93,7 @@ class PublishedObjects:
     def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady:
         if version in self._mine:
             raise ValueError(f"version {version} exists; a version is never overwritten")
-        packing = Packing(version, buffers, self._chunk_bytes, probe)
+        packing = self._packer.pack(version, buffers, probe)
         try:
             chunks = [ray.put(np.frombuffer(chunk, np.uint8)) for chunk in packing]
         except RayError as error:
@@ -101,22 +103,25 @@ class PublishedObjects:
             ) from error
         manifest = packing.manifest()
         self._mine[version] = BoardEntry(encode(manifest), chunks)
+        self._bases[version] = manifest.delta.base if manifest.delta else None
         self._latest = version
         self._show()
+        self._packer.keep()
         return manifest
 
     def discard(self, keep: Iterable[Version]) -> None:
         if self._latest is None:
             return
-        kept = {*keep, self._latest}
+        kept = with_bases({*keep, self._latest}, self._bases.get)
         dropped = self._mine.keys() - kept
         for version in dropped:
-            del self._mine[version]
+            del self._mine[version], self._bases[version]
         if dropped or self._is_lost():
             self._show()
 
     def sweep(self) -> None:
         self._mine.clear()
+        self._bases.clear()
         self._latest = None
         with suppress(WeightError):
             if ray.is_initialized() and (board := self._find()) is not None:
@@ -163,12 +168,12 @@ class PublishedObjects:
         latest = None if board is None else self._ask(board, "latest")
         return None if latest is None else Version.parse(latest)
 
-    def open(self, version: Version) -> tuple[WeightsReady, Iterator[memoryview]]:
+    def open(self, version: Version) -> Published:
         board = self._find()
         shown: BoardEntry | None = None if board is None else self._ask(board, "version", str(version))
         if shown is None:
             raise WeightError(f"version {version} is not in {self}: never published, or discarded")
-        return decode(shown.manifest, WeightsReady), _pull(version, shown.chunks)
+        return Published(decode(shown.manifest, WeightsReady), _pull(version, shown.chunks))
 
     def _find(self) -> Any:
         """The board's handle, or None while there is no board."""

@@ -3,6 +3,7 @@
 file_publisher   files, in shared memory of one host or on a path that all hosts see
 ray_publisher    Ray's object store, for hosts that share no storage
 host_cache       the versions in the shared memory of each host
+deltas           versions as their changes since the version before
 """
 
 from __future__ import annotations
@@ -10,27 +11,29 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from olmorl import disk_space
-from olmorl.errors import WeightError
+from olmorl.errors import WeightError, WeightsDamaged
 from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer, StagedWeights
 from olmorl.queues.weights.chunks import CHUNK_BYTES
+from olmorl.queues.weights.deltas import Packer, Published, restored
 from olmorl.queues.weights.file_publisher import PublishedFolder
 from olmorl.queues.weights.host_cache import SHARED_MEMORY, HostCache
 
 
-class Published(Protocol):
-    """A place where versions are published. Its text form names the place in messages."""
+class PlaceOfPublication(Protocol):
+    """Where versions are published. Its text form names the place in messages."""
 
     def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady: ...
 
     def latest(self) -> Version | None: ...
 
-    def open(self, version: Version) -> tuple[WeightsReady, Iterator[memoryview]]:
-        """The manifest, and an iterator of unchecked chunks; no bytes are moved before the first chunk is read."""
+    def open(self, version: Version) -> Published:
+        """No bytes are moved before the first chunk is read."""
         ...
 
     def discard(self, keep: Iterable[Version]) -> None: ...
@@ -41,7 +44,7 @@ class Published(Protocol):
 class StagedWeightStore:
     """Each host fetches a version once, and waits for no other host. Implements `WeightStore`."""
 
-    def __init__(self, published: Published, stage: HostCache) -> None:
+    def __init__(self, published: PlaceOfPublication, stage: HostCache) -> None:
         self._published = published
         self._stage = stage
 
@@ -55,7 +58,28 @@ class StagedWeightStore:
 
     def fetch(self, version: Version) -> StagedWeights:
         with _explained(f"version {version}", str(self._stage)):
-            return self._stage.fetch(*self._published.open(version))
+            found = self._published.open(version)
+            try:
+                return self._stage.fetch(found.manifest, self._whole(found, from_here=True))
+            except WeightsDamaged:
+                if found.manifest.delta is None:
+                    raise
+            # The version that is staged here may be what is damaged.
+            found = self._published.open(version)
+            return self._stage.fetch(found.manifest, self._whole(found, from_here=False))
+
+    def _whole(self, found: Published, from_here: bool) -> Iterator[memoryview]:
+        """The whole chunks of a version, from the nearest version on this host, or else from one published whole."""
+        chain = [found]
+        while (delta := chain[-1].manifest.delta) is not None:
+            if from_here and (base := self._stage.open(delta.base)) is not None:
+                with base:
+                    whole = iter(partial(base.read, found.manifest.chunk_bytes), b"")
+                    yield from restored(chain, map(memoryview, whole))
+                return
+            chain.append(self._published.open(delta.base))
+        full = chain.pop()
+        yield from restored(chain, _copies(full.chunks)) if chain else full.chunks
 
     def discard(self, keep: Iterable[Version]) -> None:
         with _explained("discarding versions", str(self._published)):
@@ -66,29 +90,40 @@ class StagedWeightStore:
         self._stage.sweep()
 
 
+def _copies(chunks: Iterable[memoryview]) -> Iterator[memoryview]:
+    """Chunks that stay valid."""
+    for chunk in chunks:
+        yield memoryview(bytes(chunk))
+
+
 def store_in_files(
     run: str,
     directory: Path | None = None,
     chunk_bytes: int = CHUNK_BYTES,
     shared_memory: Path = SHARED_MEMORY,
+    full_every: int = 1,
 ) -> StagedWeightStore:
-    """Publish into `directory`, which all hosts see; default: the shared memory of the run's one host."""
+    """Publish into `directory`, which all hosts see; default: the shared memory of the run's one host.
+
+    `full_every` is that of `Packer`. In shared memory all versions are whole: engines map the very files.
+    """
     in_place = directory is None or directory.resolve().is_relative_to(shared_memory)
     published = (directory or shared_memory) / f"olmorl-{run}"
     stage = HostCache(published if in_place else shared_memory / f"olmorl-{run}", in_place)
-    return StagedWeightStore(PublishedFolder(published, chunk_bytes), stage)
+    return StagedWeightStore(PublishedFolder(published, Packer(chunk_bytes, 1 if in_place else full_every)), stage)
 
 
 def store_in_ray(
     run: str,
     chunk_bytes: int = CHUNK_BYTES,
     shared_memory: Path = SHARED_MEMORY,
+    full_every: int = 1,
 ) -> StagedWeightStore:
     """Publish into Ray's object store; the process must be part of a Ray cluster whenever it publishes or fetches."""
     from olmorl.queues.weights.ray_publisher import PublishedObjects
 
     stage = HostCache(shared_memory / f"olmorl-{run}", in_place=False)
-    return StagedWeightStore(PublishedObjects(run, chunk_bytes), stage)
+    return StagedWeightStore(PublishedObjects(run, Packer(chunk_bytes, full_every)), stage)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ every = 5
 answer_deadline_s = 6.0
 [weights]
 store = "ray"
+full_every = 4
 """
 REAL = """
 [sampling]

@@ -200,12 +200,13 @@ class WeightRig(Protocol):
 
 
 class FileRig:
-    def __init__(self, folder: Path, mounted: bool) -> None:
+    def __init__(self, folder: Path, mounted: bool, full_every: int) -> None:
         self._directory = folder / "mounted" if mounted else None
         self._memory = folder / "memory"
+        self._full_every = full_every
 
     def connect(self) -> WeightStore:
-        return store_in_files("r", self._directory, chunk_bytes=1000, shared_memory=self._memory)
+        return store_in_files("r", self._directory, 1000, self._memory, self._full_every)
 
     def damage(self, publisher: WeightStore, version: Version, place: int) -> None:
         path = (self._directory or self._memory) / "olmorl-r" / f"{version}.weights"
@@ -215,12 +216,13 @@ class FileRig:
 
 
 class RayRig:
-    def __init__(self, folder: Path, stores: list[StagedWeightStore]) -> None:
+    def __init__(self, folder: Path, stores: list[StagedWeightStore], full_every: int) -> None:
         self._memory = folder / "memory"
         self._stores = stores
+        self._full_every = full_every
 
     def connect(self) -> WeightStore:
-        store = store_in_ray("contract", chunk_bytes=1000, shared_memory=self._memory)
+        store = store_in_ray("contract", 1000, self._memory, self._full_every)
         self._stores.append(store)
         return store
 
@@ -253,17 +255,24 @@ def stores_in_ray(first_stores: list[StagedWeightStore]) -> Iterator[list[Staged
     first_stores.extend(stores)
 
 
+FULL_EVERY = 4
+"""Where versions are published as deltas."""
+
+
 def _weight_rig(kind: str, request: pytest.FixtureRequest) -> WeightRig:
     folder: Path = request.getfixturevalue("tmp_path")
+    kind, _, deltas = kind.partition(" ")
+    full_every = FULL_EVERY if deltas else 1
     if kind == "ray":
-        return RayRig(folder, request.getfixturevalue("stores_in_ray"))
-    return FileRig(folder, mounted=kind == "mounted")
+        return RayRig(folder, request.getfixturevalue("stores_in_ray"), full_every)
+    return FileRig(folder, kind == "mounted", full_every)
 
 
 RAY = pytest.param("ray", marks=pytest.mark.cluster)
+RAY_DELTAS = pytest.param("ray deltas", marks=pytest.mark.cluster)
 
 
-@pytest.fixture(params=["memory", "file", "mounted", RAY])
+@pytest.fixture(params=["memory", "file", "mounted", "mounted deltas", RAY, RAY_DELTAS])
 def connect_store(request: pytest.FixtureRequest) -> Callable[[], WeightStore]:
     """Gives stores of one run: of its publisher, and of its readers."""
     if request.param == "memory":
@@ -272,7 +281,13 @@ def connect_store(request: pytest.FixtureRequest) -> Callable[[], WeightStore]:
     return _weight_rig(request.param, request).connect
 
 
-@pytest.fixture(params=["file", "mounted", RAY])
+@pytest.fixture(params=["file", "mounted", "mounted deltas", RAY, RAY_DELTAS])
 def weight_rig(request: pytest.FixtureRequest) -> WeightRig:
     """Only of stores that hold the bytes."""
+    return _weight_rig(request.param, request)
+
+
+@pytest.fixture(params=["mounted deltas", RAY_DELTAS])
+def delta_rig(request: pytest.FixtureRequest) -> WeightRig:
+    """Only of stores that publish every fourth version whole, and deltas between."""
     return _weight_rig(request.param, request)

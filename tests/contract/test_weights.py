@@ -23,6 +23,8 @@ from olmorl.queues.weights.version_files import VersionFiles
 
 ConnectStore = Callable[[], WeightStore]
 V0, V1, V2, NEXT = Version(1, 0), Version(1, 1), Version(1, 2), Version(2, 1)
+AFTER = Version(3, 2)
+"""The first version of a start is always whole, so no version before is needed for it."""
 
 
 class WeightRig(Protocol):
@@ -157,11 +159,11 @@ def test_a_version_that_is_not_there_is_an_error(connect_store: ConnectStore) ->
     with pytest.raises(WeightError, match="never published"):
         reader.fetch(V0)
     publisher.publish(V0, weights(0))
-    publisher.publish(V1, weights(1))
+    publisher.publish(NEXT, weights(1))
     publisher.discard([])
     with pytest.raises(WeightError, match="discarded"):
         reader.fetch(V0)
-    assert reader.fetch(V1).manifest.version == V1, "the latest is always kept"
+    assert reader.fetch(NEXT).manifest.version == NEXT, "the latest is always kept"
 
 
 def test_sweep_removes_everything(connect_store: ConnectStore) -> None:
@@ -193,8 +195,8 @@ def test_a_damaged_chunk_is_named_and_not_staged(weight_rig: WeightRig, tmp_path
         with pytest.raises(WeightError, match=f"chunk {place // 1000} of 5"):
             weight_rig.connect().fetch(V0)
     assert files(tmp_path) == before
-    publisher.publish(V1, weights(1))
-    assert read(weight_rig.connect().fetch(V1)) == plain(1), "and the next version is"
+    publisher.publish(NEXT, weights(1))
+    assert read(weight_rig.connect().fetch(NEXT)) == plain(1), "and the next whole version is"
 
 
 @pytest.mark.parametrize("mounted", [False, True])
@@ -226,14 +228,14 @@ def test_a_version_in_use_is_not_freed(weight_rig: WeightRig, tmp_path: Path) ->
     publisher, reader = weight_rig.connect(), weight_rig.connect()
     publisher.publish(V0, weights(0))
     staged = reader.fetch(V0)
-    for version in (V1, V2):
+    for version in (NEXT, AFTER):
         publisher.publish(version, weights(version.number))
     publisher.discard([])
     assert read(staged) == plain(0)
-    assert "1.1.weights" not in files(tmp_path)
-    reader.fetch(V2)
+    assert "2.1.weights" not in files(tmp_path)
+    reader.fetch(AFTER)
     publisher.discard([])
-    assert files(tmp_path) == {"1.2.weights"}
+    assert files(tmp_path) == {"3.2.weights"}
 
 
 def test_what_a_dead_process_left_unfinished_is_removed(weight_rig: WeightRig, tmp_path: Path) -> None:

@@ -51,6 +51,31 @@ def test_on_a_cluster_files_lie_in_the_run_directory(tmp_path: Path) -> None:
     assert not Path(f"/dev/shm/olmorl-{credentials.run_id(recipe.run_dir)}").exists(), "staged before it is fetched"
 
 
+@pytest.mark.parametrize(
+    ("address", "weights", "expected"),
+    [
+        (None, {"full_every": 3}, False),
+        (None, {"full_every": 3, "store": "ray"}, True),
+        ("head:6379", {"full_every": 3}, True),
+        ("head:6379", {}, False),
+    ],
+)
+def test_only_versions_that_travel_are_published_as_changes(
+    address: str | None, weights: dict[str, Any], expected: bool
+) -> None:
+    assert settings(address, **weights).has_deltas is expected
+
+
+def test_the_recipe_says_how_often_a_version_is_whole(tmp_path: Path) -> None:
+    tree = {"run": {"directory": tmp_path}, "weights": {"directory": tmp_path / "mounted", "full_every": 3}}
+    store = wiring.weight_store(config.build(tree))
+    whole = []
+    for number in range(5):
+        buffer = NamedBuffer("w", "uint8", (64,), np.full(64, number, np.uint8).data)
+        whole.append(store.publish(Version(1, number), [buffer]).delta is None)
+    assert whole == [True, False, False, True, False]
+
+
 def test_other_processes_of_the_run_know_its_folders_wherever_they_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

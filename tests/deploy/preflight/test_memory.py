@@ -87,6 +87,14 @@ def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
     assert cache.note.startswith(f"{cache.num_bytes / GIB / one:.1f} sequences of 34,816")
 
 
+def test_deltas_take_a_copy_on_the_learners_first_host(models: Path) -> None:
+    weights = 2 * SHIPPED["olmo3-32b-think"][1] / GIB
+    for change, expected in ((), None), ((("weights.full_every", "10"),), weights):
+        settings = shipped(models, "olmo3-32b-think", *change)
+        places = {place.name: of(place) for place in memory.memory_plan(settings).places}
+        assert places["the learner's first host"].get("copy for the deltas") == (expected and pytest.approx(expected))
+
+
 def test_what_does_not_fit_is_refused_with_the_key_that_mends_it(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.clock import Clock, within
 from olmorl.errors import Unscorable, first_cause
 from olmorl.messages import TRAIN_LANE, ActorStatus, Completion, Failure, Group, Prompt, Result
+from olmorl.model_cost import DevicePeak
 from olmorl.ports import CommitOutcome, Engine, LeaseQueue, Sampling, Scorer, WeightStore
 
 EXTENSIONS = 4
@@ -57,12 +58,13 @@ class Actor:
         max_span: int | None = None,
         proof_tolerance: float = TOLERANCE["bfloat16"],
         metrics: str = "",
+        peak: DevicePeak | None = None,
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
         While the engine stays more than `max_lag` versions behind, the actor leases nothing and gives back what has not
         begun. With `max_span`, answers to train on that span more versions are cancelled while they generate and their
-        group fails as `stale` (`over_age = "drop"`).
+        group fails as `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
         """
         self.name = name
         self._engine = engine
@@ -74,6 +76,7 @@ class Actor:
         self._lease_s = lease_s
         self._max_span = max_span
         self._metrics = metrics
+        self._peak = peak or DevicePeak()
         self._intake = Intake(name, engine, queue, lanes, settings, evaluation_share)
         self._weights = WeightFollower(
             weights,
@@ -269,7 +272,9 @@ class Actor:
         if self._times is None:
             return now
         self._note_times(self._times)
-        return heartbeat.with_engine(now, self._engine, self._weights, self._scorer, self._totals, self._times)
+        return heartbeat.with_engine(
+            now, self._engine, self._weights, self._scorer, self._totals, self._times, self._peak
+        )
 
     def _failure(self, work: LeasedGroup, cause: str, detail: str) -> Failure:
         return Failure(prompt=work.prompt, cause=cause, detail=detail, actor=self.name, num_tokens=work.num_tokens)

@@ -83,7 +83,7 @@ class StatusLoop:
         self._report_late(status.waits)
         if news := self._failed_prompts.report(*status.failures):
             self._progress.say(news)
-        self._progress.show(status, self._actors.troubles())
+        self._progress.show(status, self._actors.describe(status.actors))
         self._learner.note_shown(status)
         self._context.processes.mend()
         self._health.note(status.step, time.monotonic())

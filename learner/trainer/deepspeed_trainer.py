@@ -166,13 +166,14 @@ class DeepSpeedTrainer:
         return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
 
     def _forward_flops(self, shard: Shard) -> float:
-        """Operations of a forward pass over the samples of this rank, without padding."""
+        """Operations of a forward pass over the samples of this rank that feed the loss, without padding."""
         if self._cost is None:
             return 0.0
         samples = [sample for minibatch in shard.minibatches for row in minibatch for sample in row]
         return sum(
             self._cost.forward_flops(0, len(one.prompt_ids) + len(one.completion_ids), int(one.loss_mask.sum()))
             for one in samples
+            if one.loss_mask.any()
         )
 
     def _given_up(self) -> bool:

@@ -1,8 +1,8 @@
 """An engine and a scorer without a model: times from `config.Simulation`, in real or in simulated time.
 
 It batches continuously, applies updates between two steps and labels each token, as the real one does. Time jumps
-from one finish to the next instead of ticking token by token, so hundreds of engines cost little. The timers are
-those of the running event loop, which is what simulates time.
+from one finish to the next instead of ticking token by token, so hundreds of engines cost little. The timers
+belong to the running event loop, which simulates time.
 
 Convention: the last token of a completion is `RIGHT` or `WRONG`; all others are `FILLER`.
 """

@@ -64,7 +64,7 @@ def with_engine(
     peak: DevicePeak,
 ) -> ActorStatus:
     """The heartbeat `status` with the load of the engine and all totals; `peak` is that of its devices together."""
-    load, use = engine.load(), engine.use()
+    load, use, proof = engine.load(), engine.use(), weights.prover.proof
     return replace(
         status,
         version=engine.version,
@@ -90,10 +90,10 @@ def with_engine(
         update_failures=weights.failures,
         stall_s_total=weights.stall_s_total,
         stall_s_max=weights.stall_s_max,
-        proofs=weights.proof.number,
-        proof_diff_total=weights.proof.difference_total,
-        proof_diff_max=weights.proof.difference_max,
-        proof_s_total=weights.proof.seconds_total,
+        proofs=proof.number,
+        proof_diff_total=proof.difference_total,
+        proof_diff_max=proof.difference_max,
+        proof_s_total=proof.seconds_total,
         verifier_s_total=totals.verifier_s,
         verifiers=scorer.counts(),
         commits_late=totals.late,

@@ -6,7 +6,7 @@
     update     applies the newest weights                     the weight store            the actor
     prove      has fixed tokens scored after each update      the engine                  the actor
     extend     keeps leases, cancels work whose lease is lost  time                        the actor
-    report     heartbeats, orders, stall watch                time                        the actor
+    report     heartbeats, commands, stall watch                time                        the actor
 
 All live in one task group: an error in any of them ends the actor with that error as its cause. Its leases are then
 released like the leases of a dead actor, so that a prompt that kills engines runs out of attempts.
@@ -38,7 +38,7 @@ EXTENSIONS = 4
 
 
 class Actor:
-    """Every lease ends in one of: a commit, its loss, or its return; a group is committed whole or not at all."""
+    """Every lease ends in a commit, its loss or its return. A group is committed whole or not at all."""
 
     def __init__(
         self,
@@ -62,9 +62,9 @@ class Actor:
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
-        While the engine stays more than `max_lag` versions behind, the actor leases nothing and gives back what has not
-        begun. With `max_span`, answers to train on that span more versions are cancelled while they generate and their
-        group fails as `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
+        While the engine stays more than `max_lag` versions behind, the actor leases nothing and gives back groups that
+        have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its group fails as
+        `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
         """
         self.name = name
         self._engine = engine
@@ -116,7 +116,9 @@ class Actor:
         async with asyncio.TaskGroup() as tasks:
             standing = [tasks.create_task(self._report())]
             await self._start()
-            standing += [tasks.create_task(each) for each in (self._update(), self._extend(), self._weights.prove())]
+            standing += [
+                tasks.create_task(each) for each in (self._update(), self._extend(), self._weights.prover.run())
+            ]
             await self._admit(tasks)
             await self._leave()
             for task in standing:
@@ -124,21 +126,20 @@ class Actor:
         await self._queue.heartbeat(self.status())
 
     async def drain(self) -> None:
-        """Take no more, finish what runs, leave. Returns when `run` has ended; the caller sets the deadline."""
+        """Lease no more, finish the leased groups, leave. Returns when `run` ended; the caller sets the deadline."""
         self._obey(Order.DRAIN)
         await self._ended.wait()
 
     async def stop(self) -> None:
-        """Give all leases back and leave. Returns when `run` has ended; the caller sets the deadline."""
+        """Give all leases back and leave. Returns when `run` ended; the caller sets the deadline."""
         self._obey(Order.STOP)
         await self._ended.wait()
 
     async def _start(self) -> None:
         async with within(self._settings.start_deadline_s, f"the engine and the verifiers of {self.name} to start"):
             newest = await self._weights.newest()
-            await self._engine.start(newest)
-            if newest is not None:
-                self._weights.started(newest.manifest)
+            with contextlib.nullcontext() if newest is None else self._weights.prover.taking(newest.manifest):
+                await self._engine.start(newest)
             await self._scorer.start()
         self._times = SequenceTimes(self._clock.now())
 
@@ -150,7 +151,7 @@ class Actor:
                 continue
             for lease in await self._intake.lease(held):
                 if lease.lease_id in self._works:
-                    continue  # a queue that failed over had lost the lease, and gives it to the same actor again
+                    continue  # after a fail-over that lost the lease, the queue leased the draw to the same actor again
                 work = self._works[lease.lease_id] = LeasedGroup(lease)
                 self._note_change()
                 work.task = tasks.create_task(self._serve(work))
@@ -169,7 +170,7 @@ class Actor:
             self._note_change()
 
     async def _answer(self, work: LeasedGroup) -> Result:
-        """The scored group, or the failure the draw ends with; every other error is the actor's."""
+        """The scored group, or the failure of the draw. Every other error ends the actor."""
         try:
             async with asyncio.TaskGroup() as samples:
                 tasks = [samples.create_task(self._complete(work, i)) for i in range(work.prompt.group_size)]
@@ -220,7 +221,7 @@ class Actor:
         return verified
 
     async def _commit(self, work: LeasedGroup, result: Result) -> None:
-        await self._weights.proven()
+        await self._weights.prover.proven()
         work.committing = True
         outcome = await self._queue.commit(work.lease, result)
         work.stored = outcome is CommitOutcome.STORED
@@ -266,7 +267,7 @@ class Actor:
             await self._queue.give_back([work.lease for work in left if not work.committing])
 
     def status(self) -> ActorStatus:
-        """The actor as its next heartbeat will show it."""
+        """The actor's status for its next heartbeat."""
         state = self._order.value if self._times else "starting"
         now = heartbeat.of_process(self.name, self._clock.wall(), state, self._metrics, self._weights.damaged)
         if self._times is None:
@@ -295,7 +296,7 @@ class Actor:
         times.note(self._clock.now(), self._works.values(), room)
 
     async def _change(self) -> None:
-        """Wait until a sequence or a group ends or an order comes; look again after a heartbeat in any case."""
+        """Wait until a sequence or a group ends or a command comes, at most one heartbeat interval."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.heartbeat_s):

@@ -1,4 +1,4 @@
-"""Where the time of an actor's sequences goes: sums over time since its engine started."""
+"""Sums the time that an actor's sequences spend in each state, since its engine started."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from olmorl.actors.leased_groups import LeasedGroup
 
 @dataclass(slots=True)
 class SequenceTimes:
-    """Seconds of all sequences in each state, summed over them. What was noted last holds until the next note."""
+    """Seconds of all sequences in each state, summed over them. A noted state holds until the next note."""
 
     started_at: float
     """All times are of one monotonic clock, in seconds."""
@@ -20,7 +20,7 @@ class SequenceTimes:
     awaiting_verdicts_s: float = 0.0
     """Finished by the engine, without their verdicts."""
     awaiting_group_s: float = 0.0
-    """Verified, and their group is not stored: they wait for the slowest of it."""
+    """Verified, and their group is not stored: they wait for its slowest sequence."""
     noted_at: float = 0.0
     _slots: int = 0
     _weights: int = 0

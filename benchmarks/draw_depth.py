@@ -42,7 +42,7 @@ class Cell(NamedTuple):
 
     actors: int
     slots: int
-    """Sequences side by side of an engine."""
+    """Sequences that an engine runs at one time."""
     tail: float
     """Sigma of the log-normal lengths."""
     solve_rate: float

@@ -3,7 +3,7 @@
 A field of `metrics.jsonl` has the same name in Prometheus, with the prefix `olmorl_` and base units: `prometheus_name`.
 The end of a name tells the kind and the unit: `_total` is a counter, `_s` are seconds, `_ratio` and `_fraction` are
 from 0 to 1. Tokens are completion tokens, unless the name says prompt tokens. Every series has the labels `run` and
-`process`; the labels named here come on top of them, and `MOST_LABEL_VALUES` bounds each of them.
+`process`. The labels named here are added to them. `MOST_LABEL_VALUES` bounds the values of each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 MOST_LABEL_VALUES: Final = 64
-"""Different values of one label of one metric. All further values share the value `other`."""
+"""Most values of one label of one metric. Further values become `other`."""
 
 SCORED: Final = {
     "reward_mean": "Mean reward of all completions scored since the last step, before filtering.",
@@ -72,7 +72,7 @@ LEARNER: Final = {
     "learner_snapshot_s": "Time to gather the new weights on the first rank.",
     "learner_publish_wait_s": "Time that the learner waited for the publishing of the version before.",
 }
-"""Reported by the learner for a step, over all its ranks (`StepReport.values`). Times are those of rank 0."""
+"""Reported by the learner for a step, over all its ranks (`StepReport.values`). Times are rank 0's."""
 
 STEP: Final = {
     "step": "Learner steps done.",
@@ -195,7 +195,7 @@ RANK: Final = {
 SOMETIMES: Final = {"kl_ref_mean": "Estimate of the divergence of the policy from the reference."}
 
 HELP: Final = STEP | SCORED | TOTALS | LEARNER | SOMETIMES | ACTOR | LAUNCHER | REDIS | RANK
-"""What each metric without a placeholder in its name means."""
+"""The meaning of each metric whose name has no placeholder."""
 
 
 class Family(NamedTuple):
@@ -208,7 +208,7 @@ class Family(NamedTuple):
     label: str
     help: str
     parts: tuple[str, ...] = ()
-    """The only parts there are; empty: any part."""
+    """The only allowed parts. Empty: any part."""
 
     @property
     def is_history(self) -> bool:
@@ -244,7 +244,7 @@ FAMILIES: Final = (
     Family("source_{}_reward_mean", "source_reward_mean", "source", "Mean reward since the last step." + _OF["source"]),
     Family("failures_{}", "failures_total", "cause", "Draws that failed. By cause."),
 )
-"""The labelled metrics that come from lines. The first that fits a field has it."""
+"""The labelled metrics that come from lines. A field belongs to the first family that fits it."""
 
 FLAT: Final = {
     "reward_{}_mean": "Mean reward that a verifier gave since the last step.",
@@ -306,7 +306,7 @@ def meaning(name: str) -> str | None:
 
 
 def _between(text: str, pattern: str) -> str:
-    """What `text` has in the place of `{}`; empty when it does not fit the pattern."""
+    """The part of `text` at the place of `{}`; empty when `text` does not fit the pattern."""
     begin, _, end = pattern.partition("{}")
     fits = text.startswith(begin) and text.endswith(end) and len(text) > len(begin) + len(end)
     return text[len(begin) : len(text) - len(end)] if fits else ""

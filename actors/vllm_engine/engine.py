@@ -29,9 +29,9 @@ from olmorl.actors.vllm_engine.arguments import (
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
 from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes, file_signature
-from olmorl.building import describe, would_repeat
 from olmorl.clock import within
 from olmorl.errors import EngineDied, ModelError, StartError, WeightError
+from olmorl.failed_start import describe, would_repeat
 from olmorl.messages import Completion, Floats, Span, TokenIds, Version
 from olmorl.model_cost import VALUE_BYTES, AnswerWork, ModelCost, model_cost
 from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
@@ -95,7 +95,7 @@ class _StepGauge:
 
 
 _LOADING = threading.Lock()
-"""Held by the thread that imports vLLM ahead of the start, or starts it: both set variables of the environment."""
+"""Held while vLLM is imported or started: both set environment variables."""
 
 
 class VllmEngine:
@@ -139,7 +139,7 @@ class VllmEngine:
 
         Raises:
             ModelError: a folder that vLLM cannot load.
-            ConfigError: a core that is not there.
+            ConfigError: a core that does not exist.
             StartError: a setting or a file that the engine cannot start with.
             EngineDied: the engine's processes ended while they started.
         """
@@ -186,7 +186,7 @@ class VllmEngine:
 
         Raises:
             ValueError: the prompt is empty or leaves no room for a token, or the sampling is out of vLLM's bounds.
-            EngineDied: the engine went away, or is gone.
+            EngineDied: the engine died, now or earlier.
         """
         if not 0 < len(prompt) < self._max_model_len:
             raise ValueError(f"a prompt of {len(prompt)} tokens: the engine takes 1 to {self._max_model_len - 1}")
@@ -246,7 +246,7 @@ class VllmEngine:
 
         Raises:
             WeightError: the weights do not fit; the engine continues with its version.
-            EngineDied: the engine went away, or holds half a version and was ended.
+            EngineDied: the engine died, or was ended because it holds half a version.
         """
         llm = self._running()
         check_fit(staged, self._shapes, tied=getattr(llm.model_config.hf_config, "tie_word_embeddings", False))
@@ -265,8 +265,8 @@ class VllmEngine:
         if any(refusals):
             raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")
         await self._call(core.pause_scheduler_async("keep", False))
-        # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same way, so
-        # the time between them is the time between the two events in the engine core.
+        # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same path,
+        # so the time between them is the time between the two events in the engine core.
         paused_at = time.monotonic()
         try:
             loaded = await self._call(core.collective_rpc_async("load_staged_weights", None, arguments))
@@ -282,10 +282,10 @@ class VllmEngine:
         return Update(version, time.monotonic() - paused_at)
 
     async def score(self, token_ids: Sequence[int]) -> Floats:
-        """Score a prompt before all that wait. vLLM samples one token after it, which counts as nothing.
+        """Score a prompt before all waiting ones. vLLM samples one token after it, which no counter counts.
 
         Raises:
-            EngineDied: the engine went away, or is gone.
+            EngineDied: the engine died, now or earlier.
         """
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -320,7 +320,7 @@ class VllmEngine:
         except EngineDeadError:
             raise EngineDied(f"the engine core of {self._model.path} has ended") from None
 
-    # --- what the actor asks --------------------------------------------------------------------
+    # --- state for the actor --------------------------------------------------------------------
 
     def load(self) -> EngineLoad:
         """The load after the last step; later requests count as waiting."""
@@ -367,7 +367,7 @@ class VllmEngine:
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, 0)
             del llm
-            gc.collect()  # the client is in a reference cycle, and logs an error when the interpreter ends
+            gc.collect()  # a client in a reference cycle would log an error at the end of the interpreter
         await asyncio.to_thread(self._processes.end)
 
 

@@ -1,4 +1,4 @@
-"""What the Grafana boards show: for each panel its queries, and what good looks like."""
+"""The panels of the Grafana boards: the queries of each, and what good looks like."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class GrafanaPanel(NamedTuple):
 
     title: str
     good: str
-    """What a healthy run shows here."""
+    """The values of a healthy run."""
     queries: tuple[Query, ...]
     unit: str = "short"
     is_number: bool = False
     shows_name: bool = False
-    """A number that is shown by the name of its line."""
+    """Whether a number is shown as the name of its line."""
     stacked: bool = False
 
 
@@ -75,14 +75,14 @@ OVERVIEW = GrafanaBoard(
         GrafanaPanel("Steps done", "Grows without a break.", (_line("step"),), is_number=True),
         GrafanaPanel(
             "What limits the run",
-            "`balanced`. Else `olmorl-ctl RUN status` says why, and what would balance it.",
+            "`balanced`. Otherwise `olmorl-ctl RUN status` gives the reason and a remedy.",
             (Query(f"olmorl_limit{{{LAUNCHER}}} == 1", "{{limit}}", _LINES),),
             is_number=True,
             shows_name=True,
         ),
         GrafanaPanel(
             "Actor nodes for each learner node",
-            "What the run has is close to the ratio at which neither waits for the other.",
+            "The run's own ratio is close to this one, at which neither waits for the other.",
             (Query(f"olmorl_balanced_actors_per_learner{{{LAUNCHER}}}", "at balance", _LINES),),
         ),
         GrafanaPanel(
@@ -121,7 +121,7 @@ OVERVIEW = GrafanaBoard(
         ),
         GrafanaPanel(
             "Tokens a second",
-            "Trained is close to generated. The gap is what filtering, failures and age cost.",
+            "Trained is close to generated. The gap is the cost of filtering, failures and age.",
             (
                 Query(f"sum({_rate('tokens_generated_total', ALL_ACTORS, '1m')})", "generated"),
                 Query(_rate("tokens_trained_total", LEARNER), "trained"),
@@ -175,7 +175,7 @@ LEARNING = GrafanaBoard(
         ),
         GrafanaPanel(
             "Engine against learner",
-            "The fresh tokens stay near zero whatever the lag: they differ by rounding alone.",
+            "The fresh tokens stay near zero at any lag: only rounding separates them.",
             (_line("kl_engine_learner", "all tokens"), _line("kl_engine_learner_fresh", "tokens of lag 0")),
         ),
         GrafanaPanel(
@@ -185,7 +185,7 @@ LEARNING = GrafanaBoard(
         ),
         GrafanaPanel(
             "Distribution of answer lengths",
-            "The tail is what static batching would wait for.",
+            "Static batching would wait for the tail.",
             _quantiles("completion_tokens"),
         ),
         GrafanaPanel("Truncated answers", "Below 25%.", (_line("truncated_fraction"),), "percentunit"),
@@ -329,7 +329,7 @@ ENGINES = GrafanaBoard(
     (
         GrafanaPanel(
             "Tokens a second",
-            "All actors are alike.",
+            "All actors have similar values.",
             (Query(_rate("tokens_generated_total", ACTORS, "1m"), "{{process}}"),),
         ),
         GrafanaPanel(
@@ -373,7 +373,7 @@ ENGINES = GrafanaBoard(
             "percentunit",
         ),
         GrafanaPanel(
-            "Sequences that wait, by what for",
+            "Sequences that wait, by reason",
             "Few. Weights: updates are late. Verdicts: verifiers are slow. Group: one answer is longer than the rest.",
             tuple(
                 Query(f"sum({_rate(f'sequences_awaiting_{what}_s_total', ALL_ACTORS, '1m')})", what)
@@ -423,7 +423,7 @@ ENGINES = GrafanaBoard(
         ),
         GrafanaPanel(
             "Processor time of the processes",
-            "Busy processes of the run, in cores. Engine processes of their own are not included.",
+            "Cores that the processes of the run use. Separate engine processes are not included.",
             (Query(f"rate(process_cpu_seconds_total{{{RUN}}}[1m])", "{{process}}"),),
         ),
     ),

@@ -1,6 +1,6 @@
-"""Prometheus metrics of each process, on the address of its own that the run uses. The one file with prometheus-client.
+"""Serves the Prometheus metrics of each process. The one file with prometheus-client.
 
-`olmorl.metrics` has every name, its meaning, its labels and its buckets: a name that it does not have is not exported.
+`olmorl.metrics` has every name, its meaning, its labels and its buckets. Other names are not exported.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from olmorl import metrics
 from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.errors import ResourceError
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_log import Ended
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import ActorStatus, Group
 from olmorl.metrics import prometheus_name
 
@@ -38,7 +38,7 @@ _BUSY = {"seconds": "busy_s"}
 _GAUGES = ("queue_depth", "breaker_open")
 _OTHER = "other"
 _MOST_UNCOUNTED = 10_000
-"""Values that a histogram keeps before it counts them without a scrape."""
+"""The most values that a histogram keeps between two scrapes. At more it counts them without a scrape."""
 Labels = Mapping[str, str]
 Weights = npt.NDArray[np.float64]
 Entries = Sequence[Mapping[str, Any]]
@@ -51,7 +51,7 @@ class Telemetry:
     def __init__(
         self, process: str, run: str, host: str, port: int = 0, targets: Callable[[], Entries] | None = None
     ) -> None:
-        """Serve at `host`.
+        """Serve at `host`, the address that the run uses.
 
         Args:
             port: 0: a free one.
@@ -76,7 +76,7 @@ class Telemetry:
         self.address = f"{host}:{self._server.server_address[1]}"
 
     def record(self, values: Mapping[str, object]) -> None:
-        """Take over the numbers of a status. Never raises: what they tell of has happened."""
+        """Take over the numbers of a status. Never raises, because the events have already happened."""
         for name, value in values.items():
             if _is_number(value):
                 self._take(name, value, {})
@@ -133,7 +133,7 @@ class Telemetry:
             self._observe("token_lag_versions", lags, {}, [span.end - span.start for span in spans])
 
     def record_verdict(self, verdict: RunVerdict | None) -> None:
-        """Take over what limits the run; nothing before there is a verdict."""
+        """Take over the limit of the run. Does nothing before there is a verdict."""
         if verdict is None:
             return
         for limit in Bottleneck:
@@ -180,7 +180,7 @@ class Telemetry:
             self._record_verifiers(part, numbers)
 
     def _record_verifiers(self, part: str, numbers: Mapping[str, float]) -> None:
-        """Take over what one part of the verifiers did; the kinds of outcomes become a label."""
+        """Take over the counts of one part of the verifiers. The kinds of outcomes become a label."""
         for name, value in numbers.items():
             name, _, kind = name.partition(".")
             total = f"verifier_{name}" if name in _GAUGES else f"verifier_{_BUSY.get(name, name)}_total"
@@ -200,7 +200,7 @@ class Telemetry:
     def _warn(self, name: str, error: Exception) -> None:
         if name not in self._untold:
             self._untold.add(name)
-            log.warning("Prometheus is not told %s: %s", name, error)
+            log.warning("%s is not exported to Prometheus: %s", name, error)
 
     def _bounded(self, name: str, labels: Labels) -> dict[str, str]:
         """The labels, with `other` for the values of a label beyond the first ones."""
@@ -247,7 +247,7 @@ class Telemetry:
 class Distribution(Collector):
     """One histogram of `metrics.HISTOGRAMS`: takes many values at once, each with a weight, from any thread.
 
-    Values are only kept when they come, and counted together at a scrape: they come often, and scrapes are rare.
+    New values are only kept, and are counted together at a scrape: values are frequent, and scrapes are rare.
     """
 
     def __init__(self, name: str, labels: Sequence[str]) -> None:
@@ -303,7 +303,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _serve(
     registry: CollectorRegistry, host: str, port: int, targets: Callable[[], Entries] | None
 ) -> ThreadingHTTPServer:
-    class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
+    class WithTargets(MetricsHandler.factory(registry)):  # type: ignore[misc]
         def do_GET(self) -> None:
             if targets is None or self.path != TARGETS_PATH:
                 # prometheus-client writes vllm_ for vllm: in the OpenMetrics format, so all get the older one.
@@ -322,7 +322,7 @@ def _serve(
         daemon_threads = True
 
     try:
-        server = Server((host, port), Handler)
+        server = Server((host, port), WithTargets)
     except OSError as error:
         raise ResourceError(
             f"the metrics cannot be served at {host}:{port}: {error.strerror}: give another telemetry.port, or 0"
@@ -332,7 +332,7 @@ def _serve(
 
 
 class Targets:
-    """Prometheus' discovery: one entry for each process. The file is replaced at once when a process comes or goes."""
+    """Prometheus' discovery: one entry for each process. Its file is replaced whole when a process starts or ends."""
 
     def __init__(self, path: Path, run: str) -> None:
         self._path = path

@@ -1,4 +1,4 @@
-"""Reads the status of the run again and again, for the supervisors and for people."""
+"""Reads the status of the run repeatedly, for the supervisors and for people."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class StatusLoop:
         return self.latest
 
     async def release_earlier_actors(self) -> None:
-        """Actors of an earlier start ended with it: their prompts need not wait for their leases to expire."""
+        """Release the leases of actors of an earlier start, which ended with it, before they expire."""
         await self.update()
         while self._dead_actors:
             await self.update()

@@ -50,14 +50,14 @@ class Status:
     actors: Sequence[ActorStatus] = ()
     """Their last heartbeats."""
     pulses: Mapping[str, float] = field(default_factory=dict)
-    """When each learner rank last gave a sign of life, by the orchestrator's clock."""
+    """The time of the last sign of life of each learner rank, by the orchestrator's clock."""
     waits: Sequence[Wait] = ()
     failures: tuple[int, str] = (0, "")
-    """Draws that failed in a row, and in words."""
+    """The number of draws that failed in a row, and a sentence about them."""
     sample: RecentSample | None = None
     """An answer of the last draw that ended with a group."""
     verdict: RunVerdict | None = None
-    """What limits the run; the launcher adds it."""
+    """The limit of the run; the launcher adds it."""
 
 
 class Terminal(Console):
@@ -78,7 +78,7 @@ class LiveView:
     title: str
     console: Console = field(default_factory=Terminal)
     engine_start: str = "starting"
-    """What an engine does before it generates."""
+    """The work of an engine before it generates."""
     started: float = field(default_factory=time.monotonic)
     latest: RunView = field(default_factory=lambda: RunView(title=""))
     """What was shown last."""
@@ -116,7 +116,7 @@ class LiveView:
         self._tell(text)
 
     def doing(self, what: str) -> None:
-        """Show what the launcher does before there is a status of the run."""
+        """Show the work of the launcher before the run has a status."""
         self._tell(what)
         if self._live is not None:
             self.latest = self._history.view(self._now(phases=[what]), [], None)
@@ -145,7 +145,7 @@ class LiveView:
         """Bring the view up to date.
 
         Args:
-            slots: what the launcher knows of each actor, with its faults: `ActorSupervisor.describe`.
+            slots: each actor with its state and its last fault, as `ActorSupervisor.describe` gives it.
         """
         for line in status.lines:
             self._has_line = True
@@ -173,7 +173,7 @@ class LiveView:
                 self._tell(f"{phase.part}: {phase.what}")
 
     def _say_verdict(self, verdict: RunVerdict | None) -> None:
-        """Print what limits the run when it is another limit than before, and likely."""
+        """Print the limit of the run when it has changed and is likely."""
         if verdict is not None and verdict.limit is not self._limit and verdict.sure > LIKELY:
             self._limit = verdict.limit
             self._print(verdict.text)
@@ -262,12 +262,12 @@ def summary(lines: Sequence[dict[str, Any]], run_dir: Path, seconds: float) -> R
 
 
 def _accuracy(value: float | None) -> str:
-    """Of an evaluation round, which has none when no prompt of it was answered."""
+    """The accuracy of an evaluation round; none when none of its prompts was answered."""
     return "unanswered" if value is None else f"{value:.3f}"
 
 
 def _mean(values: Sequence[tuple[float | None, float]], form: str) -> str:
-    """Of weighted values; a step may have none."""
+    """The mean of weighted values; a step may have none."""
     there = [(value, weight) for value, weight in values if value is not None]
     total = sum(weight for _, weight in there)
     return format(sum(value * weight for value, weight in there) / total, form) if total else "-"

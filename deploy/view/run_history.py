@@ -10,7 +10,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from olmorl.deploy.view.dashboard import ActorRow, EvaluationCurve, RecentSample, RunView
-from olmorl.learner.storage.rollout_log import Ended
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import ActorStatus, Group, Version
 
 MOST_STEPS = 400

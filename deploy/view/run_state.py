@@ -22,7 +22,7 @@ def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def verdict_of(run_dir: Path) -> RunVerdict | None:
-    """What limits the run, or limited it at its end; None without a recipe or with too few lines."""
+    """The limit of the run, now or at its end; None without a recipe or with too few lines."""
     try:
         settings = config.load(run_dir / "config.toml")
     except (ConfigError, OSError):

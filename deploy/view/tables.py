@@ -49,7 +49,7 @@ _SHORT_WAIT_S = 5.0
 REFRESH_S = 1.0
 """Time between two looks of `top`."""
 _FILE_WIDTH = 160
-"""Columns of what is not shown on a terminal."""
+"""Width of the output without a terminal."""
 
 
 def show_figure(run_dir: Path, arguments: argparse.Namespace) -> None:
@@ -61,7 +61,7 @@ def show_figure(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def show_ledger(run_dir: Path, arguments: argparse.Namespace) -> None:
-    """One object per draw with `--json`, else how many ended how."""
+    """Show one object per draw with `--json`, else the number of draws by outcome."""
     records = read_ledger(run_dir)
     if arguments.json:
         for record in records:
@@ -78,7 +78,7 @@ def show_ledger(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def show_trace(run_dir: Path, arguments: argparse.Namespace) -> None:
-    """The story of one prompt, a line a moment."""
+    """Show the story of one prompt, one moment a line."""
     moments = prompt_story(run_dir, arguments.prompt)
     if arguments.json:
         print(json.dumps({"prompt_id": arguments.prompt, "moments": [moment._asdict() for moment in moments]}))
@@ -91,7 +91,7 @@ def show_trace(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_json: bool) -> None:
-    """The last metrics line, and what the launcher says, or why it says nothing."""
+    """Show the last metrics line, and the launcher's answer or the reason why there is none."""
     lines = metric_lines(run_dir)
     if not lines and live is None:
         raise _no_step_yet(run_dir)
@@ -156,7 +156,7 @@ def follow_view(view: Mapping[str, Any], ask: Callable[[], Mapping[str, Any]]) -
 
 
 def show_actors(actors: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """A row an actor."""
+    """Show one row for each actor."""
     if as_json:
         print(json.dumps(actors))
         return
@@ -171,7 +171,7 @@ def show_actors(actors: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 
 
 def show_dead_letters(found: Mapping[str, Any], as_json: bool) -> None:
-    """A row a letter."""
+    """Show one row for each dead letter."""
     if as_json:
         print(json.dumps(found))
         return

@@ -1,9 +1,9 @@
-"""What limits a run, in one sentence with its evidence, from a window of metric lines. Pure.
+"""Names the limit of a run, in one sentence with its evidence, from a window of metric lines. Pure.
 
-The engines' slots and the learner are the two machines that a run pays for. If one of them always works, it limits. If
-both are idle at times, sequences are held somewhere between them: before their version arrives, at the verifiers, in
-groups that wait for their slowest answer. Or there are fewer draws under way than slots. By Little's law the place with
-the most sequences is where the time goes.
+A run pays for the engines' slots and for the learner. If one of them always works, it is the limit. If both are idle at
+times, sequences wait somewhere between them: for their version, for the verifiers, or in groups for their slowest
+answer. Or fewer draws are in flight than there are slots. By Little's law most time goes to the place with the most
+sequences.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from olmorl.config import Config
 
 Lines = Sequence[Mapping[str, Any]]
 WINDOW = 16
-"""Lines that a verdict looks at: the newest ones."""
+"""The newest lines, which a verdict uses."""
 LEAST_LINES = 3
-"""Lines from which there is a verdict."""
+"""The fewest lines for a verdict."""
 PARTS = 4
-"""Parts of the window that are judged on their own, for how sure the verdict is."""
+"""Parts of the window that are judged separately, to estimate how sure the verdict is."""
 WAITS = 0.1
-"""Share of its time from which the learner counts as waiting."""
+"""The learner counts as waiting from this share of its time."""
 IDLE = 0.2
-"""Share of free slots from which engines count as idle. Some are always free for a moment: groups come as a whole."""
+"""Engines count as idle from this share of free slots. Some are always free for a moment: groups come as a whole."""
 GAIN = 1.1
-"""A change that makes the run less than so many times as fast is not worth a word: the run is balanced."""
+"""A run is balanced if no change makes it at least this many times as fast."""
 SPARE = 1.25
-"""Sequences under way for each slot at which engines stay full, though a batch trains and answers end unevenly."""
+"""Sequences in flight for each slot that keep engines full, though a batch trains and answers end unevenly."""
 
 
 _NEEDED = {"step", "wall_s", "tokens_trained_total", "tokens_generated_total"}
 
 
 class Bottleneck(StrEnum):
-    """What limits a run."""
+    """The limits of a run."""
 
     ACTORS = "actors"
     LEARNER = "learner"
     VERIFIERS = "verifiers"
     QUEUE = "queue"
-    """Fewer draws are allowed to be under way than the engines have slots."""
+    """Fewer draws may be in flight than the engines have slots."""
     WEIGHTS = "weights"
     DATA = "data"
     STRAGGLERS = "stragglers"
@@ -56,8 +56,8 @@ _SAYS = {
     Bottleneck.ACTORS: "the actors limit this run",
     Bottleneck.LEARNER: "the learner limits this run",
     Bottleneck.VERIFIERS: "the verifiers limit this run",
-    Bottleneck.QUEUE: "too few prompts under way limit this run",
-    Bottleneck.WEIGHTS: "the way of the weights limits this run",
+    Bottleneck.QUEUE: "too few prompts in flight limit this run",
+    Bottleneck.WEIGHTS: "the transfer of weights limits this run",
     Bottleneck.DATA: "the data limits this run",
     Bottleneck.STRAGGLERS: "the slowest answers limit this run",
     Bottleneck.BALANCED: "learner and actors are balanced",
@@ -65,7 +65,7 @@ _SAYS = {
 
 
 class Shape(NamedTuple):
-    """What the recipe says of the size of a run."""
+    """The size of a run, from its recipe."""
 
     learner_nodes: int
     actor_nodes: int
@@ -74,7 +74,7 @@ class Shape(NamedTuple):
     batch: int
     """Groups of a step."""
     ahead: int
-    """Batches under way beside the one that trains."""
+    """Batches in flight in addition to the one that trains."""
     steps: int
 
     @classmethod
@@ -92,16 +92,16 @@ class Shape(NamedTuple):
 
 
 class RunVerdict(NamedTuple):
-    """What limits a run, how sure that is, and what would balance it."""
+    """The limit of a run, with its certainty, its evidence and a remedy."""
 
     limit: Bottleneck
     sure: float
     """0 to 1."""
     evidence: str
     advice: str
-    """Empty: there is nothing to change."""
+    """Empty if there is nothing to change."""
     actors_per_learner: float | None
-    """Actor nodes for each learner node at which neither would wait for the other; None while it is not known."""
+    """Actor nodes for each learner node at which neither would wait for the other; None while unknown."""
 
     @property
     def text(self) -> str:
@@ -115,19 +115,19 @@ class RunVerdict(NamedTuple):
 
 
 class WindowMeans(NamedTuple):
-    """Means over time of a window. Sequences are those of all actors."""
+    """Means over time of a window. Sequences are counted over all actors."""
 
     step_s: float
     learner_wait: float
     """Share of the time without a batch."""
     publish_wait: float
-    """Share of the time in which the learner waits until the version before is published."""
+    """Share of the time in which the learner waits for the publication of the version before."""
     publish_s: float
     stall: float
     """Share of the engines' time in updates."""
     slots: float
     slots_used: float
-    """Share."""
+    """Share of the slots."""
     awaiting_weights: float
     awaiting_verdicts: float
     awaiting_group: float
@@ -139,7 +139,7 @@ class WindowMeans(NamedTuple):
     learner_per_s: float
     """Tokens per second that the learner trains when it does not wait."""
     actors_per_s: float | None
-    """Tokens per second that full engines generate and the learner trains: less what is filtered, failed or stale."""
+    """Tokens per second that full engines generate and the learner trains, without filtered, failed and stale ones."""
 
     @property
     def idle(self) -> float:
@@ -153,7 +153,7 @@ def verdict(lines: Lines, shape: Shape) -> RunVerdict | None:
         lines: metric lines, oldest first.
     """
     lines = [line for line in lines if line.keys() >= _NEEDED]
-    # The first batches find empty engines, and beside the last ones nothing is generated: neither is the usual state.
+    # The first batches find empty engines, and nothing is generated during the last ones: neither is the usual state.
     steady = [line for line in lines if shape.ahead + 1 < line["step"] <= shape.steps - shape.ahead]
     window = (steady if len(steady) > LEAST_LINES else list(lines))[-WINDOW - 1 :]
     measured = measure(window, shape)
@@ -170,7 +170,7 @@ def verdict(lines: Lines, shape: Shape) -> RunVerdict | None:
     limit, ratio = judge(measured, shape), balance(measured, shape)
     judged = [judge(found, shape) for part in _parts(window) if (found := measure(part, shape))]
     number = len(window) - 1
-    # The whole window has a vote too, and few lines are never sure.
+    # The whole window has a vote too. A verdict from few lines is never sure.
     sure = (Counter(judged)[limit] + 1) / (len(judged) + 1) * number / (number + 1)
     return RunVerdict(limit, sure, _evidence(limit, measured, shape), _advice(limit, measured, shape), ratio)
 
@@ -191,7 +191,7 @@ def measure(lines: Lines, shape: Shape) -> WindowMeans | None:
     wall_s = max(last["wall_s"] - before["wall_s"], 1e-9)
 
     def mean(name: str) -> float | None:
-        """Over time, of the lines that have the field."""
+        """The mean over time of the lines that have the field."""
         there = [(line[name], seconds[id(line)]) for line in counted if line.get(name) is not None]
         total = sum(weight for _, weight in there)
         return sum(value * weight for value, weight in there) / total if total else None
@@ -227,7 +227,7 @@ def measure(lines: Lines, shape: Shape) -> WindowMeans | None:
 
 
 def judge(measured: WindowMeans, shape: Shape) -> Bottleneck:
-    """What limits a run that is as measured."""
+    """The limit of a run with these means."""
     engines_idle = measured.idle >= IDLE
     if measured.learner_wait < WAITS:
         if measured.publish_wait >= WAITS:
@@ -253,22 +253,22 @@ def _gain_of_nodes(measured: WindowMeans, actors_per_s: float, shape: Shape) -> 
 
 
 def _held(measured: WindowMeans, shape: Shape) -> dict[Bottleneck, float]:
-    """Where the sequences are that empty slots lack."""
+    """The number of sequences that each limit keeps away from empty slots."""
     sequences = shape.batch * shape.group
     under_way = (shape.ahead + measured.learner_wait) * sequences
-    # Draws are allowed for published versions only: those of a version on its way are held back.
+    # Draws are allowed only for published versions. The draws of a version in transfer are held back.
     held_back = min(measured.publish_s / measured.step_s, 1.0) * sequences
     return {
         Bottleneck.QUEUE: max(measured.slots - under_way, 0.0),
         Bottleneck.WEIGHTS: measured.awaiting_weights + measured.stall * measured.slots + held_back,
         Bottleneck.VERIFIERS: measured.awaiting_verdicts,
-        # Ready groups that the learner waits beside are too few for a batch, or leave room for older ones.
+        # Ready groups while the learner waits are too few for a batch, or leave room for older ones.
         Bottleneck.STRAGGLERS: measured.awaiting_group + measured.ready * measured.learner_wait,
     }
 
 
 def balance(measured: WindowMeans, shape: Shape) -> float | None:
-    """Actor nodes for each learner node at which both work all the time."""
+    """Actor nodes for each learner node at which both are always busy."""
     if not measured.actors_per_s or not measured.learner_per_s:
         return None
     return (measured.learner_per_s / shape.learner_nodes) / (measured.actors_per_s / shape.actor_nodes)
@@ -282,7 +282,7 @@ def _evidence(limit: Bottleneck, measured: WindowMeans, shape: Shape) -> str:
             return f"{both}, {measured.awaiting_verdicts:,.0f} answers wait for verdicts, each {wait_s:.1f} s"
         case Bottleneck.QUEUE:
             allowed = (shape.ahead + 1) * shape.batch * shape.group
-            return f"{both}, {allowed:,} sequences may be under way for {measured.slots:,.0f} slots"
+            return f"{both}, {allowed:,} sequences may be in flight for {measured.slots:,.0f} slots"
         case Bottleneck.WEIGHTS:
             return ", ".join(
                 [
@@ -316,13 +316,13 @@ def _advice(limit: Bottleneck, measured: WindowMeans, shape: Shape) -> str:
         case Bottleneck.VERIFIERS:
             return "raise verifiers.workers on hosts with free cores, or make the slowest verifier faster"
         case Bottleneck.WEIGHTS:
-            return "raise weights.publish_every or schedule.max_lag, or give the weights a faster way (weights.store)"
+            return "raise weights.publish_every or schedule.max_lag, or choose a faster weights.store"
         case Bottleneck.DATA:
             return "give more rows, or raise data.epochs"
 
 
 def _split(ratio: float | None, shape: Shape) -> str:
-    """The split of the nodes that keeps both at work."""
+    """The split of the nodes that keeps both busy."""
     if ratio is None:
         return ""
     now = shape.actor_nodes / shape.learner_nodes
@@ -343,7 +343,7 @@ class VerdictWindow:
         self.latest: RunVerdict | None = None
 
     def add(self, lines: Lines) -> None:
-        """Add new lines, oldest first; lines that are known already change nothing."""
+        """Add new lines, oldest first; known lines change nothing."""
         if not lines or (self._lines and lines[-1] == self._lines[-1]):
             return
         for line in lines:

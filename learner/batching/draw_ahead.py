@@ -1,4 +1,4 @@
-"""How many draws must be in flight so that the learner does not wait, and no more: what waits grows stale.
+"""How many draws must be in flight so that the learner does not wait, and no more: waiting groups grow stale.
 
 A draw made now is finished one draw time later. So only the batches that the learner asks for until then need draws
 now. Draw time, step time and the share of groups with a gradient are measured.
@@ -30,7 +30,7 @@ LEAST_MARGIN, LARGEST_MARGIN = 1.25, 16.0
 
 
 class Rates(NamedTuple):
-    """What was measured."""
+    """The measured rates."""
 
     draw_s: float
     """From a draw to its result: all but the slowest draws take less."""

@@ -1,4 +1,4 @@
-"""How busy the engines were since the last metrics line, from the times that their heartbeats sum up."""
+"""Computes how busy the engines were since the last metrics line, from the times in their heartbeats."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from olmorl.learner.storage.metrics_log import Fields
 from olmorl.messages import ActorStatus
 
 KEPT = 0.99
-"""Share of the weight that earlier heartbeats keep in the fit of the speed when a new one comes."""
+"""With each new heartbeat the earlier ones keep this share of their weight in the fit of the speed."""
 USUAL_SLOWDOWN = 0.2
-"""Share of the time of a token that grows with the number of sequences, where nothing says how much it is."""
+"""Assumed share of a token's time that grows with the number of sequences."""
 LEAST_SPREAD = 0.1
-"""Relative spread of the number of running sequences from which heartbeats say it."""
+"""Relative spread of the number of running sequences at which the heartbeats count as much as the assumption."""
 _SUMS = (
     *("up_s", "busy_s", "running_s", "slots_s", "awaiting_weights_s", "awaiting_verdicts_s", "awaiting_group_s"),
     *("flops", "moved_bytes"),
@@ -23,10 +23,10 @@ _SUMS = (
 
 @dataclass
 class SpeedFit:
-    """The time of a token of one sequence is a line over the number of sequences that run.
+    """The time of a token of one sequence is a linear function of the number of running sequences.
 
-    Fitted to heartbeats by least squares, with weights that fade. The slope is drawn to a usual one, as strongly as
-    observations with the spread `LEAST_SPREAD` would: with engines that always run equally many, nothing else is known.
+    Fitted to heartbeats by least squares, with weights that fade. `USUAL_SLOWDOWN` is a prior on the slope, as strong
+    as observations with the spread `LEAST_SPREAD`: engines with a constant number of sequences do not show the slope.
     """
 
     _weight: float = 0.0
@@ -36,7 +36,7 @@ class SpeedFit:
     _ny: float = 0.0
 
     def note(self, tokens: int, busy_s: float, running_s: float) -> None:
-        """Add what one engine did in one interval."""
+        """Add the tokens and times of one engine in one interval."""
         if tokens <= 0 or busy_s <= 0 or running_s <= 0:
             return
         number, token_s = running_s / busy_s, running_s / tokens
@@ -45,7 +45,7 @@ class SpeedFit:
         self._weight, self._n, self._y, self._nn, self._ny = (KEPT * a + b for a, b in zip(old, values, strict=True))
 
     def tokens_per_s(self, sequences: float) -> float | None:
-        """Tokens per second of an engine that runs so many sequences; None while nothing was observed."""
+        """Tokens per second of an engine that runs this many sequences; None before the first observation."""
         if not self._weight or sequences <= 0:
             return None
         mean_n, mean_y = self._n / self._weight, self._y / self._weight
@@ -70,7 +70,7 @@ class EngineTimes:
     """What the devices could have done since the last line."""
 
     def heard(self, status: ActorStatus, before: ActorStatus) -> None:
-        """Add what an actor did since its heartbeat `before`; one without times if it has started since."""
+        """Add an actor's times since its heartbeat `before`, which has none if the actor started since."""
         now, then = asdict(status), asdict(before)
         grown = {name: max(now[name] - then[name], 0.0) for name in _SUMS}
         for name, seconds in grown.items():

@@ -17,7 +17,7 @@ from olmorl.messages import ActorStatus, Group, Result, StepReport
 from olmorl.ports import Counts
 
 SPREAD = 2.0
-"""The tokens of one heartbeat are spread over so many intervals, because the next heartbeat may be late."""
+"""The tokens of one heartbeat are spread over this many intervals, because the next heartbeat may be late."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class TokenCount:
         self._parts: list[tuple[float, float, float]] = []
 
     def heard(self, now: float, seconds: float, tokens: int) -> None:
-        """Add a heartbeat: `tokens` more than the one of the same actor `seconds` earlier; 0 for the first."""
+        """Add a heartbeat with `tokens` since the actor's previous one, `seconds` ago; 0 for the first."""
         self._parts.append((now, now + SPREAD * max(seconds, 0.0), tokens))
 
     def between(self, since: float, now: float) -> float:
@@ -55,7 +55,7 @@ class TokenCount:
 
 
 def _overlap(begin: float, end: float, since: float, now: float) -> float:
-    """The share of [begin, end] that lies between `since` and `now`; 0 or 1 for a single moment."""
+    """The share of [begin, end] that is between `since` and `now`; 0 or 1 for a single moment."""
     if end <= begin:
         return float(begin <= now)
     return max(min(end, now) - max(begin, since), 0.0) / (end - begin)
@@ -96,7 +96,7 @@ class StepMetrics:
         self._seen = dict(statuses)
         self._window = ActorTotals()
         self._recent: dict[str, list[tuple[float, int]]] = {}
-        """By actor, the end and the tokens of its groups that its last heartbeat does not know."""
+        """By actor, the end and the tokens of its groups since its last heartbeat."""
         self._tokens = TokenCount()
         self._engines = EngineTimes()
         self._ready = TimeMean(now)
@@ -123,13 +123,13 @@ class StepMetrics:
         self._ready.note(groups, now)
 
     def taken(self, results: Iterable[Result]) -> None:
-        """Note the groups that arrived. A dead actor has not lost what it committed after its last heartbeat."""
+        """Note the groups that arrived. A dead actor has not lost groups that it committed after its last heartbeat."""
         for result in results:
             if isinstance(result, Group):
                 self._recent.setdefault(result.actor, []).append((result.finished_at, result.num_tokens))
 
     def heard(self, statuses: Mapping[str, ActorStatus], now: float) -> None:
-        """Add the counts of the actors since their last heartbeats, and what the actors that are gone have lost."""
+        """Add the counts of the actors since their last heartbeats, and the lost tokens of actors that are gone."""
         for name in self._seen.keys() - statuses.keys():
             self._window.wasted += self._lost_by(self._seen.pop(name))
         for name, status in statuses.items():
@@ -221,8 +221,8 @@ class StepMetrics:
 def totals(state: LedgerState, counts: Counts, in_flight: int) -> dict[str, float | int | str | None]:
     """The fields `metrics.TOTALS`, for the surviving history.
 
-    Generated tokens are those of every draw that ended, and of the lost attempts that actors reported. Each of them
-    has one outcome: trained, masked, zero gradient, stale, failed or lost.
+    Generated tokens are counted for every draw that ended and every reported lost attempt. Each token has one
+    outcome: trained, masked, zero gradient, stale, failed or lost.
     """
     trained = [batch for batch in state.batches.values() if batch.trained]
     decided, ended = state.decided_tokens, state.outcomes

@@ -240,7 +240,7 @@ def test_the_panels_that_wait_for_an_event_have_data_after_it(
     others = {"", "an embedded Redis", "an alert", "the first steps"}
     assert {query.waits_for for _, _, query in all_queries()} == others | events
     logs = [log.read_text() for log in (run.run_dir / "logs").glob("*.log")]
-    assert not any("Prometheus is not told" in log for log in logs)
+    assert not any("is not exported to Prometheus" in log for log in logs)
 
 
 def test_the_counters_of_a_resumed_run_are_those_of_its_lines(watched: tuple[Any, Prometheus]) -> None:

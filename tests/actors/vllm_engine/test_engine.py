@@ -244,7 +244,7 @@ async def test_weights_that_are_cut_off_are_named_by_the_engine_that_cannot_load
 
 
 async def test_what_a_killed_owner_leaves_is_reaped(tmp_path: Path) -> None:
-    """Beside that, an engine that loaded the weights from disk agrees with transformers as the updated one does."""
+    """Also checks that an engine that loaded the weights from disk agrees with transformers as the updated one does."""
     case = tied_case(tmp_path)
     changed = case.perturbed("embed_tokens")
     case.save(tmp_path, changed)
@@ -358,10 +358,10 @@ async def test_an_update_that_went_wrong_behind_the_hash_check_is_named(
     )
     contents = [case.perturbed("mlp"), case.perturbed("self_attn")]
     store.publish(versions[0], case.buffers(contents[0]), case.scores(contents[0]))
-    proving = asyncio.create_task(follower.prove())
+    proving = asyncio.create_task(follower.prover.run())
     assert (await follower.next_update()).version == versions[0]
-    await follower.proven()
-    assert not proving.done() and follower.proof.number == 1
+    await follower.prover.proven()
+    assert not proving.done() and follower.prover.proof.number == 1
     store.publish(versions[1], case.buffers(contents[1]), case.scores(contents[1]))
     staged = store.fetch(versions[1])
     with staged.path.open("r+b") as file:
@@ -378,7 +378,7 @@ async def test_an_update_that_went_wrong_behind_the_hash_check_is_named(
     with pytest.raises(WeightsUnproven, match=rf"weights {versions[1]} in the engine of a0"):
         await proving
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(follower.proven(), 0.1)
+        await asyncio.wait_for(follower.prover.proven(), 0.1)
 
 
 async def test_what_is_scored_comes_before_all_that_waits(live: tuple[Case, VllmEngine]) -> None:

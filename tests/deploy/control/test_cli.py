@@ -137,7 +137,7 @@ def test_a_token_is_for_its_owner_alone_and_new_in_every_start(tmp_path: Path, m
     assert not token_file(tmp_path, HERE).exists(), "it need not lie about"
     monkeypatch.delenv("OLMORL_TOKEN")
     forget_token(tmp_path)
-    with pytest.raises(ConfigError, match="needs its token"):
+    with pytest.raises(ConfigError, match="needs the token"):
         read_token(tmp_path, HERE)
     token_file(tmp_path, HERE).write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not a token"):
@@ -442,7 +442,7 @@ def test_an_address_that_a_killed_launcher_left_half_written_is_none(
 ) -> None:
     (tmp_path / "control.json").write_text(left)
     assert cli.main([str(tmp_path), "pause"]) == 2
-    assert "says no address" in capsys.readouterr().err
+    assert "has no address" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n", b"[]\n", b"{}\n"])
@@ -455,7 +455,7 @@ async def test_a_stranger_at_the_address_is_no_launcher(run_dir: Path, said: byt
     port = stranger.sockets[0].getsockname()[1]
     (run_dir / "control.json").write_text(json.dumps({"address": f"127.0.0.1:{port}", "host": HERE}))
     async with stranger:
-        with pytest.raises(ResourceError, match="is no launcher"):
+        with pytest.raises(ResourceError, match="its launcher is gone, and another program"):
             await asyncio.to_thread(send_command, run_dir, "status")
 
 

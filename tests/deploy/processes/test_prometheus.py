@@ -17,7 +17,7 @@ from olmorl.deploy.processes.prometheus import TARGETS_PATH, Targets, Telemetry,
 from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.errors import ResourceError
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_log import Ended
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import ActorStatus, Completion, Failure, Group, Prompt, Span, Verdict, Version
 from olmorl.metrics import prometheus_name
 

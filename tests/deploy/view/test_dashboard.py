@@ -24,7 +24,7 @@ from olmorl.deploy.view.dashboard import (
 )
 from olmorl.deploy.view.run_history import RunHistory, sample_of
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_log import Ended
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import ActorStatus, Completion, Failure, Group, Prompt, Span, Version
 
 VERDICT = (

@@ -185,7 +185,7 @@ class Service:
         seconds = time.monotonic() - self._progress.started
         self._progress.close()
         self._progress.console.print(summary(lines, self._settings.run_dir, seconds))
-        if found := verdict(lines, Shape.of(self._settings)):
+        if found := verdict(lines, Shape.of(self._settings, self._context.placement.engines)):
             self._progress.say(found.text)
         if end := finished(self._settings.run_dir):
             self._progress.say(end)

@@ -42,7 +42,7 @@ class StatusLoop:
         self._failed_prompts = FailedPrompts()
         self._recipe = KeptRecipe(context.settings)
         self._health = RunHealth(context.settings, time.monotonic())
-        self._verdicts = VerdictWindow(Shape.of(context.settings))
+        self._verdicts = VerdictWindow(Shape.of(context.settings, context.placement.engines))
         self._dead_actors: list[str] = []
         """Actors that the queue knows and no slot has."""
         self.latest = Status(step=0, steps=0)

@@ -29,6 +29,7 @@ from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.clock import Clock, within
 from olmorl.errors import Unscorable, first_cause
+from olmorl.log_context import note_facts
 from olmorl.messages import TRAIN_LANE, ActorStatus, Completion, Failure, Group, Prompt, Result
 from olmorl.model_cost import DevicePeak
 from olmorl.ports import CommitOutcome, Engine, LeaseQueue, Sampling, Scorer, WeightStore
@@ -157,6 +158,7 @@ class Actor:
                 work.task = tasks.create_task(self._serve(work))
 
     async def _serve(self, work: LeasedGroup) -> None:
+        note_facts(actor=self.name, lane=work.prompt.lane, prompt=work.prompt.draw_id, attempt=work.prompt.attempt)
         try:
             if not await self._weights.reach(work.prompt.min_version):
                 await self._queue.give_back([work.lease])

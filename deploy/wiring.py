@@ -132,7 +132,7 @@ def engine(settings: Config, core: int | None) -> Engine:
 
 
 def device_peak(settings: Config) -> DevicePeak:
-    """What the device of this process can do at most. Blocks while it is measured. Simulated runs have none."""
+    """The limits of the device of this process. Blocks while it is measured. Simulated runs have none."""
     if settings.run.mode == "simulated":
         return DevicePeak()
     from olmorl.deploy.cluster import device_peak as peaks

@@ -23,7 +23,7 @@ _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
 
 
 class DevicePeak(NamedTuple):
-    """What one device can do at most; None: not known."""
+    """The limits of one device; None: not known."""
 
     flops_per_s: float | None = None
     bytes_per_s: float | None = None
@@ -34,7 +34,7 @@ class DevicePeak(NamedTuple):
 
 
 class AnswerWork(NamedTuple):
-    """What an engine did for answers, apart from reading the weights."""
+    """The work of an engine for its answers, without the reading of weights."""
 
     flops: float = 0.0
     num_bytes: float = 0.0
@@ -59,7 +59,7 @@ class LayerAttention(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelCost:
-    """What tokens of one model cost."""
+    """The cost of the tokens of one model."""
 
     dense: int
     """Weights of the matrix products that every token passes, without embedding and head."""

@@ -333,7 +333,7 @@ class VllmEngine:
         )
 
     def use(self) -> EngineUse:
-        """How long requests ran since the start, and what they cost. Unfinished ones are included."""
+        """The time and the cost of all requests since the start, unfinished ones included."""
         unfinished = self._llm.output_processor.request_states.values() if self._llm is not None else ()
         now = sum((self._work_of(state) for state in unfinished), self._finished)
         # A request that has just left vLLM is not among the finished ones yet: the totals never decrease.
@@ -341,7 +341,7 @@ class VllmEngine:
         return EngineUse(*self._gauge.times(), self._told.flops, self._told.num_bytes + self._gauge.step_bytes)
 
     def _work_of(self, state: Any) -> AnswerWork:
-        """What vLLM has done for an unfinished request."""
+        """The work for an unfinished request so far."""
         if self._cost is None:
             return AnswerWork()
         return self._cost.answer(state.prompt_len, state.detokenizer.num_output_tokens(), state.num_cached_tokens)

@@ -101,7 +101,7 @@ def _folder() -> Path:
 
 
 def _key(dtype: str) -> str:
-    """Names what the measurement depends on."""
+    """A name for the machine, its CPU, its torch and the dtype: the measurement depends on them."""
     model = ""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -1,4 +1,4 @@
-"""The full-screen view of a run: everything that matters on 80 x 24 characters, more on a larger screen."""
+"""The full-screen view of a run. The important parts fit 80 x 24 characters; a larger screen shows more."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class EvaluationCurve(msgspec.Struct, frozen=True):
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
-    """What people see of a run at one moment. It travels over the control endpoint as a table of plain values."""
+    """The content of the live view at one moment. The control endpoint sends it as a table of plain values."""
 
     title: str
     state: str = "running"
@@ -85,7 +85,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     """Groups that wait for a step."""
     verdict: str = ""
     phases: Sequence[str] = ()
-    """Before the first step: what the parts do."""
+    """The work of each part before the first step."""
     actors: Sequence[ActorRow] = ()
     faults: Sequence[str] = ()
     """The newest last."""
@@ -255,7 +255,7 @@ def _fit(text: str, width: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """What a model writes may hold commands for the terminal."""
+    """The text without control characters: an answer of a model may hold commands for the terminal."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
 
 

@@ -81,7 +81,7 @@ class LiveView:
     """The work of an engine before it generates."""
     started: float = field(default_factory=time.monotonic)
     latest: RunView = field(default_factory=lambda: RunView(title=""))
-    """What was shown last."""
+    """The view that was shown last."""
     _live: Live | None = None
     _history: RunHistory = field(default_factory=RunHistory)
     _unprinted: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_UNPRINTED))

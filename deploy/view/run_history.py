@@ -1,4 +1,4 @@
-"""Makes the view of a run from what the launcher hears: metric lines, heartbeats, actors, news."""
+"""Makes the view of a run from its metric lines, heartbeats, actors and news."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ACCURACY = "_accuracy"
 
 
 class RunHistory:
-    """Keeps what a view shows of the past: rewards, evaluations, news, and the last heartbeat of each actor."""
+    """Keeps the past that a view shows: rewards, evaluations, news, and the last heartbeat of each actor."""
 
     def __init__(self) -> None:
         self._lines: deque[Mapping[str, Any]] = deque(maxlen=MOST_STEPS)
@@ -60,7 +60,7 @@ class RunHistory:
         self._speeds = {name: speed for name, speed in self._speeds.items() if name in there}
 
     def rows(self, actors: Sequence[ActorStatus], slots: Sequence[Mapping[str, Any]]) -> list[ActorRow]:
-        """A row for each actor: those of the launcher's slots, or the heartbeats where it says nothing of slots."""
+        """A row for each actor: those of the launcher's slots, or the heartbeats without slots."""
         newest = self._lines[-1]["version"] if self._lines and "version" in self._lines[-1] else None
         if not slots:
             slots = [

@@ -67,7 +67,7 @@ class EngineTimes:
     _engines: int = 0
     _most_flops: float = 0.0
     _most_bytes: float = 0.0
-    """What the devices could have done since the last line."""
+    """The most that the devices could have done since the last line."""
 
     def heard(self, status: ActorStatus, before: ActorStatus) -> None:
         """Add an actor's times since its heartbeat `before`, which has none if the actor started since."""

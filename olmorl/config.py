@@ -140,9 +140,9 @@ class Schedule(Section):
     """Age in versions of the oldest token that may be trained on. 0: synchronous training."""
     depth: int | None = Field(None, ge=0)
     """Batches generated ahead. Default and upper bound: max_lag."""
-    draw_ahead: Literal["fixed", "adaptive"] = "fixed"
+    draw_ahead: Literal["fixed", "adaptive"] = "adaptive"
     """When prompts are drawn. `fixed`: as soon as `depth` allows; `adaptive`: only when a later draw could make the
-    learner wait, by the measured times of draws and steps. Then `depth` is the bound."""
+    learner wait, by the measured times of draws and steps and by how busy the engines are. `depth` stays the bound."""
     over_age: Literal["wait", "mask", "drop"] = "wait"
     """Groups with tokens older than max_lag. `wait`: the learner waits for slow groups, so that no group grows too old;
     `mask`: old tokens leave the loss; `drop`: the group is replaced, which drops the longest answers most."""

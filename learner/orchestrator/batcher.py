@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from olmorl.clock import Clock
 from olmorl.config import Config
@@ -55,6 +55,13 @@ class Batcher:
     def num_ready(self) -> int:
         """Groups that wait for a step."""
         return len(self._ready)
+
+    def look_at_engines(self, statuses: Iterable[ActorStatus]) -> None:
+        """Note how busy the engines are: one with a sequence that waits is busy, however few it runs."""
+        slots = self._config.actors.max_running
+        shares = [1.0 if status.waiting else min(status.running / slots, 1.0) for status in statuses]
+        if shares:
+            self._ahead.engines_busy(sum(shares) / len(shares))
 
     async def look_at_queue(self, statuses: Mapping[str, ActorStatus], incarnation: int) -> None:
         """Find the draws that no actor has begun: they do not grow older. `statuses` were read before this call."""

@@ -323,6 +323,7 @@ class Orchestrator:
         await self._queue.expire()
         statuses = await self._queue.statuses()
         self._metrics.heard(statuses, self._clock.now())
+        self._batcher.look_at_engines(statuses.values())
         if self._batcher.waits_for_unfinished:
             await self._batcher.look_at_queue(statuses, self.incarnation)
 

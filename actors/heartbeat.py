@@ -13,6 +13,7 @@ from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.errors import DeadlinePassed
 from olmorl.messages import ActorStatus, Completion, Version
+from olmorl.model_cost import DevicePeak
 from olmorl.ports import CommitOutcome, Engine, Scorer
 
 
@@ -60,8 +61,9 @@ def with_engine(
     scorer: Scorer,
     totals: Totals,
     times: SequenceTimes,
+    peak: DevicePeak,
 ) -> ActorStatus:
-    """The heartbeat `status` with the load of the engine and all totals."""
+    """The heartbeat `status` with the load of the engine and all totals; `peak` is that of its devices together."""
     load, use, proof = engine.load(), engine.use(), weights.prover.proof
     return replace(
         status,
@@ -80,6 +82,10 @@ def with_engine(
         awaiting_weights_s=times.awaiting_weights_s,
         awaiting_verdicts_s=times.awaiting_verdicts_s,
         awaiting_group_s=times.awaiting_group_s,
+        flops=use.flops,
+        moved_bytes=use.num_bytes,
+        peak_flops_per_s=peak.flops_per_s or 0.0,
+        peak_bytes_per_s=peak.bytes_per_s or 0.0,
         updates=weights.updates,
         update_failures=weights.failures,
         stall_s_total=weights.stall_s_total,

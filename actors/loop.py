@@ -29,7 +29,9 @@ from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.clock import Clock, within
 from olmorl.errors import Unscorable, first_cause
+from olmorl.log_context import note_facts
 from olmorl.messages import TRAIN_LANE, ActorStatus, Completion, Failure, Group, Prompt, Result
+from olmorl.model_cost import DevicePeak
 from olmorl.ports import CommitOutcome, Engine, LeaseQueue, Sampling, Scorer, WeightStore
 
 EXTENSIONS = 4
@@ -57,12 +59,13 @@ class Actor:
         max_span: int | None = None,
         proof_tolerance: float = TOLERANCE["bfloat16"],
         metrics: str = "",
+        peak: DevicePeak | None = None,
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
         While the engine stays more than `max_lag` versions behind, the actor leases nothing and gives back groups that
         have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its group fails as
-        `stale` (`over_age = "drop"`).
+        `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
         """
         self.name = name
         self._engine = engine
@@ -74,6 +77,7 @@ class Actor:
         self._lease_s = lease_s
         self._max_span = max_span
         self._metrics = metrics
+        self._peak = peak or DevicePeak()
         self._intake = Intake(name, engine, queue, lanes, settings, evaluation_share)
         self._weights = WeightFollower(
             weights,
@@ -154,6 +158,7 @@ class Actor:
                 work.task = tasks.create_task(self._serve(work))
 
     async def _serve(self, work: LeasedGroup) -> None:
+        note_facts(actor=self.name, lane=work.prompt.lane, prompt=work.prompt.draw_id, attempt=work.prompt.attempt)
         try:
             if not await self._weights.reach(work.prompt.min_version):
                 await self._queue.give_back([work.lease])
@@ -270,7 +275,9 @@ class Actor:
         if self._times is None:
             return now
         self._note_times(self._times)
-        return heartbeat.with_engine(now, self._engine, self._weights, self._scorer, self._totals, self._times)
+        return heartbeat.with_engine(
+            now, self._engine, self._weights, self._scorer, self._totals, self._times, self._peak
+        )
 
     def _failure(self, work: LeasedGroup, cause: str, detail: str) -> Failure:
         return Failure(prompt=work.prompt, cause=cause, detail=detail, actor=self.name, num_tokens=work.num_tokens)

@@ -21,6 +21,7 @@ from olmorl.deploy.credentials import QueueAccess, run_id
 from olmorl.errors import HostLost, QueueUnavailable, ResourceError
 from olmorl.failed_start import building
 from olmorl.messages import Stop, Version
+from olmorl.model_cost import DevicePeak
 from olmorl.ports import BatchSource, Engine, Queue, Row, Scorer, Trainer, WeightStore
 
 if TYPE_CHECKING:
@@ -131,6 +132,15 @@ def engine(settings: Config, core: int | None) -> Engine:
     )
 
 
+def device_peak(settings: Config) -> DevicePeak:
+    """The limits of the device of this process. Blocks while it is measured. Simulated runs have none."""
+    if settings.run.mode == "simulated":
+        return DevicePeak()
+    from olmorl.deploy.cluster import device_peak as peaks
+
+    return peaks.device_peak(settings, on_gpu=plan(settings).on_gpu)
+
+
 def scorer(settings: Config) -> Scorer:
     """The verifiers of an actor."""
     if settings.run.mode == "simulated":
@@ -150,8 +160,10 @@ def load_engine(settings: Config, core: int | None) -> None:
         load_libraries(core, settings.actors.start_deadline_s)
 
 
-def actor(settings: Config, name: str, core: int | None, queue: Queue, metrics: str) -> Actor:
-    """An actor with all that it works with."""
+def actor(
+    settings: Config, name: str, core: int | None, queue: Queue, metrics: str, peak: DevicePeak | None = None
+) -> Actor:
+    """An actor with all that it works with. `peak` is that of one device of its engine."""
     from olmorl.actors.admission import lanes
     from olmorl.actors.loop import Actor
     from olmorl.actors.sampling_params import SamplingRule
@@ -174,6 +186,7 @@ def actor(settings: Config, name: str, core: int | None, queue: Queue, metrics: 
         max_span=settings.schedule.max_lag if settings.schedule.over_age == "drop" else None,
         proof_tolerance=settings.weights.proof_tolerance or TOLERANCE[settings.model.dtype],
         metrics=metrics,
+        peak=peak and peak.times(settings.actors.tensor_parallel),
     )
 
 
@@ -260,6 +273,7 @@ def trainer(settings: Config, rank: int, meeting_point: str) -> Trainer:
         steps=settings.schedule.steps,
         seed=settings.run.seed,
         ranks=Ranks(rank, plan(settings).ranks, meeting_point),
+        peak=device_peak(settings).times(1 if plan(settings).on_gpu else settings.learner.threads),
     )
 
 

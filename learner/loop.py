@@ -13,6 +13,7 @@ from olmorl.learner.background import unless_failed
 from olmorl.learner.checkpoint_writer import CheckpointWriter
 from olmorl.learner.publisher import Publisher
 from olmorl.learner.stop_listener import StopListener
+from olmorl.log_context import note_facts
 from olmorl.messages import STOP_ASKED, Begin, Probe, Save, StepReport, Stop, Version
 from olmorl.ports import BatchSource, Trainer, WeightStore
 from olmorl.run_dir import RunFiles
@@ -43,6 +44,7 @@ async def run(
                 await saver.save(step)
                 asked_at += clock.now() - began_at
                 continue
+            note_facts(incarnation=begin.incarnation, step=work.step)
             started_at = clock.now()
             values = await trainer.train(work)
             if values is None:

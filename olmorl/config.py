@@ -548,6 +548,12 @@ class Cluster(Section):
     """GPUs of each node. Default: what Ray reports; 8 in a plan (`--dry-run`) with learner.device cuda, else 0."""
     gpu_memory_gib: float | None = Field(None, gt=0)
     """Memory of each GPU, for the memory plan. Default: 80 GB, which are 74.5 GiB."""
+    peak_tflops: float | None = Field(None, gt=0)
+    """Most operations of one GPU or one CPU core with model.dtype, in 10^12 per second: the base of MFU. Default: known
+    GPUs by their names; on CPU a short measurement."""
+    peak_gb_per_s: float | None = Field(None, gt=0)
+    """Most bytes that one GPU or one CPU core moves to and from memory, in 10^9 per second: the base of MBU. Default:
+    likewise."""
     wait_s: float = Field(600, gt=0)
     """Longest wait for the resources. Then the run ends and names what is missing."""
     stop_deadline_s: float = Field(30, gt=0)

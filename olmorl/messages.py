@@ -249,6 +249,13 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     """Seconds of finished sequences without their verdicts, summed over them."""
     awaiting_group_s: float = 0.0
     """Seconds of verified sequences whose group is not stored, summed over them."""
+    flops: float = 0.0
+    """Operations that the tokens of the engine needed."""
+    moved_bytes: float = 0.0
+    """Bytes of weights and KV cache that the steps of the engine moved."""
+    peak_flops_per_s: float = 0.0
+    """What all devices of the engine can do at most; 0: not known."""
+    peak_bytes_per_s: float = 0.0
     updates: int = 0
     update_failures: int = 0
     """Failed tries to fetch or apply a version. The engine kept its version."""

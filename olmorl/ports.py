@@ -309,6 +309,10 @@ class EngineUse(NamedTuple):
     """Time with at least one running sequence."""
     running_s: float
     """The same for each sequence, summed: seconds that slots were in use."""
+    flops: float = 0.0
+    """Operations that its tokens needed; 0 where they are not counted."""
+    num_bytes: float = 0.0
+    """Bytes of weights and KV cache that its steps moved; 0 where they are not counted."""
 
 
 class Update(NamedTuple):

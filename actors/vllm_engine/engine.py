@@ -33,6 +33,7 @@ from olmorl.clock import within
 from olmorl.errors import EngineDied, ModelError, StartError, WeightError
 from olmorl.failed_start import describe, would_repeat
 from olmorl.messages import Completion, Floats, Span, TokenIds, Version
+from olmorl.model_cost import VALUE_BYTES, AnswerWork, ModelCost, model_cost
 from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
 
 T = TypeVar("T")
@@ -48,6 +49,9 @@ class _StepGauge:
 
     def __init__(self) -> None:
         self.tokens = 0
+        self.step_bytes = 0.0
+        """Bytes of weights that the steps have read."""
+        self.cost: ModelCost | None = None
         self.kv_used = 0.0
         self.running = 0
         """Requests that ran in the last step."""
@@ -67,6 +71,8 @@ class _StepGauge:
         self._integrate()
         if iteration_stats is not None:
             self.tokens += iteration_stats.num_generation_tokens
+            if self.cost is not None and iteration_stats.num_generation_tokens:
+                self.step_bytes += self.cost.step_bytes(iteration_stats.num_generation_tokens)
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
             self.kv_used = scheduler_stats.kv_cache_usage
@@ -76,10 +82,10 @@ class _StepGauge:
         self._integrate()
         self.in_flight += number
 
-    def use(self) -> EngineUse:
-        """How long requests ran."""
+    def times(self) -> tuple[float, float]:
+        """How long requests ran, and the same for each request, summed."""
         self._integrate()
-        return EngineUse(self._busy_s, self._running_s)
+        return self._busy_s, self._running_s
 
     def _integrate(self) -> None:
         now = time.monotonic()
@@ -124,6 +130,8 @@ class VllmEngine:
         self._processes = EngineProcesses(notes)
         self._aborted = 0
         self._scored = 0
+        self._cost: ModelCost | None = None
+        self._finished = self._told = AnswerWork()
         self._cause = "it is not running"
 
     async def start(self, weights: StagedWeights | None) -> None:
@@ -144,6 +152,8 @@ class VllmEngine:
             self._processes.pin(self._core)
         self._llm.logger_manager = self._gauge
         self._tokenizer = self._llm.renderer.tokenizer
+        self._cost = model_cost(self._llm.model_config.hf_text_config, self._shapes, VALUE_BYTES[self._model.dtype])
+        self._gauge.cost = self._cost
         self._cause = "its processes have ended"
         await self._call(self._llm.engine_core.set_weight_version_async(str(self._version)))
         if weights is not None:
@@ -189,9 +199,11 @@ class VllmEngine:
         self._gauge.accepted(1)
         try:
             collector = await llm.add_request(request_id, salted, sampling_params(sampling))
-            finished = (await collector.get()).outputs[0]
+            output = await collector.get()
         except asyncio.CancelledError:
-            self._aborted += _tokens_so_far(llm.output_processor, request_id)
+            for state in _unfinished(llm.output_processor, request_id):
+                self._aborted += state.detokenizer.num_output_tokens()
+                self._finished += self._work_of(state)
             await llm.abort(request_id)
             raise
         except VLLMClientError as error:
@@ -200,6 +212,9 @@ class VllmEngine:
             raise EngineDied(f"the engine died with request {request_id}: {self._cause}") from None
         finally:
             self._gauge.accepted(-1)
+        finished = output.outputs[0]
+        if self._cost is not None:
+            self._finished += self._cost.answer(len(prompt), len(finished.token_ids), output.num_cached_tokens or 0)
         return self._completion(finished, bool(sampling.stop))
 
     def _running(self) -> Any:
@@ -318,8 +333,18 @@ class VllmEngine:
         )
 
     def use(self) -> EngineUse:
-        """How long requests ran since the start."""
-        return self._gauge.use()
+        """The time and the cost of all requests since the start, unfinished ones included."""
+        unfinished = self._llm.output_processor.request_states.values() if self._llm is not None else ()
+        now = sum((self._work_of(state) for state in unfinished), self._finished)
+        # A request that has just left vLLM is not among the finished ones yet: the totals never decrease.
+        self._told = self._told.at_least(now)
+        return EngineUse(*self._gauge.times(), self._told.flops, self._told.num_bytes + self._gauge.step_bytes)
+
+    def _work_of(self, state: Any) -> AnswerWork:
+        """The work for an unfinished request so far."""
+        if self._cost is None:
+            return AnswerWork()
+        return self._cost.answer(state.prompt_len, state.detokenizer.num_output_tokens(), state.num_cached_tokens)
 
     @property
     def version(self) -> Version:
@@ -386,7 +411,6 @@ def _variables(core: int | None, ready_timeout_s: float) -> dict[str, str]:
     return variables
 
 
-def _tokens_so_far(output_processor: Any, request_id: str) -> int:
-    """Tokens that have come for an unfinished request."""
-    names = output_processor.external_req_ids.get(request_id, ())
-    return sum(output_processor.request_states[name].detokenizer.num_output_tokens() for name in names)
+def _unfinished(output_processor: Any, request_id: str) -> list[Any]:
+    """What vLLM knows of a request; nothing when it is finished."""
+    return [output_processor.request_states[name] for name in output_processor.external_req_ids.get(request_id, ())]

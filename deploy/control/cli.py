@@ -11,6 +11,7 @@ from typing import Any
 from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.endpoint import ANSWER_DEADLINE_S, send_command
 from olmorl.deploy.view.tables import (
+    follow_view,
     show_actors,
     show_dead_letters,
     show_figure,
@@ -18,6 +19,7 @@ from olmorl.deploy.view.tables import (
     show_message,
     show_status,
     show_trace,
+    show_view,
 )
 from olmorl.errors import DataError, ResourceError
 
@@ -74,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     add("status", "its last step, its actors, what it waits for", status)
+    add("top", "the live view of a running run; Ctrl-C leaves it", top)
     add("ledger", "every draw and its outcome", show_ledger)
     figure = add("figure", "its curves as a picture", show_figure)
     figure.add_argument("file", type=Path, help="where to: .png, .svg or .pdf")
@@ -103,6 +106,17 @@ def status(run_dir: Path, arguments: argparse.Namespace) -> None:
     except ResourceError as error:
         silence = str(error)
     show_status(run_dir, live, silence, arguments.json)
+
+
+def top(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Show what the launcher shows: once, or on a terminal until Ctrl-C or the end of the run."""
+    view = send_command(run_dir, "view")
+    if arguments.json:
+        show_view(view, as_json=True)
+    elif not sys.stdout.isatty():
+        show_view(view, as_json=False)
+    else:
+        follow_view(view, lambda: send_command(run_dir, "view"))
 
 
 def export(run_dir: Path, arguments: argparse.Namespace) -> None:

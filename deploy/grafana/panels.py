@@ -363,6 +363,16 @@ ENGINES = GrafanaBoard(
             "percentunit",
         ),
         GrafanaPanel(
+            "MFU and MBU",
+            "Steady. Decoding moves far more bytes than it computes: MBU says how close an engine is to its limit.",
+            (
+                _line("engine_mfu", "MFU, engines", _ENGINE),
+                _line("engine_mbu", "MBU, engines", _ENGINE),
+                _line("learner_mfu", "MFU, learner", _ENGINE),
+            ),
+            "percentunit",
+        ),
+        GrafanaPanel(
             "Sequences that wait, by reason",
             "Few. Weights: updates are late. Verdicts: verifiers are slow. Group: one answer is longer than the rest.",
             tuple(

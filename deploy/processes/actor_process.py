@@ -29,7 +29,8 @@ class ActorProcess(RunProcess):
     async def run(self) -> str:
         """Serve until asked to stop."""
         queue = await wiring.join_queue(self.settings, self._access)
-        self._actor = wiring.actor(self.settings, self._actor_name, self._core, queue, self.telemetry.address)
+        peak = await asyncio.to_thread(wiring.device_peak, self.settings)
+        self._actor = wiring.actor(self.settings, self._actor_name, self._core, queue, self.telemetry.address, peak)
         watch = asyncio.create_task(self._publish_metrics())
         try:
             await self._actor.run()

@@ -1,22 +1,32 @@
-"""Sends the log of a process to `logs/<process>.log` in the run directory."""
+"""Sends the log of a process to the run directory: text for people, and one JSON object a record for programs.
+
+logs/<process>.log    everything that the process and its children print
+logs/<process>.jsonl  the records of OlmoRL itself: time, level, logger, message, process, run, and facts such as
+                      step and prompt
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 
 from olmorl.errors import unwritable
+from olmorl.log_context import facts
 
+_OURS = "olmorl"
+"""Parent of the loggers of OlmoRL."""
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 @contextmanager
 def logged(run_dir: Path, process: str) -> Iterator[None]:
-    """Send messages that are logged inside to `logs/<process>.log`. Printed output is not redirected.
+    """Send messages that are logged inside to both files of `process`. Printed output is not redirected.
 
     Raises:
         ResourceError: the file cannot be made.
@@ -24,21 +34,24 @@ def logged(run_dir: Path, process: str) -> Iterator[None]:
     folder = run_dir / "logs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handler = _LogFile(folder / f"{process}.log")
+        text = _LogFile(folder / f"{process}.log")
+        handlers = [text, _records(run_dir, process)]
     except OSError as error:
         raise unwritable(folder, error) from None
-    logger = logging.getLogger("olmorl")
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    logger = logging.getLogger(_OURS)
+    text.setFormatter(logging.Formatter(_FORMAT))
     before = logger.level
-    logger.addHandler(handler)
+    for handler in handlers:
+        logger.addHandler(handler)
     logger.setLevel(logging.INFO)
     try:
         yield
     finally:
         logger.setLevel(before)
-        logger.removeHandler(handler)
-        with suppress(OSError):
-            handler.close()
+        for handler in handlers:
+            logger.removeHandler(handler)
+            with suppress(OSError):
+                handler.close()
 
 
 class _LogFile(logging.FileHandler):
@@ -49,8 +62,36 @@ class _LogFile(logging.FileHandler):
             super().handleError(record)
 
 
+class JsonRecords(logging.Formatter):
+    """One JSON object for each record. The message and the cause of an error are in it once."""
+
+    def __init__(self, run: str, process: str) -> None:
+        super().__init__()
+        self._own = {"run": run, "process": process}
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._own,
+            **facts(),
+        }
+        if record.exc_info:
+            fields["cause"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str)
+
+
+def _records(run_dir: Path, process: str) -> _LogFile:
+    """Writes the records of OlmoRL as JSON lines. The name of a run is that of its directory."""
+    handler = _LogFile(run_dir / "logs" / f"{process}.jsonl")
+    handler.setFormatter(JsonRecords(run_dir.name, process))
+    return handler
+
+
 def log_to(run_dir: Path, process: str) -> None:
-    """Send this process's logging, and everything it or its children print, to `logs/<process>.log`."""
+    """Send this process's logging to both of its files, and everything that it or its children print to the first."""
     folder = run_dir / "logs"
     folder.mkdir(parents=True, exist_ok=True)
     log = os.open(folder / f"{process}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -60,3 +101,4 @@ def log_to(run_dir: Path, process: str) -> None:
     os.dup2(log, 2)
     os.close(log)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format=_FORMAT, force=True)
+    logging.getLogger(_OURS).addHandler(_records(run_dir, process))

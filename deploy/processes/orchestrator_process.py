@@ -16,11 +16,14 @@ from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.orphan_watch import LauncherPresence
 from olmorl.deploy.processes.run_process import RunProcess, Tree
+from olmorl.deploy.view.dashboard import RecentSample
 from olmorl.deploy.view.live_view import Status
+from olmorl.deploy.view.run_history import sample_of
 from olmorl.errors import ResourceError, Superseded
 from olmorl.learner.orchestrator.dead_letters import Letter
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.storage import metrics_log
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import StepReport, Version
 from olmorl.ports import Queue
 from olmorl.run_dir import RunFiles
@@ -127,6 +130,7 @@ class OrchestratorProcess(RunProcess):
         self._clock = SystemClock()
         self._launcher = LauncherPresence(self.settings.supervision, self._clock)
         self._lines = NumberedLines()
+        self._sample: RecentSample | None = None
         self._opening = False
         self._loaded = ""
         self._run: OpenRun | None = None
@@ -155,7 +159,7 @@ class OrchestratorProcess(RunProcess):
                 stream,
                 evaluations,
                 self._observe,
-                self.telemetry.record_ended,
+                self._observe_ended,
                 resume=resume,
                 from_step=from_step,
             )
@@ -184,6 +188,10 @@ class OrchestratorProcess(RunProcess):
         self._lines.add(line)
         self.telemetry.record_line(line)
 
+    def _observe_ended(self, ended: Ended) -> None:
+        self.telemetry.record_ended(ended)
+        self._sample = sample_of(ended) or self._sample
+
     # --- the launcher's queries: they change nothing -------------------------------------------------
 
     async def status(self, after: int) -> Status:
@@ -202,6 +210,7 @@ class OrchestratorProcess(RunProcess):
             actors=sorted(actors.values(), key=lambda status: status.name),
             pulses=dict(self._current.pulses),
             waits=orchestrator.waits.current(),
+            sample=self._sample,
             failures=(progress.num_failed, progress.failures),
         )
 

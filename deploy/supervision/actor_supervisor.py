@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from olmorl.deploy.cluster.ray_cluster import BY_NODES, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
@@ -251,10 +254,19 @@ class ActorSupervisor:
         if slot.process and self._heartbeats.silent_s(slot.process.name) > limit_s:
             slot.process.kill(f"has had no heartbeat for {limit_s:g} s")
 
-    def troubles(self) -> list[str]:
-        """A line for each actor that is down because of a death."""
-        down = [slot for slot in self._slots if slot.cause and slot.state in (_WAITING, _QUARANTINED)]
-        return [f"{slot.name}: {slot.state} after {slot.restarts.deaths} death(s): {slot.cause}" for slot in down]
+    def describe(self, statuses: Iterable[ActorStatus]) -> list[dict[str, Any]]:
+        """Each actor as a table of plain values: its last heartbeat, and what the launcher knows of it."""
+        heard = {status.name: status for status in statuses}
+        actors = []
+        for slot in self._slots:
+            status = heard.get(slot.process.name) if slot.process else None
+            said = msgspec.to_builtins(status) if status else {}
+            version = str(status.version) if status and status.version else None
+            state = "leaving" if slot.leaving else status.state if status else slot.state
+            own = {"name": slot.name, "state": state, "version": version, "starts": slot.num_starts}
+            process = slot.process.name if slot.process else None
+            actors.append({**said, **own, "process": process, "deaths": slot.restarts.deaths, "last_cause": slot.cause})
+        return actors
 
     def waits(self) -> list[Wait]:
         """The starts that the run waits for."""

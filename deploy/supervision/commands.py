@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from olmorl.deploy.control.endpoint import Command
 from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
 from olmorl.deploy.supervision.learner_supervisor import LearnerSupervisor
+from olmorl.deploy.view.dashboard import RunView
 from olmorl.deploy.view.live_view import Status
 from olmorl.errors import UserError
 from olmorl.messages import Wait
@@ -29,16 +31,19 @@ class Commands:
         actors: ActorSupervisor,
         stop_asked: asyncio.Event,
         latest_status: Callable[[], Status],
+        latest_view: Callable[[], RunView],
     ) -> None:
         self._learner = learner
         self._supervisor = actors
         self._stop_asked = stop_asked
         self._latest_status = latest_status
+        self._latest_view = latest_view
 
     def table(self) -> Mapping[str, Command]:
         """Every command by its name."""
         return {
             "status": self._status,
+            "view": self._view,
             "actors": self._actors,
             "drain": self._drain,
             "pause": self._pause,
@@ -60,25 +65,17 @@ class Commands:
             "queued": status.queued,
             "leased": status.leased,
             "results": status.results,
-            "actors": self._list_actors(),
+            "actors": self._supervisor.describe(status.actors),
             "verdict": status.verdict.fields() if status.verdict else None,
             "waits": [wait.fields() for wait in self._waits()],
         }
 
+    async def _view(self) -> Any:
+        state = "stopping" if self._stop_asked.is_set() else self._learner.state
+        return msgspec.to_builtins(replace(self._latest_view(), state=state))
+
     def _waits(self) -> list[Wait]:
         return [*(self._learner.waits() or self._latest_status().waits), *self._supervisor.waits()]
-
-    def _list_actors(self) -> list[dict[str, Any]]:
-        heard = {status.name: status for status in self._latest_status().actors}
-        actors = []
-        for slot in self._supervisor.slots:
-            status = heard.get(slot.process.name) if slot.process else None
-            said = msgspec.to_builtins(status) if status else {}
-            version = str(status.version) if status and status.version else None
-            state = "leaving" if slot.leaving else status.state if status else slot.state
-            own = {"name": slot.name, "state": state, "version": version, "starts": slot.num_starts}
-            actors.append({**said, **own, "deaths": slot.restarts.deaths, "last_cause": slot.cause})
-        return actors
 
     async def _actors(self, count: int) -> dict[str, Any]:
         if not isinstance(count, int) or count < 1:

@@ -183,8 +183,9 @@ class Service:
                         await self._redis.stop()
         lines = metric_lines(self._settings.run_dir)
         seconds = time.monotonic() - self._progress.started
+        self._progress.close()
         self._progress.console.print(summary(lines, self._settings.run_dir, seconds))
-        if found := verdict(lines, Shape.of(self._settings)):
+        if found := verdict(lines, Shape.of(self._settings, self._context.placement.engines)):
             self._progress.say(found.text)
         if end := finished(self._settings.run_dir):
             self._progress.say(end)
@@ -262,7 +263,9 @@ class Service:
         learner = LearnerSupervisor(context, places, access)
         actors = ActorSupervisor(context, access)
         statuses = StatusLoop(context, self._progress, self._telemetry, learner, actors)
-        commands = Commands(learner, actors, self._signals.stop_asked, lambda: statuses.latest)
+        commands = Commands(
+            learner, actors, self._signals.stop_asked, lambda: statuses.latest, lambda: self._progress.latest
+        )
         if alone := self._settings.cluster.address is None:
             # On one machine places are free at once, and engines take longest to start.
             await actors.place(self._num_engines)

@@ -42,7 +42,7 @@ class StatusLoop:
         self._failed_prompts = FailedPrompts()
         self._recipe = KeptRecipe(context.settings)
         self._health = RunHealth(context.settings, time.monotonic())
-        self._verdicts = VerdictWindow(Shape.of(context.settings))
+        self._verdicts = VerdictWindow(Shape.of(context.settings, context.placement.engines))
         self._dead_actors: list[str] = []
         """Actors that the queue knows and no slot has."""
         self.latest = Status(step=0, steps=0)
@@ -83,7 +83,7 @@ class StatusLoop:
         self._report_late(status.waits)
         if news := self._failed_prompts.report(*status.failures):
             self._progress.say(news)
-        self._progress.show(status, self._actors.troubles())
+        self._progress.show(status, self._actors.describe(status.actors))
         self._learner.note_shown(status)
         self._context.processes.mend()
         self._health.note(status.step, time.monotonic())

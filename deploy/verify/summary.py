@@ -15,7 +15,7 @@ from rich.text import Text
 
 from olmorl.deploy.verify.scorer import BAD_ROW, Scored
 from olmorl.deploy.verify.writer import Line
-from olmorl.deploy.view.live_view import duration
+from olmorl.deploy.view.dashboard import duration
 from olmorl.messages import Verdict
 from olmorl.solved import is_solved
 from olmorl.verifiers.registry import NAMES

@@ -1,10 +1,11 @@
-"""The view of a run: a live table on a terminal, a line per step otherwise, a summary at the end."""
+"""What a launcher shows of its run: a full screen on a terminal, a line per step otherwise, a summary at the end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from olmorl.deploy.view.dashboard import Dashboard, RecentSample, RunView, duration
+from olmorl.deploy.view.run_history import RunHistory
 from olmorl.deploy.view.start_phases import Phase, phases
 from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.messages import ActorStatus, Wait
@@ -28,7 +30,8 @@ MOST_COMPARED = 5
 """Steps at either end of a run that the summary compares."""
 LIKELY = 0.6
 """How sure a verdict is that is printed as a line."""
-_BARS = "▁▂▃▄▅▆▇█"
+MOST_UNPRINTED = 200
+"""Lines that were said while the view filled the screen. They are printed when it ends."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Status:
     waits: Sequence[Wait] = ()
     failures: tuple[int, str] = (0, "")
     """The number of draws that failed in a row, and a sentence about them."""
+    sample: RecentSample | None = None
+    """An answer of the last draw that ended with a group."""
     verdict: RunVerdict | None = None
     """The limit of the run; the launcher adds it."""
 
@@ -75,37 +80,47 @@ class LiveView:
     engine_start: str = "starting"
     """The work of an engine before it generates."""
     started: float = field(default_factory=time.monotonic)
+    latest: RunView = field(default_factory=lambda: RunView(title=""))
+    """The view that was shown last."""
     _live: Live | None = None
-    _rewards: list[float] = field(default_factory=list)
-    _last: dict[str, Any] = field(default_factory=dict)
+    _history: RunHistory = field(default_factory=RunHistory)
+    _unprinted: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_UNPRINTED))
     _first_step: tuple[int, float] | None = None
+    _has_line: bool = False
     _said: set[tuple[str, str]] = field(default_factory=set)
     _limit: Bottleneck | None = None
 
     def __enter__(self) -> LiveView:
         if self.console.is_terminal:
-            self._live = Live(console=self.console, refresh_per_second=4, transient=True)
+            self._live = Live(console=self.console, refresh_per_second=4, screen=True)
             self._live.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leave the full screen, and print what was said on it. May be called again."""
         if self._live is not None:
+            live, self._live = self._live, None
             with suppress(OSError):  # a terminal that is gone
-                self._live.__exit__(None, None, None)
-            self._live = None
+                live.__exit__(None, None, None)
+            while self._unprinted:
+                self._print(self._unprinted.popleft())
 
     def say(self, text: str) -> None:
-        """Print a line above the live view, and write it to the log."""
-        log.info(text)
-        self._print(text)
+        """Print a line, or show it among the news, and write it to the log."""
+        self._history.add_news(text)
+        if self._live is not None:
+            self._unprinted.append(text)
+        self._tell(text)
 
     def doing(self, what: str) -> None:
         """Show the work of the launcher before the run has a status."""
-        if self._live is None:
-            self.say(what)
-        else:
-            log.info(what)
-            self._live.update(Group(self._head(), Text(what)))
+        self._tell(what)
+        if self._live is not None:
+            self.latest = self._history.view(self._now(phases=[what]), [], None)
+            self._live.update(Dashboard(self.latest))
 
     @contextmanager
     def placing(self, what: str, wait_s: float) -> Iterator[None]:
@@ -117,24 +132,36 @@ class LiveView:
         finally:
             timer.cancel()
 
+    def _tell(self, text: str) -> None:
+        """Write a line to the log, and print it unless the view fills the screen."""
+        log.info(text)
+        if self._live is None:
+            self._print(text)
+
     def _print(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
 
-    def show(self, status: Status, troubles: Sequence[str] = ()) -> None:
-        """Bring the view up to date; `troubles` has a line for each problem."""
+    def show(self, status: Status, slots: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Bring the view up to date.
+
+        Args:
+            slots: each actor with its state and its last fault, as `ActorSupervisor.describe` gives it.
+        """
         for line in status.lines:
-            self._last = line
-            self._rewards.append(float(line.get("reward_mean", 0.0)))
+            self._has_line = True
+            self._history.add_line(line)
             if not self.console.is_terminal:
                 self._print(self._plain(line, status.steps))
         if not self.console.is_terminal:
             self._say_verdict(status.verdict)
-            if not self._last:
+            if not self._has_line:
                 self._say_phases(status)
         if self._first_step is None and status.step:
             self._first_step = (status.step, time.monotonic())
+        self._history.hear(status.actors)
+        self.latest = self._view(status, slots)
         if self._live is not None:
-            self._live.update(self.view(status, troubles))
+            self._live.update(Dashboard(self.latest))
 
     def _phases(self, status: Status) -> Iterator[Phase]:
         return phases(status.waits, status.actors, status.results, self.engine_start)
@@ -143,7 +170,7 @@ class LiveView:
         for phase in self._phases(status):
             if (phase.part, phase.what) not in self._said:
                 self._said.add((phase.part, phase.what))
-                self.say(f"{phase.part}: {phase.what}")
+                self._tell(f"{phase.part}: {phase.what}")
 
     def _say_verdict(self, verdict: RunVerdict | None) -> None:
         """Print the limit of the run when it has changed and is likely."""
@@ -164,77 +191,28 @@ class LiveView:
             f"  wait {line['learner_wait_s']:.1f}s  in flight {line['groups_in_flight']}{held_out}"
         )
 
-    def eta(self, status: Status) -> str:
-        """Time to the last step at the pace since the first one seen."""
+    def eta_s(self, status: Status) -> float | None:
+        """Seconds to the last step at the pace since the first one seen."""
         if self._first_step is None or status.step <= self._first_step[0]:
-            return "--"
+            return None
         done, since = self._first_step
-        seconds = (time.monotonic() - since) / (status.step - done) * (status.steps - status.step)
-        return duration(seconds)
+        return (time.monotonic() - since) / (status.step - done) * (status.steps - status.step)
 
-    def view(self, status: Status, troubles: Sequence[str] = ()) -> RenderableType:
-        """The live view."""
-        line = self._last
-        parts: list[RenderableType] = [self._head(status)]
-        if line:
-            parts.append(_numbers(line, self._rewards))
-        else:
-            parts += [Text(str(phase)) for phase in self._phases(status)]
-        if status.verdict is not None:
-            parts.append(Text(status.verdict.text))
-        parts.append(Text(f"queue: {status.queued} queued  {status.leased} leased  {status.results} results"))
-        actors = Table(
-            "actor", "state", "version", "running", "waiting", "KV", box=None, header_style="dim", padding=(0, 2)
+    def _now(self, **values: Any) -> RunView:
+        return RunView(title=self.title, elapsed_s=time.monotonic() - self.started, **values)
+
+    def _view(self, status: Status, slots: Sequence[Mapping[str, Any]]) -> RunView:
+        now = self._now(
+            step=status.step,
+            steps=status.steps,
+            eta_s=self.eta_s(status),
+            queued=status.queued,
+            leased=status.leased,
+            results=status.results,
+            verdict=status.verdict.text if status.verdict else "",
+            phases=[] if self._has_line else [str(phase) for phase in self._phases(status)],
         )
-        for actor in status.actors[:20]:
-            load = (str(actor.running), str(actor.waiting), f"{actor.kv_used:.0%}")
-            actors.add_row(actor.name, actor.state, str(actor.version or "-"), *load)
-        parts.append(actors)
-        if len(status.actors) > 20:
-            parts.append(Text(f"... and {len(status.actors) - 20} more actors", style="dim"))
-        parts += [Text(trouble, style="red") for trouble in troubles]
-        return Group(*parts)
-
-    def _head(self, status: Status | None = None) -> Table:
-        head = Table.grid(padding=(0, 2))
-        elapsed = f"elapsed {duration(time.monotonic() - self.started)}"
-        if status is None:
-            head.add_row(Text(self.title, style="bold"), elapsed)
-        else:
-            bar = ProgressBar(total=status.steps, completed=status.step, width=30)
-            step = f"step {status.step}/{status.steps}"
-            head.add_row(Text(self.title, style="bold"), step, bar, elapsed, f"ETA {self.eta(status)}")
-        return head
-
-
-def _numbers(line: dict[str, Any], rewards: Sequence[float]) -> Table:
-    table = Table.grid(padding=(0, 3))
-    table.add_row(
-        f"reward {line['reward_mean']:.3f} {sparkline(rewards[-40:])}",
-        f"{line['actor_tokens_per_s']:,.0f} generated tok/s",
-        f"{line['useful_tokens_per_s']:,.0f} trained tok/s",
-        f"lag {line['lag_mean']:.2f} / {line['lag_max']:.0f}",
-        f"learner step {line['learner_step_s']:.1f}s, wait {line['learner_wait_s']:.1f}s",
-    )
-    return table
-
-
-def sparkline(values: Sequence[float]) -> str:
-    """Eight-level bars, from the smallest value to the largest."""
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((v - low) * scale)] for v in values)
-
-
-def duration(seconds: float) -> str:
-    """`1h02m`, `3m05s` or `7s`."""
-    minutes, secs = divmod(round(max(seconds, 0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{secs:02d}s" if minutes else f"{secs}s"
+        return self._history.view(now, self._history.rows(status.actors, slots), status.sample)
 
 
 def summary(lines: Sequence[dict[str, Any]], run_dir: Path, seconds: float) -> RenderableType:

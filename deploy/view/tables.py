@@ -6,15 +6,20 @@ import argparse
 import base64
 import json
 import sys
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
+from olmorl.deploy.view.dashboard import Dashboard, RunView
 from olmorl.deploy.view.plot import draw
 from olmorl.deploy.view.prompt_story import prompt_story
 from olmorl.deploy.view.run_state import metric_lines, verdict_of
@@ -41,6 +46,8 @@ _STATUS_FIELDS = (
 )
 _PAYLOAD_SHOWN = 60
 _SHORT_WAIT_S = 5.0
+REFRESH_S = 1.0
+"""Time between two looks of `top`."""
 _FILE_WIDTH = 160
 """Width of the output without a terminal."""
 
@@ -128,6 +135,24 @@ def _last_line(run_dir: Path, last: Mapping[str, Any]) -> Table:
         if isinstance(value, int | float):
             table.add_row(key, f"{value:,}" if isinstance(value, int) else f"{value:,.4g}")
     return table
+
+
+def show_view(view: Mapping[str, Any], as_json: bool) -> None:
+    """The live view at one moment."""
+    if as_json:
+        print(json.dumps(view))
+        return
+    console = _console()
+    console.print(Dashboard(msgspec.convert(view, RunView)))
+
+
+def follow_view(view: Mapping[str, Any], ask: Callable[[], Mapping[str, Any]]) -> None:
+    """The live view on the whole terminal, asked for again each second, until Ctrl-C or an error of `ask`."""
+    with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
+        while True:
+            live.update(Dashboard(msgspec.convert(view, RunView)), refresh=True)
+            time.sleep(REFRESH_S)
+            view = ask()
 
 
 def show_actors(actors: Sequence[Mapping[str, Any]], as_json: bool) -> None:

@@ -68,7 +68,8 @@ class Shape(NamedTuple):
     """The size of a run, from its recipe."""
 
     learner_nodes: int
-    actor_nodes: int
+    actor_nodes: float
+    """A part of a node when fewer engines run than the recipe asks for."""
     group: int
     """Sequences of a group."""
     batch: int
@@ -76,10 +77,12 @@ class Shape(NamedTuple):
     ahead: int
     """Batches in flight in addition to the one that trains."""
     steps: int
+    engines: int = 0
+    """Engines on `actor_nodes`; 0: not known."""
 
     @classmethod
-    def of(cls, settings: Config) -> Shape:
-        """The shape of a recipe."""
+    def of(cls, settings: Config, engines: int = 0) -> Shape:
+        """The shape of a recipe, which starts so many engines."""
         schedule = settings.schedule
         return cls(
             learner_nodes=settings.learner.nodes,
@@ -88,7 +91,14 @@ class Shape(NamedTuple):
             batch=schedule.prompts_per_step,
             ahead=schedule.batches_ahead,
             steps=schedule.steps,
+            engines=engines,
         )
+
+    def with_engines(self, engines: int | None) -> Shape:
+        """The shape while so many engines run. `olmorl-ctl RUN actors` changes their number."""
+        if not engines or not self.engines:
+            return self
+        return self._replace(actor_nodes=self.actor_nodes * engines / self.engines, engines=engines)
 
 
 class RunVerdict(NamedTuple):
@@ -159,6 +169,7 @@ def verdict(lines: Lines, shape: Shape) -> RunVerdict | None:
     measured = measure(window, shape)
     if measured is None:
         return None
+    shape = shape.with_engines(window[-1].get("engines"))
     if lines[-1].get("data_ended"):
         return RunVerdict(
             Bottleneck.DATA,
@@ -327,7 +338,7 @@ def _split(ratio: float | None, shape: Shape) -> str:
         return ""
     now = shape.actor_nodes / shape.learner_nodes
     said = f"balanced at {ratio:.2g} actor nodes for each learner node (now {now:.2g})"
-    nodes = shape.learner_nodes + shape.actor_nodes
+    nodes = round(shape.learner_nodes + shape.actor_nodes)
     learner = min(max(round(nodes / (1 + ratio)), 1), nodes - 1)
     if nodes > 2 and learner != shape.learner_nodes:
         said += f": --learner-nodes {learner} --actor-nodes {nodes - learner}"

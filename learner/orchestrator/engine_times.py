@@ -15,7 +15,10 @@ USUAL_SLOWDOWN = 0.2
 """Assumed share of a token's time that grows with the number of sequences."""
 LEAST_SPREAD = 0.1
 """Relative spread of the number of running sequences at which the heartbeats count as much as the assumption."""
-_SUMS = ("up_s", "busy_s", "running_s", "slots_s", "awaiting_weights_s", "awaiting_verdicts_s", "awaiting_group_s")
+_SUMS = (
+    *("up_s", "busy_s", "running_s", "slots_s", "awaiting_weights_s", "awaiting_verdicts_s", "awaiting_group_s"),
+    *("flops", "moved_bytes"),
+)
 
 
 @dataclass
@@ -62,6 +65,9 @@ class EngineTimes:
     _sums: dict[str, float] = field(default_factory=lambda: dict.fromkeys(_SUMS, 0.0))
     _speed: SpeedFit = field(default_factory=SpeedFit)
     _engines: int = 0
+    _most_flops: float = 0.0
+    _most_bytes: float = 0.0
+    """The most that the devices could have done since the last line."""
 
     def heard(self, status: ActorStatus, before: ActorStatus) -> None:
         """Add an actor's times since its heartbeat `before`, which has none if the actor started since."""
@@ -69,6 +75,8 @@ class EngineTimes:
         grown = {name: max(now[name] - then[name], 0.0) for name in _SUMS}
         for name, seconds in grown.items():
             self._sums[name] += seconds
+        self._most_flops += grown["up_s"] * status.peak_flops_per_s
+        self._most_bytes += grown["up_s"] * status.peak_bytes_per_s
         self._speed.note(status.tokens_generated - before.tokens_generated, grown["busy_s"], grown["running_s"])
 
     def count(self, engines: int) -> None:
@@ -78,9 +86,10 @@ class EngineTimes:
     def fields(self) -> Fields:
         """The fields of a line; None where no heartbeat came. The next line begins here."""
         sums, self._sums = self._sums, dict.fromkeys(_SUMS, 0.0)
+        most_flops, most_bytes, self._most_flops, self._most_bytes = self._most_flops, self._most_bytes, 0.0, 0.0
         up_s, engines = sums["up_s"], self._engines
         if not up_s or not engines:
-            names = ("slots", "busy_fraction", "slots_fraction", "capacity_tokens_per_s")
+            names = ("slots", "busy_fraction", "slots_fraction", "capacity_tokens_per_s", "mfu", "mbu")
             waits = ("weights", "verdicts", "group")
             return {
                 "engines": engines,
@@ -94,6 +103,8 @@ class EngineTimes:
             "engine_slots": slots * engines,
             "engine_busy_fraction": min(sums["busy_s"] / up_s, 1.0),
             "engine_slots_fraction": min(sums["running_s"] / sums["slots_s"], 1.0) if sums["slots_s"] else None,
+            "engine_mfu": sums["flops"] / most_flops if most_flops else None,
+            "engine_mbu": sums["moved_bytes"] / most_bytes if most_bytes else None,
             "engine_capacity_tokens_per_s": None if capacity is None else capacity * engines,
             **{
                 f"sequences_awaiting_{name}": sums[f"awaiting_{name}_s"] / up_s * engines

@@ -211,7 +211,11 @@ class StepMetrics:
         }
         fields |= self._engines.fields()
         fields |= batch.tally.fields() | batch.tally.part_fields() | totals(state, counts, in_flight)
-        return fields | dict(report.values)
+        fields |= report.values
+        most = report.values.get("learner_peak_flops_per_s", 0.0) * report.values.get("learner_step_s", 0.0)
+        if most and "learner_flops" in report.values:
+            fields["learner_mfu"] = report.values["learner_flops"] / most
+        return fields
 
 
 def totals(state: LedgerState, counts: Counts, in_flight: int) -> dict[str, float | int | str | None]:

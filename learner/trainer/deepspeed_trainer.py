@@ -42,6 +42,7 @@ from olmorl.learner.trainer.optimizer_state import TrainingState
 from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, refuse_leaks
 from olmorl.learner.trainer.process_group import Ranks, join, training_device
 from olmorl.messages import Probe, Shard
+from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
 from olmorl.seeds import derive
 
@@ -64,12 +65,14 @@ class DeepSpeedTrainer:
         steps: int,
         seed: int,
         ranks: Ranks,
+        peak: DevicePeak | None = None,
     ) -> None:
         """Join the other ranks, unless the process group exists, and load the starting policy.
 
         Args:
             temperature: of sampling; the policy is the tempered distribution.
             steps: of the whole run, for the learning rate.
+            peak: of the device of a rank.
 
         Raises:
             ModelError: the model cannot be loaded, or its packed samples would see each other.
@@ -95,6 +98,8 @@ class DeepSpeedTrainer:
         policy.model.train()
         if learner.gradient_checkpointing:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._cost = model_cost(policy.model.config.get_text_config(), _shapes(policy.model), VALUE_BYTES[model.dtype])
+        self._peak = peak or DevicePeak()
         self._grad_norm = 0.0
         self._interrupted = threading.Event()
         self._engine = self._build_engine(settings, policy)
@@ -143,14 +148,33 @@ class DeepSpeedTrainer:
                     f"step {shard.step}: the norm of the gradient is {grad_norms[-1]}; nothing of it was published. "
                     "Go back to an earlier checkpoint (--resume --from-step N) with a lower learning rate"
                 )
-        dist.all_reduce(stats_S)
+        passes = self._learner.epochs * (1 + BACKWARD) + (old is not None) + (reference is not None)
+        # The operations of all ranks are summed on the way of the statistics.
+        sums = torch.cat([stats_S, stats_S.new_tensor([passes * self._forward_flops(shard)])])
+        dist.all_reduce(sums)
+        stats_S = sums[:-1]
         if self._device.type == "cpu":
             malloc.give_back()
         values = step_metrics(stats_S, len(updates))
         if reference is None:
             del values["kl_ref_mean"]
         values |= {"learner_forward_backward_s": backward_s, "learner_optimizer_s": optimizer_s}
+        if self._cost is not None:
+            values["learner_flops"] = float(sums[-1])
+        if self._peak.flops_per_s is not None:
+            values["learner_peak_flops_per_s"] = self._peak.flops_per_s * self._ranks.world
         return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
+
+    def _forward_flops(self, shard: Shard) -> float:
+        """Operations of a forward pass over the samples of this rank that feed the loss, without padding."""
+        if self._cost is None:
+            return 0.0
+        samples = [sample for minibatch in shard.minibatches for row in minibatch for sample in row]
+        return sum(
+            self._cost.forward_flops(0, len(one.prompt_ids) + len(one.completion_ids), int(one.loss_mask.sum()))
+            for one in samples
+            if one.loss_mask.any()
+        )
 
     def _given_up(self) -> bool:
         """Whether any rank was interrupted. All ranks learn it between the same two micro-batches."""
@@ -307,6 +331,11 @@ class DeepSpeedTrainer:
         if self._stage < 3:
             return policy.to(self._device)
         return self._deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]
+
+
+def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
+    """Of every weight, whole: under ZeRO-3 a rank has a share. Tied weights come once."""
+    return {name: tuple(getattr(weight, "ds_shape", weight.shape)) for name, weight in model.named_parameters()}
 
 
 def _score(policy: Callable[..., Any], rows: Sequence[Sequence[RowArrays]], device: torch.device) -> list[list[Tensor]]:

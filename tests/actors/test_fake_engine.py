@@ -127,9 +127,9 @@ def test_the_time_of_busy_slots_is_counted_and_idle_time_is_not() -> None:
         await asyncio.sleep(5.0)
         return fake.use()
 
-    busy_s, running_s = run_simulated(scenario())
-    assert busy_s == pytest.approx(40 * 0.11 + 60 * 0.1)
-    assert running_s == pytest.approx(2 * 40 * 0.11 + 60 * 0.1)
+    use = run_simulated(scenario())
+    assert use.busy_s == pytest.approx(40 * 0.11 + 60 * 0.1)
+    assert use.running_s == pytest.approx(2 * 40 * 0.11 + 60 * 0.1)
 
 
 def test_a_prompt_that_fills_the_context_is_refused() -> None:

@@ -58,7 +58,7 @@ TIMES = {
     "learner_snapshot_s", "learner_publish_wait_s", "weight_proof_diff_mean", "weight_proof_diff_max",
     "weight_proof_s_mean", "engine_slots", "engine_busy_fraction", "engine_slots_fraction",
     "engine_capacity_tokens_per_s", "sequences_awaiting_weights", "sequences_awaiting_verdicts",
-    "sequences_awaiting_group", "groups_ready",
+    "sequences_awaiting_group", "groups_ready", "learner_mfu", "engine_mfu", "engine_mbu", "learner_peak_flops_per_s",
 }  # fmt: skip
 TEMPLATE = (
     "{% for turn in messages %}<|{{ turn['role'] }}|> {{ turn['content'] }} {% endfor %}"
@@ -619,10 +619,20 @@ def expected_line(session: Session, step: int) -> Record:
             "prompt_tokens_total": sum(len(group["prompt_token_ids"]) for group in ended),
             "draws_per_trained_group": 1 + len(replaced) / PROMPTS,
             "draws_unaccounted": 0,
+            "learner_flops": sum(flops_of(group, one) for group in batch for one in rewarded(group)),
             "engines": 1,
             "data_ended": 0,
         }
     )
+
+
+def flops_of(group: Record, completion: Record) -> float:
+    """Operations of the three passes over one sample: the model's matrices of two layers, its head, its pairs."""
+    prompt, answer = len(group["prompt_token_ids"]), len(completion["token_ids"])
+    hidden, inner, kv, vocabulary = 64, 96, 32, len(WORDS) + 5 + 4 + 4
+    layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner
+    pairs = (prompt + answer) * (prompt + answer + 1) / 2
+    return 3 * 2 * (2 * layer * (prompt + answer) + hidden * vocabulary * answer + 2 * 2 * hidden * pairs)
 
 
 def lost_tokens(session: Session, events: Sequence[Record]) -> Iterator[int]:
@@ -879,6 +889,11 @@ def test_times_add_up(session: Session) -> None:
             assert 0 <= waiting <= ((MAX_LAG + 1) * PROMPTS + len(session.held_out)) * GROUP
             assert line["engine_capacity_tokens_per_s"] is None or line["engine_capacity_tokens_per_s"] > 0
         assert 0 <= line["groups_ready"] <= (MAX_LAG + 1) * PROMPTS
+        assert line["learner_mfu"] * line["learner_step_s"] * line["learner_peak_flops_per_s"] == pytest.approx(
+            line["learner_flops"]
+        )
+        assert 0 < line["learner_mfu"] < 1
+        assert all(line[f"engine_{name}"] is None or 0 <= line[f"engine_{name}"] < 1 for name in ("mfu", "mbu"))
         generated += line["actor_tokens_per_s"] * seconds
         before = line
     there = sum(len(ids) for answers in session.answers.values() for answer in answers for ids in answer["ids"])

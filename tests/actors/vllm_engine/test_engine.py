@@ -526,6 +526,32 @@ async def test_busy_time_is_that_of_running_requests(live: tuple[Case, VllmEngin
     assert engine.use() == after
 
 
+async def test_operations_and_bytes_are_those_of_the_tokens(live: tuple[Case, VllmEngine]) -> None:
+    """Against the model's own parameters, and a loop over tokens, layers and what each token sees."""
+    case, engine = live
+    before, (answers, tokens) = engine.use(), (8, 90)
+    equal = Sampling(max_tokens=tokens, min_tokens=tokens)
+    await asyncio.gather(*(ask(engine, f"cost/{n}", equal) for n in range(answers)))
+    after, layers = engine.use(), case.model.config.layer_types
+    matrices = sum(
+        weight.numel()
+        for name, weight in case.model.named_parameters()
+        if weight.ndim == 2 and (case.tied or "embed" not in name)
+    )
+    seen = [
+        sum(min(position + 1, 16 if kind == "sliding_attention" else position + 1) for kind in layers)
+        for position in range(len(PROMPT) + tokens - 1)
+    ]
+    hidden, size = case.model.config.hidden_size, next(case.model.parameters()).element_size()
+    # A step for each token; of the prompt's pairs only its last token's are reads, and all its values are written.
+    kv_values = sum(seen[len(PROMPT) - 1 :]) + len(layers) * len(seen)
+    expected = size * (matrices * tokens + answers * 2 * hidden * kv_values)
+    assert after.num_bytes - before.num_bytes == pytest.approx(expected, rel=0.03)
+    head = case.model.get_output_embeddings().weight.numel()
+    flops = 2 * ((matrices - head) * len(seen) + head * tokens) + 4 * hidden * sum(seen)
+    assert after.flops - before.flops == pytest.approx(answers * flops, rel=0.03)
+
+
 async def test_a_cancelled_request_is_aborted_and_its_tokens_counted(live: tuple[Case, VllmEngine]) -> None:
     _, engine = live
     aborted = engine.tokens_aborted

@@ -9,16 +9,20 @@ import os
 import re
 import socket
 import stat
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from olmorl.deploy.control import cli
 from olmorl.deploy.control.endpoint import LONGEST_REQUEST, ControlEndpoint, send_command
 from olmorl.deploy.credentials import forget_token, guard_ray, make_token, read_token, token_file
 from olmorl.deploy.supervision import commands
+from olmorl.deploy.view import tables
+from olmorl.deploy.view.dashboard import ActorRow, RunView
 from olmorl.deploy.view.run_state import note_end
 from olmorl.errors import ConfigError, ResourceError, RunEnded, UserError
 
@@ -40,14 +44,37 @@ LIVE = {
 }
 
 
+SHOWN = msgspec.to_builtins(
+    RunView(
+        title="demo",
+        state="stopping",
+        step=3,
+        steps=9,
+        rewards=[0.25, 0.5],
+        verdict="the actors limit this run",
+        actors=[ActorRow("actor-0", "run", "1.3", 0, 2, 0, 0.25, 100.0, "it died once")],
+        faults=["10:00:00 actor-0 died"],
+    )
+)
+VIEW = json.loads(json.dumps(SHOWN))
+
+
 class Asked:
     """Commands that note what they were asked."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
+        self.views = 3
+        """Views that there are before the run ends."""
 
     async def status(self) -> Any:
         return LIVE
+
+    async def view(self) -> Any:
+        self.calls.append("view")
+        if self.calls.count("view") > self.views:
+            raise RunEnded("the run has ended")
+        return VIEW
 
     async def actors(self, count: int) -> Any:
         self.calls.append(count)
@@ -75,6 +102,7 @@ async def run_dir(tmp_path: Path, asked: Asked, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("OLMORL_TOKEN", raising=False)
     commands = {
         "status": asked.status,
+        "view": asked.view,
         "actors": asked.actors,
         "drain": asked.drain,
         "checkpoint": asked.checkpoint,
@@ -186,6 +214,35 @@ async def test_the_status_shows_actors_deaths_and_long_waits(ctl: Any) -> None:
     }
 
 
+async def test_top_shows_the_live_view_once_where_there_is_no_terminal(ctl: Any) -> None:
+    code, text = await ctl("top")
+    assert code == 0
+    for wanted in ("demo", "stopping", "step 3/9", "0.500 ▁█", "the actors limit this run", "actor-0  run", "25%"):
+        assert wanted in text, wanted
+    assert "it died once" in text and "10:00:00 actor-0 died" in text
+    assert json.loads((await ctl("top", "--json"))[1]) == VIEW
+
+
+async def test_top_follows_on_a_terminal_until_the_run_ends(
+    ctl: Any, asked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "REFRESH_S", 0.01)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, text = await ctl("top")
+    assert asked.calls == ["view"] * (asked.views + 1)
+    assert code == 1 and text.endswith("olmorl-ctl: the run has ended\n")
+
+
+async def test_ctrl_c_leaves_top_without_an_error(ctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables.time, "sleep", interrupted)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    code, text = await ctl("top")
+    assert code == 0 and "olmorl-ctl:" not in text
+
+
 async def test_what_looks_like_markup_is_text(ctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cause = "OSError: [/dev/shm/x] is full [enforce fail]"
     monkeypatch.setitem(LIVE["actors"][0], "last_cause", cause)  # type: ignore[index]
@@ -250,8 +307,9 @@ def test_the_status_of_a_finished_run_does_not_say_to_resume_it(
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(said, shown), shown
     assert ("go on with it" in shown) == ("go on with it" in said)
-    assert cli.main([str(tmp_path), "pause"]) == 2
-    assert re.search(said, " ".join(capsys.readouterr().err.split()))
+    for command in ("pause", "top"):
+        assert cli.main([str(tmp_path), command]) == 2
+        assert re.search(said, " ".join(capsys.readouterr().err.split()))
 
 
 @pytest.mark.parametrize(
@@ -306,7 +364,7 @@ def test_the_status_of_a_run_that_is_over_says_what_limited_it(
 
 def test_a_folder_without_a_run_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (tmp_path, tmp_path / "missing", Path("/dev/null")):
-        for command in (["ledger"], ["status"], ["pause"], ["export", "out"]):
+        for command in (["ledger"], ["status"], ["top"], ["pause"], ["export", "out"]):
             assert cli.main([str(folder), *command]) == 2
             assert f"{folder}: no run directory" in capsys.readouterr().err
 

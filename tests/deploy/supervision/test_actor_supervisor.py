@@ -131,7 +131,8 @@ async def test_who_keeps_dying_is_put_in_quarantine_and_the_others_go_on(
             made.cluster.newest(name).end(ProcessLost(f"{name} died: bad memory"))
         await until(lambda: "quarantine" in made.said[-1])
         assert made.said[-1] == "actor-0 is in quarantine after 3 death(s), the last: actor-0.3 died: bad memory"
-        assert supervisor.troubles() == ["actor-0: quarantined after 3 death(s): actor-0.3 died: bad memory"]
+        (row,) = [row for row in supervisor.describe([]) if row["name"] == "actor-0"]
+        assert (row["state"], row["deaths"], row["last_cause"]) == ("quarantined", 3, "actor-0.3 died: bad memory")
         assert [slot.state for slot in supervisor.slots] == ["quarantined", "starting", "starting"]
         events = map(json.loads, RunFiles(made.settings.run_dir).process_events.read_text().splitlines())
         assert [(event["state"], event.get("cause", "")) for event in events if event["process"] == "actor-0"] == [

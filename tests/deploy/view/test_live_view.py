@@ -14,6 +14,7 @@ from rich.console import Console
 from olmorl.config import build
 from olmorl.deploy.processes.log_files import logged
 from olmorl.deploy.view import live_view
+from olmorl.deploy.view.dashboard import Dashboard
 from olmorl.deploy.view.live_view import LiveView, Status, Terminal, summary
 from olmorl.deploy.view.start_phases import phases, start_of_an_engine
 from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
@@ -131,13 +132,16 @@ def test_what_the_start_is_doing_is_seen(status: Status, said: list[str]) -> Non
     assert [str(phase) for phase in phases(status.waits, status.actors, status.results, "loading the model")] == said
     output = StringIO()
     console = Console(file=output, width=200)
-    console.print(LiveView("a run", console, engine_start="loading the model").view(status))
+    shown = LiveView("a run", console, engine_start="loading the model")
+    shown.show(status)
+    console.file = output = StringIO()
+    console.print(Dashboard(shown.latest))
     assert all(phase in output.getvalue() for phase in said)
-    shown = LiveView("a run", console)
     shown.show(Status(1, 9, lines=[line(1, None)]))
-    console.file = StringIO()
-    console.print(shown.view(status))
-    assert not any(phase in console.file.getvalue() for phase in said), "the first step is done"
+    shown.show(status)
+    console.file = output = StringIO()
+    console.print(Dashboard(shown.latest))
+    assert not any(phase in output.getvalue() for phase in said), "the first step is done"
 
 
 @pytest.mark.parametrize(
@@ -206,3 +210,15 @@ async def test_on_a_terminal_the_view_says_what_is_done_before_there_is_a_status
         view.doing("reading the data")
         view._live.refresh()  # type: ignore[union-attr]
     assert "reading the data" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+async def test_what_was_said_on_a_full_screen_is_printed_after_it() -> None:
+    console = Console(file=StringIO(), width=100, force_terminal=True)
+    with LiveView("a run", console) as view:
+        view.say("actor-0 died: it starts again now")
+        view.show(Status(1, 9, lines=[line(1, 0.5)]))
+        assert view.latest.faults[-1].endswith(" actor-0 died: it starts again now")
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert shown.rstrip().endswith("actor-0 died: it starts again now")
+    view.close()
+    assert console.file.getvalue() == shown, "closing twice prints nothing"  # type: ignore[attr-defined]

@@ -191,6 +191,14 @@ def test_a_verdict_needs_some_steps_and_heartbeats() -> None:
     )
 
 
+def test_the_ratio_counts_the_engines_that_run() -> None:
+    """Six engines of three nodes: with twelve, the same speed is that of six nodes, so each is half as fast."""
+    lines = [line(n, engines=12) for n in range(1, 40)]
+    found = verdict(lines, SHAPE._replace(engines=6))
+    assert found is not None and found.actors_per_learner == pytest.approx(12.0)
+    assert "(now 6)" in found.text
+
+
 def test_the_first_and_the_last_batches_say_nothing() -> None:
     """Engines start empty, and nothing is generated beside the last batches."""
     lines = [line(n, learner_wait_s=0.0 if 3 < n < 98 else 9.0) for n in range(1, 101)]

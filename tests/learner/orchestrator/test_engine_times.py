@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from olmorl.learner.orchestrator.engine_times import EngineTimes, SpeedFit
 from olmorl.learner.orchestrator.step_metrics import TimeMean
@@ -24,6 +25,7 @@ def heard(times: EngineTimes, *statuses: ActorStatus) -> dict[str, Any]:
 
 def test_shares_are_over_the_time_of_all_engines() -> None:
     busy = status("a", 10.0, busy_s=10.0, running_s=80.0, slots_s=80.0, tokens_generated=800, awaiting_weights_s=5.0)
+    busy = replace(busy, flops=3e9, moved_bytes=1e9, peak_flops_per_s=1e9, peak_bytes_per_s=5e8)
     idle = status("b", 10.0, busy_s=5.0, running_s=20.0, slots_s=80.0, tokens_generated=200, awaiting_group_s=30.0)
     line = heard(EngineTimes(), busy, idle)
     assert line == {
@@ -33,6 +35,9 @@ def test_shares_are_over_the_time_of_all_engines() -> None:
         "engine_slots_fraction": pytest.approx(100 / 160),
         # Both give a token in 0.1 s, with eight sequences and with four: more sequences cost nothing.
         "engine_capacity_tokens_per_s": pytest.approx(160.0, rel=0.05),
+        # The peak of the other one is not known.
+        "engine_mfu": pytest.approx(0.3),
+        "engine_mbu": pytest.approx(0.2),
         "sequences_awaiting_weights": pytest.approx(0.5),
         "sequences_awaiting_verdicts": 0.0,
         "sequences_awaiting_group": pytest.approx(3.0),

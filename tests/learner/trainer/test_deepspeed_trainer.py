@@ -185,6 +185,7 @@ def test_gradient_is_that_of_plain_pytorch(results: Results, tiny_models: dict[s
 
 def test_metrics_are_global_and_not_multiplied_by_ranks(results: Results) -> None:
     alone = results["float32-z2-one-1"][0]["values"]
+    assert alone["learner_flops"] > 0
     for stage in range(4):
         for rank in results[f"float32-z{stage}-uneven-2"]:
             assert rank["values"] == pytest.approx(alone, rel=1e-4, abs=1e-6)

@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from olmorl.verifiers.math import spoken
 from olmorl.verifiers.math.notation import END_TEXT, TEXT, folded, key, normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, Quantity, equal, quantity
 from olmorl.verifiers.math.prose import stated
@@ -21,9 +22,17 @@ _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _CHOICE_LABEL = re.compile(r"\(?([A-J])\)?\.?")
 _CHOICE = re.compile(
     r"(?:(?:option|choice|answer)\s+)?"
-    r"(?:\(([A-J])\)|([A-J])(?=[.):]|$|\s+is\s+(?:the\s+)?(?:correct|right|answer)\b))",
+    r"(?:\(([A-J])\)|([A-J])(?=[.):]|$|,?\s+(?:not|rather than|instead of|[-–—])\s"
+    r"|\s+is\s+(?:the\s+)?(?:correct|right|best|answer)\b))",
     re.IGNORECASE,
 )
+_CHOSEN = re.compile(
+    r"(?:(?:.*,\s*)?(?i:so|thus|hence|therefore|then)\b,? ?)?"
+    r"(?:(?:I|we) (?:would |will )?(?:choose|pick|select|chose|picked|go with)|[Oo]nly|[Ii]t(?: is|'s)|that leaves|leaving|this is)?\s*"
+    r"(?:the )?(?:(?:option|choice|answer) )?\(?([A-J])\)?"
+    r"(?: (?:works?|fits?|remains?|is (?:true|(?:the )?(?:correct|right|best|only|valid)\b.*)))?",
+)
+"""A sentence that picks an option: `so I choose B`, `only (B) works`."""
 _SEVERAL_CHOICES = re.compile(r"(?:and|or|,|;|/|&|\))?\s*\(?[A-J]\)?\.?", re.IGNORECASE)
 _CHOICE_MARK = re.compile(
     r"\s*(?:\\(?:text(?:bf|rm)?|math(?:bf|rm))\s*\{\s*\([A-Ja-j]\)\s*\}(?:\\[ ,;]|\\quad|~|\s)*"
@@ -36,19 +45,6 @@ _TOKEN = re.compile(r"[^\W\d_](?:[^\W\d_]|['./&!?,;])*|\d[\d:.,]*(?:st|nd|rd|th)
 _MATH_WORDS = {
     "pi", "infty", "inf", "alpha", "beta", "theta", "phi", "sqrt", "sin", "cos", "tan", "log", "exp", "and", "or",
 }  # fmt: skip
-_SYNONYMS = {
-    "infinity": r"\infty", "positive infinity": r"\infty", "negative infinity": r"-\infty", "inf": r"\infty",
-    "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "the set of all real numbers": r"\mathbb{R}",
-    "empty set": r"\emptyset", "the empty set": r"\emptyset", "dne": "does not exist",
-    "the limit does not exist": "does not exist", "not defined": "undefined",
-}  # fmt: skip
-_SYNONYMS |= dict.fromkeys(
-    (
-        "no solution", "no solutions", "no real solution", "no real solutions", "there is no solution",
-        "there are no solutions", "there are no real solutions",
-    ),
-    r"\emptyset",
-)  # fmt: skip
 _BASES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "sixteen": 16,
 }  # fmt: skip
@@ -69,6 +65,15 @@ _NAMED = re.compile(
     r"(?:(?:so|thus|hence|therefore|then),? )?([A-Z][a-z]+) (?:is|was) the ([a-z ]{3,60})", re.IGNORECASE
 )
 """`Maria is the winner` names Maria."""
+_WINS = r"(?:(?:will|can|must|always|alone|also) )*(?:wins?|won|(?:has|have) (?:a|the) winning strategy|is the winner)\b"
+_LEADING_TO = re.compile(
+    r"(?:(?:.*[,;:])?\s*(?:(?:so|thus|hence|therefore|then|and|it|we|this|that|follows|conclude|shows|means|see|is|the|player)\b,? ?)*)?",
+    re.IGNORECASE,
+)
+"""In front of the winner's name."""
+_DOES = re.compile(r"(?:converg|diverg|exist|increas|decreas)\w*|(?:never|always) .*", re.IGNORECASE)
+"""A label that says what the subject does."""
+_NEITHER = re.compile(r"neither .{1,40} nor ", re.IGNORECASE)
 _YES_NO = re.compile(r"(yes|no|true|false)\b(?=\s*[.,;:–—-])", re.IGNORECASE)
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _UNDONE = re.compile(r"\\(?:sum|prod|i*int|oint|lim)(?![a-zA-Z])|\\frac\s*\{\s*(?:d|\\partial)\s*\}")
@@ -102,8 +107,8 @@ def read(answer: str) -> Reading:
     plain = unmark(text).strip()
     if plain[:1] == "{" and plain[-1:] == "}" and "{" not in plain[1:]:
         plain = plain[1:-1].strip()
-    if synonym := _SYNONYMS.get(plain.casefold().rstrip(" .")):
-        text = plain = synonym
+    if signs := spoken.in_signs(plain):
+        text = plain = normalise(signs)
     if "_" in plain and (numeral := _BASE.fullmatch(plain)):
         return Reading(text, key(text), numeral=(numeral[1].lower().lstrip("0"), _base(numeral[2])))
     if _DATE.fullmatch(plain):
@@ -122,7 +127,7 @@ def read(answer: str) -> Reading:
 
 def in_signs(answer: str) -> str:
     """The answer, with signs in place of words that mean the same: `\\mathbb{R}` for `all real numbers`."""
-    return _SYNONYMS.get(unmark(normalise(answer)).strip().casefold().rstrip(" ."), answer)
+    return spoken.in_signs(unmark(normalise(answer)).strip()) or answer
 
 
 def of_option(answer: str, label: Reading) -> str:
@@ -213,7 +218,8 @@ def _letter(plain: str) -> str:
     """The letter of a multiple choice. Empty if there is none, or more than one."""
     choice = _CHOICE.match(plain)
     if choice is None:
-        return ""
+        chosen = _CHOSEN.fullmatch(plain)
+        return chosen[1] if chosen and not doubtful(plain.rpartition(",")[2]) else ""
     rest = plain[choice.end() :].strip()
     return "" if rest and _SEVERAL_CHOICES.fullmatch(rest) else (choice[1] or choice[2]).upper()
 
@@ -250,6 +256,13 @@ def _says(label: str, answer: Reading, policy: Policy) -> bool:
     named = _NAMED.fullmatch(plain)
     if named and _same_word(label, named[1], policy):
         return not doubtful(named[2])
+    if label.casefold() == "neither":
+        return bool(_NEITHER.search(plain))
+    if winner := re.search(rf"\b{re.escape(label)} {_WINS}([^,;]*)$", plain, re.IGNORECASE):
+        ahead = plain[: winner.start()]
+        return bool(_LEADING_TO.fullmatch(ahead)) and not doubtful(ahead.rpartition(",")[2] + winner[1])
+    if _DOES.fullmatch(label) and (said := re.fullmatch(rf"(.*) {re.escape(label)}", plain, re.IGNORECASE)):
+        return not doubtful(said[1])
     subject = _ANSWERED.match(plain)
     if subject is None or doubtful(plain[: subject.end()]) or _ANSWERED.match(label):
         return False

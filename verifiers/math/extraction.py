@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from olmorl.verifiers.math.boxes import MAX_CONTENT, boxed
 from olmorl.verifiers.math.languages import in_english
-from olmorl.verifiers.math.last_value import last_value
+from olmorl.verifiers.math.last_value import closing_sentence, last_value
 from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import quantity
 from olmorl.verifiers.math.prose import MAX_SENTENCE
@@ -25,7 +25,7 @@ TAIL = 65536
 """Characters at the end of a completion that are searched."""
 
 _MARKER = re.compile(
-    r"\b(?:answer|(?:correct|best|right)\s+(?:option|choice))\b[\s*_]*(?:is\b|:|=)[\s*_:]*", re.IGNORECASE
+    r"\b(?:answer|(?:correct|best|right)\s+(?:option|choice))\b[\"\s*_]*(?:is\b|:|=)[\s*_:]*", re.IGNORECASE
 )
 _MARKING = ("answer", "option", "choice")
 """Every marker has one of these words."""
@@ -66,6 +66,8 @@ class Extracted(NamedTuple):
     how: str
     num_items: str = ""
     """The number of items of a list, if the text says it."""
+    closing: str = ""
+    """The last sentence of a text that marks no answer: it counts if the label is words or a choice."""
 
 
 def strip_thinking(text: str, start: str, end: str, opened: bool) -> str | None:
@@ -100,8 +102,10 @@ def final_answer(text: str, last_number: bool = True) -> Extracted | None:
         tail = in_english(tail)
         found = _marked(tail)
     if found is None and last_number and "\\boxed" not in tail:
+        closing = closing_sentence(tail)
         value = last_value(tail)
-        found = Extracted(*value) if value is not None else None
+        said = "" if _DIGIT.search(closing) else closing
+        found = Extracted(*(value or (said, "closing", "")), closing) if value or said else None
     return found if found is not None and len(found.text) <= MAX_ANSWER else None
 
 
@@ -193,6 +197,8 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 def _undress(text: str) -> str:
     """The text without Markdown, emoji, full stop and quotation marks around it."""
     text = text.rstrip(_EMOJI).strip().strip("*_`").strip()
+    if text.endswith("}") and "{" not in text:
+        text = text.rstrip("} \n")
     if text.count("**") == 1:
         text = _BOLD_ENDS.sub("", text)
     if not text.endswith("...") or text.endswith("...."):

@@ -55,6 +55,9 @@ _TOTAL_ROW = re.compile(
     re.IGNORECASE,
 )
 """The last row of a table, and its last cell."""
+_RULE = re.compile(r"\n\s*(?:[-*_]\s?){3,40}\s*$|\s*(?:Q\.?E\.?D\.?|\$?\\(?:blacksquare|square|qed)\$?|[□∎■])\s*$")
+"""A line across the page, or the end of a proof."""
+MAX_RULE = 100
 _QUOTED = re.compile(r"^ {0,3}> ?(?=[*A-Za-z$\\])", re.MULTILINE)
 _SIGNS = {ord("−"): "-", ord("⟹"): r"\implies ", ord("⇒"): r"\implies "}
 _IMPLIES = re.compile(r"\\(?:implies|Rightarrow|therefore|Longrightarrow|because)(?![a-zA-Z])")
@@ -180,9 +183,22 @@ class Value(NamedTuple):
     """The number of items of a list, if the text says it: 3 in `There are 3 solutions: 1, 2 and 5`."""
 
 
+def closing_sentence(text: str) -> str:
+    """The last sentence. Empty if it is no sentence, or a question."""
+    line = _ended(text[-SEARCHED:]).strip().strip("*_`> ").strip().rpartition("\n")[2].strip("*`_ ")
+    sentence = _BEFORE.split(line)[-1].replace("**", "")
+    return sentence.rstrip(" .") if len(sentence) <= MAX_SENTENCE and not sentence.endswith("?") else ""
+
+
+def _ended(text: str) -> str:
+    """The text without a line across the page or the end of a proof behind it."""
+    return text[:-MAX_RULE] + _RULE.sub("", text[-MAX_RULE:])
+
+
 def last_value(text: str) -> Value | None:
     """The answer of a text without a box or a marker, or None."""
-    text = _DEFINED.sub("", _without_check(_QUOTED.sub("", text[-SEARCHED:].translate(_SIGNS))))
+    text = _ended(_QUOTED.sub("", text[-SEARCHED:].translate(_SIGNS)))
+    text = _DEFINED.sub("", _without_check(text))
     line = text.strip().strip("*_`.> ").strip().rpartition("\n")[2].strip("*` ")
     if value := _of_end(text, line):
         return value

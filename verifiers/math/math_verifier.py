@@ -8,8 +8,8 @@ from typing import Any
 
 from olmorl.messages import Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, Probe
-from olmorl.verifiers.math.answer_parser import in_signs, of_option, read, read_label, settle
-from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
+from olmorl.verifiers.math.answer_parser import Reading, in_signs, of_option, read, read_label, settle
+from olmorl.verifiers.math.extraction import MAX_ANSWER, Extracted, final_answer
 from olmorl.verifiers.math.numbers import Policy
 from olmorl.verifiers.math.wording import doubtful, imagined
 from olmorl.verifiers.pool.pool import LatePool, Pool
@@ -55,14 +55,18 @@ class MathVerifier(AnswerVerifier):
         if found.how == "sentence" and imagined(found.text):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
         wanted = read_label(truth)
+        if found.how == "closing" and wanted.number:
+            return Verdict(reward=0.0, method="no_answer")
+        found = _in_words(found, wanted)
         counted = bool(found.num_items and wanted.number)
         found = found._replace(text=found.num_items if counted else of_option(found.text, wanted))
         settled = settle(wanted, read(found.text), self._policy)
         if settled is not None:
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
-        if found.how == "sentence" and doubtful(_OR.sub("", found.text)):
+        signs = in_signs(found.text)
+        if found.how == "sentence" and signs == found.text and doubtful(_OR.sub("", found.text)):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        outcome, method = await self._compare(in_signs(truth), in_signs(found.text))
+        outcome, method = await self._compare(in_signs(truth), signs)
         if outcome == Done(None) and wanted.number:
             return Verdict(reward=0.0, extracted=found.text, method="number")
         if not isinstance(outcome, Done):
@@ -103,6 +107,14 @@ class MathVerifier(AnswerVerifier):
             else str(outcome[-1])
         )
         return f"the math label {truth[:80]!r} cannot be used: {why}"
+
+
+def _in_words(found: Extracted, wanted: Reading) -> Extracted:
+    """The last sentence in the place of the last number, if the label is words or a choice and the number is not."""
+    if not found.closing or wanted.number or not (wanted.word or wanted.is_choice_label):
+        return found
+    given = read(found.text)
+    return found if given.word or given.choice else found._replace(text=found.closing)
 
 
 def _is_text(truth: str) -> bool:

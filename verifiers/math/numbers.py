@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from olmorl.verifiers.math.notation import DOLLAR, END_TEXT, TEXT, unmark
-from olmorl.verifiers.math.spelled import spelled
+from olmorl.verifiers.math.spelled import AND_PART, PART_SIZES, spelled
 from olmorl.verifiers.math.units import FOOT, INCH, NO_UNIT, ONE, SCALES, Unit, conversion, is_known, measured, unit
 from olmorl.verifiers.math.wording import doubtful, harmless_behind
 
@@ -45,8 +45,8 @@ _CURRENCY = re.compile(
     rf"([+-]?)\s*(?:(?:US|AU|CA|NZ)?([{DOLLAR}€£¥₹])|(USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z]))\s*([+-]?)"
 )
 _SCALE = re.compile(rf"\s*({'|'.join(SCALES)})s?\b", re.IGNORECASE)
-_PRICE_SCALE = re.compile(r"([kKMB])(?![a-zA-Z])")
-_PRICE_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
+_LETTER_SCALE = re.compile(r"([kKMB])(?![a-zA-Z])")
+_LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 _MINUS = re.compile(r"(?:negative|minus)\s+(?=[\d.\\a-z])", re.IGNORECASE)
 _JOINED = re.compile(rf"\s*,?\s*(?:(?:and|&)\s)?\s*(?=[\d{DOLLAR}€£])")
 """Between the parts of a quantity in several units."""
@@ -119,10 +119,13 @@ def _part(text: str) -> tuple[Quantity, str] | None:
     if number is None:
         return None
     value, step = number
+    if part := AND_PART.match(unmark(rest)):
+        value, rest = value + PART_SIZES[part[1].lower()], unmark(rest)[part.end() :]
+    letter = None
     if scaled := _SCALE.match(unmark(rest)):
         value, rest = value * SCALES[scaled[1].lower()], unmark(rest)[scaled.end() :]
-    elif priced and (scaled := _PRICE_SCALE.match(rest)):
-        value, rest = value * _PRICE_SCALES[scaled[1]], rest[scaled.end() :]
+    elif letter := _LETTER_SCALE.match(rest):
+        value, rest = value * _LETTER_SCALES[letter[1]], rest[letter.end() :]
     if percent := _PERCENT.match(unmark(rest)):
         rest = unmark(rest)[percent.end() :]
         whole = _OF_ONE.match(rest)
@@ -143,7 +146,16 @@ def _part(text: str) -> tuple[Quantity, str] | None:
     if priced:
         money = unit(f" {(priced[2] or priced[3]).strip('.')}") or NO_UNIT
         counted = counted if counted.dimensions and counted.dimensions[0] in money.dimensions else money
-    return Quantity(value, step, unit=counted, bare_letter=found.bare_letter and not priced), found.remark
+    bare_letter = bool(found.bare_letter or letter) and not priced
+    return _with_part(Quantity(value, step, unit=counted, bare_letter=bare_letter), found.remark)
+
+
+def _with_part(whole: Quantity, rest: str) -> tuple[Quantity, str]:
+    """A quantity with the half or quarter behind its unit: `an hour and a half`."""
+    part = AND_PART.match(rest) if is_known(whole.unit) else None
+    if part is None:
+        return whole, rest
+    return whole._replace(value=whole.value + PART_SIZES[part[1].lower()]), rest[part.end() :]
 
 
 def _finer(whole: Quantity, part: Quantity, touching: bool) -> Quantity | None:

@@ -24,11 +24,20 @@ _SPELLED = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(rf"[\s-]+({'|'.join(_PARTS)})s?\b(?!\s+(?:dollars?|past|to)\b)", re.IGNORECASE)
-_AND_PART = re.compile(r"\s+and\s+(?:a|one)\s+(half|third|quarter)\b", re.IGNORECASE)
+AND_PART = re.compile(r"\s+and\s+(?:a|one)\s+(half|third|quarter)\b", re.IGNORECASE)
+PART_SIZES = {part: Fraction(1, size) for part, size in _PARTS.items()}
 _RATIO = re.compile(rf"\s+(?:out of|in(?=\s+{NUMBER_WORD}(?:\s+chances?\b|\W*$)))\s+({NUMBER_WORD})\b", re.IGNORECASE)
 """As in `one in four`."""
-_ONE_PART = re.compile(r"(?:an?\s+)?(half|third|quarter)(?:\W*$|\s+(?:of\s+)?an?\s+(?=[a-z]))", re.IGNORECASE)
+_ONE_PART = re.compile(
+    r"(?:an?\s+)?(half|third|quarter)(?:\W*$|\s+(?:of\s+)?(?:an?|the|his|her|its|their)\s+(?=[a-z]))", re.IGNORECASE
+)
 """All of the text, or in front of a thing: `half an hour`, `a quarter of a mile`."""
+A_UNIT = (
+    r"an?(?=\s+(?:hour|minute|second|day|week|month|year|inch|foot|yard|mile|meter|metre|pound|gallon|liter|litre|dollar)"
+    rf"\s+and\s+(?:\d|(?:an?|one|{NUMBER_WORD})\b))"
+)
+"""The article of `an hour and a half`."""
+_ONE_UNIT = re.compile(A_UNIT, re.IGNORECASE)
 _CLOCK = re.compile(
     rf"(?:(?:an?\s+)?(half|quarter|twenty|ten|five|\d{{1,2}})(?:\s+minutes)?\s+(past|to)\s+)?({'|'.join(_ONES[1:13])}|\d{{1,2}})"
     r"(?:\s+o'?\s?clock)?(?:\s*([ap])\.?\s*m\.?)?",
@@ -42,12 +51,14 @@ def spelled(text: str) -> tuple[Fraction, int] | None:
     found = _SPELLED.match(text)
     if found is None:
         part = _ONE_PART.match(text)
+        if part is None and (article := _ONE_UNIT.match(text)):
+            return Fraction(1), article.end()
         return (Fraction(1, _PARTS[part[1].lower()]), part.end()) if part else None
     value = _value(re.findall(r"[a-z]+", found[0].lower()))
     if value is None:
         return None
-    if part := _AND_PART.match(text, found.end()):
-        return value + Fraction(1, _PARTS[part[1].lower()]), part.end()
+    if part := AND_PART.match(text, found.end()):
+        return value + PART_SIZES[part[1].lower()], part.end()
     if part := _PART.match(text, found.end()):
         return Fraction(value, _PARTS[part[1].lower()]), part.end()
     if (ratio := _RATIO.match(text, found.end())) and (under := _value(re.findall(r"[a-z]+", ratio[1].lower()))):

@@ -83,7 +83,7 @@ _MODAL = frozenset(("may", "might", "could", "cannot", "can't", "couldn't", "not
 _DOUBTING = frozenset((_DENIALS + _HEDGES).split())
 _CHANGING = _DOUBTING | frozenset((_BOUNDS + _ARITHMETIC + _AMOUNTS).split())
 _CHANGING_NEARBY = _CHANGING - AMOUNTS
-_CHANGING_BEHIND = _CHANGING - {"roots"}
+_CHANGING_BEHIND = _CHANGING - {"roots", "until", "till"}
 _DENYING = (_DOUBTING) - _MODAL | {"not", "never", "cannot"}
 _COUNTED = re.compile(
     r"\s*(?:[a-z]+,?\s+){0,2}the\s+(?:[a-z]+\s+){0,3}?(?:number|amount|total|probability|chance|sum|percentage|percent"

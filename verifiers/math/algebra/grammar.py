@@ -231,7 +231,7 @@ class Grammar:
         node = self._primary()
         while True:
             if self._accept("!"):
-                node = Node("call", "factorial", (node,))
+                node = Node("call", "double factorial" if self._accept("!") else "factorial", (node,))
             elif self._accept("%"):
                 node = Node("percent", None, (node,))
             elif self._accept("^"):

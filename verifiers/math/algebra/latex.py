@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from olmorl.verifiers.math.algebra.grammar import Grammar, times
-from olmorl.verifiers.math.algebra.tree import END, FUNCTIONS, Node, Token, Unreadable, tokens
+from olmorl.verifiers.math.algebra.tree import END, FUNCTIONS, Node, Token, Unreadable, replaced, tokens
 from olmorl.verifiers.math.notation import ROW, normalise
 
 UNDONE = {"sum", "prod", "int", "iint", "iiint", "oint", "lim", "limsup", "liminf"}
@@ -248,7 +248,7 @@ class _Parser(Grammar):
         letters = self._raw(start)
         if name in _ANGLES and letters.isalpha():
             return Node("name", f"angle {min(letters, letters[::-1])}")
-        return Node("call", name, (*lower, *upper, of))
+        return _with_index(Node("call", name, (*lower, *upper, of)))
 
     def _accented(self, name: str) -> Node:
         """A line over two points is their segment; otherwise an accent makes another name."""
@@ -310,6 +310,12 @@ class _Parser(Grammar):
 
 def _over(above: Node, below: Node) -> Node:
     return Node("quotient", None, (above, below))
+
+
+def _with_index(node: Node) -> Node:
+    """A sum that counts with i, which is no imaginary unit there."""
+    counter = node.parts[0].parts[0] if node.parts[0].kind == "relation" else None
+    return replaced(node, counter, Node("name", "i")) if counter == Node("constant", "i") else node
 
 
 def _proper(node: Node) -> bool:

@@ -13,7 +13,7 @@ from olmorl.verifiers.math.algebra import inequalities
 from olmorl.verifiers.math.algebra.arithmetic import Number, is_real
 from olmorl.verifiers.math.algebra.claims import is_name
 from olmorl.verifiers.math.algebra.evaluate import START_BITS, value
-from olmorl.verifiers.math.algebra.tree import Node, Unreadable, names
+from olmorl.verifiers.math.algebra.tree import Node, Unreadable, names, replaced
 
 MAX_PIECES = 32
 
@@ -196,11 +196,7 @@ def _linear(difference: Node, operator: str, variable: Node) -> tuple[Piece, ...
 
 def _at(node: Node, variable: Node, point: int) -> Number:
     """The value with a number in the place of the variable."""
-    return _real_value(_replaced(node, variable, Node("number", (Fraction(point), None))))
-
-
-def _replaced(node: Node, variable: Node, by: Node) -> Node:
-    return by if node == variable else node._replace(parts=tuple(_replaced(part, variable, by) for part in node.parts))
+    return _real_value(replaced(node, variable, Node("number", (Fraction(point), None))))
 
 
 def _end(node: Node) -> Number:

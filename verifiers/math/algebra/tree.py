@@ -44,9 +44,17 @@ class Node(NamedTuple):
     parts: tuple[Node, ...] = ()
 
 
+def bound(node: Node) -> frozenset[str]:
+    """The variable that only counts or moves within a sum, a product or a limit: the k of `\\sum_{k=1}^n`."""
+    lower = node.parts[0] if node.kind == "call" and node.value in ("sum", "prod", "lim") and node.parts else None
+    if lower is None or lower.kind != "relation" or lower.parts[0].kind != "name":
+        return frozenset()
+    return frozenset({lower.parts[0].value})
+
+
 def names(node: Node) -> frozenset[str]:
     """The variables of an expression."""
-    found = frozenset[str]().union(*map(names, node.parts))
+    found = frozenset[str]().union(*map(names, node.parts)) - bound(node)
     return found | {node.value} if node.kind == "name" else found
 
 
@@ -54,6 +62,11 @@ def contains(node: Node, kind: str, *values: str) -> bool:
     """Whether a node of this kind, and of one of these values if any are given, is in the tree."""
     here = node.kind == kind and (not values or node.value in values)
     return here or any(contains(part, kind, *values) for part in node.parts)
+
+
+def replaced(node: Node, what: Node, by: Node) -> Node:
+    """The tree with one part in the place of another."""
+    return by if node == what else node._replace(parts=tuple(replaced(part, what, by) for part in node.parts))
 
 
 def approximated(node: Node) -> bool:

@@ -76,6 +76,8 @@ _DOES = re.compile(r"(?:converg|diverg|exist|increas|decreas)\w*|(?:never|always
 _NEITHER = re.compile(r"neither .{1,40} nor ", re.IGNORECASE)
 _YES_NO = re.compile(r"(yes|no|true|false)\b(?=\s*[.,;:–—-])", re.IGNORECASE)
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+_ODDS = re.compile(r"\bodds\b.*\d\s*(?::|to)\s*\d", re.IGNORECASE)
+_RATIO = re.compile(r":|\bto\b|\bodds\b")
 _UNDONE = re.compile(r"\\(?:sum|prod|i*int|oint|lim)(?![a-zA-Z])|\\frac\s*\{\s*(?:d|\\partial)\s*\}")
 
 
@@ -135,6 +137,11 @@ def of_option(answer: str, label: Reading) -> str:
     if label.choice or label.is_choice_label:
         return answer
     return _CHOICE_BEHIND.sub("", _CHOICE_MARK.sub("", answer, count=1))
+
+
+def odds_for_probability(label: str, answer: str) -> bool:
+    """Whether an answer gives odds where the label has none. Odds of 1 to 4 are a probability of 1/5."""
+    return bool(_ODDS.search(answer)) and not _RATIO.search(label)
 
 
 def _number_as_text(text: str) -> Quantity | None:

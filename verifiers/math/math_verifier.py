@@ -8,7 +8,7 @@ from typing import Any
 
 from olmorl.messages import Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, Probe
-from olmorl.verifiers.math.answer_parser import Reading, in_signs, of_option, read, read_label, settle
+from olmorl.verifiers.math.answer_parser import Reading, in_signs, odds_for_probability, of_option, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, Extracted, final_answer
 from olmorl.verifiers.math.numbers import Policy
 from olmorl.verifiers.math.wording import doubtful, imagined
@@ -54,6 +54,8 @@ class MathVerifier(AnswerVerifier):
         truth = _label_text(label)
         if found.how == "sentence" and imagined(found.text):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
+        if odds_for_probability(truth, found.text):
+            return Verdict(reward=0.0, extracted=found.text, method="odds")
         wanted = read_label(truth)
         if found.how == "closing" and wanted.number:
             return Verdict(reward=0.0, method="no_answer")

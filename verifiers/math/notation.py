@@ -46,6 +46,8 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     ((ROW, "\\end"), re.compile(rf"[.,;]\s*(?={ROW}|\\end\s*\{{)"), ""),
     (("C_",), re.compile(r"(?<![a-zA-Z\\])C_(?:\{([3-9]|\d\d)\}|([3-9]))\s*\^(?:\{(\d{1,2})\}|(\d))"),
      r"\\binom{\1\2}{\3\4}"),
+    (("C_",), re.compile(r"(?:\{\s*\}|^)\s*[_^](?:\{(\w{1,4})\}|(\w))\s*C_(?:\{(\w{1,4})\}|(\w))"),
+     r"\\binom{\1\2}{\3\4}"),
     (("{e", "{E"), re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\s*\{\s*[eE]\s*([-+])\s*\}\s*(?=\d)"), r"e\1"),
     (("...", "dots"), re.compile(r"\.\.\.+|\\(?:dots[a-z]?|cdots)(?![a-zA-Z])"), r"\\ldots "),
     ((",",), re.compile(r",\\[!,]\s*|\s*\{\s*,\s*\}\s*"), ","),
@@ -99,7 +101,7 @@ _TEXT_COMMAND = re.compile(
     r"\s*\{((?:[^{}]|[_^]\{[^{}]*\})*)\}"
 )
 _FOR_ALL = re.compile(
-    rf"(?:{TEXT}\s*)?(?:\bfor (?:all|every|each|any)\b(?!\s*\d)|\\forall(?![a-zA-Z]))"
+    rf"(?:{TEXT}\s*)?(?:\bfor (?:all|every|each|any|some)\b(?!\s*\d)|\\forall(?![a-zA-Z]))"
     rf"(?:(?!\b(?:or|and)\b|\\lor|\\land)[^,;={TEXT}]){{0,80}}$"
 )
 """A remark at the end that says where a formula holds."""
@@ -112,7 +114,9 @@ _SUBJECT = re.compile(
 )
 """Words in front of a formula that name it: `Solution is: x = 3`."""
 _MEASURE = re.compile(
-    r"^(?:(?:\\?Pr?|\\mathbb\{P\}|n)\s*\((?=[^()]*(?:\||\\c[au]p))[^()=]{1,60}\)|\|\s*[A-Z](?:\s*\\(?:cap|cup|setminus)\s*[A-Z])*\s*\|)\s*="
+    rf"^(?:(?:\\?Pr?|\\mathbb\{{[PE]\}}|{TEXT}?(?:Pr|Var|Cov){END_TEXT}?|[nCEV])\s*[(\[]"
+    rf"(?=[^()]*(?:\||\\c[au]p|,|{TEXT}|[a-zA-Z]{{2}})|[^(),]*\])[^()=\[\]]{{1,60}}[)\]]"
+    r"|\|\s*[A-Z](?:\s*\\(?:cap|cup|setminus)\s*[A-Z])*\s*\|)\s*="
     r"|^\\(?:(?:sum|prod|i{0,2}int|oint|lim)(?![a-zA-Z])|frac\s*\{\s*d\s*\}\s*\{\s*d\s*[a-z]\s*\})(?:[^={}]|\{(?:[^{}]|\{[^{}]*\}){0,60}\}){0,100}=(?=[^=]*$)"
 )
 """The measured or calculated thing in front of its value: `P(A | B) =`, `\\int x dx =`."""

@@ -24,7 +24,7 @@ from olmorl.verifiers.math.algebra.claims import (
 from olmorl.verifiers.math.algebra.equality import less_than_one, same_value
 from olmorl.verifiers.math.algebra.evaluate import value
 from olmorl.verifiers.math.algebra.regions import contradicts_itself, endless, is_region, region, same_region
-from olmorl.verifiers.math.algebra.tree import Node, Unreadable, approximated, contains, names
+from olmorl.verifiers.math.algebra.tree import Node, Unreadable, approximated, contains, names, replaced
 from olmorl.verifiers.math.numbers import Policy, unit_ratio
 from olmorl.verifiers.math.units import NO_UNIT, Unit, unit
 
@@ -32,12 +32,13 @@ MAX_UNORDERED = 64
 """Items that are matched without order."""
 _UNORDERED = {"", "or", "and", "{}"}
 _POSITIONAL = {"()", "[]"}
+_COUNTERS, _CONSTANTS = frozenset("klmnN"), frozenset("abckCK")
 _WHOLE_SETS = {"Z", "N"}
 
 
 def same(label: Node, answer: Node, policy: Policy) -> bool:
     """Whether an answer says what the label says."""
-    return _Comparison(policy).same(label, answer)
+    return _Comparison(policy).same(label, _with_letters_of(label, answer))
 
 
 class _Comparison:
@@ -211,6 +212,25 @@ class _Comparison:
         return kept
 
 
+def _with_letters_of(label: Node, answer: Node) -> Node:
+    """The answer with the label's letter of a free parameter: `k\\pi` for `n\\pi`, `f(x) = cx` for `f(x) = kx`."""
+    own, other = names(label) - names(answer), names(answer) - names(label)
+    if len(own) != 1 or len(other) != 1:
+        return answer
+    (wanted,), (given,) = own, other
+    free = _is_parameter(label, wanted) and _is_parameter(answer, given)
+    return replaced(answer, Node("name", given), Node("name", wanted)) if free else answer
+
+
+def _is_parameter(node: Node, letter: str) -> bool:
+    """Whether a letter counts periods, or is a constant of a function that is given by a formula."""
+    periodic = contains(node, "constant", "pi") or contains(node, "degrees") or contains(node, "relation", ("in",))
+    if letter in _COUNTERS and periodic:
+        return True
+    given = node.kind == "relation" and node.value[0] == "=" and node.parts[0].kind == "call"
+    return given and letter in _CONSTANTS and letter not in names(node.parts[0])
+
+
 def _may_be_percent(label: Node) -> bool:
     """Whether a label may mean a percentage: it has the sign, is 1 or more, or has variables."""
     return label.kind == "percent" or bool(names(label)) or not less_than_one(label)
@@ -312,6 +332,7 @@ def _by_name(items: list[Node]) -> list[Node]:
     """Equations of different variables in the order of their names: `y = 2, x = 1` is (1, 2)."""
     named = [claim(item).name for item in items]
     variables = [name.value for name in named if name is not None and name.kind == "name"]
-    if len(set(variables)) < len(items):
+    latin = all(len(name) == 1 and name.isascii() for name in variables)
+    if len(set(variables)) < len(items) or not latin:
         return items
     return [item for _, item in sorted(zip(variables, items, strict=True), key=lambda pair: pair[0])]

@@ -39,6 +39,7 @@ _SETS = {
 _TIMES = ("*", "cdot", "times", "ast")
 _OVER = ("/", "div", "over")
 _SIGNS = {"+", "-", "pm", "mp"}
+_TRANSPOSED = (Node("name", "T"), Node("name", "\\top"), Node("name", "\\intercal"))
 _MODULO = ("pmod", "bmod", "mod")
 _CLOSING = {")", "]", "}", "rbrace", "rangle", "rfloor", "rceil", "rvert", "rVert"}
 _NO_OPERAND = {*_RELATIONS, *_SETS, *_TIMES, *_OVER, *_SIGNS, *_MODULO, *_CLOSING, "choose", "hline"}
@@ -247,6 +248,8 @@ class Grammar:
         if side := self._side():
             return Node("call", f"side {side}", (base,))
         exponent = self._argument()
+        if exponent in _TRANSPOSED and base.kind in ("list", "matrix"):
+            return _transposed(base)
         while self._accept("^"):
             exponent = self._raised(exponent)
         return Node("power", None, (base, exponent))
@@ -282,6 +285,14 @@ class Grammar:
         node = read(token)
         self._depth -= 1
         return node
+
+
+def _transposed(node: Node) -> Node:
+    """A matrix with its rows as columns; a row in brackets as a column."""
+    if node.kind == "list":
+        return Node("matrix", 1, node.parts)
+    width, height = node.value, len(node.parts) // node.value
+    return Node("matrix", height, tuple(node.parts[row * width + column] for column in range(width) for row in range(height)))
 
 
 def _joiner(items: list[Node], separators: set[str]) -> str:

@@ -202,7 +202,7 @@ class _Parser(Grammar):
             start = self._at
             self._skip()
             name += self._raw(start)
-        return Node("set", name)
+        return Node("set", name.replace("{", "").replace("}", ""))
 
     def _skip(self) -> None:
         """Go past a raised or lowered place that may hold a sign alone."""

@@ -35,6 +35,14 @@ class Region(NamedTuple):
 
 
 _LINE = Piece(-inf, inf, True, True)
+_ZERO = fmpq(0)
+_ABOVE, _BELOW = Piece(_ZERO, inf, True, True), Piece(-inf, _ZERO, True, True)
+_HALVES = {
+    "R": (_LINE,), "R^+": (_ABOVE,), "R_+": (_ABOVE,), "R_>0": (_ABOVE,), "R^-": (_BELOW,), "R_-": (_BELOW,),
+    "R_<0": (_BELOW,), "R_ge0": (_ABOVE._replace(open_start=False),), "R_le0": (_BELOW._replace(open_end=False),),
+    "R^*": (_BELOW, _ABOVE), "R^times": (_BELOW, _ABOVE),
+}  # fmt: skip
+"""Named sets of real numbers, as the grammar names them."""
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 
 
@@ -89,8 +97,8 @@ def _region(node: Node) -> Region:
         return _solutions(node)
     if node.kind == "list":
         return _listed(node)
-    if node.kind == "set" and node.value == "R":
-        return Region((_LINE,))
+    if node.kind == "set" and node.value in _HALVES:
+        return Region(_HALVES[node.value])
     if node.kind == "builder":
         return _built(node)
     if node.kind in ("union", "intersection", "difference"):

@@ -87,6 +87,7 @@ END = Token("nothing", "")
 FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "sinh",
     "cosh", "tanh", "ln", "log", "lg", "exp", "max", "min", "gcd", "lcm", "det", "Re", "Im", "arg", "sgn", "deg", "dim",
+    "floor", "ceil", "abs",
 }  # fmt: skip
 _SPOKEN = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "inf": "infty", "infinity": "infty", "cdot": "cdot"}
 _CONNECTIVES = {"and": "and", "or": "or", "&": ",", "to": ":"}

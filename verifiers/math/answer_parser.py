@@ -50,6 +50,9 @@ _BASES = {
 }  # fmt: skip
 _BASE = re.compile(rf"\(?([0-9A-Fa-f]+)\)?_\{{?\s*\(?(\d{{1,2}}|{'|'.join(_BASES)})\)?\s*\}}?")
 _CLOCK = re.compile(r"(\d{1,2})(?:\s*:\s*(\d{2}))?(?:\s*:\s*(\d{2}))?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
+_HALF_OF_DAY = re.compile(r"\s+(?:in the (?:(morning)|afternoon|evening)|at night)$", re.IGNORECASE)
+_AT = re.compile(r"^[A-Za-z' ]{1,100}\s(?:at|is|by|was)\s+(?:exactly )?(?=[a-z\d ]+(?:past|to|clock)|\d+:\d\d|\d+ [ap]\.?m)", re.IGNORECASE)
+"""In front of the time of day that a sentence ends with."""
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}/\d{1,2}/\d{4}")
 _SUMMED = re.compile(r"(?:[\d\s.,()+\-*/]|\\times|\\cdot)+")
 _BINARY = re.compile(r"[\d)]\s*(?:[+\-*]|\\times|\\cdot)\s*[\d(+\-]")
@@ -73,6 +76,8 @@ _LEADING_TO = re.compile(
 """In front of the winner's name."""
 _DOES = re.compile(r"(?:converg|diverg|exist|increas|decreas)\w*|(?:never|always) .*", re.IGNORECASE)
 """A label that says what the subject does."""
+_CONCLUSION = re.compile(r"^.*[,;:]\s*(?:and )?(?:so|thus|hence|therefore|then)\b,?\s*", re.IGNORECASE)
+"""In front of what follows from it."""
 _NEITHER = re.compile(r"neither .{1,40} nor ", re.IGNORECASE)
 _YES_NO = re.compile(r"(yes|no|true|false)\b(?=\s*[.,;:–—-])", re.IGNORECASE)
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
@@ -111,7 +116,7 @@ def read(answer: str) -> Reading:
         plain = plain[1:-1].strip()
     if signs := spoken.in_signs(plain):
         text = plain = normalise(signs)
-    if "_" in plain and (numeral := _BASE.fullmatch(plain)):
+    if "_" in plain and (numeral := _BASE.fullmatch(plain.rpartition("=")[2].strip())):
         return Reading(text, key(text), numeral=(numeral[1].lower().lstrip("0"), _base(numeral[2])))
     if _DATE.fullmatch(plain):
         return Reading(text, key(text), word=plain)
@@ -256,7 +261,7 @@ def _same_word(label: str, answer: str, policy: Policy) -> bool:
 
 def _says(label: str, answer: Reading, policy: Policy) -> bool:
     """Whether an answer ends with the label's words, `The winner is Maria`, or begins with its yes or no."""
-    plain = unmark(answer.text).strip(" .,!?'")
+    plain = _CONCLUSION.sub("", unmark(answer.text)).strip(" .,!?'")
     if (first := _YES_NO.match(plain)) and label.casefold() in _OPPOSITE:
         other = _OPPOSITE[first[1].casefold()]
         return _same_word(label, first[1], policy) and other not in plain.casefold().split()
@@ -278,6 +283,9 @@ def _says(label: str, answer: Reading, policy: Policy) -> bool:
 
 def _time(plain: str) -> tuple[int, int, int, str] | None:
     """A time of day: `3:30 p.m.`, `15:30`, `3 PM`."""
+    if half := _HALF_OF_DAY.search(plain):
+        plain = f"{plain[: half.start()]} {'a' if half[1] else 'p'}m"
+    plain = _AT.sub("", plain)
     found = _CLOCK.fullmatch(plain)
     if found is None:
         return spelled_clock(plain) if plain[-1:].isalpha() else None

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import Quantity, quantity
 from olmorl.verifiers.math.prose import MAX_SENTENCE, stated
+from olmorl.verifiers.math.spelled import in_digits
 from olmorl.verifiers.math.units import is_known
 from olmorl.verifiers.math.wording import (
     changes_behind,
@@ -71,7 +72,8 @@ _LED = re.compile(r"[A-Za-z=:,]\s*[$*]{0,2}$")
 """In front of a number that ends a sentence and is all that the sentence says."""
 _BEFORE = re.compile(r"[.!?]\s|\n")
 _BEHIND = re.compile(r"[.!](?:\s|$)|\n")
-_COPULA = re.compile(r".*(?:\b(?:is|are|was|were)\b|=>?|\\approx)", re.DOTALL | re.IGNORECASE)
+_EQUAL = re.compile(r"=|\\equiv(?![a-zA-Z])")
+_COPULA = re.compile(r".*(?:\b(?:is|are|was|were|equals)\b|=>?|\\approx)", re.DOTALL | re.IGNORECASE)
 _MONTH = re.compile(r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December)\s+$")
 _NAMING = re.compile(
     r"(?:(?:So|Thus|Hence|Therefore|Then|Finally),? )?[A-Za-z\d' ]{1,100}"
@@ -198,7 +200,7 @@ def _ended(text: str) -> str:
 def last_value(text: str) -> Value | None:
     """The answer of a text without a box or a marker, or None."""
     text = _ended(_QUOTED.sub("", text[-SEARCHED:].translate(_SIGNS)))
-    text = _DEFINED.sub("", _without_check(text))
+    text = _with_digits(_DEFINED.sub("", _without_check(text)))
     line = text.strip().strip("*_`.> ").strip().rpartition("\n")[2].strip("*` ")
     if value := _of_end(text, line):
         return value
@@ -215,6 +217,14 @@ def last_value(text: str) -> Value | None:
         naming = _NAMING.match(line)
         return Value(line.replace("*", "") if naming else line, "line") if naming or _said(line) else None
     return _of_number(text, number)
+
+
+def _with_digits(text: str) -> str:
+    """The text with digits for the numbers in words in its last sentence, if that states a result."""
+    end = len(text.rstrip(" .!*_\n"))
+    start = max((stop.end() for stop in _BEFORE.finditer(text, max(0, end - MAX_SENTENCE), end)), default=0)
+    states = _DIGITS.search(text, start) or _CONCLUDES.match(text, start) or not _DIGITS.search(text)
+    return text[:start] + in_digits(text[start:]) if states else text
 
 
 def _of_end(text: str, line: str) -> Value | None:
@@ -318,7 +328,9 @@ def _of_formula(text: str, formula: re.Match[str]) -> Value | None:
     if first < start and _alike(_inside(sentence[first:start]), content):
         return Value(sentence[first:end], "last_list", _count(sentence[:first], sentence[first:end]))
     if _WHERE.search(sentence[:start]) and (before := _last(_FORMULA, sentence[:start])):
-        content = next(filter(None, before.groups())).strip()
+        place, content = content, next(filter(None, before.groups())).strip()
+        if _LETTER.fullmatch(content):  # `all real numbers $x$ with $x > 3$`
+            content = place
     return Value(_result(content), "last_formula", _count(sentence[:start], content))
 
 
@@ -340,7 +352,7 @@ def _result(formula: str) -> str:
         last = lines[-1].partition("&&")[0].replace("&", "").strip(" .,\n") if lines else ""
         if len(set(names)) < len(lines) and (_ASSIGNED.match(last) or _is_value(last.partition("=")[0])):
             formula = last
-    sides = formula.split("=")
+    sides = _EQUAL.split(formula)
     chain = len(sides) > 2 and not _NOT_A_VALUE.search(formula) and _is_value(sides[-2])
     return sides[-1].strip() if chain and sides[-1].strip() and _is_value(sides[-1]) else formula
 

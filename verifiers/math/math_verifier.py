@@ -6,11 +6,12 @@ import re
 from math import isfinite
 from typing import Any
 
-from olmorl.messages import Verdict
+from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, Probe
 from olmorl.verifiers.math.answer_parser import Reading, in_signs, odds_for_probability, of_option, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, Extracted, final_answer
-from olmorl.verifiers.math.numbers import Policy
+from olmorl.verifiers.math.numbers import Policy, equal
+from olmorl.verifiers.math.question import UNKNOWN, Question, asked
 from olmorl.verifiers.math.wording import doubtful, imagined
 from olmorl.verifiers.pool.pool import LatePool, Pool
 from olmorl.verifiers.verifier import AnswerVerifier, unscored
@@ -47,7 +48,17 @@ class MathVerifier(AnswerVerifier):
         self._policy = policy
         self._last_number = last_number
 
-    async def verify(self, text: str, label: Any) -> Verdict:
+    async def verify_row(self, prompt: Prompt, completion: Completion, text: str | None, label: Any) -> Verdict:
+        if text is None or not text.strip():
+            return await super().verify_row(prompt, completion, text, label)
+        return await self.verify(text, label, asked(prompt))
+
+    async def verify(self, text: str, label: Any, question: Question = UNKNOWN) -> Verdict:
+        """Score `text`, a completion without its thinking, against a usable label.
+
+        Args:
+            question: what is known of it.
+        """
         found = final_answer(text, self._last_number)
         if found is None:
             return Verdict(reward=0.0, method="no_answer")
@@ -57,12 +68,19 @@ class MathVerifier(AnswerVerifier):
         if odds_for_probability(truth, found.text):
             return Verdict(reward=0.0, extracted=found.text, method="odds")
         wanted = read_label(truth)
+        if wanted.number and not wanted.number.value and question.counts_none(found.closing or found.text):
+            return Verdict(reward=1.0, extracted=found.closing or found.text, method="none")
         if found.how == "closing" and wanted.number:
             return Verdict(reward=0.0, method="no_answer")
         found = _in_words(found, wanted)
         counted = bool(found.num_items and wanted.number)
         found = found._replace(text=found.num_items if counted else of_option(found.text, wanted))
-        settled = settle(wanted, read(found.text), self._policy)
+        given = read(found.text)
+        if question.solved_for_another(wanted.text, given.text):
+            return Verdict(reward=0.0, extracted=found.text, method="another unknown")
+        if self._policy.units == "lenient":
+            wanted = _in_unit_of(question, wanted, given)
+        settled = settle(wanted, given, self._policy)
         if settled is not None:
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
         signs = in_signs(found.text)
@@ -109,6 +127,19 @@ class MathVerifier(AnswerVerifier):
             else str(outcome[-1])
         )
         return f"the math label {truth[:80]!r} cannot be used: {why}"
+
+
+def _in_unit_of(question: Question, wanted: Reading, given: Reading) -> Reading:
+    """A bare label in a unit of its question, if the answer is in another unit of the same kind."""
+    number, said = wanted.number, given.number or given.stated
+    if number is None or number.unit.dimensions or number.percent or said is None:
+        return wanted
+    units = question.label_units(said.unit)
+    if units is None:
+        return wanted
+    quantities = [number._replace(unit=unit) for unit in units]
+    same = next((one for one in quantities if equal(one, said, POLICY)), quantities[0])
+    return wanted._replace(number=same, key="")
 
 
 def _in_words(found: Extracted, wanted: Reading) -> Extracted:

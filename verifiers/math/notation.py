@@ -109,7 +109,7 @@ _DELIMITER = re.compile(r"(?<!\\)\$")
 _PRICE = re.compile(r"(?<!\\)\$(?=\s*[\d.])")
 _BOLD = re.compile(r"(?<![\w)}])\*\*([^*\s](?:[^*]{0,200}[^*\s])?)\*\*(?![\w({])")
 _SUBJECT = re.compile(
-    rf"{TEXT}?([A-Za-z][A-Za-z' ]{{2,80}}?)\s*(?:(?:\s(?:is|are|equals)\s*)?:|\s(?:is|are|equals)\b)\s*{END_TEXT}?\s*"
+    rf"{TEXT}?([A-Za-z][A-Za-z' ]{{1,80}}?)\s*(?:(?:\s(?:is|are|equals)\s*)?:|\s(?:is|are|equals|(?:simplif|reduc|evaluat)(?:ies|es|s) to|comes to|becomes)\b)\s*{END_TEXT}?\s*"
     rf"(?=[-+\d\\(\[{{.{DOLLAR}]|[a-zA-Z](?![a-zA-Z']))(?!\d+:)"
 )
 """Words in front of a formula that name it: `Solution is: x = 3`."""
@@ -197,7 +197,7 @@ def _raised(match: re.Match[str]) -> str:
 def _without_subject(text: str) -> str:
     """The text without leading words that name the formula. Words that deny or bound it stay."""
     subject = _SUBJECT.match(text)
-    return text[subject.end() :] if subject and harmless_ahead(subject[1]) and len(subject[1]) > 2 else text
+    return text[subject.end() :] if subject and harmless_ahead(subject[1]) and len(subject[1]) > 1 else text
 
 
 def _repeating(match: re.Match[str]) -> str:

@@ -37,6 +37,13 @@ A_UNIT = (
     rf"\s+and\s+(?:\d|(?:an?|one|{NUMBER_WORD})\b))"
 )
 """The article of `an hour and a half`."""
+_IN_TEXT = re.compile(
+    r"(?<![\w-])(?<!\bthe )(?<!\bthese )(?<!\bthose )(?<!\bboth )(?<!\ball )(?<!\bof )(?<!\bor )(?<!\bonly )(?<!\bother )(?<!\d )(?<!\bpast )(?<!\bquarter to )"
+    r"(?P<minus>(?:negative|minus)\s+)?"
+    rf"(?!\w+(?: minutes)? (?:past|to {NUMBER_WORD}\b|o'clock)\b)(?P<number>(?!one\b(?!\s+(?:dollar|cent|hour|minute|hundred|thousand|million|and\b|in\b|out\b)|[\s-](?:half|third)))"
+    rf"(?:{NUMBER_WORD}\b|an?\s+(?:hundred|thousand|million|billion|dozen)\b))",
+    re.IGNORECASE,
+)
 _ONE_UNIT = re.compile(A_UNIT, re.IGNORECASE)
 _CLOCK = re.compile(
     rf"(?:(?:an?\s+)?(half|quarter|twenty|ten|five|\d{{1,2}})(?:\s+minutes)?\s+(past|to)\s+)?({'|'.join(_ONES[1:13])}|\d{{1,2}})"
@@ -64,6 +71,19 @@ def spelled(text: str) -> tuple[Fraction, int] | None:
     if (ratio := _RATIO.match(text, found.end())) and (under := _value(re.findall(r"[a-z]+", ratio[1].lower()))):
         return Fraction(value, under), ratio.end()
     return Fraction(value), found.end()
+
+
+def in_digits(text: str) -> str:
+    """The text with digits in place of numbers in words: `Eight pens cost $6`. A reference, `these two`, stays."""
+    kept, position = [], 0
+    for start in _IN_TEXT.finditer(text):
+        place = start.start("number")
+        found = spelled(text[place:]) if start.start() >= position else None
+        if found is None or text.startswith("-", place + found[1]):
+            continue
+        kept += [text[position : start.start()], "-" if start["minus"] else "", str(found[0])]
+        position = place + found[1]
+    return "".join((*kept, text[position:]))
 
 
 def _value(words: list[str]) -> int | None:

@@ -108,7 +108,7 @@ def _known() -> tuple[dict[str, Unit], dict[str, Unit]]:
 
 _SYMBOLS, _NAMES = _known()
 _BASE = {dimension for one in _NAMES.values() for dimension, _ in one.dimensions}
-FOOT, INCH = _NAMES["foot"], _NAMES["inch"]
+FOOT, INCH, DOLLARS, YEAR = (_NAMES[name] for name in ("foot", "inch", "dollar", "year"))
 _SHORT = {
     "mm", "cm", "dm", "km", "in", "ft", "yd", "mi", "mg", "kg", "lb", "oz", "ms", "hr", "wk", "yr", "ml", "cl", "dl",
     "cc", "qt", "pt",
@@ -212,7 +212,7 @@ def is_known(one: Unit) -> bool:
     return bool({name for name, _ in one.dimensions} & _BASE)
 
 
-def _lookup(word: str) -> Unit | None:
+def named(word: str) -> Unit | None:
     """A symbol as written, or a name in any case and number."""
     if found := _SYMBOLS.get(word):
         return found
@@ -241,7 +241,7 @@ def _factors(text: str) -> tuple[list[tuple[str, int]], int]:
             end = position
         elif word.lower() in _POWERS and (word not in ("squared", "cubed")):
             coming = _POWERS[word.lower()]
-        elif _lookup(word) is None or (word == "in" and _is_preposition(text, position)):
+        elif named(word) is None or (word == "in" and _is_preposition(text, position)):
             break
         else:
             power = int(piece["power"] or piece["digit"] or coming)
@@ -258,7 +258,7 @@ def _is_preposition(text: str, position: int) -> bool:
 def _product(factors: list[tuple[str, int]]) -> Unit:
     factor, powers = Fraction(1), dict[str, int]()
     for word, power in factors:
-        known = _lookup(word) or NO_UNIT
+        known = named(word) or NO_UNIT
         factor *= known.factor**power
         for dimension, exponent in known.dimensions:
             powers[dimension] = powers.get(dimension, 0) + exponent * power

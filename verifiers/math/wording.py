@@ -138,7 +138,7 @@ _REFUTED = re.compile(
     r"|which (?:fails|(?:does|did)(?:n't| not) (?:work|fit|satisfy|hold|match)))\b",
     re.IGNORECASE,
 )
-_BOLD_STARTS = re.compile(r"(?:^|(?<=\s))\*\*$")
+_BOLD_STARTS = re.compile(r"(?:^|(?<=\s))\*\*\\?[$€£¥₹]?$")
 _APPOSITION_ENDS = re.compile(r"^\s*,(?=\s+(?:is|are|was|were|does|did|cannot|can't|fails)\b)", re.IGNORECASE)
 """Behind a number that only names the subject: `My first guess, 15, was wrong`."""
 _LEFT_OPEN = re.compile(

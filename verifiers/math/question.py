@@ -1,0 +1,105 @@
+"""What a question tells about its label: the units that a bare number may be in, and whether it is a count."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from olmorl.messages import Prompt
+from olmorl.verifiers.math.units import DOLLARS, YEAR, Dimensions, Unit, is_known, named
+
+MAX_QUESTION = 4096
+"""Characters at the end of a prompt that are read."""
+
+_KINDS = {
+    "radian": "angle", "fahrenheit": "celsius", "kelvin": "celsius", "months": "time",
+    "euro": "money", "sterling": "money", "yen": "money", "rupee": "money",
+}  # fmt: skip
+"""Dimensions that measure the same thing as another, though they do not convert."""
+_SYMBOLS = re.compile(r"(?:\d\s?|\bin )([a-zA-Zμ°Ω/]{1,8})(?![a-zA-Z])")
+"""What may be symbols of units: behind a number, or behind `in`."""
+_WORD = re.compile(r"[a-zA-Z]{3,}|[€£¥₹¢°%]|\^?\\circ")
+_IMPLIED = (
+    (re.compile(r"\\?\$\s?\d[\d,.]*(?![^\s$]*\$)"), DOLLARS),
+    (re.compile(r"\bhow old\b|\bages?\b", re.IGNORECASE), YEAR),
+)
+"""A dollar in front of a number that is no formula; and ages."""
+_SECOND = re.compile(r"\b(?:the|a|his|her|every|each) second\b|\bsecond\s+[a-z]", re.IGNORECASE)
+"""The ordinal number."""
+_UNKNOWN = re.compile(r"\bsolve (?:[^.?!]{0,100} )?for \$?([a-zA-Z])\b(?!,| and)|\bmake \$?([a-zA-Z])\$? the subject", re.IGNORECASE)
+_SOLVED = re.compile(r"([a-zA-Z])\s*=")
+_NONE = re.compile(
+    r"(?:^|\b(?:has|have|are|is|exists?|were|was)\s)(?:no|none)\b(?!\s(?:more|less|fewer|other|longer|doubt|need|one))"
+    r"[^\d,;]{0,100}(?:,?\s(?:because|since|as)\b.*)?$",
+    re.IGNORECASE | re.DOTALL,
+)
+_COUNT = re.compile(r"\bhow many\b|\bnumber of\b|\bhow much\b", re.IGNORECASE)
+
+
+class Question(NamedTuple):
+    """What is known of a question."""
+
+    units: frozenset[Unit] = frozenset()
+    """All units in it."""
+    is_count: bool = False
+    """Whether it asks for a number of things."""
+    unknown: str = ""
+    """The variable that it says to solve for."""
+
+    def solved_for_another(self, label: str, answer: str) -> bool:
+        """Whether an answer, unlike the label, gives another variable than the question asks for."""
+        names = [name[1] if (name := _SOLVED.match(text)) else "" for text in (label, answer)]
+        return bool(self.unknown and names[1]) and names[0] == self.unknown != names[1]
+
+    def counts_none(self, sentence: str) -> bool:
+        """Whether a sentence says that there are none of the things that the question counts."""
+        return self.is_count and bool(_NONE.search(sentence))
+
+    def label_units(self, given: Unit) -> list[Unit] | None:
+        """The units that a bare label may be in, beside an answer in a given unit.
+
+        None if it may be in the given one: it is in the question, or the question has no unit for the same thing.
+        """
+        if not is_known(given) or given in self.units:
+            return None
+        alike = [unit for unit in self.units if _kinds(unit.dimensions) == _kinds(given.dimensions)]
+        choices = [self._of(name) for name, _ in given.dimensions]
+        if not alike and all(choices):
+            powers = [power for _, power in given.dimensions]
+            alike = [
+                Unit(prod(unit.factor**power for unit, power in zip(chosen, powers, strict=True)), given.dimensions)
+                for chosen in product(*choices)
+            ]
+        return None if not alike or given in alike else alike
+
+    def _of(self, dimension: str) -> list[Unit]:
+        """The units of one dimension alone."""
+        return [unit for unit in self.units if unit.dimensions == ((dimension, 1),)]
+
+
+UNKNOWN = Question()
+
+
+def asked(prompt: Prompt) -> Question:
+    """The question in a prompt: its last message, or its text."""
+    if isinstance(prompt.messages, str):
+        return _question(prompt.messages[-MAX_QUESTION:])
+    content = prompt.messages[-1].get("content") if prompt.messages else ""
+    return _question(content[-MAX_QUESTION:]) if isinstance(content, str) else UNKNOWN
+
+
+@lru_cache(4096)
+def _question(text: str) -> Question:
+    text = _SECOND.sub(" ", text)
+    words = [*_WORD.findall(text), *(word for symbols in _SYMBOLS.findall(text) for word in symbols.split("/"))]
+    found = {unit for word in words if (unit := named("°" if "circ" in word else word)) and is_known(unit)}
+    found |= {unit for pattern, unit in _IMPLIED if pattern.search(text)}
+    unknown = _UNKNOWN.search(text)
+    return Question(frozenset(found), bool(_COUNT.search(text)), unknown[1] or unknown[2] if unknown else "")
+
+
+def _kinds(dimensions: Dimensions) -> Dimensions:
+    return tuple(sorted((_KINDS.get(name, name), power) for name, power in dimensions))

@@ -49,7 +49,7 @@ _BASES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "sixteen": 16,
 }  # fmt: skip
 _BASE = re.compile(rf"\(?([0-9A-Fa-f]+)\)?_\{{?\s*\(?(\d{{1,2}}|{'|'.join(_BASES)})\)?\s*\}}?")
-_CLOCK = re.compile(r"(\d{1,2})(?:\s*:\s*(\d{2}))?(?:\s*:\s*(\d{2}))?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
+_CLOCK = re.compile(r"(\d{1,2})(?:\s*(?::|\.(?=\d\d\s?[ap]))\s*(\d{2}))?(?:\s*:\s*(\d{2}))?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
 _HALF_OF_DAY = re.compile(r"\s+(?:in the (?:(morning)|afternoon|evening)|at night)$", re.IGNORECASE)
 _AT = re.compile(r"^[A-Za-z' ]{1,100}\s(?:at|is|by|was)\s+(?:exactly )?(?=[a-z\d ]+(?:past|to|clock)|\d+:\d\d|\d+ [ap]\.?m)", re.IGNORECASE)
 """In front of the time of day that a sentence ends with."""
@@ -74,10 +74,13 @@ _LEADING_TO = re.compile(
     re.IGNORECASE,
 )
 """In front of the winner's name."""
-_DOES = re.compile(r"(?:converg|diverg|exist|increas|decreas)\w*|(?:never|always) .*", re.IGNORECASE)
+_DOES = re.compile(r"\b(converg|diverg|increas|decreas)(?:es?|ent|ing)\b", re.IGNORECASE)
 """A label that says what the subject does."""
-_CONCLUSION = re.compile(r"^.*[,;:]\s*(?:and )?(?:so|thus|hence|therefore|then)\b,?\s*", re.IGNORECASE)
+_CONCLUSION = re.compile(r"^.*(?:[,;:]\s*(?:and )?(?:so|thus|hence|therefore|then)\b,?|\s[—–-])\s*", re.IGNORECASE)
 """In front of what follows from it."""
+_CONTRASTED = re.compile(r",?\s(?:not|rather than|instead of) (?:an? |the )?[a-zA-Z]+$")
+_SHAPE = re.compile(r" (?:triangle|quadrilateral|trapezoid|angle|polygon|function|number|series|sequence|correlation)$")
+"""Behind an adjective."""
 _NEITHER = re.compile(r"neither .{1,40} nor ", re.IGNORECASE)
 _YES_NO = re.compile(r"(yes|no|true|false)\b(?=\s*[.,;:–—-])", re.IGNORECASE)
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
@@ -261,7 +264,8 @@ def _same_word(label: str, answer: str, policy: Policy) -> bool:
 
 def _says(label: str, answer: Reading, policy: Policy) -> bool:
     """Whether an answer ends with the label's words, `The winner is Maria`, or begins with its yes or no."""
-    plain = _CONCLUSION.sub("", unmark(answer.text)).strip(" .,!?'")
+    whole = unmark(answer.text).strip(" .,!?'")
+    plain = whole if _YES_NO.match(whole) else _CONTRASTED.sub("", _CONCLUSION.sub("", whole))
     if (first := _YES_NO.match(plain)) and label.casefold() in _OPPOSITE:
         other = _OPPOSITE[first[1].casefold()]
         return _same_word(label, first[1], policy) and other not in plain.casefold().split()
@@ -273,12 +277,14 @@ def _says(label: str, answer: Reading, policy: Policy) -> bool:
     if winner := re.search(rf"\b{re.escape(label)} {_WINS}([^,;]*)$", plain, re.IGNORECASE):
         ahead = plain[: winner.start()]
         return bool(_LEADING_TO.fullmatch(ahead)) and not doubtful(ahead.rpartition(",")[2] + winner[1])
-    if _DOES.fullmatch(label) and (said := re.fullmatch(rf"(.*) {re.escape(label)}", plain, re.IGNORECASE)):
-        return not doubtful(said[1])
+    if does := _DOES.fullmatch(label):
+        said = _DOES.findall(plain)
+        return bool(said) and {one.casefold() for one in said} == {does[1].casefold()} and not doubtful(plain)
     subject = _ANSWERED.match(plain)
     if subject is None or doubtful(plain[: subject.end()]) or _ANSWERED.match(label):
         return False
-    return _same_word(label, " ".join(plain[subject.end() :].replace("-", " ").split()), policy)
+    said = " ".join(plain[subject.end() :].replace("-", " ").split())
+    return any(_same_word(label, one, policy) for one in (said, _SHAPE.sub("", said)))
 
 
 def _time(plain: str) -> tuple[int, int, int, str] | None:

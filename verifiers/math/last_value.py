@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import deque
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import Quantity, quantity
 from olmorl.verifiers.math.prose import MAX_SENTENCE, stated
 from olmorl.verifiers.math.spelled import in_digits
-from olmorl.verifiers.math.units import is_known
+from olmorl.verifiers.math.units import MULTI_LETTER, is_known
 from olmorl.verifiers.math.wording import (
     changes_behind,
     changes_nearby,
@@ -48,8 +49,11 @@ _ROWS = re.compile(
 _ASSIGNED = re.compile(r"\s*([a-zA-Z](?:_\{?\w+\}?)?)\s*&?\s*=")
 _BOLD_END = re.compile(r"(?:^|\s)\*\*([^*\n]{1,200})\*\*[.!]?\s*$")
 """A formula in bold that ends the text."""
-_CLAIMED = re.compile(r".*(?:\b(?:is|are|equals)|:)\s((?:(?!\.\s)[^!?]){1,100}?)[.!]?\s*$", re.DOTALL)
+_CLAIMED = re.compile(r".*(?:\b(?:is|are|equals)|:|[A-Za-z]{2} =)\s((?:(?!\.\s)[^!?]){1,100}?)[.!]?\s*$", re.DOTALL)
 """What a text ends with behind its last `is`."""
+_SAME_AGAIN = re.compile(r",?\s(?:i\.e\.|that is|or equivalently|equivalently),?\s.*$")
+_UNIT_BEHIND = re.compile(rf"(?<=[\d}})π])\s(?:(?:square|cubic|sq\.?) )?(?:{'|'.join(MULTI_LETTER)}|m)s?(?:\^?[23²³])?$")
+"""Behind a formula."""
 _TOTAL_ROW = re.compile(
     r"\|[\s*_]*(?:(?:grand|final) )?(?:total|answer|result|sum)\b"
     r"[^|\n]*\|(?:[^|\n]*\|)*?[\s*]*([^|\n*]+?)[\s*]*\|\s*$",
@@ -61,7 +65,21 @@ _RULE = re.compile(r"\n\s*(?:[-*_]\s?){3,40}\s*$|\s*(?:Q\.?E\.?D\.?|\$?\\(?:blac
 MAX_RULE = 100
 _QUOTED = re.compile(r"^ {0,3}> ?(?=[*A-Za-z$\\])", re.MULTILINE)
 _SIGNS = {ord("−"): "-", ord("⟹"): r"\implies ", ord("⇒"): r"\implies "}
-_IMPLIES = re.compile(r"\\(?:implies|Rightarrow|therefore|Longrightarrow|because)(?![a-zA-Z])")
+_VULGAR = re.compile("(?:(?<=(\\d)))?([½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
+_ASIDE = re.compile(
+    r"\s\(((?:indeed|which|that is|since|because|as|the other|i\.e\.|equivalently|approx\w*|about|≈|using|by|check|also|where"
+    r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
+)
+"""A remark in brackets on what stands in front."""
+_PLAIN_VALUE = r"\$?(-?(?:\\[dt]?frac\{-?\d+\}\{\d+\}|\d+(?:[./]\d+)?))"
+_NAMED_VALUE = re.compile(
+    r"(?:(?<![\w\\^_+*/=-])(?<![+*/-] )([a-zA-Z])\s*=|\b([xyz])-(?:coordinate|intercept|value)\b(?: is| of| =| equals)?"
+    r"|\b(abscissa|ordinate)\b(?: is| of| =)?|\bthe (larger|smaller|greater|bigger|first|second|third|other)(?: [a-z]+)? is)"
+    rf"\s*{_PLAIN_VALUE}(?=\$?(?:[,;)]|\.?\s|\.?$|\\))",
+    re.IGNORECASE,
+)
+_COORDINATES = {"abscissa": "x", "ordinate": "y"}
+_IMPLIES = re.compile(r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because)(?![a-zA-Z])")
 _AND = re.compile(r"(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z] = )?")
 """Between the items of one list."""
 _NAME = re.compile(r"[a-zA-Z] = $")
@@ -109,7 +127,7 @@ _CALLED = re.compile(r"\b(?:equation|formula)\s*$", re.IGNORECASE)
 """In front of a formula. In front of a number it is a reference: `equation 3`."""
 _EXTREME = re.compile(r"\b(?:minimum|maximum|largest|smallest|greatest|least|value)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(
-    r",?\s(?:(?:or|which is|that is|i\.e\.,?)\s|\()(?:approximately|approx\.?|about|roughly|around|≈)\s*[*$]*$",
+    r"(?:,?\s(?:(?:or|which is|that is|i\.e\.,?)\s|\()(?:approximately|approx\.?|about|roughly|around|≈)|\s?(?:≈|\\approx))\s*[*$]*$",
     re.IGNORECASE,
 )
 _FORMULA_ENDS = re.compile(r"(?:\$|\\\)|π|√\d+)(?:\s?[a-zA-Z²³/]{1,20}){0,2}$")
@@ -199,8 +217,8 @@ def _ended(text: str) -> str:
 
 def last_value(text: str) -> Value | None:
     """The answer of a text without a box or a marker, or None."""
-    text = _ended(_QUOTED.sub("", text[-SEARCHED:].translate(_SIGNS)))
-    text = _with_digits(_DEFINED.sub("", _without_check(text)))
+    text = _ended(_QUOTED.sub("", _normal_signs(text[-SEARCHED:])))
+    text = _with_digits(_ASIDE.sub(_aside, _DEFINED.sub("", _without_check(text))))
     line = text.strip().strip("*_`.> ").strip().rpartition("\n")[2].strip("*` ")
     if value := _of_end(text, line):
         return value
@@ -217,6 +235,26 @@ def last_value(text: str) -> Value | None:
         naming = _NAMING.match(line)
         return Value(line.replace("*", "") if naming else line, "line") if naming or _said(line) else None
     return _of_number(text, number)
+
+
+def _aside(remark: re.Match[str]) -> str:
+    """Nothing in place of a remark in brackets that leaves the number in front as it is."""
+    takes_back = refuted(remark[1]) or (doubtful(remark[1]) and not remark[1].startswith("the other"))
+    return remark[0] if takes_back else ""
+
+
+def assigned(text: str) -> list[str]:
+    """The last value of each variable or coordinate that the end of a text names: `so x = 4; then y = 3`."""
+    found: dict[str, str] = {}
+    for one in _NAMED_VALUE.finditer(_normal_signs(text[-MAX_SENTENCE:])):
+        name = next(filter(None, one.groups()[:-1])).lower()
+        found[_COORDINATES.get(name, name)] = one[one.re.groups]
+    return [f"{name} = {value}" if len(name) == 1 else value for name, value in found.items()]
+
+
+def _normal_signs(text: str) -> str:
+    """The text with one spelling of minus signs and of fractions such as `⅔`."""
+    return _VULGAR.sub(lambda one: f"{' ' if one[1] else ''}{unicodedata.normalize('NFKC', one[2]).replace('⁄', '/')}", text.translate(_SIGNS))
 
 
 def _with_digits(text: str) -> str:
@@ -243,10 +281,11 @@ def _of_end(text: str, line: str) -> Value | None:
         return Value(total[1], "line")
     bold = _BOLD_END.search(text)
     claimed = bold or (_CLAIMED.match(line) if len(line) <= MAX_SENTENCE else None)
-    if claimed and _bare(claimed[1]):
+    if claimed and _bare(_SAME_AGAIN.sub("", _UNIT_BEHIND.sub("", claimed[1]))):
         ahead, behind = _beside(text if bold else line, claimed)
         if not _unsure(ahead, behind):
-            return Value(_result(claimed[1]), "last_formula", _count(ahead, claimed[1]))
+            formula = _SAME_AGAIN.sub("", claimed[1])
+            return Value(_result(formula), "last_formula", _count(ahead, formula))
     return None
 
 

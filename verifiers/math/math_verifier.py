@@ -143,7 +143,11 @@ def _in_unit_of(question: Question, wanted: Reading, given: Reading) -> Reading:
 
 
 def _in_words(found: Extracted, wanted: Reading) -> Extracted:
-    """The last sentence in the place of the last number, if the label is words or a choice and the number is not."""
+    """What suits the label in the place of the last number: the last sentence for words, named values for a list."""
+    if len(found.assigned) > 1 and wanted.text.count(",") + 1 == len(found.assigned) and "," not in found.text:
+        return found._replace(text=", ".join(found.assigned))
+    if found.closing and not found.text:
+        return found if wanted.number else found._replace(text=found.closing)
     if not found.closing or wanted.number or not (wanted.word or wanted.is_choice_label):
         return found
     given = read(found.text)

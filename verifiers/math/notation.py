@@ -50,6 +50,8 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
      r"\\binom{\1\2}{\3\4}"),
     (("{e", "{E"), re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\s*\{\s*[eE]\s*([-+])\s*\}\s*(?=\d)"), r"e\1"),
     (("...", "dots"), re.compile(r"\.\.\.+|\\(?:dots[a-z]?|cdots)(?![a-zA-Z])"), r"\\ldots "),
+    (("{,}",), re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))"), "."),
+    (("\\math",), re.compile(r"\\mathbin\s*\{([^{}]*)\}|\\mathrm\s+([a-z])(?![a-zA-Z])"), r"\1\2"),
     ((",",), re.compile(r",\\[!,]\s*|\s*\{\s*,\s*\}\s*"), ","),
     ((":",), re.compile(r"\{\s*:\s*\}"), ":"),
     (("\\dfrac", "\\tfrac", "\\cfrac"), re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
@@ -117,7 +119,7 @@ _MEASURE = re.compile(
     rf"^(?:(?:\\?Pr?|\\mathbb\{{[PE]\}}|{TEXT}?(?:Pr|Var|Cov){END_TEXT}?|[nCEV])\s*[(\[]"
     rf"(?=[^()]*(?:\||\\c[au]p|,|{TEXT}|[a-zA-Z]{{2}})|[^(),]*\])[^()=\[\]]{{1,60}}[)\]]"
     r"|\|\s*[A-Z](?:\s*\\(?:cap|cup|setminus)\s*[A-Z])*\s*\|)\s*="
-    r"|^\\(?:(?:sum|prod|i{0,2}int|oint|lim)(?![a-zA-Z])|frac\s*\{\s*d\s*\}\s*\{\s*d\s*[a-z]\s*\})(?:[^={}]|\{(?:[^{}]|\{[^{}]*\}){0,60}\}){0,100}=(?=[^=]*$)"
+    r"|^\\(?:(?:sum|prod|i{0,2}int|oint|lim)(?![a-zA-Z])|frac\s*\{\s*d\s*\}\s*\{\s*d\s*[a-z]\s*\})(?:[^={}]|\{(?:[^{}]|\{[^{}]*\}){0,60}\}){0,100}=(?=[^=]*$)|^d[a-z]/d[a-z]\s*="
 )
 """The measured or calculated thing in front of its value: `P(A | B) =`, `\\int x dx =`."""
 _EXCEPTION = re.compile(r"^((?:(?!\\(?:[lg]e|ne|in|cup|cap)(?![a-zA-Z]))[^<>,;]){1,200}),\s*[a-zA-Z]\s*\\ne\s*-?\d+$")
@@ -125,7 +127,9 @@ _EXCEPTION = re.compile(r"^((?:(?!\\(?:[lg]e|ne|in|cup|cap)(?![a-zA-Z]))[^<>,;])
 _APOSTROPHES = re.compile(r"(?<![\w.'])\d{1,3}(?:'\d{3})+(?![\d'])")
 _GOES_ON = re.compile(r"(?<!\d)(\d{0,40})\.(\d{2,40})\s*\\ldots(?![a-zA-Z]) ?(?!\d)")
 _LEADING = re.compile(
-    r"^(?:\\approx|=>?|:|\\implies|\\Rightarrow|\\therefore|(?:approximately|approx\.?|about|roughly)\s)\s*"
+    r"^(?:(?:so|thus|hence|therefore|then|finally|consequently)\b,?\s+(?:(?:we (?:get|have|find|obtain)|it follows)\s(?:that\s)?)?"
+    r"(?=[^\s])|\\approx|=>?|:|\\implies|\\Rightarrow|\\therefore|(?:approximately|approx\.?|about|roughly)\s)\s*",
+    re.IGNORECASE,
 )
 _INNER_SPACE = re.compile(r"(?<!\d)(?<!\d,) | (?!\d)|(?<=,) (?!\d{3}(?!\d))")
 """A space without meaning. A space between digits groups them, and `1, 200` is not 1200."""

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from olmorl.verifiers.math.notation import DOLLAR, END_TEXT, TEXT, unmark
-from olmorl.verifiers.math.spelled import AND_PART, PART_SIZES, spelled
+from olmorl.verifiers.math.spelled import AND_PART, part_size, spelled
 from olmorl.verifiers.math.units import FOOT, INCH, NO_UNIT, ONE, SCALES, Unit, conversion, is_known, measured, unit
 from olmorl.verifiers.math.wording import doubtful, harmless_behind
 
@@ -120,7 +120,7 @@ def _part(text: str) -> tuple[Quantity, str] | None:
         return None
     value, step = number
     if part := AND_PART.match(unmark(rest)):
-        value, rest = value + PART_SIZES[part[1].lower()], unmark(rest)[part.end() :]
+        value, rest = value + part_size(part), unmark(rest)[part.end() :]
     letter = None
     if scaled := _SCALE.match(unmark(rest)):
         value, rest = value * SCALES[scaled[1].lower()], unmark(rest)[scaled.end() :]
@@ -155,7 +155,7 @@ def _with_part(whole: Quantity, rest: str) -> tuple[Quantity, str]:
     part = AND_PART.match(rest) if is_known(whole.unit) else None
     if part is None:
         return whole, rest
-    return whole._replace(value=whole.value + PART_SIZES[part[1].lower()]), rest[part.end() :]
+    return whole._replace(value=whole.value + part_size(part)), rest[part.end() :]
 
 
 def _finer(whole: Quantity, part: Quantity, touching: bool) -> Quantity | None:

@@ -24,8 +24,11 @@ _SPELLED = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(rf"[\s-]+({'|'.join(_PARTS)})s?\b(?!\s+(?:dollars?|past|to)\b)", re.IGNORECASE)
-AND_PART = re.compile(r"\s+and\s+(?:a|one)\s+(half|third|quarter)\b", re.IGNORECASE)
-PART_SIZES = {part: Fraction(1, size) for part, size in _PARTS.items()}
+AND_PART = re.compile(
+    rf"\s+and\s+(a|{NUMBER_WORD})[\s-]+({'|'.join(_PARTS)})s?\b", re.IGNORECASE
+)
+"""As in `two and a half`, `one and two thirds`."""
+_MIXED = re.compile(rf"({NUMBER_WORD})(?={AND_PART.pattern})", re.IGNORECASE)
 _RATIO = re.compile(rf"\s+(?:out of|in(?=\s+{NUMBER_WORD}(?:\s+chances?\b|\W*$)))\s+({NUMBER_WORD})\b", re.IGNORECASE)
 """As in `one in four`."""
 _ONE_PART = re.compile(
@@ -61,16 +64,24 @@ def spelled(text: str) -> tuple[Fraction, int] | None:
         if part is None and (article := _ONE_UNIT.match(text)):
             return Fraction(1), article.end()
         return (Fraction(1, _PARTS[part[1].lower()]), part.end()) if part else None
+    if (mixed := _MIXED.match(text)) and (whole := _value([mixed[1].lower()])) is not None:
+        part = AND_PART.match(text, mixed.end())
+        return (whole + part_size(part), part.end()) if part else None
     value = _value(re.findall(r"[a-z]+", found[0].lower()))
     if value is None:
         return None
     if part := AND_PART.match(text, found.end()):
-        return value + PART_SIZES[part[1].lower()], part.end()
+        return value + part_size(part), part.end()
     if part := _PART.match(text, found.end()):
         return Fraction(value, _PARTS[part[1].lower()]), part.end()
     if (ratio := _RATIO.match(text, found.end())) and (under := _value(re.findall(r"[a-z]+", ratio[1].lower()))):
         return Fraction(value, under), ratio.end()
     return Fraction(value), found.end()
+
+
+def part_size(part: re.Match[str]) -> Fraction:
+    """The fraction in a match of AND_PART."""
+    return Fraction(_SMALL.get(part[1].lower(), 1), _PARTS[part[2].lower()])
 
 
 def in_digits(text: str) -> str:

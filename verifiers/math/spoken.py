@@ -32,9 +32,11 @@ _NAMED = re.compile(
 """In front of a set or a limit that is given in words: `The domain is`."""
 _MANY = re.compile(
     r"(?:(?:all|any|every|each|the set of all) )?(?:values of )?"
-    r"(?:(?P<sign>(?:non-?)?(?:positive|negative)) )?(?:real numbers?|reals?|numbers?)?\s?(?P<name>[a-zA-Z](?![a-zA-Z]))?"
+    r"(?:(?P<sign>(?:non-?)?(?:positive|negative)) )?(?:(?P<whole>integers?)|real numbers?|reals?|real|numbers?)?"
+    r"\s?(?P<name>[a-zA-Z](?![a-zA-Z]))?"
 )
 _SUCH = re.compile(r"\s*,?\s*(?:(?:such that|with|where|for which|that|which|satisfying|if|is|are|must be|can be)\s+)*")
+_RELATION = re.compile(r"(?:[^a-zA-Z]|\\[a-z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))*(?:[<>]|\\(?:le|ge|ne)\s)(?:[^a-zA-Z]|\\[a-z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))*")
 _AGAIN = re.compile(r"(?:[a-zA-Z] )?(?:(?:is|are|must be) )?")
 _VALUE = r"(?:[a-zA-Z]\s?=\s?)?([^\s,;]+)"
 _BOUNDS = tuple(
@@ -50,6 +52,15 @@ _BOUNDS = tuple(
     )
 )  # fmt: skip
 _BETWEEN = re.compile(rf"(?:strictly )?between {_VALUE} and {_VALUE}(?:,? ?\(?(inclusive|exclusive)\)?)?")
+_ROMAN = {
+    word: roman
+    for roman, words in {"I": "1 i first", "II": "2 ii second", "III": "3 iii third", "IV": "4 iv fourth"}.items()
+    for word in words.split()
+}
+_QUADRANT = re.compile(
+    r"(?:(?:it|the point|[A-Z]) (?:lies|is|falls) )?(?:in )?(?:the )?(?:(first|second|third|fourth) quadrant|quadrant (iv|i{1,3}|[1-4]))",
+    re.IGNORECASE,
+)
 _SIGNED = {
     "positive": r"(0, \infty)", "negative": r"(-\infty, 0)",
     "nonnegative": r"[0, \infty)", "nonpositive": r"(-\infty, 0]",
@@ -69,6 +80,8 @@ def in_signs(text: str) -> str | None:
     if len(text) > MAX_WORDS or not (text[:1].isalpha() or _PLUS_MINUS.search(text)):
         return None
     plain = text[named.end() :] if (named := _NAMED.match(text)) else text
+    if quadrant := _QUADRANT.fullmatch(plain):
+        return _ROMAN[(quadrant[1] or quadrant[2]).lower()]
     for words, signs in _SIGNS:
         if words.fullmatch(plain):
             return signs
@@ -84,6 +97,10 @@ def _set(text: str) -> str | None:
         return None
     sets = [_SIGNED[many["sign"].replace("-", "")]] if many["sign"] else []
     rest = _SUCH.sub("", text[many.end() :], count=1)
+    if _RELATION.fullmatch(rest) and many.end() > 1 and (many["name"] or "x") in rest:
+        return rf"\{{{many['name'] or 'x'} \in \mathbb{{Z}} : {rest}\}}" if many["whole"] else rest
+    if many["whole"]:
+        return None
     while rest:
         bound = _bound(rest)
         if bound is None:

@@ -128,8 +128,8 @@ _COMPUTING = re.compile(
 )
 _COMPUTED = re.compile(r"[\s$*_]*(?:\?|'s\b|[<>≠≤≥±×÷+/^]|\\(?:neq?|leq?|geq?|lt|gt|pm|times|cdot|div)(?![a-zA-Z]))")
 _REFUTED = re.compile(
-    r"[\s$*_,;:—–-]*(?:(?:but|and|though|although)\s+)?(?:which|that|this|it)\s+"
-    r"(?:is|was|seems|looks|must be|can(?:no|')?t be)\s+"
+    r"[\s$*_,;:—–-]*(?:(?:but|and|though|although)\s+)?(?:which|that|this|it)"
+    r"(?:\s+(?:is|was|seems|looks|must be|can(?:no|')?t be)|['’]s)\s+"
     r"(?:\w+ )?(?:wrong|incorrect|false|impossible|mistaken|(?:not|n't) (?:right|correct|possible|the answer|what)"
     r"|too \w+|an? (?:error|mistake|contradiction))\b"
     r"|[\s$*_,;:—–-]*(?:but |and |though |although )?"

@@ -22,8 +22,8 @@ from olmorl.verifiers.math.algebra.claims import (
     same_form,
 )
 from olmorl.verifiers.math.algebra.equality import less_than_one, same_value
-from olmorl.verifiers.math.algebra.evaluate import value
-from olmorl.verifiers.math.algebra.regions import contradicts_itself, endless, is_region, region, same_region
+from olmorl.verifiers.math.algebra.evaluate import BASIS, value
+from olmorl.verifiers.math.algebra.regions import contradicts_itself, endless, is_region, region, same_region, whole_numbers
 from olmorl.verifiers.math.algebra.tree import Node, Unreadable, approximated, contains, names, replaced
 from olmorl.verifiers.math.numbers import Policy, unit_ratio
 from olmorl.verifiers.math.units import NO_UNIT, Unit, unit
@@ -32,7 +32,7 @@ MAX_UNORDERED = 64
 """Items that are matched without order."""
 _UNORDERED = {"", "or", "and", "{}"}
 _POSITIONAL = {"()", "[]"}
-_COUNTERS, _CONSTANTS = frozenset("klmnN"), frozenset("abckCK")
+_COUNTERS, _CONSTANTS = frozenset("klmnN"), frozenset("abckABCK")
 _WHOLE_SETS = {"Z", "N"}
 
 
@@ -51,6 +51,7 @@ class _Comparison:
     def same(self, label: Node, answer: Node) -> bool:
         if label == answer:
             return True
+        label, answer = _written_out(label), _written_out(answer)
         if is_region(label) or is_region(answer):
             if contradicts_itself(answer) and not contradicts_itself(label):
                 return False
@@ -139,8 +140,8 @@ class _Comparison:
                 return [(label.parts[0], answer.parts[0])]
             if any(marked):
                 bare = _without(kind, label), _without(kind, answer)
-                strict = kind == "percent" and (self._policy.strict_percent or not _may_be_percent(label))
                 radians = kind == "percent" or any(contains(node, "constant", "pi") for node in plain)
+                strict = radians if kind == "degrees" else self._policy.strict_percent or not _may_be_percent(label)
                 return [pair for pair, use in ((bare, not strict), (plain, radians)) if use]
         return [plain]
 
@@ -212,9 +213,16 @@ class _Comparison:
         return kept
 
 
+def _written_out(node: Node) -> Node:
+    """A bounded set of whole numbers as their list."""
+    numbers = whole_numbers(node)
+    return Node("list", "{}", tuple(Node("number", (Fraction(one), None)) for one in numbers)) if numbers else node
+
+
 def _with_letters_of(label: Node, answer: Node) -> Node:
     """The answer with the label's letter of a free parameter: `k\\pi` for `n\\pi`, `f(x) = cx` for `f(x) = kx`."""
-    own, other = names(label) - names(answer), names(answer) - names(label)
+    letters, others = names(_formula(label)), names(_formula(answer))
+    own, other = letters - others, others - letters
     if len(own) != 1 or len(other) != 1:
         return answer
     (wanted,), (given,) = own, other
@@ -222,12 +230,18 @@ def _with_letters_of(label: Node, answer: Node) -> Node:
     return replaced(answer, Node("name", given), Node("name", wanted)) if free else answer
 
 
+def _formula(node: Node) -> Node:
+    """The right side of an equation that gives a function."""
+    given = node.kind == "relation" and node.value == ("=",) and node.parts[0].kind in ("call", "name")
+    return node.parts[1] if given else node
+
+
 def _is_parameter(node: Node, letter: str) -> bool:
     """Whether a letter counts periods, or is a constant of a function that is given by a formula."""
     periodic = contains(node, "constant", "pi") or contains(node, "degrees") or contains(node, "relation", ("in",))
     if letter in _COUNTERS and periodic:
         return True
-    given = node.kind == "relation" and node.value[0] == "=" and node.parts[0].kind == "call"
+    given = node.kind == "relation" and node.value[0] == "=" and node.parts[0].kind in ("call", "name")
     return given and letter in _CONSTANTS and letter not in names(node.parts[0])
 
 
@@ -245,7 +259,7 @@ def _asked_sum(label: Claim, answer: Claim) -> bool:
     asked = answer.equation[0] if answer.equation else answer.value
     return (
         len(names(asked)) > 1
-        and not names(answer.value)
+        and names(answer.value) <= {*BASIS}
         and label == Claim(None, label.value)
         and not names(label.value)
     )

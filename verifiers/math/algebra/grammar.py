@@ -40,6 +40,7 @@ _TIMES = ("*", "cdot", "times", "ast")
 _OVER = ("/", "div", "over")
 _SIGNS = {"+", "-", "pm", "mp"}
 _TRANSPOSED = (Node("name", "T"), Node("name", "\\top"), Node("name", "\\intercal"))
+_DEGREES = ("degree", "degrees")
 _MODULO = ("pmod", "bmod", "mod")
 _CLOSING = {")", "]", "}", "rbrace", "rangle", "rfloor", "rceil", "rvert", "rVert"}
 _NO_OPERAND = {*_RELATIONS, *_SETS, *_TIMES, *_OVER, *_SIGNS, *_MODULO, *_CLOSING, "choose", "hline"}
@@ -159,7 +160,7 @@ class Grammar:
             words += {"^": "^", "cdot": " "}.get(token.text, token.text)
             if token.text == "^":
                 words += digits(self._argument())
-        return Node("quantity", words, (node,))
+        return Node("degrees", None, (node,)) if words in _DEGREES else Node("quantity", words, (node,))
 
     def _modulo(self, node: Node, bracket: bool) -> Node:
         """`7 \\bmod 4` is the number 3; `3 \\pmod 4` a class of numbers."""
@@ -315,9 +316,9 @@ def _grouped(items: list[Node], separators: list[tuple[int, str]]) -> list[Node]
 
 
 def times(left: Node, right: Node) -> Node:
-    """A product, flat; a percent sign behind its last factor is of all of it."""
-    if right.kind == "percent":
-        return Node("percent", None, (times(left, right.parts[0]),))
+    """A product, flat; a sign of percent or degrees behind its last factor is of all of it."""
+    if right.kind in ("percent", "degrees"):
+        return Node(right.kind, None, (times(left, right.parts[0]),))
     factors = left.parts if left.kind == "product" else (left,)
     return Node("product", None, (*factors, right))
 

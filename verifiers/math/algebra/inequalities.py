@@ -114,10 +114,10 @@ def _roots(polynomials: list[fmpq_poly]) -> list[Number]:
                 found.append(fmpq(-factor[0], factor[1]))
             elif factor.degree() > 1:
                 found += [root for root, _ in factor.complex_roots() if root.imag.is_zero()]
-    return sorted(found, key=_middle)
+    return sorted(found, key=middle)
 
 
-def _middle(root: Number) -> Fraction:
+def middle(root: Number) -> Fraction:
     if isinstance(root, fmpq):
         return Fraction(int(root.p), int(root.q))
     mantissa, exponent = root.real.mid().man_exp()
@@ -128,7 +128,7 @@ def _places(ends: list[Number]) -> list[fmpq]:
     """A rational number below all ends, between any two, and above all."""
     if not ends:
         return [fmpq(0)]
-    fractions = list(map(_middle, ends))
+    fractions = list(map(middle, ends))
     inner = [(one + other) / 2 for one, other in pairwise(fractions)]
     return [fmpq(each.numerator, each.denominator) for each in (fractions[0] - 1, *inner, fractions[-1] + 1)]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cmp_to_key
-from math import inf
+from math import ceil, floor, inf
 from typing import NamedTuple
 
 from flint import acb, arb, ctx, fmpq
@@ -16,6 +16,8 @@ from olmorl.verifiers.math.algebra.evaluate import START_BITS, value
 from olmorl.verifiers.math.algebra.tree import Node, Unreadable, names, replaced
 
 MAX_PIECES = 32
+MAX_WHOLE = 64
+"""Of whole numbers in a set that is written out."""
 
 
 class Piece(NamedTuple):
@@ -83,6 +85,26 @@ def same_region(label: Region, answer: Region, tolerance: float) -> bool:
         one[2:] == other[2:] and _close(one.start, other.start, tolerance) and _close(one.end, other.end, tolerance)
         for one, other in zip(label.pieces, answer.pieces, strict=True)
     )
+
+
+def whole_numbers(node: Node) -> list[int] | None:
+    """The whole numbers of a bounded set, `{n in Z : n^2 < 10}` or `-3 <= n <= 3, n in Z`. None for any other set."""
+    if node.kind == "builder":
+        head, condition = node.parts
+    elif node.kind == "list" and node.value in ("", "and") and len(node.parts) == 2:
+        condition, head = node.parts
+    else:
+        return None
+    in_whole = head.kind == "relation" and head.value == ("in",) and head.parts[1] in (Node("set", "Z"), Node("set", "N"))
+    found = region(condition) if in_whole else None
+    if found is None or not found.pieces or isinstance(found.pieces[0].start, float) or isinstance(found.pieces[-1].end, float):
+        return None
+    first, last = inequalities.middle(found.pieces[0].start), inequalities.middle(found.pieces[-1].end)
+    if last - first > MAX_WHOLE:
+        return None
+    lowest = 1 if head.parts[1].value == "N" else floor(first) - 1
+    every = (fmpq(number) for number in range(lowest, ceil(last) + 2))
+    return [int(number.p) for number in every if any(_common(piece, Piece(number, number, False, False)) for piece in found.pieces)]
 
 
 def endless(node: Node) -> int:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from olmorl.verifiers.math import spoken
-from olmorl.verifiers.math.notation import END_TEXT, TEXT, folded, key, normalise, unmark
+from olmorl.verifiers.math.notation import END_TEXT, TEXT, folded, key, last_side, normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, Quantity, equal, quantity
 from olmorl.verifiers.math.prose import stated
 from olmorl.verifiers.math.spelled import clock as spelled_clock
@@ -224,7 +224,7 @@ def _decimals(label: Reading, answer: Reading) -> tuple[Quantity, Quantity] | No
 
 def restated(label: Reading, answer: Reading) -> bool:
     """Whether the answer repeats the question without computing it: a sum of numbers, a `\\sum` or an integral."""
-    if _UNDONE.search(answer.text) and not _UNDONE.search(label.text):
+    if _UNDONE.search(last_side(answer.text)[2]) and not _UNDONE.search(label.text):
         return True
     return bool(label.number) and bool(_SUMMED.fullmatch(answer.text) and _BINARY.search(answer.text))
 

@@ -46,7 +46,11 @@ _FORMULA = re.compile(
 _ROWS = re.compile(
     r"\s*\\begin\{(?:align\*?|aligned|gather\*?|gathered|equation\*?|split)\}(.*)\\end\{[a-z]+\*?\}[\s.]*", re.DOTALL
 )
-_ASSIGNED = re.compile(r"\s*([a-zA-Z](?:_\{?\w+\}?)?)\s*&?\s*=")
+_ASSIGNED = re.compile(
+    r"\s*((?:\\[a-zA-Z]+|[a-zA-Z])(?:_\{?\w+\}?)?|\([a-z](?:,\s?[a-z]){1,3}\))\s*&?\s*(?:=|\\in(?![a-zA-Z]))"
+)
+_OPERATOR_OF = re.compile(r"\s*\\(?:operatorname|det|dim|gcd|lcm|min|max|ker|deg)(?![a-zA-Z])")
+_CLAIMS = re.compile(r"=|\\(?:in|equiv)(?![a-zA-Z])")
 _BOLD_END = re.compile(r"(?:^|\s)\*\*([^*\n]{1,200})\*\*[.!]?\s*$")
 """A formula in bold that ends the text."""
 _CLAIMED = re.compile(r".*(?:\b(?:is|are|equals)|:|[A-Za-z]{2} =)\s((?:(?!\.\s)[^!?]){1,100}?)[.!]?\s*$", re.DOTALL)
@@ -68,7 +72,7 @@ _SIGNS = {ord("−"): "-", ord("⟹"): r"\implies ", ord("⇒"): r"\implies "}
 _VULGAR = re.compile("(?:(?<=(\\d)))?([½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _ASIDE = re.compile(
     r"\s\(((?:indeed|which|that is|since|because|as|the other|i\.e\.|equivalently|approx\w*|about|≈|using|by|check|also|where"
-    r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
+    r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|\$[^$()]{1,80}=[^$()]{1,80}\$|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
 )
 """A remark in brackets on what stands in front."""
 _PLAIN_VALUE = r"\$?(-?(?:\\[dt]?frac\{-?\d+\}\{\d+\}|\d+(?:[./]\d+)?))"
@@ -110,7 +114,7 @@ _NEW_CLAIM = re.compile(r",\s*[A-Za-z]|\b(?:so|thus|hence|therefore|then)\b")
 """Behind a reason: what follows from it."""
 _DEFINED = re.compile(
     r",?\s{1,4}(?:where|with|for)\s+(?:(?:all|any|some|every|each|an|integers?|positive|nonnegative|real|natural|numbers?)\s+)*"
-    r"[$(\\]{0,2}[a-zA-Z](?:[$)\\]{0,2}\s+(?:is|are|denotes|being)\s[^.$=\d]{3,60}"
+    r"[$(\\]{0,2}[a-zA-Z](?:[$)\\]{0,2}\s+(?:is|are|denotes|being|an?|any)\s[^.$=\d]{3,60}"
     r"|\s*(?:\\in|∈)\s*[^.$=\d]{1,30}[$)\\]{0,2}|[$)\\]{0,2})[\s.]*$"
 )
 """A remark at the end that says what a letter is: `, where $k$ is an integer`."""
@@ -171,7 +175,11 @@ _CONCLUDED = re.compile(r",\s+(?:and\s+)?(?:so|thus|hence|therefore)\b", re.IGNO
 _ITEMS = re.compile(r"(?:^|\n)((?:[ \t]*[-*•][ \t]+[^\n]{1,80}(?:\n+|$)){2,20})\s*$")
 _BULLET = re.compile(r"^[ \t]*[-*•][ \t]+", re.MULTILINE)
 """A list of lines at the end of the text."""
-_WHERE = re.compile(r"\b(?:when|where|if|for|with|(?:attained|occurs|achieved|reached) (?:at|by))\s*$", re.IGNORECASE)
+_WHERE = re.compile(
+    r"\b(?:when|where|iff?|if and only if|for|for (?:all|every|each|any)|with|with (?:\w+ )?constants?|provided(?: that)?"
+    r"|with equality(?: exactly)? (?:at|iff?|when|if and only if|for)|(?:attained|occurs|achieved|reached) (?:at|by|when|for))\s*$",
+    re.IGNORECASE,
+)
 """Between the answer and the place that it belongs to."""
 _COMMAND = re.compile(
     r"\b[A-Z]{2,4}\b|\\(?:text|mathrm|mathbf|mathbb|operatorname)\s?\{[^{}]*\}|\\(?:begin|end)\s?\{[a-z*]+\}(?:\{[a-z|]+\})?"
@@ -409,6 +417,9 @@ def _inside(formula: str) -> str:
 
 def _alike(first: str, last: str) -> bool:
     """Whether two formulas may be items of one list: an equation to solve and its solution are none."""
+    claims = _CLAIMS.search(first) and not _ASSIGNED.match(first) and not first.startswith("\\begin")
+    if claims and (_ASSIGNED.match(last) or _OPERATOR_OF.match(last)):
+        return False
     return bool(_ASSIGNED.match(first)) or "=" not in first or not _ASSIGNED.match(last)
 
 

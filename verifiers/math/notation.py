@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from olmorl.verifiers.math.wording import harmless_ahead
 
@@ -35,7 +36,14 @@ _RAISED_PLAIN = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "012345678
 _LOWERED = re.compile(r"[₀₁₂₃₄₅₆₇₈₉]+")
 _LOWERED_PLAIN = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
-_COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
+
+
+def _function(match: re.Match[str]) -> str:
+    """`f: x \\mapsto` as `f(x) =`."""
+    return f"{match[1] or 'f'}({match[2]}) ="
+
+
+_COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (("\\begin",), re.compile(
         r"\\left\s*\\\{\s*\\begin\s*\{(array|matrix)\}(?:\{[lcr| ]*\})?((?:(?!\\begin|\\end).){0,1000})"
         r"\\end\s*\{\1\}\s*\\right\s*\.", re.DOTALL), r"\\begin{cases}\2\\end{cases}"),
@@ -50,6 +58,7 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
      r"\\binom{\1\2}{\3\4}"),
     (("{e", "{E"), re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\s*\{\s*[eE]\s*([-+])\s*\}\s*(?=\d)"), r"e\1"),
     (("...", "dots"), re.compile(r"\.\.\.+|\\(?:dots[a-z]?|cdots)(?![a-zA-Z])"), r"\\ldots "),
+    (("\\mapsto",), re.compile(r"(?:([a-zA-Z])\s*(?::|\\colon(?![a-zA-Z]))\s*)?([a-z])\s*\\mapsto(?![a-zA-Z])"), _function),
     (("{,}",), re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))"), "."),
     (("\\math",), re.compile(r"\\mathbin\s*\{([^{}]*)\}|\\mathrm\s+([a-z])(?![a-zA-Z])"), r"\1\2"),
     ((",",), re.compile(r",\\[!,]\s*|\s*\{\s*,\s*\}\s*"), ","),
@@ -122,8 +131,10 @@ _MEASURE = re.compile(
     r"|^\\(?:(?:sum|prod|i{0,2}int|oint|lim)(?![a-zA-Z])|frac\s*\{\s*d\s*\}\s*\{\s*d\s*[a-z]\s*\})(?:[^={}]|\{(?:[^{}]|\{[^{}]*\}){0,60}\}){0,100}=(?=[^=]*$)|^d[a-z]/d[a-z]\s*="
 )
 """The measured or calculated thing in front of its value: `P(A | B) =`, `\\int x dx =`."""
-_EXCEPTION = re.compile(r"^((?:(?!\\(?:[lg]e|ne|in|cup|cap)(?![a-zA-Z]))[^<>,;]){1,200}),\s*[a-zA-Z]\s*\\ne\s*-?\d+$")
-"""A formula, and the one point where it has no value: `x + 1, x \\ne 2`."""
+_EXCEPTION = re.compile(
+    r"^((?:(?!\\(?:[lg]e|ne|in|cup|cap)(?![a-zA-Z]))[^<>,;]){1,200}),\s*[a-zA-Z]\s*(?:[<>]|\\(?:ne|[lg]e)(?![a-zA-Z]))\s*-?\d+$"
+)
+"""A formula, and where it has a value: `x + 1, x \\ne 2`."""
 _APOSTROPHES = re.compile(r"(?<![\w.'])\d{1,3}(?:'\d{3})+(?![\d'])")
 _GOES_ON = re.compile(r"(?<!\d)(\d{0,40})\.(\d{2,40})\s*\\ldots(?![a-zA-Z]) ?(?!\d)")
 _LEADING = re.compile(
@@ -160,7 +171,7 @@ def _bare(text: str) -> str:
     """The text without the name of the formula in front and a remark at the end."""
     if "=" in text:
         text = _MEASURE.sub("", text)
-    if "\\ne" in text:
+    if "," in text:
         text = _EXCEPTION.sub(r"\1", text)
     if text[:1].isalpha() or text.startswith(TEXT):
         text = _without_subject(text)
@@ -222,6 +233,16 @@ def _undelimited(text: str) -> str:
     if len(_DELIMITER.findall(text)) % 2:
         text = _PRICE.sub(DOLLAR, text, count=1)
     return _DELIMITER.sub("", text)
+
+
+def last_side(text: str) -> tuple[str, str, str]:
+    """What stands in front of the last equals sign outside of braces, the sign, and what stands behind it."""
+    depth = 0
+    for place in range(len(text) - 1, -1, -1):
+        depth += (text[place] in "})]") - (text[place] in "{([")
+        if text[place] == "=" and not depth:
+            return text[:place], "=", text[place + 1 :]
+    return "", "", text
 
 
 def unmark(text: str) -> str:

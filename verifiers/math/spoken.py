@@ -24,7 +24,7 @@ _SPOKEN: tuple[tuple[str, str], ...] = (
 )  # fmt: skip
 _SIGNS = tuple((re.compile(words, re.IGNORECASE), signs) for words, signs in _SPOKEN)
 _NAMED = re.compile(
-    r"(?:(?:so|thus|hence|therefore),? )?(?:the |its )?"
+    r"(?:(?:so|thus|hence|therefore),? )?(?:the |its )?(?:[a-z-]+ ){0,2}?"
     r"(?:solution(?: set)?|domain|range|answer|limit|series|sum|(?:equation|system|problem|inequality|function))"
     r"(?: of (?:the )?[a-z]+(?:\([a-z]\))?)?(?: is| are|:| has| diverges to| tends to| consists of) (?=[a-z])",
     re.IGNORECASE,

@@ -23,8 +23,9 @@ from olmorl.verifiers.math.algebra.claims import (
 )
 from olmorl.verifiers.math.algebra.equality import less_than_one, same_value
 from olmorl.verifiers.math.algebra.evaluate import BASIS, value
+from olmorl.verifiers.math.algebra.parameters import same_progression, with_letters_of
 from olmorl.verifiers.math.algebra.regions import contradicts_itself, endless, is_region, region, same_region, whole_numbers
-from olmorl.verifiers.math.algebra.tree import Node, Unreadable, approximated, contains, names, replaced
+from olmorl.verifiers.math.algebra.tree import Node, Unreadable, approximated, contains, names
 from olmorl.verifiers.math.numbers import Policy, unit_ratio
 from olmorl.verifiers.math.units import NO_UNIT, Unit, unit
 
@@ -32,13 +33,13 @@ MAX_UNORDERED = 64
 """Items that are matched without order."""
 _UNORDERED = {"", "or", "and", "{}"}
 _POSITIONAL = {"()", "[]"}
-_COUNTERS, _CONSTANTS = frozenset("klmnN"), frozenset("abckABCK")
 _WHOLE_SETS = {"Z", "N"}
 
 
 def same(label: Node, answer: Node, policy: Policy) -> bool:
     """Whether an answer says what the label says."""
-    return _Comparison(policy).same(label, _with_letters_of(label, answer))
+    comparison = _Comparison(policy)
+    return any(comparison.same(label, one) for one in with_letters_of(label, answer))
 
 
 class _Comparison:
@@ -51,7 +52,9 @@ class _Comparison:
     def same(self, label: Node, answer: Node) -> bool:
         if label == answer:
             return True
-        label, answer = _written_out(label), _written_out(answer)
+        label, answer = _written_out(label), _written_out(_each_named(answer, label))
+        if same_progression(label, answer):
+            return True
         if is_region(label) or is_region(answer):
             if contradicts_itself(answer) and not contradicts_itself(label):
                 return False
@@ -72,6 +75,9 @@ class _Comparison:
             return False
         if label.statement and not calculated(label.statement[0]):
             return False
+        same_left = label.equation and answer.equation and label.equation[0] == answer.equation[0]
+        if same_left and self._same_thing(label.value, answer.value):
+            return True
         if not (label.name and answer.name and contradict(label.name, answer.name)):
             bare = (
                 label.equation is None or label.name is not None,
@@ -180,6 +186,8 @@ class _Comparison:
         label, answer = _as_list(label, answer), _as_list(answer, label)
         if label.kind != "list" or answer.kind != "list":
             return False
+        if label.value == answer.value == "cases":
+            return len(label.parts) == len(answer.parts) and self._match(list(label.parts), list(answer.parts))
         if "or" in (label.value, answer.value) and label.value != answer.value and _several_names(label, answer):
             return False
         wanted, given = list(label.parts), list(answer.parts)
@@ -213,36 +221,18 @@ class _Comparison:
         return kept
 
 
+def _each_named(node: Node, other: Node) -> Node:
+    """`x = y = z = 1` as a list, beside a list."""
+    chain = node.kind == "relation" and len(node.parts) > 2 and set(node.value) == {"="}
+    if other.kind != "list" or not chain or any(part.kind != "name" for part in node.parts[:-1]):
+        return node
+    return Node("list", "", tuple(Node("relation", ("=",), (part, node.parts[-1])) for part in node.parts[:-1]))
+
+
 def _written_out(node: Node) -> Node:
     """A bounded set of whole numbers as their list."""
     numbers = whole_numbers(node)
     return Node("list", "{}", tuple(Node("number", (Fraction(one), None)) for one in numbers)) if numbers else node
-
-
-def _with_letters_of(label: Node, answer: Node) -> Node:
-    """The answer with the label's letter of a free parameter: `k\\pi` for `n\\pi`, `f(x) = cx` for `f(x) = kx`."""
-    letters, others = names(_formula(label)), names(_formula(answer))
-    own, other = letters - others, others - letters
-    if len(own) != 1 or len(other) != 1:
-        return answer
-    (wanted,), (given,) = own, other
-    free = _is_parameter(label, wanted) and _is_parameter(answer, given)
-    return replaced(answer, Node("name", given), Node("name", wanted)) if free else answer
-
-
-def _formula(node: Node) -> Node:
-    """The right side of an equation that gives a function."""
-    given = node.kind == "relation" and node.value == ("=",) and node.parts[0].kind in ("call", "name")
-    return node.parts[1] if given else node
-
-
-def _is_parameter(node: Node, letter: str) -> bool:
-    """Whether a letter counts periods, or is a constant of a function that is given by a formula."""
-    periodic = contains(node, "constant", "pi") or contains(node, "degrees") or contains(node, "relation", ("in",))
-    if letter in _COUNTERS and periodic:
-        return True
-    given = node.kind == "relation" and node.value[0] == "=" and node.parts[0].kind in ("call", "name")
-    return given and letter in _CONSTANTS and letter not in names(node.parts[0])
 
 
 def _may_be_percent(label: Node) -> bool:
@@ -300,9 +290,21 @@ def _single(node: Node) -> Node:
     """The only element of a set, or the coordinates of a point such as `A(1, 2)`. Anything else stays."""
     if node.kind == "list" and node.value == "{}" and len(node.parts) == 1 and node.parts[0].kind != "list":
         return node.parts[0]
-    if node.kind == "product" and len(node.parts) == 2 and node.parts[1].kind == "list":
-        return node.parts[1] if node.parts[0].kind == "name" and node.parts[0].value.isupper() else node
-    return node
+    if node.kind == "call" and node.value.startswith("apply ") and node.value[6:].isupper() and node.parts[0].kind == "list":
+        return node.parts[0]
+    if node.kind == "product" and len(node.parts) == 2 and node.parts[1].kind == "list" and node.parts[0].kind == "name":
+        return node.parts[1] if node.parts[0].value.isupper() else node
+    return _multiplied(node)
+
+
+def _multiplied(node: Node) -> Node:
+    """A tuple that is multiplied or divided by a number, with its items multiplied."""
+    place = {"product": -1, "quotient": 0}.get(node.kind)
+    inner = node.parts[place] if place is not None else node
+    if inner is node or inner.kind != "list" or inner.value not in _POSITIONAL or len(inner.parts) < 2:
+        return node
+    scaled = (node._replace(parts=(*node.parts[:-1], one) if place else (one, *node.parts[1:])) for one in inner.parts)
+    return inner._replace(parts=tuple(scaled))
 
 
 def _as_list(node: Node, other: Node) -> Node:

@@ -12,6 +12,7 @@ from olmorl.verifiers.math.notation import ROW, normalise
 
 UNDONE = {"sum", "prod", "int", "iint", "iiint", "oint", "lim", "limsup", "liminf"}
 """Commands that ask for something to be computed."""
+_COUNTED = {"sum", "prod"}
 _CONSTANTS = {"pi": "pi", "infty": "infinity"}
 _ANGLES = {"angle", "measuredangle"}
 _PREFIXES = {*_ANGLES, "triangle", "Delta", "odot", "square", "partial", "nabla"}
@@ -135,7 +136,7 @@ class _Parser(Grammar):
             raise Unreadable(f"{token.text!r} where a value should be")
         items, closing = self._inside(("}",) if token.text == "{" else (")", "]"), expand=False)
         if len(items) == 1 and token.text + closing in ("()", "[]", "{}"):
-            lowered = token.text == "{" and items[0].kind == "name" and self._is(("_",))
+            lowered = token.text == "{" and items[0].kind in ("name", "constant") and self._is(("_",))
             return self._named(items[0].value) if lowered else items[0]
         return Node("list", "" if token.text == "{" else token.text + closing, items)
 
@@ -248,6 +249,8 @@ class _Parser(Grammar):
         letters = self._raw(start)
         if name in _ANGLES and letters.isalpha():
             return Node("name", f"angle {min(letters, letters[::-1])}")
+        if name in _COUNTED and not upper and len(lower) == 1 and lower[0].kind == "relation" and lower[0].value == (">=",):
+            lower, upper = [lower[0]._replace(value=("=",))], [Node("constant", "infinity")]
         return _with_index(Node("call", name, (*lower, *upper, of)))
 
     def _accented(self, name: str) -> Node:

@@ -137,6 +137,8 @@ def _listed(node: Node) -> Region:
         if _order(start, end) >= 0:
             raise Unreadable("an interval that ends before it starts")
         return Region((Piece(start, end, node.value[0] == "(", node.value[1] == ")"),))
+    if node.value == "{}" and node.parts and all(map(is_region, node.parts)):
+        return _folded("intersection", list(map(_region, node.parts)))
     if node.value == "{}":
         return Region(_united([Piece(point, point, False, False) for point in map(_end, node.parts)]))
     if node.value not in ("", "or", "and"):

@@ -7,7 +7,8 @@ from fractions import Fraction
 from olmorl.verifiers.math.algebra.evaluate import BASIS
 from olmorl.verifiers.math.algebra.tree import Node, contains
 
-_UNITS = dict(zip("ijk", BASIS, strict=True))
+_NUMBERED = ("e_1", "e_2", "e_3")
+_UNITS = dict(zip("ijk", BASIS, strict=True)) | dict(zip(_NUMBERED, BASIS, strict=True))
 _ZERO = Node("number", (Fraction(0), None))
 
 
@@ -15,6 +16,7 @@ def meant(label: Node, answer: Node) -> tuple[Node, Node]:
     """Both as columns of three, if one of them is written in unit vectors. Else both unchanged."""
     marked = [contains(node, "name", *BASIS) for node in (label, answer)]
     plain = [contains(node, "constant", "i") and contains(node, "name", "j", "k") for node in (label, answer)]
+    plain = [one or contains(node, "name", *_NUMBERED) for one, node in zip(plain, (label, answer), strict=True)]
     columns = [_column(node) is not None for node in (label, answer)]
     if any(marked) or (any(plain) and any(columns)):
         return _vector(label), _vector(answer)

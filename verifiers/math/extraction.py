@@ -17,6 +17,7 @@ from olmorl.verifiers.math.last_value import assigned, closing_sentence, last_va
 from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import quantity
 from olmorl.verifiers.math.prose import MAX_SENTENCE
+from olmorl.verifiers.math.units import with_unit
 from olmorl.verifiers.math.wording import doubtful, refuted, taken_back
 
 MAX_ANSWER = MAX_CONTENT
@@ -179,7 +180,7 @@ def _delimited(rest: str) -> str | None:
             goes_on = retracted or _GOES_ON.match(behind) or doubtful(_sentence_end(behind))
             if goes_on or (price and " " in formula.strip()):
                 return None
-            return formula.strip()
+            return with_unit(formula.strip(), behind)
     return None
 
 

@@ -11,7 +11,7 @@ from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import Quantity, quantity
 from olmorl.verifiers.math.prose import MAX_SENTENCE, stated
 from olmorl.verifiers.math.spelled import in_digits
-from olmorl.verifiers.math.units import MULTI_LETTER, is_known
+from olmorl.verifiers.math.units import MULTI_LETTER, is_known, with_unit
 from olmorl.verifiers.math.wording import (
     changes_behind,
     changes_nearby,
@@ -47,7 +47,7 @@ _ROWS = re.compile(
     r"\s*\\begin\{(?:align\*?|aligned|gather\*?|gathered|equation\*?|split)\}(.*)\\end\{[a-z]+\*?\}[\s.]*", re.DOTALL
 )
 _ASSIGNED = re.compile(
-    r"\s*((?:\\[a-zA-Z]+|[a-zA-Z])(?:_\{?\w+\}?)?|\([a-z](?:,\s?[a-z]){1,3}\))\s*&?\s*(?:=|\\in(?![a-zA-Z]))"
+    r"^\s*((?:\\[a-zA-Z]+|[a-zA-Z])(?:_\{?\w+\}?)?|\([a-z](?:,\s?[a-z]){1,3}\))\s*&?\s*(?:=|\\in(?![a-zA-Z]))"
 )
 _OPERATOR_OF = re.compile(r"\s*\\(?:operatorname|det|dim|gcd|lcm|min|max|ker|deg)(?![a-zA-Z])")
 _CLAIMS = re.compile(r"=|\\(?:in|equiv)(?![a-zA-Z])")
@@ -72,7 +72,7 @@ _SIGNS = {ord("−"): "-", ord("⟹"): r"\implies ", ord("⇒"): r"\implies "}
 _VULGAR = re.compile("(?:(?<=(\\d)))?([½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _ASIDE = re.compile(
     r"\s\(((?:indeed|which|that is|since|because|as|the other|i\.e\.|equivalently|approx\w*|about|≈|using|by|check|also|where"
-    r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|\$[^$()]{1,80}=[^$()]{1,80}\$|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
+    r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|(?:its|an?|the|from|all|both|only|to|on|at|per|for|after|before|of|this|it)\s[^()]{1,200}|\$[^$()]{1,80}=[^$()]{1,80}\$|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
 )
 """A remark in brackets on what stands in front."""
 _PLAIN_VALUE = r"\$?(-?(?:\\[dt]?frac\{-?\d+\}\{\d+\}|\d+(?:[./]\d+)?))"
@@ -83,7 +83,7 @@ _NAMED_VALUE = re.compile(
     re.IGNORECASE,
 )
 _COORDINATES = {"abscissa": "x", "ordinate": "y"}
-_IMPLIES = re.compile(r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because)(?![a-zA-Z])")
+_IMPLIES = re.compile(r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because|iff|Leftrightarrow)(?![a-zA-Z])")
 _AND = re.compile(r"(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z] = )?")
 """Between the items of one list."""
 _NAME = re.compile(r"[a-zA-Z] = $")
@@ -378,7 +378,7 @@ def _of_formula(text: str, formula: re.Match[str]) -> Value | None:
         place, content = content, next(filter(None, before.groups())).strip()
         if _LETTER.fullmatch(content):  # `all real numbers $x$ with $x > 3$`
             content = place
-    return Value(_result(content), "last_formula", _count(sentence[:start], content))
+    return Value(with_unit(_result(content), sentence[end:]), "last_formula", _count(sentence[:start], content))
 
 
 def _count(ahead: str, items: str) -> str:
@@ -417,8 +417,10 @@ def _inside(formula: str) -> str:
 
 def _alike(first: str, last: str) -> bool:
     """Whether two formulas may be items of one list: an equation to solve and its solution are none."""
-    claims = _CLAIMS.search(first) and not _ASSIGNED.match(first) and not first.startswith("\\begin")
-    if claims and (_ASSIGNED.match(last) or _OPERATOR_OF.match(last)):
+    claims, assigned = (
+        [bool(pattern.search(one)) for one in (first, last)] for pattern in (_CLAIMS, _ASSIGNED)
+    )
+    if all(claims) and not first.startswith("\\begin") and (assigned[0] != assigned[1] or _OPERATOR_OF.match(last)):
         return False
     return bool(_ASSIGNED.match(first)) or "=" not in first or not _ASSIGNED.match(last)
 

@@ -144,7 +144,7 @@ def _in_unit_of(question: Question, wanted: Reading, given: Reading) -> Reading:
 
 def _in_words(found: Extracted, wanted: Reading) -> Extracted:
     """What suits the label in the place of the last number: the last sentence for words, named values for a list."""
-    if len(found.assigned) > 1 and wanted.text.count(",") + 1 == len(found.assigned) and "," not in found.text:
+    if found.how != "last_list" and len(found.assigned) > 1 and wanted.text.count(",") + 1 == len(found.assigned) and "," not in found.text:
         return found._replace(text=", ".join(found.assigned))
     if found.closing and not found.text:
         return found if wanted.number else found._replace(text=found.closing)

@@ -29,6 +29,7 @@ _IMPLIED = (
 """A dollar in front of a number that is no formula; and ages."""
 _SECOND = re.compile(r"\b(?:the|a|his|her|every|each) second\b|\bsecond\s+[a-z]", re.IGNORECASE)
 """The ordinal number."""
+_ASKED = re.compile(r"\b(?:how many|in|into|to|to the nearest|number of)\s([a-zA-Z/]{1,12})\b", re.IGNORECASE)
 _UNKNOWN = re.compile(r"\bsolve (?:[^.?!]{0,100} )?for \$?([a-zA-Z])\b(?!,| and)|\bmake \$?([a-zA-Z])\$? the subject", re.IGNORECASE)
 _SOLVED = re.compile(r"([a-zA-Z])\s*=")
 _NONE = re.compile(
@@ -44,6 +45,8 @@ class Question(NamedTuple):
 
     units: frozenset[Unit] = frozenset()
     """All units in it."""
+    asked: frozenset[Unit] = frozenset()
+    """Those that it asks for: `how many minutes`, `in degrees`."""
     is_count: bool = False
     """Whether it asks for a number of things."""
     unknown: str = ""
@@ -61,23 +64,27 @@ class Question(NamedTuple):
     def label_units(self, given: Unit) -> list[Unit] | None:
         """The units that a bare label may be in, beside an answer in a given unit.
 
-        None if it may be in the given one: it is in the question, or the question has no unit for the same thing.
+        None if it may be in the given one: it is asked for, or the question has no unit for the same thing.
         """
-        if not is_known(given) or given in self.units:
+        if not is_known(given):
             return None
-        alike = [unit for unit in self.units if _kinds(unit.dimensions) == _kinds(given.dimensions)]
-        choices = [self._of(name) for name, _ in given.dimensions]
+        for units in (self.asked, self.units):
+            alike = self._alike(units, given)
+            if alike:
+                return None if given in alike else alike
+        return None
+
+    def _alike(self, units: frozenset[Unit], given: Unit) -> list[Unit]:
+        """The units for what the given one measures, also as products and quotients."""
+        alike = [unit for unit in units if _kinds(unit.dimensions) == _kinds(given.dimensions)]
+        choices = [[unit for unit in units if unit.dimensions == ((name, 1),)] for name, _ in given.dimensions]
         if not alike and all(choices):
             powers = [power for _, power in given.dimensions]
             alike = [
                 Unit(prod(unit.factor**power for unit, power in zip(chosen, powers, strict=True)), given.dimensions)
                 for chosen in product(*choices)
             ]
-        return None if not alike or given in alike else alike
-
-    def _of(self, dimension: str) -> list[Unit]:
-        """The units of one dimension alone."""
-        return [unit for unit in self.units if unit.dimensions == ((dimension, 1),)]
+        return alike
 
 
 UNKNOWN = Question()
@@ -97,8 +104,9 @@ def _question(text: str) -> Question:
     words = [*_WORD.findall(text), *(word for symbols in _SYMBOLS.findall(text) for word in symbols.split("/"))]
     found = {unit for word in words if (unit := named("°" if "circ" in word else word)) and is_known(unit)}
     found |= {unit for pattern, unit in _IMPLIED if pattern.search(text)}
+    asked = {unit for words in _ASKED.findall(text) for word in words.split("/") if (unit := named(word)) and is_known(unit)}
     unknown = _UNKNOWN.search(text)
-    return Question(frozenset(found), bool(_COUNT.search(text)), unknown[1] or unknown[2] if unknown else "")
+    return Question(frozenset(found), frozenset(asked), bool(_COUNT.search(text)), unknown[1] or unknown[2] if unknown else "")
 
 
 def _kinds(dimensions: Dimensions) -> Dimensions:

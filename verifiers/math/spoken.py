@@ -52,6 +52,7 @@ _BOUNDS = tuple(
     )
 )  # fmt: skip
 _BETWEEN = re.compile(rf"(?:strictly )?between {_VALUE} and {_VALUE}(?:,? ?\(?(inclusive|exclusive)\)?)?")
+_CLAUSE = re.compile(r"[:;]\s|\s[—–]\s|,?\s(?:because|since|as)\s")
 _ROMAN = {
     word: roman
     for roman, words in {"I": "1 i first", "II": "2 ii second", "III": "3 iii third", "IV": "4 iv fourth"}.items()
@@ -82,8 +83,9 @@ def in_signs(text: str) -> str | None:
     plain = text[named.end() :] if (named := _NAMED.match(text)) else text
     if quadrant := _QUADRANT.fullmatch(plain):
         return _ROMAN[(quadrant[1] or quadrant[2]).lower()]
+    first = _CLAUSE.split(plain)[0]
     for words, signs in _SIGNS:
-        if words.fullmatch(plain):
+        if words.fullmatch(first):
             return signs
     if _PLUS_MINUS.search(text):
         return _PLUS_MINUS.sub(r"\\pm ", text)

@@ -141,6 +141,7 @@ _DEGREES = re.compile(r"(?:°|\bdegrees?)\s*(?:([cf])\b|(c)elsius\b|(f)ahrenheit
 _SIGN = {"^\\circ": "°", "\\mu": "μ", "\\Omega": "Ω", "\\AA": "Å"}
 _SIGNS = re.compile(r"(\^\\circ|\\(?:mu|Omega|AA))(?![a-zA-Z])\s?")
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])")
+MAX_UNIT = 40
 _PER = re.compile(r"\s*\b(?:per|an?|each|every)\b\s*")
 
 
@@ -187,6 +188,15 @@ def measured(rest: str) -> Measured | None:
     if lone and factors[0][0] not in _TIGHT and factors[0][0] != "\x05":
         return None
     return Measured(_product(factors), remark, lone and factors[0][0].isalpha())
+
+
+def with_unit(formula: str, behind: str) -> str:
+    """A formula with the known unit that stands behind it in the text: `$a = 4.9$ m/s`."""
+    found = measured(f" {behind[:MAX_UNIT].lstrip()}") if behind[:1] in " \\" else None
+    if found is None or not is_known(found.unit):
+        return formula
+    text = behind[:MAX_UNIT].strip()
+    return rf"{formula}\text{{ {text[: len(text) - len(found.remark)].strip()}}}"
 
 
 def conversion(label: Unit, answer: Unit) -> Fraction | None:

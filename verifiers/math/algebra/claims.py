@@ -56,7 +56,8 @@ def _equation(node: Node) -> Claim:
     if is_name(first) or (first.kind == "call" and first.value == "abs" and _is_complex(first.parts[0])):
         pair = first.kind == last.kind == "list" and len(first.parts) == len(last.parts)
         return Claim(None, last, near) if pair else Claim(first, last, near, (first, last))
-    if last.kind == "matrix" and first.kind in ("power", "product") and all(map(str.isupper, names(first))):
+    nested = last.kind == "list" and bool(last.parts) and all(part.kind == "list" for part in last.parts)
+    if (last.kind == "matrix" or nested) and first.kind in ("power", "product") and all(map(str.isupper, names(first))):
         return Claim(first, last, near, (first, last))
     if len(sides) == 2 and is_name(last):
         return Claim(last, first, near, (first, last))

@@ -290,6 +290,8 @@ def _single(node: Node) -> Node:
     """The only element of a set, or the coordinates of a point such as `A(1, 2)`. Anything else stays."""
     if node.kind == "list" and node.value == "{}" and len(node.parts) == 1 and node.parts[0].kind != "list":
         return node.parts[0]
+    if node.kind == "builder" and node.parts[1].kind == "relation" and node.parts[1].parts[-1] == Node("set", "R"):
+        return node.parts[0]
     if node.kind == "call" and node.value.startswith("apply ") and node.value[6:].isupper() and node.parts[0].kind == "list":
         return node.parts[0]
     if node.kind == "product" and len(node.parts) == 2 and node.parts[1].kind == "list" and node.parts[0].kind == "name":

@@ -67,7 +67,7 @@ def same_progression(label: Node, answer: Node) -> bool:
     Only one side has to say that its letter counts; periods are multiples of pi.
     """
     classes = [_class(node) for node in (label, answer)]
-    if not (any(classes) or all(contains(node, "constant", "pi") for node in (label, answer))):
+    if not (any(classes) or all(map(_of_whole_numbers, (label, answer))) or all(contains(node, "constant", "pi") for node in (label, answer))):
         return False
     one, other = (found or _linear(node) for found, node in zip(classes, (label, answer), strict=True))
     if one is None or other is None:
@@ -98,6 +98,11 @@ def _linear(node: Node) -> tuple[Node, Node] | None:
     first, second, third = (replaced(given, name, Node("number", (Fraction(place), None))) for place in (0, 1, 2))
     step = difference((second, first))
     return (first, step) if same_value(step, difference((third, second))) else None
+
+
+def _of_whole_numbers(node: Node) -> bool:
+    """Whether the answer says that its letter counts."""
+    return node.kind in ("builder", "list") and len(node.parts) == 2 and _counts(node.parts[1])
 
 
 def _counts(node: Node) -> bool:

@@ -74,7 +74,7 @@ _LEADING_TO = re.compile(
     re.IGNORECASE,
 )
 """In front of the winner's name."""
-_DOES = re.compile(r"\b(converg|diverg|increas|decreas)(?:es?|ent|ing)\b", re.IGNORECASE)
+_DOES = re.compile(r"\b(converg|diverg|increas|decreas)(?:es|ent|ing)\b", re.IGNORECASE)
 """A label that says what the subject does."""
 _CONCLUSION = re.compile(r"^.*(?:[,;:]\s*(?:and )?(?:so|thus|hence|therefore|then)\b,?|\s[—–-])\s*", re.IGNORECASE)
 """In front of what follows from it."""

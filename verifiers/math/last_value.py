@@ -72,9 +72,18 @@ _SIGNS = {ord("−"): "-", ord("⟹"): r"\implies ", ord("⇒"): r"\implies "}
 _VULGAR = re.compile("(?:(?<=(\\d)))?([½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _ASIDE = re.compile(
     r"\s\(((?:indeed|which|that is|since|because|as|the other|i\.e\.|equivalently|approx\w*|about|≈|using|by|check|also|where"
-    r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|(?:its|an?|the|from|all|both|only|to|on|at|per|for|after|before|of|this|it)\s[^()]{1,200}|\$[^$()]{1,80}=[^$()]{1,80}\$|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
+    r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|(?:we )?(?:reject|discard|exclud)\w*\s[^()]{1,100}|\$?[a-z]\s?=\s?[^()\s]{1,20}\$? (?:fails?|is|does|gives|makes|would)\b[^()]{0,100}"
+    r"|(?:its|an?|the|from|all|both|only|to|on|at|per|for|after|before|of|this|it)\s[^()]{1,200}|\$[^$()]{1,80}=[^$()]{1,80}\$|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
 )
 """A remark in brackets on what stands in front."""
+MAX_DENIED = 40
+_OF_ANOTHER = re.compile(r"the other|(?:we )?(?:reject|discard|exclud)|not\b|\$?[a-z]\s?=")
+_EXCLUDED = re.compile(
+    r",?\s(?:but|and|where|however,?)\s(?:(?:the|since) )?(?:(?:root|solution|value) )?\$?(?:[a-z] ?= ?)?(-?[\d./]+)\$?\s"
+    r"(?:is|must be|has to be|fails|does not|doesn't)\b(?:\s(?:extraneous|rejected|discarded|invalid|excluded|impossible|inadmissible|spurious"
+    r"|not (?:valid|allowed|a solution|possible|admissible|in the domain)|satisfy|work|check|fit)\b[^\d]{0,60})?[.\s]*$",
+    re.IGNORECASE,
+)
 _PLAIN_VALUE = r"\$?(-?(?:\\[dt]?frac\{-?\d+\}\{\d+\}|\d+(?:[./]\d+)?))"
 _NAMED_VALUE = re.compile(
     r"(?:(?<![\w\\^_+*/=-])(?<![+*/-] )([a-zA-Z])\s*=|\b([xyz])-(?:coordinate|intercept|value)\b(?: is| of| =| equals)?"
@@ -105,7 +114,7 @@ _KNOWN = re.compile(
     r"[A-Za-z', ]{1,100}\s(?:is|are)\s+(all real numbers|all reals|the empty set|undefined)$", re.IGNORECASE
 )
 _REASON = re.compile(
-    r",?\s(?:because|since|given that|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
+    r",?\s(?:because|since|given that|whose|both of which|while|whereas|as(?=\s[$\\(]{0,2}[a-z]\s?=)|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
     r"|(?:which (?:is|are) )?(?:achieved|attained|reached|obtained) (?:when|at|by|for|if))\s",
     re.IGNORECASE,
 )
@@ -172,8 +181,8 @@ _LIST = re.compile(r"[\s$]*(?:-?\d[\d./]*(?:[\s$]*(?:,|;|and\b|or\b)[\s$]*|\s+|$
 _CONTEXT = re.compile(r"\w\s+(?:after|before|when|once|while|back from)\s[^,;:=]*$|\d\s+in\s$", re.IGNORECASE)
 """In front of a number that belongs to what was before: `She has 12 after spending 8`, `1 in 4`."""
 _CONCLUDED = re.compile(r",\s+(?:and\s+)?(?:so|thus|hence|therefore)\b", re.IGNORECASE)
-_ITEMS = re.compile(r"(?:^|\n)((?:[ \t]*[-*•][ \t]+[^\n]{1,80}(?:\n+|$)){2,20})\s*$")
-_BULLET = re.compile(r"^[ \t]*[-*•][ \t]+", re.MULTILINE)
+_ITEMS = re.compile(r"(?:^|\n)((?:[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+[^\n]{1,80}(?:\n+|$)){2,20})\s*$")
+_BULLET = re.compile(r"^[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+", re.MULTILINE)
 """A list of lines at the end of the text."""
 _WHERE = re.compile(
     r"\b(?:when|where|iff?|if and only if|for|for (?:all|every|each|any)|with|with (?:\w+ )?constants?|provided(?: that)?"
@@ -181,6 +190,7 @@ _WHERE = re.compile(
     re.IGNORECASE,
 )
 """Between the answer and the place that it belongs to."""
+_AT = re.compile(r"(?:\$|\\\))\s*,?\s*(?:(?:attained|reached|achieved) )?at\s*$")
 _COMMAND = re.compile(
     r"\b[A-Z]{2,4}\b|\\(?:text|mathrm|mathbf|mathbb|operatorname)\s?\{[^{}]*\}|\\(?:begin|end)\s?\{[a-z*]+\}(?:\{[a-z|]+\})?"
     r"|\\[a-zA-Z]+|\b(?:sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp|sqrt|pi|or|and|[ijk]|[a-z]{2}(?=[\^)(]))\b"
@@ -226,6 +236,7 @@ def _ended(text: str) -> str:
 def last_value(text: str) -> Value | None:
     """The answer of a text without a box or a marker, or None."""
     text = _ended(_QUOTED.sub("", _normal_signs(text[-SEARCHED:])))
+    text = _without_excluded(text)
     text = _with_digits(_ASIDE.sub(_aside, _DEFINED.sub("", _without_check(text))))
     line = text.strip().strip("*_`.> ").strip().rpartition("\n")[2].strip("*` ")
     if value := _of_end(text, line):
@@ -246,9 +257,27 @@ def last_value(text: str) -> Value | None:
 
 
 def _aside(remark: re.Match[str]) -> str:
-    """Nothing in place of a remark in brackets that leaves the number in front as it is."""
-    takes_back = refuted(remark[1]) or (doubtful(remark[1]) and not remark[1].startswith("the other"))
-    return remark[0] if takes_back else ""
+    """Nothing in place of a remark in brackets that leaves the number in front as it is, or denies another."""
+    if refuted(remark[1]) or not doubtful(remark[1]):
+        return remark[0] if refuted(remark[1]) else ""
+    here = _DIGITS.findall(remark.string[max(0, remark.start() - MAX_DENIED) : remark.start()])
+    denied = _DIGITS.findall(remark[1])
+    return "" if _OF_ANOTHER.match(remark[1]) and here and denied and here[-1] not in denied else remark[0]
+
+
+def _without_excluded(text: str) -> str:
+    """The items that are left when the end of a text excludes one: `x = 2 or x = 3, but x = 3 is extraneous`."""
+    excluded = _EXCLUDED.search(text, max(0, len(text) - MAX_SENTENCE))
+    if excluded is None:
+        return text
+    start = max((stop.end() for stop in _BEFORE.finditer(text, 0, excluded.start())), default=0)
+    items = _SEPARATOR.split(text[start : excluded.start()])
+    kept = [item for item in items if quantity(normalise(_without_name(item))) != quantity(normalise(excluded[1]))]
+    return text[:start] + ", ".join(item.strip() for item in kept) if 0 < len(kept) < len(items) else text
+
+
+def _without_name(item: str) -> str:
+    return item.rpartition("=")[2].strip(" $.")
 
 
 def assigned(text: str) -> list[str]:
@@ -374,7 +403,7 @@ def _of_formula(text: str, formula: re.Match[str]) -> Value | None:
         return refusal
     if first < start and _alike(_inside(sentence[first:start]), content):
         return Value(sentence[first:end], "last_list", _count(sentence[:first], sentence[first:end]))
-    if _WHERE.search(sentence[:start]) and (before := _last(_FORMULA, sentence[:start])):
+    if (_WHERE.search(sentence[:start]) or _AT.search(sentence[:start])) and (before := _last(_FORMULA, sentence[:start])):
         place, content = content, next(filter(None, before.groups())).strip()
         if _LETTER.fullmatch(content):  # `all real numbers $x$ with $x > 3$`
             content = place

@@ -25,7 +25,7 @@ SYMBOLIC_PROBE = Probe(SYMBOLIC_EQUAL, (r"\frac{x^2-1}{x-1}", "1+x"), True)
 GSM8K_MARKER = "####"
 MAX_TEXT = 200
 """Longest label, in characters, that is text and no mathematics."""
-_OR = re.compile(r"\bor\b", re.IGNORECASE)
+_OR = re.compile(r"\b(?:either|or)\b", re.IGNORECASE)
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 POLICY = Policy()
 

@@ -96,6 +96,7 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Matc
     (("\\dot",), re.compile(r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?(?!\d)"), r"\\overline{\1\2\3}"),
     (("\\lt",), re.compile(r"\\lt(?![a-zA-Z])"), "<"),
     (("\\gt",), re.compile(r"\\gt(?![a-zA-Z])"), ">"),
+    (("\\circ",), re.compile(r"\{\s*\}\s*(?=\^\s*\{?\s*\\circ)"), ""),
     (("\\deg", "\\circ"), re.compile(r"\\(?:degree|deg)(?![a-zA-Z])|\^\s*\{?\s*\\circ\s*\}?"), r"^\\circ "),
     (("\\in",), re.compile(r"[\s,]*\(\s*([a-zA-Z]\s*\\in\s*\\mathbb\s*\{?[ZN]\}?)\s*\)$"), r", \1"),
 )  # fmt: skip
@@ -138,7 +139,7 @@ _EXCEPTION = re.compile(
 _APOSTROPHES = re.compile(r"(?<![\w.'])\d{1,3}(?:'\d{3})+(?![\d'])")
 _GOES_ON = re.compile(r"(?<!\d)(\d{0,40})\.(\d{2,40})\s*\\ldots(?![a-zA-Z]) ?(?!\d)")
 _LEADING = re.compile(
-    r"^(?:(?:so|thus|hence|therefore|then|finally|consequently)\b,?\s+(?:(?:we (?:get|have|find|obtain)|it follows)\s(?:that\s)?)?"
+    r"^(?:either\s(?=[^\s]* ?=)|(?:so|thus|hence|therefore|then|finally|consequently)\b,?\s+(?:(?:we (?:get|have|find|obtain)|it follows)\s(?:that\s)?)?"
     r"(?=[^\s])|\\approx|=>?|:|\\implies|\\Rightarrow|\\therefore|(?:approximately|approx\.?|about|roughly)\s)\s*",
     re.IGNORECASE,
 )

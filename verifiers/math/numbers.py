@@ -36,7 +36,7 @@ _DIGITS = re.compile(r"\d+(?=$|\s?%|\s+(?!out of\b|in \d)[a-wyz])")
 """An integer that ends here."""
 _BEHIND_DIGITS = re.compile(r"\D.*")
 _NAME = re.compile(
-    rf"(?:([a-zA-Z](?:_\{{?\w+\}}?)?)|{TEXT}[^{END_TEXT}]*{END_TEXT}|[a-zA-Z]{{3,}}(?: [a-zA-Z]+)*)\s*=\s*"
+    rf"(?:([a-zA-Z](?:_\{{?\w+\}}?)?)|{TEXT}[^{END_TEXT}]*{END_TEXT}|[a-zA-Z]{{3,}}(?: [a-zA-Z]+)*)\s*(?:=|\\approx(?![a-zA-Z]))\s*"
 )
 """The name in front of `=`. A letter can contradict another letter; words contradict nothing."""
 _PERCENT = re.compile(r"\s*(?:%|\bper\s?cent(?:age)?\b|\bpercentage\b|\bpct\b)(?:\s*points?\b)?", re.IGNORECASE)

@@ -61,6 +61,8 @@ column part lesson question problem equation section unit item note figure table
 suite number option team player group round game volume issue act class type model series season episode verse psalm
 in of on to with from than into per about within during over under near through between among as and or the a an
 """
+_VALUES = {"maximum", "minimum", "value", "total", "remainder", "probability"}
+"""Nouns whose number stands behind `of`."""
 _COMES = {"evaluates", "simplifies", "reduces", "rounds", "corresponds", "sums", "converges"}
 """Verbs that take `to`."""
 _NO_VERBS = frozenset(_REFERRING.split())
@@ -83,7 +85,7 @@ _MODAL = frozenset(("may", "might", "could", "cannot", "can't", "couldn't", "not
 _DOUBTING = frozenset((_DENIALS + _HEDGES).split())
 _CHANGING = _DOUBTING | frozenset((_BOUNDS + _ARITHMETIC + _AMOUNTS).split())
 _CHANGING_NEARBY = _CHANGING - AMOUNTS
-_CHANGING_BEHIND = _CHANGING - {"roots", "until", "till"}
+_CHANGING_BEHIND = _CHANGING - {"roots", "until", "till", "above", "below"}
 _DENYING = (_DOUBTING) - _MODAL | {"not", "never", "cannot"}
 _COUNTED = re.compile(
     r"\s*(?:[a-z]+,?\s+){0,2}the\s+(?:[a-z]+\s+){0,3}?(?:number|amount|total|probability|chance|sum|percentage|percent"
@@ -267,6 +269,8 @@ def leads(ahead: str) -> bool:
     while found and (found[-1] in _FILLERS or found[-1] in _PREPOSITIONS or (found[-1] == "in" and "of" not in found)):
         found.pop()
     if found[-1:] == ["to"] and not _COMES.isdisjoint(found):
+        return True
+    if found[-1:] == ["of"] and not _VALUES.isdisjoint(found[-2:]):
         return True
     if len(found) < 2 or found[-1] in _NO_VERBS:
         return False

@@ -107,7 +107,7 @@ def is_name(node: Node) -> bool:
     if node.kind == "call":
         if node.value == "abs":
             return node.parts[0].kind == "product" and is_name(node.parts[0])
-        return node.value.startswith("apply") or node.value in ("triangle", "prime", "nabla")
+        return node.value.startswith("apply") or node.value in ("triangle", "prime", "nabla", "max", "min")
     if node.kind == "product":
         return all(part.kind == "name" and (part.value[0].isupper() or len(node.parts) > 3) for part in node.parts)
     if node.kind == "quotient":

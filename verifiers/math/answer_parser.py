@@ -28,7 +28,7 @@ _CHOICE = re.compile(
 )
 _CHOSEN = re.compile(
     r"(?:(?:.*,\s*)?(?i:so|thus|hence|therefore|then)\b,? ?)?"
-    r"(?:(?:I|we) (?:would |will )?(?:choose|pick|select|chose|picked|go with)|[Oo]nly|[Ii]t(?: is|'s)|that leaves|leaving|this is)?\s*"
+    r"(?:(?:I|we) (?:would |will )?(?:choose|pick|select|chose|picked|go with)|[Oo]nly|[Ii]t(?: is|'s)|[Tt]hat leaves|leaving|[Tt]his is)?\s*"
     r"(?:the )?(?:(?:option|choice|answer) )?\(?([A-J])\)?"
     r"(?: (?:works?|fits?|remains?|is (?:true|(?:the )?(?:correct|right|best|only|valid)\b.*)))?",
 )
@@ -82,6 +82,12 @@ _CONTRASTED = re.compile(r",?\s(?:not|rather than|instead of) (?:an? |the )?[a-z
 _SHAPE = re.compile(r" (?:triangle|quadrilateral|trapezoid|angle|polygon|function|number|series|sequence|correlation)$")
 """Behind an adjective."""
 _NEITHER = re.compile(r"neither .{1,40} nor ", re.IGNORECASE)
+_ARTICLE = re.compile(r"^(?:the|an?) (?=\w)")
+_NOT = re.compile(r"\b(?:not|or|neither|either|maybe)\b|n't", re.IGNORECASE)
+_NAMED_OPTION = re.compile(
+    r"(?i:\b(?:statement|option|choice|answer|opción|opção|opzione|optie|antwort|réponse|respuesta|resposta|risposta)|选项?|選ぶ)"
+    r"\s*(?i:(?:correct\s)?is\s(?:the\s)?)?\(?([A-J])\)?(?![\w'])"
+)
 _YES_NO = re.compile(r"(yes|no|true|false)\b(?=\s*[.,;:–—-])", re.IGNORECASE)
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _ODDS = re.compile(r"\bodds\b.*\d\s*(?::|to)\s*\d", re.IGNORECASE)
@@ -234,7 +240,10 @@ def _letter(plain: str) -> str:
     choice = _CHOICE.match(plain)
     if choice is None:
         chosen = _CHOSEN.fullmatch(plain)
-        return chosen[1] if chosen and not doubtful(plain.rpartition(",")[2]) else ""
+        if chosen:
+            return chosen[1] if not doubtful(plain.rpartition(",")[2]) else ""
+        named = set(_NAMED_OPTION.findall(plain))
+        return named.pop() if len(named) == 1 and not _NOT.search(plain) else ""
     rest = plain[choice.end() :].strip()
     return "" if rest and _SEVERAL_CHOICES.fullmatch(rest) else (choice[1] or choice[2]).upper()
 
@@ -259,7 +268,9 @@ def _is_word(token: str) -> bool:
 
 
 def _same_word(label: str, answer: str, policy: Policy) -> bool:
-    return label == answer if policy.exact_case else label.casefold() == answer.casefold()
+    if policy.exact_case:
+        return label == answer
+    return _ARTICLE.sub("", label.casefold()) == _ARTICLE.sub("", answer.casefold())
 
 
 def _says(label: str, answer: Reading, policy: Policy) -> bool:

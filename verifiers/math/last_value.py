@@ -31,7 +31,7 @@ _NUMBER = re.compile(
     rf"(?=[-.\\\d])(?<![\w.\\^_])(?<!\d[,':])(?<!√)(?<![\^_]\{{)(?<!sqrt\{{)-?(?:\\[dt]?frac\{{-?\d{{1,40}}\}}\{{\d{{1,40}}\}}"
     rf"|(?:\d{{1,3}}(?:{_GROUP}\d{{3}}){{1,9}}(?!\d)|\d{{1,3}}(?:'\d{{3}}){{1,9}}(?!\d)|\d{{1,40}}(?:,\d{{1,40}}){{0,20}})"
     r"(?:[.,]\d{1,40}(?:\.\.\.(?!\.)|…)?)?(?:[eE][+-]?\d{1,4})?(?:\s?/\s?\d{1,40}"
-    r"|(?::\d{1,40}| : \d{1,40}){1,3}(?:\s?[aApP]\.?[mM]\b)?|\s?π|\s[aApP]\.?[mM]\b)?|\.\d{1,40})(?:\\?%)?"
+    r"|(?::\d{1,40}| : \d{1,40}){1,3}(?:\s?[aApP]\.?[mM]\b)?|\s?π|\s[aApP]\.?[mM]\b)?|\.\d{1,40})(?:\s?\\?%)?"
     r"(?!(?!(?:[cdkm]?m|in|ft|yd)\^)[\w^]*\^|[_!√‰⁰¹²³⁴⁵⁶⁷⁸⁹]|\s?π|-[a-zA-Z]{2}|(?![mhgslL][²³]?(?!\w))[a-zA-Z](?![a-zA-Z])|(?:st|nd|rd|th)\b"
     r"|\s?\\(?!text|mathrm|%)[a-zA-Z]|[.,/]?\d)"
 )
@@ -93,11 +93,11 @@ _NAMED_VALUE = re.compile(
 )
 _COORDINATES = {"abscissa": "x", "ordinate": "y"}
 _IMPLIES = re.compile(r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because|iff|Leftrightarrow)(?![a-zA-Z])")
-_AND = re.compile(r"(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z] = )?")
+_AND = re.compile(r"(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = )?")
 """Between the items of one list."""
-_NAME = re.compile(r"[a-zA-Z] = $")
+_NAME = re.compile(r"[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = $")
 """In front of the first item of a list that repeats it: `x = 1, x = 2`."""
-_DRESS = re.compile(r"\*{0,2}(?:-(?=[$€£¥₹]))?(?:\\?[$€£¥₹]\s?)?$")
+_DRESS = re.compile(r"\*{0,2}(?:-(?=[$€£¥₹]))?(?:(?:R|US)?\\?[$€£¥₹]\s?)?$")
 """Right in front of a number: bold, a currency."""
 _LED = re.compile(r"[A-Za-z=:,]\s*[$*]{0,2}$")
 """In front of a number that ends a sentence and is all that the sentence says."""
@@ -351,13 +351,13 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
     if refusal := _refusal(sentence[:first], sentence, end, text[number.end() + len(sentence) - end :]):
         return refusal
     if first < start:
-        named = _NAME.search(sentence, max(0, first - 4), first)
+        named = _NAME.search(sentence, max(0, first - 8), first)
         first = named.start() if named else first
         items = sentence[first:end]
         return Value(items, "last_list", _count(sentence[:first], items))
     month = _MONTH.search(sentence[:start])
     alone = month is None and _NUMBER.search(sentence[:start]) is None
-    if alone and (not leads(sentence[:start]) or is_subject(sentence[end:])):
+    if alone and (not leads(_DRESS.sub("", sentence[:start])) or is_subject(sentence[end:])):
         return Value("", "aside")
     plain = quantity(normalise(number[0]))
     if not month and _CONTEXT.search(sentence[:start]) and (value := _other(sentence, plain)):
@@ -382,7 +382,7 @@ def _dressed(sentence: str, start: int, number: str) -> Value:
     said = _said(rest)
     if said is not None and (is_known(said.unit) or said.percent or plain is None or said.value != plain.value):
         return Value(rest, "sentence")
-    return Value(number, "last_number")
+    return Value(with_unit(number, sentence[start + len(number) :]) if plain is None else number, "last_number")
 
 
 def _other(sentence: str, last: Quantity | None) -> Value | None:

@@ -11,7 +11,8 @@ from olmorl.verifiers.check_outcomes import Done, Outcome, Probe
 from olmorl.verifiers.math.answer_parser import Reading, in_signs, odds_for_probability, of_option, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, Extracted, final_answer
 from olmorl.verifiers.math.numbers import Policy, equal
-from olmorl.verifiers.math.question import UNKNOWN, Question, asked
+from olmorl.verifiers.math.question import UNKNOWN, Question, asked, comma_as_point
+from olmorl.verifiers.math.units import with_unit
 from olmorl.verifiers.math.wording import doubtful, imagined
 from olmorl.verifiers.pool.pool import LatePool, Pool
 from olmorl.verifiers.verifier import AnswerVerifier, unscored
@@ -26,6 +27,9 @@ GSM8K_MARKER = "####"
 MAX_TEXT = 200
 """Longest label, in characters, that is text and no mathematics."""
 _OR = re.compile(r"\b(?:either|or)\b", re.IGNORECASE)
+_MEASURED = re.compile(r"(-?[\d.]+)( [a-zA-Z][a-zA-Z/^\d ]{0,12})")
+_LETTERS = re.compile(r"[A-J]")
+_SEVERAL_LETTERS = re.compile(r"\(?[A-J]\)?(?:[\s,;&]+(?:and )?\(?[A-J]\)?)+")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 POLICY = Policy()
 
@@ -59,15 +63,27 @@ class MathVerifier(AnswerVerifier):
         Args:
             question: what is known of it.
         """
+        truth = _label_text(label)
+        pointed = (comma_as_point(text), comma_as_point(truth)) if question.decimal_comma else (text, truth)
+        if pointed[1] == truth:
+            verdict = await self._verify(text, truth, question)
+            if verdict.reward != 0 or pointed[0] == text:
+                return verdict
+        return await self._verify(*pointed, question)
+
+    async def _verify(self, text: str, truth: str, question: Question) -> Verdict:
         found = final_answer(text, self._last_number)
         if found is None:
             return Verdict(reward=0.0, method="no_answer")
-        truth = _label_text(label)
         if found.how == "sentence" and imagined(found.text):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
         if odds_for_probability(truth, found.text):
             return Verdict(reward=0.0, extracted=found.text, method="odds")
         wanted = read_label(truth)
+        truth, found = _of_options(question, truth, found)
+        wanted = read_label(truth)
+        if wanted.is_choice_label and (option := question.option(wanted.choice)) and not _gives_letter(found):
+            truth, wanted = option, read_label(option)
         if wanted.number and not wanted.number.value and question.counts_none(found.closing or found.text):
             return Verdict(reward=1.0, extracted=found.closing or found.text, method="none")
         if found.how == "closing" and wanted.number:
@@ -86,7 +102,7 @@ class MathVerifier(AnswerVerifier):
         signs = in_signs(found.text)
         if found.how == "sentence" and signs == found.text and doubtful(_OR.sub("", found.text)):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        outcome, method = await self._compare(in_signs(truth), signs)
+        outcome, method = await self._compare(in_signs(_with_marked_unit(truth)), signs)
         if outcome == Done(None) and wanted.number:
             return Verdict(reward=0.0, extracted=found.text, method="number")
         if not isinstance(outcome, Done):
@@ -127,6 +143,30 @@ class MathVerifier(AnswerVerifier):
             else str(outcome[-1])
         )
         return f"the math label {truth[:80]!r} cannot be used: {why}"
+
+
+def _with_marked_unit(truth: str) -> str:
+    """`0.68 m` with its unit as text, for the grammar: a letter there is a variable."""
+    measured = _MEASURED.fullmatch(truth.strip())
+    marked = with_unit(measured[1], measured[2]) if measured else truth
+    return truth if measured and marked == measured[1] else marked
+
+
+def _of_options(question: Question, truth: str, found: Extracted) -> tuple[str, Extracted]:
+    """A label of several letters, and an answer of as many without separators, or of the texts of the options."""
+    letters = _LETTERS.findall(truth) if question.options and _SEVERAL_LETTERS.fullmatch(truth.strip()) else []
+    if len(letters) < 2:
+        return truth, found
+    if found.text.isupper() and found.text.isalpha():
+        return truth, found._replace(text=", ".join(found.text))
+    if _SEVERAL_LETTERS.fullmatch(found.text.strip()):
+        return truth, found
+    return ", ".join(map(question.option, letters)), found
+
+
+def _gives_letter(found: Extracted) -> bool:
+    """Whether an answer names an option by its letter."""
+    return any(read(text).choice for text in (found.text, found.closing) if text)
 
 
 def _in_unit_of(question: Question, wanted: Reading, given: Reading) -> Reading:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from olmorl.verifiers.math.languages import units_in_english
 from olmorl.verifiers.math.wording import harmless_ahead
 
 TEXT, END_TEXT = "\x02", "\x03"
@@ -21,7 +22,7 @@ _SIGNS = {
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "λ": r"\lambda ", "μ": r"\mu ",
     "ω": r"\omega ", "σ": r"\sigma ", "ρ": r"\rho ", "φϕ": r"\phi ", "Δ": r"\Delta ", "ℝ": r"\mathbb{R}",
     "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "∠": r"\angle ",
-    "△": r"\triangle ", "∑": r"\sum ", "∫": r"\int ", "…": r"\ldots ", "→": r"\to ", "∨": r"\lor ", "∧": r"\land ",
+    "＜": "<", "＞": ">", "≦": r"\le ", "≧": r"\ge ", "△": r"\triangle ", "∑": r"\sum ", "∫": r"\int ", "…": r"\ldots ", "→": r"\to ", "∨": r"\lor ", "∧": r"\land ",
     "∴": r"\therefore ", "⇒⟹": r"\Rightarrow ",
     "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
     "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}", "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}",
@@ -43,6 +44,13 @@ def _function(match: re.Match[str]) -> str:
     return f"{match[1] or 'f'}({match[2]}) ="
 
 
+def _quantity(match: re.Match[str]) -> str:
+    """`\\SI{30}{\\volt}` as the number and the unit in words."""
+    unit = (match[2] or "").replace("\\per", "/").replace("\\", " ")
+    number = match[1] + (r"^\circ" if match[0].startswith("\\ang") else "")
+    return rf"{number}\text{{{unit}}}" if unit else number
+
+
 _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (("\\begin",), re.compile(
         r"\\left\s*\\\{\s*\\begin\s*\{(array|matrix)\}(?:\{[lcr| ]*\})?((?:(?!\\begin|\\end).){0,1000})"
@@ -59,6 +67,8 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Matc
     (("{e", "{E"), re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\s*\{\s*[eE]\s*([-+])\s*\}\s*(?=\d)"), r"e\1"),
     (("...", "dots"), re.compile(r"\.\.\.+|\\(?:dots[a-z]?|cdots)(?![a-zA-Z])"), r"\\ldots "),
     (("\\mapsto",), re.compile(r"(?:([a-zA-Z])\s*(?::|\\colon(?![a-zA-Z]))\s*)?([a-z])\s*\\mapsto(?![a-zA-Z])"), _function),
+    ((",-", ",–"), re.compile(r"(?<=\d),[-–—](?=\s*$)"), ""),
+    (("\\SI", "\\qty", "\\num", "\\ang"), re.compile(r"\\(?:SI|qty|num|ang)\s*\{([^{}]*)\}(?:\{([^{}]*)\})?"), _quantity),
     (("{,}",), re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))"), "."),
     (("\\math",), re.compile(r"\\mathbin\s*\{([^{}]*)\}|\\mathrm\s+([a-z])(?![a-zA-Z])"), r"\1\2"),
     ((",",), re.compile(r",\\[!,]\s*|\s*\{\s*,\s*\}\s*"), ","),
@@ -106,7 +116,7 @@ _ESCAPED_TWICE = re.compile(
     r"(?<!\\)\\\\(?=(?:left|right|[dt]?frac|sqrt|boxed|text|mathrm|le|ge|leq|geq|pi|cdot|times|infty|cup|cap|in|pm|circ)(?![a-zA-Z]))"
 )
 """Two backslashes in front of a command, in data that was escaped once too often."""
-_NOTATION = re.compile(r"[\\~{^<>!]|\.\.\.")
+_NOTATION = re.compile(r"[\\~{^<>!]|\.\.\.|,[-–—]")
 """Every pattern above needs one of these."""
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|textup|textsc|emph|mathrm|mbox|hbox|operatorname\*?)"
@@ -182,6 +192,7 @@ def _bare(text: str) -> str:
 def _ascii(text: str) -> str:
     """The text with LaTeX commands for signs outside ASCII."""
     text = _RAISED.sub(_raised, text)
+    text = units_in_english(text)
     text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_LOWERED_PLAIN)}}}", text)
     return text.translate(_CHARACTERS).strip()
 

@@ -42,7 +42,7 @@ _NAME = re.compile(
 _PERCENT = re.compile(r"\s*(?:%|\bper\s?cent(?:age)?\b|\bpercentage\b|\bpct\b)(?:\s*points?\b)?", re.IGNORECASE)
 _OF_ONE = re.compile(r"\s+of\s+(?:an?|one)\s+", re.IGNORECASE)
 _CURRENCY = re.compile(
-    rf"([+-]?)\s*(?:(?:US|AU|CA|NZ)?([{DOLLAR}€£¥₹])|(USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z]))\s*([+-]?)"
+    rf"([+-]?)\s*(?:(?:US|AU|CA|NZ|R)?([{DOLLAR}€£¥₹])|(USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z]))\s*([+-]?)"
 )
 _SCALE = re.compile(rf"\s*({'|'.join(SCALES)})s?\b", re.IGNORECASE)
 _LETTER_SCALE = re.compile(r"([kKMB])(?![a-zA-Z])")

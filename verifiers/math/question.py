@@ -9,6 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from olmorl.messages import Prompt
+from olmorl.verifiers.math.languages import COMMA_LANGUAGES, language, unit_words
 from olmorl.verifiers.math.units import DOLLARS, YEAR, Dimensions, Unit, is_known, named
 
 MAX_QUESTION = 4096
@@ -29,7 +30,7 @@ _IMPLIED = (
 """A dollar in front of a number that is no formula; and ages."""
 _SECOND = re.compile(r"\b(?:the|a|his|her|every|each) second\b|\bsecond\s+[a-z]", re.IGNORECASE)
 """The ordinal number."""
-_ASKED = re.compile(r"\b(?:how many|in|into|to|to the nearest|number of)\s([a-zA-Z/]{1,12})\b", re.IGNORECASE)
+_ASKED = re.compile(r"\b(?:how many|in|into|to|to the nearest|number of)\s([a-zA-Z/]{1,12})(?![a-zA-Z])", re.IGNORECASE)
 _UNKNOWN = re.compile(r"\bsolve (?:[^.?!]{0,100} )?for \$?([a-zA-Z])\b(?!,| and)|\bmake \$?([a-zA-Z])\$? the subject", re.IGNORECASE)
 _SOLVED = re.compile(r"([a-zA-Z])\s*=")
 _NONE = re.compile(
@@ -37,6 +38,11 @@ _NONE = re.compile(
     r"[^\d,;]{0,100}(?:,?\s(?:because|since|as)\b.*)?$",
     re.IGNORECASE | re.DOTALL,
 )
+_OPTIONS = (re.compile(r"\(([A-J])\)\s*"), re.compile(r"(?<![\w(])([A-J])[).:]\s+"))
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?![\d.])")
+_DECIMAL = re.compile(r"(?<![\d,(])\d+,(?:\d{1,2}|\d{4,})(?![\d,)])")
+_ENGLISH = re.compile(r"\b(?:the|is|of|what|how|find|if|are|and|to)\b", re.IGNORECASE)
+_COMMA = re.compile(r"(?<![\d(\[{,;])(\d+)\{?,\}?(?=(?:\d{1,2}|\d{4,})(?![\d,;)\]}]))")
 _COUNT = re.compile(r"\bhow many\b|\bnumber of\b|\bhow much\b", re.IGNORECASE)
 
 
@@ -49,6 +55,10 @@ class Question(NamedTuple):
     """Those that it asks for: `how many minutes`, `in degrees`."""
     is_count: bool = False
     """Whether it asks for a number of things."""
+    options: tuple[tuple[str, str], ...] = ()
+    """Letter and text of each option of a multiple choice."""
+    decimal_comma: bool = False
+    """Whether its language writes 2.000 for two thousand and 0,5 for a half."""
     unknown: str = ""
     """The variable that it says to solve for."""
 
@@ -56,6 +66,10 @@ class Question(NamedTuple):
         """Whether an answer, unlike the label, gives another variable than the question asks for."""
         names = [name[1] if (name := _SOLVED.match(text)) else "" for text in (label, answer)]
         return bool(self.unknown and names[1]) and names[0] == self.unknown != names[1]
+
+    def option(self, letter: str) -> str:
+        """The text of an option. Empty if there is none of that letter."""
+        return dict(self.options).get(letter, "")
 
     def counts_none(self, sentence: str) -> bool:
         """Whether a sentence says that there are none of the things that the question counts."""
@@ -78,9 +92,9 @@ class Question(NamedTuple):
         """The units for what the given one measures, also as products and quotients."""
         alike = [unit for unit in units if _kinds(unit.dimensions) == _kinds(given.dimensions)]
         choices = [[unit for unit in units if unit.dimensions == ((name, 1),)] for name, _ in given.dimensions]
-        if not alike and all(choices):
+        if all(choices):
             powers = [power for _, power in given.dimensions]
-            alike = [
+            alike += [
                 Unit(prod(unit.factor**power for unit, power in zip(chosen, powers, strict=True)), given.dimensions)
                 for chosen in product(*choices)
             ]
@@ -101,12 +115,36 @@ def asked(prompt: Prompt) -> Question:
 @lru_cache(4096)
 def _question(text: str) -> Question:
     text = _SECOND.sub(" ", text)
-    words = [*_WORD.findall(text), *(word for symbols in _SYMBOLS.findall(text) for word in symbols.split("/"))]
+    words = [*_WORD.findall(text), *" ".join(unit_words(text)).split(), *(word for symbols in _SYMBOLS.findall(text) for word in symbols.split("/"))]
     found = {unit for word in words if (unit := named("°" if "circ" in word else word)) and is_known(unit)}
     found |= {unit for pattern, unit in _IMPLIED if pattern.search(text)}
     asked = {unit for words in _ASKED.findall(text) for word in words.split("/") if (unit := named(word)) and is_known(unit)}
     unknown = _UNKNOWN.search(text)
-    return Question(frozenset(found), frozenset(asked), bool(_COUNT.search(text)), unknown[1] or unknown[2] if unknown else "")
+    return Question(frozenset(found), frozenset(asked), bool(_COUNT.search(text)), _options(text), _with_comma(text), unknown[1] or unknown[2] if unknown else "")
+
+
+def _options(text: str) -> tuple[tuple[str, str], ...]:
+    """The options, if their letters are A, B, C and so on, each once."""
+    for marks in _OPTIONS:
+        found = list(marks.finditer(text))
+        letters = [mark[1].upper() for mark in found]
+        if len(found) > 1 and "".join(letters) == "ABCDEFGHIJ"[: len(found)]:
+            ends = [*(mark.start() for mark in found[1:]), len(text)]
+            return tuple(
+                (letter, text[mark.end() : end].strip(" \n,;."))
+                for letter, mark, end in zip(letters, found, ends, strict=True)
+            )
+    return ()
+
+
+def _with_comma(text: str) -> bool:
+    """Whether its language has decimal commas, or it has one and is no English."""
+    return language(text) in COMMA_LANGUAGES or (bool(_DECIMAL.search(text)) and not _ENGLISH.search(text))
+
+
+def comma_as_point(text: str) -> str:
+    """A text of a language with decimal commas, with points: `2.000,5` is 2000.5."""
+    return _COMMA.sub(r"\1.", _THOUSANDS.sub(lambda number: number[0].replace(".", ""), text))
 
 
 def _kinds(dimensions: Dimensions) -> Dimensions:

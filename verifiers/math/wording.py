@@ -26,7 +26,7 @@ _ARITHMETIC = """
 minus plus divided multiplied subtracted twice thrice double triple quadruple half halves third thirds fourth fourths
 fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths twelfth twelfths
 hundredth hundredths thousandth thousandths millionth millionths billionth billionths
-squared cubed factorial root roots sqrt power powers exponent base mod modulo remainder
+squared cubed factorial root roots sqrt power powers exponent mod modulo remainder
 reciprocal inverse opposite negation negative choose point log ln sin cos tan exp pi
 """
 _AMOUNTS = """
@@ -63,6 +63,7 @@ in of on to with from than into per about within during over under near through 
 """
 _VALUES = {"maximum", "minimum", "value", "total", "remainder", "probability"}
 """Nouns whose number stands behind `of`."""
+_PRONOUNS = {"she", "he", "it", "they", "we"}
 _COMES = {"evaluates", "simplifies", "reduces", "rounds", "corresponds", "sums", "converges"}
 """Verbs that take `to`."""
 _NO_VERBS = frozenset(_REFERRING.split())
@@ -111,7 +112,7 @@ _AHEAD = re.compile(
     r"|(?:number|integer|prime|multiple|square|one|term|digit|value)s? (?:\w+ )?"
     r"(?:after|before|following|preceding|above|below)"
     r"|(?:follows|precedes|following|preceding|(?:successor|predecessor|neighbou?r)s? (?:of|to)|next to)"
-    r"|(?:short|shy) of|(?:far|different|away) from|off by|divisible by"
+    r"|(?:short|shy) of|(?:far|different|away) from|off by|divisible by|base"
     r"|(?:out|multiples?|factors?|divisors?|products?|quotients?|squares?|cubes?|fraction|logarithm|parts?|portion|share|percent|percentage|rest|complement|quarters?|one|some|any|each|%)\s+of))\s*$",
     re.IGNORECASE,
 )
@@ -120,7 +121,7 @@ _BEHIND = re.compile(
     r"^\s*(?:(?:out of(?! (?:the|these|those|her|his|their)\b)|over|short of|shy of|to the power|and up)\b"
     r"|(?:\w+ )?(?:less|fewer)\W*$"
     r"|and (?:a|one) (?:half|quarter)|(?:to|through) (?:one|\d)|‰)"
-    r"|\b(?:more|less|fewer) than (?:that|this|it)\b"
+    r"|\b(?:more|less|fewer) than (?:that|this|it)\b|\bin base\b"
     r"|\btoo (?:small|large|big|low|high|much|many|few|little|long|short|early|late)\b|\bquarters? of\b"
     r"|\btimes (?!(?:an?|as|more|each|every|per|in|during|on|that|this|longer|older|bigger|larger|faster|heavier)\b)",
     re.IGNORECASE,
@@ -268,6 +269,8 @@ def leads(ahead: str) -> bool:
         return True
     while found and (found[-1] in _FILLERS or found[-1] in _PREPOSITIONS or (found[-1] == "in" and "of" not in found)):
         found.pop()
+    if len(found) > 1 and found[0] in _PRONOUNS:
+        return True
     if found[-1:] == ["to"] and not _COMES.isdisjoint(found):
         return True
     if found[-1:] == ["of"] and not _VALUES.isdisjoint(found[-2:]):

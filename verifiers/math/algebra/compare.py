@@ -33,6 +33,7 @@ MAX_UNORDERED = 64
 """Items that are matched without order."""
 _UNORDERED = {"", "or", "and", "{}"}
 _POSITIONAL = {"()", "[]"}
+_TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 _WHOLE_SETS = {"Z", "N"}
 
 
@@ -247,8 +248,9 @@ def _without(kind: str, node: Node) -> Node:
 def _asked_sum(label: Claim, answer: Claim) -> bool:
     """Whether the answer gives the value of an expression in several letters, `m + n = 73`, for a plain number."""
     asked = answer.equation[0] if answer.equation else answer.value
+    trigonometric = asked.kind == "call" and asked.value in _TRIGONOMETRIC
     return (
-        len(names(asked)) > 1
+        (len(names(asked)) > 1 or trigonometric)
         and names(answer.value) <= {*BASIS}
         and label == Claim(None, label.value)
         and not names(label.value)

@@ -60,13 +60,17 @@ def is_region(node: Node) -> bool:
     """Whether a tree must be a set of numbers: `(1, 2)` may be a point, but `[1, 2)` may not."""
     if node.kind == "relation":
         return any(operator in _FLIPPED for operator in node.value) or (
-            node.value[-1] == "in" and is_region(node.parts[-1])
+            (node.value[-1] == "in" or (node.value == ("=",) and _is_set_name(node.parts[0]))) and is_region(node.parts[-1])
         )
     if node.kind == "list" and node.value in ("", "or", "and"):
         return bool(node.parts) and all(map(is_region, node.parts))
     half_open = node.kind == "list" and node.value in ("[)", "(]")
     unbounded = node.kind == "list" and node.value == "()" and len(node.parts) == 2 and any(map(endless, node.parts))
     return half_open or unbounded or node.kind in ("union", "intersection", "difference", "builder", "set")
+
+
+def _is_set_name(node: Node) -> bool:
+    return node.kind == "name" and node.value[0].isupper()
 
 
 def contradicts_itself(node: Node) -> bool:
@@ -160,6 +164,8 @@ def _built(node: Node) -> Region:
 
 def _solutions(node: Node) -> Region:
     """The solutions of a chain of inequalities that are linear in one variable."""
+    if node.value == ("=",) and _is_set_name(node.parts[0]):
+        return _region(node.parts[1])
     if node.value == ("in",):
         inner = _region(node.parts[1])
         return Region(inner.pieces, _variable(node.parts[0]))

@@ -122,6 +122,8 @@ _SIGNS = {
 }
 """Commands that stand for a sign."""
 _UNIT_LETTERS = set("mgshl")
+_SYMBOLS = set("JNWVAKLΩ")
+"""Letters that are units if they are text behind a number."""
 _CONDITIONS = {"for", "for all", "where", "with", "when", "if", "at", "such that"}
 """Words in front of a condition, which is an item of its own."""
 _TAKE_DIGITS = {"frac", "binom"}
@@ -142,6 +144,10 @@ def tokens(text: str) -> list[Token]:
             continue
         position = match.end()
         depth += (match[0] in _OPENING) - (match[0] in _CLOSING)
+        behind_number = bool(found) and found[-1].kind == "number"
+        if kind == "text" and behind_number and (symbol := unmark(match[0]).strip()) in _SYMBOLS:
+            found.append(Token("text", symbol))
+            continue
         for token in _token(kind, match):
             found.extend(_digits(token) if found and found[-1].text in _TAKE_DIGITS else (token,))
     return found

@@ -51,8 +51,12 @@ _BASES = {
 _BASE = re.compile(rf"\(?([0-9A-Fa-f]+)\)?_\{{?\s*\(?(\d{{1,2}}|{'|'.join(_BASES)})\)?\s*\}}?")
 _CLOCK = re.compile(r"(\d{1,2})(?:\s*(?::|\.(?=\d\d\s?[ap]))\s*(\d{2}))?(?:\s*:\s*(\d{2}))?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
 _HALF_OF_DAY = re.compile(r"\s+(?:in the (?:(morning)|afternoon|evening)|at night)$", re.IGNORECASE)
-_AT = re.compile(r"^[A-Za-z' ]{1,100}\s(?:at|is|by|was)\s+(?:exactly )?(?=[a-z\d ]+(?:past|to|clock)|\d+:\d\d|\d+ [ap]\.?m)", re.IGNORECASE)
+_AT = re.compile(r"^(?:[A-Za-z' ]{1,100}\s)?(?:at|is|by|was|shows|reads)\s+(?:exactly )?(?=[a-z\d ]+(?:past|to|clock)|\d+:\d\d|\d+ [ap]\.?m)", re.IGNORECASE)
 """In front of the time of day that a sentence ends with."""
+_MONTH = "(January|February|March|April|May|June|July|August|September|October|November|December)"
+_DAY_FIRST = re.compile(rf"\b(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? {_MONTH}\b", re.IGNORECASE)
+_MONTH_FIRST = re.compile(rf"\b{_MONTH} (?:the )?(\d{{1,2}})(?:st|nd|rd|th)?\b", re.IGNORECASE)
+_BRACKETED = re.compile(r"\s*\([^()]*\)$")
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}/\d{1,2}/\d{4}")
 _SUMMED = re.compile(r"(?:[\d\s.,()+\-*/]|\\times|\\cdot)+")
 _BINARY = re.compile(r"[\d)]\s*(?:[+\-*]|\\times|\\cdot)\s*[\d(+\-]")
@@ -76,11 +80,13 @@ _LEADING_TO = re.compile(
 """In front of the winner's name."""
 _DOES = re.compile(r"\b(converg|diverg|increas|decreas)(?:es|ent|ing)\b", re.IGNORECASE)
 """A label that says what the subject does."""
+_DOING = re.compile(rf"(?:[a-z\d' -]{{1,100}} )?{_DOES.pattern}(?: (?:absolutely|conditionally|to \S+|by the .*|as .*|for .*))?", re.IGNORECASE)
 _CONCLUSION = re.compile(r"^.*(?:[,;:]\s*(?:and )?(?:so|thus|hence|therefore|then)\b,?|\s[—–-])\s*", re.IGNORECASE)
 """In front of what follows from it."""
 _CONTRASTED = re.compile(r",?\s(?:not|rather than|instead of) (?:an? |the )?[a-zA-Z]+$")
 _SHAPE = re.compile(r" (?:triangle|quadrilateral|trapezoid|angle|polygon|function|number|series|sequence|correlation)$")
 """Behind an adjective."""
+_COLON = re.compile(r"[:;]\s")
 _NEITHER = re.compile(r"neither .{1,40} nor ", re.IGNORECASE)
 _ARTICLE = re.compile(r"^(?:the|an?) (?=\w)")
 _NOT = re.compile(r"\b(?:not|or|neither|either|maybe)\b|n't", re.IGNORECASE)
@@ -129,6 +135,8 @@ def read(answer: str) -> Reading:
         return Reading(text, key(text), numeral=(numeral[1].lower().lstrip("0"), _base(numeral[2])))
     if _DATE.fullmatch(plain):
         return Reading(text, key(text), word=plain)
+    if date := _date(plain):
+        return Reading(text, key(text), word=date)
     if clock := _time(plain):
         return Reading(text, key(text), clock=clock)
     is_label = bool(_CHOICE_LABEL.fullmatch(plain))
@@ -283,14 +291,17 @@ def _says(label: str, answer: Reading, policy: Policy) -> bool:
     named = _NAMED.fullmatch(plain)
     if named and _same_word(label, named[1], policy):
         return not doubtful(named[2])
+    first = _COLON.split(plain)[0]
+    if _ANSWERED.match(first):
+        plain = first
     if label.casefold() == "neither":
         return bool(_NEITHER.search(plain))
     if winner := re.search(rf"\b{re.escape(label)} {_WINS}([^,;]*)$", plain, re.IGNORECASE):
         ahead = plain[: winner.start()]
         return bool(_LEADING_TO.fullmatch(ahead)) and not doubtful(ahead.rpartition(",")[2] + winner[1])
     if does := _DOES.fullmatch(label):
-        said = _DOES.findall(plain)
-        return bool(said) and {one.casefold() for one in said} == {does[1].casefold()} and not doubtful(plain)
+        said = _DOING.fullmatch(plain)
+        return said is not None and said[1].casefold() == does[1].casefold() and not doubtful(plain)
     subject = _ANSWERED.match(plain)
     if subject is None or doubtful(plain[: subject.end()]) or _ANSWERED.match(label):
         return False
@@ -298,11 +309,19 @@ def _says(label: str, answer: Reading, policy: Policy) -> bool:
     return any(_same_word(label, one, policy) for one in (said, _SHAPE.sub("", said)))
 
 
+def _date(plain: str) -> str:
+    """The day and month that a text names, if they are all the numbers in it: `the 14th of February`."""
+    named = _DAY_FIRST.findall(plain) + [(day, month) for month, day in _MONTH_FIRST.findall(plain)]
+    if len(named) != 1 or len(re.findall(r"\d+", _BRACKETED.sub("", plain))) != 1 or doubtful(plain):
+        return ""
+    return f"{named[0][1].capitalize()} {int(named[0][0])}"
+
+
 def _time(plain: str) -> tuple[int, int, int, str] | None:
     """A time of day: `3:30 p.m.`, `15:30`, `3 PM`."""
     if half := _HALF_OF_DAY.search(plain):
         plain = f"{plain[: half.start()]} {'a' if half[1] else 'p'}m"
-    plain = _AT.sub("", plain)
+    plain = _AT.sub("", _BRACKETED.sub("", plain))
     found = _CLOCK.fullmatch(plain)
     if found is None:
         return spelled_clock(plain) if plain[-1:].isalpha() else None

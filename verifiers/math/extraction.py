@@ -43,6 +43,7 @@ _CONFIRMED = re.compile(
 _BOLD_ENDS = re.compile(r"(?<=\w)\*\*(?=[\s.,;:)]|$)")
 _EMOJI = "".join(map(chr, (*range(0x2600, 0x27C0), *range(0x1F300, 0x1FB00), 0xFE0F))) + " "
 _DIGIT = re.compile(r"\d")
+_HTML = re.compile(r"</?(p|br|b|i|em|strong|span|div|u|sup|sub|h\d|li|ul|ol)(?:\s[^<>]{0,100})?/?>")
 _RETRACTION = re.compile(r"\s*(?:no|actually|wait|oops|sorry|correction|scratch that)\b", re.IGNORECASE)
 _ADVERBS = re.compile(r"(?:(?:so|therefore|thus|then|hence|simply|just|exactly|equal to|given by)\s+)+", re.IGNORECASE)
 _CLAUSE = re.compile(r"[.,;:!?\n]")
@@ -98,7 +99,7 @@ def strip_thinking(text: str, start: str, end: str, opened: bool) -> str | None:
 
 def final_answer(text: str, last_number: bool = True) -> Extracted | None:
     """The final answer, or None. `text` is without thinking."""
-    tail = _unconfirmed(text[-TAIL:])
+    tail = _unconfirmed(_untagged(text[-TAIL:]))
     box = boxed(tail)
     found = _hashes(tail) or _tagged(tail) if box is None else Extracted(box, "boxed")
     if found is None:
@@ -110,6 +111,11 @@ def final_answer(text: str, last_number: bool = True) -> Extracted | None:
         said = "" if _DIGIT.search(closing) else closing
         found = Extracted(*(value or (said, "closing", "")), closing, tuple(assigned(tail))) if value or said else None
     return found if found is not None and len(found.text) <= MAX_ANSWER else None
+
+
+def _untagged(text: str) -> str:
+    """The text without HTML's tags for style; a raised place as a power."""
+    return _HTML.sub(lambda tag: "^" if tag[1] == "sup" else "\n" if tag[1] in ("p", "br") else "", text) if "</" in text else text
 
 
 def _unconfirmed(text: str) -> str:

@@ -51,6 +51,8 @@ _ASSIGNED = re.compile(
 )
 _OPERATOR_OF = re.compile(r"\s*\\(?:operatorname|det|dim|gcd|lcm|min|max|ker|deg)(?![a-zA-Z])")
 _CLAIMS = re.compile(r"=|\\(?:in|equiv)(?![a-zA-Z])")
+_STEP = re.compile(r"\s*(?:[fgh]\([^=]*\)|[^=a-zA-Z]*[a-zA-Z]?[^=a-zA-Z]*)=\s*-?[\d./]+\s*")
+"""A value of a function, or of an expression in one letter: steps of a calculation are no list."""
 _BOLD_END = re.compile(r"(?:^|\s)\*\*([^*\n]{1,200})\*\*[.!]?\s*$")
 """A formula in bold that ends the text."""
 _CLAIMED = re.compile(r".*(?:\b(?:is|are|equals)|:|[A-Za-z]{2} =)\s((?:(?!\.\s)[^!?]){1,100}?)[.!]?\s*$", re.DOTALL)
@@ -191,6 +193,8 @@ _WHERE = re.compile(
 )
 """Between the answer and the place that it belongs to."""
 _AT = re.compile(r"(?:\$|\\\))\s*,?\s*(?:(?:attained|reached|achieved) )?at\s*$")
+_SPAN = re.compile(r"(?:after|in|for|within)(?: about| exactly)?", re.IGNORECASE)
+"""All that stands in front of an answer such as `after 120 minutes`."""
 _COMMAND = re.compile(
     r"\b[A-Z]{2,4}\b|\\(?:text|mathrm|mathbf|mathbb|operatorname)\s?\{[^{}]*\}|\\(?:begin|end)\s?\{[a-z*]+\}(?:\{[a-z|]+\})?"
     r"|\\[a-zA-Z]+|\b(?:sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp|sqrt|pi|or|and|[ijk]|[a-z]{2}(?=[\^)(]))\b"
@@ -357,6 +361,8 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
         return Value(items, "last_list", _count(sentence[:first], items))
     month = _MONTH.search(sentence[:start])
     alone = month is None and _NUMBER.search(sentence[:start]) is None
+    if alone and _SPAN.fullmatch(text[: number.start()].strip()):
+        return _dressed(sentence, start, number[0])
     if alone and (not leads(_DRESS.sub("", sentence[:start])) or is_subject(sentence[end:])):
         return Value("", "aside")
     plain = quantity(normalise(number[0]))
@@ -449,6 +455,8 @@ def _alike(first: str, last: str) -> bool:
     claims, assigned = (
         [bool(pattern.search(one)) for one in (first, last)] for pattern in (_CLAIMS, _ASSIGNED)
     )
+    if all(claims) and not any(assigned) and _STEP.fullmatch(last):
+        return False
     if all(claims) and not first.startswith("\\begin") and (assigned[0] != assigned[1] or _OPERATOR_OF.match(last)):
         return False
     return bool(_ASSIGNED.match(first)) or "=" not in first or not _ASSIGNED.match(last)

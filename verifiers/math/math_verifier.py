@@ -91,7 +91,10 @@ class MathVerifier(AnswerVerifier):
         found = _in_words(found, wanted)
         counted = bool(found.num_items and wanted.number)
         found = found._replace(text=found.num_items if counted else of_option(found.text, wanted))
+        found = found._replace(text=question.without_bound(question.value_side(found.text)))
         given = read(found.text)
+        if question.base and given.numeral and not wanted.numeral:
+            wanted = read(f"{wanted.key}_{question.base}")
         if question.solved_for_another(wanted.text, given.text):
             return Verdict(reward=0.0, extracted=found.text, method="another unknown")
         if self._policy.units == "lenient":

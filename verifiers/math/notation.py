@@ -69,8 +69,10 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Matc
     (("\\mapsto",), re.compile(r"(?:([a-zA-Z])\s*(?::|\\colon(?![a-zA-Z]))\s*)?([a-z])\s*\\mapsto(?![a-zA-Z])"), _function),
     ((",-", ",–"), re.compile(r"(?<=\d),[-–—](?=\s*$)"), ""),
     (("\\SI", "\\qty", "\\num", "\\ang"), re.compile(r"\\(?:SI|qty|num|ang)\s*\{([^{}]*)\}(?:\{([^{}]*)\})?"), _quantity),
+    (("\\mid", "|"), re.compile(r"^([A-Z])\s*\(\s*(-?[\d./]+)\s*(?:\||\\mid(?![a-zA-Z]))\s*(-?[\d./]+)\s*\)$"), r"\1(\2, \3)"),
+    (("\\ne",), re.compile(r"(?:\\quad|\s)*\(\s*[a-z]\s*\\neq?\s[^()]{1,10}\)$"), ""),
     (("{,}",), re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))"), "."),
-    (("\\math",), re.compile(r"\\mathbin\s*\{([^{}]*)\}|\\mathrm\s+([a-z])(?![a-zA-Z])"), r"\1\2"),
+    (("\\math",), re.compile(r"\\mathbin\s*\{([^{}]*)\}|\\mathrm\s+([a-zA-Z])(?![a-zA-Z])"), r"\1\2"),
     ((",",), re.compile(r",\\[!,]\s*|\s*\{\s*,\s*\}\s*"), ","),
     ((":",), re.compile(r"\{\s*:\s*\}"), ":"),
     (("\\dfrac", "\\tfrac", "\\cfrac"), re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
@@ -116,7 +118,7 @@ _ESCAPED_TWICE = re.compile(
     r"(?<!\\)\\\\(?=(?:left|right|[dt]?frac|sqrt|boxed|text|mathrm|le|ge|leq|geq|pi|cdot|times|infty|cup|cap|in|pm|circ)(?![a-zA-Z]))"
 )
 """Two backslashes in front of a command, in data that was escaped once too often."""
-_NOTATION = re.compile(r"[\\~{^<>!]|\.\.\.|,[-–—]")
+_NOTATION = re.compile(r"[\\~{^<>!|]|\.\.\.|,[-–—]")
 """Every pattern above needs one of these."""
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|textup|textsc|emph|mathrm|mbox|hbox|operatorname\*?)"
@@ -148,6 +150,8 @@ _EXCEPTION = re.compile(
 """A formula, and where it has a value: `x + 1, x \\ne 2`."""
 _APOSTROPHES = re.compile(r"(?<![\w.'])\d{1,3}(?:'\d{3})+(?![\d'])")
 _GOES_ON = re.compile(r"(?<!\d)(\d{0,40})\.(\d{2,40})\s*\\ldots(?![a-zA-Z]) ?(?!\d)")
+_DIGITS_GO_ON = re.compile(r"=\s*-?\d+\.\d+\s*\\ldots\s*(?=\\approx)|[+-]\s*\\ldots\s*$")
+"""Digits that are rounded next, and terms of a series that are left out."""
 _LEADING = re.compile(
     r"^(?:either\s(?=[^\s]* ?=)|(?:so|thus|hence|therefore|then|finally|consequently)\b,?\s+(?:(?:we (?:get|have|find|obtain)|it follows)\s(?:that\s)?)?"
     r"(?=[^\s])|\\approx|=>?|:|\\implies|\\Rightarrow|\\therefore|(?:approximately|approx\.?|about|roughly)\s)\s*",
@@ -182,6 +186,8 @@ def _bare(text: str) -> str:
     """The text without the name of the formula in front and a remark at the end."""
     if "=" in text:
         text = _MEASURE.sub("", text)
+    if "\\ldots" in text:
+        text = _DIGITS_GO_ON.sub("", text)
     if "," in text:
         text = _EXCEPTION.sub(r"\1", text)
     if text[:1].isalpha() or text.startswith(TEXT):

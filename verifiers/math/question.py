@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from olmorl.messages import Prompt
 from olmorl.verifiers.math.languages import COMMA_LANGUAGES, language, unit_words
+from olmorl.verifiers.math.notation import last_side
 from olmorl.verifiers.math.units import DOLLARS, YEAR, Dimensions, Unit, is_known, named
 
 MAX_QUESTION = 4096
@@ -39,10 +40,21 @@ _NONE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _OPTIONS = (re.compile(r"\(([A-J])\)\s*"), re.compile(r"(?<![\w(])([A-J])[).:]\s+"))
-_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?![\d.])")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?!\.?\d)")
 _DECIMAL = re.compile(r"(?<![\d,(])\d+,(?:\d{1,2}|\d{4,})(?![\d,)])")
 _ENGLISH = re.compile(r"\b(?:the|is|of|what|how|find|if|are|and|to)\b", re.IGNORECASE)
 _COMMA = re.compile(r"(?<![\d(\[{,;])(\d+)\{?,\}?(?=(?:\d{1,2}|\d{4,})(?![\d,;)\]}]))")
+_SPACE = re.compile(r"[\s$]|\\[,;!]")
+_BOUND = re.compile(r"(?:there (?:are|is) )?at (most|least)\s+", re.IGNORECASE)
+_MOST = re.compile(r"largest|greatest|maxim|highest|most", re.IGNORECASE)
+_LEAST = re.compile(r"smallest|least|minim|fewest|lowest", re.IGNORECASE)
+_SIZES = {
+    (("length", 1),): re.compile(r"(?:area|volume)(?!.*(?:area|volume))(?=[^.?!]*[.?!]?$)", re.IGNORECASE),
+    (("length", 2),): re.compile(r"volume(?=[^.?!]*[.?!]?$)", re.IGNORECASE),
+}
+"""What the last sentence asks for, that is measured in another power of a length."""
+_BASES = {"binary": "2", "octal": "8", "hexadecimal": "16", "decimal": "10"}
+_BASE = re.compile(r"\b(?:in|to|into) (?:(binary|octal|hexadecimal|decimal)|base[- ](\d{1,2}))\b", re.IGNORECASE)
 _COUNT = re.compile(r"\bhow many\b|\bnumber of\b|\bhow much\b", re.IGNORECASE)
 
 
@@ -59,6 +71,10 @@ class Question(NamedTuple):
     """Letter and text of each option of a multiple choice."""
     decimal_comma: bool = False
     """Whether its language writes 2.000 for two thousand and 0,5 for a half."""
+    base: str = ""
+    """Of the numeral that it asks for."""
+    text: str = ""
+    """Without spaces."""
     unknown: str = ""
     """The variable that it says to solve for."""
 
@@ -71,6 +87,19 @@ class Question(NamedTuple):
         """The text of an option. Empty if there is none of that letter."""
         return dict(self.options).get(letter, "")
 
+    def value_side(self, answer: str) -> str:
+        """The value in an answer that repeats the asked expression: `10x + 3 = 11`. Else the answer."""
+        ahead, _, value = last_side(answer)
+        asked = _SPACE.sub("", ahead)
+        given = len(asked) > 1 and asked in self.text and f"{asked}=" not in self.text
+        return value.strip() if given and value.strip() else answer
+
+    def without_bound(self, answer: str) -> str:
+        """The number in `at most 3`, if the question asks for the most, or in `at least 3` for the least."""
+        bound = _BOUND.match(answer)
+        asks = bound and (_MOST if bound[1].casefold() == "most" else _LEAST)
+        return answer[bound.end() :] if bound and asks and asks.search(self.text) else answer
+
     def counts_none(self, sentence: str) -> bool:
         """Whether a sentence says that there are none of the things that the question counts."""
         return self.is_count and bool(_NONE.search(sentence))
@@ -82,6 +111,8 @@ class Question(NamedTuple):
         """
         if not is_known(given):
             return None
+        if (size := _SIZES.get(given.dimensions)) and (asked := size.search(self.text)):
+            return [Unit(dimensions=(("length", 2 if asked[0].lower() == "area" else 3),))]
         for units in (self.asked, self.units):
             alike = self._alike(units, given)
             if alike:
@@ -119,8 +150,9 @@ def _question(text: str) -> Question:
     found = {unit for word in words if (unit := named("°" if "circ" in word else word)) and is_known(unit)}
     found |= {unit for pattern, unit in _IMPLIED if pattern.search(text)}
     asked = {unit for words in _ASKED.findall(text) for word in words.split("/") if (unit := named(word)) and is_known(unit)}
-    unknown = _UNKNOWN.search(text)
-    return Question(frozenset(found), frozenset(asked), bool(_COUNT.search(text)), _options(text), _with_comma(text), unknown[1] or unknown[2] if unknown else "")
+    unknown, base = _UNKNOWN.search(text), _BASE.search(text)
+    radix = (base[2] or _BASES[base[1].lower()]) if base else ""
+    return Question(frozenset(found), frozenset(asked), bool(_COUNT.search(text)), _options(text), _with_comma(text), radix, _SPACE.sub("", text), unknown[1] or unknown[2] if unknown else "")
 
 
 def _options(text: str) -> tuple[tuple[str, str], ...]:

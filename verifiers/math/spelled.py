@@ -41,7 +41,7 @@ A_UNIT = (
 )
 """The article of `an hour and a half`."""
 _IN_TEXT = re.compile(
-    r"(?<![\w-])(?<!\bthe )(?<!\bthese )(?<!\bthose )(?<!\bboth )(?<!\ball )(?<!\bof )(?<!\bor )(?<!\bonly )(?<!\bother )(?<!\d )(?<!\bpast )(?<!\bquarter to )"
+    r"(?<![\w-])(?<!\bthe )(?<!\bthese )(?<!\bthose )(?<!\bboth )(?<!\ball )(?<!\bof )(?<!\bor )(?<!\bonly )(?<!\bother )(?<!\d )(?<!\bpast )(?<!\bquarter to )(?<!\bminutes to )(?<!\bminutes past )"
     r"(?P<minus>(?:negative|minus)\s+)?"
     rf"(?!\w+(?: minutes)? (?:past|to {NUMBER_WORD}\b|o'clock)\b)(?P<number>(?!one\b(?!\s+(?:dollar|cent|hour|minute|hundred|thousand|million|and\b|in\b|out\b)|[\s-](?:half|third)))"
     rf"(?:{NUMBER_WORD}\b|an?\s+(?:hundred|thousand|million|billion|dozen)\b))",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from olmorl.verifiers.math.spelled import spelled
+
 MAX_WORDS = 200
 """Characters. Nothing longer is put into signs."""
 
@@ -19,7 +21,7 @@ _SPOKEN: tuple[tuple[str, str], ...] = (
      r"\emptyset"),
     (r"dne|(?:the )?limit does not exist|(?:it )?does not exist", "does not exist"),
     (r"(?:is )?(?:not defined|undefined)", "undefined"),
-    (r"(?:there (?:is|are) )?(?:infinitely many|an infinite number of|infinite)(?: (?:many )?solutions)?",
+    (r"(?:there (?:is|are) )?(?:infinitely many|an infinite number(?: of)?|infinite)(?: (?:many )?solutions)?|(?:there are )?\\infty\s?-?\s?many(?: solutions)?",
      "infinitely many"),
 )  # fmt: skip
 _SIGNS = tuple((re.compile(words, re.IGNORECASE), signs) for words, signs in _SPOKEN)
@@ -31,7 +33,7 @@ _NAMED = re.compile(
 )
 """In front of a set or a limit that is given in words: `The domain is`."""
 _MANY = re.compile(
-    r"(?:(?:all|any|every|each|the set of all) )?(?:values of )?"
+    r"(?:(?:all|any|every|each|the set of all|the) )?(?:values of )?"
     r"(?:(?P<sign>(?:non-?)?(?:positive|negative)) )?(?:(?P<whole>integers?)|real numbers?|reals?|real|numbers?)?"
     r"\s?(?P<name>[a-zA-Z](?![a-zA-Z]))?"
 )
@@ -52,7 +54,8 @@ _BOUNDS = tuple(
     )
 )  # fmt: skip
 _BETWEEN = re.compile(rf"(?:strictly )?between {_VALUE} and {_VALUE}(?:,? ?\(?(inclusive|exclusive)\)?)?")
-_CLAUSE = re.compile(r"[:;]\s|\s[—–]\s|,?\s(?:because|since|as)\s")
+_CLAUSE = re.compile(r"[:;]\s|\s\(|\s[—–]\s|,?\s(?:because|since|as)\s")
+_ROOT = re.compile(r"(?:(\d+) (?:times )?)?(?:the )?(?:square )?root (?:of )?([a-z-]+|\d+)", re.IGNORECASE)
 _ROMAN = {
     word: roman
     for roman, words in {"I": "1 i first", "II": "2 ii second", "III": "3 iii third", "IV": "4 iv fourth"}.items()
@@ -87,9 +90,17 @@ def in_signs(text: str) -> str | None:
     for words, signs in _SIGNS:
         if words.fullmatch(first):
             return signs
+    if (root := _ROOT.fullmatch(plain)) and (of := _whole(root[2])):
+        return rf"{root[1] or ''}\sqrt{{{of}}}"
     if _PLUS_MINUS.search(text):
         return _PLUS_MINUS.sub(r"\\pm ", text)
     return _set(plain[:1].lower() + plain[1:])
+
+
+def _whole(word: str) -> str:
+    """The digits of a number in words or digits. Empty for any other word."""
+    found = None if word.isdigit() else spelled(word)
+    return word if word.isdigit() else str(found[0]) if found else ""
 
 
 def _set(text: str) -> str | None:
@@ -101,8 +112,6 @@ def _set(text: str) -> str | None:
     rest = _SUCH.sub("", text[many.end() :], count=1)
     if _RELATION.fullmatch(rest) and many.end() > 1 and (many["name"] or "x") in rest:
         return rf"\{{{many['name'] or 'x'} \in \mathbb{{Z}} : {rest}\}}" if many["whole"] else rest
-    if many["whole"]:
-        return None
     while rest:
         bound = _bound(rest)
         if bound is None:
@@ -110,8 +119,10 @@ def _set(text: str) -> str | None:
         sets.append(bound[0])
         rest = _JOINT.sub("", bound[1], count=1)
         rest = _AGAIN.sub("", rest, count=1) if rest != bound[1] else rest
-    name = rf"{many['name']} \in " if many["name"] else ""
-    return name + r" \cap ".join(f"({one})" if "cup" in one else one for one in sets) if sets else None
+    joined = r" \cap ".join(f"({one})" if "cup" in one else one for one in sets)
+    if many["whole"] and sets:
+        return rf"\{{n \in \mathbb{{Z}} : n \in {joined}\}}"
+    return (rf"{many['name']} \in " if many["name"] else "") + joined if sets else None
 
 
 def _bound(text: str) -> tuple[str, str] | None:

@@ -76,6 +76,12 @@ _TABLE = """
 3600000000                length2,mass,time-2  -         kwh
 1000                      length2,mass,time-3  W:mkM     watt
 1000                      length-1,mass,time-2 Pa:hkM    pascal
+101325000                 length-1,mass,time-2 -         atm atmosphere
+100000000                 length-1,mass,time-2 -         bar
+4184                      length2,mass,time-2  -         cal calorie
+4184000                   length2,mass,time-2  -         kcal kilocalorie
+1000                      length2,mass,time-2  -         newtonmeter
+1                         length-1             -         dioptre diopter
 1                         time-1               Hz:kMG    hertz
 1000                      length2,mass,time-3,current-1 V:mk volt
 1000                      length2,mass,time-3,current-2 Ω:kM ohm

@@ -27,7 +27,7 @@ minus plus divided multiplied subtracted twice thrice double triple quadruple ha
 fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths twelfth twelfths
 hundredth hundredths thousandth thousandths millionth millionths billionth billionths
 squared cubed factorial root roots sqrt power powers exponent mod modulo remainder
-reciprocal inverse opposite negation negative choose point log ln sin cos tan exp pi
+reciprocal inverse opposite negation negative choose log ln sin cos tan exp pi
 """
 _AMOUNTS = """
 zero two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
@@ -112,7 +112,7 @@ _AHEAD = re.compile(
     r"|(?:number|integer|prime|multiple|square|one|term|digit|value)s? (?:\w+ )?"
     r"(?:after|before|following|preceding|above|below)"
     r"|(?:follows|precedes|following|preceding|(?:successor|predecessor|neighbou?r)s? (?:of|to)|next to)"
-    r"|(?:short|shy) of|(?:far|different|away) from|off by|divisible by|base"
+    r"|(?:short|shy) of|(?:far|different|away) from|off by|divisible by|base|\d point"
     r"|(?:out|multiples?|factors?|divisors?|products?|quotients?|squares?|cubes?|fraction|logarithm|parts?|portion|share|percent|percentage|rest|complement|quarters?|one|some|any|each|%)\s+of))\s*$",
     re.IGNORECASE,
 )
@@ -121,7 +121,7 @@ _BEHIND = re.compile(
     r"^\s*(?:(?:out of(?! (?:the|these|those|her|his|their)\b)|over|short of|shy of|to the power|and up)\b"
     r"|(?:\w+ )?(?:less|fewer)\W*$"
     r"|and (?:a|one) (?:half|quarter)|(?:to|through) (?:one|\d)|‰)"
-    r"|\b(?:more|less|fewer) than (?:that|this|it)\b|\bin base\b"
+    r"|\b(?:more|less|fewer) than (?:that|this|it)\b|\bin base\b|^\s*point (?:\d|[a-z]+\W*$)"
     r"|\btoo (?:small|large|big|low|high|much|many|few|little|long|short|early|late)\b|\bquarters? of\b"
     r"|\btimes (?!(?:an?|as|more|each|every|per|in|during|on|that|this|longer|older|bigger|larger|faster|heavier)\b)",
     re.IGNORECASE,
@@ -174,7 +174,7 @@ _WHO_DID_NOT = re.compile(
 _REMARK = re.compile(r"[\s$*_]*\((?!because|since|as\b|given)([^()]{0,200})\)")
 _POINT = re.compile(r"\b(?:the|a|at) point\b")
 _VALUE_OF = re.compile(r"(?<=\bvalue of )[a-zA-Z](?![a-zA-Z])")
-_NAMES = re.compile(r"\b(?:with|in|take|study|like|play|have|own|of|for|chose|speak|do|pass) neither\b|(?<=\w )May\b|(?<=the )(?:first|second|other|last) half\b(?! of)")
+_NAMES = re.compile(r"\b(?:with|in|take|study|like|play|have|own|of|for|chose|speak|do|pass) neither\b|(?<=\w )May\b|(?<=the )(?:first|second|other|last) half\b(?! of)|(?<=the )(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth) (?!of\b)(?=[a-z])")
 """The month, and the half of a match: neither leaves a number open or computes with it."""
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _PLAIN = re.compile(r"(?:[^\W\d_]|[\s.,;:'\"“”/&°]|(?<=[a-zA-Z])-(?=[a-zA-Z])|(?<=[a-zA-Z]{2})\^[23](?!\d)){0,400}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from string import ascii_lowercase, ascii_uppercase
 
 from flint import fmpq
 
@@ -34,6 +35,7 @@ MAX_UNORDERED = 64
 _UNORDERED = {"", "or", "and", "{}"}
 _POSITIONAL = {"()", "[]"}
 _TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
+_ALPHABET = f"{ascii_lowercase} {ascii_uppercase}"
 _WHOLE_SETS = {"Z", "N"}
 
 
@@ -352,7 +354,7 @@ def _by_name(items: list[Node]) -> list[Node]:
     """Equations of different variables in the order of their names: `y = 2, x = 1` is (1, 2)."""
     named = [claim(item).name for item in items]
     variables = [name.value for name in named if name is not None and name.kind == "name"]
-    latin = all(len(name) == 1 and name.isascii() for name in variables)
-    if len(set(variables)) < len(items) or not latin:
+    in_a_row = "".join(sorted(variables)) in _ALPHABET
+    if len(set(variables)) < len(items) or not in_a_row:
         return items
     return [item for _, item in sorted(zip(variables, items, strict=True), key=lambda pair: pair[0])]

@@ -21,6 +21,10 @@ _WHOLE = (Node("set", "Z"), Node("set", "N"))
 def with_letters_of(label: Node, answer: Node) -> Iterator[Node]:
     """The answer, and with the label's letters in place of its own: `k\\pi` for `n\\pi`, `y = Ce^x` for `y = Ae^x`."""
     yield answer
+    if all(map(_gives_function, (label, answer))):
+        arguments = [node.parts[0].parts for node in (label, answer)]
+        if all(len(one) == 1 and one[0].kind == "name" for one in arguments):  # f(t) = 3t is f(x) = 3x
+            yield _renamed(answer, {arguments[1][0].value: arguments[0][0].value})
     letters, others = names(_formula(label)), names(_formula(answer))
     own = sorted(name for name in letters if name not in others or _numbered(name))
     other = sorted(name for name in others if name not in letters or _numbered(name))

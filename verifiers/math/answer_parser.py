@@ -29,7 +29,7 @@ _CHOICE = re.compile(
 _CHOSEN = re.compile(
     r"(?:(?:.*,\s*)?(?i:so|thus|hence|therefore|then)\b,? ?)?"
     r"(?:(?:I|we) (?:would |will )?(?:choose|pick|select|chose|picked|go with)|[Oo]nly|[Ii]t(?: is|'s)|[Tt]hat leaves|leaving|[Tt]his is)?\s*"
-    r"(?:the )?(?:(?:option|choice|answer) )?\(?([A-J])\)?"
+    r"(?:the )?(?:(?:option|choice|answer) (?:is )?)?\(?([A-J])\)?"
     r"(?: (?:works?|fits?|remains?|is (?:true|(?:the )?(?:correct|right|best|only|valid)\b.*)))?",
 )
 """A sentence that picks an option: `so I choose B`, `only (B) works`."""
@@ -245,6 +245,7 @@ def restated(label: Reading, answer: Reading) -> bool:
 
 def _letter(plain: str) -> str:
     """The letter of a multiple choice. Empty if there is none, or more than one."""
+    plain = _CONCLUSION.sub("", plain)
     choice = _CHOICE.match(plain)
     if choice is None:
         chosen = _CHOSEN.fullmatch(plain)

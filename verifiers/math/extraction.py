@@ -46,7 +46,7 @@ _DIGIT = re.compile(r"\d")
 _HTML = re.compile(r"</?(p|br|b|i|em|strong|span|div|u|sup|sub|h\d|li|ul|ol)(?:\s[^<>]{0,100})?/?>")
 _RETRACTION = re.compile(r"\s*(?:no|actually|wait|oops|sorry|correction|scratch that)\b", re.IGNORECASE)
 _ADVERBS = re.compile(r"(?:(?:so|therefore|thus|then|hence|simply|just|exactly|equal to|given by)\s+)+", re.IGNORECASE)
-_CLAUSE = re.compile(r"[.,;:!?\n]")
+_CLAUSE = re.compile(r"[.,;:!?\n—]")
 _CONTRAST = re.compile(r"^\s*(?:but|however|instead)\b", re.IGNORECASE)
 """Begins a clause that takes back the one in front."""
 _SENTENCE = re.compile(r"[A-Za-z](?:[^()]|\(\w{1,3}\))*\s(?:is|are|equals)\s+(?=\S)", re.DOTALL)
@@ -108,8 +108,9 @@ def final_answer(text: str, last_number: bool = True) -> Extracted | None:
     if found is None and last_number and "\\boxed" not in tail:
         closing = closing_sentence(tail)
         value = last_value(tail)
-        said = "" if _DIGIT.search(closing) else closing
-        found = Extracted(*(value or (said, "closing", "")), closing, tuple(assigned(tail))) if value or said else None
+        found = None
+        if value or closing:
+            found = Extracted(*(value or (closing, "closing", "")), closing, tuple(assigned(tail)))
     return found if found is not None and len(found.text) <= MAX_ANSWER else None
 
 

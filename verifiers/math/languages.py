@@ -117,7 +117,7 @@ def _unit_table() -> tuple[re.Pattern[str], dict[str, str]]:
         if not (word.isascii() and len(word) < 3)
     }
     either = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    return re.compile(rf"(?<=[\dπ}}])\s?({either})(?!{_LETTER})", re.IGNORECASE), names
+    return re.compile(rf"(?<=[\dπ}}/])\s?({either})(?!{_LETTER})", re.IGNORECASE), names
 
 
 @cache

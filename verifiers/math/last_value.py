@@ -69,6 +69,11 @@ _TOTAL_ROW = re.compile(
 _RULE = re.compile(r"\n\s*(?:[-*_]\s?){3,40}\s*$|\s*(?:Q\.?E\.?D\.?|\$?\\(?:blacksquare|square|qed)\$?|[□∎■])\s*$")
 """A line across the page, or the end of a proof."""
 MAX_RULE = 100
+MARKS = "✓✔✅☑🎉👍 "
+_FIELD = re.compile(r"\{\s*\"\w+\"\s*:\s*\"?([^\"{}]*)\"?\s*\}")
+"""A record of one field, in JSON."""
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?!\.?\d)")
+"""Groups of three digits with points between them."""
 _QUOTED = re.compile(r"^ {0,3}> ?(?=[*A-Za-z$\\])", re.MULTILINE)
 _SIGNS = {ord("−"): "-", ord("⟹"): r"\implies ", ord("⇒"): r"\implies "}
 _VULGAR = re.compile("(?:(?<=(\\d)))?([½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
@@ -95,7 +100,7 @@ _NAMED_VALUE = re.compile(
 )
 _COORDINATES = {"abscissa": "x", "ordinate": "y"}
 _IMPLIES = re.compile(r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because|iff|Leftrightarrow)(?![a-zA-Z])")
-_AND = re.compile(r"(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = )?")
+_AND = re.compile(r"°?(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = )?")
 """Between the items of one list."""
 _NAME = re.compile(r"[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = $")
 """In front of the first item of a list that repeats it: `x = 1, x = 2`."""
@@ -116,7 +121,7 @@ _KNOWN = re.compile(
     r"[A-Za-z', ]{1,100}\s(?:is|are)\s+(all real numbers|all reals|the empty set|undefined)$", re.IGNORECASE
 )
 _REASON = re.compile(
-    r",?\s(?:because|since|given that|whose|both of which|while|whereas|as(?=\s[$\\(]{0,2}[a-z]\s?=)|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
+    r",?\s(?:because|since|given that|both of which|while|whereas|as(?=\s(?:[√$\\(]|\d+/\d|[a-z]\s?=))|from(?=\s\d+ (?:up )?(?:to|through) \d)|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
     r"|(?:which (?:is|are) )?(?:achieved|attained|reached|obtained) (?:when|at|by|for|if))\s",
     re.IGNORECASE,
 )
@@ -204,7 +209,7 @@ _DIGITS = re.compile(r"\d+")
 _LETTER = re.compile(r"[a-zA-Z]")
 _NOT_A_VALUE = re.compile(r"[<>,;&]|\\\\|\\begin|\b(?:and|or)\b|\\[lg]eq?(?![a-z])")
 _ROW_END = re.compile(r"\\\\(?:\s*\[[^\]]*\])?")
-_OPERATOR = re.compile(r"[\\=+*/^_()\[\]{}|<>≤≥√∪π∞−-]|\d[a-zA-Z]|[a-zA-Z]\d")
+_OPERATOR = re.compile(r"[×·÷\\=+*/^_()\[\]{}|<>≤≥√∪π∞−-]|\d[a-zA-Z]|[a-zA-Z]\d")
 _NO_FORMULA = re.compile(
     r"[$?;%#]|\\[()\[]|^\s*[-+*>=|]\s|^\s*(?:\d+[.)]|\([A-Ja-j]\)|[A-J][.):])\s|[.!:]\s|\d\s[a-zA-Z]\b|\*\*|\\(?:boxed|fbox)|^\s*\\\]"
 )
@@ -234,7 +239,9 @@ def closing_sentence(text: str) -> str:
 
 def _ended(text: str) -> str:
     """The text without a line across the page or the end of a proof behind it."""
-    return text[:-MAX_RULE] + _RULE.sub("", text[-MAX_RULE:])
+    if field := _FIELD.fullmatch(text.strip()[-MAX_RULE:]):
+        return field[1]
+    return text[:-MAX_RULE] + _RULE.sub("", text[-MAX_RULE:].rstrip(MARKS))
 
 
 def last_value(text: str) -> Value | None:
@@ -295,6 +302,7 @@ def assigned(text: str) -> list[str]:
 
 def _normal_signs(text: str) -> str:
     """The text with one spelling of minus signs and of fractions such as `⅔`."""
+    text = _GROUPED.sub(lambda number: number[0].replace(".", ""), text)
     return _VULGAR.sub(lambda one: f"{' ' if one[1] else ''}{unicodedata.normalize('NFKC', one[2]).replace('⁄', '/')}", text.translate(_SIGNS))
 
 
@@ -434,6 +442,9 @@ def _result(formula: str) -> str:
         last = lines[-1].partition("&&")[0].replace("&", "").strip(" .,\n") if lines else ""
         if len(set(names)) < len(lines) and (_ASSIGNED.match(last) or _is_value(last.partition("=")[0])):
             formula = last
+    ahead, _, behind = formula.rpartition(", ")
+    if "=" in ahead and _ASSIGNED.match(behind) and not _ASSIGNED.match(ahead) and "(" not in behind:
+        formula = behind
     sides = _EQUAL.split(formula)
     chain = len(sides) > 2 and not _NOT_A_VALUE.search(formula) and _is_value(sides[-2])
     return sides[-1].strip() if chain and sides[-1].strip() and _is_value(sides[-1]) else formula

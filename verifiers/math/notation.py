@@ -75,7 +75,10 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Matc
     (("\\math",), re.compile(r"\\mathbin\s*\{([^{}]*)\}|\\mathrm\s+([a-zA-Z])(?![a-zA-Z])"), r"\1\2"),
     ((",",), re.compile(r",\\[!,]\s*|\s*\{\s*,\s*\}\s*"), ","),
     ((":",), re.compile(r"\{\s*:\s*\}"), ":"),
-    (("\\dfrac", "\\tfrac", "\\cfrac"), re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (("\\dfrac", "\\tfrac", "\\cfrac", "\\nicefrac", "\\sfrac"), re.compile(r"\\(?:[dtcs]|nice)frac(?![a-zA-Z])"),
+     r"\\frac"),
+    (("\\bbox", "\\framebox", "\\enclose", "\\colorbox"), re.compile(
+        r"\\(?:bbox|framebox|enclose|colorbox)\s*(?:\[[^\[\]]*\]){0,2}(?:\{[^{}]*\}(?=\{))?\{([^{}]*)\}"), r"\1"),
     (("\\mathrm", "\\text", "\\rm"), re.compile(
         r"\\(?:mathrm|text|rm)\s*\{\s*\\frac\s*\{([a-zA-Z\s^\d]+)\}\s*\{([a-zA-Z\s^\d]+)\}\s*\}"), r"\\text{\1/\2}"),
     (("\\dbinom", "\\tbinom"), re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
@@ -152,6 +155,7 @@ _APOSTROPHES = re.compile(r"(?<![\w.'])\d{1,3}(?:'\d{3})+(?![\d'])")
 _GOES_ON = re.compile(r"(?<!\d)(\d{0,40})\.(\d{2,40})\s*\\ldots(?![a-zA-Z]) ?(?!\d)")
 _DIGITS_GO_ON = re.compile(r"=\s*-?\d+\.\d+\s*\\ldots\s*(?=\\approx)|[+-]\s*\\ldots\s*$")
 """Digits that are rounded next, and terms of a series that are left out."""
+_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?!\.?\d)")
 _LEADING = re.compile(
     r"^(?:either\s(?=[^\s]* ?=)|(?:so|thus|hence|therefore|then|finally|consequently)\b,?\s+(?:(?:we (?:get|have|find|obtain)|it follows)\s(?:that\s)?)?"
     r"(?=[^\s])|\\approx|=>?|:|\\implies|\\Rightarrow|\\therefore|(?:approximately|approx\.?|about|roughly)\s)\s*",
@@ -178,6 +182,8 @@ def normalise(text: str) -> str:
         text = _APOSTROPHES.sub(lambda m: m[0].replace("'", ","), text)
     if "**" in text:
         text = _BOLD.sub(r"\1", text).strip(" *").replace("**", "^")
+    if text.count(".") > 1:
+        text = _GROUPS.sub(lambda number: number[0].replace(".", ""), text)
     text = " ".join(text.split()).strip(" *`")
     return _bare(_LEADING.sub("", text)).rstrip(f" .,;:\\{ROW}")
 

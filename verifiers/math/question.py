@@ -42,6 +42,7 @@ _NONE = re.compile(
 _OPTIONS = (re.compile(r"\(([A-J])\)\s*"), re.compile(r"(?<![\w(])([A-J])[).:]\s+"))
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?!\.?\d)")
 _DECIMAL = re.compile(r"(?<![\d,(])\d+,(?:\d{1,2}|\d{4,})(?![\d,)])")
+_LONG_WORD = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{3,}")
 _ENGLISH = re.compile(r"\b(?:the|is|of|what|how|find|if|are|and|to)\b", re.IGNORECASE)
 _COMMA = re.compile(r"(?<![\d(\[{,;])(\d+)\{?,\}?(?=(?:\d{1,2}|\d{4,})(?![\d,;)\]}]))")
 _SPACE = re.compile(r"[\s$]|\\[,;!]")
@@ -171,7 +172,9 @@ def _options(text: str) -> tuple[tuple[str, str], ...]:
 
 def _with_comma(text: str) -> bool:
     """Whether its language has decimal commas, or it has one and is no English."""
-    return language(text) in COMMA_LANGUAGES or (bool(_DECIMAL.search(text)) and not _ENGLISH.search(text))
+    if _ENGLISH.search(text):
+        return False
+    return language(text) in COMMA_LANGUAGES or bool(_DECIMAL.search(text)) or len(_LONG_WORD.findall(text)) > 3
 
 
 def comma_as_point(text: str) -> str:

@@ -112,7 +112,7 @@ _AHEAD = re.compile(
     r"|(?:number|integer|prime|multiple|square|one|term|digit|value)s? (?:\w+ )?"
     r"(?:after|before|following|preceding|above|below)"
     r"|(?:follows|precedes|following|preceding|(?:successor|predecessor|neighbou?r)s? (?:of|to)|next to)"
-    r"|(?:short|shy) of|(?:far|different|away) from|off by|divisible by|base|\d point"
+    r"|(?:short|shy) of|(?:far|different|away) from|includes?(?: both)?|off by|divisible by|base|\d point"
     r"|(?:out|multiples?|factors?|divisors?|products?|quotients?|squares?|cubes?|fraction|logarithm|parts?|portion|share|percent|percentage|rest|complement|quarters?|one|some|any|each|%)\s+of))\s*$",
     re.IGNORECASE,
 )

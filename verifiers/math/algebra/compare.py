@@ -321,6 +321,8 @@ def _as_list(node: Node, other: Node) -> Node:
         listed = nested and other.value == "[]" and len(rows) > 1
         items = tuple(Node("list", "[]", tuple(row)) for row in rows) if nested else node.parts
         return Node("list", "[]" if listed else "()", items) if nested or node.value == 1 else node
+    if node == Node("call", "binom", node.parts) and other.kind == "list":
+        return Node("list", "()", node.parts)
     if node.kind == "list" and node.value in _UNORDERED and len(node.parts) > 1:
         kept = tuple(part for part in node.parts if not _whole_number_remark(part))
         return node._replace(parts=kept) if kept else node

@@ -116,7 +116,11 @@ def final_answer(text: str, last_number: bool = True) -> Extracted | None:
 
 def _untagged(text: str) -> str:
     """The text without HTML's tags for style; a raised place as a power."""
-    return _HTML.sub(lambda tag: "^" if tag[1] == "sup" else "\n" if tag[1] in ("p", "br") else "", text) if "</" in text else text
+    return (
+        _HTML.sub(lambda tag: "^" if tag[1] == "sup" else "\n" if tag[1] in ("p", "br") else "", text)
+        if "</" in text
+        else text
+    )
 
 
 def _unconfirmed(text: str) -> str:

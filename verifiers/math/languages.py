@@ -35,8 +35,8 @@ _ENGLISH = frozenset(
 )
 _UNITS = frozenset(
     """
-    seconds minutes hours days weeks months years meters centimeters millimeters kilometers kilograms grams liters degrees
-    percent yen cents square squared
+    seconds minutes hours days weeks months years meters centimeters millimeters kilometers kilograms grams liters
+    degrees percent yen cents square squared
     """.split()  # noqa: SIM905
 ) | {"square meters", "square centimeters", "cubic meters", "cubic centimeters"}
 """The glosses that are units."""
@@ -47,7 +47,19 @@ _SCRIPTS = (
 )
 """The scripts whose words touch each other or their endings, and their languages. Japanese has Chinese signs too."""
 COMMA_LANGUAGES = frozenset(
-    ("german", "french", "spanish", "portuguese", "italian", "dutch", "polish", "turkish", "vietnamese", "indonesian", "russian")
+    (
+        "german",
+        "french",
+        "spanish",
+        "portuguese",
+        "italian",
+        "dutch",
+        "polish",
+        "turkish",
+        "vietnamese",
+        "indonesian",
+        "russian",
+    )
 )
 """Those that write a decimal comma, and a point or a space between thousands."""
 _UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"

@@ -58,7 +58,9 @@ _BOLD_END = re.compile(r"(?:^|\s)\*\*([^*\n]{1,200})\*\*[.!]?\s*$")
 _CLAIMED = re.compile(r".*(?:\b(?:is|are|equals)|:|[A-Za-z]{2} =)\s((?:(?!\.\s)[^!?]){1,100}?)[.!]?\s*$", re.DOTALL)
 """What a text ends with behind its last `is`."""
 _SAME_AGAIN = re.compile(r",?\s(?:i\.e\.|that is|or equivalently|equivalently),?\s.*$")
-_UNIT_BEHIND = re.compile(rf"(?<=[\d}})π])\s(?:(?:square|cubic|sq\.?) )?(?:{'|'.join(MULTI_LETTER)}|m)s?(?:\^?[23²³])?$")
+_UNIT_BEHIND = re.compile(
+    rf"(?<=[\d}})π])\s(?:(?:square|cubic|sq\.?) )?(?:{'|'.join(MULTI_LETTER)}|m)s?(?:\^?[23²³])?$"
+)
 """Behind a formula."""
 _TOTAL_ROW = re.compile(
     r"\|[\s*_]*(?:(?:grand|final) )?(?:total|answer|result|sum)\b"
@@ -78,29 +80,39 @@ _QUOTED = re.compile(r"^ {0,3}> ?(?=[*A-Za-z$\\])", re.MULTILINE)
 _SIGNS = {ord("−"): "-", ord("⟹"): r"\implies ", ord("⇒"): r"\implies "}
 _VULGAR = re.compile("(?:(?<=(\\d)))?([½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
 _ASIDE = re.compile(
-    r"\s\(((?:indeed|which|that is|since|because|as|the other|i\.e\.|equivalently|approx\w*|about|≈|using|by|check|also|where"
-    r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|(?:we )?(?:reject|discard|exclud)\w*\s[^()]{1,100}|\$?[a-z]\s?=\s?[^()\s]{1,20}\$? (?:fails?|is|does|gives|makes|would)\b[^()]{0,100}"
+    r"\s\(((?:indeed|which|that is|since|because|as|the other|i\.e\.|equivalently|approx\w*|about|≈|using|by|check"
+    r"|also|where"
+    r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|(?:we )?(?:reject|discard"
+    r"|exclud)\w*\s[^()]{1,100}|\$?[a-z]\s?=\s?[^()\s]{1,20}\$? (?:fails?|is|does|gives|makes|would)\b[^()]{0,100}"
     r"|(?:its|an?|the|from|all|both|only|to|on|at|per|for|after|before|of|this|it)\s[^()]{1,200}|\$[^$()]{1,80}=[^$()]{1,80}\$|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
 )
 """A remark in brackets on what stands in front."""
 MAX_DENIED = 40
 _OF_ANOTHER = re.compile(r"the other|(?:we )?(?:reject|discard|exclud)|not\b|\$?[a-z]\s?=")
 _EXCLUDED = re.compile(
-    r",?\s(?:but|and|where|however,?)\s(?:(?:the|since) )?(?:(?:root|solution|value) )?\$?(?:[a-z] ?= ?)?(-?[\d./]+)\$?\s"
-    r"(?:is|must be|has to be|fails|does not|doesn't)\b(?:\s(?:extraneous|rejected|discarded|invalid|excluded|impossible|inadmissible|spurious"
-    r"|not (?:valid|allowed|a solution|possible|admissible|in the domain)|satisfy|work|check|fit)\b[^\d]{0,60})?[.\s]*$",
+    r",?\s(?:but|and|where|however,?)\s(?:(?:the|since) )?(?:(?:root|solution"
+    r"|value) )?\$?(?:[a-z] ?= ?)?(-?[\d./]+)\$?\s"
+    r"(?:is|must be|has to be|fails|does not|doesn't)\b(?:\s(?:extraneous|rejected|discarded|invalid|excluded"
+    r"|impossible|inadmissible|spurious"
+    r"|not (?:valid|allowed|a solution|possible|admissible|in the domain)|satisfy|work|check"
+    r"|fit)\b[^\d]{0,60})?[.\s]*$",
     re.IGNORECASE,
 )
 _PLAIN_VALUE = r"\$?(-?(?:\\[dt]?frac\{-?\d+\}\{\d+\}|\d+(?:[./]\d+)?))"
 _NAMED_VALUE = re.compile(
     r"(?:(?<![\w\\^_+*/=-])(?<![+*/-] )([a-zA-Z])\s*=|\b([xyz])-(?:coordinate|intercept|value)\b(?: is| of| =| equals)?"
-    r"|\b(abscissa|ordinate)\b(?: is| of| =)?|\bthe (larger|smaller|greater|bigger|first|second|third|other)(?: [a-z]+)? is)"
+    r"|\b(abscissa|ordinate)\b(?: is| of| =)?|\bthe (larger|smaller|greater|bigger|first|second|third"
+    r"|other)(?: [a-z]+)? is)"
     rf"\s*{_PLAIN_VALUE}(?=\$?(?:[,;)]|\.?\s|\.?$|\\))",
     re.IGNORECASE,
 )
 _COORDINATES = {"abscissa": "x", "ordinate": "y"}
-_IMPLIES = re.compile(r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because|iff|Leftrightarrow)(?![a-zA-Z])")
-_AND = re.compile(r"°?(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = )?")
+_IMPLIES = re.compile(
+    r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because|iff|Leftrightarrow)(?![a-zA-Z])"
+)
+_AND = re.compile(
+    r"°?(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = )?"
+)
 """Between the items of one list."""
 _NAME = re.compile(r"[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = $")
 """In front of the first item of a list that repeats it: `x = 1, x = 2`."""
@@ -121,7 +133,8 @@ _KNOWN = re.compile(
     r"[A-Za-z', ]{1,100}\s(?:is|are)\s+(all real numbers|all reals|the empty set|undefined)$", re.IGNORECASE
 )
 _REASON = re.compile(
-    r",?\s(?:because|since|given that|both of which|while|whereas|as(?=\s(?:[√$\\(]|\d+/\d|[a-z]\s?=))|from(?=\s\d+ (?:up )?(?:to|through) \d)|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
+    r",?\s(?:because|since|given that|both of which|while|whereas|as(?=\s(?:[√$\\(]|\d+/\d|[a-z]\s?=))"
+    r"|from(?=\s\d+ (?:up )?(?:to|through) \d)|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
     r"|(?:which (?:is|are) )?(?:achieved|attained|reached|obtained) (?:when|at|by|for|if))\s",
     re.IGNORECASE,
 )
@@ -147,7 +160,8 @@ _CALLED = re.compile(r"\b(?:equation|formula)\s*$", re.IGNORECASE)
 """In front of a formula. In front of a number it is a reference: `equation 3`."""
 _EXTREME = re.compile(r"\b(?:minimum|maximum|largest|smallest|greatest|least|value)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(
-    r"(?:,?\s(?:(?:or|which is|that is|i\.e\.,?)\s|\()(?:approximately|approx\.?|about|roughly|around|≈)|\s?(?:≈|\\approx))\s*[*$]*$",
+    r"(?:,?\s(?:(?:or|which is|that is|i\.e\.,?)\s|\()(?:approximately|approx\.?|about|roughly|around|≈)|\s?(?:≈"
+    r"|\\approx))\s*[*$]*$",
     re.IGNORECASE,
 )
 _FORMULA_ENDS = re.compile(r"(?:\$|\\\)|π|√\d+)(?:\s?[a-zA-Z²³/]{1,20}){0,2}$")
@@ -192,8 +206,10 @@ _ITEMS = re.compile(r"(?:^|\n)((?:[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+[^\n]{1,80}
 _BULLET = re.compile(r"^[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+", re.MULTILINE)
 """A list of lines at the end of the text."""
 _WHERE = re.compile(
-    r"\b(?:when|where|iff?|if and only if|for|for (?:all|every|each|any)|with|with (?:\w+ )?constants?|provided(?: that)?"
-    r"|with equality(?: exactly)? (?:at|iff?|when|if and only if|for)|(?:attained|occurs|achieved|reached) (?:at|by|when|for))\s*$",
+    r"\b(?:when|where|iff?|if and only if|for|for (?:all|every|each|any)|with|with (?:\w+ )?constants?"
+    r"|provided(?: that)?"
+    r"|with equality(?: exactly)? (?:at|iff?|when|if and only if|for)|(?:attained|occurs|achieved|reached) (?:at|by"
+    r"|when|for))\s*$",
     re.IGNORECASE,
 )
 """Between the answer and the place that it belongs to."""
@@ -303,7 +319,10 @@ def assigned(text: str) -> list[str]:
 def _normal_signs(text: str) -> str:
     """The text with one spelling of minus signs and of fractions such as `⅔`."""
     text = _GROUPED.sub(lambda number: number[0].replace(".", ""), text)
-    return _VULGAR.sub(lambda one: f"{' ' if one[1] else ''}{unicodedata.normalize('NFKC', one[2]).replace('⁄', '/')}", text.translate(_SIGNS))
+    return _VULGAR.sub(
+        lambda one: f"{' ' if one[1] else ''}{unicodedata.normalize('NFKC', one[2]).replace('⁄', '/')}",
+        text.translate(_SIGNS),
+    )
 
 
 def _with_digits(text: str) -> str:
@@ -367,17 +386,23 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
         first = named.start() if named else first
         items = sentence[first:end]
         return Value(items, "last_list", _count(sentence[:first], items))
+    return _of_single(text, sentence, start, number[0])
+
+
+def _of_single(text: str, sentence: str, start: int, number: str) -> Value | None:
+    """A number that ends no list."""
+    end = start + len(number)
     month = _MONTH.search(sentence[:start])
     alone = month is None and _NUMBER.search(sentence[:start]) is None
-    if alone and _SPAN.fullmatch(text[: number.start()].strip()):
-        return _dressed(sentence, start, number[0])
+    if alone and sentence == text.strip() and _SPAN.fullmatch(sentence[:start].strip()):
+        return _dressed(sentence, start, number)
     if alone and (not leads(_DRESS.sub("", sentence[:start])) or is_subject(sentence[end:])):
         return Value("", "aside")
-    plain = quantity(normalise(number[0]))
+    plain = quantity(normalise(number))
     if not month and _CONTEXT.search(sentence[:start]) and (value := _other(sentence, plain)):
         return value
     if end == len(sentence) and not month and (not start or _LED.search(sentence, max(0, start - 8), start)):
-        return Value(number[0], "last_number")
+        return Value(number, "last_number")
     aside = _BEFORE_ASIDE.search(sentence, max(0, start - 5), start)
     if aside and _COMPARED.match(sentence, end) and _NUMBER.search(sentence[: aside.start()]):
         return Value(sentence[: aside.start()], "sentence")
@@ -385,7 +410,7 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
         return Value(sentence[month.start() : end], "line")
     if not alone and (value := _other(sentence, plain) or _other(_CONCLUDED.split(sentence)[-1], plain)):
         return value
-    return _dressed(sentence, start, number[0])
+    return _dressed(sentence, start, number)
 
 
 def _dressed(sentence: str, start: int, number: str) -> Value:
@@ -417,7 +442,9 @@ def _of_formula(text: str, formula: re.Match[str]) -> Value | None:
         return refusal
     if first < start and _alike(_inside(sentence[first:start]), content):
         return Value(sentence[first:end], "last_list", _count(sentence[:first], sentence[first:end]))
-    if (_WHERE.search(sentence[:start]) or _AT.search(sentence[:start])) and (before := _last(_FORMULA, sentence[:start])):
+    if (_WHERE.search(sentence[:start]) or _AT.search(sentence[:start])) and (
+        before := _last(_FORMULA, sentence[:start])
+    ):
         place, content = content, next(filter(None, before.groups())).strip()
         if _LETTER.fullmatch(content):  # `all real numbers $x$ with $x > 3$`
             content = place
@@ -463,9 +490,7 @@ def _inside(formula: str) -> str:
 
 def _alike(first: str, last: str) -> bool:
     """Whether two formulas may be items of one list: an equation to solve and its solution are none."""
-    claims, assigned = (
-        [bool(pattern.search(one)) for one in (first, last)] for pattern in (_CLAIMS, _ASSIGNED)
-    )
+    claims, assigned = ([bool(pattern.search(one)) for one in (first, last)] for pattern in (_CLAIMS, _ASSIGNED))
     if all(claims) and not any(assigned) and _STEP.fullmatch(last):
         return False
     if all(claims) and not first.startswith("\\begin") and (assigned[0] != assigned[1] or _OPERATOR_OF.match(last)):

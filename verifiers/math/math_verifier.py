@@ -8,12 +8,12 @@ from typing import Any
 
 from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, Probe
-from olmorl.verifiers.math.answer_parser import Reading, in_signs, odds_for_probability, of_option, read, read_label, settle
-from olmorl.verifiers.math.extraction import MAX_ANSWER, Extracted, final_answer
-from olmorl.verifiers.math.numbers import Policy, equal
+from olmorl.verifiers.math.answer_parser import in_signs, read, read_label, settle
+from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
+from olmorl.verifiers.math.matching import in_terms_of, match, refusal, with_marked_unit
+from olmorl.verifiers.math.numbers import Policy
 from olmorl.verifiers.math.question import UNKNOWN, Question, asked, comma_as_point
-from olmorl.verifiers.math.units import with_unit
-from olmorl.verifiers.math.wording import doubtful, imagined
+from olmorl.verifiers.math.wording import doubtful
 from olmorl.verifiers.pool.pool import LatePool, Pool
 from olmorl.verifiers.verifier import AnswerVerifier, unscored
 
@@ -27,9 +27,7 @@ GSM8K_MARKER = "####"
 MAX_TEXT = 200
 """Longest label, in characters, that is text and no mathematics."""
 _OR = re.compile(r"\b(?:either|or)\b", re.IGNORECASE)
-_MEASURED = re.compile(r"(-?[\d.]+)( [a-zA-Z][a-zA-Z/^\d ]{0,12})")
-_LETTERS = re.compile(r"[A-J]")
-_SEVERAL_LETTERS = re.compile(r"\(?[A-J]\)?(?:[\s,;&]+(?:and )?\(?[A-J]\)?)+")
+_SEVERAL_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 POLICY = Policy()
 
@@ -72,49 +70,38 @@ class MathVerifier(AnswerVerifier):
         return await self._verify(*pointed, question)
 
     async def _verify(self, text: str, truth: str, question: Question) -> Verdict:
-        found = final_answer(text, self._last_number)
-        if found is None:
+        answer = final_answer(text, self._last_number)
+        if answer is None:
             return Verdict(reward=0.0, method="no_answer")
-        if found.how == "sentence" and imagined(found.text):
-            return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        if odds_for_probability(truth, found.text):
-            return Verdict(reward=0.0, extracted=found.text, method="odds")
-        wanted = read_label(truth)
-        truth, found = _of_options(question, truth, found)
-        wanted = read_label(truth)
-        if wanted.is_choice_label and (option := question.option(wanted.choice)) and not _gives_letter(found):
-            truth, wanted = option, read_label(option)
-        if wanted.number and not wanted.number.value and question.counts_none(found.closing or found.text):
-            return Verdict(reward=1.0, extracted=found.closing or found.text, method="none")
+        truth, wanted, found = match(question, truth, answer)
+        if reason := refusal(truth, answer, question):
+            return Verdict(reward=0.0, extracted=answer.text, method=reason)
+        if wanted.number and not wanted.number.value and question.counts_none(answer.closing or answer.text):
+            return Verdict(reward=1.0, extracted=answer.closing or answer.text, method="none")
         if found.how == "closing" and wanted.number:
             return Verdict(reward=0.0, method="no_answer")
-        found = _in_words(found, wanted)
-        counted = bool(found.num_items and wanted.number)
-        found = found._replace(text=found.num_items if counted else of_option(found.text, wanted))
-        found = found._replace(text=question.without_bound(question.value_side(found.text)))
         given = read(found.text)
-        if question.base and given.numeral and not wanted.numeral:
-            wanted = read(f"{wanted.key}_{question.base}")
-        if question.solved_for_another(wanted.text, given.text):
-            return Verdict(reward=0.0, extracted=found.text, method="another unknown")
         if self._policy.units == "lenient":
-            wanted = _in_unit_of(question, wanted, given)
+            wanted = in_terms_of(question, wanted, given)
         settled = settle(wanted, given, self._policy)
         if settled is not None:
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
         signs = in_signs(found.text)
         if found.how == "sentence" and signs == found.text and doubtful(_OR.sub("", found.text)):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        outcome, method = await self._compare(in_signs(_with_marked_unit(truth)), signs)
-        if outcome == Done(None) and wanted.number:
-            return Verdict(reward=0.0, extracted=found.text, method="number")
+        return await self._by_algebra(truth, signs)
+
+    async def _by_algebra(self, truth: str, answer: str) -> Verdict:
+        outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer)
+        if outcome == Done(None) and read_label(truth).number:
+            return Verdict(reward=0.0, extracted=answer, method="number")
         if not isinstance(outcome, Done):
-            return unscored(outcome, found.text)
+            return unscored(outcome, answer)
         if outcome.value is None and _is_text(truth):
-            return Verdict(reward=0.0, extracted=found.text, method="text")
+            return Verdict(reward=0.0, extracted=answer, method="text")
         if outcome.value is None:
-            return Verdict(reward=None, extracted=found.text, error_kind="label", detail=f"cannot read {truth[:80]!r}")
-        return Verdict(reward=float(outcome.value), extracted=found.text, method=method)
+            return Verdict(reward=None, extracted=answer, error_kind="label", detail=f"cannot read {truth[:80]!r}")
+        return Verdict(reward=float(outcome.value), extracted=answer, method=method)
 
     async def _compare(self, truth: str, answer: str) -> tuple[Outcome, str]:
         """True or False, or None for an unreadable label; and the method that decided."""
@@ -146,55 +133,6 @@ class MathVerifier(AnswerVerifier):
             else str(outcome[-1])
         )
         return f"the math label {truth[:80]!r} cannot be used: {why}"
-
-
-def _with_marked_unit(truth: str) -> str:
-    """`0.68 m` with its unit as text, for the grammar: a letter there is a variable."""
-    measured = _MEASURED.fullmatch(truth.strip())
-    marked = with_unit(measured[1], measured[2]) if measured else truth
-    return truth if measured and marked == measured[1] else marked
-
-
-def _of_options(question: Question, truth: str, found: Extracted) -> tuple[str, Extracted]:
-    """A label of several letters, and an answer of as many without separators, or of the texts of the options."""
-    letters = _LETTERS.findall(truth) if question.options and _SEVERAL_LETTERS.fullmatch(truth.strip()) else []
-    if len(letters) < 2:
-        return truth, found
-    if found.text.isupper() and found.text.isalpha():
-        return truth, found._replace(text=", ".join(found.text))
-    if _SEVERAL_LETTERS.fullmatch(found.text.strip()):
-        return truth, found
-    return ", ".join(map(question.option, letters)), found
-
-
-def _gives_letter(found: Extracted) -> bool:
-    """Whether an answer names an option by its letter."""
-    return any(read(text).choice for text in (found.text, found.closing) if text)
-
-
-def _in_unit_of(question: Question, wanted: Reading, given: Reading) -> Reading:
-    """A bare label in a unit of its question, if the answer is in another unit of the same kind."""
-    number, said = wanted.number, given.number or given.stated
-    if number is None or number.unit.dimensions or number.percent or said is None:
-        return wanted
-    units = question.label_units(said.unit)
-    if units is None:
-        return wanted
-    quantities = [number._replace(unit=unit) for unit in units]
-    same = next((one for one in quantities if equal(one, said, POLICY)), quantities[0])
-    return wanted._replace(number=same, key="")
-
-
-def _in_words(found: Extracted, wanted: Reading) -> Extracted:
-    """What suits the label in the place of the last number: the last sentence for words, named values for a list."""
-    if found.how != "last_list" and len(found.assigned) > 1 and wanted.text.count(",") + 1 == len(found.assigned) and "," not in found.text:
-        return found._replace(text=", ".join(found.assigned))
-    if found.closing and not found.text:
-        return found if wanted.number else found._replace(text=found.closing)
-    if not found.closing or wanted.number or not (wanted.word or wanted.is_choice_label):
-        return found
-    given = read(found.text)
-    return found if given.word or given.choice else found._replace(text=found.closing)
 
 
 def _is_text(truth: str) -> bool:

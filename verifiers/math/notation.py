@@ -22,7 +22,8 @@ _SIGNS = {
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "λ": r"\lambda ", "μ": r"\mu ",
     "ω": r"\omega ", "σ": r"\sigma ", "ρ": r"\rho ", "φϕ": r"\phi ", "Δ": r"\Delta ", "ℝ": r"\mathbb{R}",
     "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "∠": r"\angle ",
-    "＜": "<", "＞": ">", "≦": r"\le ", "≧": r"\ge ", "△": r"\triangle ", "∑": r"\sum ", "∫": r"\int ", "…": r"\ldots ", "→": r"\to ", "∨": r"\lor ", "∧": r"\land ",
+    "＜": "<", "＞": ">", "≦": r"\le ", "≧": r"\ge ",
+    "△": r"\triangle ", "∑": r"\sum ", "∫": r"\int ", "…": r"\ldots ", "→": r"\to ", "∨": r"\lor ", "∧": r"\land ",
     "∴": r"\therefore ", "⇒⟹": r"\Rightarrow ",
     "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
     "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}", "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}",
@@ -36,7 +37,6 @@ _RAISED = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
 _RAISED_PLAIN = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = re.compile(r"[₀₁₂₃₄₅₆₇₈₉]+")
 _LOWERED_PLAIN = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-
 
 
 def _function(match: re.Match[str]) -> str:
@@ -66,10 +66,13 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Matc
      r"\\binom{\1\2}{\3\4}"),
     (("{e", "{E"), re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\s*\{\s*[eE]\s*([-+])\s*\}\s*(?=\d)"), r"e\1"),
     (("...", "dots"), re.compile(r"\.\.\.+|\\(?:dots[a-z]?|cdots)(?![a-zA-Z])"), r"\\ldots "),
-    (("\\mapsto",), re.compile(r"(?:([a-zA-Z])\s*(?::|\\colon(?![a-zA-Z]))\s*)?([a-z])\s*\\mapsto(?![a-zA-Z])"), _function),
+    (("\\mapsto",), re.compile(
+        r"(?:([a-zA-Z])\s*(?::|\\colon(?![a-zA-Z]))\s*)?([a-z])\s*\\mapsto(?![a-zA-Z])"), _function),
     ((",-", ",–"), re.compile(r"(?<=\d),[-–—](?=\s*$)"), ""),
-    (("\\SI", "\\qty", "\\num", "\\ang"), re.compile(r"\\(?:SI|qty|num|ang)\s*\{([^{}]*)\}(?:\{([^{}]*)\})?"), _quantity),
-    (("\\mid", "|"), re.compile(r"^([A-Z])\s*\(\s*(-?[\d./]+)\s*(?:\||\\mid(?![a-zA-Z]))\s*(-?[\d./]+)\s*\)$"), r"\1(\2, \3)"),
+    (("\\SI", "\\qty", "\\num", "\\ang"), re.compile(
+        r"\\(?:SI|qty|num|ang)\s*\{([^{}]*)\}(?:\{([^{}]*)\})?"), _quantity),
+    (("\\mid", "|"), re.compile(
+        r"^([A-Z])\s*\(\s*(-?[\d./]+)\s*(?:\||\\mid(?![a-zA-Z]))\s*(-?[\d./]+)\s*\)$"), r"\1(\2, \3)"),
     (("\\ne",), re.compile(r"(?:\\quad|\s)*\(\s*[a-z]\s*\\neq?\s[^()]{1,10}\)$"), ""),
     (("{,}",), re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))"), "."),
     (("\\math",), re.compile(r"\\mathbin\s*\{([^{}]*)\}|\\mathrm\s+([a-zA-Z])(?![a-zA-Z])"), r"\1\2"),
@@ -136,7 +139,8 @@ _DELIMITER = re.compile(r"(?<!\\)\$")
 _PRICE = re.compile(r"(?<!\\)\$(?=\s*[\d.])")
 _BOLD = re.compile(r"(?<![\w)}])\*\*([^*\s](?:[^*]{0,200}[^*\s])?)\*\*(?![\w({])")
 _SUBJECT = re.compile(
-    rf"{TEXT}?([A-Za-z][A-Za-z' ]{{1,80}}?)\s*(?:(?:\s(?:is|are|equals)\s*)?:|\s(?:is|are|equals|(?:simplif|reduc|evaluat)(?:ies|es|s) to|comes to|becomes)\b)\s*{END_TEXT}?\s*"
+    rf"{TEXT}?([A-Za-z][A-Za-z' ]{{1,80}}?)\s*(?:(?:\s(?:is|are|equals)\s*)?:|\s(?:is|are|equals|(?:simplif|reduc"
+    rf"|evaluat)(?:ies|es|s) to|comes to|becomes)\b)\s*{END_TEXT}?\s*"
     rf"(?=[-+\d\\(\[{{.{DOLLAR}]|[a-zA-Z](?![a-zA-Z']))(?!\d+:)"
 )
 """Words in front of a formula that name it: `Solution is: x = 3`."""
@@ -157,7 +161,8 @@ _DIGITS_GO_ON = re.compile(r"=\s*-?\d+\.\d+\s*\\ldots\s*(?=\\approx)|[+-]\s*\\ld
 """Digits that are rounded next, and terms of a series that are left out."""
 _GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?!\.?\d)")
 _LEADING = re.compile(
-    r"^(?:either\s(?=[^\s]* ?=)|(?:so|thus|hence|therefore|then|finally|consequently)\b,?\s+(?:(?:we (?:get|have|find|obtain)|it follows)\s(?:that\s)?)?"
+    r"^(?:either\s(?=[^\s]* ?=)|(?:so|thus|hence|therefore|then|finally|consequently)\b,?\s+(?:(?:we (?:get|have"
+    r"|find|obtain)|it follows)\s(?:that\s)?)?"
     r"(?=[^\s])|\\approx|=>?|:|\\implies|\\Rightarrow|\\therefore|(?:approximately|approx\.?|about|roughly)\s)\s*",
     re.IGNORECASE,
 )

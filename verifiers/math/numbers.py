@@ -36,7 +36,8 @@ _DIGITS = re.compile(r"\d+(?=$|\s?%|\s+(?!out of\b|in \d)[a-wyz])")
 """An integer that ends here."""
 _BEHIND_DIGITS = re.compile(r"\D.*")
 _NAME = re.compile(
-    rf"(?:([a-zA-Z](?:_\{{?\w+\}}?)?)|{TEXT}[^{END_TEXT}]*{END_TEXT}|[a-zA-Z]{{3,}}(?: [a-zA-Z]+)*)\s*(?:=|\\approx(?![a-zA-Z]))\s*"
+    rf"(?:([a-zA-Z](?:_\{{?\w+\}}?)?)|{TEXT}[^{END_TEXT}]*{END_TEXT}|[a-zA-Z]{{3,}}(?: [a-zA-Z]+)*)\s*(?:="
+    rf"|\\approx(?![a-zA-Z]))\s*"
 )
 """The name in front of `=`. A letter can contradict another letter; words contradict nothing."""
 _PERCENT = re.compile(r"\s*(?:%|\bper\s?cent(?:age)?\b|\bpercentage\b|\bpct\b)(?:\s*points?\b)?", re.IGNORECASE)
@@ -119,13 +120,7 @@ def _part(text: str) -> tuple[Quantity, str] | None:
     if number is None:
         return None
     value, step = number
-    if part := AND_PART.match(unmark(rest)):
-        value, rest = value + part_size(part), unmark(rest)[part.end() :]
-    letter = None
-    if scaled := _SCALE.match(unmark(rest)):
-        value, rest = value * SCALES[scaled[1].lower()], unmark(rest)[scaled.end() :]
-    elif letter := _LETTER_SCALE.match(rest):
-        value, rest = value * _LETTER_SCALES[letter[1]], rest[letter.end() :]
+    value, rest, letter = _scaled(value, rest)
     if percent := _PERCENT.match(unmark(rest)):
         rest = unmark(rest)[percent.end() :]
         whole = _OF_ONE.match(rest)
@@ -148,6 +143,16 @@ def _part(text: str) -> tuple[Quantity, str] | None:
         counted = counted if counted.dimensions and counted.dimensions[0] in money.dimensions else money
     bare_letter = bool(found.bare_letter or letter) and not priced
     return _with_part(Quantity(value, step, unit=counted, bare_letter=bare_letter), found.remark)
+
+
+def _scaled(value: Fraction, rest: str) -> tuple[Fraction, str, bool]:
+    """The value with a half or a scale behind it, the rest, and whether the scale is a letter: `2 thousand`, `5k`."""
+    if part := AND_PART.match(unmark(rest)):
+        value, rest = value + part_size(part), unmark(rest)[part.end() :]
+    if scaled := _SCALE.match(unmark(rest)):
+        return value * SCALES[scaled[1].lower()], unmark(rest)[scaled.end() :], False
+    letter = _LETTER_SCALE.match(rest)
+    return (value * _LETTER_SCALES[letter[1]], rest[letter.end() :], True) if letter else (value, rest, False)
 
 
 def _with_part(whole: Quantity, rest: str) -> tuple[Quantity, str]:
@@ -298,7 +303,7 @@ def repeating(match: re.Match[str]) -> Fraction:
     return Fraction(int(whole + fixed or "0"), scale) + Fraction(int(cycle), scale * (10 ** len(cycle) - 1))
 
 
-def _scaled(mantissa: Fraction | None, exponent: str | None) -> Fraction | None:
+def _power_of_ten(mantissa: Fraction | None, exponent: str | None) -> Fraction | None:
     if mantissa is None or exponent is None or abs(int(exponent)) > MAX_EXPONENT:
         return None
     return mantissa * Fraction(10) ** int(exponent)
@@ -317,7 +322,7 @@ def _fraction(match: re.Match[str]) -> Fraction | None:
 _FORMS = (
     (_FRACTION, _fraction),
     (REPEATING, repeating),
-    (_SCIENTIFIC, lambda m: _scaled(decimal(m[1]), m[2] or m[3] or m[4])),
-    (_POWER_OF_TEN, lambda m: _scaled(Fraction(1), m[1] or m[2])),
+    (_SCIENTIFIC, lambda m: _power_of_ten(decimal(m[1]), m[2] or m[3] or m[4])),
+    (_POWER_OF_TEN, lambda m: _power_of_ten(Fraction(1), m[1] or m[2])),
     (_PLAIN, lambda m: decimal(m[0])),
 )

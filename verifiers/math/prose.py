@@ -87,8 +87,10 @@ _FILLERS = (
 )
 _FILLED = re.compile(rf"\s*{_FILLERS}", re.IGNORECASE)
 _CLAIM = re.compile(
-    r"(?:\b(?:is|are|was|were|be|equals?|becomes?|totals?|(?:comes?|amounts?|adds? up|rounds?(?: up| down)?) to|(?:leaves?|gives?|makes?)"
-    rf"(?: (?:her|him|them|us|you|it))?)\b|(?<=[a-z]):(?=\s)|=|\\approx|\b(?:thus|hence|so|therefore)(?=\s[\d$]))\s*{_FILLERS}",
+    r"(?:\b(?:is|are|was|were|be|equals?|becomes?|totals?|(?:comes?|amounts?|adds? up|rounds?(?: up| down)?) to"
+    r"|(?:leaves?|gives?|makes?)"
+    rf"(?: (?:her|him|them|us|you|it))?)\b|(?<=[a-z]):(?=\s)|=|\\approx|\b(?:thus|hence|so"
+    rf"|therefore)(?=\s[\d$]))\s*{_FILLERS}",
     re.IGNORECASE,
 )
 _START = re.compile(

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from olmorl.messages import Prompt
 from olmorl.verifiers.math.languages import COMMA_LANGUAGES, language, unit_words
 from olmorl.verifiers.math.notation import last_side
-from olmorl.verifiers.math.units import DOLLARS, YEAR, Dimensions, Unit, is_known, named
+from olmorl.verifiers.math.units import DOLLARS, ONE, YEAR, Dimensions, Unit, is_known, named
 
 MAX_QUESTION = 4096
 """Characters at the end of a prompt that are read."""
@@ -32,7 +32,9 @@ _IMPLIED = (
 _SECOND = re.compile(r"\b(?:the|a|his|her|every|each) second\b|\bsecond\s+[a-z]", re.IGNORECASE)
 """The ordinal number."""
 _ASKED = re.compile(r"\b(?:how many|in|into|to|to the nearest|number of)\s([a-zA-Z/]{1,12})(?![a-zA-Z])", re.IGNORECASE)
-_UNKNOWN = re.compile(r"\bsolve (?:[^.?!]{0,100} )?for \$?([a-zA-Z])\b(?!,| and)|\bmake \$?([a-zA-Z])\$? the subject", re.IGNORECASE)
+_UNKNOWN = re.compile(
+    r"\bsolve (?:[^.?!]{0,100} )?for \$?([a-zA-Z])\b(?!,| and)|\bmake \$?([a-zA-Z])\$? the subject", re.IGNORECASE
+)
 _SOLVED = re.compile(r"([a-zA-Z])\s*=")
 _NONE = re.compile(
     r"(?:^|\b(?:has|have|are|is|exists?|were|was)\s)(?:no|none)\b(?!\s(?:more|less|fewer|other|longer|doubt|need|one))"
@@ -49,7 +51,7 @@ _SPACE = re.compile(r"[\s$]|\\[,;!]")
 _BOUND = re.compile(r"(?:there (?:are|is) )?at (most|least)\s+", re.IGNORECASE)
 _MOST = re.compile(r"largest|greatest|maxim|highest|most", re.IGNORECASE)
 _LEAST = re.compile(r"smallest|least|minim|fewest|lowest", re.IGNORECASE)
-_SIZES = {
+_SIZES: dict[Dimensions, re.Pattern[str]] = {
     (("length", 1),): re.compile(r"(?:area|volume)(?!.*(?:area|volume))(?=[^.?!]*[.?!]?$)", re.IGNORECASE),
     (("length", 2),): re.compile(r"volume(?=[^.?!]*[.?!]?$)", re.IGNORECASE),
 }
@@ -127,7 +129,7 @@ class Question(NamedTuple):
         if all(choices):
             powers = [power for _, power in given.dimensions]
             alike += [
-                Unit(prod(unit.factor**power for unit, power in zip(chosen, powers, strict=True)), given.dimensions)
+                Unit(prod(map(pow, (unit.factor for unit in chosen), powers), start=ONE), given.dimensions)
                 for chosen in product(*choices)
             ]
         return alike
@@ -147,13 +149,28 @@ def asked(prompt: Prompt) -> Question:
 @lru_cache(4096)
 def _question(text: str) -> Question:
     text = _SECOND.sub(" ", text)
-    words = [*_WORD.findall(text), *" ".join(unit_words(text)).split(), *(word for symbols in _SYMBOLS.findall(text) for word in symbols.split("/"))]
+    words = [
+        *_WORD.findall(text),
+        *" ".join(unit_words(text)).split(),
+        *(word for symbols in _SYMBOLS.findall(text) for word in symbols.split("/")),
+    ]
     found = {unit for word in words if (unit := named("°" if "circ" in word else word)) and is_known(unit)}
     found |= {unit for pattern, unit in _IMPLIED if pattern.search(text)}
-    asked = {unit for words in _ASKED.findall(text) for word in words.split("/") if (unit := named(word)) and is_known(unit)}
+    asked = {
+        unit for words in _ASKED.findall(text) for word in words.split("/") if (unit := named(word)) and is_known(unit)
+    }
     unknown, base = _UNKNOWN.search(text), _BASE.search(text)
     radix = (base[2] or _BASES[base[1].lower()]) if base else ""
-    return Question(frozenset(found), frozenset(asked), bool(_COUNT.search(text)), _options(text), _with_comma(text), radix, _SPACE.sub("", text), unknown[1] or unknown[2] if unknown else "")
+    return Question(
+        frozenset(found),
+        frozenset(asked),
+        bool(_COUNT.search(text)),
+        _options(text),
+        _with_comma(text),
+        radix,
+        _SPACE.sub("", text),
+        unknown[1] or unknown[2] if unknown else "",
+    )
 
 
 def _options(text: str) -> tuple[tuple[str, str], ...]:

@@ -24,9 +24,7 @@ _SPELLED = re.compile(
     re.IGNORECASE,
 )
 _PART = re.compile(rf"[\s-]+({'|'.join(_PARTS)})s?\b(?!\s+(?:dollars?|past|to)\b)", re.IGNORECASE)
-AND_PART = re.compile(
-    rf"\s+and\s+(a|{NUMBER_WORD})[\s-]+({'|'.join(_PARTS)})s?\b", re.IGNORECASE
-)
+AND_PART = re.compile(rf"\s+and\s+(a|{NUMBER_WORD})[\s-]+({'|'.join(_PARTS)})s?\b", re.IGNORECASE)
 """As in `two and a half`, `one and two thirds`."""
 _MIXED = re.compile(rf"({NUMBER_WORD})(?={AND_PART.pattern})", re.IGNORECASE)
 _RATIO = re.compile(rf"\s+(?:out of|in(?=\s+{NUMBER_WORD}(?:\s+chances?\b|\W*$)))\s+({NUMBER_WORD})\b", re.IGNORECASE)
@@ -40,10 +38,29 @@ A_UNIT = (
     rf"\s+and\s+(?:\d|(?:an?|one|{NUMBER_WORD})\b))"
 )
 """The article of `an hour and a half`."""
+_NOT_BEHIND = "".join(
+    rf"(?<!\b{words} )"
+    for words in (
+        "the",
+        "these",
+        "those",
+        "both",
+        "all",
+        "of",
+        "or",
+        "only",
+        "other",
+        "past",
+        "quarter to",
+        "minutes to",
+    )
+)
+"""Words that refer to a number, or tell the time with it."""
 _IN_TEXT = re.compile(
-    r"(?<![\w-])(?<!\bthe )(?<!\bthese )(?<!\bthose )(?<!\bboth )(?<!\ball )(?<!\bof )(?<!\bor )(?<!\bonly )(?<!\bother )(?<!\d )(?<!\bpast )(?<!\bquarter to )(?<!\bminutes to )(?<!\bminutes past )"
+    rf"(?<![\w-])(?<!\d ){_NOT_BEHIND}"
     r"(?P<minus>(?:negative|minus)\s+)?"
-    rf"(?!\w+(?: minutes)? (?:past|to {NUMBER_WORD}\b|o'clock)\b)(?P<number>(?!one\b(?!\s+(?:dollar|cent|hour|minute|hundred|thousand|million|and\b|in\b|out\b)|[\s-](?:half|third)))"
+    rf"(?!\w+(?: minutes)? (?:past|to {NUMBER_WORD}\b|o'clock)\b)(?P<number>(?!one\b(?!\s+(?:dollar|cent|hour|minute"
+    rf"|hundred|thousand|million|and\b|in\b|out\b)|[\s-](?:half|third)))"
     rf"(?:{NUMBER_WORD}\b|an?\s+(?:hundred|thousand|million|billion|dozen)\b))",
     re.IGNORECASE,
 )

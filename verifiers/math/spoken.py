@@ -21,7 +21,8 @@ _SPOKEN: tuple[tuple[str, str], ...] = (
      r"\emptyset"),
     (r"dne|(?:the )?limit does not exist|(?:it )?does not exist", "does not exist"),
     (r"(?:is )?(?:not defined|undefined)", "undefined"),
-    (r"(?:there (?:is|are) )?(?:infinitely many|an infinite number(?: of)?|infinite)(?: (?:many )?solutions)?|(?:there are )?\\infty\s?-?\s?many(?: solutions)?",
+    (r"(?:there (?:is|are) )?(?:infinitely many|an infinite number(?: of)?|infinite)(?: (?:many )?solutions)?"
+     r"|(?:there are )?\\infty\s?-?\s?many(?: solutions)?",
      "infinitely many"),
 )  # fmt: skip
 _SIGNS = tuple((re.compile(words, re.IGNORECASE), signs) for words, signs in _SPOKEN)
@@ -38,7 +39,9 @@ _MANY = re.compile(
     r"\s?(?P<name>[a-zA-Z](?![a-zA-Z]))?"
 )
 _SUCH = re.compile(r"\s*,?\s*(?:(?:such that|with|where|for which|that|which|satisfying|if|is|are|must be|can be)\s+)*")
-_RELATION = re.compile(r"(?:[^a-zA-Z]|\\[a-z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))*(?:[<>]|\\(?:le|ge|ne)\s)(?:[^a-zA-Z]|\\[a-z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))*")
+_RELATION = re.compile(
+    r"(?:[^a-zA-Z]|\\[a-z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))*(?:[<>]|\\(?:le|ge|ne)\s)(?:[^a-zA-Z]|\\[a-z]+|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z]))*"
+)
 _AGAIN = re.compile(r"(?:[a-zA-Z] )?(?:(?:is|are|must be) )?")
 _VALUE = r"(?:[a-zA-Z]\s?=\s?)?([^\s,;]+)"
 _BOUNDS = tuple(
@@ -62,7 +65,8 @@ _ROMAN = {
     for word in words.split()
 }
 _QUADRANT = re.compile(
-    r"(?:(?:it|the point|[A-Z]) (?:lies|is|falls) )?(?:in )?(?:the )?(?:(first|second|third|fourth) quadrant|quadrant (iv|i{1,3}|[1-4]))",
+    r"(?:(?:it|the point|[A-Z]) (?:lies|is|falls) )?(?:in )?(?:the )?(?:(first|second|third|fourth) quadrant"
+    r"|quadrant (iv|i{1,3}|[1-4]))",
     re.IGNORECASE,
 )
 _SIGNED = {

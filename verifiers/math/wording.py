@@ -174,10 +174,21 @@ _WHO_DID_NOT = re.compile(
 _REMARK = re.compile(r"[\s$*_]*\((?!because|since|as\b|given)([^()]{0,200})\)")
 _POINT = re.compile(r"\b(?:the|a|at) point\b")
 _VALUE_OF = re.compile(r"(?<=\bvalue of )[a-zA-Z](?![a-zA-Z])")
-_NAMES = re.compile(r"\b(?:with|in|take|study|like|play|have|own|of|for|chose|speak|do|pass) neither\b|(?<=\w )May\b|(?<=the )(?:first|second|other|last) half\b(?! of)|(?<=the )(?:third|fourth|fifth|sixth|seventh|eighth|ninth|tenth) (?!of\b)(?=[a-z])")
+_NAMES = re.compile(
+    r"\b(?:with|in|take|study|like|play|have|own|of|for|chose|speak|do|pass) neither\b|(?<=\w )May\b"
+    r"|(?<=the )(?:first|second|other|last) half\b(?! of)|(?<=the )(?:third|fourth|fifth|sixth|seventh|eighth|ninth"
+    r"|tenth) (?!of\b)(?=[a-z])"
+)
 """The month, and the half of a match: neither leaves a number open or computes with it."""
+_FOLLOWS = re.compile(r"^.*(?:[,;:]\s*(?:and )?(?:so|thus|hence|therefore|then)\b,?|\s[—–-])\s*", re.IGNORECASE)
+"""In front of what follows from it."""
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _PLAIN = re.compile(r"(?:[^\W\d_]|[\s.,;:'\"“”/&°]|(?<=[a-zA-Z])-(?=[a-zA-Z])|(?<=[a-zA-Z]{2})\^[23](?!\d)){0,400}")
+
+
+def conclusion(text: str) -> str:
+    """What follows from the rest of a sentence: `B` of `A is wrong, so B`. All of it if nothing does."""
+    return _FOLLOWS.sub("", text)
 
 
 def words(text: str) -> list[str]:

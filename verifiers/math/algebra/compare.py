@@ -25,7 +25,14 @@ from olmorl.verifiers.math.algebra.claims import (
 from olmorl.verifiers.math.algebra.equality import less_than_one, same_value
 from olmorl.verifiers.math.algebra.evaluate import BASIS, value
 from olmorl.verifiers.math.algebra.parameters import same_progression, with_letters_of
-from olmorl.verifiers.math.algebra.regions import contradicts_itself, endless, is_region, region, same_region, whole_numbers
+from olmorl.verifiers.math.algebra.regions import (
+    contradicts_itself,
+    endless,
+    is_region,
+    region,
+    same_region,
+    whole_numbers,
+)
 from olmorl.verifiers.math.algebra.tree import Node, Unreadable, approximated, contains, names
 from olmorl.verifiers.math.numbers import Policy, unit_ratio
 from olmorl.verifiers.math.units import NO_UNIT, Unit, unit
@@ -296,9 +303,19 @@ def _single(node: Node) -> Node:
         return node.parts[0]
     if node.kind == "builder" and node.parts[1].kind == "relation" and node.parts[1].parts[-1] == Node("set", "R"):
         return node.parts[0]
-    if node.kind == "call" and node.value.startswith("apply ") and node.value[6:].isupper() and node.parts[0].kind == "list":
+    if (
+        node.kind == "call"
+        and node.value.startswith("apply ")
+        and node.value[6:].isupper()
+        and node.parts[0].kind == "list"
+    ):
         return node.parts[0]
-    if node.kind == "product" and len(node.parts) == 2 and node.parts[1].kind == "list" and node.parts[0].kind == "name":
+    if (
+        node.kind == "product"
+        and len(node.parts) == 2
+        and node.parts[1].kind == "list"
+        and node.parts[0].kind == "name"
+    ):
         return node.parts[1] if node.parts[0].value.isupper() else node
     return _multiplied(node)
 

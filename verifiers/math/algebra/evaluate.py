@@ -160,10 +160,16 @@ class TreeValues:
         lower, upper, _ = node.parts
         if lower.value != ("=",) or upper.kind == "relation" or contains(upper, "constant", "infinity"):
             return None
-        first, last = self.value(lower.parts[1]), self.value(upper)
-        if not (is_whole(first) and is_whole(last)) or last - first >= MAX_TERMS:
-            raise Unreadable("a sum of too many terms, or without whole bounds")
-        return range(int(first.p), int(last.p) + 1)
+        first, last = map(self._whole, (lower.parts[1], upper))
+        if last - first >= MAX_TERMS:
+            raise Unreadable("a sum of too many terms")
+        return range(first, last + 1)
+
+    def _whole(self, node: Node) -> int:
+        found: Number = self.value(node)
+        if not is_whole(found):
+            raise Unreadable("a bound that is no whole number")
+        return int(found.p)
 
     def _folded(self, name: str, values: list[Number]) -> Number:
         if name == "sum":

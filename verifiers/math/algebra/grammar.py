@@ -293,7 +293,9 @@ def _transposed(node: Node) -> Node:
     if node.kind == "list":
         return Node("matrix", 1, node.parts)
     width, height = node.value, len(node.parts) // node.value
-    return Node("matrix", height, tuple(node.parts[row * width + column] for column in range(width) for row in range(height)))
+    return Node(
+        "matrix", height, tuple(node.parts[row * width + column] for column in range(width) for row in range(height))
+    )
 
 
 def _joiner(items: list[Node], separators: set[str]) -> str:

@@ -249,7 +249,13 @@ class _Parser(Grammar):
         letters = self._raw(start)
         if name in _ANGLES and letters.isalpha():
             return Node("name", f"angle {min(letters, letters[::-1])}")
-        if name in _COUNTED and not upper and len(lower) == 1 and lower[0].kind == "relation" and lower[0].value == (">=",):
+        if (
+            name in _COUNTED
+            and not upper
+            and len(lower) == 1
+            and lower[0].kind == "relation"
+            and lower[0].value == (">=",)
+        ):
             lower, upper = [lower[0]._replace(value=("=",))], [Node("constant", "infinity")]
         return _with_index(Node("call", name, (*lower, *upper, of)))
 

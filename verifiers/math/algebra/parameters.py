@@ -52,6 +52,12 @@ def _gives_function(node: Node) -> bool:
     return node.kind == "relation" and node.value == ("=",) and node.parts[0].kind in ("call", "name")
 
 
+def _all(node: Node) -> Iterator[Node]:
+    yield node
+    for part in node.parts:
+        yield from _all(part)
+
+
 def _numbered(name: str) -> bool:
     """Whether it is a constant with a number, `C_1`."""
     return name[:2].lower() == "c_" and name[2:].isdigit()
@@ -59,7 +65,9 @@ def _numbered(name: str) -> bool:
 
 def _is_parameter(node: Node, letter: str) -> bool:
     """Whether a letter counts periods, or is a constant of a function that is given by a formula."""
-    periodic = contains(node, "constant", "pi") or contains(node, "degrees") or contains(node, "relation", ("in",))
+    periodic = (
+        contains(node, "constant", "pi") or contains(node, "degrees") or any(_counts(part) for part in _all(node))
+    )
     if letter in _COUNTERS and periodic:
         return True
     return _gives_function(node) and (letter in _CONSTANTS or _numbered(letter)) and letter not in names(node.parts[0])
@@ -71,7 +79,11 @@ def same_progression(label: Node, answer: Node) -> bool:
     Only one side has to say that its letter counts; periods are multiples of pi.
     """
     classes = [_class(node) for node in (label, answer)]
-    if not (any(classes) or all(map(_of_whole_numbers, (label, answer))) or all(contains(node, "constant", "pi") for node in (label, answer))):
+    if not (
+        any(classes)
+        or all(map(_of_whole_numbers, (label, answer)))
+        or all(contains(node, "constant", "pi") for node in (label, answer))
+    ):
         return False
     one, other = (found or _linear(node) for found, node in zip(classes, (label, answer), strict=True))
     if one is None or other is None:
@@ -90,9 +102,8 @@ def _class(node: Node) -> tuple[Node, Node] | None:
 
 def _linear(node: Node) -> tuple[Node, Node] | None:
     """Start and step of what is linear in one counter."""
-    if node.kind == "builder":
-        node = node.parts[0]
-    elif node.kind == "list" and node.value == "" and len(node.parts) == 2 and _counts(node.parts[1]):
+    listed = node.kind == "list" and node.value == "" and len(node.parts) == 2
+    if node.kind == "builder" or (listed and _counts(node.parts[1])):
         node = node.parts[0]
     given = claim(node).value
     counters = names(given)

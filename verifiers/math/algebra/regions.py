@@ -60,7 +60,8 @@ def is_region(node: Node) -> bool:
     """Whether a tree must be a set of numbers: `(1, 2)` may be a point, but `[1, 2)` may not."""
     if node.kind == "relation":
         return any(operator in _FLIPPED for operator in node.value) or (
-            (node.value[-1] == "in" or (node.value == ("=",) and _is_set_name(node.parts[0]))) and is_region(node.parts[-1])
+            (node.value[-1] == "in" or (node.value == ("=",) and _is_set_name(node.parts[0])))
+            and is_region(node.parts[-1])
         )
     if node.kind == "list" and node.value in ("", "or", "and"):
         return bool(node.parts) and all(map(is_region, node.parts))
@@ -99,16 +100,27 @@ def whole_numbers(node: Node) -> list[int] | None:
         condition, head = node.parts
     else:
         return None
-    in_whole = head.kind == "relation" and head.value == ("in",) and head.parts[1] in (Node("set", "Z"), Node("set", "N"))
+    in_whole = (
+        head.kind == "relation" and head.value == ("in",) and head.parts[1] in (Node("set", "Z"), Node("set", "N"))
+    )
     found = region(condition) if in_whole else None
-    if found is None or not found.pieces or isinstance(found.pieces[0].start, float) or isinstance(found.pieces[-1].end, float):
+    if (
+        found is None
+        or not found.pieces
+        or isinstance(found.pieces[0].start, float)
+        or isinstance(found.pieces[-1].end, float)
+    ):
         return None
     first, last = inequalities.middle(found.pieces[0].start), inequalities.middle(found.pieces[-1].end)
     if last - first > MAX_WHOLE:
         return None
     lowest = 1 if head.parts[1].value == "N" else floor(first) - 1
     every = (fmpq(number) for number in range(lowest, ceil(last) + 2))
-    return [int(number.p) for number in every if any(_common(piece, Piece(number, number, False, False)) for piece in found.pieces)]
+    return [
+        int(number.p)
+        for number in every
+        if any(_common(piece, Piece(number, number, False, False)) for piece in found.pieces)
+    ]
 
 
 def endless(node: Node) -> int:

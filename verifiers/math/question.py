@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from olmorl.messages import Prompt
 from olmorl.verifiers.math.languages import COMMA_LANGUAGES, language, unit_words
-from olmorl.verifiers.math.notation import last_side
+from olmorl.verifiers.math.notation import last_side, normalise, unmark
 from olmorl.verifiers.math.units import DOLLARS, ONE, YEAR, Dimensions, Unit, is_known, named
 
 MAX_QUESTION = 4096
@@ -48,6 +48,7 @@ _LONG_WORD = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{3,}")
 _ENGLISH = re.compile(r"\b(?:the|is|of|what|how|find|if|are|and|to)\b", re.IGNORECASE)
 _COMMA = re.compile(r"(?<![\d(\[{,;])(\d+)\{?,\}?(?=(?:\d{1,2}|\d{4,})(?![\d,;)\]}]))")
 _SPACE = re.compile(r"[\s$]|\\[,;!]")
+_OPTIONAL_SPACE = r"(?:[\s$]|\\[,;!])*"
 _BOUND = re.compile(r"(?:there (?:are|is) )?at (most|least)\s+", re.IGNORECASE)
 _MOST = re.compile(r"largest|greatest|maxim|highest|most", re.IGNORECASE)
 _LEAST = re.compile(r"smallest|least|minim|fewest|lowest", re.IGNORECASE)
@@ -77,7 +78,6 @@ class Question(NamedTuple):
     base: str = ""
     """Of the numeral that it asks for."""
     text: str = ""
-    """Without spaces."""
     unknown: str = ""
     """The variable that it says to solve for."""
 
@@ -93,9 +93,11 @@ class Question(NamedTuple):
     def value_side(self, answer: str) -> str:
         """The value in an answer that repeats the asked expression: `10x + 3 = 11`. Else the answer."""
         ahead, _, value = last_side(answer)
-        asked = _SPACE.sub("", ahead)
-        given = len(asked) > 1 and asked in self.text and f"{asked}=" not in self.text
-        return value.strip() if given and value.strip() else answer
+        signs = list(map(re.escape, _SPACE.sub("", ahead)))
+        if len(signs) < 2 or not value.strip():
+            return answer
+        asked = rf"(?<![\w+*/^\\-]){_OPTIONAL_SPACE.join(signs)}(?![\w+*/^=(]|\s*[+*/^=(<>-])"
+        return value.strip() if re.search(asked, self.text) else answer
 
     def without_bound(self, answer: str) -> str:
         """The number in `at most 3`, if the question asks for the most, or in `at least 3` for the least."""
@@ -105,7 +107,7 @@ class Question(NamedTuple):
 
     def counts_none(self, sentence: str) -> bool:
         """Whether a sentence says that there are none of the things that the question counts."""
-        return self.is_count and bool(_NONE.search(sentence))
+        return self.is_count and bool(_NONE.search(unmark(normalise(sentence))))
 
     def label_units(self, given: Unit) -> list[Unit] | None:
         """The units that a bare label may be in, beside an answer in a given unit.
@@ -168,7 +170,7 @@ def _question(text: str) -> Question:
         _options(text),
         _with_comma(text),
         radix,
-        _SPACE.sub("", text),
+        text,
         unknown[1] or unknown[2] if unknown else "",
     )
 

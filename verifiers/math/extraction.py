@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from olmorl.verifiers.math.boxes import MAX_CONTENT, boxed
 from olmorl.verifiers.math.languages import in_english
-from olmorl.verifiers.math.last_value import assigned, closing_sentence, last_value
+from olmorl.verifiers.math.last_value import closing_sentence, last_value
 from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import quantity
 from olmorl.verifiers.math.prose import MAX_SENTENCE
@@ -70,8 +70,8 @@ class Extracted(NamedTuple):
     """The number of items of a list, if the text says it."""
     closing: str = ""
     """The last sentence of a text that marks no answer: it counts if the label is words or a choice."""
-    assigned: tuple[str, ...] = ()
-    """The values that such a text names at its end: they count if the label is a list of as many."""
+    ending: str = ""
+    """The end of such a text: if the label is a list, the values count that are named there."""
 
 
 def strip_thinking(text: str, start: str, end: str, opened: bool) -> str | None:
@@ -110,7 +110,7 @@ def final_answer(text: str, last_number: bool = True) -> Extracted | None:
         value = last_value(tail)
         found = None
         if value or closing:
-            found = Extracted(*(value or (closing, "closing", "")), closing, tuple(assigned(tail)))
+            found = Extracted(*(value or (closing, "closing", "")), closing, tail[-MAX_SENTENCE:])
     return found if found is not None and len(found.text) <= MAX_ANSWER else None
 
 

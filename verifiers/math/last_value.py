@@ -264,7 +264,8 @@ def last_value(text: str) -> Value | None:
     """The answer of a text without a box or a marker, or None."""
     text = _ended(_QUOTED.sub("", _normal_signs(text[-SEARCHED:])))
     text = _without_excluded(text)
-    text = _with_digits(_ASIDE.sub(_aside, _DEFINED.sub("", _without_check(text))))
+    text = _DEFINED.sub("", _without_check(text))
+    text = _with_digits(_ASIDE.sub(_aside, text) if "(" in text else text)
     line = text.strip().strip("*_`.> ").strip().rpartition("\n")[2].strip("*` ")
     if value := _of_end(text, line):
         return value
@@ -310,7 +311,7 @@ def _without_name(item: str) -> str:
 def assigned(text: str) -> list[str]:
     """The last value of each variable or coordinate that the end of a text names: `so x = 4; then y = 3`."""
     found: dict[str, str] = {}
-    for one in _NAMED_VALUE.finditer(_normal_signs(text[-MAX_SENTENCE:])):
+    for one in _NAMED_VALUE.finditer(_normal_signs(text)):
         name = next(filter(None, one.groups()[:-1])).lower()
         found[_COORDINATES.get(name, name)] = one[one.re.groups]
     return [f"{name} = {value}" if len(name) == 1 else value for name, value in found.items()]
@@ -319,6 +320,8 @@ def assigned(text: str) -> list[str]:
 def _normal_signs(text: str) -> str:
     """The text with one spelling of minus signs and of fractions such as `⅔`."""
     text = _GROUPED.sub(lambda number: number[0].replace(".", ""), text)
+    if text.isascii():
+        return text
     return _VULGAR.sub(
         lambda one: f"{' ' if one[1] else ''}{unicodedata.normalize('NFKC', one[2]).replace('⁄', '/')}",
         text.translate(_SIGNS),

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from olmorl.verifiers.math.answer_parser import Reading, odds_for_probability, of_option, read, read_label
 from olmorl.verifiers.math.extraction import Extracted
+from olmorl.verifiers.math.last_value import assigned
 from olmorl.verifiers.math.numbers import Policy, equal
 from olmorl.verifiers.math.question import Question
 from olmorl.verifiers.math.units import with_unit
@@ -87,9 +88,10 @@ def _gives_letter(found: Extracted) -> bool:
 
 def _suited(found: Extracted, wanted: Reading) -> Extracted:
     """What suits the label in the place of the last number: the last sentence for words, named values for a list."""
-    several = len(found.assigned) > 1 and found.how != "last_list" and "," not in found.text
-    if several and wanted.text.count(",") + 1 == len(found.assigned):
-        return found._replace(text=", ".join(found.assigned))
+    if found.ending and "," in wanted.text and "," not in found.text and found.how != "last_list":
+        values = assigned(found.ending)
+        if len(values) == wanted.text.count(",") + 1:
+            return found._replace(text=", ".join(values))
     if not found.closing or wanted.number:
         return found
     if not found.text:

@@ -21,6 +21,7 @@ _AT = re.compile(
 )
 """In front of the time of day that a sentence ends with."""
 _MONTH = "(January|February|March|April|May|June|July|August|September|October|November|December)"
+_ANY_MONTH = re.compile(_MONTH, re.IGNORECASE)
 _DAY_FIRST = re.compile(rf"\b(\d{{1,2}})(?:st|nd|rd|th)?(?: of)? {_MONTH}\b", re.IGNORECASE)
 _MONTH_FIRST = re.compile(rf"\b{_MONTH} (?:the )?(\d{{1,2}})(?:st|nd|rd|th)?\b", re.IGNORECASE)
 _BRACKETED = re.compile(r"\s*\([^()]*\)$")
@@ -31,6 +32,8 @@ def date(plain: str) -> str:
     """A date in digits as it is; else day and month, if they are all the numbers of a text. Empty if there is none."""
     if _NUMERIC.fullmatch(plain):
         return plain
+    if not _ANY_MONTH.search(plain):
+        return ""
     named = _DAY_FIRST.findall(plain) + [(day, month) for month, day in _MONTH_FIRST.findall(plain)]
     if len(named) != 1 or len(re.findall(r"\d+", _BRACKETED.sub("", plain))) != 1 or doubtful(plain):
         return ""
@@ -39,9 +42,10 @@ def date(plain: str) -> str:
 
 def time(plain: str) -> Time | None:
     """A time of day: `3:30 p.m.`, `15:30`, `3 PM`."""
-    if half := _HALF_OF_DAY.search(plain):
+    if plain[-1:].isalpha() and (half := _HALF_OF_DAY.search(plain)):
         plain = f"{plain[: half.start()]} {'a' if half[1] else 'p'}m"
-    plain = _AT.sub("", _BRACKETED.sub("", plain))
+    if plain[:1].isalpha():
+        plain = _AT.sub("", _BRACKETED.sub("", plain))
     found = _CLOCK.fullmatch(plain)
     if found is None:
         return spelled.clock(plain) if plain[-1:].isalpha() else None

@@ -63,8 +63,6 @@ class _Comparison:
         if label == answer:
             return True
         label, answer = _written_out(label), _written_out(_each_named(answer, label))
-        if same_progression(label, answer):
-            return True
         if is_region(label) or is_region(answer):
             if contradicts_itself(answer) and not contradicts_itself(label):
                 return False
@@ -74,7 +72,7 @@ class _Comparison:
                 return same_region(regions[0], regions[1], self._tolerance if decimal else 0.0)
         if inequality(label) or inequality(answer):
             return inequality(label) and inequality(answer) and self._same_inequality(label, answer)
-        return self._same_claim(claim(label), claim(answer))
+        return self._same_claim(claim(label), claim(answer)) or same_progression(label, answer)
 
     # --- equations ---
 

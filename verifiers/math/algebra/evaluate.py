@@ -75,10 +75,13 @@ class TreeValues:
     def _name(self, node: Node) -> Number | Rows:
         if node.value in BASIS:
             return tuple((fmpq(int(node.value == unit)),) for unit in BASIS)
-        if node.value in self._counting:
-            return self._counting[node.value]
-        letter, _, index = node.value.partition("_")
-        return self._point.of(f"{letter}_{self._counting[index]}" if index in self._counting else node.value)
+        return self._counted(node.value) if self._counting else self._point.of(node.value)
+
+    def _counted(self, name: str) -> Number:
+        """A variable within a sum: the one that counts, or one with it as its index."""
+        letter, _, index = name.partition("_")
+        indexed = f"{letter}_{self._counting[index]}" if index in self._counting else name
+        return self._counting[name] if name in self._counting else self._point.of(indexed)
 
     def _text(self, node: Node) -> Number:
         return place(f"text {node.value}", self._point.number)

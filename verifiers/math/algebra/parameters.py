@@ -15,6 +15,8 @@ from olmorl.verifiers.math.algebra.tree import Node, Unreadable, contains, names
 
 MAX_CONSTANTS = 3
 _COUNTERS, _CONSTANTS = frozenset("klmnN"), frozenset("abckABCK")
+_PROGRESSIVE = ("relation", "list", "builder", "quantity", "sum")
+"""Kinds that a progression or a class of numbers can have."""
 _WHOLE = (Node("set", "Z"), Node("set", "N"))
 
 
@@ -78,6 +80,10 @@ def same_progression(label: Node, answer: Node) -> bool:
 
     Only one side has to say that its letter counts; periods are multiples of pi.
     """
+    if not any(node.kind in _PROGRESSIVE for node in (label, answer)) or _COUNTERS.isdisjoint(
+        names(answer) | names(label)
+    ):
+        return False
     classes = [_class(node) for node in (label, answer)]
     if not (
         any(classes)

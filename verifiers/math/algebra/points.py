@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from flint import fmpq
 
-from olmorl.verifiers.math.algebra.tree import Node, bound, contains, names
+from olmorl.verifiers.math.algebra.tree import Node, contains, names
 
 POSITIVE_POINTS = 6
 MAX_REACH = 10**6
@@ -20,6 +20,8 @@ MAX_REACH = 10**6
 _BENDING = ("abs", "root", "max", "min", "floor", "ceil")
 _COUNTING = frozenset("ijklmn")
 """Letters of whole numbers, if they are rounded."""
+_WHOLE = ("sum", "prod", "gcd", "lcm", "mod", "double factorial")
+"""Functions of whole numbers. Of a sum these are its bounds."""
 _ONE = fmpq(1)
 
 
@@ -68,18 +70,20 @@ def points(variables: frozenset[str], *expressions: Node) -> list[Point]:
     return [point._replace(whole=whole) for point in found] if whole else found
 
 
-def _whole(node: Node) -> frozenset[str]:
+def _whole(expression: Node) -> frozenset[str]:
     """The variables that must be whole numbers: bounds of sums, and what is rounded, divided or an exponent of -1."""
-    found = frozenset[str]().union(*map(_whole, node.parts))
-    if node.kind == "call" and node.value in ("sum", "prod"):
-        return found.union(*map(names, node.parts[:-1])) - bound(node)
-    if node.kind == "call" and node.value in ("gcd", "lcm", "mod", "double factorial"):
-        return found.union(*map(names, node.parts))
-    if node.kind == "call" and node.value in ("floor", "ceil"):
-        return found | (names(node.parts[0]) & _COUNTING)
-    if node.kind == "power" and node.parts[0].kind == "negative" and not names(node.parts[0]):
-        return found | (names(node.parts[1]) & _COUNTING)
-    return found
+    found: set[str] = set()
+    waiting = [expression]
+    while waiting:
+        node = waiting.pop()
+        waiting += node.parts
+        if node.kind == "call" and node.value in _WHOLE:
+            found |= names(node) if node.value not in ("sum", "prod") else names(node._replace(parts=node.parts[:-1]))
+        elif node.kind == "call" and node.value in ("floor", "ceil"):
+            found |= names(node.parts[0]) & _COUNTING
+        elif node.kind == "power" and node.parts[0].kind == "negative" and not names(node.parts[0]):
+            found |= names(node.parts[1]) & _COUNTING
+    return frozenset(found)
 
 
 def _largest(node: Node) -> Fraction:

@@ -54,8 +54,10 @@ def bound(node: Node) -> frozenset[str]:
 
 def names(node: Node) -> frozenset[str]:
     """The variables of an expression."""
-    found = frozenset[str]().union(*map(names, node.parts)) - bound(node)
-    return found | {node.value} if node.kind == "name" else found
+    if node.kind == "name":
+        return frozenset({node.value})
+    found = frozenset[str]().union(*map(names, node.parts))
+    return found - bound(node) if node.kind == "call" else found
 
 
 def contains(node: Node, kind: str, *values: str) -> bool:

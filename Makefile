@@ -4,11 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HOSTS := tests/end_to_end/test_hosts.py
+READY_GPU := $(VENV)/.ready-gpu
 TORCH := torch==2.13.0+cpu
+COMPILE = $(BIN)/uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28
 PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-all test-failed hosts chaos soak models shape check format bench docs install lock clean
+.PHONY: help run test test-all test-failed hosts chaos soak models shape check format bench docs install install-gpu lock clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -53,7 +55,7 @@ format: $(READY)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## run all benchmarks; results under benchmarks/results
-	for name in data_plane learner_efficiency actor_efficiency verifiers stragglers control_plane; do \
+	for name in data_plane rollouts learner_efficiency actor_efficiency verifiers stragglers control_plane; do \
 	    $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 docs: $(READY)  ## write docs/configuration.md from the code
@@ -61,23 +63,42 @@ docs: $(READY)  ## write docs/configuration.md from the code
 
 install: $(READY)  ## set up .venv
 
+install-gpu: $(READY_GPU)  ## set up .venv with the CUDA builds
+
+# Packages of the lock file $(1) but deepspeed, then deepspeed, whose build needs torch, then OlmoRL itself.
+define INSTALL
+grep -v '^deepspeed==' $(1) > $(VENV)/wheels.txt
+$(BIN)/pip install --quiet --no-deps -r $(VENV)/wheels.txt
+$(BIN)/pip install --quiet --no-deps --no-build-isolation $$(grep '^deepspeed==' $(1))
+$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+endef
+
+define MAKE_VENV
+@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else "OlmoRL needs Python 3.11 or 3.12, this is %d.%d: try make PYTHON=python3.11" % v)'
+$(PYTHON) -m venv $(VENV)
+$(BIN)/pip install --quiet --upgrade pip
+endef
+
 # Install CPU torch first, from pip's default index or else from PyTorch's CPU index. Then install the lock file.
 $(READY): requirements/cpu.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else "OlmoRL needs Python 3.11 or 3.12, this is %d.%d: try make PYTHON=python3.11" % v)'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
+	$(MAKE_VENV)
 	$(BIN)/pip install --quiet --no-deps "$(TORCH)" \
 	    || $(BIN)/pip install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu "$(TORCH)"
-	grep -v '^deepspeed==' requirements/cpu.lock > $(VENV)/wheels.txt
-	$(BIN)/pip install --quiet --no-deps -r $(VENV)/wheels.txt
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation $$(grep '^deepspeed==' requirements/cpu.lock)
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(call INSTALL,requirements/cpu.lock)
 	touch $@
 
-lock:  ## resolve requirements/cpu.in into requirements/cpu.lock (needs uv)
-	uv pip compile --quiet requirements/cpu.in --override requirements/overrides.txt --python-version 3.11 \
-	    --python-platform x86_64-manylinux_2_28 --no-annotate --no-header \
-	    | grep -vE '^(torch|triton|nvidia|cuda)[-a-z0-9]*==' > requirements/cpu.lock
+$(READY_GPU): requirements/gpu.lock pyproject.toml
+	@test ! -e $(READY) || { echo "$(VENV) has the CPU builds: run make clean first"; exit 2; }
+	$(MAKE_VENV)
+	$(call INSTALL,requirements/gpu.lock)
+	touch $@
+
+# uv is in .venv. A version that is locked already stays while it fits: for the newest, remove requirements/*.lock first.
+lock:  ## resolve requirements/cpu.lock and requirements/gpu.lock
+	$(COMPILE) requirements/cpu.in --override requirements/overrides.txt --output-file requirements/cpu.lock
+	sed -i -E '/^(torch|triton|nvidia|cuda)[-a-z0-9]*==/d' requirements/cpu.lock
+	cp requirements/cpu.lock requirements/gpu.lock
+	$(COMPILE) pyproject.toml --extra gpu --output-file requirements/gpu.lock
 
 clean:  ## remove .venv and the caches of the tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

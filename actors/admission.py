@@ -70,7 +70,7 @@ def groups(sequences: int, group_size: int) -> int:
 
 
 class Intake:
-    """Leases no more than the engine has room for. Evaluation gets its share first, then what training leaves."""
+    """Leases no more than the engine has room for. Evaluation gets its share first, then the rest after training."""
 
     def __init__(
         self,

@@ -19,11 +19,11 @@ class FakeAnswer(NamedTuple):
     num_tokens: int
     """Without the limit of the request."""
     is_right: Callable[[Version], bool]
-    """Whether it is right when this version makes its first token."""
+    """Whether it is right if this version makes its first token."""
 
 
 class FakeAnswers(Protocol):
-    """Where a fake engine takes its answers from."""
+    """Gives a fake engine its answers."""
 
     def sample(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> FakeAnswer:
         """The answer to one request. The same request gets the same answer."""

@@ -1,8 +1,8 @@
 """An engine and a scorer without a model: times from `config.Simulation`, in real or in simulated time.
 
 It batches continuously, applies updates between two steps and labels each token, as the real one does. Time jumps
-from one finish to the next instead of ticking token by token, so hundreds of engines cost little. The timers are
-those of the running event loop, which is what simulates time.
+from one finish to the next instead of ticking token by token, so hundreds of engines cost little. The timers
+belong to the running event loop, which simulates time.
 
 Convention: the last token of a completion is `RIGHT` or `WRONG`; all others are `FILLER`.
 """
@@ -22,7 +22,7 @@ import numpy as np
 from olmorl import config
 from olmorl.actors.fake_answers import FakeAnswers, RandomAnswers
 from olmorl.messages import Completion, Floats, Probe, Prompt, Span, TokenIds, Verdict, Version
-from olmorl.ports import EngineLoad, Sampling, StagedWeights, Update
+from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
 
 WRONG, RIGHT, FILLER = 0, 1, 2
 LOGPROB = -0.5
@@ -67,7 +67,8 @@ class FakeEngine:
         self._cached_tokens = 0
         self._generated = 0
         self._aborted = 0
-        self._slot_s = 0.0
+        self._busy_s = 0.0
+        self._running_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._updating = False
         self._since: list[int] = [0]
@@ -99,11 +100,9 @@ class FakeEngine:
     def tokens_aborted(self) -> int:
         return self._aborted
 
-    @property
-    def slot_s(self) -> float:
-        """Seconds that slots were in use, summed over the slots."""
+    def use(self) -> EngineUse:
         self._advance()
-        return self._slot_s
+        return EngineUse(self._busy_s, self._running_s)
 
     def load(self) -> EngineLoad:
         self._advance()
@@ -174,7 +173,8 @@ class FakeEngine:
         self._step += steps
         self._step_at += steps * step_s
         self._generated += steps * len(self._running)
-        self._slot_s += steps * step_s * len(self._running)
+        self._busy_s += steps * step_s
+        self._running_s += steps * step_s * len(self._running)
         self._cached_tokens += steps * len(self._running)
 
     def _on_timer(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from olmorl.actors.leased_groups import LeasedGroup
+from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.errors import DeadlinePassed
 from olmorl.messages import ActorStatus, Completion, Version
@@ -53,10 +54,15 @@ def of_process(name: str, at: float, state: str, metrics: str, damaged: Version 
 
 
 def with_engine(
-    status: ActorStatus, engine: Engine, weights: WeightFollower, scorer: Scorer, totals: Totals
+    status: ActorStatus,
+    engine: Engine,
+    weights: WeightFollower,
+    scorer: Scorer,
+    totals: Totals,
+    times: SequenceTimes,
 ) -> ActorStatus:
     """The heartbeat `status` with the load of the engine and all totals."""
-    load = engine.load()
+    load, use, proof = engine.load(), engine.use(), weights.prover.proof
     return replace(
         status,
         version=engine.version,
@@ -67,14 +73,21 @@ def with_engine(
         running=load.running,
         waiting=load.waiting,
         kv_used=load.kv_used,
+        up_s=times.up_s,
+        busy_s=use.busy_s,
+        running_s=use.running_s,
+        slots_s=times.slots_s,
+        awaiting_weights_s=times.awaiting_weights_s,
+        awaiting_verdicts_s=times.awaiting_verdicts_s,
+        awaiting_group_s=times.awaiting_group_s,
         updates=weights.updates,
         update_failures=weights.failures,
         stall_s_total=weights.stall_s_total,
         stall_s_max=weights.stall_s_max,
-        proofs=weights.proof.number,
-        proof_diff_total=weights.proof.difference_total,
-        proof_diff_max=weights.proof.difference_max,
-        proof_s_total=weights.proof.seconds_total,
+        proofs=proof.number,
+        proof_diff_total=proof.difference_total,
+        proof_diff_max=proof.difference_max,
+        proof_s_total=proof.seconds_total,
         verifier_s_total=totals.verifier_s,
         verifiers=scorer.counts(),
         commits_late=totals.late,

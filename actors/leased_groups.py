@@ -1,4 +1,4 @@
-"""The groups that an actor has leased, and the order that it was given."""
+"""The groups that an actor has leased, and the command that it obeys."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from olmorl.messages import TRAIN_LANE, Lease, Prompt, Version
 
 
 class Order(StrEnum):
-    """The orders that an actor obeys. The last two are final."""
+    """The commands that an actor obeys. The last two are final."""
 
     RUN = "run"
     PAUSE = "pause"
-    """Lease nothing new, finish the leased groups, wait for the next order."""
+    """Lease nothing new, finish the leased groups, wait for the next command."""
     DRAIN = "drain"
     """Lease nothing new, finish the leased groups, leave."""
     STOP = "stop"
@@ -38,15 +38,15 @@ class LeasedGroup:
     lease: Lease
     task: asyncio.Task[None] | None = None
     version: Version | None = None
-    """In the engine when generation began."""
+    """The engine's version when generation began."""
     started_at: float = 0.0
     num_generating: int = 0
     num_unverified: int = 0
-    """Finished by the engine, without their verdicts."""
+    """Sequences that the engine has finished, without verdicts."""
     num_tokens: int = 0
-    """Of its finished completions."""
+    """Tokens of its finished completions."""
     stale: bool = False
-    """Cancelled because it outlived `over_age = "drop"`."""
+    """Cancelled by `over_age = "drop"`."""
     committing: bool = False
     stored: bool = False
 

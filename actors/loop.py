@@ -6,7 +6,7 @@
     update     applies the newest weights                     the weight store            the actor
     prove      has fixed tokens scored after each update      the engine                  the actor
     extend     keeps leases, cancels work whose lease is lost  time                        the actor
-    report     heartbeats, orders, stall watch                time                        the actor
+    report     heartbeats, commands, stall watch                time                        the actor
 
 All live in one task group: an error in any of them ends the actor with that error as its cause. Its leases are then
 released like the leases of a dead actor, so that a prompt that kills engines runs out of attempts.
@@ -22,8 +22,9 @@ from msgspec.structs import replace
 
 from olmorl import config
 from olmorl.actors import heartbeat
-from olmorl.actors.admission import Intake, Lane
+from olmorl.actors.admission import Intake, Lane, slots
 from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, in_hand
+from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.clock import Clock, within
@@ -36,7 +37,7 @@ EXTENSIONS = 4
 
 
 class Actor:
-    """Every lease ends in one of: a commit, its loss, or its return; a group is committed whole or not at all."""
+    """Every lease ends in a commit, its loss or its return. A group is committed whole or not at all."""
 
     def __init__(
         self,
@@ -59,9 +60,9 @@ class Actor:
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
-        While the engine stays more than `max_lag` versions behind, the actor leases nothing and gives back what has not
-        begun. With `max_span`, answers to train on that span more versions are cancelled while they generate and their
-        group fails as `stale` (`over_age = "drop"`).
+        While the engine stays more than `max_lag` versions behind, the actor leases nothing and gives back groups that
+        have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its group fails as
+        `stale` (`over_age = "drop"`).
         """
         self.name = name
         self._engine = engine
@@ -88,7 +89,7 @@ class Actor:
         self._totals = heartbeat.Totals()
         self._works: dict[str, LeasedGroup] = {}
         self._order = Order.RUN
-        self._started = False
+        self._times: SequenceTimes | None = None
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -112,7 +113,9 @@ class Actor:
         async with asyncio.TaskGroup() as tasks:
             standing = [tasks.create_task(self._report())]
             await self._start()
-            standing += [tasks.create_task(each) for each in (self._update(), self._extend(), self._weights.prove())]
+            standing += [
+                tasks.create_task(each) for each in (self._update(), self._extend(), self._weights.prover.run())
+            ]
             await self._admit(tasks)
             await self._leave()
             for task in standing:
@@ -120,23 +123,22 @@ class Actor:
         await self._queue.heartbeat(self.status())
 
     async def drain(self) -> None:
-        """Take no more, finish what runs, leave. Returns when `run` has ended; the caller sets the deadline."""
+        """Lease no more, finish the leased groups, leave. Returns when `run` ended; the caller sets the deadline."""
         self._obey(Order.DRAIN)
         await self._ended.wait()
 
     async def stop(self) -> None:
-        """Give all leases back and leave. Returns when `run` has ended; the caller sets the deadline."""
+        """Give all leases back and leave. Returns when `run` ended; the caller sets the deadline."""
         self._obey(Order.STOP)
         await self._ended.wait()
 
     async def _start(self) -> None:
         async with within(self._settings.start_deadline_s, f"the engine and the verifiers of {self.name} to start"):
             newest = await self._weights.newest()
-            await self._engine.start(newest)
-            if newest is not None:
-                self._weights.started(newest.manifest)
+            with contextlib.nullcontext() if newest is None else self._weights.prover.taking(newest.manifest):
+                await self._engine.start(newest)
             await self._scorer.start()
-        self._started = True
+        self._times = SequenceTimes(self._clock.now())
 
     async def _admit(self, tasks: asyncio.TaskGroup) -> None:
         while not self._order.final:
@@ -146,8 +148,9 @@ class Actor:
                 continue
             for lease in await self._intake.lease(held):
                 if lease.lease_id in self._works:
-                    continue  # a queue that failed over had lost the lease, and gives it to the same actor again
+                    continue  # after a fail-over that lost the lease, the queue leased the draw to the same actor again
                 work = self._works[lease.lease_id] = LeasedGroup(lease)
+                self._note_change()
                 work.task = tasks.create_task(self._serve(work))
 
     async def _serve(self, work: LeasedGroup) -> None:
@@ -156,14 +159,15 @@ class Actor:
                 await self._queue.give_back([work.lease])
                 return
             work.version, work.started_at = self._engine.version, self._clock.wall()
+            self._note_change()
             await self._commit(work, await self._answer(work))
         finally:
             del self._works[work.lease.lease_id]
             self._totals.ended(work)
-            self._changed.set()
+            self._note_change()
 
     async def _answer(self, work: LeasedGroup) -> Result:
-        """The scored group, or the failure the draw ends with; every other error is the actor's."""
+        """The scored group, or the failure of the draw. Every other error ends the actor."""
         try:
             async with asyncio.TaskGroup() as samples:
                 tasks = [samples.create_task(self._complete(work, i)) for i in range(work.prompt.group_size)]
@@ -200,20 +204,21 @@ class Actor:
             raise OverLong(str(error)) from error
         finally:
             work.num_generating -= 1
-            self._changed.set()
+            self._note_change()
         work.num_tokens += len(completion.token_ids)
         return replace(completion, index=index)
 
     async def _verify(self, work: LeasedGroup, completion: Completion) -> Completion:
         work.num_unverified += 1
+        self._note_change()
         verified = replace(completion, verdicts=await self._scorer.verify(work.prompt, completion))
         work.num_unverified -= 1
-        self._changed.set()
+        self._note_change()
         self._totals.verified(verified)
         return verified
 
     async def _commit(self, work: LeasedGroup, result: Result) -> None:
-        await self._weights.proven()
+        await self._weights.prover.proven()
         work.committing = True
         outcome = await self._queue.commit(work.lease, result)
         work.stored = outcome is CommitOutcome.STORED
@@ -241,7 +246,7 @@ class Actor:
         while True:
             await self._queue.heartbeat(self.status())
             self._obey(Order(await self._queue.control(self.name)))
-            if self._started:
+            if self._times:
                 begun = in_hand(work for work in self._works.values() if work.version).generating
                 self._watch.check(self._clock.now(), begun, self._engine.tokens_generated)
                 await self._weights.check()
@@ -259,14 +264,13 @@ class Actor:
             await self._queue.give_back([work.lease for work in left if not work.committing])
 
     def status(self) -> ActorStatus:
-        """The actor as its next heartbeat will show it."""
-        state = self._order.value if self._started else "starting"
+        """The actor's status for its next heartbeat."""
+        state = self._order.value if self._times else "starting"
         now = heartbeat.of_process(self.name, self._clock.wall(), state, self._metrics, self._weights.damaged)
-        return (
-            heartbeat.with_engine(now, self._engine, self._weights, self._scorer, self._totals)
-            if self._started
-            else now
-        )
+        if self._times is None:
+            return now
+        self._note_times(self._times)
+        return heartbeat.with_engine(now, self._engine, self._weights, self._scorer, self._totals, self._times)
 
     def _failure(self, work: LeasedGroup, cause: str, detail: str) -> Failure:
         return Failure(prompt=work.prompt, cause=cause, detail=detail, actor=self.name, num_tokens=work.num_tokens)
@@ -276,8 +280,18 @@ class Actor:
             self._order = order
             self._changed.set()
 
+    def _note_change(self) -> None:
+        """A sequence or a group came, moved on or ended."""
+        if self._times is not None:
+            self._note_times(self._times)
+        self._changed.set()
+
+    def _note_times(self, times: SequenceTimes) -> None:
+        room = slots(self._engine.load(), self._settings.kv_headroom)
+        times.note(self._clock.now(), self._works.values(), room)
+
     async def _change(self) -> None:
-        """Wait until a sequence or a group ends or an order comes; look again after a heartbeat in any case."""
+        """Wait until a sequence or a group ends or a command comes, at most one heartbeat interval."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._settings.heartbeat_s):

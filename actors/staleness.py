@@ -8,7 +8,7 @@ from olmorl.errors import DeadlinePassed
 from olmorl.messages import Version
 
 GRACE_S = 5.0
-"""An ordinary update takes less. Until then an engine that is behind continues."""
+"""Longer than an ordinary update. For this long an engine that is behind continues."""
 
 
 class LagWatch:
@@ -21,13 +21,13 @@ class LagWatch:
         self._newest: Version | None = None
         self._engine: Version | None = None
         self._asked: Version | None = None
-        """The newest that a prompt has asked for, until the engine has it."""
+        """The newest version that a prompt asked for, until the engine has it."""
         self._since: float | None = None
 
     def note_versions(self, now: float, newest: Version | None, engine: Version) -> None:
         """At time `now` (s) `newest` is published and the engine has `engine`. Removed versions do not count."""
         if self._newest is None and newest is not None:
-            self._since = None  # from now on the delay is the engine's
+            self._since = None  # from now on the engine causes the delay
         self._newest, self._engine = newest, engine
         if not self._is_behind(newest, engine):
             self._since = None
@@ -52,9 +52,9 @@ class LagWatch:
         return self._since is not None and now - self._since > GRACE_S
 
     def check(self, now: float, trouble: str) -> None:
-        """End the actor when its time is over; `trouble` is the last error.
+        """Raise when the engine was too far behind for too long; `trouble` is the last error.
 
-        A learner that publishes nothing is not the engine's fault: other deadlines cover that wait.
+        Other deadlines cover a learner that publishes nothing.
 
         Raises:
             DeadlinePassed: the engine has been too far behind for the deadline.
@@ -67,5 +67,5 @@ class LagWatch:
 
 
 def versions_between(engine: Version, newest: Version) -> float:
-    """How many versions an engine is behind; infinitely many when another start of the learner made its own."""
+    """Versions by which an engine is behind; infinitely many when its version has another incarnation."""
     return newest.number - engine.number if engine.incarnation == newest.incarnation else inf

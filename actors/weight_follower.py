@@ -1,4 +1,4 @@
-"""Following the newest weights: staged in the background, then applied by the engine in one short stall."""
+"""Follows the newest weights: stages them in the background, then the engine applies them in one short stall."""
 
 from __future__ import annotations
 
@@ -8,22 +8,51 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from olmorl.actors.staleness import LagWatch
-from olmorl.actors.weight_proof import TOLERANCE, WeightProof
+from olmorl.actors.weight_proof import TOLERANCE, WeightProver
 from olmorl.clock import Clock, within
 from olmorl.errors import WeightError, WeightsDamaged
-from olmorl.messages import Version, WeightsReady
+from olmorl.messages import Version
 from olmorl.ports import Engine, StagedWeights, Update, WeightStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
 LONGEST_BACKOFF_S = 5.0
 DAMAGED_AFTER = 3
-"""Tries in a row at one version whose bytes were not those that were published."""
+"""Tries in a row at one version whose bytes differed from the published ones."""
 _log = logging.getLogger(__name__)
 
 
+class _FailedTries:
+    """Counts the tries to fetch and apply a version that failed."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.in_a_row = 0
+        self.last = ""
+        self._wanted: Version | None = None
+        self._damages_in_a_row = 0
+
+    @property
+    def damaged(self) -> Version | None:
+        """The wanted version, when its bytes were damaged in each of the last `DAMAGED_AFTER` tries."""
+        return self._wanted if self._damages_in_a_row >= DAMAGED_AFTER else None
+
+    def wants(self, version: Version | None) -> None:
+        if version != self._wanted:
+            self._wanted, self._damages_in_a_row = version, 0
+
+    def note(self, error: WeightError) -> None:
+        self.total += 1
+        self.in_a_row += 1
+        self.last = str(error)
+        self._damages_in_a_row = self._damages_in_a_row + 1 if isinstance(error, WeightsDamaged) else 0
+
+    def applied(self) -> None:
+        self.in_a_row, self.last, self._damages_in_a_row = 0, "", 0
+
+
 class WeightFollower:
-    """The engine runs what `latest()` last named, or that is being fetched; a version that fails is never in use."""
+    """The engine has the latest version, or it is being fetched. A version that fails is never in use."""
 
     def __init__(
         self,
@@ -37,7 +66,7 @@ class WeightFollower:
         max_lag: int,
         tolerance: float = TOLERANCE["bfloat16"],
     ) -> None:
-        """`tolerance` is that of `WeightProof`."""
+        """`tolerance` as in `WeightProof`."""
         self._store = store
         self._engine = engine
         self._clock = clock
@@ -45,16 +74,10 @@ class WeightFollower:
         self._poll_s = poll_s
         self._deadline_s = deadline_s
         self._lag = LagWatch(owner, max_lag, deadline_s)
-        self.proof = WeightProof(owner, tolerance)
-        self._unproven: WeightsReady | None = None
-        self._applied = asyncio.Event()
+        self.prover = WeightProver(engine, clock, owner, tolerance, deadline_s)
+        self._failed_tries = _FailedTries()
         self._moved = asyncio.Condition()
-        self._trouble = ""
-        self._failures_in_a_row = 0
-        self._wanted: Version | None = None
-        self._damages_in_a_row = 0
         self.updates = 0
-        self.failures = 0
         self.stall_s_total = 0.0
         self.stall_s_max = 0.0
 
@@ -87,16 +110,21 @@ class WeightFollower:
 
     @property
     def trails(self) -> bool:
-        """Whether the engine is more than `max_lag` behind and not just updating, or cannot get what is published.
+        """Whether other actors should get its prompts.
 
-        Then other actors should get its prompts.
+        The engine is more than `max_lag` behind for longer than an update, or the published version is damaged.
         """
         return self.damaged is not None or self._lag.trails(self._clock.now())
 
     @property
     def damaged(self) -> Version | None:
-        """The version whose published bytes are damaged each time that they are fetched."""
-        return self._wanted if self._damages_in_a_row >= DAMAGED_AFTER else None
+        """The version whose published bytes were damaged at each fetch."""
+        return self._failed_tries.damaged
+
+    @property
+    def failures(self) -> int:
+        """Failed tries to fetch or apply a version, since the start of the actor."""
+        return self._failed_tries.total
 
     async def reach(self, version: Version) -> bool:
         """Wait until the engine is not older than `version`: the same incarnation's, or a newer incarnation's.
@@ -115,85 +143,36 @@ class WeightFollower:
         return self._engine.version >= version
 
     async def check(self) -> None:
-        """Look at the lag, and wake those who wait for a version while the engine trails.
+        """Check the lag, and wake the waits for a version while the engine trails.
 
         Raises:
             DeadlinePassed: the engine has been behind for too long.
         """
-        self._lag.check(self._clock.now(), self._trouble)
+        self._lag.check(self._clock.now(), self._failed_tries.last)
         if self.trails:
             async with self._moved:
                 self._moved.notify_all()
 
-    def started(self, manifest: WeightsReady) -> None:
-        """Note the version that the engine started with. It is proven like every other."""
-        self._unproven = manifest if manifest.probe is not None else None
-        self._applied.set()
-
-    async def prove(self) -> None:
-        """Prove each version that the engine takes, for ever. A version that is replaced meanwhile is left out.
-
-        Raises:
-            WeightsUnproven: the engine does not compute what the learner computes with the version.
-        """
-        while True:
-            await self._applied.wait()
-            self._applied.clear()
-            manifest = self._unproven
-            if manifest is None or manifest.probe is None or self._engine.version != manifest.version:
-                continue  # an update is under way, and ends with the same signal
-            since = self._clock.now()
-            scored = await self._engine.score(manifest.probe.token_ids)
-            if self._unproven is not manifest:
-                continue  # some tokens may be of the next version, which is proven next
-            self.proof.check(manifest.version, manifest.probe, scored, self._clock.now() - since)
-            self._unproven = None
-            async with self._moved:
-                self._moved.notify_all()
-
-    async def proven(self) -> None:
-        """Wait until the version in use is proven, so that no result of wrong weights leaves the actor.
-
-        Raises:
-            DeadlinePassed: the engine has not scored the fixed tokens.
-        """
-        if self._unproven is None:
-            return
-        wanted = f"the engine of {self._owner} to score fixed tokens with weights {self._unproven.version}"
-        async with within(self._deadline_s, wanted), self._moved:
-            await self._moved.wait_for(lambda: self._unproven is None)
-
     async def _apply(self, staged: StagedWeights) -> Update:
-        # Before the engine may compute with it: a result that ends at once waits for the proof too.
-        before, self._unproven = self._unproven, staged.manifest if staged.manifest.probe else None
-        try:
+        with self.prover.taking(staged.manifest):
             update = await self._engine.update(staged)
-        except WeightError:
-            self._unproven = before
-            self._applied.set()
-            raise
-        self._applied.set()
         self.updates += 1
         self.stall_s_total += update.stall_s
         self.stall_s_max = max(self.stall_s_max, update.stall_s)
-        self._failures_in_a_row, self._damages_in_a_row, self._trouble = 0, 0, ""
+        self._failed_tries.applied()
         async with self._moved:
             self._moved.notify_all()
         return update
 
     async def _back_off(self, error: WeightError) -> None:
-        self.failures += 1
-        self._failures_in_a_row += 1
-        self._damages_in_a_row = self._damages_in_a_row + 1 if isinstance(error, WeightsDamaged) else 0
-        self._trouble = str(error)
-        pause_s = min(LONGEST_BACKOFF_S, self._poll_s * 2 ** min(self._failures_in_a_row, 30))
+        self._failed_tries.note(error)
+        pause_s = min(LONGEST_BACKOFF_S, self._poll_s * 2 ** min(self._failed_tries.in_a_row, 30))
         _log.warning("%s: weights not applied, next try in %.1f s: %s", self._owner, pause_s, error)
         await self._clock.sleep(pause_s)
 
     async def _latest(self) -> Version | None:
         version = await self._in_thread(self._store.latest)
-        if version != self._wanted:
-            self._wanted, self._damages_in_a_row = version, 0
+        self._failed_tries.wants(version)
         return version
 
     async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -46,6 +46,7 @@ UPDATE_EVERY_S = 3.0
 WINDOW_S, QUICK_WINDOW_S = 20.0, 8.0
 DEADLINE_S = 300.0
 SETTINGS = config.Config(
+    data=config.Data(max_prompt_tokens=PROMPT_TOKENS),
     sampling=config.SamplingSettings(group_size=GROUP, max_tokens=MAX_TOKENS),
     actors=config.Actors(max_running=RUNNING, kv_cache_gib=0.5, max_model_len=PROMPT_TOKENS + MAX_TOKENS),
 )
@@ -227,6 +228,7 @@ async def rows(folder: Path, window_s: float) -> AsyncIterator[Rows]:
             seed=0,
             core=cores[0],
             initial=Version(0, 0),
+            notes=folder,
         )
         owned.push_async_callback(engine.shut_down)
         await engine.start(None)

@@ -4,8 +4,8 @@
 
 Each case is a whole run: the service's orchestrator and loop in one process, its actors in a few processes, Redis in
 its own. Engines and learner only take time; a group has 8 answers of 8 tokens. The engines of all actors together offer
-the same number of groups per second, whatever the number of actors. CPU seconds are those of the processes, so other
-load on the machine changes them little; groups per second depend on it.
+the same number of groups per second, for any number of actors. CPU seconds are counted per process, so other load on
+the machine changes them little; groups per second depend on it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Measured(NamedTuple):
 
     @property
     def core_ms(self) -> float:
-        """Redis and the orchestrator: what there is once, whatever the number of actors."""
+        """Redis and the orchestrator: the parts that exist once, for any number of actors."""
         return self.redis_ms + self.orchestrator_ms
 
 

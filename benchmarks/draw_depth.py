@@ -42,7 +42,7 @@ class Cell(NamedTuple):
 
     actors: int
     slots: int
-    """Sequences side by side of an engine."""
+    """Sequences that an engine runs at one time."""
     tail: float
     """Sigma of the log-normal lengths."""
     solve_rate: float
@@ -69,7 +69,9 @@ def grid() -> Iterator[Cell]:
         yield Cell(actors, slots, tail, solve_rate, learner, (2, 4, 8)[(i + i // 3) % 3])
 
 
-def settings(cell: Cell, draw_ahead: str, seed: int, folder: Path) -> config.Config:
+def settings(
+    cell: Cell, draw_ahead: str, seed: int, folder: Path, learned: float = LEARNED_PER_VERSION
+) -> config.Config:
     """The recipe of a cell."""
     running = min(cell.slots, PROMPTS * GROUP / cell.actors)
     rate = cell.actors * running * TOKENS_PER_S / (1 + SLOWDOWN * (running - 1))
@@ -91,17 +93,17 @@ def settings(cell: Cell, draw_ahead: str, seed: int, folder: Path) -> config.Con
                 "mean_tokens": MEAN_TOKENS,
                 "tail": cell.tail,
                 "solve_rate": cell.solve_rate,
-                "learned_per_version": LEARNED_PER_VERSION,
+                "learned_per_version": learned,
                 "train_tokens_per_s": rate * USEFUL / cell.learner,
             },
         }
     )
 
 
-def measure(cell: Cell, draw_ahead: str, seed: int) -> Measured:
+def measure(cell: Cell, draw_ahead: str, seed: int, learned: float) -> Measured:
     """One run of a cell."""
     with TemporaryDirectory() as folder:
-        service = SimulatedService(settings(cell, draw_ahead, seed, Path(folder)), cell.actors)
+        service = SimulatedService(settings(cell, draw_ahead, seed, Path(folder), learned), cell.actors)
         service.run()
     lines = service.lines[WARM_UP:]
     wait = sum(line["learner_wait_s"] for line in lines)
@@ -109,9 +111,9 @@ def measure(cell: Cell, draw_ahead: str, seed: int) -> Measured:
     return Measured(100 * wait / (wait + trained), mean(line["lag_mean"] for line in lines))
 
 
-def measure_cell(cell: Cell, seeds: int) -> dict[str, list[Measured]]:
+def measure_cell(cell: Cell, seeds: int, learned: float) -> dict[str, list[Measured]]:
     """All runs of a cell, by the kind of depth."""
-    return {kind: [measure(cell, kind, seed) for seed in range(seeds)] for kind in ("fixed", "adaptive")}
+    return {kind: [measure(cell, kind, seed, learned) for seed in range(seeds)] for kind in ("fixed", "adaptive")}
 
 
 def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -139,13 +141,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table and write the file; 1 if a run waits longer than the limit."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--learned", type=float, default=LEARNED_PER_VERSION, help="simulation.learned_per_version")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", type=Path)
     given = parser.parse_args(arguments)
     table = Table(*Cell._fields, "wait fixed", "wait adaptive", "lag fixed", "lag adaptive")
     cells = []
     with ProcessPoolExecutor(given.processes) as pool:
-        for cell, runs in zip(grid(), pool.map(partial(measure_cell, seeds=given.seeds), grid()), strict=True):
+        for cell, runs in zip(
+            grid(), pool.map(partial(measure_cell, seeds=given.seeds, learned=given.learned), grid()), strict=True
+        ):
             cells.append(cell._asdict() | runs)
             fixed, adaptive = _texts(runs["fixed"]), _texts(runs["adaptive"])
             table.add_row(*map(str, cell), fixed[0], adaptive[0], fixed[1], adaptive[1])

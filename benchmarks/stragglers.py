@@ -1,9 +1,9 @@
-"""Stragglers: how busy engines are when a few answers are far longer than the others, beside an upper bound.
+"""Stragglers: how busy engines are when a few answers are far longer than the others, against an upper bound.
 
     python benchmarks/stragglers.py --json benchmarks/results/stragglers.json
 
 Whole runs in simulated time: log-normal lengths cut at 20 times their mean, a learner much faster than the engines,
-`max_lag` 4, every token within its lag, nothing dropped. `speed` is tokens per second over that of full engines.
+`max_lag` 4, every token within its lag, nothing dropped. `speed` is tokens per second, divided by full engines'.
 
 The bound holds for every scheduler that begins the same draws in the same order, also for one that knows all lengths
 beforehand. Let B be the prompts of a step, a = max_lag + 1, and L the seconds of a draw's longest answer alone on an
@@ -31,7 +31,7 @@ from rich.table import Table
 
 from olmorl import config, seeds
 from olmorl.actors.fake_answers import RandomAnswers
-from olmorl.deploy.plan.outcome import outcome, warm_up
+from olmorl.deploy.plan.figures import figures_of, warm_up
 from olmorl.deploy.plan.simulated_service import SimulatedService
 from olmorl.deploy.plan.workload import mean_without_limit
 from olmorl.messages import TRAIN_LANE
@@ -56,9 +56,9 @@ class Run(NamedTuple):
     busy: float
     """Share of the slots in use."""
     speed: float
-    """Tokens per second over those of full engines."""
+    """Tokens per second, divided by full engines'."""
     bound: float
-    """The most that `speed` can be."""
+    """Upper bound of `speed`."""
     lag: float
     lag_max: int
     stale: int
@@ -136,7 +136,7 @@ def measured(cell: Cell, seed: int) -> Run:
         settings = recipe(cell, seed, folder)
         service, skipped = SimulatedService(settings, cell.actors), warm_up(settings)
         service.run(skipped + STEPS)
-    found = outcome(service.lines, skipped)
+    found = figures_of(service.lines, skipped)
     seconds = service.lines[-1]["wall_s"] - service.lines[skipped - 1]["wall_s"]
     used = (service.slot_s[-1] - service.slot_s[skipped - 1]) / (seconds * cell.actors * cell.slots)
     groups = lengths(settings, (skipped + STEPS) * BATCH)

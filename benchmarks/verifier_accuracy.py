@@ -150,7 +150,7 @@ def _range(speeds: Sequence[float]) -> str:
 
 
 def between(text: str, table: str) -> str:
-    """`text` with `table` between its two marks. Raises ConfigError without them."""
+    """`text` with `table` between its two marks. Raises ConfigError if they are missing."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not (begin and end):

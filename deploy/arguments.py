@@ -45,7 +45,7 @@ class Arguments:
     preflight: bool
     resume: bool
     change: bool
-    """The differences from the start before are meant."""
+    """Accept the differences from the earlier start."""
     from_step: int | None
     command_line: tuple[str, ...]
 
@@ -67,7 +67,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     _refuse_twice(argv, overrides)
     resume = known.resume or known.from_step is not None
     if known.change and not resume:
-        raise ConfigError("--change goes with --resume: it says that what differs from the start before is meant")
+        raise ConfigError("--change needs --resume: it accepts the differences from the earlier start")
     return Arguments(
         recipe=known.recipe,
         overrides=tuple(overrides),
@@ -89,7 +89,7 @@ def _refuse_twice(argv: Sequence[str], overrides: Sequence[tuple[str, str]]) -> 
     for key, given in values.items():
         if len(given) > 1:
             said = " and ".join(given)
-            raise ConfigError(f"{key} is given {len(given)} times on the command line ({said}): leave one of them")
+            raise ConfigError(f"{key} is given {len(given)} times on the command line ({said}): keep one of them")
     for outer, inner in product(values, values):
         if inner.startswith(f"{outer}.") and values[outer][0].startswith("{"):
             raise ConfigError(
@@ -97,7 +97,7 @@ def _refuse_twice(argv: Sequence[str], overrides: Sequence[tuple[str, str]]) -> 
             )
     for flag in (*_SHORT, "--from-step"):
         if flags.count(flag) > 1:
-            raise ConfigError(f"{flag} is given {flags.count(flag)} times on the command line: leave one of them")
+            raise ConfigError(f"{flag} is given {flags.count(flag)} times on the command line: keep one of them")
 
 
 def _name(flag: str) -> str:
@@ -107,7 +107,7 @@ def _name(flag: str) -> str:
 def dotted(rest: Sequence[str], options: Sequence[str] = ()) -> list[tuple[str, str]]:
     """Read `--section.key value` and `--section.key=value`. Raises ConfigError for anything else.
 
-    `options`: those that a misspelled word may be near to.
+    `options`: the names to suggest for a misspelled word.
     """
     pairs: list[tuple[str, str]] = []
     words = list(rest)
@@ -127,7 +127,7 @@ def dotted(rest: Sequence[str], options: Sequence[str] = ()) -> list[tuple[str, 
 
 
 def _meant(flag: str, options: Sequence[str]) -> str:
-    """A section, a key of this name without its section, or an option that is near."""
+    """A hint: a section of this name, keys that end in it, or a similar option."""
     word = flag.partition("=")[0]
     name = word.removeprefix("--")
     if name in config.Config.model_fields:
@@ -173,13 +173,13 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--change",
         action="store_true",
-        help="with --resume: the keys that differ from the start before are meant to",
+        help="with --resume: accept the keys that differ from the earlier start",
     )
     parser.add_argument(
         "--from-step",
         type=int,
         metavar="S",
-        help="resume from the checkpoint of step S; what came later moves to abandoned/",
+        help="resume from the checkpoint of step S; later files move to abandoned/",
     )
     parser.add_argument("--strict-data", action="store_true", help="a row that cannot be used is an error")
     about_keys = "list every key with type, choices, bounds, default and meaning"

@@ -36,15 +36,15 @@ class QueueAccess:
 
 
 PATIENCE = {"RAY_grpc_keepalive_timeout_ms": "60000"}
-"""How long one process waits for a sign of life on its connection to another. Ray's own 20 s are less than TCP needs to
-go on after a cut of some seconds, and a connection that ends takes along the call that lasts for a process's life."""
+"""How long a process waits for a sign of life on a connection. TCP needs more than Ray's default, 20 s, to recover from
+a cut of some seconds. A lost connection would end the call that lasts as long as a process works."""
 
 
 def guard_ray(own: bool) -> None:
     """Turn Ray's token authentication on. Ray reads its environment when it is imported: call this before.
 
     Args:
-        own: the run starts a Ray of its own, and gets a token of its own; otherwise the cluster's is used.
+        own: the run starts its own Ray, and gets its own token; otherwise it uses the token of the cluster.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     _authenticate(own)
@@ -70,10 +70,10 @@ def _authenticate(own: bool) -> None:
 
 
 def make_token(run_dir: Path) -> str:
-    """The token of a run that starts: from the environment, else a new one in a file that only its owner can read.
+    """The token of a run that starts: from the environment, or a new one in a file that only its owner can read.
 
     Raises:
-        ConfigError: the file cannot be written, or the one of the environment is no token.
+        ConfigError: the file cannot be written, or the environment holds no valid token.
     """
     forget_token(run_dir)
     if given := _given_token():
@@ -102,7 +102,7 @@ def read_token(run_dir: Path, host: str) -> str:
     """The token of a run whose launcher is on `host`, for a command to it.
 
     Raises:
-        ConfigError: it is neither in the environment nor in a file that may be read.
+        ConfigError: the environment lacks it, and the file cannot be read.
     """
     if given := _given_token():
         return given
@@ -112,7 +112,7 @@ def read_token(run_dir: Path, host: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not a token"
         raise ConfigError(
-            f"{path}: {reason}: asking something of a run needs its token: from that file, or in {TOKEN}"
+            f"{path}: {reason}: a command to a run needs the token in that file: make it readable, or set {TOKEN}"
         ) from None
 
 
@@ -126,7 +126,7 @@ def _given_token() -> str | None:
 def token_file(run_dir: Path, host: str) -> Path:
     """The file of the token. It is not in the run directory, which people show, copy and keep.
 
-    Several hosts may share a home, and have run directories of one path on disks of their own.
+    Several hosts may share a home, and have different run directories with the same path on their own disks.
     """
     state = os.environ.get("XDG_STATE_HOME") or Path(os.environ.get("HOME", "/"), ".local", "state")
     return Path(state, "olmorl", "tokens", f"{run_id(run_dir)}.{Path(host).name}")

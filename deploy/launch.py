@@ -1,4 +1,4 @@
-"""`olmorl-launch`: from a recipe to a trained model. Start to read here.
+"""`olmorl-launch`: from a recipe to a trained model. Start reading here.
 
 arguments       the command line                       credentials   of Redis, Ray and the run
 wiring          builds every part from the recipe      prepare_data  `olmorl-data`

@@ -1,4 +1,4 @@
-"""`olmorl-data`: known data sets, or any other by the names of its columns, in the format that the learner reads."""
+"""`olmorl-data`: converts known data sets, and others by their column names, to the learner's format."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def deepscaler(row: dict[str, Any]) -> QuestionAnswer:
 
 
 def dapo(row: dict[str, Any]) -> QuestionAnswer:
-    """verl's layout, with an instruction around the problem that asks for another form of answer."""
+    """verl's layout. Its instruction around the problem asks for another form of answer, and is removed."""
     turns, model = row.get("prompt"), row.get("reward_model")
     if not isinstance(turns, list) or not turns or not isinstance(model, dict):
         raise ValueError("not in verl's layout: prompt is no list of turns, or reward_model is missing")
@@ -120,15 +120,15 @@ def _text(row: dict[str, Any], column: str) -> str:
 
 @dataclass
 class RowCounts:
-    """Counts the rows that were written and those that could not be used."""
+    """Counts the written, repeated and unusable rows."""
 
     written: int = 0
     repeated: int = 0
     unusable: int = 0
     reasons: list[str] = field(default_factory=list)
-    """Of the first unusable rows, with file and line."""
+    """Why the first unusable rows cannot be used, with file and line."""
     columns: dict[str, None] = field(default_factory=dict)
-    """All that were seen, in their order."""
+    """All columns that were seen, in their order."""
 
 
 def convert(
@@ -161,7 +161,7 @@ def convert(
 
 
 def write(rows: Iterable[dict[str, Any]], output: Path) -> None:
-    """Write the rows to a new file, which appears when it is whole, and not at all without a row."""
+    """Write the rows to a new file. It appears only when it is complete and has a row."""
     part = None
     try:
         with tempfile.NamedTemporaryFile(
@@ -215,12 +215,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     check_verifier("--verifier", arguments.verifier)
     made = {*CONVERSATION, *LABELS}.intersection(arguments.keep)
     if made:
-        raise ConfigError(f"--keep {min(made)}: a column of this name has a meaning of its own here; rename it first")
+        raise ConfigError(f"--keep {min(made)}: this name has another meaning in the output; rename the column first")
     return arguments
 
 
 def prepare(arguments: argparse.Namespace) -> RowCounts:
-    """Convert what the command line names.
+    """Convert the source on the command line.
 
     Raises:
         DataError: the source cannot be read, no row of it can be used, or the output exists or cannot be written.
@@ -247,7 +247,7 @@ def prepare(arguments: argparse.Namespace) -> RowCounts:
 
 
 def _kept(rows: Iterable[dict[str, Any]], keep: Sequence[str], outcome: RowCounts) -> Iterator[dict[str, Any]]:
-    """The rows. Raises ConfigError at their end when none of them has a column that is to be kept."""
+    """The rows. After the last one, raises ConfigError for a column of `keep` that no row has."""
     yield from rows
     for name in keep if outcome.written else ():
         if name not in outcome.columns:
@@ -269,7 +269,7 @@ def _check_files(source: str, arguments: argparse.Namespace) -> None:
     if os.path.lexists(source) and not Path(source).is_dir():
         check_readable(source)
         if arguments.split is not None:
-            raise ConfigError(f"--split {arguments.split}: splits are of hub sets, and {source} is a file")
+            raise ConfigError(f"--split {arguments.split}: only hub sets have splits, and {source} is a file")
     else:
         check_there(source)
         hub.check_data("--input", source)

@@ -1,4 +1,4 @@
-"""The composition root: builds each part from the recipe and hands it the adapters of its ports.
+"""The composition root: builds each part from the recipe, with the adapters of its ports.
 
 Heavy imports are inside the functions, so that each process loads only the libraries that it runs.
 """
@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from olmorl.actors.vllm_engine import reaper
-from olmorl.building import building
 from olmorl.clock import SystemClock
 from olmorl.config import Config
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import QueueAccess, run_id
 from olmorl.errors import HostLost, QueueUnavailable, ResourceError
+from olmorl.failed_start import building
 from olmorl.messages import Stop, Version
 from olmorl.ports import BatchSource, Engine, Queue, Row, Scorer, Trainer, WeightStore
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from olmorl.actors.loop import Actor
     from olmorl.learner.data.stream import PromptStream, Source
     from olmorl.learner.orchestrator.orchestrator import Orchestrator
-    from olmorl.learner.storage.rollout_log import Ended
+    from olmorl.learner.storage.rollout_record import Ended
     from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
 
@@ -47,7 +47,7 @@ async def open_queue(settings: Config, access: QueueAccess) -> Queue:
 
 
 async def join_queue(settings: Config, access: QueueAccess) -> Queue:
-    """Connect to the Redis that the run goes by. One that is away starts again, and is waited for as in any outage.
+    """Connect to the run's Redis. While it is down, try again for as long as in any outage.
 
     Raises:
         QueueUnavailable: it has not come back within `queue.outage_deadline_s`.
@@ -63,7 +63,9 @@ async def join_queue(settings: Config, access: QueueAccess) -> Queue:
 
 
 def embedded_redis(settings: Config, access: QueueAccess | None, password: str | None) -> EmbeddedRedis:
-    """The run's own Redis, to be started on the append-only file it left if there is one; as `access` says, if given.
+    """The run's own Redis, not started yet. It loads the append-only file of an earlier start.
+
+    With `access` it keeps the port and the password of that start.
 
     Raises:
         HostLost: `access` names another host.
@@ -140,7 +142,7 @@ def scorer(settings: Config) -> Scorer:
 
 
 def load_engine(settings: Config, core: int | None) -> None:
-    """Import what an engine needs, ahead of its start. Blocks."""
+    """Import the modules of an engine, ahead of its start. Blocks."""
     if settings.run.mode == "real":
         from olmorl.actors.vllm_engine.engine import load_libraries
 
@@ -177,9 +179,9 @@ def actor(settings: Config, name: str, core: int | None, queue: Queue, metrics: 
 def prompts(
     settings: Config, progress: Callable[[str, int], None] | None = None
 ) -> tuple[PromptStream, dict[str, Sequence[Row]], list[str]]:
-    """The training stream, the evaluation sets, and what people should know of the data.
+    """The training stream, the evaluation sets, and notes on the data for people.
 
-    `progress` is told of a data set and how many of its rows have been read, time and again.
+    `progress` is called repeatedly with the name of a data set and the number of its rows read so far.
     """
     from olmorl.learner.data.stream import PromptStream
 
@@ -201,7 +203,7 @@ def prompts(
 
 
 def _numbered_rows() -> Source:
-    """Rows for an engine without a model: it needs a number of tokens, nothing more."""
+    """Rows for an engine without a model, which needs only a number of tokens."""
     from olmorl.learner.data.stream import Source
 
     rows = [
@@ -261,7 +263,7 @@ def trainer(settings: Config, rank: int, meeting_point: str) -> Trainer:
 
 
 async def learn(settings: Config, rank: int, meeting_point: str, source: BatchSource) -> Stop:
-    """One rank's whole life."""
+    """Train as one rank until the orchestrator says stop; returns the stop."""
     from olmorl.learner import loop
 
     with building(f"the policy of learner rank {rank}"):
@@ -273,13 +275,13 @@ async def learn(settings: Config, rank: int, meeting_point: str, source: BatchSo
 
 
 def sweep(settings: Config) -> None:
-    """Remove what the run left in shared memory on this host."""
+    """Remove the run's files from shared memory of this host."""
     reaper.sweep(_staged(settings))
     weight_store(settings).sweep()
 
 
 def sweep_here(settings: Config) -> None:
-    """Remove what this host has staged for its engines, and leave alone what is published for others."""
+    """Remove the weights that this host has staged for its engines. Versions published for other hosts stay."""
     from olmorl.queues.weights.host_cache import HostCache
 
     reaper.sweep(_staged(settings))

@@ -1,4 +1,4 @@
-"""Work that runs while the learner does something else."""
+"""Runs work in the background of the learner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Background:
-    """Runs one piece of work at a time. The next piece waits for the one before, and gets its error."""
+    """Runs one piece of work at a time. `finish` waits for it and raises its error."""
 
     def __init__(self) -> None:
         self._under_way: asyncio.Task[None] | None = None
@@ -31,7 +31,7 @@ class Background:
 
     @property
     def under_way(self) -> asyncio.Task[None] | None:
-        """The newest piece of work, perhaps done."""
+        """The newest piece of work. It may be done."""
         return self._under_way
 
     def begin(self, work: Coroutine[Any, Any, None]) -> None:

@@ -31,7 +31,7 @@ class CheckpointWriter(Background):
         self._saved = begin.step if begin.checkpoint else None
 
     async def save(self, step: int) -> None:
-        """Start to write this rank's share of the present state. Raises the error of the save before."""
+        """Start to write this rank's share of the current state. Raises the error of the previous save."""
         if self._saved == step:
             return
         await self.finish()

@@ -17,7 +17,7 @@ from olmorl.ports import BatchSource, NamedBuffer, WeightStore
 P = ParamSpec("P")
 T = TypeVar("T")
 KEPT_VERSIONS = 2
-"""The newest version, and the one before it, because a node may still fetch it."""
+"""The newest version, and the previous one, because a node may still fetch it."""
 TEND_S = 5.0
 """Interval between two cleanups of the published versions."""
 STORE_DEADLINE_S = 1800.0
@@ -49,7 +49,7 @@ class Publisher(Background):
             await asyncio.wait([self._tending])
 
     async def publish(self, version: Version, buffers: Sequence[NamedBuffer], probe: Probe | None = None) -> None:
-        """Start to publish a snapshot. Does nothing on ranks without one. Raises the error of the publish before."""
+        """Start to publish a snapshot. Does nothing on ranks without one. Raises the error of the previous publish."""
         await self.finish()
         if self._tending.done():
             self._tending.result()
@@ -64,7 +64,7 @@ class Publisher(Background):
         await self._free()
 
     async def _tend(self) -> None:
-        """Free old versions that readers no longer use, and publish again what the store has lost."""
+        """Free old versions that readers no longer use, and publish lost versions again."""
         while True:
             await self._clock.sleep(TEND_S)
             if self._kept:

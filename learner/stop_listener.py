@@ -1,4 +1,4 @@
-"""Interrupts the current step when people ask the run to stop."""
+"""Interrupts the current step on a request to stop the run."""
 
 from __future__ import annotations
 

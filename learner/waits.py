@@ -1,4 +1,4 @@
-"""What the learner and the orchestrator wait for: a list with owners and deadlines."""
+"""Lists the waits of the learner and the orchestrator, with owners and deadlines."""
 
 from __future__ import annotations
 

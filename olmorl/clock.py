@@ -1,4 +1,4 @@
-"""Time as an argument: the same scheduling code runs on the wall clock and in simulated time."""
+"""Clocks: the same scheduling code runs on the wall clock and in simulated time."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def run_simulated(main: Coroutine[Any, Any, T]) -> T:
     """Run `main` with sleeps and timeouts in simulated time: hours pass in seconds.
 
     Raises:
-        RuntimeError: when every task waits and no timer is set. In real time this would hang.
+        RuntimeError: every task waits and no timer is set. In real time this would hang.
     """
     with asyncio.Runner(loop_factory=lambda: _SimulatedLoop(_JumpingSelector())) as runner:
         return runner.run(main)
@@ -107,7 +107,7 @@ async def within(seconds: float, what: str) -> AsyncIterator[None]:
     """Limit the block to `seconds`; `what` names the wait and its owner.
 
     Raises:
-        DeadlinePassed: when the time is over.
+        DeadlinePassed: the block took longer.
     """
     try:
         async with asyncio.timeout(seconds) as deadline:

@@ -1,4 +1,4 @@
-"""Bytes for messages: msgpack by field name, arrays as raw little-endian bytes, schema version first. Never pickle."""
+"""Encodes messages: msgpack by field name, arrays as raw little-endian bytes, schema version first. Never pickle."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def encode(message: Any) -> bytes:
 def decode(data: bytes | memoryview, kind: Any) -> Any:
     """Decode `data` as `kind` (a message type or a union of tagged ones).
 
-    Arrays are read-only views of `data`. Raises ValueError when the bytes are not such a message, or have another
+    Arrays are read-only views of `data`. Raises ValueError when the bytes are another message, or have another
     schema version. The caller decides whether the message goes to the dead letters.
     """
     if len(data) < len(_HEADER) or data[0] != _HEADER[0]:
         raise ValueError("not an OlmoRL message")
     if data[1] != SCHEMA:
-        raise ValueError(f"message of schema {data[1]}, this program reads {SCHEMA}")
+        raise ValueError(f"message of schema {data[1]}, this program reads {SCHEMA}: run one OlmoRL on all hosts")
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind, dec_hook=_decode_array)

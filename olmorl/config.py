@@ -67,7 +67,7 @@ TEMPLATE_ARGUMENTS = (
     "padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
     "tokenizer_kwargs", "processor_kwargs", "self",
 )  # fmt: skip
-"""Arguments of `apply_chat_template` that a recipe cannot set here: not for the template, or set by other keys."""
+"""Arguments of `apply_chat_template` that a recipe cannot set: OlmoRL sets them, or no template reads them."""
 
 
 class Data(Section):
@@ -80,7 +80,7 @@ class Data(Section):
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Values for the chat template by name, for instance `enable_thinking = false`."""
     max_prompt_tokens: int = Field(2048, ge=1)
-    """Tokens of a prompt at most, chat template included."""
+    """Longest prompt in tokens, chat template included."""
     over_long: Literal["filter", "truncate"] = "filter"
     """`filter` leaves out prompts over `max_prompt_tokens`; `truncate` keeps their end."""
     default_verifier: str | None = None
@@ -94,7 +94,7 @@ class Data(Section):
     epochs: int | None = Field(None, ge=1)
     """Passes over the data. Default: as many as the steps need."""
     no_resample_above: float | None = Field(None, gt=0, le=1)
-    """Stop drawing a row after at least this share of one of its groups was solved."""
+    """Stop drawing a row once this share of one of its groups is solved."""
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -118,7 +118,7 @@ class SamplingSettings(Section):
     group_size: int = Field(8, ge=2)
     """Completions for each prompt."""
     max_tokens: int = Field(2048, ge=1)
-    """Tokens of a completion at most."""
+    """Longest completion in tokens."""
     temperature: float = Field(1.0, ge=LEAST_TEMPERATURE, le=10)
     """Divisor of the logits, in the engine and in the learner."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -140,9 +140,9 @@ class Schedule(Section):
     """Age in versions of the oldest token that may be trained on. 0: synchronous training."""
     depth: int | None = Field(None, ge=0)
     """Batches generated ahead. Default and upper bound: max_lag."""
-    draw_ahead: Literal["fixed", "adaptive"] = "fixed"
+    draw_ahead: Literal["fixed", "adaptive"] = "adaptive"
     """When prompts are drawn. `fixed`: as soon as `depth` allows; `adaptive`: only when a later draw could make the
-    learner wait, by the measured times of draws and steps. Then `depth` is the bound."""
+    learner wait, by the measured times of draws and steps and by how busy the engines are. `depth` stays the bound."""
     over_age: Literal["wait", "mask", "drop"] = "wait"
     """Groups with tokens older than max_lag. `wait`: the learner waits for slow groups, so that no group grows too old;
     `mask`: old tokens leave the loss; `drop`: the group is replaced, which drops the longest answers most."""
@@ -224,7 +224,8 @@ class Learner(Section):
     """Device of the ranks and the engines. `auto`: GPUs when cluster.gpus_per_node is over 0. Without that key: GPUs
     when Ray reports them, else the CPU; a run on this machine alone also needs a GPU build of torch for GPUs."""
     zero_stage: int = Field(2, ge=0, le=3)
-    """What DeepSpeed shards over the ranks: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters."""
+    """DeepSpeed shards over the ranks: at 0 nothing, at 1 optimizer state, at 2 also gradients, at 3 also
+    parameters."""
     learning_rate: float = Field(1e-6, ge=0, le=1)
     """Learning rate of AdamW after the warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -274,12 +275,12 @@ class Actors(Section):
     nodes: int = Field(1, ge=1)
     """Nodes of the actors (`--actor-nodes`)."""
     engines_per_node: int | None = Field(None, ge=1)
-    """Engines on each node. Default: GPUs of the node divided by tensor_parallel, on one machine without those of the
-    learner; 1 on CPU."""
+    """Engines on each node. Default: GPUs of the node divided by tensor_parallel, on one machine without the learner's
+    GPUs; 1 on CPU."""
     tensor_parallel: int = Field(1, ge=1)
     """GPUs of each engine."""
     max_running: int = Field(256, ge=1)
-    """Sequences that an engine decodes at one time at most."""
+    """Most sequences that an engine decodes at one time."""
     max_waiting: int = Field(16, ge=0)
     """Sequences that an actor leases beyond max_running, so that no slot waits for the queue."""
     kv_headroom: float = Field(0.1, ge=0, lt=1)
@@ -291,7 +292,7 @@ class Actors(Section):
     max_model_len: int | None = Field(None, ge=1)
     """Tokens of the longest sequence of an engine. Default: longest prompt plus longest completion."""
     max_batched_tokens: int | None = Field(None, ge=1)
-    """Tokens that one engine step computes at most. Default: vLLM's choice for the hardware."""
+    """Most tokens that one engine step computes. Default: vLLM's choice for the hardware."""
     enforce_eager: bool = False
     """Skip compiled graphs: the engine starts faster and decodes slower."""
     prefix_caching: bool = True
@@ -325,7 +326,7 @@ class HttpService(Section):
     timeout_s: float = Field(60.0, gt=0)
     """Deadline of one call."""
     concurrency: int = Field(32, ge=1)
-    """Calls of one actor at one time."""
+    """Most calls of one actor at one time."""
     retries: int = Field(4, ge=0)
     """Retries of a failed call while other calls succeed."""
     breaker_threshold: int = Field(5, ge=1)
@@ -333,7 +334,7 @@ class HttpService(Section):
     outage_deadline_s: float = Field(600.0, gt=0)
     """Longest wait of a call for a service that is down. Then its group fails."""
     cache_size: int = Field(10_000, ge=0)
-    """Scores in the cache, by the whole request."""
+    """Most scores in the cache. Equal requests share a score."""
     max_answer_chars: int = Field(32_000, ge=1)
     """A longer answer scores 0."""
 
@@ -355,7 +356,7 @@ class Judge(HttpService):
     """A language model behind an OpenAI-compatible API."""
 
     max_reply_tokens: int = Field(512, ge=16)
-    """Tokens of a reply of the judge at most."""
+    """Longest reply of the judge in tokens."""
     template: Path | None = None
     """File with the question to the judge: {question}, {answer} and optionally {delimiter}. Default: built in."""
     reference_template: Path | None = None
@@ -431,7 +432,7 @@ class Verifiers(Section):
     code_disk_mib: int = Field(32, ge=1)
     """Bytes that a program may write to /tmp under bubblewrap. Under Landlock it can write no file."""
     code_output_kib: int = Field(1024, ge=1)
-    """Output of a program at most."""
+    """Longest output of a program."""
     code_allow_numpy: bool = False
     """Allow programs to import numpy."""
     judge: Judge = Judge()
@@ -489,10 +490,10 @@ class Weights(Section):
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
     proof: bool = True
-    """After each update the engine scores a few fixed tokens. Its actor ends when the log-probabilities are not those
-    of the learner for this version."""
+    """After each update the engine scores a few fixed tokens. Its actor ends when the log-probabilities differ from
+    the learner's for this version."""
     proof_tolerance: float | None = Field(None, gt=0)
-    """Mean difference of these log-probabilities that is accepted, in nats. Default: 0.1, with `float32` 0.001."""
+    """Largest accepted mean difference of these log-probabilities, in nats. Default: 0.1, with `float32` 0.001."""
 
     @model_validator(mode="after")
     def _directory_of_files(self) -> Weights:
@@ -509,7 +510,7 @@ class Checkpoint(Section):
     keep: int = Field(3, ge=1)
     """Complete checkpoints to keep."""
     deadline_s: float = Field(1800, gt=0)
-    """Longest time to write the share of a rank, and longest wait for room on a full disk. Then the run ends with the
+    """Longest time to write a rank's share, and longest wait for room on a full disk. Then the run ends with the
     cause."""
 
 
@@ -521,13 +522,13 @@ class Evaluation(Section):
     every: int = Field(50, ge=1)
     """Steps between evaluations. The run also evaluates before the first step and after the last one."""
     limit: int | None = Field(None, ge=1)
-    """Prompts of each set at most. Default: all."""
+    """Most prompts of each set. Default: all."""
     samples: int = Field(1, ge=1)
     """Completions for each prompt. With k of them the run also reports an unbiased pass@k."""
     temperature: float = Field(0.0, ge=0, le=10)
     """Temperature of evaluation. 0: greedy."""
     max_tokens: int | None = Field(None, ge=1)
-    """Tokens of a completion at most. Default: sampling.max_tokens."""
+    """Longest completion in tokens. Default: sampling.max_tokens."""
     share: float = Field(0.25, gt=0, le=1)
     """Share of an engine's slots that evaluation may take while training prompts wait."""
     deadline_s: float = Field(1800, gt=0)
@@ -560,8 +561,8 @@ class Supervision(Section):
     step_deadline_s: float = Field(3600.0, gt=0)
     """Longest learner step. A longer one counts as a hang of the learner."""
     restarts: int = Field(5, ge=0)
-    """Restarts of one process in a row without work in between. After the last one an actor is quarantined. For a
-    learner the run ends."""
+    """Restarts of one process in a row without work in between. After the last one an actor is quarantined. If it was
+    the learner, the run ends."""
     backoff_s: float = Field(1.0, gt=0)
     """Pause before the second restart in a row. It doubles with each further restart. The first restart has no
     pause."""
@@ -580,8 +581,8 @@ class TelemetrySettings(Section):
     """Metrics for Prometheus."""
 
     port: int = Field(0, ge=0, le=65535)
-    """Port of the launcher, which serves its metrics, and at `/targets` the addresses of all processes. 0: a free one,
-    which `targets.json` in the run directory names."""
+    """Port of the launcher's metrics. `/targets` lists the addresses of all processes. 0: a free port, named in
+    `targets.json` of the run directory."""
 
 
 class Simulation(Section):
@@ -600,7 +601,7 @@ class Simulation(Section):
     prompt_spread: float = Field(1.5, ge=0)
     """Standard deviation of the log-odds of a right completion between prompts."""
     learned_per_version: float = 0.1
-    """What each version adds to the log-odds of a right completion."""
+    """Rise of the log-odds of a right completion with each version."""
     train_tokens_per_s: float = Field(20000.0, gt=0)
     """Tokens per second of a learner rank."""
     train_overhead_s: float = Field(0.0, ge=0)
@@ -612,7 +613,7 @@ class Simulation(Section):
     update_s: float = Field(0.02, ge=0)
     """Stall of an engine during an update."""
     save_s: float = Field(0.5, ge=0)
-    """Time to write the share of a rank of a checkpoint."""
+    """Time to write one rank's share of a checkpoint."""
 
 
 class Config(Section):
@@ -734,8 +735,9 @@ def _engine_length(config: Config) -> str | None:
     if given is None or given >= needed:
         return None
     return (
-        f"actors.max_model_len = {given} is under one prompt and answer: {needed} tokens by data.max_prompt_tokens = "
-        f"{config.data.max_prompt_tokens} and the longest answer; set it to {needed}, remove it, or lower those"
+        f"actors.max_model_len = {given} is too short: a prompt of data.max_prompt_tokens = "
+        f"{config.data.max_prompt_tokens} and the longest answer take {needed} tokens; set it to {needed}, remove it, "
+        "or lower those"
     )
 
 
@@ -745,9 +747,8 @@ def _row_length(config: Config) -> str | None:
     if given is None or given >= needed:
         return None
     return (
-        f"learner.row_tokens = {given} is under one prompt and answer: data.max_prompt_tokens = "
-        f"{config.data.max_prompt_tokens} and sampling.max_tokens = {config.sampling.max_tokens} make {needed}; set it "
-        f"to {needed} or more, or remove it"
+        f"learner.row_tokens = {given} is too short: data.max_prompt_tokens = {config.data.max_prompt_tokens} and "
+        f"sampling.max_tokens = {config.sampling.max_tokens} make {needed}; set it to {needed} or more, or remove it"
     )
 
 
@@ -901,7 +902,7 @@ def _key_of(path: Sequence[str]) -> tuple[str, str]:
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             described = describe(field)
             table = described.type.removeprefix("table of ")
-            if table != described.type and len(path) > number + 1:  # one of the types that its values may have
+            if table != described.type and len(path) > number + 1:  # a value of the table, which takes several types
                 kinds = table.removesuffix("s by name").replace("number", "finite number")
                 return ".".join(path[: number + 1]), kinds
             branches = described.choices and described.type != "text"

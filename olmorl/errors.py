@@ -1,4 +1,4 @@
-"""Every error OlmoRL raises on purpose.
+"""Every error that OlmoRL raises on purpose.
 
 OlmoRLError
 ├── UserError            the user can fix it; the message says how (exit code 2, not 1)
@@ -148,7 +148,7 @@ class Unscorable(OlmoRLError, RuntimeError):
 
 @contextmanager
 def of_key(kind: type[UserError], key: str, *others: str) -> Iterator[None]:
-    """Put `key` in front of the message of such an error, unless the message already names `key` or one of `others`."""
+    """Put `key` in front of an error of this kind, unless its message already names `key` or one of `others`."""
     try:
         yield
     except kind as error:

@@ -109,7 +109,7 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True):
 class Probe(msgspec.Struct, frozen=True):
     """Fixed tokens, and the log-probabilities that the learner gives them with one version.
 
-    `logprobs[t]` belongs to `token_ids[t + 1]` after the tokens before it, at temperature 1.
+    `logprobs[t]` belongs to `token_ids[t + 1]`, given the tokens before it, at temperature 1.
     """
 
     token_ids: tuple[int, ...]
@@ -125,7 +125,7 @@ class WeightsReady(Message, frozen=True, kw_only=True):
     chunk_bytes: int
     chunk_hashes: tuple[str, ...]
     probe: Probe | None = None
-    """What an engine with this version must compute. None: not asked for (`weights.proof`)."""
+    """The log-probabilities that an engine with this version must compute. None if `weights.proof` is off."""
 
 
 # --- to the orchestrator ---------------------------------------------------------------------------
@@ -219,12 +219,26 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     tokens_wasted: int = 0
     """Tokens of attempts without a result, in all lanes: refused commits and lost leases."""
     tokens_stored: int = 0
-    """Tokens of stored results, in all lanes. Neither stored nor wasted: of the groups that it works on."""
+    """Tokens of stored results, in all lanes. Tokens of unfinished groups are neither stored nor wasted."""
     completions: int = 0
     running: int = 0
     waiting: int = 0
     kv_used: float = 0.0
     """Share of the KV cache in use, 0 to 1."""
+    up_s: float = 0.0
+    """Time since the engine started."""
+    busy_s: float = 0.0
+    """The part of `up_s` with at least one running sequence."""
+    running_s: float = 0.0
+    """Seconds of all running sequences, summed over them."""
+    slots_s: float = 0.0
+    """Seconds of all slots of the engine, summed over them. The KV cache limits the slots too."""
+    awaiting_weights_s: float = 0.0
+    """Seconds of leased sequences that wait for a version, summed over them."""
+    awaiting_verdicts_s: float = 0.0
+    """Seconds of finished sequences without their verdicts, summed over them."""
+    awaiting_group_s: float = 0.0
+    """Seconds of verified sequences whose group is not stored, summed over them."""
     updates: int = 0
     update_failures: int = 0
     """Failed tries to fetch or apply a version. The engine kept its version."""
@@ -325,7 +339,7 @@ class Begin(Message, frozen=True, kw_only=True):
 
 
 class Owner(StrEnum):
-    """The part of the service that a wait waits for."""
+    """The part of the service that has to end a wait."""
 
     LEARNER = "learner"
     LEARNER_RANKS = "learner's ranks"

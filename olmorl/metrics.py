@@ -3,7 +3,7 @@
 A field of `metrics.jsonl` has the same name in Prometheus, with the prefix `olmorl_` and base units: `prometheus_name`.
 The end of a name tells the kind and the unit: `_total` is a counter, `_s` are seconds, `_ratio` and `_fraction` are
 from 0 to 1. Tokens are completion tokens, unless the name says prompt tokens. Every series has the labels `run` and
-`process`; the labels named here come on top of them, and `MOST_LABEL_VALUES` bounds each of them.
+`process`. The labels named here are added to them. `MOST_LABEL_VALUES` bounds the values of each.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, TypeVar
 T = TypeVar("T")
 
 MOST_LABEL_VALUES: Final = 64
-"""Different values of one label of one metric. All further values share the value `other`."""
+"""Most values of one label of one metric. Further values become `other`."""
 
 SCORED: Final = {
     "reward_mean": "Mean reward of all completions scored since the last step, before filtering.",
@@ -70,7 +70,7 @@ LEARNER: Final = {
     "learner_snapshot_s": "Time to gather the new weights on the first rank.",
     "learner_publish_wait_s": "Time that the learner waited for the publishing of the version before.",
 }
-"""Reported by the learner for a step, over all its ranks (`StepReport.values`). Times are those of rank 0."""
+"""Reported by the learner for a step, over all its ranks (`StepReport.values`). Times are rank 0's."""
 
 STEP: Final = {
     "step": "Learner steps done.",
@@ -91,6 +91,16 @@ STEP: Final = {
     "weight_proof_s_mean": "Mean time until an engine had scored these tokens, while it went on generating.",
     "lag_mean": "Mean lag of the trained tokens, in versions.",
     "lag_max": "Greatest lag of a trained token, in versions.",
+    "engines": "Engines that were up at the end of the step.",
+    "engine_slots": "Sequences that all engines can run at the same time, as their KV caches allow. A mean over time.",
+    "engine_busy_fraction": "Share of the time of the engines with at least one running sequence.",
+    "engine_slots_fraction": "Share of the slots of the engines in use, over time.",
+    "engine_capacity_tokens_per_s": "Tokens that all engines would generate per second with all slots in use.",
+    "sequences_awaiting_weights": "Leased sequences that wait for a version. A mean over time.",
+    "sequences_awaiting_verdicts": "Finished sequences without their verdicts. A mean over time.",
+    "sequences_awaiting_group": "Verified sequences whose group is not finished. A mean over time.",
+    "groups_ready": "Finished groups that wait for a step. A mean over time.",
+    "data_ended": "1 when the data has no further row to draw.",
 }
 """The other fields of every line."""
 
@@ -104,6 +114,13 @@ ACTOR: Final = {
     "sequences_running": "Sequences that the engine computes.",
     "sequences_waiting": "Sequences that the engine has accepted and not begun.",
     "kv_cache_used_ratio": "Share of the KV cache in use.",
+    "engine_up_s_total": "Time since the engine started.",
+    "engine_busy_s_total": "Time with at least one running sequence. Over the time since its start: its busy share.",
+    "engine_running_s_total": "Seconds of all running sequences, summed over them.",
+    "engine_slots_s_total": "Seconds of all slots of the engine, summed over them. The KV cache limits the slots too.",
+    "sequences_awaiting_weights_s_total": "Seconds of leased sequences that wait for a version, summed over them.",
+    "sequences_awaiting_verdicts_s_total": "Seconds of finished sequences without verdicts, summed over them.",
+    "sequences_awaiting_group_s_total": "Seconds of verified sequences that wait for their group, summed over them.",
     "weight_updates_total": "Versions that the engine applied in flight.",
     "weight_update_failures_total": "Failed tries to fetch or apply a version.",
     "weight_stall_s_total": "Time that weight updates stalled the engine.",
@@ -146,6 +163,9 @@ LAUNCHER: Final = {
     "steps_since_checkpoint": "Steps since the newest complete checkpoint.",
     "checkpoint_every_steps": "Steps between two checkpoints, `checkpoint.every`.",
     "disk_free_ratio": "Free share of the file system that holds the run.",
+    "limit": "1 for what limits the run, 0 for the others. By limit; `balanced`: learner and actors both work.",
+    "limit_sure_ratio": "How sure that is.",
+    "balanced_actors_per_learner": "Actor nodes for each learner node at which neither would wait for the other.",
     "lag_bound": "The greatest lag that is allowed, `schedule.max_lag`.",
 }
 """Exported by the launcher."""
@@ -166,7 +186,7 @@ RANK: Final = {
 SOMETIMES: Final = {"kl_ref_mean": "Estimate of the divergence of the policy from the reference."}
 
 HELP: Final = STEP | SCORED | TOTALS | LEARNER | SOMETIMES | ACTOR | LAUNCHER | REDIS | RANK
-"""What each metric without a placeholder in its name means."""
+"""The meaning of each metric whose name has no placeholder."""
 
 
 class Family(NamedTuple):
@@ -179,7 +199,7 @@ class Family(NamedTuple):
     label: str
     help: str
     parts: tuple[str, ...] = ()
-    """The only parts there are; empty: any part."""
+    """The only allowed parts. Empty: any part."""
 
     @property
     def is_history(self) -> bool:
@@ -215,7 +235,7 @@ FAMILIES: Final = (
     Family("source_{}_reward_mean", "source_reward_mean", "source", "Mean reward since the last step." + _OF["source"]),
     Family("failures_{}", "failures_total", "cause", "Draws that failed. By cause."),
 )
-"""The labelled metrics that come from lines. The first that fits a field has it."""
+"""The labelled metrics that come from lines. A field belongs to the first family that fits it."""
 
 FLAT: Final = {
     "reward_{}_mean": "Mean reward that a verifier gave since the last step.",
@@ -277,7 +297,7 @@ def meaning(name: str) -> str | None:
 
 
 def _between(text: str, pattern: str) -> str:
-    """What `text` has in the place of `{}`; empty when it does not fit the pattern."""
+    """The part of `text` at the place of `{}`; empty when `text` does not fit the pattern."""
     begin, _, end = pattern.partition("{}")
     fits = text.startswith(begin) and text.endswith(end) and len(text) > len(begin) + len(end)
     return text[len(begin) : len(text) - len(end)] if fits else ""

@@ -50,7 +50,7 @@ class CommitOutcome(StrEnum):
     """The draw was already done."""
 
 
-class Place(StrEnum):
+class QueuePlace(StrEnum):
     """The place of a draw in the queue."""
 
     QUEUED = "queued"
@@ -95,9 +95,9 @@ class PromptQueue(Protocol):
     """The orchestrator's side of the prompts. Every call raises Superseded after a newer incarnation's claim."""
 
     async def claim(self, incarnation: int) -> None:
-        """Take over the run, or confirm one's own claim.
+        """Take over the run, or confirm an earlier claim of `incarnation`.
 
-        Raises Superseded unless `incarnation` is newer than all earlier claims of others.
+        Raises Superseded if another claim has the same or a newer incarnation.
         """
         ...
 
@@ -116,16 +116,16 @@ class PromptQueue(Protocol):
         """
         ...
 
-    async def release(self, owner: str) -> int:
+    async def release_dead_actor(self, owner: str) -> int:
         """Expire all leases of a dead `owner` now and forget its heartbeat. Returns the number of leases."""
         ...
 
-    async def inventory(self, lane: str) -> dict[int, Place]:
+    async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         """The place of each draw of the lane, in one consistent read. For reconciliation."""
         ...
 
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
-        """Remove these draws if they are queued or leased. Later results of them are refused."""
+        """Remove these draws if they are queued or leased. Their later results are refused."""
         ...
 
     async def forget_done(self, draw_ids: Iterable[int], lane: str) -> None:
@@ -264,7 +264,7 @@ class WeightStore(Protocol):
     def discard(self, keep: Iterable[Version]) -> None:
         """Keep `keep` and the latest version published. The publisher calls this from time to time.
 
-        Other versions are freed unless a reader uses them. A store that lost a kept version gets it again.
+        Other versions are freed unless a reader uses them. A kept version that the store lost is published again.
         """
         ...
 
@@ -301,6 +301,15 @@ class EngineLoad(NamedTuple):
     """Largest number of sequences that run together."""
 
 
+class EngineUse(NamedTuple):
+    """How long an engine worked since its start."""
+
+    busy_s: float
+    """Time with at least one running sequence."""
+    running_s: float
+    """The same for each sequence, summed: seconds that slots were in use."""
+
+
 class Update(NamedTuple):
     """The cost of an in-flight update, measured by the engine."""
 
@@ -331,14 +340,18 @@ class Engine(Protocol):
         ...
 
     async def score(self, token_ids: Sequence[int]) -> Floats:
-        """Log-probabilities at temperature 1 of each token but the first, by the version that is in use.
+        """Log-probabilities at temperature 1 of each token but the first, by the version in use.
 
-        Fewer when the engine takes fewer tokens. Requests continue meanwhile. The tokens count as nothing.
+        Returns fewer values if the engine takes fewer tokens. Requests continue. No counter counts these tokens.
         """
         ...
 
     def load(self) -> EngineLoad:
         """The current load. Does not wait for the engine."""
+        ...
+
+    def use(self) -> EngineUse:
+        """How long it worked so far. Does not wait for the engine."""
         ...
 
     @property
@@ -362,7 +375,7 @@ class Engine(Protocol):
 
 
 class Scorer(Protocol):
-    """Verifies completions in other processes. Implemented by `verifiers.combine`."""
+    """Verifies completions in other processes. Implemented by `verifiers.scorer`."""
 
     async def start(self) -> None: ...
 
@@ -395,7 +408,7 @@ class BatchSource(Protocol):
         ...
 
     async def next(self, rank: int, step: int) -> Work:
-        """This rank's shard of `step`, or a `Stop`. Another call gets the same. At most one `Save` comes first."""
+        """This rank's shard of `step`, or a `Stop`. A repeated call gets the same. At most one `Save` comes first."""
         ...
 
     async def report(self, report: StepReport) -> None:
@@ -442,7 +455,7 @@ class Trainer(Protocol):
         ...
 
     def probe(self) -> Probe | None:
-        """The log-probabilities of fixed tokens with the present weights. None except on rank 0."""
+        """The log-probabilities of fixed tokens with the current weights. None except on rank 0."""
         ...
 
     def save(self, folder: Path) -> Callable[[], Awaitable[None]]:
@@ -453,7 +466,7 @@ class Trainer(Protocol):
         ...
 
     def restore(self, folder: Path) -> None:
-        """Restore a checkpoint that `save` wrote on any number of ranks. Training continues without a difference."""
+        """Restore a checkpoint that `save` wrote on any number of ranks. Training continues as if it had not ended."""
         ...
 
     def export(self, folder: Path) -> None:
@@ -476,7 +489,7 @@ class Row(NamedTuple):
 
 
 class LabelCheck(Protocol):
-    """Checks labels for verifiers. Implemented by `verifiers.labels`."""
+    """Checks labels for verifiers. Implemented by `verifiers.label_check`."""
 
     def check_many(self, labels: Sequence[tuple[str, Any]]) -> list[str | None]:
         """For each `(verifier, label)` the reason why it cannot be used, or None if it can."""

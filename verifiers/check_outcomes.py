@@ -32,7 +32,7 @@ class Failed(NamedTuple):
 Outcome = Done | Limit | Failed
 
 
-class Probe(NamedTuple):
+class WorkerProbe(NamedTuple):
     """A check that returns `value` on every healthy worker."""
 
     task: str
@@ -42,7 +42,7 @@ class Probe(NamedTuple):
 
 @dataclass
 class Counters:
-    """What a pool has done since its start."""
+    """The work of a pool since its start."""
 
     checks: int = 0
     seconds: float = 0.0

@@ -39,7 +39,7 @@ OWNED: Final[Mapping[str, str]] = {
 }
 """Arguments of vLLM that a recipe cannot pass on, and why or what to do instead."""
 SCORING_PRIORITY: Final = -1
-"""Of vLLM's queue, where prompts have 0: what is to be scored gets the next free place."""
+"""Priority in vLLM's queue, where prompts have 0: tokens to score get the next free place."""
 LOADER = "olmorl.actors.vllm_engine.weight_loader.StagedWeightLoader"
 
 
@@ -109,7 +109,7 @@ def passed_on(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(message)
 
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False, add_help=False))
-    parser.error = refuse  # by itself it prints the usage and exits
+    parser.error = refuse  # by default it prints the usage and exits
     known = {action.dest: action for action in parser._actions}
     values = {}
     for name, value in given.items():
@@ -138,7 +138,7 @@ def _words(action: Any, value: Any) -> list[str]:
 
 
 def engine_config(arguments: Mapping[str, Any]) -> Any:
-    """vLLM's checked configuration. Raises ValueError or OSError for what does not fit the model or this hardware."""
+    """vLLM's checked configuration. Raises ValueError or OSError for settings that the model or hardware refuses."""
     from vllm import AsyncEngineArgs
     from vllm.usage.usage_lib import UsageContext
 

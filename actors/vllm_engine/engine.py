@@ -29,34 +29,67 @@ from olmorl.actors.vllm_engine.arguments import (
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
 from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes, file_signature
-from olmorl.building import describe, would_repeat
 from olmorl.clock import within
 from olmorl.errors import EngineDied, ModelError, StartError, WeightError
+from olmorl.failed_start import describe, would_repeat
 from olmorl.messages import Completion, Floats, Span, TokenIds, Version
-from olmorl.ports import EngineLoad, Sampling, StagedWeights, Update
+from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
 
 T = TypeVar("T")
 LIVENESS_POLL_S = 0.2
 
 
 class _StepGauge:
-    """The statistics of the last engine step. Replaces vLLM's stat loggers, which observe every single token."""
+    """The statistics of the engine's steps. Replaces vLLM's stat loggers, which observe every single token.
+
+    The number of running requests after a step holds until the next step. While an update stalls the engine, they run
+    too: `ActorStatus.stall_s_total` has that time.
+    """
 
     def __init__(self) -> None:
         self.tokens = 0
-        self.running = 0
         self.kv_used = 0.0
+        self.running = 0
+        """Requests that ran in the last step."""
+        self.in_flight = 0
+        """Requests that `generate` has passed on and not finished."""
+        self._noted_at = time.monotonic()
+        self._busy_s = 0.0
+        self._running_s = 0.0
+
+    @property
+    def unfinished(self) -> int:
+        """Requests that ran in the last step and are not finished."""
+        return min(self.running, self.in_flight)
 
     def record(self, *, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
+        """Take the statistics of a step. vLLM calls this."""
+        self._integrate()
         if iteration_stats is not None:
             self.tokens += iteration_stats.num_generation_tokens
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
             self.kv_used = scheduler_stats.kv_cache_usage
 
+    def accepted(self, number: int) -> None:
+        """Note a new request (1), or the end of one (-1)."""
+        self._integrate()
+        self.in_flight += number
+
+    def use(self) -> EngineUse:
+        """How long requests ran."""
+        self._integrate()
+        return EngineUse(self._busy_s, self._running_s)
+
+    def _integrate(self) -> None:
+        now = time.monotonic()
+        seconds, self._noted_at = now - self._noted_at, now
+        self._busy_s += seconds if self.unfinished else 0.0
+        self._running_s += seconds * self.unfinished
+
 
 _LOADING = threading.Lock()
-"""Held by the thread that imports vLLM ahead of the start, or starts it: both set variables of the environment."""
+"""Held while vLLM is imported or started: both set environment variables."""
 
 
 class VllmEngine:
@@ -89,7 +122,6 @@ class VllmEngine:
         self._gauge = _StepGauge()
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._processes = EngineProcesses(notes)
-        self._in_flight = 0
         self._aborted = 0
         self._scored = 0
         self._cause = "it is not running"
@@ -99,7 +131,7 @@ class VllmEngine:
 
         Raises:
             ModelError: a folder that vLLM cannot load.
-            ConfigError: a core that is not there.
+            ConfigError: a core that does not exist.
             StartError: a setting or a file that the engine cannot start with.
             EngineDied: the engine's processes ended while they started.
         """
@@ -144,7 +176,7 @@ class VllmEngine:
 
         Raises:
             ValueError: the prompt is empty or leaves no room for a token, or the sampling is out of vLLM's bounds.
-            EngineDied: the engine went away, or is gone.
+            EngineDied: the engine died, now or earlier.
         """
         if not 0 < len(prompt) < self._max_model_len:
             raise ValueError(f"a prompt of {len(prompt)} tokens: the engine takes 1 to {self._max_model_len - 1}")
@@ -154,7 +186,7 @@ class VllmEngine:
 
         llm = self._running()
         salted = tokens_input(prompt.tolist(), cache_salt=str(self._version))
-        self._in_flight += 1
+        self._gauge.accepted(1)
         try:
             collector = await llm.add_request(request_id, salted, sampling_params(sampling))
             finished = (await collector.get()).outputs[0]
@@ -167,7 +199,7 @@ class VllmEngine:
         except EngineDeadError:
             raise EngineDied(f"the engine died with request {request_id}: {self._cause}") from None
         finally:
-            self._in_flight -= 1
+            self._gauge.accepted(-1)
         return self._completion(finished, bool(sampling.stop))
 
     def _running(self) -> Any:
@@ -199,7 +231,7 @@ class VllmEngine:
 
         Raises:
             WeightError: the weights do not fit; the engine continues with its version.
-            EngineDied: the engine went away, or holds half a version and was ended.
+            EngineDied: the engine died, or was ended because it holds half a version.
         """
         llm = self._running()
         check_fit(staged, self._shapes, tied=getattr(llm.model_config.hf_config, "tie_word_embeddings", False))
@@ -218,8 +250,8 @@ class VllmEngine:
         if any(refusals):
             raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")
         await self._call(core.pause_scheduler_async("keep", False))
-        # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same way, so
-        # the time between them is the time between the two events in the engine core.
+        # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same path,
+        # so the time between them is the time between the two events in the engine core.
         paused_at = time.monotonic()
         try:
             loaded = await self._call(core.collective_rpc_async("load_staged_weights", None, arguments))
@@ -235,10 +267,10 @@ class VllmEngine:
         return Update(version, time.monotonic() - paused_at)
 
     async def score(self, token_ids: Sequence[int]) -> Floats:
-        """Score a prompt before all that wait. vLLM samples one token after it, which counts as nothing.
+        """Score a prompt before all waiting ones. vLLM samples one token after it, which no counter counts.
 
         Raises:
-            EngineDied: the engine went away, or is gone.
+            EngineDied: the engine died, now or earlier.
         """
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -273,17 +305,21 @@ class VllmEngine:
         except EngineDeadError:
             raise EngineDied(f"the engine core of {self._model.path} has ended") from None
 
-    # --- what the actor asks --------------------------------------------------------------------
+    # --- state for the actor --------------------------------------------------------------------
 
     def load(self) -> EngineLoad:
         """The load after the last step; later requests count as waiting."""
-        running = min(self._gauge.running, self._in_flight)
+        gauge = self._gauge
         return EngineLoad(
-            running=running,
-            waiting=self._in_flight - running,
-            kv_used=self._gauge.kv_used if self._in_flight else 0.0,
+            running=gauge.unfinished,
+            waiting=gauge.in_flight - gauge.unfinished,
+            kv_used=gauge.kv_used if gauge.in_flight else 0.0,
             max_running=self._actors.max_running,
         )
+
+    def use(self) -> EngineUse:
+        """How long requests ran since the start."""
+        return self._gauge.use()
 
     @property
     def version(self) -> Version:
@@ -306,7 +342,7 @@ class VllmEngine:
         if llm is not None:
             await asyncio.to_thread(llm.shutdown, 0)
             del llm
-            gc.collect()  # the client is in a reference cycle, and logs an error when the interpreter ends
+            gc.collect()  # a client in a reference cycle would log an error at the end of the interpreter
         await asyncio.to_thread(self._processes.end)
 
 

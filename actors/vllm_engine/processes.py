@@ -24,7 +24,7 @@ DEADLINE_S = 5.0
 
 
 class EngineProcesses:
-    """Every process of an engine ends with `end`, or with the process that owns this object, however it dies.
+    """Every process of an engine ends with `end`, or with the death of the process that owns this object.
 
     Args:
         notes: folder in shared memory with the list of files that `reaper.sweep` unlinks if all processes die at once.

@@ -1,15 +1,15 @@
-"""Ends what an engine left when the process that owned it is gone. A program of its own: the standard library only.
+"""Cleans up after an engine whose owner process died. A separate program: it imports only the standard library.
 
     python reaper.py MARK NOTES        every process of the engine has MARK in its environment
 
-The owner holds the other end of standard input. Once the engine is up it names its shared memory there, a line each,
-and says ENDED when all is over; an end without that word means that the owner died, however it died. Until it can name
-the shared memory, that is looked for here: a cluster may kill the engine's processes together with their owner. What a
-process makes and leaves before a look finds its owner is recognised so: it is new, and no process has it open. A
-parent-death signal would not do: it follows the thread that started a process, and does not reach grandchildren.
+The owner holds the other end of standard input. When the engine is up, the owner writes the paths of its shared memory
+there, one a line. It writes ENDED after a regular end. If standard input closes without ENDED, the owner died.
+Until the engine is up, this program looks for the shared memory itself: a cluster may kill the engine's processes
+together with their owner. A file made and left between two looks is recognised: it is new, and no process has it open.
+A parent-death signal would not do: it follows the thread that started a process, and does not reach grandchildren.
 
-What kills all processes at once takes this one along. So it notes what there is to unlink in a file of the folder
-NOTES, which is in shared memory too; `sweep` does the rest when the run starts again.
+A kill of all processes also kills this one. So it lists the files to unlink in a file of the folder NOTES, which is in
+shared memory too. `sweep` unlinks them when the run starts again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pathlib import Path
 VARIABLE = "OLMORL_ENGINE"
 UP, ENDED = "up", "ended"
 LOOK_S = 1.0
-"""Between two looks for the shared memory of an engine that starts."""
+"""Interval between two looks for the shared memory of an engine that starts."""
 NAMES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
 _SHARED_MEMORY = Path("/dev/shm")
 _IN_CREATE = 0x100
@@ -39,12 +39,12 @@ _EVENT = struct.Struct("iIII")
 
 
 def own_folder(mark: str) -> Path:
-    """For the temporary files of the engine's processes: vLLM leaves sockets, and the file in which they met."""
+    """The folder for temporary files of the engine's processes: vLLM leaves sockets and a rendezvous file."""
     return Path(tempfile.gettempdir(), f"olmorl-{mark[:12]}")
 
 
 def marked(mark: str) -> list[int]:
-    """Processes whose environment names the engine, save Python's resource trackers, which tidy up and then end."""
+    """Processes whose environment names the engine, without Python's resource trackers, which clean up and end."""
     wanted = f"{VARIABLE}={mark}".encode()
     pids = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -74,7 +74,7 @@ def shared_memory(pids: list[int]) -> set[Path]:
 
 
 class SharedMemoryWatch:
-    """Lists the files that any process makes in shared memory from now on. Empty when the kernel has no watch left."""
+    """Lists the files that any process makes in shared memory from now on; none if the kernel has no watch left."""
 
     def __init__(self) -> None:
         libc = ctypes.CDLL(None)
@@ -94,7 +94,7 @@ class SharedMemoryWatch:
                     data = data[_EVENT.size + length :]
 
     def orphans(self) -> set[Path]:
-        """New files of this user and of an engine's kind, which no process has open at two looks."""
+        """New files of this user with an engine's names that no process had open at two looks."""
         self.read_events()
         left = {file for file in self._made if str(file).startswith(NAMES) and _sees_all_processes()}
         for pause_s in (0.0, LOOK_S):
@@ -106,7 +106,7 @@ class SharedMemoryWatch:
 
 
 def _sees_all_processes() -> bool:
-    """Not in a container that has the host's shared memory, but not its processes."""
+    """False in a container that has the host's shared memory, but not its processes."""
     own = Path("/proc/self/ns")
     return (own / "pid").stat().st_ino == _FIRST_PIDS or (own / "ipc").stat().st_ino != _FIRST_IPC
 
@@ -128,7 +128,7 @@ def note(path: Path, files: set[Path]) -> None:
 def sweep(folder: Path) -> None:
     """Unlink the files of engines that died together with their reapers. No engine of the run may be alive."""
     for path in folder.glob(f"{VARIABLE}-*"):
-        with suppress(FileNotFoundError):  # another reaper does the same
+        with suppress(FileNotFoundError):  # another process removed it
             for file in path.read_text(encoding="utf-8").splitlines():
                 if file.startswith(NAMES):
                     Path(file).unlink(missing_ok=True)
@@ -147,7 +147,7 @@ def end(pids: list[int], files: set[Path]) -> None:
 
 def main() -> None:
     if os.fork():
-        os._exit(0)  # an orphan in its own session: a kill of the owner's children does not reach it
+        os._exit(0)  # an orphan in its own session survives a kill of the owner's children
     os.setsid()
     mark, said, files = sys.argv[1], "", set[Path]()
     notes, new_files = Path(sys.argv[2], f"{VARIABLE}-{mark}"), SharedMemoryWatch()
@@ -168,7 +168,7 @@ def main() -> None:
         if ENDED not in said.split("\n"):
             note(notes, files | named(said))
     if UP not in said.split("\n"):
-        pids = marked(mark)  # a process that just started had the mark too late for the owner
+        pids = marked(mark)  # the owner did not see processes that had just started
         files |= shared_memory(pids)
         end(pids, set())
         files |= new_files.orphans()
@@ -176,11 +176,11 @@ def main() -> None:
     shutil.rmtree(own_folder(mark), ignore_errors=True)
     notes.unlink(missing_ok=True)
     with suppress(OSError):
-        notes.parent.rmdir()  # unless there is more of the run in it
+        notes.parent.rmdir()  # refused while other files are in it
 
 
 def named(said: str) -> set[Path]:
-    """The files among the whole lines that the owner said."""
+    """The files named in the complete lines from the owner."""
     return {Path(line) for line in said.split("\n")[:-1] if line.startswith("/")}
 
 

@@ -22,7 +22,7 @@ _LENGTH = 600
 
 
 class ErrorOutput:
-    """Reads what this process and its children write to standard error from now on, if that is a file."""
+    """Reads the text that this process and its children write to standard error from now on, if that is a file."""
 
     def __init__(self) -> None:
         status = os.fstat(2)

@@ -41,7 +41,7 @@ def _file_shapes(path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def file_signature(file: Path | int) -> str:
-    """Says which file it is, and changes when the file is written again. `file` may be a descriptor."""
+    """Identifies a file, and changes when the file is written again. `file` may be a descriptor."""
     status = os.stat(file)  # noqa: PTH116  # a Path has no descriptor
     return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 

@@ -52,9 +52,10 @@ class StagedWeightLoader:
             The version that every parameter has now.
 
         Raises:
-            OSError: the file is gone. Other workers may have loaded it, so the engine must not go on.
-            ValueError: the file is another one than was checked. The same.
-            RuntimeError: some parameters are new and some are not. The same.
+            OSError: the file is gone.
+            ValueError: the file is not the one that was checked.
+            RuntimeError: some parameters are new and some are not.
+            After each of them the engine must end: other workers may have loaded the version.
         """
         ready: WeightsReady = codec.decode(manifest, WeightsReady)
         file = _map(Path(path), signature)
@@ -82,7 +83,7 @@ def _unloaded(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 
 def _check_unloaded(model: torch.nn.Module, unloaded: Sequence[torch.nn.Module]) -> None:
-    """Every parameter was loaded, unless it is computed (tables of rotary positions) or the embedding's.
+    """Check that every parameter was loaded, except computed ones (tables of rotary positions) and the embedding's.
 
     Raises:
         RuntimeError: parameters of a layer kept their old values.
@@ -96,7 +97,7 @@ def _check_unloaded(model: torch.nn.Module, unloaded: Sequence[torch.nn.Module])
 
 @contextmanager
 def _unsaid(layers: Collection[str]) -> Iterator[None]:
-    """Keep vLLM from warning of these layers, whose classes are given: they are checked here."""
+    """Suppress vLLM's warnings about layers of these classes: they are checked here."""
 
     known = {f"{layer}: Failed to load weights" for layer in layers}
 
@@ -112,7 +113,7 @@ def _unsaid(layers: Collection[str]) -> Iterator[None]:
 
 
 def _map(path: Path, signature: str) -> mmap.mmap:
-    """Map the file. Raises ValueError if it is another one than `signature` says."""
+    """Map the file. Raises ValueError if it does not have `signature`."""
     with path.open("rb") as file:
         if (found := file_signature(file.fileno())) != signature:
             raise ValueError(f"{path} is not the file that was checked ({found}, not {signature})")
@@ -120,7 +121,7 @@ def _map(path: Path, signature: str) -> mmap.mmap:
 
 
 def _misfits(buffers: Sequence[Buffer], size: int) -> list[str]:
-    """The buffers that are no tensors within a file of `size` bytes."""
+    """The faults of buffers that are not tensors within a file of `size` bytes."""
     problems = []
     for buffer in buffers:
         dtype = getattr(torch, buffer.dtype, None)
@@ -142,7 +143,7 @@ def _tensors(buffers: tuple[Buffer, ...], file: mmap.mmap) -> Iterator[tuple[str
 
 
 def _refresh_tied_head(model: torch.nn.Module) -> None:
-    """A tied head shares the embedding's parameter, but the CPU back end multiplies by a repacked copy of its own."""
+    """A tied head shares the embedding's parameter, but the CPU back end multiplies by its own repacked copy."""
     heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
     for embedding in _embeddings(model):
         for head in heads:
@@ -151,7 +152,7 @@ def _refresh_tied_head(model: torch.nn.Module) -> None:
 
 
 def _repack_experts(model: torch.nn.Module) -> None:
-    """The CPU back end multiplies by packed experts, and vLLM packs them at the first load alone."""
+    """The CPU back end multiplies by packed experts, and vLLM packs them only at the first load."""
     for layer in model.modules():
         method = getattr(layer, "quant_method", None)
         if isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU:

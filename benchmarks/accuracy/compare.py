@@ -28,7 +28,7 @@ AT_A_TIME = 64
 
 
 class Peer(NamedTuple):
-    """The needs of a checker: packages in its environment, and the sources that it is loaded from."""
+    """The requirements of a checker: packages in its environment, and the sources from which it is loaded."""
 
     requirements: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
@@ -117,7 +117,7 @@ async def _ask(command: list[str], rows: Sequence[Row]) -> tuple[list[bool | Non
     try:
         if await asyncio.wait_for(process.stdout.readline(), START_S) != b"ready\n":
             said = (await talk).decode(errors="replace").strip().splitlines()
-            raise ResourceError(f"the checker does not start: {said[-1] if said else 'without a word'}")
+            raise ResourceError(f"the checker does not start: {said[-1] if said else 'it wrote no error'}")
         for row in rows:
             process.stdin.write(json.dumps([str(row.label), row.completion]).encode() + b"\n")
             line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)

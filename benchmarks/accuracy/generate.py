@@ -1,4 +1,4 @@
-"""Rows that a package makes when it is run, in a separate environment: `python generate.py NAME [FOLDER]`.
+"""Makes rows with one package, in a separate environment: `python generate.py NAME [FOLDER]`.
 
 Writes one JSON list a line: verifier, label, completion, whether it is right.
 """
@@ -22,7 +22,7 @@ GENERATORS = (
 )  # fmt: skip
 """Problem kinds of reasoning-gym whose answers are numbers or formulas."""
 FORMULAS = ("intermediate_integration", "polynomial_multiplication", "simple_integration")
-"""Problem kinds whose answers are in Python's notation."""
+"""Problem kinds with answers in Python's notation."""
 ENTRIES = 20
 
 

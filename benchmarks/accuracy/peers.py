@@ -1,8 +1,8 @@
 """Another project's checker, run in a separate environment: `python peers.py NAME [FOLDER...]`.
 
-Says `ready`, then reads one JSON list a line, label and completion, and writes for each whether the checker pays it,
-or null where it failed, and the seconds that it took. The imports of the checkers are inside: each environment has one
-of them.
+Writes `ready`, then reads lines with a JSON list of label and completion. The answer to each is a JSON list: whether
+the checker pays it, or null if it failed, and the seconds that it took. Each function imports its own checker, because
+each environment has only one of them.
 """
 
 from __future__ import annotations
@@ -122,12 +122,12 @@ PEERS: dict[str, Callable[..., Check]] = {
 
 
 def _bare(label: str) -> str:
-    """These need labels without dollar signs."""
+    """The label without dollar signs, for checkers that need it."""
     return label.strip().strip("$")
 
 
 def _boxed(completion: str) -> str:
-    """These read only a box or a phrase, so a bare answer is put in one."""
+    """The answer in a box, for checkers that read only a box or a phrase."""
     if "\\boxed" in completion or "nswer" in completion:
         return completion
     return rf"\boxed{{{completion.strip().strip('$')}}}"

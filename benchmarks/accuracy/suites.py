@@ -56,7 +56,7 @@ def generated(name: str, *requirements: str) -> Callable[[Scratch], Iterator[Row
         made = subprocess.run(command, capture_output=True, text=True, check=False)
         if made.returncode:
             said = made.stderr.strip().splitlines()
-            raise ResourceError(f"the rows of {name} cannot be made: {said[-1] if said else 'without a word'}")
+            raise ResourceError(f"the rows of {name} cannot be made: {said[-1] if said else 'it wrote no error'}")
         for line in made.stdout.splitlines():
             yield Row(*json.loads(line))
 

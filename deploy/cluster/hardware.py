@@ -24,13 +24,13 @@ FEWER = (
 
 
 def is_open(settings: Config) -> bool:
-    """Whether the recipe leaves it to the hardware."""
+    """Whether the recipe leaves the device to the hardware."""
     is_real = settings.run.mode == "real"
     return is_real and settings.learner.device == "auto" and settings.cluster.gpus_per_node is None
 
 
 def on_this_machine(settings: Config) -> Config:
-    """The settings with the device of a run that starts its own Ray. Others stay open until Ray is joined."""
+    """The settings with a device, if the run starts its own Ray. Otherwise the device is decided once Ray is joined."""
     here = gpus_here()
     if not is_open(settings) or settings.cluster.address is not None or here is None or plan(settings).several_hosts:
         return settings
@@ -56,7 +56,7 @@ def decide(settings: Config, gpus: Sequence[int]) -> Config:
     if is_cpu_build():
         raise ConfigError(
             f"Ray reports {_nodes(gpus)}, and torch here is a CPU build: install the GPU builds on every host "
-            '(pip install -e ".[gpu]"), or set learner.device = "cpu"'
+            '(make clean install-gpu), or set learner.device = "cpu"'
         )
     settings = _with_gpus(settings, given or _of_each_node(gpus, placed.learner_nodes + placed.actor_nodes))
     check_gpus_of_a_node(settings)
@@ -79,13 +79,13 @@ def _without_gpus(settings: Config, placed: Placement, nodes: int) -> Config:
 
 
 def _of_each_node(gpus: Sequence[int], nodes: int) -> int:
-    """GPUs that each of `nodes` nodes has, the largest ones taken; nodes without GPUs do not count."""
+    """GPUs that each of the `nodes` largest nodes has; nodes without GPUs do not count."""
     sizes = sorted(filter(None, gpus), reverse=True)
     return sizes[min(nodes, len(sizes)) - 1]
 
 
 def check_gpus_of_a_node(settings: Config) -> None:
-    """A node has the GPUs that its part of the plan needs. Raises ConfigError otherwise."""
+    """Raises ConfigError if a node has too few GPUs for its part of the plan."""
     placed, tensor_parallel = plan(settings), settings.actors.tensor_parallel
     if not placed.on_gpu:
         if tensor_parallel > 1:
@@ -102,7 +102,7 @@ def check_gpus_of_a_node(settings: Config) -> None:
         if needed > placed.gpus_per_node:
             raise ConfigError(
                 f"{key} = {needed} is over the GPUs of a node, {placed.gpus_per_node}: lower it, or set "
-                "cluster.gpus_per_node to what a node has"
+                "cluster.gpus_per_node to the GPUs of a node"
             )
 
 
@@ -146,7 +146,7 @@ def asked_for(settings: Config) -> str:
 
 
 def gpus_here() -> int | None:
-    """NVIDIA GPUs that this process may use; None where that cannot be told from device files."""
+    """NVIDIA GPUs that this process may use; None where device files do not show it."""
     if Path("/dev/kfd").exists() or Path("/dev/dxg").exists():
         return None
     there = sum(path.name.removeprefix("nvidia").isdecimal() for path in Path("/dev").glob("nvidia*"))
@@ -162,7 +162,7 @@ def is_cpu_build() -> bool:
 
 
 def _nodes(gpus: Sequence[int]) -> str:
-    """Such as `28 node(s) with 8 GPUs, 1 with 0`."""
+    """The nodes in words, such as `28 node(s) with 8 GPUs, 1 with 0`."""
     counted = [f"{gpus.count(size)} node(s) with {size} GPU(s)" for size in sorted(set(gpus), reverse=True)]
     return ", ".join(counted)
 

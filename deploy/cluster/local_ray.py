@@ -1,4 +1,4 @@
-"""The Ray that a run starts for itself on one machine, and its end."""
+"""Starts and ends the run's own Ray on one machine."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from olmorl.deploy.control import signals
 from olmorl.errors import ResourceError
 
 _PATIENCE_S = 10.0
-"""For processes that were killed to be gone."""
+"""Time for killed processes to end."""
 
 
 class OwnRay:
-    """A Ray of the run's own. After `end` none of its processes and files is left, unlike after Ray's own shutdown."""
+    """The run's own Ray. `end` removes all its processes and files; Ray's own shutdown does not."""
 
     def __init__(self, num_cpus: int, run: str) -> None:
-        """Start it. A signal ends it while its daemons start; this process's part in it has to start in full.
+        """Start it. A signal interrupts the start of its daemons, but not the connection of this process to them.
 
         Raises:
-            ResourceError: it does not start.
+            ResourceError: Ray does not start.
             Interrupted: a signal came while its daemons started.
         """
         self._before = before = set(_children())
@@ -59,7 +59,7 @@ class OwnRay:
         self._session = Path(context.address_info["session_dir"])
 
     def end(self, keep_logs: bool) -> None:
-        """End it; with `keep_logs` its folder stays, for people who want to know why it died."""
+        """End it. With `keep_logs` its folder stays, and shows why it died."""
         started = [child for child in _children() if child not in self._before]
         started += _naming(self._session, started)
         ray.shutdown()
@@ -70,12 +70,12 @@ class OwnRay:
 
 
 def _daemons_start() -> bool:
-    """Whether Ray waits for its daemons, all children of this process, and nothing of this process depends on them."""
+    """Whether Ray still starts its daemons, the children of this process, and may be interrupted."""
     return worker._global_node is None
 
 
 def _sessions_of_this_process() -> list[Path]:
-    """The folders of its Ray, which has one name for them."""
+    """The session folders of the Ray that this process started."""
     return list(Path(get_default_ray_temp_dir()).glob(f"session_*_{os.getpid()}"))
 
 
@@ -89,7 +89,7 @@ def _remove(session: Path) -> None:
 
 @contextmanager
 def _no_stack_of_a_signal() -> Iterator[None]:
-    """Without Ray's native handler in this process: it prints a stack for a SIGTERM that comes while Ray starts."""
+    """Turn Ray's native handler off: it prints a stack for a SIGTERM while Ray starts."""
     before = ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER
     ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
     try:

@@ -13,7 +13,7 @@ from ray.util import list_named_actors
 from ray.util.placement_group import remove_placement_group
 
 _START = "@"
-"""Between the name of a process and the name of its start."""
+"""The separator between the name of a process and the name of its start."""
 
 
 def start_of(process: str) -> str:
@@ -31,7 +31,7 @@ def starts(process: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def ask_all(process: str, method: str, timeout_s: float) -> list[Any]:
-    """The answers of all starts of a process that live and answer."""
+    """The answers of all living starts of a process. A start that does not answer is left out."""
     answers = []
     for _, handle in starts(process):
         with contextlib.suppress(RayError, TimeoutError):

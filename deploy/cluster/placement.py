@@ -62,7 +62,7 @@ class Placement:
         return {"CPU": 1.0, **gpus}
 
     def crowding(self, config: Config) -> str:
-        """Says that engines and ranks of one machine share cores; empty when each has its own."""
+        """A warning if engines and ranks of one machine share cores; empty when each has its own."""
         cores = [core for core in (*self.engine_cores, *self.rank_cores) if core is not None]
         one_machine = config.run.mode == "real" and config.cluster.address is None
         if not one_machine or len(cores) == len(set(cores)):

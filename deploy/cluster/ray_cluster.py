@@ -36,18 +36,18 @@ from olmorl.deploy.credentials import PATIENCE
 from olmorl.errors import ResourceError
 
 _ROOM_TO_GROW = 16
-"""Engines that may join a run on one machine: Ray counts CPUs there, and no other program asks it for them."""
+"""Engines that may join a run on one machine. Ray gets CPUs for them; the run is the only program that uses it."""
 MOST_ENGINES = 1024
-"""Of one run: each place is asked for by a call of its own, and a cluster that can grow has no other bound."""
+"""Engines of one run. Each place takes one call, and a cluster that can grow has no other bound."""
 BY_NODES = "--learner-nodes and --actor-nodes"
-"""How people ask for fewer places where they start a run."""
+"""The options with which people ask for fewer places at the start of a run."""
 _LOOK_S, _LONGEST_PAUSE_S = 0.05, 2.0
 _RECONNECT = "RAY_gcs_rpc_server_reconnect_timeout_s"
 _RECONNECT_S = 60
-"""Ray's default for it: after so long without its head a process of Ray ends itself."""
+"""Ray's default: after so long without its head, a Ray process ends itself."""
 HEAD_DEADLINE_S = 60.0
-"""For the head of a cluster to listen, which may be starting at the same time as the run."""
-Place = tuple[PlacementGroup, int]
+"""Time for the head of a cluster to listen: it may start at the same time as the run."""
+ReservedPlace = tuple[PlacementGroup, int]
 """A placement group and the index of a bundle in it."""
 
 
@@ -88,7 +88,7 @@ class RayCluster:
 
     @property
     def hardware(self) -> str:
-        """What the run uses of the hardware, for people."""
+        """The hardware that the run uses, for people."""
         return hardware.describe(self.config, _gpus_of_nodes())
 
     def _decide_hardware(self) -> None:
@@ -143,11 +143,11 @@ class RayCluster:
             self._own.end(keep_logs=self.is_broken)
 
     def processes(self) -> list[RemoteProcess]:
-        """Every process of the run, also those of an earlier launcher."""
+        """Every process of the run, including the processes of an earlier launcher."""
         return [RemoteProcess(name, handle) for name, handle in named_actors.starts()]
 
     async def watch(self) -> None:
-        """Wait for ever, as long as Ray lives.
+        """Wait until Ray is lost.
 
         Raises:
             RunEnded: a daemon of its own Ray died, or the head of the cluster does not answer.
@@ -161,7 +161,7 @@ class RayCluster:
         return self._watch is not None and self._watch.broken
 
     def end_all(self) -> None:
-        """End every process of the run and free its places, also those that an earlier launcher took."""
+        """End every process of the run and free its places, including the places of an earlier launcher."""
         if self.is_broken:
             return
         give_up = time.monotonic() + self._settings.stop_deadline_s
@@ -190,8 +190,8 @@ class RayCluster:
         if calls:
             ray.wait(calls, num_returns=len(calls), timeout=self._settings.stop_deadline_s)
 
-    async def place_learner(self) -> list[Place]:
-        """One bundle a learner node, on nodes of their own."""
+    async def place_learner(self) -> list[ReservedPlace]:
+        """Reserve one bundle for each learner node, on different nodes. Returns the place of each rank."""
         plan = self._plan
         bundles = [plan.learner_bundle()] * plan.learner_nodes
         self._learner = group = await self._place(
@@ -199,13 +199,13 @@ class RayCluster:
         )
         return [(group, rank // plan.ranks_per_node) for rank in range(plan.ranks)]
 
-    def host_of(self, place: Place) -> str:
+    def host_of(self, place: ReservedPlace) -> str:
         """Ray's name for the host of a place."""
         group, index = place
         return str(placement_group_table(group)["bundles_to_node_id"][index])
 
     def lives(self, host: str) -> bool:
-        """Whether Ray has not given up on a host."""
+        """Whether Ray counts a host as alive."""
         return any(node["NodeID"] == host and node["Alive"] for node in ray.nodes())
 
     @property
@@ -215,8 +215,8 @@ class RayCluster:
             return MOST_ENGINES
         return min(MOST_ENGINES, _room(ray.cluster_resources(), self._plan))
 
-    async def place_engine(self, wait_s: float, asked_by: str) -> Place:
-        """One bundle for each engine, so that engines join and leave singly. On several hosts, never on a learner node.
+    async def place_engine(self, wait_s: float, asked_by: str) -> ReservedPlace:
+        """Reserve a bundle for one engine, so that each joins and leaves alone. On several hosts: not on learner nodes.
 
         Args:
             asked_by: the option by which people asked for it.
@@ -253,11 +253,11 @@ class RayCluster:
                 self.give_up((group, 0))
                 raise ResourceError(_missing(bundles, what, wait_s, asked_by))
             await asyncio.sleep(pause_s)
-            # Less often each time: a run may wait for hundreds of places, and each question goes to Ray's head.
+            # Each pause is longer: a run may wait for hundreds of places, and each question goes to Ray's head.
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         return group
 
-    def give_up(self, place: Place) -> None:
+    def give_up(self, place: ReservedPlace) -> None:
         """Free a place."""
         group, _ = place
         with contextlib.suppress(RuntimeError, ValueError):
@@ -267,13 +267,13 @@ class RayCluster:
         self,
         kind: type,
         name: str,
-        place: Place,
+        place: ReservedPlace,
         *args: Any,
         gpus: float = 0,
         calls: int = 1,
         env: dict[str, str] | None = None,
     ) -> RemoteProcess:
-        """Start a process of `kind` and return at once; `calls` is how many calls it serves side by side."""
+        """Start a process of `kind` and return at once; it serves `calls` calls in parallel."""
         group, index = place
         options: dict[str, Any] = {
             "name": named_actors.start_of(name),

@@ -22,7 +22,7 @@ from olmorl.errors import RunEnded
 LOOK_S = 0.5
 _NAMES = ("gcs_server", "raylet")
 _PATIENCE_S = 10.0
-"""For the run to end in order: it may wait in a call to a Ray that is lost."""
+"""Time for the run to end in order: it may wait in a call to a Ray that is lost."""
 
 
 class Below(Protocol):
@@ -32,7 +32,7 @@ class Below(Protocol):
         """Why Ray is lost, and what to do; empty while it lives. Called every `LOOK_S`, and does not block."""
 
     def end(self) -> None:
-        """End what is left of it."""
+        """End the rest of Ray."""
 
 
 class RayWatch:
@@ -53,7 +53,7 @@ class RayWatch:
         return bool(self._lost)
 
     async def raise_when_lost(self) -> None:
-        """Wait for ever, as long as Ray lives.
+        """Wait until Ray is lost.
 
         Raises:
             RunEnded: Ray is lost, and with it all that it knew.
@@ -82,7 +82,7 @@ class OwnDaemons:
     """When one daemon dies, the other daemons and all their children end."""
 
     def __init__(self) -> None:
-        """They are children of this process."""
+        """Find the daemons among the children of this process."""
         self._daemons = {child.name(): child for child in _children(psutil.Process()) if child.name() in _NAMES}
 
     def lost(self) -> str:
@@ -97,10 +97,10 @@ class OwnDaemons:
 
 
 class Head:
-    """It may be away for less than Ray itself would wait: processes that know each other go on without it.
+    """The head may be silent for less time than Ray itself would wait: running processes go on without it.
 
     Args:
-        ask: something that it has to answer; may block or raise.
+        ask: a call that the head has to answer; may block or raise.
         patience_s: after so long without an answer Ray would end this process, and not say why.
     """
 
@@ -111,7 +111,7 @@ class Head:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def lost(self) -> str:
-        # Checks are counted, not seconds: a launcher that was stopped for a while has not listened.
+        # Checks are counted, not seconds: a stopped launcher does not listen.
         self._looks_left -= 1
         if self._looks_left > 0:
             return ""

@@ -18,7 +18,7 @@ from olmorl.messages import Begin, StepReport, Version, Work
 _IN_INIT = "error raised in its creation task"
 """Ray's message for a process whose constructor raised; its last line is the error."""
 _NEWS = 300
-"""Characters of what Ray says that are passed on."""
+"""Characters of Ray's message that are passed on."""
 
 
 class Identity(NamedTuple):
@@ -31,7 +31,7 @@ class Identity(NamedTuple):
 
 
 class RemoteProcess:
-    """One process of the run on the cluster: its Ray actor, the call that lasts as long as it works, why it ended."""
+    """One process of the run on the cluster. Every call to it has a deadline, and its end has a cause."""
 
     def __init__(self, name: str, handle: Any) -> None:
         self.name = name
@@ -40,7 +40,7 @@ class RemoteProcess:
         self._killed_for = ""
 
     def begin(self, method: str, *args: Any) -> None:
-        """Start the call whose end is the end of this process's work."""
+        """Start the call that lasts as long as the process works."""
         self._work = getattr(self.handle, method).remote(*args)
 
     async def call(self, method: str, *args: Any, timeout_s: float) -> Any:
@@ -48,18 +48,18 @@ class RemoteProcess:
 
         Raises:
             DeadlinePassed: no answer in time.
-            ProcessLost: it died, or raised what is no error of ours.
+            ProcessLost: it died, or raised an error that is not ours.
             OlmoRLError: as the process raised it.
         """
         async with within(timeout_s, f"the answer of {self.name} to {method!r}"):
             return await self._answer(getattr(self.handle, method).remote(*args))
 
     async def ended(self) -> Any:
-        """Wait for the end of its work; returns what that returned, and raises what it raised."""
+        """Wait until its work ends; returns its result, or raises its error."""
         return await self._answer(self._work)
 
     def kill(self, cause: str = "") -> None:
-        """End it at once, even when it is stopped; `cause` is the cause that its end is reported with."""
+        """End it at once, even when it is stopped. `cause` is reported as the cause of its end."""
         self._killed_for = self._killed_for or cause
         ray.kill(self.handle)
 

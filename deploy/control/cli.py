@@ -31,16 +31,16 @@ Look at a run, and control it.
   olmorl-ctl runs/demo export FOLDER          a checkpoint (--step N, else the newest) as a Hugging Face folder
 
   olmorl-ctl runs/demo actors                 the actors, one a row
-  olmorl-ctl runs/demo actors --count 4       actors join, or leave once they are done with what they have
+  olmorl-ctl runs/demo actors --count 4       actors join, or leave once their prompts are done
   olmorl-ctl runs/demo drain actor-2          this one leaves
   olmorl-ctl runs/demo pause                  draw and lease no more; finish leased prompts
   olmorl-ctl runs/demo resume                 go on
   olmorl-ctl runs/demo checkpoint             write one after the current step, and wait until it is complete
   olmorl-ctl runs/demo stop                   as Ctrl-C in the launcher
-  olmorl-ctl runs/demo dead-letters           what could not be used, and why; --replay: draw those rows again
+  olmorl-ctl runs/demo dead-letters           unusable prompts and results, and why; --replay: draw those rows again
 
-What asks something of a run needs its token: it is in ~/.local/state/olmorl/tokens (XDG_STATE_HOME), where only the
-run's owner reads it, or in OLMORL_TOKEN.
+Commands to a run need its token. It is in ~/.local/state/olmorl/tokens (XDG_STATE_HOME), which only the run's owner can
+read, or in OLMORL_TOKEN.
 """
 _DEADLINES_S = {"checkpoint": 4000.0, "actors": 600.0, "dead-letters": 150.0}
 """Deadline of commands that may take long: a slow disk, places for many actors, an orchestrator that starts."""
@@ -82,7 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     to = add("export", "a checkpoint as a Hugging Face folder; the run may be over", export)
     to.add_argument("folder", type=Path, help="where to: a folder that is empty or not there")
     to.add_argument("--step", type=int, metavar="N", help="the checkpoint of step N; default: the newest complete one")
-    count = add("actors", "the actors; with --count: how many there shall be", actors)
+    count = add("actors", "the actors; with --count: change their number", actors)
     count.add_argument("--count", type=int, metavar="N", help="actors join, or leave once they are done")
     drain = add("drain", "an actor finishes its leased prompts, and leaves", order)
     drain.add_argument("actor", help="its name, as in the table of actors")
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def status(run_dir: Path, arguments: argparse.Namespace) -> None:
-    """Show the state in the run directory, and the launcher's if one runs."""
+    """Show the state in the run directory, and the answer of the launcher if one runs."""
     live, silence = None, ""
     try:
         live = send_command(run_dir, "status")
@@ -106,7 +106,7 @@ def status(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def export(run_dir: Path, arguments: argparse.Namespace) -> None:
-    """Needs nothing but the run's files."""
+    """Write a checkpoint as a Hugging Face folder. Needs only the run's files."""
     # Imported here, because it takes seconds.
     from olmorl.learner.trainer import export as exporting
 
@@ -116,7 +116,7 @@ def export(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def actors(run_dir: Path, arguments: argparse.Namespace) -> None:
-    """Show them, or say how many there shall be."""
+    """Show the actors, or change their number."""
     if arguments.count is None:
         show_actors(send_command(run_dir, "status")["actors"], arguments.json)
     else:

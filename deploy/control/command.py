@@ -1,4 +1,4 @@
-"""How a command ends: with an exit code, and after an error with one line that says what to do."""
+"""Ends a command: with an exit code, and after an error with one line that says what to do."""
 
 from __future__ import annotations
 

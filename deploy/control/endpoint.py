@@ -107,8 +107,8 @@ def send_command(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE
 
     Raises:
         ResourceError: no launcher answers.
-        UserError: it refuses.
-        RunEnded: it tried, and could not.
+        UserError: the launcher refuses the command.
+        RunEnded: the command failed.
     """
     host, port, launcher = _address(run_dir / "control.json")
     request = {"token": read_token(run_dir, launcher), "command": command, "arguments": arguments}
@@ -125,12 +125,15 @@ def send_command(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE
         silence = f"its launcher does not answer at {host}:{port} ({error}): it is gone, or out of reach from here"
         raise ResourceError(finished(run_dir) or f"{run_dir}: {silence}") from None
     if not line:
-        raise ResourceError(f"{run_dir}: its launcher at {host}:{port} ended the connection")
+        raise ResourceError(f"{run_dir}: its launcher at {host}:{port} ended the connection; see logs/launcher.log")
     try:
         reply = json.loads(line)
         refusal = None if "answer" in reply else (reply["error"], reply["exit_code"])
     except (ValueError, KeyError, TypeError):
-        raise ResourceError(f"{run_dir}: what answers at {host}:{port} is no launcher: its own is gone") from None
+        raise ResourceError(
+            f"{run_dir}: its launcher is gone, and another program answers at {host}:{port}; go on with it by "
+            "olmorl-launch --resume"
+        ) from None
     if refusal:
         raise (UserError if refusal[1] == 2 else RunEnded)(refusal[0])
     return reply["answer"]
@@ -150,4 +153,6 @@ def _address(path: Path) -> tuple[str, int, str]:
     except OSError as error:
         raise ResourceError(f"{path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise ResourceError(f"{path}: says no address: its launcher is starting, or was killed") from None
+        raise ResourceError(
+            f"{path}: has no address yet: try again; if the launcher was killed, go on with olmorl-launch --resume"
+        ) from None

@@ -1,4 +1,4 @@
-"""Options of a command: a mistake in one is a ConfigError that says what is allowed."""
+"""Options of a command. A mistake in an option is a ConfigError that names the allowed values."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Parser(argparse.ArgumentParser):
         raise ConfigError(f"{message.removeprefix('argument ')}{hint}; see --help")
 
     def unknown(self, word: str) -> ConfigError:
-        """The error of a word that is no option."""
+        """The error for an unknown option."""
         flag = word.partition("=")[0]
         return ConfigError(f"{flag}: unknown argument{nearest(flag, self._flags())}; see --help")
 
     def _flags(self) -> list[str]:
-        """Of this parser and its commands."""
+        """The options of this parser and its commands."""
         flags: list[str] = []
         for action in self._actions:
             flags += action.option_strings

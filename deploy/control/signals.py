@@ -35,12 +35,12 @@ class Interrupted(KeyboardInterrupt):
 
 
 def exit_code(number: int) -> int:
-    """As a shell reports a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    """The exit code with which a shell reports a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
     return 128 + number
 
 
 class _Interrupts:
-    """The signal that came, and what a signal does now. There is one object, because handlers belong to the process."""
+    """The signal that came, and the present reaction to signals. One object, because handlers belong to the process."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -88,7 +88,7 @@ def _raise(number: int) -> None:
 
 
 def _wait(number: int) -> None:
-    _write(f"{NAMES[signal.Signals(number)]}: stopping; what was started is ended first")
+    _write(f"{NAMES[signal.Signals(number)]}: stopping; started processes end first")
 
 
 def _ignore(_: int) -> None:
@@ -96,7 +96,7 @@ def _ignore(_: int) -> None:
 
 
 def _write(text: str) -> None:
-    """Not by `print`: the signal may have come in the middle of one."""
+    """Write without `print`, because the signal may have interrupted a `print`."""
     os.write(2, f"olmorl-launch: {text}\n".encode())
 
 
@@ -104,12 +104,12 @@ _interrupts = _Interrupts()
 
 
 def install() -> None:
-    """Hear signals from now on, for as long as this process lives. Until `begin`, one ends it."""
+    """Handle signals from now on. Until `begin`, a signal ends this process."""
     _interrupts.install()
 
 
 def begin() -> None:
-    """Raise `Interrupted` for a signal from now on, if they are heard: what was opened has to be closed."""
+    """From now on raise `Interrupted` for a signal, if `install` was called, so that open resources are closed."""
     _interrupts.change(_raise)
 
 
@@ -124,7 +124,7 @@ def raising() -> Iterator[None]:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """Only take note of a signal that comes inside. After it a launcher ends, and does nothing about a signal."""
+    """Only note a signal that comes inside. Afterwards the launcher ends, and ignores signals."""
     try:
         with _interrupts.doing(_wait):
             yield
@@ -134,7 +134,7 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def raising_while(can_be_ended: Callable[[], bool]) -> Iterator[None]:
-    """Within `held`: raise `Interrupted` for a signal at a moment when what is being started can be ended."""
+    """Within `held`: raise `Interrupted` for a signal while the thing that starts can be ended."""
 
     def act(number: int) -> None:
         if can_be_ended():
@@ -152,7 +152,7 @@ def raising_while(can_be_ended: Callable[[], bool]) -> Iterator[None]:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """Do nothing about a signal that comes inside. Not by SIG_IGN: what is started here would inherit that."""
+    """Ignore a signal that comes inside, without SIG_IGN, which child processes would inherit."""
     with _interrupts.doing(_ignore):
         yield
 
@@ -201,7 +201,7 @@ class Signals:
 
     @contextmanager
     def heard(self) -> Iterator[None]:
-        """In the task of the run, which a second signal cancels. One that was held counts."""
+        """Handle signals in the task of the run: a second one cancels the task. A signal that was held counts."""
         import asyncio
 
         loop, run = asyncio.get_running_loop(), asyncio.current_task()

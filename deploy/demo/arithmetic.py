@@ -1,6 +1,6 @@
 """The demo's problems: sums of several numbers, worked out column by column, in the project's data format.
 
-A worker writes down what is left to add, and adds the first two numbers of it, units first:
+A worker writes down the numbers that are left, and adds the first two, units first:
 
     What is 27+85+4?      27+85+4     7+5=12
                                       2+8+1=11     the 1 is carried

@@ -4,7 +4,7 @@
                            train.jsonl   problems to learn from
                            test.jsonl    other problems, held out
 
-`resolve` only fills in the paths, so that `--dry-run` can show them; `prepare` makes what is not there.
+`resolve` only fills in the paths, so that `--dry-run` can show them; `prepare` makes the missing files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUILDS: Mapping[str, DemoSettings] = {
 
 
 def resolve(config: Config, settings: DemoSettings | None = None) -> Config:
-    """Fill in the paths of what `model.build` makes; data that is given stays. Twice is the same as once."""
+    """Fill in the paths of the model and data of `model.build`. Given data stays; a second call changes nothing."""
     if config.model.build is None:
         return config
     folder = _folder(config, settings or BUILDS[config.model.build])
@@ -47,13 +47,13 @@ def resolve(config: Config, settings: DemoSettings | None = None) -> Config:
 
 
 def prepare(config: Config, progress: Progress, settings: DemoSettings | None = None) -> None:
-    """Make what `resolve` named, if it is not there: a minute and a half on one core.
+    """Make the files that `resolve` named, if they are missing: a minute and a half on one core.
 
     Args:
-        progress: called with a word for people and the share that is done.
+        progress: called with a word for people and the finished share.
 
     Raises:
-        ResourceError: it cannot be kept where runs are.
+        ResourceError: the folder of the runs has no room for it.
     """
     if config.model.build is None:
         return

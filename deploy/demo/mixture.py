@@ -1,7 +1,7 @@
 """Small problems of four domains, so that every kind of verifier works in one run.
 
 math                  What is 7+15+9?                          worked out column by column, as in `arithmetic`
-ifeval                Say cat 4 times, without commas.         a careful worker keeps to what was asked
+ifeval                Say cat 4 times, without commas.         a careful worker keeps to the constraint
 code                  Write f(x) = x*7+12 in Python.           a careful worker does not forget the last term
 general-quality_ref   3 red cats are in the box. What is ...   a careful worker names number and colour
 """

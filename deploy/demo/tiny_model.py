@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 END = "<|end|>"
 PAD = "<|pad|>"
 POOL = 4
-"""Batches that are sorted by length together."""
+"""Batches whose solutions are sorted by length together."""
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
     "{% for turn in messages %}<|{{ turn.role }}|>{{ turn.content }}"
@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(max_tokens: int) -> Any:
-    """One token a byte, so that every text comes back as it was; and a token for each role and for the end."""
+    """A tokenizer with one token for each byte, each role and the end, so that decoding restores every text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -79,7 +79,7 @@ def warm_start(
 ) -> None:
     """Train `model` in place on worked solutions, on one thread.
 
-    Muon learns this in a sixth of the time that Adam needs, which is what keeps the demo short.
+    Muon learns this in a sixth of the time that Adam needs, which keeps the demo short.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -110,7 +110,7 @@ def _optimizers(model: Olmo3ForCausalLM, settings: WarmStart) -> list[tuple[torc
 
 
 def _loss(model: Olmo3ForCausalLM, ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
-    """Mean over the tokens of the solutions; logits are computed for those alone."""
+    """Mean over the tokens of the solutions. Logits are computed only for these tokens."""
     hidden_BTD = model.model(input_ids=ids_BT).last_hidden_state[:, :-1]
     wanted_BT = labels_BT[:, 1:] >= 0
     return cross_entropy(model.lm_head(hidden_BTD[wanted_BT]), labels_BT[:, 1:][wanted_BT])
@@ -119,7 +119,7 @@ def _loss(model: Olmo3ForCausalLM, ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
 def _batches(
     tokenizer: Any, source: Iterator[Problem], settings: WarmStart, chance: random.Random
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """`(ids_BT, labels_BT)` for each step, alike in length, padded on the right; a label of -100 is none."""
+    """`(ids_BT, labels_BT)` for each step, alike in length, padded on the right; a label of -100 is ignored."""
     for start in range(0, settings.steps, POOL):
         problems = islice(source, min(POOL, settings.steps - start) * settings.batch)
         pool = [_example(tokenizer, problem, chance.random() < settings.careful_share) for problem in problems]

@@ -9,6 +9,7 @@ from typing import Any
 from grafana_foundation_sdk.builders import common, dashboard, prometheus, stat, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
+    BigValueTextMode,
     LegendDisplayMode,
     LegendPlacement,
     StackingMode,
@@ -84,6 +85,8 @@ def _panel(panel: GrafanaPanel) -> Any:
         target = prometheus.Dataquery().ref_id(letter).expr(query.expr).legend_format(query.legend or panel.title)
         made.with_target(target.datasource(_SOURCE))
     if panel.is_number:
+        if panel.shows_name:
+            made.text_mode(BigValueTextMode.NAME)
         made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     else:
         legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)

@@ -1,4 +1,4 @@
-"""What the Grafana boards show: for each panel its queries, and what good looks like."""
+"""The panels of the Grafana boards: the queries of each, and what good looks like."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ class GrafanaPanel(NamedTuple):
 
     title: str
     good: str
-    """What a healthy run shows here."""
+    """The values of a healthy run."""
     queries: tuple[Query, ...]
     unit: str = "short"
     is_number: bool = False
+    shows_name: bool = False
+    """Whether a number is shown as the name of its line."""
     stacked: bool = False
 
 
@@ -60,6 +62,7 @@ def _quantiles(name: str, by: str = "") -> tuple[Query, ...]:
     return tuple(Query(f"histogram_quantile({share}, {buckets})", legend + of) for share, legend in shares)
 
 
+_LINES = "the first steps"
 _EVALUATION = "an evaluation"
 _ENGINE = "a real engine"
 _SERVICE = "a judge or a reward model"
@@ -70,6 +73,18 @@ OVERVIEW = GrafanaBoard(
     "OlmoRL: Overview",
     (
         GrafanaPanel("Steps done", "Grows without a break.", (_line("step"),), is_number=True),
+        GrafanaPanel(
+            "What limits the run",
+            "`balanced`. Otherwise `olmorl-ctl RUN status` gives the reason and a remedy.",
+            (Query(f"olmorl_limit{{{LAUNCHER}}} == 1", "{{limit}}", _LINES),),
+            is_number=True,
+            shows_name=True,
+        ),
+        GrafanaPanel(
+            "Actor nodes for each learner node",
+            "The run's own ratio is close to this one, at which neither waits for the other.",
+            (Query(f"olmorl_balanced_actors_per_learner{{{LAUNCHER}}}", "at balance", _LINES),),
+        ),
         GrafanaPanel(
             "Time since the last step",
             "Below three times the median of a step.",
@@ -106,7 +121,7 @@ OVERVIEW = GrafanaBoard(
         ),
         GrafanaPanel(
             "Tokens a second",
-            "Trained is close to generated. The gap is what filtering, failures and age cost.",
+            "Trained is close to generated. The gap is the cost of filtering, failures and age.",
             (
                 Query(f"sum({_rate('tokens_generated_total', ALL_ACTORS, '1m')})", "generated"),
                 Query(_rate("tokens_trained_total", LEARNER), "trained"),
@@ -160,7 +175,7 @@ LEARNING = GrafanaBoard(
         ),
         GrafanaPanel(
             "Engine against learner",
-            "The fresh tokens stay near zero whatever the lag: they differ by rounding alone.",
+            "The fresh tokens stay near zero at any lag: only rounding separates them.",
             (_line("kl_engine_learner", "all tokens"), _line("kl_engine_learner_fresh", "tokens of lag 0")),
         ),
         GrafanaPanel(
@@ -170,7 +185,7 @@ LEARNING = GrafanaBoard(
         ),
         GrafanaPanel(
             "Distribution of answer lengths",
-            "The tail is what static batching would wait for.",
+            "Static batching would wait for the tail.",
             _quantiles("completion_tokens"),
         ),
         GrafanaPanel("Truncated answers", "Below 25%.", (_line("truncated_fraction"),), "percentunit"),
@@ -314,7 +329,7 @@ ENGINES = GrafanaBoard(
     (
         GrafanaPanel(
             "Tokens a second",
-            "All actors are alike.",
+            "All actors have similar values.",
             (Query(_rate("tokens_generated_total", ACTORS, "1m"), "{{process}}"),),
         ),
         GrafanaPanel(
@@ -324,6 +339,37 @@ ENGINES = GrafanaBoard(
                 Query(f"olmorl_sequences_running{{{ACTORS}}}", "{{process}} running"),
                 Query(f"olmorl_sequences_waiting{{{ACTORS}}}", "{{process}} waiting"),
             ),
+        ),
+        GrafanaPanel(
+            "Busy share",
+            "Near 100%: an engine with a running sequence is busy.",
+            (
+                Query(
+                    f"{_rate('engine_busy_s_total', ACTORS, '1m')} / {_rate('engine_up_s_total', ACTORS, '1m')}",
+                    "{{process}}",
+                ),
+            ),
+            "percentunit",
+        ),
+        GrafanaPanel(
+            "Slots in use",
+            "Near 100%. The KV cache limits the slots too.",
+            (
+                Query(
+                    f"{_rate('engine_running_s_total', ACTORS, '1m')} / {_rate('engine_slots_s_total', ACTORS, '1m')}",
+                    "{{process}}",
+                ),
+            ),
+            "percentunit",
+        ),
+        GrafanaPanel(
+            "Sequences that wait, by reason",
+            "Few. Weights: updates are late. Verdicts: verifiers are slow. Group: one answer is longer than the rest.",
+            tuple(
+                Query(f"sum({_rate(f'sequences_awaiting_{what}_s_total', ALL_ACTORS, '1m')})", what)
+                for what in ("weights", "verdicts", "group")
+            ),
+            stacked=True,
         ),
         GrafanaPanel(
             "KV cache in use",
@@ -367,7 +413,7 @@ ENGINES = GrafanaBoard(
         ),
         GrafanaPanel(
             "Processor time of the processes",
-            "Busy processes of the run, in cores. Engine processes of their own are not included.",
+            "Cores that the processes of the run use. Separate engine processes are not included.",
             (Query(f"rate(process_cpu_seconds_total{{{RUN}}}[1m])", "{{process}}"),),
         ),
     ),

@@ -1,7 +1,7 @@
-"""`olmorl-plan`: what a run would achieve, from simulated runs of the service.
+"""`olmorl-plan`: predicts the speed of a run from simulated runs of the service.
 
 cli        the command line                    simulated_service  the service in simulated time
-workload   rates and answers                   outcome            the figures of a run
+workload   rates and answers                   figures            the figures of a run
 measured   rates of a finished run             sweep              variants and the recommended one
 report     tables, JSON and the picture
 """
@@ -77,7 +77,7 @@ def _parser() -> Parser:
     style = argparse.RawDescriptionHelpFormatter
     parser = Parser("olmorl-plan", description=ABOUT, formatter_class=style, allow_abbrev=False)
     add = parser.add_argument
-    add("recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="the configuration (default: that of --from)")
+    add("recipe", nargs="?", type=Path, metavar="RECIPE.toml", help="the configuration (default: the --from run's)")
     add("--from", dest="run", type=Path, metavar="RUN", help="directory of a finished run: its rates and answers")
     add("--learner-nodes", type=count, metavar="N", help="nodes of the learner")
     add("--actor-nodes", type=count, metavar="M", help="nodes of the actors")
@@ -94,9 +94,9 @@ def _parser() -> Parser:
         "--steps",
         type=count,
         metavar="K",
-        help=f"steps of the recipe that are counted (default: those of --from, else {STEPS})",
+        help=f"steps of the recipe that are counted (default: as in the --from run, else {STEPS})",
     )
-    add("--processes", type=count, default=1, metavar="P", help="configurations that are simulated side by side (1)")
+    add("--processes", type=count, default=1, metavar="P", help="configurations that are simulated in parallel (1)")
     add("--figure", type=Path, metavar="FILE.svg", help="draw the sweep (svg, png or pdf)")
     add("--json", type=Path, metavar="FILE.json", help="write rates and predictions")
     add("--version", action="version", version=f"olmorl {__version__}")
@@ -189,7 +189,7 @@ def _settings(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]
 def _workload(
     arguments: argparse.Namespace, settings: Config, overrides: Sequence[tuple[str, str]], run: FinishedRun | None
 ) -> Workload:
-    """The rates of the run or of the recipe, then those of the command line."""
+    """The rates of the run or of the recipe, changed by the rates on the command line."""
     load = Workload(settings.simulation) if run is None else run.workload
     if run is not None:
         keys = [key.partition(".")[2] for key, _ in overrides if key.startswith("simulation.")]
@@ -226,7 +226,7 @@ def _note(done: Prediction) -> None:
     choice = done.choice
     print(
         f"{choice.learner_nodes}+{choice.actor_nodes} nodes, lag {choice.max_lag}, {choice.batch} prompts a step: "
-        f"{done.outcome.trained_per_s:,.0f} trained tokens/s",
+        f"{done.figures.trained_per_s:,.0f} trained tokens/s",
         file=sys.stderr,
     )
 
@@ -234,7 +234,7 @@ def _note(done: Prediction) -> None:
 def _advice(own: Prediction, chosen: Prediction) -> str:
     if own is chosen:
         return "recommended: the recipe as it is"
-    choice, gain = chosen.choice, chosen.outcome.trained_per_s / own.outcome.trained_per_s
+    choice, gain = chosen.choice, chosen.figures.trained_per_s / own.figures.trained_per_s
     changes = [
         f"--learner-nodes {choice.learner_nodes} --actor-nodes {choice.actor_nodes}",
         f"--schedule.max_lag {choice.max_lag}",

@@ -1,8 +1,8 @@
 """The rates of a finished run, from its metric lines and its rollouts.
 
 The learner's time is fitted to the tokens of its steps. The engines' speed is fitted by replaying: a fake engine gets
-the requests that an actor of the run got, when it got them, and its speed is the one at which it finishes them as the
-actor did. So waiting for a slot and batches that grow and shrink are accounted for.
+the requests of an actor of the run, at their times. The fitted speed is the speed at which it finishes them as the
+actor did. So the fit includes the wait for a slot, and batches that grow and shrink.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from olmorl.actors.fake_engine import FakeEngine
 from olmorl.clock import run_simulated
 from olmorl.config import Config
 from olmorl.deploy.cluster.placement import plan
-from olmorl.deploy.plan.outcome import Lines, Outcome, outcome, warm_up
+from olmorl.deploy.plan.figures import Figures, Lines, figures_of, warm_up
 from olmorl.deploy.plan.workload import MEAN_TOKENS, RecordedAnswer, RecordedGroup, Workload
 from olmorl.deploy.view.run_state import metric_lines
 from olmorl.errors import ConfigError, DataError
@@ -54,19 +54,19 @@ class FinishedRun(NamedTuple):
 
     settings: Config
     workload: Workload
-    outcome: Outcome
-    """What the run achieved in the counted steps."""
+    figures: Figures
+    """The figures of the counted steps."""
     steps: int
     """Counted steps."""
 
 
 class _Request(NamedTuple):
-    """One group as an actor got it."""
+    """One group as an actor received it."""
 
     actor: str
     started_at: float
     seconds: float
-    """Until the engine had finished it."""
+    """Seconds until the engine had finished it."""
     lengths: tuple[int, ...]
 
 
@@ -86,7 +86,7 @@ def finished_run(run_dir: Path) -> FinishedRun:
     lines, skipped = _counted(metric_lines(run_dir), settings, run_dir)
     records = _records(files)
     if not records:
-        raise DataError(f"{files.rollouts}: no groups; the lengths of the answers come from there")
+        raise DataError(f"{files.rollouts}: no groups, so answer lengths are unknown; give a run with rollouts")
     simulation = config.Simulation(
         **_learner(lines, skipped, plan(settings).ranks),
         **_engine([_request(record) for record in records], settings.actors.max_running),
@@ -96,7 +96,7 @@ def finished_run(run_dir: Path) -> FinishedRun:
         update_s=_median(lines, "weight_stall_s_mean"),
     )
     workload = Workload(simulation, [_answers(record) for record in records], f"{run_dir}, {len(records):,} groups")
-    return FinishedRun(settings, workload, outcome(lines, skipped), len(lines) - skipped)
+    return FinishedRun(settings, workload, figures_of(lines, skipped), len(lines) - skipped)
 
 
 def _counted(lines: Lines, settings: Config, run_dir: Path) -> tuple[Lines, int]:
@@ -105,7 +105,7 @@ def _counted(lines: Lines, settings: Config, run_dir: Path) -> tuple[Lines, int]
         lines = [line for line in lines if line["incarnation"] == lines[-1]["incarnation"]]
     skipped, draining = warm_up(settings), settings.schedule.batches_ahead + 1
     if len(lines) and lines[-1]["step"] == settings.schedule.steps:
-        lines = lines[: max(len(lines) - draining, 0)]  # nothing is drawn for steps that do not come
+        lines = lines[: max(len(lines) - draining, 0)]  # nothing is drawn for steps after the end
     if len(lines) < skipped + LEAST_LINES:
         raise DataError(
             f"{run_dir}: {max(len(lines) - skipped, 0)} step(s) to measure, and {LEAST_LINES} are needed: give a run "
@@ -160,7 +160,7 @@ def _median(lines: Lines, key: str) -> float:
 
 
 def _learner(lines: Lines, skipped: int, ranks: int) -> dict[str, float]:
-    """Speed of a rank and fixed part of a step. What passes between two steps belongs to the fixed part."""
+    """Speed of a rank and fixed part of a step. The time between two steps belongs to the fixed part."""
     pairs = list(zip(lines[skipped - 1 :], lines[skipped:], strict=False))
     tokens = np.array([line["batch_tokens"] for _, line in pairs], float)
     seconds = np.array([line["learner_step_s"] for _, line in pairs])

@@ -19,7 +19,7 @@ from olmorl.deploy.plan.workload import Workload
 from olmorl.errors import DataError
 
 _WIDTH = 150
-"""Columns of what is not shown on a terminal."""
+"""Width of the output without a terminal."""
 
 
 def console() -> Console:
@@ -63,7 +63,7 @@ def show(
     table = Table(*columns, title=f"{settings.schedule.steps:,} steps", title_justify="left")
     table.columns[0].no_wrap = True
     if real is not None:
-        done, own = real.outcome, real.settings
+        done, own = real.figures, real.settings
         nodes = f"{own.learner.nodes}+{own.actors.nodes}"
         lag, batch = str(own.schedule.max_lag), str(own.schedule.prompts_per_step)
         table.add_row("the run", nodes, lag, batch, *_figures(done), "", f"{done.wasted:.0%}", "", "")
@@ -75,9 +75,9 @@ def show(
             f"{choice.learner_nodes}+{choice.actor_nodes}",
             str(choice.max_lag),
             str(choice.batch),
-            *_figures(one.outcome),
+            *_figures(one.figures),
             f"{one.busy:.0%}",
-            f"{one.outcome.wasted:.0%}",
+            f"{one.figures.wasted:.0%}",
             f"{one.hours:,.2f}",
             f"{one.device_hours:,.2f}",
         )
@@ -99,7 +99,7 @@ def fields(one: Prediction) -> dict[str, Any]:
     """A prediction as plain values."""
     return {
         **one.choice._asdict(),
-        **one.outcome._asdict(),
+        **one.figures._asdict(),
         "engines_busy": one.busy,
         "hours": one.hours,
         "device_hours": one.device_hours,
@@ -116,7 +116,7 @@ def write_json(
     """
     document = {
         "rates": {"origin": load.origin, "recorded_groups": len(load.groups), **load.simulation.model_dump()},
-        "run": None if real is None else {"steps": real.steps, **real.outcome._asdict()},
+        "run": None if real is None else {"steps": real.steps, **real.figures._asdict()},
         "predictions": [fields(one) for one in tried],
         "recommended": chosen.choice._asdict(),
     }
@@ -172,7 +172,7 @@ def _varied(tried: Sequence[Prediction]) -> list[tuple[str, list[tuple[str, Pred
 def _family(
     tried: Sequence[Prediction], split: Callable[[Choice], tuple[tuple[int, ...], str]]
 ) -> list[tuple[str, Prediction]]:
-    """`split` gives what the members of a family have in common, and the label of one."""
+    """`split` gives the common part of a family, and the label of one member."""
     families: dict[tuple[int, ...], list[tuple[str, Prediction]]] = {}
     for one in sorted(tried, key=lambda prediction: prediction.choice):
         common, label = split(one.choice)
@@ -185,16 +185,16 @@ def _curves(along: Sequence[Prediction]) -> list[tuple[str, list[tuple[str, list
         (
             "tokens/s",
             [
-                ("generated", [one.outcome.generated_per_s for one in along]),
-                ("trained", [one.outcome.trained_per_s for one in along]),
+                ("generated", [one.figures.generated_per_s for one in along]),
+                ("trained", [one.figures.trained_per_s for one in along]),
             ],
         ),
         (
             "share of the time, %",
             [
-                ("learner waits", [100 * one.outcome.wait for one in along]),
+                ("learner waits", [100 * one.figures.wait for one in along]),
                 ("slots of the engines in use", [100 * one.busy for one in along]),
             ],
         ),
-        ("lag, versions", [("mean over tokens", [one.outcome.lag for one in along])]),
+        ("lag, versions", [("mean over tokens", [one.figures.lag for one in along])]),
     ]

@@ -1,4 +1,4 @@
-"""The service in simulated time: its own orchestrator, actors and loop around fake engines and a fake trainer."""
+"""Runs the service in simulated time: real orchestrator, actors and learner loop, fake engines and trainer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NUM_ROWS = 20_000
 
 
 class DelayedWeightStore(MemoryWeightStore):
-    """Shows a version `publish_s` seconds after it was published, as if it were under way for so long."""
+    """Shows a version `publish_s` seconds after it was published."""
 
     def __init__(self, clock: Clock, publish_s: float) -> None:
         super().__init__()
@@ -55,12 +55,12 @@ class DelayedWeightStore(MemoryWeightStore):
 
 
 class SimulatedService:
-    """One run without evaluation. Its ranks work in lockstep, so one simulated rank stands for all of them.
+    """One run without evaluation. Its ranks work in lockstep, so one simulated rank represents all of them.
 
     Args:
-        settings: the recipe. `simulation.train_tokens_per_s` is that of all ranks together.
+        settings: the recipe. `simulation.train_tokens_per_s` counts all ranks together.
         num_actors: engines.
-        answers: what the engines sample; default: random answers.
+        answers: the answers that the engines sample; default: random answers.
         num_rows: different prompts. They are drawn in their order when `data.shuffle` is off.
     """
 
@@ -87,13 +87,16 @@ class SimulatedService:
         queue = MemoryQueue(settings.queue, MOST_LIVE, clock)
         store = DelayedWeightStore(clock, settings.simulation.publish_s)
         stream = PromptStream(
-            [Source("simulated", None, _rows(self._num_rows))], settings.run.seed, settings.data.shuffle
+            [Source("simulated", None, _rows(self._num_rows))],
+            settings.run.seed,
+            settings.data.shuffle,
+            settings.data.epochs,
         )
         enough = asyncio.Event()
 
         def observe(line: Mapping[str, Any]) -> None:
             self.lines.append(line)
-            self.slot_s.append(sum(engine.slot_s for engine in self.engines))
+            self.slot_s.append(sum(engine.use().running_s for engine in self.engines))
             if len(self.lines) >= steps:
                 enough.set()
 

@@ -13,7 +13,7 @@ from olmorl import config
 from olmorl.config import Config
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.plan import workload
-from olmorl.deploy.plan.outcome import Outcome, outcome, warm_up
+from olmorl.deploy.plan.figures import Figures, figures_of, warm_up
 from olmorl.deploy.plan.simulated_service import SimulatedService
 from olmorl.deploy.plan.workload import Units, Workload
 
@@ -24,7 +24,7 @@ WITHIN = 0.03
 
 
 class Choice(NamedTuple):
-    """What a sweep varies."""
+    """The values that a sweep varies."""
 
     learner_nodes: int
     actor_nodes: int
@@ -55,10 +55,10 @@ def choice_of(settings: Config) -> Choice:
 
 @dataclass(frozen=True)
 class Prediction:
-    """One configuration and what it would achieve."""
+    """One configuration with its predicted figures."""
 
     choice: Choice
-    outcome: Outcome
+    figures: Figures
     busy: float
     """Share of the engines' slots in use, over time."""
     steps: int
@@ -67,8 +67,8 @@ class Prediction:
 
     @property
     def hours(self) -> float:
-        """Until all steps are done."""
-        return self.steps * self.outcome.step_s / 3600
+        """Hours until all steps are done."""
+        return self.steps * self.figures.step_s / 3600
 
     @property
     def device_hours(self) -> float:
@@ -90,12 +90,12 @@ def predict(settings: Config, load: Workload, choice: Choice, groups: int) -> Pr
             simulated, placed.engines, workload.answers(load, units), num_rows=workload.num_rows(load)
         )
         service.run(skipped + steps)
-    found = outcome(service.lines, skipped)
+    found = figures_of(service.lines, skipped)
     seconds = service.lines[-1]["wall_s"] - service.lines[skipped - 1]["wall_s"]
     slots = placed.engines * settings.actors.max_running
     return Prediction(
         choice=choice,
-        outcome=found._replace(
+        figures=found._replace(
             step_s=found.step_s * units.seconds,
             train_s=found.train_s * units.seconds,
             generated_per_s=units.real_speed(found.generated_per_s),
@@ -108,14 +108,14 @@ def predict(settings: Config, load: Workload, choice: Choice, groups: int) -> Pr
 
 
 def best(predictions: Iterable[Prediction]) -> Prediction:
-    """Of the fastest configurations the one with the freshest tokens.
+    """The configuration with the freshest tokens among the fastest.
 
     Fast means trained tokens per second. Among those that are equally fast the smallest `max_lag` wins, then the
     smallest batch, then the fewest learner nodes.
     """
     found = list(predictions)
-    fastest = max(one.outcome.trained_per_s for one in found)
-    equal = [one for one in found if one.outcome.trained_per_s >= (1 - WITHIN) * fastest]
+    fastest = max(one.figures.trained_per_s for one in found)
+    equal = [one for one in found if one.figures.trained_per_s >= (1 - WITHIN) * fastest]
     return min(equal, key=lambda one: (one.choice.max_lag, one.choice.batch, one.choice.learner_nodes))
 
 
@@ -129,7 +129,7 @@ class Axes:
     batches: Sequence[int]
 
     def text(self) -> str:
-        """What a sweep tries, for people."""
+        """The values that a sweep tries, as text for people."""
         splits = ", ".join(f"{learner}+{actors}" for learner, actors in self.splits)
         return (
             f"a sweep tries the splits {splits}; then max_lag {', '.join(map(str, self.lags))}; then "

@@ -42,7 +42,7 @@ RecordedGroup = Sequence[RecordedAnswer]
 class RecordedAnswers:
     """Answers each prompt with a recorded group: first in the order of the draws, then with groups of the last third.
 
-    So lengths, their dependence within a group, rewards and their change while the policy learns are those of the run.
+    So lengths and rewards vary within a group and over time as they did in the run.
     """
 
     def __init__(self, groups: Sequence[RecordedGroup], token_unit: float = 1.0) -> None:
@@ -66,7 +66,7 @@ class Workload:
 
     simulation: config.Simulation
     groups: Sequence[RecordedGroup] = ()
-    """Of a finished run, in the order of their draws; none: random answers."""
+    """The groups of a finished run, in the order of their draws; empty for random answers."""
     origin: str = "the recipe's [simulation] section"
 
     def expected_tokens(self, max_tokens: int) -> float:
@@ -91,7 +91,7 @@ class Units:
 
     @classmethod
     def fitting(cls, settings: Config, workload: Workload) -> Units:
-        """Units in which neither answers nor steps are longer than necessary."""
+        """Units in which answers and steps are as short as the bounds require."""
         mean = workload.expected_tokens(settings.sampling.max_tokens)
         return cls(max(1.0, mean / MEAN_TOKENS), max(1.0, least_step_s(settings, workload) / STEP_S))
 
@@ -129,7 +129,7 @@ def simulated_settings(settings: Config, workload: Workload, units: Units, folde
     kept: Mapping[str, Any] = settings.model_dump(
         mode="json", exclude_none=True, include={"sampling", "schedule", "learner", "actors", "weights"}
     )
-    steps = 10_000_000  # no end in sight: the last batches of a run are drawn differently
+    steps = 10_000_000  # beyond the simulation: the last batches of a run are drawn differently
     return config.build(
         {
             "run": {"directory": folder, "name": "plan", "mode": "simulated", "seed": settings.run.seed},
@@ -154,7 +154,7 @@ def simulated_settings(settings: Config, workload: Workload, units: Units, folde
 
 
 def answers(workload: Workload, units: Units) -> FakeAnswers | None:
-    """What the simulated engines sample; None: random answers."""
+    """The answers that the simulated engines sample; None: random answers."""
     return RecordedAnswers(workload.groups, units.tokens) if workload.groups else None
 
 

@@ -1,4 +1,4 @@
-"""The checks of the preflight table: each returns its finding, or raises an error with the fix."""
+"""The checks of the preflight table. Each returns its finding, or raises an error with the fix."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ KNOWN_GOOD = (
 
 
 class Size(NamedTuple):
-    """Of a model."""
+    """The size of a model."""
 
     architecture: str
     parameters: int
@@ -48,7 +48,7 @@ class Size(NamedTuple):
 
 @lru_cache
 def size_of(path: str, dtype: str, trust_remote_code: bool) -> Size:
-    """Counted on a model without memory. Raises ModelError for what is not a causal language model."""
+    """Count on a model without memory. Raises ModelError if it is not a causal language model."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -96,7 +96,7 @@ def _tried(settings: Config) -> data_trial.Tried:
 
 
 def model(settings: Config) -> str:
-    """The model is one that is trained, its files are whole, and they fit together and the recipe."""
+    """The learner can train the model. Its files are complete, and they fit each other and the recipe."""
     check_model(settings.model.path)
     hub.check_model(settings.model)
     model_folder.check_folder(settings)
@@ -109,7 +109,7 @@ def model(settings: Config) -> str:
 
 
 def memory_plan(settings: Config) -> str:
-    """What each kind of GPU and host must hold fits."""
+    """The memory plan fits each kind of GPU and host."""
     here = memory.known(settings)
     if here is None:
         return memory.not_known(settings)
@@ -147,13 +147,13 @@ def tokenizer(settings: Config) -> str:
             "model.tokenizer"
         )
     if found.eos_token_id is None:
-        raise ModelError(f"{settings.model.path}: the tokenizer has no end-of-sequence token: no answer would ever end")
+        raise ModelError(f"{settings.model.path}: the tokenizer has no end-of-sequence token, so no answer would end")
     template = "" if found.chat_template else "; no chat template: prompts have to be plain strings"
     return f"{len(found):,} tokens for {vocabulary:,} rows; a question of one line is {len(ids)} tokens{template}"
 
 
 def functions(settings: Config) -> str:
-    """Reward functions of people's own import, and they and the verifiers of the data score a real row."""
+    """The user's reward functions import. They and the verifiers of the data score a real row."""
     check_functions(settings)
     own = f"{len(settings.verifiers.functions)} of your own"
     if settings.run.mode == "simulated":
@@ -170,7 +170,7 @@ def functions(settings: Config) -> str:
 
 
 async def _score_once(settings: Config, rows: Sequence[Row]) -> list[str]:
-    """Every verifier and function on a real row and a made-up group; returns who scored."""
+    """Score a real row and a made-up group with every verifier and function; returns their names."""
     scorer = wiring.scorer(settings)
     await scorer.start()
     names: dict[str, None] = {}
@@ -223,7 +223,7 @@ def disk(settings: Config) -> str:
 
 
 def shared_memory(settings: Config) -> str:
-    """Shared memory holds the versions of the weights that live side by side."""
+    """Shared memory holds the versions of the weights that exist at the same time."""
     weights = _size(settings).weights_bytes
     versions = memory.shared_memory(settings, weights)
     return _room(
@@ -271,7 +271,7 @@ def ports(settings: Config) -> str:
 
 
 def verifiers(settings: Config) -> str:
-    """Answers that are known to be right are scored so. A missing sandbox is only said: few runs have programs."""
+    """Known right answers get full reward. A missing sandbox is only reported: few runs have programs."""
     return f"{asyncio.run(_verify_known_good(settings))}; {asyncio.run(self_test.describe(settings.verifiers))}"
 
 
@@ -340,8 +340,8 @@ HOLDERS: Mapping[str, Sequence[Callable[[Placement], Mapping[str, float]]]] = {
     "object store": (Placement.learner_bundle, Placement.engine_bundle),
     "GPU memory": (Placement.learner_bundle, Placement.engine_bundle),
 }
-"""Who brings the need along, where not every host has it: ranks write checkpoints, and engines too stage weights. The
-first two are folders that have to be the launcher's."""
+"""Which hosts a check concerns, if not all: ranks write checkpoints, and ranks and engines stage weights. The first two
+checks compare a folder with the launcher's."""
 WITHOUT_A_MODEL = ("reward functions", "redis", "ports")
 """The checks that a simulated run needs."""
 

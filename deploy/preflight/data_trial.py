@@ -1,4 +1,4 @@
-"""A trial of the first rows: what is wrong with data, labels or chat template is found before anything starts."""
+"""Tries the first rows, to find mistakes in data, labels and chat template before anything starts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Tried(NamedTuple):
 
     @property
     def rows(self) -> list[Row]:
-        """All of them."""
+        """All rows."""
         held_out = [row for rows in self.evaluations.values() for row in rows]
         return [row for source in self.sources for row in source.rows] + held_out
 
@@ -37,7 +37,7 @@ def try_rows(settings: Config, tokenizer: Any, limit: int = ROWS) -> Tried:
     """Load the first rows of every data set under `tokenizer`.
 
     Raises:
-        UserError: they cannot be used, or the chat template cannot.
+        UserError: the rows or the chat template cannot be used.
     """
     from olmorl.verifiers.label_check import LabelChecker
 
@@ -52,7 +52,7 @@ def try_rows(settings: Config, tokenizer: Any, limit: int = ROWS) -> Tried:
 
 
 def all_in_files(settings: Config) -> bool:
-    """Whether no data set has to be fetched from the hub first."""
+    """Whether all data sets are in files here, so that none must be fetched from the hub."""
     return all(Path(parse_spec(text).name).exists() for texts in specs(settings).values() for text in texts)
 
 

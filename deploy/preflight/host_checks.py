@@ -1,7 +1,7 @@
 """The table of checks before a run: `olmorl-launch RECIPE.toml --preflight`, and always before a run of several nodes.
 
-Host checks run on the hosts of the cluster that they concern, side by side, the others once. The last ones run in the
-places of an engine and of the learner. All of them run, so that one look tells all there is to mend.
+Each host check runs in parallel on the hosts that it concerns; the other checks run once. The last ones run in the
+places of an engine and of the learner. All checks run, so that one table shows everything to mend.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _shared_folders(settings: config.Config) -> dict[str, Path]:
 
 
 def _shared(inspector: Any, name: str, folder: Path) -> str:
-    """A host must see what the launcher's host writes there."""
+    """A host must see the files that the launcher's host writes there."""
     key = name.replace(" ", ".")
     file = folder / f"preflight.{secrets.token_hex(8)}"
     try:
@@ -190,7 +190,7 @@ def _not_yet() -> str:
 
 
 async def _in_places(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]) -> list[CheckResult]:
-    """What only the processes of a run can tell: they are placed, sharded and configured as in a run."""
+    """The checks that need the processes of a run, which are placed, sharded and configured as in the run."""
     settings, results = cluster.config, []
     try:
         async with _ranks(cluster, placed, tree) as ranks:
@@ -208,16 +208,13 @@ async def _in_places(cluster: RayCluster, placed: Placement, tree: Mapping[str, 
 
 @asynccontextmanager
 async def _ranks(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]) -> AsyncIterator[list[RemoteProcess]]:
-    """All ranks of the learner, which have met."""
+    """All ranks of the learner, connected to each other."""
     places = await cluster.place_learner()
-    environment = rank_process.environment(cluster.config, placed)
     ranks: list[RemoteProcess] = []
     try:
         for rank, place in enumerate(places):
             asked = (tree, rank, placed.rank_cores[rank])
-            ranks.append(
-                cluster.start(AskedRank, f"preflight-{rank}", place, *asked, gpus=int(placed.on_gpu), env=environment)
-            )
+            ranks.append(rank_process.start(cluster, placed, AskedRank, f"preflight-{rank}", place, *asked))
         meeting_point = await ranks[0].call("meeting_point", timeout_s=HOST_DEADLINE_S)
         await _of_all(ranks, "join", meeting_point, placed.ranks, timeout_s=HOST_DEADLINE_S)
         yield ranks
@@ -230,11 +227,8 @@ async def _ranks(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]
 @asynccontextmanager
 async def _engine(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]) -> AsyncIterator[RemoteProcess]:
     place = await cluster.place_engine(cluster.config.cluster.wait_s, BY_NODES)
-    gpus = placed.gpus_per_engine if placed.on_gpu else 0
-    environment = actor_process.environment(placed)
-    process = cluster.start(
-        AskedEngine, "preflight-engine", place, tree, placed.engine_cores[0], gpus=gpus, env=environment
-    )
+    asked = (tree, placed.engine_cores[0])
+    process = actor_process.start(cluster, placed, AskedEngine, "preflight-engine", place, *asked)
     try:
         yield process
     finally:
@@ -248,7 +242,7 @@ async def _of_all(ranks: Sequence[RemoteProcess], method: str, *args: Any, timeo
 
 
 async def _gathered(placed: Placement, ranks: Sequence[RemoteProcess]) -> str:
-    """The speed of an all-gather, next to what the links should give."""
+    """The speed of an all-gather, and the speed that the links should give."""
     several = placed.learner_nodes > 1
     outside = placed.ranks - (placed.ranks_per_node if several else 1)
     answers = await _of_all(ranks, "all_gather", outside, timeout_s=HOST_DEADLINE_S)

@@ -1,4 +1,4 @@
-"""Names of the hub: asked for once and briefly, before a library asks again and again for a minute."""
+"""Checks names on the hub with one short request. The libraries would retry for a minute."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _DEADLINE_S = 3.0
 
 
 def check(settings: Config, others_may: bool = False) -> None:
-    """Model and data that are no folders and files here can be had from the hub, or are in its cache.
+    """Check that model and data are folders and files here, or on the hub, or in its cache.
 
     Args:
-        others_may: a hub that cannot be reached from here is no error, as other hosts of the cluster may reach it.
+        others_may: an unreachable hub is no error, because other hosts of the cluster may reach it.
 
     Raises:
-        UserError: they cannot.
+        UserError: one of them is in none of these places.
     """
     check_model(settings.model, others_may)
     for key, texts in data_trial.specs(settings).items():
@@ -66,7 +66,7 @@ def _check_name(key: str, name: str, kind: str, refusal: type[UserError], others
         if error.code in (401, 403, 404):
             raise refusal(
                 f"{key}: {name}: no such folder here, and the hub does not give it to you (HTTP {error.code}): check "
-                "the name; for one that is private or gated set HF_TOKEN"
+                "the name; if it is private or gated, set HF_TOKEN"
             ) from None
     except (OSError, ValueError, HTTPException) as error:
         if others_may:
@@ -80,7 +80,7 @@ def _check_name(key: str, name: str, kind: str, refusal: type[UserError], others
 
 
 def _within(deadline_s: float, ask: Callable[[], None]) -> None:
-    """Looking up a host has no deadline of its own. Raises TimeoutError, or the error of `ask`."""
+    """Call `ask` with a deadline, because the lookup of a host has none. Raises TimeoutError, or the error of `ask`."""
     failed: list[Exception] = []
 
     def run() -> None:
@@ -99,7 +99,7 @@ def _within(deadline_s: float, ask: Callable[[], None]) -> None:
 
 
 def _ask(name: str, kind: str) -> None:
-    """One question, without another try."""
+    """Send one request, without a retry."""
     request = urllib.request.Request(f"{constants.ENDPOINT}/api/{kind}s/{name}")
     if token := get_token():
         request.add_header("Authorization", f"Bearer {token}")

@@ -68,7 +68,7 @@ def check_resume(settings: Config, change: bool, from_step: int | None) -> list[
     """There is a run to resume, from that step, and --change covers every difference.
 
     Raises:
-        UserError: with the way out.
+        UserError: one of these does not hold. The message has the fix.
     """
     check_directory(settings, resume=True)
     if from_step is not None:
@@ -191,7 +191,7 @@ def check_whole_paths(settings: Config) -> None:
     for key, name in names:
         if name and Path(name).exists() and not Path(name).is_absolute():
             raise ConfigError(
-                f"{key}: {name}: processes on a cluster start in folders of their own: write {Path(name).resolve()}"
+                f"{key}: {name}: processes on a cluster start in other folders: write {Path(name).resolve()}"
             )
 
 

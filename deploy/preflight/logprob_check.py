@@ -1,7 +1,7 @@
-"""One question through one engine, and what the learner makes of each token of the answer.
+"""Compares the log-probabilities of one sampled answer in the engine and in the learner.
 
-Engine and ranks are placed, sharded and configured as in the run. What they must agree on is what training depends on:
-tokens, chat template, weights, precision and attention.
+Engine and ranks are placed, sharded and configured as in the run. They must agree on tokens, chat template, weights,
+precision and attention, because training depends on these.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class AskedRank:
         join(Ranks(self._rank, world, meeting_point), training_device(self._settings.learner.device))
 
     def all_gather(self, outside: int) -> tuple[float, tuple[str, float] | None]:
-        """Bytes per second from `outside` other ranks, and what the links of this host should give."""
+        """Bytes per second from `outside` other ranks, and the speed that the links of this host should give."""
         from olmorl.learner.trainer import process_group
 
         device = process_group.training_device(self._settings.learner.device)
@@ -125,10 +125,10 @@ def _score(trainer: Any, answer: EngineAnswer) -> list[float]:
 
 
 def compare(settings: config.Config, answer: EngineAnswer, learner: Sequence[float]) -> str:
-    """Compare the log-probabilities of the engine with those of the learner.
+    """Compare the log-probabilities of the engine and of the learner.
 
     Raises:
-        ModelError: learner and engine do not mean the same by the same tokens.
+        ModelError: learner and engine read the tokens differently, or disagree on their probabilities.
     """
     from olmorl.learner.data.loader import open_tokenizer
 

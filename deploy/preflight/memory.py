@@ -1,10 +1,10 @@
-"""The memory plan: what a GPU of the learner, a GPU of an engine and each kind of host must hold, part by part.
+"""The memory plan: the parts that a GPU of the learner, a GPU of an engine and each kind of host must hold.
 
 It is worked out from the model's configuration, before anything is loaded. Sources of the parts:
 
 learner    `learner.trainer.memory`: DeepSpeed's tensors, and the real policy on fake tensors
 engine     weights and KV cache from the architecture; vLLM measures its working memory itself, here it is estimated
-hosts      the versions that the weight store keeps, and what ranks copy to the host
+hosts      the versions that the weight store keeps, and the copies of the ranks
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 GPU_GIB = 80e9 / GIB
-"""Of a GPU, unless `cluster.gpu_memory_gib` says otherwise: 80 GB."""
+"""Memory of a GPU, unless `cluster.gpu_memory_gib` says otherwise: 80 GB."""
 RESERVED_BYTES = 4 * GIB
-"""Of a GPU, outside torch's tensors: CUDA, NCCL, workspaces and fragments. An assumption."""
+"""Memory of a GPU outside torch's tensors: CUDA, NCCL, workspaces and fragments. An assumption."""
 STAGED_VERSIONS = 2
-"""In shared memory of a host with engines: the version in use and the next one."""
+"""Versions in shared memory of a host with engines: the version in use and the next one."""
 PUBLISHED_VERSIONS = KEPT_VERSIONS + 1
-"""Where versions are published, and in the object store of each host that pulls them: the kept and the next one."""
+"""Versions on the publishing host, and in the object store of each host that pulls them: the kept and the next one."""
 ROLLOUT_BYTES, JOURNAL_BYTES = 8, 13
-"""Of a completion token on disk: compressed JSON with text, and the queue's own form."""
+"""Bytes of a completion token on disk: as compressed JSON with text, and in the queue's own form."""
 MASTER_AND_MOMENTS_BYTES = 12
-"""Of a parameter in a checkpoint: fp32 master weight and Adam's two moments."""
+"""Bytes of a parameter in a checkpoint: fp32 master weight and Adam's two moments."""
 _LOGITS_COPIES = 3
-"""Of one step of an engine in fp32: the sampler's logits, log-probabilities and probabilities."""
+"""Copies of the logits in one step of an engine, in fp32: logits, log-probabilities and probabilities."""
 _HIDDEN_COPIES = 16
-"""Of one step of an engine: hidden states, and the wider ones of attention and MLP, in hidden sizes for each token."""
-BATCHED_TOKENS = 8192
-"""Of one step of an engine, where `actors.max_batched_tokens` leaves it to vLLM."""
+"""Numbers per token in a step of an engine, in hidden sizes: hidden states, and the wider ones of attention and MLP."""
+BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_GPU_GIB = 8192, 16384, 70
+"""Tokens of one step of an engine, where `actors.max_batched_tokens` leaves it to vLLM: more on a GPU this large."""
 LEARNER_GPU, ENGINE_GPU = "a learner GPU", "an engine GPU"
 GPU_KEY = "cluster.gpu_memory_gib"
 LEAST_ANSWER = 256
-"""Tokens: no change to fewer is proposed."""
+"""Tokens of the shortest answer limit that is proposed as a fix."""
 _WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
-class Part(NamedTuple):
+class MemoryPart(NamedTuple):
     """One part of a place's memory."""
 
     what: str
@@ -60,14 +60,14 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryPlace:
     """One kind of GPU or host. `needed` is at most the sum of the parts: some do not live at the same time."""
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     needed: int
     limit: int | None
-    """Bytes that there are; None where this is not known before the run."""
+    """Available bytes; None where this is not known before the run."""
     limit_key: str = ""
     """The key that sets the limit."""
 
@@ -80,8 +80,8 @@ class Place:
 class MemoryPlan:
     """The places of a run, and its use of the disk."""
 
-    places: tuple[Place, ...]
-    disk: tuple[Part, ...]
+    places: tuple[MemoryPlace, ...]
+    disk: tuple[MemoryPart, ...]
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """`(place, part, size)` for people."""
@@ -95,7 +95,7 @@ class MemoryPlan:
             yield "" if number else "disk", part.what, f"{size(part.num_bytes)}  ({part.note})"
 
     @property
-    def overfull(self) -> Place | None:
+    def overfull(self) -> MemoryPlace | None:
         """The first place that does not fit."""
         return next((place for place in self.places if not place.fits), None)
 
@@ -127,9 +127,9 @@ def memory_plan(settings: Config) -> MemoryPlan:
     weights = rank.parameters * _WIDTH[settings.model.dtype]
     learner, engine = _learner(settings, rank), _engine(settings, weights)
     on_host = [
-        Part("snapshot for publishing", weights, "rank 0"),
-        Part("copy for a checkpoint", MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.learner_nodes),
-        Part("offloaded optimizer", rank.offloaded * placed.ranks_per_node),
+        MemoryPart("snapshot for publishing", weights, "rank 0"),
+        MemoryPart("copy for a checkpoint", MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.learner_nodes),
+        MemoryPart("offloaded optimizer", rank.offloaded * placed.ranks_per_node),
     ]
     shared = {"learner": _published(settings, weights), "engine": _staged(settings, weights)}
     if placed.on_gpu:
@@ -144,14 +144,14 @@ def memory_plan(settings: Config) -> MemoryPlan:
         alone = settings.cluster.address is None
         copies = [(learner, placed.ranks), (engine, placed.engines)]
         parts = [
-            Part(f"{place.name}: {part.what}", part.num_bytes * number, part.note)
+            MemoryPart(f"{place.name}: {part.what}", part.num_bytes * number, part.note)
             for place, number in copies
             for part in place.parts
         ]
         others = _place("", on_host + shared["learner"] + shared["engine"])
         needed = sum(place.needed * number for place, number in copies) + others.needed
         limit = host_memory() if alone else None
-        places = [Place("this host" if alone else "all hosts", (*parts, *others.parts), needed, limit)]
+        places = [MemoryPlace("this host" if alone else "all hosts", (*parts, *others.parts), needed, limit)]
     return MemoryPlan(tuple(places), _disk(settings, rank.parameters, weights))
 
 
@@ -182,7 +182,7 @@ def not_known(settings: Config) -> str:
 # --- places -----------------------------------------------------------------------------------------
 
 
-def _learner(settings: Config, rank: RankMemory) -> Place:
+def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
     from olmorl.learner.algorithm.presets import resolve
 
     on_gpu, states, row = plan(settings).on_gpu, rank.states, rank.activations
@@ -191,25 +191,25 @@ def _learner(settings: Config, rank: RankMemory) -> Place:
     reference = states.weights if needs_reference else 0
     reserved = RESERVED_BYTES if on_gpu else 0
     parts = (
-        Part("weights", states.weights),
-        Part("weights gathered from other ranks", states.gathered),
-        Part("optimizer", states.optimizer),
-        Part("gradients", states.gradients),
-        Part("buffers of the gradients' sum", states.buckets),
-        Part("reference model", reference, "objective.kl_beta"),
-        Part("activations", layers, f"a row of {settings.row_tokens:,} tokens"),
-        Part("logits", logits, "not while the layers' activations are at their peak"),
-        Part("optimizer step", states.step, "not while there are activations"),
-        Part("reserve", reserved, "CUDA, NCCL, fragments: assumed"),
+        MemoryPart("weights", states.weights),
+        MemoryPart("weights gathered from other ranks", states.gathered),
+        MemoryPart("optimizer", states.optimizer),
+        MemoryPart("gradients", states.gradients),
+        MemoryPart("buffers of the gradients' sum", states.buckets),
+        MemoryPart("reference model", reference, "objective.kl_beta"),
+        MemoryPart("activations", layers, f"a row of {settings.row_tokens:,} tokens"),
+        MemoryPart("logits", logits, "not while the layers' activations are at their peak"),
+        MemoryPart("optimizer step", states.step, "not while there are activations"),
+        MemoryPart("reserve", reserved, "CUDA, NCCL, fragments: assumed"),
     )
     limit = gpu_bytes(settings) if on_gpu else None
     real = _real(parts)
     if row is None:
-        real += (Part("activations", 0, "not known: the model's shapes depend on its data"),)
-    return Place(LEARNER_GPU if on_gpu else "learner", real, rank.peak + reference + reserved, limit, GPU_KEY)
+        real += (MemoryPart("activations", 0, "not known: the model's shapes depend on its data"),)
+    return MemoryPlace(LEARNER_GPU if on_gpu else "learner", real, rank.peak + reference + reserved, limit, GPU_KEY)
 
 
-def _engine(settings: Config, weights: int) -> Place:
+def _engine(settings: Config, weights: int) -> MemoryPlace:
     actors, placed = settings.actors, plan(settings)
     share = placed.gpus_per_engine if placed.on_gpu else 1
     architecture = model_folder.architecture(Path(settings.model.path))
@@ -217,44 +217,47 @@ def _engine(settings: Config, weights: int) -> Place:
     if architecture is not None:
         heads = -(-architecture.kv_heads // share)
         one = model_folder.cache_bytes(architecture, heads, settings.max_model_len, _WIDTH[settings.model.dtype])
-    tokens = actors.max_batched_tokens or BATCHED_TOKENS
+    large = placed.on_gpu and gpu_bytes(settings) >= LARGE_GPU_GIB * GIB
+    tokens = actors.max_batched_tokens or (BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
     logits = _LOGITS_COPIES * 4 * actors.max_running * (architecture.vocabulary if architecture else 0)
     inner = (architecture.hidden if architecture else 0) * _HIDDEN_COPIES * _WIDTH[settings.model.dtype] * tokens
     fixed = [
-        Part("weights", weights // share, f"of {share} GPU(s)" if placed.on_gpu else ""),
-        Part("working memory", logits + inner, f"{tokens:,} tokens a step, {actors.max_running} logits: estimated"),
+        MemoryPart("weights", weights // share, f"of {share} GPU(s)" if placed.on_gpu else ""),
+        MemoryPart(
+            "working memory", logits + inner, f"{tokens:,} tokens a step, {actors.max_running} logits: estimated"
+        ),
     ]
     if not placed.on_gpu:
-        cache = Part("KV cache", int(actors.kv_cache_gib * GIB), "actors.kv_cache_gib")
+        cache = MemoryPart("KV cache", int(actors.kv_cache_gib * GIB), "actors.kv_cache_gib")
         return _place("engine", [*fixed, cache])
     limit = int(actors.gpu_memory_utilization * gpu_bytes(settings))
     room = limit - sum(part.num_bytes for part in fixed)
     held = f"{room / one:.1f} sequences of {settings.max_model_len:,} tokens" if one else "size of a sequence unknown"
-    return Place(
+    return MemoryPlace(
         ENGINE_GPU,
-        (*fixed, Part("KV cache", max(room, one), held)),
+        (*fixed, MemoryPart("KV cache", max(room, one), held)),
         sum(part.num_bytes for part in fixed) + max(room, one),
         limit,
         "actors.gpu_memory_utilization of cluster.gpu_memory_gib",
     )
 
 
-def _published(settings: Config, weights: int) -> list[Part]:
+def _published(settings: Config, weights: int) -> list[MemoryPart]:
     """Shared memory of the learner's first host."""
     if settings.weight_store == "ray":
-        return [Part("object store", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} published versions")]
+        return [MemoryPart("object store", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} published versions")]
     if settings.cluster.address is None and settings.weights.directory is None:
-        return [Part("shared memory", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} published versions")]
+        return [MemoryPart("shared memory", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} published versions")]
     return []
 
 
-def _staged(settings: Config, weights: int) -> list[Part]:
-    """Shared memory of a host with engines. What it pulls stays in its object store until the learner discards it."""
+def _staged(settings: Config, weights: int) -> list[MemoryPart]:
+    """Shared memory of a host with engines. Pulled versions stay in its object store until the learner drops them."""
     if settings.cluster.address is None and settings.weights.directory is None:
         return []
-    staged = [Part("shared memory", STAGED_VERSIONS * weights, f"{STAGED_VERSIONS} staged versions")]
+    staged = [MemoryPart("shared memory", STAGED_VERSIONS * weights, f"{STAGED_VERSIONS} staged versions")]
     if settings.weight_store == "ray":
-        staged.append(Part("object store", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} pulled versions"))
+        staged.append(MemoryPart("object store", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} pulled versions"))
     return staged
 
 
@@ -270,17 +273,19 @@ def object_store(settings: Config, weights: int) -> int:
     return max(sum(part.num_bytes for part in each if part.what == "object store") for each in parts)
 
 
-def _disk(settings: Config, parameters: int, weights: int) -> tuple[Part, ...]:
+def _disk(settings: Config, parameters: int, weights: int) -> tuple[MemoryPart, ...]:
     batch = settings.schedule.prompts_per_step * settings.sampling.group_size
     tokens = batch * settings.sampling.max_tokens
     checkpoint, kept = MASTER_AND_MOMENTS_BYTES * parameters, settings.checkpoint.keep
     steps = min(settings.checkpoint.every, settings.schedule.steps)
     parts = (
-        Part("rollouts a step", ROLLOUT_BYTES * tokens, f"at most: {batch:,} answers of full length; more if filtered"),
-        Part("journal", JOURNAL_BYTES * tokens * steps, f"at most: {steps} steps up to the next checkpoint"),
-        Part("a checkpoint", checkpoint, f"every {settings.checkpoint.every} steps"),
-        Part("checkpoints", (kept + 1) * checkpoint, f"checkpoint.keep = {kept}, and one being written"),
-        Part("export", weights, "after the last step"),
+        MemoryPart(
+            "rollouts a step", ROLLOUT_BYTES * tokens, f"at most: {batch:,} answers of full length; more if filtered"
+        ),
+        MemoryPart("journal", JOURNAL_BYTES * tokens * steps, f"at most: {steps} steps up to the next checkpoint"),
+        MemoryPart("a checkpoint", checkpoint, f"every {settings.checkpoint.every} steps"),
+        MemoryPart("checkpoints", (kept + 1) * checkpoint, f"checkpoint.keep = {kept}, and one being written"),
+        MemoryPart("export", weights, "after the last step"),
     )
     return _real(parts)
 
@@ -298,11 +303,11 @@ def gpu_bytes(settings: Config) -> int:
     return int((settings.cluster.gpu_memory_gib or GPU_GIB) * GIB)
 
 
-def _place(name: str, parts: Sequence[Part]) -> Place:
-    return Place(name, _real(parts), sum(part.num_bytes for part in parts), None)
+def _place(name: str, parts: Sequence[MemoryPart]) -> MemoryPlace:
+    return MemoryPlace(name, _real(parts), sum(part.num_bytes for part in parts), None)
 
 
-def _real(parts: Sequence[Part]) -> tuple[Part, ...]:
+def _real(parts: Sequence[MemoryPart]) -> tuple[MemoryPart, ...]:
     return tuple(part for part in parts if part.num_bytes)
 
 
@@ -314,8 +319,8 @@ def size(num_bytes: int) -> str:
 # --- what to change ---------------------------------------------------------------------------------
 
 
-def _fix(settings: Config, place: Place) -> str:
-    """The first change that makes the place fit, or else all those together that it takes."""
+def _fix(settings: Config, place: MemoryPlace) -> str:
+    """The first single change that makes the place fit; without one, the changes that do so together."""
     changes = list(_changes(settings, place.name))
     for change in changes:
         then = _with(settings, [change], place)
@@ -332,13 +337,13 @@ def _fix(settings: Config, place: Place) -> str:
     return "no setting mends it: take a smaller model, more nodes or shorter answers"
 
 
-def _with(settings: Config, changes: Sequence[tuple[str, Any]], place: Place) -> Place:
+def _with(settings: Config, changes: Sequence[tuple[str, Any]], place: MemoryPlace) -> MemoryPlace:
     for key, value in changes:
         settings = with_key(settings, key, value)
     return next(each for each in memory_plan(settings).places if each.name == place.name)
 
 
-def _told(changes: Sequence[tuple[str, Any]], then: Place) -> str:
+def _told(changes: Sequence[tuple[str, Any]], then: MemoryPlace) -> str:
     return f"set {' and '.join(f'{key} = {toml.literal(value)}' for key, value in changes)} (then {size(then.needed)})"
 
 

@@ -1,6 +1,6 @@
 """Checks that the files of a model folder belong together, from their headers, within milliseconds.
 
-What only the libraries know (an unknown architecture, say) is found when they load the model.
+Other mistakes, such as an unknown architecture, are found when the libraries load the model.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ GIB = 2**30
 _LENGTH_BYTES = 8
 _AGAIN = "download it again, or save it again with save_pretrained (a pointer of git-lfs: git lfs pull)"
 _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U8": 8, "BOOL": 8}
-"""Of one element, for the types whose sizes are checked."""
+"""Bits of one element, for the types whose sizes are checked."""
 _PLAIN = ("llama", "mistral", "olmo", "olmo2", "olmo3", "qwen2", "qwen3")
 """Model types whose tensors follow from their configuration in the same way."""
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _BLOCK_TOKENS = 128
-"""Of the KV cache on CPU."""
+"""Tokens in a block of the KV cache on CPU."""
 Shape = tuple[int, ...]
 
 
@@ -43,9 +43,9 @@ class Architecture(NamedTuple):
     head_dim: int
     vocabulary: int
     tied: bool
-    """The head may be the embedding."""
+    """Whether the head may be the embedding."""
     windows: tuple[int | None, ...]
-    """Of each layer: tokens of its sliding window, or None."""
+    """Tokens of the sliding window of each layer; None without one."""
 
     @classmethod
     def of(cls, tree: Mapping[str, Any]) -> Architecture | None:
@@ -227,7 +227,7 @@ def _expected(sizes: Architecture, tree: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _check_length(settings: Config, tree: Mapping[str, Any]) -> None:
-    """Positions that a model was not made for have to be asked for by its configuration (`rope_scaling`)."""
+    """Refuse more positions than the model was made for, unless its configuration extends them (`rope_scaling`)."""
     limit = tree.get("max_position_embeddings")
     if not isinstance(limit, int) or _is_scaled(tree) or settings.max_model_len <= limit:
         return

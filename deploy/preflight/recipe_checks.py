@@ -35,7 +35,7 @@ def check_objective(settings: Config) -> None:
 
 
 def check_places(settings: Config) -> None:
-    """Cores exist on this machine, and the GPUs of a node are enough for what a node of the plan holds."""
+    """The cores exist on this machine, and a node has enough GPUs for its part of the plan."""
     if settings.cluster.address is None:
         _check_cores("learner.cores", settings.learner.cores)
         _check_cores("actors.cores", settings.actors.cores)
@@ -81,7 +81,7 @@ def check_machine(settings: Config) -> None:
 
 
 def check_names(settings: Config) -> None:
-    """Verifiers that are named exist, and so do the functions that are given weights."""
+    """All named verifiers exist, and so does every function with a weight."""
     verifiers = settings.verifiers
     if not (verifiers.weights or verifiers.functions or settings.data.default_verifier):
         return
@@ -135,7 +135,7 @@ def check_address(settings: Config) -> None:
 
 
 def check_passed_on(settings: Config) -> None:
-    """vLLM and DeepSpeed take what the recipe passes on to them. Imports the one that is given something."""
+    """vLLM and DeepSpeed accept the options that the recipe passes on. Imports a library only if it gets options."""
     if settings.run.mode == "simulated":
         return
     if settings.actors.vllm:
@@ -149,7 +149,7 @@ def check_passed_on(settings: Config) -> None:
 
 
 def check_templates(settings: Config) -> None:
-    """The templates that the recipe names are there, and are templates."""
+    """The templates that the recipe names exist and can be parsed."""
     judge = settings.verifiers.judge
     if judge.template is not None or judge.reference_template is not None:
         from olmorl.verifiers.judge.judge_question import JudgeQuestion

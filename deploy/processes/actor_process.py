@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from typing import Any
 
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
+from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
+from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.run_process import RunProcess, Tree
@@ -51,7 +54,15 @@ class ActorProcess(RunProcess):
         await self._actor.stop()
 
 
-def environment(placement: Placement) -> dict[str, str]:
-    """The environment variables of an engine, to be set before it imports vLLM."""
+def start(
+    cluster: RayCluster, placement: Placement, kind: type, name: str, place: ReservedPlace, *args: Any, calls: int = 1
+) -> RemoteProcess:
+    """Start a process of `kind` with the GPUs and the environment of an engine: `ActorProcess`, or a check."""
+    gpus = placement.gpus_per_engine if placement.on_gpu else 0
+    return cluster.start(kind, name, place, *args, gpus=gpus, calls=calls, env=_environment(placement))
+
+
+def _environment(placement: Placement) -> dict[str, str]:
+    """The environment variables, which must be set before the engine imports vLLM."""
     threads = {} if placement.on_gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **threads}

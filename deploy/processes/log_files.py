@@ -1,4 +1,4 @@
-"""Where a process writes its log: `logs/<process>.log` in the run directory."""
+"""Sends the log of a process to `logs/<process>.log` in the run directory."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 @contextmanager
 def logged(run_dir: Path, process: str) -> Iterator[None]:
-    """Send what is logged inside to `logs/<process>.log`; what is printed goes where it went.
+    """Send messages that are logged inside to `logs/<process>.log`. Printed output is not redirected.
 
     Raises:
-        ResourceError: there can be no such file.
+        ResourceError: the file cannot be made.
     """
     folder = run_dir / "logs"
     try:

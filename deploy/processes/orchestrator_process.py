@@ -1,4 +1,4 @@
-"""The process of the orchestrator: the ranks of its incarnation call it, and so does the launcher."""
+"""The process of the orchestrator. The ranks of its incarnation and the launcher call it."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from olmorl.run_dir import RunFiles
 _LISTEN_S = 20.0
 """How long one question for a step waits for its answer."""
 _MOST_LINES = 1000
-"""Metric lines kept for a launcher, should there be one to show them."""
+"""Metric lines that are kept until a launcher shows them."""
 
 
 class Opened(NamedTuple):
-    """What a start of the learner begins with."""
+    """The result of opening the run for a start of the learner."""
 
     incarnation: int
     notes: Sequence[str]
-    """What people should know of the data."""
+    """Notes on the data for people."""
 
 
 class NumberedLines:
@@ -75,7 +75,7 @@ class OpenRun:
         self._is_closed = False
 
     async def run(self) -> str:
-        """Until the run is over, or opened again; returns why."""
+        """Run until the run is over, or opened again; returns why."""
         self.running = asyncio.create_task(self.orchestrator.run())
         await asyncio.wait([self.running])
         return "opened again" if self.running.cancelled() else self.running.result()
@@ -85,7 +85,7 @@ class OpenRun:
         return self.running is not None and self.running.done()
 
     async def next_step(self, rank: int, step: int) -> bytes | None:
-        """None while there is nothing: the rank asks again."""
+        """The encoded message for a step; None while there is none, and the rank asks again."""
         if (rank, step) not in self._steps:
             self._steps[rank, step] = asyncio.create_task(self.orchestrator.next(rank, step))
         task = self._steps[rank, step]
@@ -118,7 +118,7 @@ class OpenRun:
 
 
 class OrchestratorProcess(RunProcess):
-    """One orchestrator at a time: opening the run again ends the one before, and refuses the ranks of that one."""
+    """One orchestrator at a time: opening the run again ends the earlier one, and refuses its ranks."""
 
     def __init__(self, tree: Tree, access: QueueAccess) -> None:
         super().__init__(tree, "orchestrator")
@@ -132,7 +132,7 @@ class OrchestratorProcess(RunProcess):
         self._run: OpenRun | None = None
 
     async def open(self, resume: bool, from_step: int | None) -> Opened:
-        """Take the run over: at its start, and again when ranks were lost. Data is read once."""
+        """Take the run over: at its start, and again after ranks were lost. Data is read once."""
         self._opening = True
         try:
             return await self._open(resume, from_step)
@@ -170,7 +170,7 @@ class OrchestratorProcess(RunProcess):
         self._loaded = f"reading the data: {number:,} rows of {name} so far"
 
     async def run(self) -> str:
-        """Until the run is over, or opened again; returns why."""
+        """Run until the run is over, or opened again; returns why."""
         reason = await self._current.run()
         semaphores.unlink_own()
         return reason
@@ -219,9 +219,9 @@ class OrchestratorProcess(RunProcess):
         return self.identity()
 
     async def release_leases(self, actors: Sequence[str]) -> None:
-        """These actors are dead: give their prompts to others, and lease them nothing more."""
+        """These actors are dead: they get no new leases, and their prompts go to other actors."""
         for actor in actors:
-            await self._current.orchestrator.control.bury(actor)
+            await self._current.orchestrator.control.declare_dead(actor)
 
     async def stop(self) -> None:
         """Stop after the current micro-batch, with a checkpoint."""
@@ -240,7 +240,7 @@ class OrchestratorProcess(RunProcess):
         return await self._current.orchestrator.save()
 
     async def dead_letters(self, replay: bool) -> tuple[list[Letter], list[int]]:
-        """All dead letters, and the draws that are replayed if `replay`."""
+        """All dead letters, and with `replay` the new draws of their rows."""
         if replay and self._current.is_over:
             raise ResourceError("the run is over: ask for a replay once it goes on (olmorl-launch --resume)")
         dead_letters = self._current.orchestrator.dead_letters

@@ -21,7 +21,7 @@ from olmorl.deploy.processes import semaphores
 log = logging.getLogger(__name__)
 ASK_S = 20.0
 GRACE_S = 3.0
-"""For the other processes of this placement group to write their last line."""
+"""Time for the other processes of this placement group to write their last line."""
 
 
 class LauncherPresence:
@@ -37,7 +37,7 @@ class LauncherPresence:
         self._noted_at = self._clock.now()
 
     def run_is_needed(self, pulses: Collection[float], overdue: bool) -> bool:
-        """Whether the run shall go on without a launcher.
+        """Whether the run should go on without a launcher.
 
         Args:
             pulses: when each rank of a learner that trains last gave a sign of life.

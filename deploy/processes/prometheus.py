@@ -1,6 +1,6 @@
-"""Prometheus metrics of each process, on the address of its own that the run uses. The one file with prometheus-client.
+"""Serves the Prometheus metrics of each process. The one file with prometheus-client.
 
-`olmorl.metrics` has every name, its meaning, its labels and its buckets: a name that it does not have is not exported.
+`olmorl.metrics` has every name, its meaning, its labels and its buckets. Other names are not exported.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from olmorl import metrics
+from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.errors import ResourceError
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_log import Ended
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import ActorStatus, Group
 from olmorl.metrics import prometheus_name
 
@@ -37,7 +38,7 @@ _BUSY = {"seconds": "busy_s"}
 _GAUGES = ("queue_depth", "breaker_open")
 _OTHER = "other"
 _MOST_UNCOUNTED = 10_000
-"""Values that a histogram keeps before it counts them without a scrape."""
+"""The most values that a histogram keeps between two scrapes. At more it counts them without a scrape."""
 Labels = Mapping[str, str]
 Weights = npt.NDArray[np.float64]
 Entries = Sequence[Mapping[str, Any]]
@@ -50,7 +51,7 @@ class Telemetry:
     def __init__(
         self, process: str, run: str, host: str, port: int = 0, targets: Callable[[], Entries] | None = None
     ) -> None:
-        """Serve at `host`.
+        """Serve at `host`, the address that the run uses.
 
         Args:
             port: 0: a free one.
@@ -75,7 +76,7 @@ class Telemetry:
         self.address = f"{host}:{self._server.server_address[1]}"
 
     def record(self, values: Mapping[str, object]) -> None:
-        """Take over the numbers of a status. Never raises: what they tell of has happened."""
+        """Take over the numbers of a status. Never raises, because the events have already happened."""
         for name, value in values.items():
             if _is_number(value):
                 self._take(name, value, {})
@@ -131,6 +132,14 @@ class Telemetry:
             lags = [step - 1 - span.version.number for span in spans]
             self._observe("token_lag_versions", lags, {}, [span.end - span.start for span in spans])
 
+    def record_verdict(self, verdict: RunVerdict | None) -> None:
+        """Take over the limit of the run. Does nothing before there is a verdict."""
+        if verdict is None:
+            return
+        for limit in Bottleneck:
+            self._take("limit", float(limit is verdict.limit), {"limit": str(limit)})
+        self.record({"limit_sure_ratio": verdict.sure, "balanced_actors_per_learner": verdict.actors_per_learner})
+
     # --- an actor -------------------------------------------------------------------------------
 
     def record_actor(self, status: ActorStatus) -> None:
@@ -143,6 +152,13 @@ class Telemetry:
                 "sequences_running": status.running,
                 "sequences_waiting": status.waiting,
                 "kv_cache_used_ratio": status.kv_used,
+                "engine_up_s_total": status.up_s,
+                "engine_busy_s_total": status.busy_s,
+                "engine_running_s_total": status.running_s,
+                "engine_slots_s_total": status.slots_s,
+                "sequences_awaiting_weights_s_total": status.awaiting_weights_s,
+                "sequences_awaiting_verdicts_s_total": status.awaiting_verdicts_s,
+                "sequences_awaiting_group_s_total": status.awaiting_group_s,
                 "weight_updates_total": status.updates,
                 "weight_update_failures_total": status.update_failures,
                 "weight_stall_s_total": status.stall_s_total,
@@ -160,7 +176,7 @@ class Telemetry:
             self._record_verifiers(part, numbers)
 
     def _record_verifiers(self, part: str, numbers: Mapping[str, float]) -> None:
-        """Take over what one part of the verifiers did; the kinds of outcomes become a label."""
+        """Take over the counts of one part of the verifiers. The kinds of outcomes become a label."""
         for name, value in numbers.items():
             name, _, kind = name.partition(".")
             total = f"verifier_{name}" if name in _GAUGES else f"verifier_{_BUSY.get(name, name)}_total"
@@ -180,7 +196,7 @@ class Telemetry:
     def _warn(self, name: str, error: Exception) -> None:
         if name not in self._untold:
             self._untold.add(name)
-            log.warning("Prometheus is not told %s: %s", name, error)
+            log.warning("%s is not exported to Prometheus: %s", name, error)
 
     def _bounded(self, name: str, labels: Labels) -> dict[str, str]:
         """The labels, with `other` for the values of a label beyond the first ones."""
@@ -227,7 +243,7 @@ class Telemetry:
 class Distribution(Collector):
     """One histogram of `metrics.HISTOGRAMS`: takes many values at once, each with a weight, from any thread.
 
-    Values are only kept when they come, and counted together at a scrape: they come often, and scrapes are rare.
+    New values are only kept, and are counted together at a scrape: values are frequent, and scrapes are rare.
     """
 
     def __init__(self, name: str, labels: Sequence[str]) -> None:
@@ -283,7 +299,7 @@ def _is_number(value: object) -> TypeGuard[float]:
 def _serve(
     registry: CollectorRegistry, host: str, port: int, targets: Callable[[], Entries] | None
 ) -> ThreadingHTTPServer:
-    class Handler(MetricsHandler.factory(registry)):  # type: ignore[misc]
+    class WithTargets(MetricsHandler.factory(registry)):  # type: ignore[misc]
         def do_GET(self) -> None:
             if targets is None or self.path != TARGETS_PATH:
                 # prometheus-client writes vllm_ for vllm: in the OpenMetrics format, so all get the older one.
@@ -302,7 +318,7 @@ def _serve(
         daemon_threads = True
 
     try:
-        server = Server((host, port), Handler)
+        server = Server((host, port), WithTargets)
     except OSError as error:
         raise ResourceError(
             f"the metrics cannot be served at {host}:{port}: {error.strerror}: give another telemetry.port, or 0"
@@ -312,7 +328,7 @@ def _serve(
 
 
 class Targets:
-    """Prometheus' discovery: one entry for each process. The file is replaced at once when a process comes or goes."""
+    """Prometheus' discovery: one entry for each process. Its file is replaced whole when a process starts or ends."""
 
     def __init__(self, path: Path, run: str) -> None:
         self._path = path

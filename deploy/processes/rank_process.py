@@ -12,14 +12,15 @@ from olmorl.actors.vllm_engine.processes import check_core
 from olmorl.config import Config
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
-from olmorl.deploy.cluster.remote_process import RayBatchSource
+from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
+from olmorl.deploy.cluster.remote_process import RayBatchSource, RemoteProcess
 from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.run_process import RunProcess, Tree
 
 _ANSWER_S = 60.0
-"""For the orchestrator to answer once it can."""
+"""Time for the orchestrator to answer once it can."""
 _PULSE_S = 1.0
-"""Between two signs of life of a rank."""
+"""Pause between two signs of life of a rank."""
 
 
 class RankProcess(RunProcess):
@@ -65,14 +66,22 @@ def meeting_point(settings: Config) -> str:
 
 
 def take_core(core: int | None) -> None:
-    """Keep this process on its core, if it has one. Raises ConfigError for one that is not there."""
+    """Keep this process on its core, if it has one. Raises ConfigError for a missing core."""
     if core is not None:
         check_core(core)
         os.sched_setaffinity(0, {core})
 
 
-def environment(settings: Config, placement: Placement) -> dict[str, str]:
-    """The environment variables of a rank, to be set before it imports torch."""
+def start(
+    cluster: RayCluster, placement: Placement, kind: type, name: str, place: ReservedPlace, *args: Any
+) -> RemoteProcess:
+    """Start a process of `kind` with the GPU and the environment of a rank: `RankProcess`, or a check."""
+    environment = _environment(cluster.config, placement)
+    return cluster.start(kind, name, place, *args, gpus=int(placement.on_gpu), env=environment)
+
+
+def _environment(settings: Config, placement: Placement) -> dict[str, str]:
+    """The environment variables, which must be set before the rank imports torch."""
     threads = str(settings.learner.threads)
     accelerator = {} if placement.on_gpu else {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **accelerator}

@@ -14,11 +14,11 @@ from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes.run_process import RunProcess, Tree
 
 _CHECK_S = 0.25
-"""Between two checks of the server."""
+"""Pause between two checks of the server."""
 
 
 def _memory(pid: int | None) -> dict[str, int]:
-    """What the server uses, and what its host has, in bytes; empty while it is down."""
+    """Memory of the server and of its host, in bytes; empty while the server is down."""
     page = os.sysconf("SC_PAGE_SIZE")
     try:
         resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])

@@ -21,7 +21,7 @@ Tree = Mapping[str, Any]
 
 
 class RunProcess:
-    """Ray starts a subclass of this in a process of its own, and it builds its part of the run from the recipe."""
+    """Ray starts each subclass in a separate process, which builds its part of the run from the recipe."""
 
     def __init__(self, tree: Tree, name: str) -> None:
         self.settings = config.build(tree)
@@ -40,14 +40,14 @@ class RunProcess:
 
 
 def sweep(tree: Tree) -> None:
-    """Remove what the run has left in shared memory of this host."""
+    """Remove the run's files from shared memory of this host."""
     wiring.sweep(config.build(tree))
 
 
 def metrics_server(
     settings: config.Config, process: str, port: int = 0, targets: Callable[[], Entries] | None = None
 ) -> Telemetry:
-    """Serves the metrics of one process, on the address that the other hosts of the run reach and no other.
+    """Serve the metrics of one process, only on the address that the other hosts of the run reach.
 
     Raises:
         ResourceError: the port is taken.

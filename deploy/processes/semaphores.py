@@ -10,8 +10,8 @@ from pathlib import Path
 def unlink_own() -> None:
     """Unlink the semaphores that this process has open; they work on until it ends.
 
-    Libraries make them for locks of progress bars and the like, and leave the unlinking to a tracker process, which Ray
-    ends together with this one. They are mapped under a name they no longer have, so they are told by their inodes.
+    Libraries make them, for locks of progress bars for example, and leave the unlinking to a tracker process. Ray ends
+    that process together with this one. Their mappings show old names, so they are found by their inodes.
     """
     maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
     mapped = {int(fields[4]) for fields in maps if fields[-1].startswith("/dev/shm/")}

@@ -55,7 +55,7 @@ def _parser() -> Parser:
     add = parser.add_argument
     add("run", nargs="+", type=Path, metavar="RUN", help="the directory of a run")
     add("-o", "--output", type=Path, default=Path("report.html"), metavar="FILE", help="where to (report.html)")
-    about = "about the most MiB of rollouts; of a larger run every n-th group is kept, and the failed ones (64)"
+    about = "the most MiB of rollouts, roughly; a larger run keeps every n-th group and all failed groups (64)"
     add("--mib", type=count, default=64, metavar="N", help=about)
     add("--tokenizer", type=Path, metavar="FOLDER", help="the model's folder, if the run does not name it any more")
     add("--serve", action="store_true", help="serve the page on the loopback address, and keep it current")

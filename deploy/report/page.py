@@ -1,7 +1,7 @@
-"""Makes the page: one HTML file that asks no network for anything.
+"""Makes the page: one HTML file that needs no network.
 
-Nothing that a run recorded is markup: it is in compressed parts that the script reads and shows as text. The content
-security policy allows this one script and this one style sheet, by their hashes, and no connection.
+Recorded data is never markup: it is in compressed parts, which the script reads and shows as text. The content security
+policy allows this one script and this one style sheet, by their hashes, and no connection.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SCRIPTS = (
 
 
 def manifest(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the page reads first: the names of the parts of each run."""
+    """The part that the page reads first: the names of the parts of each run."""
     return {"made_at": round(time.time(), 3), "runs": list(entries)}
 
 

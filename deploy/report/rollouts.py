@@ -36,7 +36,7 @@ Record = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class MaskRule:
-    """Which tokens of a group that trained fed the loss. The importance weights may mask more; that is not recorded."""
+    """Which tokens of a trained group fed the loss. Importance weights may mask more, which is not recorded."""
 
     max_lag: int = 1 << 30
     mask_truncated: bool = False
@@ -50,7 +50,7 @@ class MaskRule:
 
 
 class SourceCounts(NamedTuple):
-    """Counts of the groups of one source that were recorded with one step."""
+    """Counts of the recorded groups of one source and one step."""
 
     groups: int = 0
     completions: int = 0
@@ -66,21 +66,21 @@ class SourceCounts(NamedTuple):
 
 @dataclass
 class FileRollouts:
-    """What one file of `rollouts/` adds to a report."""
+    """The part of a report from one file of `rollouts/`."""
 
     groups: list[tuple[Any, ...]] = field(default_factory=list)
     """Kept groups: the fields of `_GROUP`, names as text."""
     completions: list[tuple[Any, ...]] = field(default_factory=list)
-    """Of the kept groups: the fields of `_COMPLETION`."""
+    """Completions of the kept groups: the fields of `_COMPLETION`."""
     chunks: list[tuple[Blob, Blob]] = field(default_factory=list)
     tallies: dict[tuple[int, str, str], SourceCounts] = field(default_factory=dict)
-    """By step, source and outcome, over all groups."""
+    """Counts by step, source and outcome, over all groups."""
     causes: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Groups by outcome and cause, where there is one."""
     num_groups: int = 0
     num_completions: int = 0
     note: str = ""
-    """Why the file was not read to its end."""
+    """Why the file was not read to its end; empty if it was."""
 
 
 _GROUP = {
@@ -108,8 +108,8 @@ _NAMES = ("source", "verifiers", "cause", "actor")
 def read_file(path: Path, rule: MaskRule, pieces: TokenPieces | None, stride: int = 1) -> FileRollouts:
     """Read one file, and encode one of every `stride` groups of it; failed groups always.
 
-    A file that a crash cut off gives its whole part. A damaged or foreign one gives what comes before the damage, with
-    a note.
+    A file that a crash cut off gives its whole groups. A damaged or foreign file gives the groups before the damage,
+    with a note.
     """
     found, chunk = FileRollouts(), _Chunk(pieces, rule)
     try:
@@ -152,7 +152,7 @@ def index(files: Sequence[FileRollouts]) -> bytes:
 
 
 def stride_for(folder: Path, most_bytes: int) -> int:
-    """Of how many groups one is kept, so that the rollouts take about `most_bytes` of a page."""
+    """The stride N: one of N groups is kept, so that the rollouts take about `most_bytes` of a page."""
     size = _SHARE_OF_FILES * sum(path.stat().st_size for path in rollout_log.files(folder))
     return max(1, ceil(size / most_bytes))
 
@@ -207,7 +207,7 @@ def _completion_row(completion: Record) -> tuple[Any, ...]:
 
 
 def _logprobs(completion: Record) -> npt.NDArray[np.float32]:
-    """One for each token. A malformed group may have fewer, and values that are not finite."""
+    """One log-probability for each token. A malformed group may have fewer, and values that are not finite."""
     values = np.nan_to_num(np.asarray(completion["logprobs"], np.float32), neginf=-100.0)
     return np.resize(values, len(completion["token_ids"])) if len(values) else np.zeros(0, np.float32)
 
@@ -259,5 +259,5 @@ class _Chunk:
 
 
 def _told(verdict: Record) -> dict[str, Any]:
-    """The fields of a verdict that say something."""
+    """The fields of a verdict that have a value, without logged values."""
     return {key: value for key, value in verdict.items() if value not in (None, "", {}) and key != "logged"}

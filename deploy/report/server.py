@@ -30,7 +30,7 @@ _TITLE = "OlmoRL report"
 
 
 class LiveReport:
-    """Has the newest parts of all runs. Reads a run again only when its files have changed."""
+    """Holds the newest parts of all runs. Reads a run again only when its files have changed."""
 
     def __init__(self, runs: Sequence[RunReader]) -> None:
         self._runs = runs
@@ -38,7 +38,7 @@ class LiveReport:
         self._signature: tuple[Any, ...] | None = None
         self._blobs: dict[str, Blob] = {}
         self._before: dict[str, Blob] = {}
-        """Of the manifest before this one, which a page may still have."""
+        """The parts of the earlier manifest, which a page may still have."""
         self._manifest = b""
         self._tag = ""
 
@@ -69,7 +69,7 @@ def read_all(runs: Sequence[RunReader]) -> tuple[list[Mapping[str, Any]], dict[s
 
 
 class ReportServer:
-    """Answers nothing without the token."""
+    """Answers only requests with the token."""
 
     def __init__(self, report: LiveReport, port: int = 0) -> None:
         """Listens on the loopback address; `port` 0 takes a free one.
@@ -79,16 +79,16 @@ class ReportServer:
         """
         self._token = secrets.token_urlsafe(24)
 
-        class Handler(_Handler):
+        class OwnHandler(_Handler):
             pass
 
-        Handler.report, Handler.token = report, self._token
+        OwnHandler.report, OwnHandler.token = report, self._token
         try:
-            self._server = ThreadingHTTPServer((_LOOPBACK, port), Handler)
+            self._server = ThreadingHTTPServer((_LOOPBACK, port), OwnHandler)
         except OSError as error:
-            raise ResourceError(f"--port {port}: {error.strerror}; choose another, or leave it away") from None
+            raise ResourceError(f"--port {port}: {error.strerror}; choose another, or leave it out") from None
         # A browser sends the cookies of an address to all of its ports.
-        Handler.cookie_name = f"olmorl-report-{self._server.server_address[1]}"
+        OwnHandler.cookie_name = f"olmorl-report-{self._server.server_address[1]}"
 
     @property
     def url(self) -> str:
@@ -165,4 +165,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *args: Any) -> None:
-        """A request is no news."""
+        """Log no requests."""

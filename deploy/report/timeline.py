@@ -1,4 +1,4 @@
-"""What happened when: learner steps, starts, checkpoints, states and faults of the processes."""
+"""The timeline of a run: learner steps, starts, checkpoints, states and faults of the processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def timeline(run_dir: Path, events: Iterable[Line], lines: Sequence[Mapping[str,
     starts, versions, lost = [], [], []
     trained: dict[int, float] = {}
     before: dict[int, float] = {}
-    """When the step before a step was trained."""
+    """For each step, the time at which the step before it was trained."""
     newest = 0.0
     for event in events:
         if event.at is not None and isinstance(event, Started):
@@ -70,7 +70,7 @@ def states(events: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
     """For each process its states, as [state, from, to]; `to` is None for the last state of one that still runs.
 
     A launcher that starts ends everything before it, because an earlier launcher that was killed recorded no end.
-    `restarting` is a fault and no state that lasts.
+    `restarting` records a fault, so it is no state here.
     """
     found: dict[str, list[list[Any]]] = {}
     for event in events:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 _LONGEST = 255
-"""UTF-16 units of one token. A completion with a longer one is not cut."""
+"""The most UTF-16 units of one token. A completion with a longer token is not cut."""
 
 
 class CutText(NamedTuple):
@@ -26,7 +26,7 @@ class TokenPieces:
     """Cuts a completion into its tokens. A character that several tokens make belongs to the last of them."""
 
     def __init__(self, pieces: Mapping[int, bytes], special: frozenset[int]) -> None:
-        """`special` tokens are those that an engine leaves out of the text."""
+        """`special`: the tokens that an engine leaves out of the text."""
         self._bytes = pieces
         self._special = special
         self._texts: dict[int, str] = {}
@@ -53,7 +53,7 @@ class TokenPieces:
         return CutText(whole, bytes(lengths)) if max(lengths, default=0) <= _LONGEST else None
 
     def _decode(self, token_ids: Sequence[int]) -> list[str] | None:
-        """Tokens that end within a character."""
+        """The text that each token completes; None for an unknown token."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         try:
             parts = [decoder.decode(self._bytes[token]) for token in token_ids]
@@ -93,7 +93,7 @@ def _kinds(decoder: Any) -> set[str]:
 def _byte_characters() -> dict[str, int]:
     """The characters that byte-level vocabularies write for bytes.
 
-    A printable byte stands for itself, and the others for the characters from U+0100 on, in their order (GPT-2).
+    A printable byte is its own character. The others are the characters from U+0100 on, in order (GPT-2).
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]

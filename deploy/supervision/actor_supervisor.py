@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from olmorl.deploy.cluster.ray_cluster import BY_NODES, Place
+from olmorl.deploy.cluster.ray_cluster import BY_NODES, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import actor_process
@@ -27,7 +27,7 @@ from olmorl.messages import ActorStatus, Owner, Wait
 _STARTING, _WORKING, _WAITING, _QUARANTINED = "starting", "working", "waiting", "quarantined"
 _LOOK_S = 0.5
 _GRACE_S = 30.0
-"""Beyond its own deadline for a start, before an actor is ended for it."""
+"""Time beyond the deadline of a start before the actor is killed."""
 
 
 @dataclass(eq=False)
@@ -36,7 +36,7 @@ class ActorSlot:
 
     name: str
     index: int
-    place: Place
+    place: ReservedPlace
     restarts: Restarts
     process: RemoteProcess | None = None
     loading: RemoteProcess | None = None
@@ -45,12 +45,12 @@ class ActorSlot:
     state: str = _WAITING
     started_at: float = 0.0
     there_since: float | None = None
-    """When its process answered first: before that it may have waited for a host."""
+    """The time of the first answer of its process. Before that it may have waited for a host."""
     was_up: bool = False
-    """Its engine has started."""
+    """Whether its engine has started."""
     leaving: bool = False
     cause: str = ""
-    """Of its last death."""
+    """The cause of its last death."""
 
 
 class ActorSupervisor:
@@ -72,7 +72,7 @@ class ActorSupervisor:
         self._resizing = asyncio.Lock()
         self.num_deaths = 0
         self.stopping = False
-        """The run ends: an actor that is lost now is not started again."""
+        """Whether the run ends. An actor that is lost then is not started again."""
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class ActorSupervisor:
 
         Raises:
             RunEnded: no actor works, and none will soon.
-            UserError: people have to mend this before any actor can start.
+            UserError: no actor can start before people mend the cause.
         """
         async with asyncio.TaskGroup() as self._tasks:
             for slot in self._slots:
@@ -104,7 +104,7 @@ class ActorSupervisor:
                 self._check_any_works()
 
     async def _add(self, count: int, wait_s: float, asked_by: str) -> list[ActorSlot]:
-        """All places or none. All are asked for at once, so that a cluster that grows knows by how much."""
+        """Add slots, all or none. All places are requested at once, so that a growing cluster knows its new size."""
         cluster = self._context.cluster
         waits = [cluster.place_engine(wait_s, asked_by) for _ in range(count)]
         found = await asyncio.gather(*waits, return_exceptions=True)
@@ -138,7 +138,7 @@ class ActorSupervisor:
         self._context.cluster.give_up(slot.place)
 
     async def _run_once(self, slot: ActorSlot) -> OlmoRLError:
-        """One start of the actor, to its end; returns what ended it."""
+        """Run one start of the actor to its end; returns the cause of the end."""
         process = slot.process = slot.loading or self._start(slot)
         slot.loading, slot.state, slot.started_at = None, _STARTING, time.monotonic()
         try:
@@ -161,22 +161,11 @@ class ActorSupervisor:
         slot.there_since, slot.was_up = None, False
         name = slot.name if slot.num_starts == 1 else f"{slot.name}.{slot.num_starts}"
         cores = context.placement.engine_cores
-        return context.cluster.start(
-            ActorProcess,
-            name,
-            slot.place,
-            context.tree,
-            slot.name,
-            name,
-            cores[slot.index % len(cores)],
-            self._access,
-            gpus=context.placement.gpus_per_engine if context.placement.on_gpu else 0,
-            calls=16,
-            env=actor_process.environment(context.placement),
-        )
+        asked = (context.tree, slot.name, name, cores[slot.index % len(cores)], self._access)
+        return actor_process.start(context.cluster, context.placement, ActorProcess, name, slot.place, *asked, calls=16)
 
     async def _wait_for_restart(self, slot: ActorSlot, error: OlmoRLError) -> bool:
-        """Wait for the next start; False when there is to be none."""
+        """Wait for the next start. Returns False when there will be none."""
         self.num_deaths += 1
         slot.cause = str(error)
         delay = slot.restarts.after_death(error, start_error="" if slot.was_up else slot.cause)
@@ -257,7 +246,7 @@ class ActorSupervisor:
     def _end_silent(self, slot: ActorSlot) -> None:
         settings, limit_s = self._context.supervision, self._context.supervision.heartbeat_deadline_s
         if slot.state != _WORKING:
-            # While an engine starts, its libraries may keep everything else waiting.
+            # While an engine starts, its libraries may block all other work.
             limit_s = max(limit_s, settings.answer_deadline_s)
         if slot.process and self._heartbeats.silent_s(slot.process.name) > limit_s:
             slot.process.kill(f"has had no heartbeat for {limit_s:g} s")
@@ -336,7 +325,7 @@ class ActorSupervisor:
 
 
 async def _ask_to_leave(process: RemoteProcess, orders: Mapping[str, float]) -> None:
-    """Give each order its time (s); an actor that obeys none is killed."""
+    """Send each order, and wait for its time (s). Kill an actor that obeys none."""
     for order, deadline_s in orders.items():
         try:
             await process.call(order, timeout_s=deadline_s)

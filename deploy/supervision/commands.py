@@ -21,7 +21,7 @@ _READ_DEADLINE_S = 60.0
 
 
 class Commands:
-    """The answer of each command says what will happen, or what has happened."""
+    """Each command answers with its effect, present or future."""
 
     def __init__(
         self,
@@ -61,6 +61,7 @@ class Commands:
             "leased": status.leased,
             "results": status.results,
             "actors": self._list_actors(),
+            "verdict": status.verdict.fields() if status.verdict else None,
             "waits": [wait.fields() for wait in self._waits()],
         }
 
@@ -90,7 +91,7 @@ class Commands:
 
     async def _drain(self, actor: str) -> dict[str, Any]:
         self._supervisor.drain(actor)
-        return {"message": f"{actor} takes no more prompts, and leaves once it is done with those it has"}
+        return {"message": f"{actor} takes no more prompts, and leaves once its prompts are done"}
 
     async def _pause(self) -> dict[str, Any]:
         await self._learner.pause()
@@ -106,7 +107,7 @@ class Commands:
 
     async def _stop(self) -> dict[str, Any]:
         self._stop_asked.set()
-        return {"message": "the micro-batch under way ends, then a checkpoint is written"}
+        return {"message": "the current micro-batch ends, then a checkpoint is written"}
 
     async def _dead_letters(self, replay: bool) -> dict[str, Any]:
         letters, replayed = await self._learner.call("dead_letters", replay, timeout_s=_READ_DEADLINE_S)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from olmorl.clock import within
-from olmorl.deploy.cluster.ray_cluster import Place
+from olmorl.deploy.cluster.ray_cluster import ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import rank_process
@@ -21,21 +21,21 @@ from olmorl.errors import DeadlinePassed, OlmoRLError, ProcessLost, RunEnded, fi
 from olmorl.messages import Owner, Wait
 
 _LOAD_DEADLINE_S = 3600.0
-"""For the orchestrator to read and tokenise all data."""
+"""Time for the orchestrator to read and tokenise all data."""
 _START_DEADLINE_S = 120.0
-"""Also for a sign of life of an orchestrator that opens the run: it reads a ledger of millions of draws at once."""
+"""Also for a sign of life of an orchestrator that opens the run, and may read a ledger of millions of draws."""
 _ORDER_DEADLINE_S = 30.0
 _SAY_AGAIN_S = 20.0
-"""Between two reports on the data that are read."""
+"""Pause between two reports on the reading of data."""
 
 
 class LearnerSupervisor:
     """The orchestrator and the ranks are one incarnation: when one is lost, all start again from the last checkpoint.
 
-    An orchestrator that is well stays, and opens the run again: it does not read the data a second time.
+    A healthy orchestrator stays and opens the run again, so it does not read the data a second time.
     """
 
-    def __init__(self, context: Context, places: Sequence[Place], access: QueueAccess) -> None:
+    def __init__(self, context: Context, places: Sequence[ReservedPlace], access: QueueAccess) -> None:
         self._context = context
         self._places = places
         self._access = access
@@ -48,7 +48,7 @@ class LearnerSupervisor:
         self._closed_at = time.monotonic()
         self.incarnation = 0
         self._highest_step = 0
-        """Of all starts."""
+        """The highest step of all starts."""
         self._steps_seen: tuple[int, int] | None = None
         """The first and the newest step of this start, once they are known."""
         self._lines_shown = 0
@@ -100,7 +100,7 @@ class LearnerSupervisor:
         """Keep the learner alive until every step is done, the data are used up or it is stopped; returns which.
 
         Raises:
-            OlmoRLError: the cause, when another start would not help, or too many did not.
+            OlmoRLError: the cause, when another start would not help, or too many have failed.
         """
         while True:
             try:
@@ -122,21 +122,13 @@ class LearnerSupervisor:
 
     async def _start_ranks(self) -> None:
         assert self._orchestrator is not None
-        context = self._context
-        environment = rank_process.environment(context.settings, context.placement)
-        self._ranks = [
-            context.cluster.start(
-                RankProcess,
-                f"learner-{rank}",
-                place,
-                context.tree,
-                rank,
-                context.placement.rank_cores[rank],
-                gpus=int(context.placement.on_gpu),
-                env=environment,
+        context, placement = self._context, self._context.placement
+        self._ranks = []
+        for rank, place in enumerate(self._places):
+            asked = (context.tree, rank, placement.rank_cores[rank])
+            self._ranks.append(
+                rank_process.start(context.cluster, placement, RankProcess, f"learner-{rank}", place, *asked)
             )
-            for rank, place in enumerate(self._places)
-        ]
         for process in self._ranks:
             context.processes.add(process.name, await wait_for_start(process, _START_DEADLINE_S))
         meeting_point = await _answer_or_kill(self._ranks[0], "meeting_point", timeout_s=_START_DEADLINE_S)
@@ -157,7 +149,7 @@ class LearnerSupervisor:
             raise first_cause(group) from None
 
     async def _wait_for_restart(self, error: OlmoRLError) -> None:
-        """End what is left, and wait before the next start. Raises the error, or its consequence, if there is none."""
+        """End the others, and wait for the next start. If there is none, raise the error or its consequence."""
         delay = self._restarts.after_death(error, start_error=str(error))
         if delay is GiveUp.FINAL_ERROR:
             raise error
@@ -177,7 +169,7 @@ class LearnerSupervisor:
         await self._end_orchestrator_unless_well()
 
     def _end_start(self) -> None:
-        """Kill the ranks. Until the next start is open, nothing is known of the learner."""
+        """Kill the ranks. Until the next start is open, the state of the learner is unknown."""
         self._opened.clear()
         self._closed_at = time.monotonic()
         self._steps_seen = None
@@ -209,7 +201,7 @@ class LearnerSupervisor:
 
     @property
     def state(self) -> str:
-        """In a word."""
+        """The state of the learner: `starting`, `paused` or `running`."""
         if not self._opened.is_set():
             return "starting"
         return "paused" if self._context.paused else "running"
@@ -305,7 +297,7 @@ class LearnerSupervisor:
         await self._order("resume")
 
     async def _order(self, order: str) -> None:
-        # A start that is not open yet gets the order when it opens; so does the start after an orchestrator that hangs.
+        # A start gets the order when it opens, also a start that replaces a hanging orchestrator.
         with suppress(ProcessLost, DeadlinePassed):
             await self.call(order, timeout_s=_ORDER_DEADLINE_S)
 

@@ -1,4 +1,4 @@
-"""The rules of supervision: when a process counts as lost, when it starts again, when it is given up.
+"""The rules of supervision: when a process counts as lost, when it starts again, and when it does not.
 
 process          sign of life                       its deadline, in `supervision`   then
 actor            heartbeat in the queue, Ray        heartbeat_deadline_s             it starts again
@@ -18,7 +18,6 @@ from enum import Enum, auto
 from math import inf
 from typing import Any
 
-from olmorl.building import same
 from olmorl.config import Config
 from olmorl.config import Supervision as Settings
 from olmorl.deploy.cluster.placement import Placement
@@ -26,18 +25,19 @@ from olmorl.deploy.cluster.ray_cluster import RayCluster
 from olmorl.deploy.cluster.remote_process import Identity, RemoteProcess
 from olmorl.deploy.supervision.process_list import ProcessList
 from olmorl.errors import DeadlinePassed, EngineDied, OlmoRLError, ProcessLost, ResourceError, UserError, WeightError
+from olmorl.failed_start import same
 from olmorl.messages import Wait
 
 POLL_S = 2.0
 FIRST_FAILURES = 3
-"""So many prompts in a row without a scored group are reported first."""
+"""Failed prompts in a row at the first report."""
 LONGEST_GAP_S = 3.0
-"""Between two status answers; after a longer gap every process gets its whole deadline again."""
+"""The longest gap between two status answers. After a longer one every process gets its whole deadline again."""
 
 
 @dataclass
 class Context:
-    """What all supervisors of a run share. It outlives every restart."""
+    """The state that all supervisors of a run share. It outlives every restart."""
 
     settings: Config
     placement: Placement
@@ -46,7 +46,7 @@ class Context:
     say: Callable[[str], None]
     """Tells people what happened."""
     paused: bool = False
-    """People have paused the run: every start of the learner is paused too, until they resume it."""
+    """Whether people have paused the run. Every start of the learner is then paused, until they resume it."""
 
     @property
     def tree(self) -> dict[str, Any]:
@@ -59,7 +59,7 @@ class Context:
 
 
 class GiveUp(Enum):
-    """Why a process is not started again."""
+    """The reasons for which a process is not started again."""
 
     FINAL_ERROR = auto()
     """Its error would happen again."""
@@ -85,7 +85,7 @@ class Restarts:
         self._deaths_in_a_row = 0
         self._start_error = ""
         self.deaths = 0
-        """In all."""
+        """All deaths of the process."""
 
     def note_work(self) -> None:
         """The process has done some work since it started."""
@@ -95,7 +95,7 @@ class Restarts:
         """Seconds until the next start, or why there is none.
 
         Args:
-            start_error: the error of the start; the same one at two starts in a row would come at the next one too.
+            start_error: the error of the start. If two starts in a row have the same one, there is no third start.
         """
         worked, self._has_worked = self._has_worked, False
         repeated = not worked and same(start_error, self._start_error)
@@ -175,8 +175,7 @@ class FailedPrompts:
 class NoActorWatch:
     """Measures how long no actor has worked.
 
-    Before the first actor works, each start has a deadline of its own. Later no actor may work for as long as two
-    starts take.
+    Before the first actor works, each start has its own deadline. Later the limit is the time of two starts.
     """
 
     def __init__(self, limit_s: float) -> None:
@@ -192,7 +191,7 @@ class NoActorWatch:
 
     @property
     def knows(self) -> bool:
-        """Whether heartbeats are known: not while an orchestrator starts, nor after the launcher itself was stopped."""
+        """Whether heartbeats are known. They are not while an orchestrator starts, and after a stop of the launcher."""
         return time.monotonic() - self._read_at < LONGEST_GAP_S
 
     def note_start(self, start_s: float) -> None:
@@ -209,7 +208,7 @@ class NoActorWatch:
 
 
 def is_passing(error: OlmoRLError) -> bool:
-    """Whether another start may succeed. An error of any other kind happens again, or people have to mend it."""
+    """Whether another start may succeed. Any other error would happen again, or people have to mend its cause."""
     return isinstance(error, (ProcessLost, EngineDied, WeightError))
 
 
@@ -238,7 +237,7 @@ async def wait_for_start(process: RemoteProcess, deadline_s: float) -> Identity:
 
 
 async def poll(process: RemoteProcess, question: str, deadline_s: float) -> AsyncIterator[Any]:
-    """Ask a process again and again, and yield its answers. Without an answer in time the process is killed.
+    """Ask a process repeatedly, and yield its answers. Without an answer in time the process is killed.
 
     Raises:
         ProcessLost: it died.

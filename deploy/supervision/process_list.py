@@ -30,13 +30,13 @@ class ProcessList:
         self._is_current = True
 
     def add(self, name: str, identity: Identity) -> None:
-        """The process `name` runs, or runs again elsewhere."""
+        """Add the process `name`, or its new place."""
         self._members[name] = identity
         self._record({"process": name, "state": "started", "host": identity.host, "pid": identity.pid})
         self._write()
 
     def remove(self, name: str) -> None:
-        """The process `name` does not run any more."""
+        """Remove the process `name`, which has ended."""
         if self._members.pop(name, None):
             self._record({"process": name, "state": "ended"})
             self._write()
@@ -64,7 +64,7 @@ class ProcessList:
                 file.write(json.dumps({"at": round(time.time(), 3), **event}) + "\n")
         except OSError as error:
             # Such as a full disk: the run does not depend on this file.
-            log.warning("%s misses a line: %s", self._events, error)
+            log.warning("%s: a line could not be written: %s", self._events, error)
 
     def _write(self) -> None:
         members = {name: {"host": one.host, "pid": one.pid} for name, one in sorted(self._members.items())}
@@ -82,7 +82,7 @@ class ProcessList:
             self._is_current = True
 
     def close(self) -> None:
-        """No process runs any more."""
+        """Remove all processes, which have ended."""
         for name in list(self._members):
             self._record({"process": name, "state": "ended"})
         self._members.clear()

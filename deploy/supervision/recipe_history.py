@@ -16,9 +16,9 @@ from olmorl.learner.algorithm import presets
 from olmorl.learner.storage import durable_files
 
 PLACES = ("run.directory", "run.name", "cluster.address")
-"""These say where a run is: they may differ from start to start without --change."""
+"""The keys for the place of a run. They may differ from start to start without --change."""
 LEFT_OPEN = {"learner.device": "auto", "cluster.gpus_per_node": None}
-"""The values with which the hardware decides at each start. They differ from no decision."""
+"""The values that leave the decision to the hardware at each start. They count as equal to every decision."""
 _UNSET = "not set"
 
 
@@ -48,7 +48,7 @@ def check_change(settings: Config, change: bool) -> list[Difference]:
     """The differences between a resume and the configuration in the run directory.
 
     Raises:
-        ConfigError: it differs, or cannot be compared, and `change` does not say that this is meant.
+        ConfigError: it differs or cannot be compared, and `change` is off.
     """
     path = kept_recipe(settings.run_dir)
     if not path.exists():
@@ -59,14 +59,14 @@ def check_change(settings: Config, change: bool) -> list[Difference]:
         if change:
             return []
         raise ConfigError(
-            f"{error}\n  so this start cannot be compared with it: --resume --change goes on with what is given now"
+            f"{error}\n  so this start cannot be compared with it: --resume --change goes on with the new recipe"
         ) from None
     found = differences(before, spelled_out(settings))
     if found and not change:
         shown = "".join(f"\n  {difference}" for difference in found)
         raise ConfigError(
             f"--resume would go on with another configuration than {path} has (key: there -> given now):{shown}\n"
-            "  give the same recipe and options as before, or say that the change is meant: --resume --change"
+            "  give the same recipe and options as before, or accept the change: --resume --change"
         )
     return found
 
@@ -123,7 +123,7 @@ class KeptRecipe:
 def record_start(settings: Config, command_line: Sequence[str]) -> None:
     """Write `starts/NNN.toml`: configuration, command line and version of this start. Loads as a recipe.
 
-    A full disk has no room for it, and ends no run.
+    On a full disk nothing is written, and the run goes on.
     """
     folder = settings.run_dir / "starts"
     with suppress(ResourceError, OSError):

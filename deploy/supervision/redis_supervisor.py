@@ -7,7 +7,7 @@ import os
 import time
 from contextlib import suppress
 
-from olmorl.deploy.cluster.ray_cluster import Place
+from olmorl.deploy.cluster.ray_cluster import ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes.redis_process import RedisProcess
@@ -17,7 +17,7 @@ from olmorl.queues.redis_server.url import PASSWORD, secrets_of
 
 _START_DEADLINE_S = 120.0
 _LOAD_DEADLINE_S = 3600.0
-"""For Redis to load its append-only file. A process that does not answer at all is given up much earlier."""
+"""Time for Redis to load its append-only file. A process that does not answer at all is killed much earlier."""
 _LONG_LIFE_S = 60.0
 """A process that lived longer has worked: its death starts a new count."""
 
@@ -25,7 +25,7 @@ _LONG_LIFE_S = 60.0
 class RedisSupervisor:
     """The server keeps its address and its password over all its starts, so that clients only have to try again."""
 
-    def __init__(self, context: Context, place: Place) -> None:
+    def __init__(self, context: Context, place: ReservedPlace) -> None:
         self._context = context
         self._place = place
         self._node = context.cluster.host_of(place)
@@ -102,7 +102,7 @@ class RedisSupervisor:
         if isinstance(delay, GiveUp):
             raise RunEnded(f"the embedded Redis cannot be kept up: {error}") from error
         if self._process is not None:
-            # Its server would lock the folder for the next one.
+            # Its server would keep the lock of the folder, which the next server needs.
             self._process.kill()
             self._process = None
         for name in ("redis", "redis-server"):

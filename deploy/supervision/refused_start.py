@@ -1,4 +1,4 @@
-"""A start that is refused leaves the run's folder as it found it."""
+"""Restores the run's folder after a refused start."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_can_be_made(folder: Path) -> None:
 def left_as_found(run_dir: Path, *, always: bool) -> Iterator[None]:
     """Remove a run directory that was made inside: `always`, or only after an error.
 
-    One that was there stays, and so does one in which a run has begun, or that another launcher holds.
+    An older directory stays. So does a directory in which a run has begun, or that another launcher holds.
     """
     missing = _missing(run_dir)
     failed = True

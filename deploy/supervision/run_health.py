@@ -1,4 +1,4 @@
-"""What the launcher tells Prometheus about the progress of the run, for the alerts."""
+"""The progress of the run, which the launcher exports to Prometheus for the alerts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from olmorl.learner.storage import checkpoint_dir
 from olmorl.run_dir import RunFiles
 
 DISK_S = 5.0
-"""Interval between two looks at the disk."""
+"""Interval between two checks of the disk."""
 _MOST_STEPS = 32
 
 
@@ -34,7 +34,7 @@ class RunHealth:
         self._step, self._since = step, now
 
     def progress(self, now: float) -> dict[str, float]:
-        """The time since the last step, and what is usual."""
+        """The time since the last step, and the usual time."""
         return {
             "since_step_s": now - self._since,
             "step_period_s_median": median(self._periods) if self._periods else 0.0,

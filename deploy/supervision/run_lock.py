@@ -1,4 +1,4 @@
-"""One launcher at a time: the lock of a run directory."""
+"""The lock of a run directory: one launcher at a time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from olmorl.errors import ConfigError, ResourceError, unwritable
 
 BEAT_S = 2.0
 PATIENCE_S = 15.0
-"""A launcher on another host that has not beaten for so long is dead."""
+"""A launcher on another host without a heartbeat for so long is dead."""
 
 
 def end_at_once(why: str) -> None:
@@ -29,10 +29,10 @@ def end_at_once(why: str) -> None:
 
 
 class RunLock:
-    """One launcher at a time owns a run directory; one that is dead, wherever it was, owns it no longer.
+    """One launcher at a time owns a run directory. A dead launcher loses it, on any host.
 
-    On one host the kernel knows who lives. Across hosts the storage may not, or may forget too late: so the owner beats
-    in the file, and one whose file is no longer its own ends at once.
+    On one host the kernel releases the lock of a dead process. Shared storage may do so late, or never. So the owner
+    writes heartbeats to the file, and ends at once when the file has another owner.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class RunLock:
         except OSError as error:
             raise ResourceError(
                 f"{self._path}: the storage has no locks (flock: {error.strerror}): mount it with them "
-                "(Lustre: -o flock), or set run.directory to a place that has them"
+                "(Lustre: -o flock), or set run.directory to storage with locks"
             ) from None
         return True
 
@@ -102,7 +102,7 @@ class RunLock:
         raise ConfigError(f"{self._path.parent}: another launcher ({who}) runs here; stop it, or take another --name")
 
     def _read(self) -> dict[str, Any]:
-        """The last beat; empty when no launcher owns the run."""
+        """The last heartbeat; empty when no launcher owns the run."""
         with suppress(OSError, ValueError):
             found = json.loads(self._path.read_text(encoding="utf-8"))
             if isinstance(found, dict):
@@ -120,7 +120,7 @@ class RunLock:
     def _beat(self) -> None:
         self._beats += 1
         beat = {"host": socket.gethostname(), "pid": os.getpid(), "beat": self._beats}
-        # Of constant length, so that it also fits on a full disk. Without a beat this launcher would count as dead.
+        # Of constant length, so that it also fits on a full disk. Without heartbeats this launcher would count as dead.
         with suppress(OSError):
             os.pwrite(self._file, json.dumps(beat).ljust(200).encode(), 0)
 

@@ -1,4 +1,4 @@
-"""The life of a run: what starts after what, what keeps it alive, how it ends.
+"""The life of a run: the order of its start, the tasks that keep it alive, its end.
 
 task      keeps alive                                              ends with
 redis     the embedded Redis (`redis_supervisor`)                  the run, or an error that it cannot mend
@@ -45,6 +45,7 @@ from olmorl.deploy.supervision.takeover import take_over
 from olmorl.deploy.view.live_view import LiveView, summary
 from olmorl.deploy.view.run_state import finished, metric_lines, note_end
 from olmorl.deploy.view.start_phases import start_of_an_engine
+from olmorl.deploy.view.verdict import Shape, verdict
 from olmorl.errors import DeadlinePassed, HostLost, OlmoRLError, ProcessLost, RunEnded, first_cause
 from olmorl.learner.storage import ledger
 from olmorl.messages import STOP_ASKED
@@ -69,7 +70,7 @@ class StoppedAtOnce(RunEnded):
 def open_service(
     settings: Config, resume: bool, from_step: int | None, examine: Examine | None = None
 ) -> Iterator[Service]:
-    """Lock the run, join Ray, stop what an earlier launcher has left, and end all of the run afterwards.
+    """Lock the run, join Ray, stop the processes of an earlier launcher, and afterwards end all processes of the run.
 
     Args:
         examine: checks every host before the run starts.
@@ -108,7 +109,7 @@ def open_service(
 
 
 def _end_all(context: Context) -> None:
-    """End every process of the run, and remove what it has left in shared memory."""
+    """End every process of the run, and remove its files from shared memory."""
     context.cluster.end_all()
     context.cluster.on_other_hosts(sweep, context.tree)
     _sweep_here(context.cluster, context.settings)
@@ -116,7 +117,7 @@ def _end_all(context: Context) -> None:
 
 
 def _sweep_here(cluster: RayCluster, settings: Config) -> None:
-    # A call to a Ray that is half lost waits for a minute, and other hosts may still need the published versions.
+    # A call to a half-lost Ray waits for a minute, and other hosts may still need the published versions.
     (wiring.sweep_here if cluster.is_broken else wiring.sweep)(settings)
 
 
@@ -183,12 +184,14 @@ class Service:
         lines = metric_lines(self._settings.run_dir)
         seconds = time.monotonic() - self._progress.started
         self._progress.console.print(summary(lines, self._settings.run_dir, seconds))
+        if found := verdict(lines, Shape.of(self._settings)):
+            self._progress.say(found.text)
         if end := finished(self._settings.run_dir):
             self._progress.say(end)
         return 0
 
     async def _live(self) -> None:
-        """From the start of Redis to the end of all steps; once more from the start when the learner's host is lost."""
+        """Run from the start of Redis to the end of all steps. Start again when the learner's host is lost."""
         while True:
             parts: Parts | None = None
             try:
@@ -209,13 +212,13 @@ class Service:
                 await self._prepare_restart(error)
 
     async def _prepare_restart(self, error: OlmoRLError) -> None:
-        """All processes know Redis by the address of a host that is lost: all of them start again, as by --resume."""
+        """End all processes, to start them as `--resume` does: they know Redis by the address of a lost host."""
         if self._signals.stop_asked.is_set():
             raise self._stopped(f"{error}; stopped without a checkpoint") from error
         delay = self._restarts.after_death(error)
         if isinstance(delay, GiveUp):
-            raise RunEnded(f"the learner lost one host after the other without taking a step: {error}") from error
-        self._progress.say(f"{error}: everything starts again on hosts that are there, from the last checkpoint")
+            raise RunEnded(f"the learner lost several hosts in a row without taking a step: {error}") from error
+        self._progress.say(f"{error}: everything starts again on the other hosts, from the last checkpoint")
         self._resume, self._from_step = True, None
         await asyncio.to_thread(_end_all, self._context)
         await asyncio.sleep(delay)
@@ -227,7 +230,7 @@ class Service:
         try:
             await asyncio.wait([start, stop], return_when=asyncio.FIRST_COMPLETED)
             if not start.done():
-                self._progress.say(f"{self._signals.asked_by}: stopping; what was started is ended first")
+                self._progress.say(f"{self._signals.asked_by}: stopping; started processes end first")
                 raise self._stopped("stopped while it started")
             return start.result()
         finally:
@@ -244,7 +247,7 @@ class Service:
         return "nothing has begun: start it again, without --resume"
 
     async def _start(self) -> Parts:
-        """Redis, then the orchestrator, then learner and engines side by side."""
+        """Start Redis, then the orchestrator, then learner and engines in parallel."""
         context = self._context
         context.processes.add("launcher", Identity(socket.gethostname(), os.getpid(), self._telemetry.address))
         with self._progress.placing("the learner", self._settings.cluster.wait_s):
@@ -290,7 +293,7 @@ class Service:
             await asyncio.wait([attending])
 
     async def _attend(self, learner: LearnerSupervisor) -> None:
-        """While the launcher waits for places, the orchestrator has to hear that a launcher looks after the run."""
+        """Tell the orchestrator that a launcher looks after the run, while the launcher waits for places."""
         while True:
             with suppress(ProcessLost, DeadlinePassed):
                 await learner.call("attend", timeout_s=self._settings.supervision.answer_deadline_s)

@@ -1,4 +1,4 @@
-"""Reads the status of the run again and again, for the supervisors and for people."""
+"""Reads the status of the run repeatedly, for the supervisors and for people."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from olmorl.deploy.processes.prometheus import Telemetry
 from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
@@ -14,6 +15,7 @@ from olmorl.deploy.supervision.policies import Context, FailedPrompts, LateWaits
 from olmorl.deploy.supervision.recipe_history import KeptRecipe
 from olmorl.deploy.supervision.run_health import RunHealth
 from olmorl.deploy.view.live_view import LiveView, Status
+from olmorl.deploy.view.verdict import Shape, VerdictWindow
 from olmorl.errors import DeadlinePassed, ProcessLost
 from olmorl.messages import Wait
 
@@ -40,6 +42,7 @@ class StatusLoop:
         self._failed_prompts = FailedPrompts()
         self._recipe = KeptRecipe(context.settings)
         self._health = RunHealth(context.settings, time.monotonic())
+        self._verdicts = VerdictWindow(Shape.of(context.settings))
         self._dead_actors: list[str] = []
         """Actors that the queue knows and no slot has."""
         self.latest = Status(step=0, steps=0)
@@ -65,11 +68,12 @@ class StatusLoop:
         now = time.monotonic()
         self._dead_actors = self._actors.note_heartbeats(status.actors, now)
         self._learner.note_status(status, now)
-        self.latest = status
-        return status
+        self._verdicts.add(status.lines)
+        self.latest = replace(status, verdict=self._verdicts.latest)
+        return self.latest
 
     async def release_earlier_actors(self) -> None:
-        """Actors of an earlier start ended with it: their prompts need not wait for their leases to expire."""
+        """Release the leases of actors of an earlier start, which ended with it, before they expire."""
         await self.update()
         while self._dead_actors:
             await self.update()
@@ -83,6 +87,7 @@ class StatusLoop:
         self._learner.note_shown(status)
         self._context.processes.mend()
         self._health.note(status.step, time.monotonic())
+        self._telemetry.record_verdict(status.verdict)
         self._telemetry.record(
             {
                 "actors_wanted": self._actors.size,

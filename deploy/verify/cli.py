@@ -1,8 +1,9 @@
-"""`olmorl-verify`: the rewards of a run, for completions that are in a file already.
+"""`olmorl-verify`: scores completions in a file as a run would.
 
-job          the work                     completions   the rows
-scoring      their lines, by verifiers    scores        the output, and going on with it
-pass_rate    one row per prompt           tally         what one sees
+scoring_job  input to output              reader        the rows
+scorer       their lines, by verifiers    writer        the output, and going on with it
+pass_rate    one row per prompt           summary       progress and the table
+input_files  checks of the files
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ ABOUT = """\
 Score completions with the verifiers of a training run, before or after one.
 
 A row has the columns of training data (messages or prompt, ground_truth, dataset, and any other; Ai2's, verl's and
-TRL's layouts) and a completion, or a list of them in the column completions. For each completion comes one line out,
+TRL's layouts) and a completion, or a list of them in the column completions. Each completion gives one line of output,
 in the order of the input:
 
   row            file:line of the input; id and the like are kept, if the row has them
@@ -49,7 +50,7 @@ examples:
   olmorl-verify answers.jsonl -o scores.jsonl --function rewards.py:brevity*0.1
   olmorl-verify answers.jsonl -o hard.jsonl --pass-rate --max-pass-rate 0.625
                                                                one row per prompt that is not too easy: training data
-  olmorl-verify --self-test                                    what locks programs in here, tried with attacks
+  olmorl-verify --self-test                                    the sandbox of this machine, tried with attacks
 
 exit codes: 0 done (look at the table for errors in rows), 1 the verifiers did not start or gave up, no completion could
 be scored, or an attack of --self-test got through, 2 a mistake to mend: an option, a file without a row that can be
@@ -138,7 +139,7 @@ def _overrides(parser: Parser, rest: list[str]) -> list[tuple[str, str]]:
 
 
 def _check_names(settings: config.Config) -> None:
-    """Raises ConfigError for verifiers that do not exist where the recipe names some, RewardFunctionError likewise."""
+    """Raises ConfigError for an unknown verifier in the recipe, RewardFunctionError for an unusable function."""
     from olmorl.verifiers.functions.function_scorer import parse
     from olmorl.verifiers.registry import NAMES
 
@@ -168,7 +169,7 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
 
 def _descriptor(stream: TextIO | None) -> int:
-    """Of a standard stream, or -1."""
+    """The descriptor of a standard stream; -1 without one."""
     try:
         return stream.fileno() if stream else -1
     except (OSError, ValueError):
@@ -194,7 +195,7 @@ async def _verify(arguments: argparse.Namespace, settings: config.Config) -> int
 
 
 def _self_test(settings: config.Config) -> int:
-    """Print what locks programs in here and what each attack met."""
+    """Print the sandbox of this machine, and the outcome of each attack."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -208,7 +209,7 @@ def _self_test(settings: config.Config) -> int:
     if not result.tier:
         console.print("no sandbox works on this machine: rows with code cannot be scored", soft_wrap=True)
         return 1
-    table = Table("attack", "stopped", "what it met", title=f"programs run under: {result.tier}", title_justify="left")
+    table = Table("attack", "stopped", "outcome", title=f"programs run under: {result.tier}", title_justify="left")
     for finding in result.findings:
         table.add_row(finding.attack, "yes" if finding.stopped else "NO", Text(finding.met))
     console.print(table)

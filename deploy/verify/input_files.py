@@ -23,7 +23,7 @@ _PACKED = {
 
 
 def check_readable(name: str) -> None:
-    """Raises DataError for an input that is not there, or whose beginning shows that it does not hold rows."""
+    """Raises DataError for a missing input, or one whose beginning cannot be rows."""
     if name == STANDARD:
         return
     if not name:
@@ -42,7 +42,7 @@ def check_readable(name: str) -> None:
 def check_rows(name: str, head: bytes) -> None:
     """Raises DataError when a file that begins with `head` cannot hold one JSON object a line, or Parquet."""
     if not head:
-        raise DataError(f"{name}: it is empty; one row a line, please")
+        raise DataError(f"{name}: it is empty; write one row a line")
     parquet = head.startswith(b"PAR1")
     if name.endswith(".parquet") != parquet:
         raise DataError(f"{name}: it is Parquet: name it .parquet" if parquet else f"{name}: it is not Parquet")
@@ -69,7 +69,7 @@ def _not_lines(name: str, head: bytes) -> str:
 
 
 def check_writable(name: str, replace: bool) -> None:
-    """Raises DataError for an output that is there and not to be replaced, or that cannot be written."""
+    """Raises DataError for an output that exists and must stay, or that cannot be written."""
     if name == STANDARD:
         return
     if not name:

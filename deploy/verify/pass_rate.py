@@ -14,7 +14,7 @@ from olmorl.deploy.verify.writer import Line, encoded
 
 @dataclass(slots=True)
 class _Count:
-    """Of one prompt."""
+    """The counts of one prompt."""
 
     scored: int = 0
     solved: int = 0
@@ -33,7 +33,7 @@ class PassRates:
         self._rows = self._kept = 0
 
     def add(self, row: Scored) -> None:
-        """Count the completions of a row; one that is no row has no prompt."""
+        """Count the completions of a row. An unusable row has no prompt."""
         if any(line["error_kind"] == BAD_ROW for line in row.lines):
             return
         self._rows += 1

@@ -1,6 +1,6 @@
-"""Rows with completions, as `olmorl-verify` reads them: one after the other, each known by its place and a digest.
+"""Reads rows with completions for `olmorl-verify`, one after the other. Each has its place in the input and a digest.
 
-A row that is no row is an item too, with the reason: it has its line in the output like any other.
+An unusable row is an item too, with the reason, and has its line in the output.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from olmorl.errors import DataError
 from olmorl.learner.data.readers import read
 
 MAX_LINE_BYTES = 1 << 30
-"""Of a line that comes through a pipe."""
+"""The most bytes of a line from a pipe."""
 
 
 class Item(NamedTuple):
@@ -32,11 +32,11 @@ class Item(NamedTuple):
     """Digest of the row and the settings that a line of output depends on."""
     values: dict[str, Any]
     completions: tuple[str, ...]
-    """Empty when the row is of no use."""
+    """Empty when the row is unusable."""
     listed: bool = False
-    """It has a list of completions, not one."""
+    """Whether it has a list of completions, not one."""
     problem: str = ""
-    """Why it is of no use."""
+    """Why the row is unusable; empty if it is usable."""
     position: int = 0
     """Bytes or rows of the input up to its end."""
 

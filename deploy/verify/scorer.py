@@ -1,4 +1,4 @@
-"""Scores rows with completions by the verifiers of a run: the same code, row by row, in order, some at a time."""
+"""Scores rows with completions with the verifiers of a run, several at a time, in order."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class Scored(NamedTuple):
     item: Item
     lines: list[Line]
     fresh: bool = True
-    """Scored just now, and not before."""
+    """Whether this command scored it, not an earlier one."""
 
 
 class _Begun(NamedTuple):
-    """A row on its way: being scored, or known."""
+    """A row that is being scored, or whose lines are known."""
 
     item: Item
     task: asyncio.Task[list[Line]] | None
@@ -89,7 +89,7 @@ class Scoring:
         room: asyncio.Semaphore,
         begun: asyncio.Queue[_Begun | None],
     ) -> None:
-        """Read on while there is room, and begin to score what is read."""
+        """Read rows while there is room, and begin to score each."""
         try:
             async for item, known in rows:
                 await room.acquire()
@@ -121,7 +121,7 @@ class Scoring:
         return candidate.labelled(lambda name, label: reasons[name, id(label)])
 
     async def _problem(self, name: str, label: Any) -> str | None:
-        """Why the label cannot be used. Labels come again for every completion of a prompt."""
+        """Why the label cannot be used. The answer is kept, because all completions of a prompt share a label."""
         key = (name, label) if isinstance(label, str) else None
         if key is not None and key in self._problems:
             return self._problems[key]
@@ -147,7 +147,7 @@ class Scoring:
         )
 
     def _tokens(self, item: Item) -> list[list[int]]:
-        """Of each completion, for functions that ask; empty without a column completion_ids.
+        """Token ids of each completion, for functions that take them; empty without a column completion_ids.
 
         Raises:
             ValueError: the column is of another form.

@@ -1,4 +1,4 @@
-"""One run of `olmorl-verify`: rows in, lines out, and what is shown of it."""
+"""One run of `olmorl-verify`: reads rows, writes lines, and shows its progress."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOT_OF_THE_VERDICT = {
 
 
 class ScoringJob:
-    """Every row of the input ends as a line of the output, or the output ends with a whole line before it."""
+    """Every row of the input gets its lines of output. An interrupted output ends with a whole line."""
 
     def __init__(self, arguments: argparse.Namespace, settings: Config, scorer: VerifierScorer) -> None:
         """`scorer` is started, with the verifiers of `settings`."""
@@ -40,10 +40,10 @@ class ScoringJob:
         """Score all rows.
 
         Raises:
-            DataError: the input cannot be read, no row of it can be used, or the output not be written or gone on with.
+            DataError: the input cannot be read or has no usable row, or the output cannot be written or resumed.
             RewardFunctionError: a function failed for every completion.
             RunEnded: no completion could be scored for another reason.
-            CancelledError: it was interrupted; what is written is whole.
+            CancelledError: it was interrupted; all written lines are whole.
         """
         arguments = self._arguments
         # When lines go to standard output, messages go to standard error.
@@ -59,7 +59,7 @@ class ScoringJob:
         self._check_use()
 
     def _check_use(self) -> None:
-        """Raises what there is to say when no completion has a reward."""
+        """Raise the cause when no completion has a reward."""
         tally, source = self._tally, self._arguments.input
         if not tally.rows:
             raise DataError(f"{source}: it holds no row")
@@ -113,7 +113,7 @@ class ScoringJob:
 
 
 def _drop_empty(output: str) -> None:
-    """A file without a line says nothing, and would be in the way."""
+    """Remove an empty output, which would block the next command."""
     path = Path(output)
     if output != STANDARD and path.is_file() and not path.stat().st_size:
         path.unlink()

@@ -23,13 +23,13 @@ from olmorl.verifiers.registry import NAMES
 TOGETHER = "(together)"
 """The table's name for the reward of a completion with several verdicts."""
 PLAIN_S = 10.0
-"""Between two lines of progress where there is no terminal."""
+"""Pause between two lines of progress where there is no terminal."""
 MAX_REASONS = 20
 
 
 @dataclass
 class _Row:
-    """Of one verifier."""
+    """The counts of one verifier."""
 
     completions: int = 0
     scored: int = 0
@@ -69,7 +69,7 @@ class Tally:
     first_error: str = ""
     """`file:line: reason` of the first completion without a reward."""
     reasons: list[str] = field(default_factory=list)
-    """`file:line: reason` of the first rows that are of no use."""
+    """`file:line: reason` of the first unusable rows."""
     _verifiers: dict[str, _Row] = field(default_factory=dict)
 
     def add(self, scored: Scored) -> None:
@@ -118,7 +118,7 @@ class Tally:
 
 
 class People(Console):
-    """Prints nothing more once its reader is gone: scoring continues, and its output is a file."""
+    """Stops printing once its reader is gone. Scoring continues, because its output is a file."""
 
     def on_broken_pipe(self) -> None:
         self.quiet = True
@@ -168,15 +168,15 @@ class Display:
         return f"{tally.rows:,} rows, {rate:,.0f} rows/s, {tally.errors.total():,} errors"
 
     def say(self, text: str) -> None:
-        """A line of its own."""
+        """Print a separate line."""
         self._console.print(Text(text), soft_wrap=True)
 
     def conclude(self, tally: Tally, interrupted: bool) -> None:
-        """The table, the errors, the rows that are of no use."""
+        """Print the table, the errors and the unusable rows."""
         for reason in tally.reasons:
-            self.say(f"of no use: {reason}")
+            self.say(f"unusable: {reason}")
         if tally.errors[BAD_ROW] > len(tally.reasons):
-            self.say(f"and {tally.errors[BAD_ROW] - len(tally.reasons):,} more rows that are of no use")
+            self.say(f"and {tally.errors[BAD_ROW] - len(tally.reasons):,} more unusable rows")
         if tally.rewarded:
             self._console.print(tally.table())
         if tally.errors:

@@ -1,4 +1,4 @@
-"""The output of `olmorl-verify`: whole lines in the order of the input, and going on where they end."""
+"""Writes the output of `olmorl-verify`: whole lines in the order of the input, also for a resumed job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from olmorl.deploy.verify.reader import Item
 from olmorl.errors import DataError
 
 FLUSH_S = 1.0
-"""Between two writes to a file; lines go into a pipe at once."""
+"""Pause between two writes to a file. Lines go into a pipe at once."""
 
 Line = dict[str, Any]
 """One object of the output."""
@@ -143,5 +143,5 @@ class Scores:
 
 
 def encoded(line: Line) -> bytes:
-    """A line of JSON. What UTF-8 cannot hold is escaped."""
+    """A line of JSON. Characters that UTF-8 cannot hold are escaped."""
     return (json.dumps(line, ensure_ascii=False, default=str) + "\n").encode("utf-8", "backslashreplace")

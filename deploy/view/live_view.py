@@ -19,12 +19,15 @@ from rich.table import Table
 from rich.text import Text
 
 from olmorl.deploy.view.start_phases import Phase, phases
+from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.messages import ActorStatus, Wait
 
 log = logging.getLogger(__name__)
 SAY_AFTER_S = 10.0
 MOST_COMPARED = 5
 """Steps at either end of a run that the summary compares."""
+LIKELY = 0.6
+"""How sure a verdict is that is printed as a line."""
 _BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -44,10 +47,12 @@ class Status:
     actors: Sequence[ActorStatus] = ()
     """Their last heartbeats."""
     pulses: Mapping[str, float] = field(default_factory=dict)
-    """When each learner rank last gave a sign of life, by the orchestrator's clock."""
+    """The time of the last sign of life of each learner rank, by the orchestrator's clock."""
     waits: Sequence[Wait] = ()
     failures: tuple[int, str] = (0, "")
-    """Draws that failed in a row, and in words."""
+    """The number of draws that failed in a row, and a sentence about them."""
+    verdict: RunVerdict | None = None
+    """The limit of the run; the launcher adds it."""
 
 
 class Terminal(Console):
@@ -68,13 +73,14 @@ class LiveView:
     title: str
     console: Console = field(default_factory=Terminal)
     engine_start: str = "starting"
-    """What an engine does before it generates."""
+    """The work of an engine before it generates."""
     started: float = field(default_factory=time.monotonic)
     _live: Live | None = None
     _rewards: list[float] = field(default_factory=list)
     _last: dict[str, Any] = field(default_factory=dict)
     _first_step: tuple[int, float] | None = None
     _said: set[tuple[str, str]] = field(default_factory=set)
+    _limit: Bottleneck | None = None
 
     def __enter__(self) -> LiveView:
         if self.console.is_terminal:
@@ -94,7 +100,7 @@ class LiveView:
         self._print(text)
 
     def doing(self, what: str) -> None:
-        """Show what the launcher does before there is a status of the run."""
+        """Show the work of the launcher before the run has a status."""
         if self._live is None:
             self.say(what)
         else:
@@ -115,14 +121,16 @@ class LiveView:
         self.console.print(Text(text), soft_wrap=True)
 
     def show(self, status: Status, troubles: Sequence[str] = ()) -> None:
-        """Bring the view up to date; `troubles` are lines about what does not go as it should."""
+        """Bring the view up to date; `troubles` has a line for each problem."""
         for line in status.lines:
             self._last = line
             self._rewards.append(float(line.get("reward_mean", 0.0)))
             if not self.console.is_terminal:
                 self._print(self._plain(line, status.steps))
-        if not self._last and not self.console.is_terminal:
-            self._say_phases(status)
+        if not self.console.is_terminal:
+            self._say_verdict(status.verdict)
+            if not self._last:
+                self._say_phases(status)
         if self._first_step is None and status.step:
             self._first_step = (status.step, time.monotonic())
         if self._live is not None:
@@ -136,6 +144,12 @@ class LiveView:
             if (phase.part, phase.what) not in self._said:
                 self._said.add((phase.part, phase.what))
                 self.say(f"{phase.part}: {phase.what}")
+
+    def _say_verdict(self, verdict: RunVerdict | None) -> None:
+        """Print the limit of the run when it has changed and is likely."""
+        if verdict is not None and verdict.limit is not self._limit and verdict.sure > LIKELY:
+            self._limit = verdict.limit
+            self._print(verdict.text)
 
     def _plain(self, line: dict[str, Any], steps: int) -> str:
         held_out = "".join(
@@ -166,6 +180,8 @@ class LiveView:
             parts.append(_numbers(line, self._rewards))
         else:
             parts += [Text(str(phase)) for phase in self._phases(status)]
+        if status.verdict is not None:
+            parts.append(Text(status.verdict.text))
         parts.append(Text(f"queue: {status.queued} queued  {status.leased} leased  {status.results} results"))
         actors = Table(
             "actor", "state", "version", "running", "waiting", "KV", box=None, header_style="dim", padding=(0, 2)
@@ -268,12 +284,12 @@ def summary(lines: Sequence[dict[str, Any]], run_dir: Path, seconds: float) -> R
 
 
 def _accuracy(value: float | None) -> str:
-    """Of an evaluation round, which has none when no prompt of it was answered."""
+    """The accuracy of an evaluation round; none when none of its prompts was answered."""
     return "unanswered" if value is None else f"{value:.3f}"
 
 
 def _mean(values: Sequence[tuple[float | None, float]], form: str) -> str:
-    """Of weighted values; a step may have none."""
+    """The mean of weighted values; a step may have none."""
     there = [(value, weight) for value, weight in values if value is not None]
     total = sum(weight for _, weight in there)
     return format(sum(value * weight for value, weight in there) / total, form) if total else "-"

@@ -1,4 +1,4 @@
-"""The curves of a run as one picture: what is rewarded, what is learned, and where the time goes."""
+"""Draws the curves of a run as one picture: reward, learning and time."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _panels(lines: Lines) -> list[Panel]:
 
 
 class Panel:
-    """Curves over the learner steps on one scale, which no single start of the run decides."""
+    """Curves over the learner steps. The first step of a start does not set their scale."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class Panel:
         from_zero: bool = False,
         past_starts: bool = False,
     ) -> None:
-        """`past_starts`: the first step after a start waits for all that starts. It is named, and sets no scale."""
+        """`past_starts`: the first step of a start, which waits for processes to start, may exceed the scale."""
         self._title = title
         self._lines = lines
         self._steps = self.values("step")
@@ -127,7 +127,7 @@ class Panel:
                 self._points.append((f"evaluation: {name.removeprefix('eval_')}", points))
 
     def share(self, key: str, label: str) -> None:
-        """Add a field between 0 and 1, with a scale of its own on the right."""
+        """Add a field between 0 and 1, with its own scale on the right."""
         values = self.values(key)
         if np.isfinite(values).any():
             self._share = (label, values)
@@ -157,7 +157,7 @@ class Panel:
             axes.legend(shown, [each.get_label() for each in shown], fontsize="x-small", framealpha=0.6, loc=place)
 
     def _top(self) -> float:
-        """The highest value that is no start's; every value is under it where there is no other."""
+        """The top of the scale: the highest value outside the first steps of starts; infinite without one."""
         usual = [np.nanmax(values[~self._is_start], initial=0.0) for _, values, _ in self._curves]
         return float(max(usual, default=0.0)) * _HEADROOM or inf
 
@@ -209,7 +209,7 @@ def _first_of_each(seen: Sequence[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _running_mean(values: Values, window: int) -> Values:
-    """Over the last `window` values; NaN where none of them is there."""
+    """The mean of the last `window` values; NaN where all of them are missing."""
     there = np.isfinite(values)
     sums, counts = (np.concatenate([[0.0], np.cumsum(each)]) for each in (np.where(there, values, 0.0), there))
     since = np.maximum(np.arange(len(values)) + 1 - window, 0)
@@ -219,5 +219,5 @@ def _running_mean(values: Values, window: int) -> Values:
 
 
 def _plain(text: str) -> str:
-    """As it is read: no formula between dollars, and no name that matplotlib keeps to itself."""
+    """Escape a text: matplotlib reads dollars as a formula, and hides names that begin with an underscore."""
     return ("\u2009" if text.startswith("_") else "") + text.replace("$", r"\$")

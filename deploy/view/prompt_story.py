@@ -21,12 +21,12 @@ _MOST_SHOWN = 300
 
 
 class Moment(NamedTuple):
-    """Something that happened to the prompt."""
+    """An event in the life of a prompt."""
 
     at: float | None
     """Unix seconds; None if it was not recorded."""
     what: str
-    """One word."""
+    """The event in one word."""
     text: str
 
 
@@ -60,7 +60,7 @@ class _LedgerStory:
     def __init__(self, prompt_id: int) -> None:
         self._prompt_id = prompt_id
         self.begin: list[Moment] = []
-        """Until the attempt that gave the result."""
+        """The moments before the attempt that gave the result."""
         self._end: list[Moment] = []
         self.steps: list[int] = []
         """Steps whose files may have the rollouts."""

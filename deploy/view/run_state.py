@@ -8,7 +8,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from olmorl.errors import ResourceError
+from olmorl import config
+from olmorl.deploy.view.verdict import RunVerdict, Shape, verdict
+from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.storage import durable_files
 from olmorl.learner.storage.metrics_log import MetricsLog
 from olmorl.run_dir import RunFiles
@@ -17,6 +19,15 @@ from olmorl.run_dir import RunFiles
 def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
     """All complete lines of `metrics.jsonl`; none before the first step. A line cut off by a crash is passed over."""
     return MetricsLog(RunFiles(run_dir).metrics).read()
+
+
+def verdict_of(run_dir: Path) -> RunVerdict | None:
+    """The limit of the run, now or at its end; None without a recipe or with too few lines."""
+    try:
+        settings = config.load(run_dir / "config.toml")
+    except (ConfigError, OSError):
+        return None
+    return verdict(metric_lines(run_dir), Shape.of(settings))
 
 
 def note_end(run_dir: Path, reason: str | None) -> None:

@@ -14,7 +14,7 @@ _STAGES = {
     Stage.TRAINING: "training its first step",
     Stage.ASKING: "loading the model",
 }
-"""What the learner does before its first report. An earlier line counts if several waits are there."""
+"""The phase of the learner before its first report. With several waits the earliest line counts."""
 
 
 class Phase(NamedTuple):
@@ -30,7 +30,7 @@ class Phase(NamedTuple):
 
 
 def start_of_an_engine(settings: Config) -> str:
-    """What an engine does before it generates."""
+    """The work of an engine before it generates."""
     if settings.run.mode == "simulated":
         return "starting"
     compiles = not settings.actors.enforce_eager

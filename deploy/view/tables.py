@@ -17,7 +17,8 @@ from rich.table import Table
 
 from olmorl.deploy.view.plot import draw
 from olmorl.deploy.view.prompt_story import prompt_story
-from olmorl.deploy.view.run_state import metric_lines
+from olmorl.deploy.view.run_state import metric_lines, verdict_of
+from olmorl.deploy.view.verdict import RunVerdict
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger import read_ledger
 
@@ -41,7 +42,7 @@ _STATUS_FIELDS = (
 _PAYLOAD_SHOWN = 60
 _SHORT_WAIT_S = 5.0
 _FILE_WIDTH = 160
-"""Columns of what is not shown on a terminal."""
+"""Width of the output without a terminal."""
 
 
 def show_figure(run_dir: Path, arguments: argparse.Namespace) -> None:
@@ -53,7 +54,7 @@ def show_figure(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def show_ledger(run_dir: Path, arguments: argparse.Namespace) -> None:
-    """One object per draw with `--json`, else how many ended how."""
+    """Show one object per draw with `--json`, else the number of draws by outcome."""
     records = read_ledger(run_dir)
     if arguments.json:
         for record in records:
@@ -70,7 +71,7 @@ def show_ledger(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def show_trace(run_dir: Path, arguments: argparse.Namespace) -> None:
-    """The story of one prompt, a line a moment."""
+    """Show the story of one prompt, one moment a line."""
     moments = prompt_story(run_dir, arguments.prompt)
     if arguments.json:
         print(json.dumps({"prompt_id": arguments.prompt, "moments": [moment._asdict() for moment in moments]}))
@@ -83,19 +84,24 @@ def show_trace(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 
 def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_json: bool) -> None:
-    """The last metrics line, and what the launcher says, or why it says nothing."""
+    """Show the last metrics line, and the launcher's answer or the reason why there is none."""
     lines = metric_lines(run_dir)
     if not lines and live is None:
         raise _no_step_yet(run_dir)
     if as_json:
-        print(json.dumps({**(lines[-1] if lines else {}), "live": live, "silence": silence}))
+        found = live.get("verdict") if live else _fields(verdict_of(run_dir))
+        print(json.dumps({**(lines[-1] if lines else {}), "live": live, "silence": silence, "verdict": found}))
         return
     console = _console()
     if lines:
         console.print(_last_line(run_dir, lines[-1]))
     if live is None:
+        if found := verdict_of(run_dir):
+            console.print(found.text)
         console.print(silence)
         return
+    if live.get("verdict"):
+        console.print(live["verdict"]["text"])
     console.print(
         f"{live['state']}, step {live['step']} of {live['steps']}, incarnation {live['incarnation']}; "
         f"{live['queued']} queued, {live['leased']} leased, {live['results']} results; "
@@ -111,6 +117,10 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
         )
 
 
+def _fields(found: RunVerdict | None) -> dict[str, Any] | None:
+    return found.fields() if found else None
+
+
 def _last_line(run_dir: Path, last: Mapping[str, Any]) -> Table:
     table = Table("", "", title=f"{run_dir}: step {last['step']}, incarnation {last['incarnation']}", show_header=False)
     for key in _STATUS_FIELDS:
@@ -121,7 +131,7 @@ def _last_line(run_dir: Path, last: Mapping[str, Any]) -> Table:
 
 
 def show_actors(actors: Sequence[Mapping[str, Any]], as_json: bool) -> None:
-    """A row an actor."""
+    """Show one row for each actor."""
     if as_json:
         print(json.dumps(actors))
         return
@@ -136,7 +146,7 @@ def show_actors(actors: Sequence[Mapping[str, Any]], as_json: bool) -> None:
 
 
 def show_dead_letters(found: Mapping[str, Any], as_json: bool) -> None:
-    """A row a letter."""
+    """Show one row for each dead letter."""
     if as_json:
         print(json.dumps(found))
         return

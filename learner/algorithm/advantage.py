@@ -53,7 +53,7 @@ def is_zero_gradient(rewards_G: Rewards) -> bool:
 def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int) -> float:
     """DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4), to be added to the reward before the advantage.
 
-    0 up to `max_tokens - buffer` tokens, then falling linearly to -1 at `max_tokens`. A buffer of 0 turns it off.
+    0 up to `max_tokens - buffer` tokens, then a linear fall to -1 at `max_tokens`. A buffer of 0 turns it off.
     """
     if buffer == 0:
         return 0.0

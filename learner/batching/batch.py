@@ -19,7 +19,7 @@ from olmorl.messages import Group, Sample, Shard
 
 
 class BatchFacts(NamedTuple):
-    """What the metrics say about one batch."""
+    """The facts about one batch for the metrics."""
 
     groups: int
     tokens: int

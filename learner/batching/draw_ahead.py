@@ -1,7 +1,10 @@
-"""How many draws must be in flight so that the learner does not wait, and no more: what waits grows stale.
+"""How many draws must be in flight so that the learner does not wait, and no more: waiting groups grow stale.
 
 A draw made now is finished one draw time later. So only the batches that the learner asks for until then need draws
 now. Draw time, step time and the share of groups with a gradient are measured.
+
+That holds while the engines have a reserve: they catch up when a batch needs more draws than before. Engines that are
+busy most of the time do not. They draw as far ahead as they may, since a stock of groups is their only reserve.
 """
 
 from __future__ import annotations
@@ -26,11 +29,15 @@ WAITED = 0.005
 """Share of a step. A longer wait for a batch counts as one."""
 GROWTH, SHRINKAGE = 2.5, 0.99
 """Factors of the margin after a batch that the learner waited for, and after one that was ready."""
-LEAST_MARGIN, LARGEST_MARGIN = 1.25, 16.0
+LEAST_MARGIN, LARGEST_MARGIN = 2.0, 16.0
+BUSY = 0.4
+"""Share of the engines' slots in use from which their reserve is too small."""
+BUSY_STEPS = 4
+"""Steps over which that share is taken."""
 
 
 class Rates(NamedTuple):
-    """What was measured."""
+    """The measured rates."""
 
     draw_s: float
     """From a draw to its result: all but the slowest draws take less."""
@@ -38,6 +45,8 @@ class Rates(NamedTuple):
     """Between two batches that the learner asks for, without its wait."""
     useful: float
     """Share of the draws that can train."""
+    busy: float
+    """Share of the engines' slots in use."""
 
 
 def draws_to_finish(groups: int, useful: float) -> int:
@@ -76,6 +85,8 @@ class DrawAhead:
         self._draw_s: deque[float] = deque(maxlen=seen)
         self._useful: deque[bool] = deque(maxlen=seen)
         self._step_s: deque[float] = deque(maxlen=STEPS_SEEN)
+        self._busy: deque[float] = deque(maxlen=BUSY_STEPS)
+        self._busy_now: list[float] = []
         self._margin = LEAST_MARGIN
         self._began: float | None = None
         self._ended: float | None = None
@@ -94,6 +105,10 @@ class DrawAhead:
         """Forget the draws that are no longer open: they ended without a result, for instance after a fail-over."""
         self._drawn_at = {draw: at for draw, at in self._drawn_at.items() if draw in open_draws}
 
+    def engines_busy(self, share: float) -> None:
+        """Note the share of the engines' slots in use now."""
+        self._busy_now.append(share)
+
     def step_began(self) -> None:
         """The learner waited for a batch and has it now, or had it when it asked."""
         self._began = now = self._clock.now()
@@ -108,22 +123,34 @@ class DrawAhead:
         if self._began is not None:
             self._step_s.append(now - self._began)
         self._began = None
+        if self._busy_now:
+            self._busy.append(sum(self._busy_now) / len(self._busy_now))
+            self._busy_now = []
 
     @property
     def rates(self) -> Rates | None:
         """None while too little was measured."""
-        if len(self._step_s) < LEAST_STEPS or len(self._draw_s) < self._batch or not any(self._useful):
+        if (
+            len(self._step_s) < LEAST_STEPS
+            or len(self._draw_s) < self._batch
+            or not any(self._useful)
+            or not self._busy
+        ):
             return None
         draws, steps = sorted(self._draw_s), sorted(self._step_s)
         return Rates(
             draw_s=draws[int((1 - LATE) * (len(draws) - 1))],
             step_s=max(steps[len(steps) // 4], 1e-6),
             useful=sum(self._useful) / len(self._useful),
+            busy=sum(self._busy) / len(self._busy),
         )
 
     def needed(self, ready: int) -> int | None:
-        """Draws that must be under way now beside the `ready` groups; None while too little was measured."""
-        if (rates := self.rates) is None:
+        """Draws that must be under way now beside the `ready` groups; None: as many as may be.
+
+        That is so while too little was measured, and while the engines have too little reserve.
+        """
+        if (rates := self.rates) is None or rates.busy > BUSY:
             return None
         waiting = self._began is None
         return unfinished_needed(

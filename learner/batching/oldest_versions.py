@@ -1,4 +1,4 @@
-"""How old the tokens of unfinished draws can be. A draw that waits in the queue has no tokens, so it does not age."""
+"""Bounds the age of the tokens of unfinished draws. A draw in the queue has no tokens, so it does not age."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from olmorl.messages import ActorStatus
 
 
 class OldestVersions:
-    """For every open draw a version that none of its tokens is older than."""
+    """No token of an open draw is older than the version that `of` gives."""
 
     def __init__(self) -> None:
         self._oldest: dict[int, int] = {}
         self._uncertain: set[int] = set()
 
     def forget(self, open_draws: Iterable[int]) -> None:
-        """Know nothing about these draws from now on: the queue may have lost that an actor had begun them."""
+        """Forget these draws: after lost writes the queue may not know that an actor began them."""
         self._oldest, self._uncertain = {}, set(open_draws)
 
     def not_begun(self, draws: Iterable[int], version: int, open_draws: Container[int]) -> None:
@@ -26,7 +26,7 @@ class OldestVersions:
             self._oldest[draw] = max(version, self._oldest.get(draw, version))
 
     def of(self, draw: int, drawn_for: int) -> int:
-        """The oldest version that a token of the draw can have; `drawn_for` was the newest one when it was drawn."""
+        """The oldest version that a token of the draw can have; `drawn_for` was the newest one at the draw."""
         return max(drawn_for, self._oldest.get(draw, drawn_for))
 
 

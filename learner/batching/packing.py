@@ -38,7 +38,7 @@ class RowArrays(NamedTuple):
     loss_mask_T: npt.NDArray[np.bool_]
     """True for the completion tokens that the sample's own mask keeps."""
     behaviour_logprobs_T: Floats
-    """0 where there is no completion token. So are the next two fields."""
+    """0 where there is no completion token, like the next two fields."""
     advantages_T: Floats
     lags_T: TokenIds
 

@@ -1,7 +1,7 @@
-"""How much may be in flight, how old a token is, and which groups a step takes.
+"""Decides how much may be in flight, how old a token is, and which groups a step takes.
 
 A step that trains version v on a token of version u has lag v - u. Step s trains version s - 1, so the lag of a group
-depends only on the step that takes it. A batch can be chosen while the step before it still trains.
+depends only on the step that takes it. A batch can be chosen while the previous step still trains.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def choose(ready: Iterable[Deadline], unfinished: Iterable[int], version: int, b
 
 
 def _squeezed(unfinished: Counter[int], finished: Counter[int], version: int, batch: int) -> bool:
-    """Whether more groups fall due than the steps after `version` can train, an unfinished one among them."""
+    """Whether the steps after `version` are too few for the groups due by some version, one of them unfinished."""
     due = waited_for = 0
     for last in sorted(unfinished.keys() | finished.keys()):
         due += unfinished[last] + finished[last]

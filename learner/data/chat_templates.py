@@ -13,9 +13,9 @@ from olmorl.errors import ConfigError, ModelError
 Turns = Sequence[Mapping[str, Any]]
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 """A tokenizer's folder holds one of these files, or another `*.model`, `*.tiktoken` or `*.vocab`."""
-_MEND = "mend it, or give another one in model.chat_template (leave that out for the tokenizer's own)"
+_MEND = "correct it, or give another one in model.chat_template (leave that out for the tokenizer's own)"
 RENDERING_FAILED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors, besides jinja2.TemplateError, that a template raises on values that it does not expect."""
+"""Errors that a template raises on unexpected values, in addition to jinja2.TemplateError."""
 
 
 def check_vocabulary(folder: Path, name: str) -> None:
@@ -37,7 +37,7 @@ def template_of(text: str) -> str:
     """`model.chat_template`: Jinja text, or the file that it names.
 
     Raises:
-        ModelError: there is no such file, or its text is no template.
+        ModelError: there is no such file, or its text is not a template.
     """
     source = text if any(sign in text for sign in "{}\n") else _read(text)
     compiled(source, "model.chat_template")
@@ -96,7 +96,7 @@ def _environment() -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks the text of an assistant; the text is the same without it."""
+        """`{% generation %}` marks the text of an assistant and does not change it."""
 
         tags = {"generation"}  # noqa: RUF012 - as jinja2 declares it
 

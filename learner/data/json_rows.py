@@ -20,7 +20,7 @@ def read_json(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         is_array = _first_sign(path) == b"["
         yield from _array(path) if is_array else _lines(path)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not a text in UTF-8: {error}; the file must hold one JSON object a line") from None
+        raise DataError(f"{path}: not UTF-8 text: {error}; the file must hold one JSON object a line") from None
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
 

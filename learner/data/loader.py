@@ -1,6 +1,6 @@
 """Loads data sets as rows, with one policy's tokenizer and chat template.
 
-    spec ── rows.read ──> values ── rows.label ──> labelled ── Loader.load ──> Source ── PromptStream.draw ──> Row
+    spec ── readers.read ──> values ── readers.layout ──> Labelled ─ Loader.load ──> Source ── PromptStream.draw ──> Row
 
 Each row that is read is used, or counted with its place and its reason.
 """
@@ -130,7 +130,7 @@ class Loader:
         read = report.read - before.read
         if read and self._unrendered == read:
             raise ModelError(
-                f"the chat template refuses all {read} rows of {name}: mend it, or give another in "
+                f"the chat template refuses all {read} rows of {name}: correct it, or give another in "
                 f"model.chat_template; {report.reasons[-1]}"
             )
         causes = []
@@ -196,7 +196,7 @@ class Loader:
 
     def _refuse(self, place: str, reason: str) -> None:
         if self._data.strict:
-            raise DataError(f"{place}: {reason}; mend the row, or run without data.strict")
+            raise DataError(f"{place}: {reason}; correct the row, or run without data.strict")
         self.report.refused += 1
         if len(self.report.reasons) < self.MAX_REASONS:
             self.report.reasons.append(f"{place}: {reason}")
@@ -298,7 +298,7 @@ def evaluation_names(evaluation: Evaluation) -> list[str]:
         if told == TRAIN_LANE or told in names or not re.fullmatch(r"[A-Za-z0-9_.-]+", name):
             raise DataError(
                 f"evaluation.data: {text!r} would be called {name!r} ({told} in metrics), which is taken or not a "
-                "plain name; put another one in front: name=path"
+                "plain name; put another name in front: name=path"
             )
         names[told] = name
     return list(names.values())

@@ -89,7 +89,7 @@ class Labelled(NamedTuple):
 
 
 class Candidate(NamedTuple):
-    """A row with unchecked labels: a list in place of a label may be the label, or may contain it."""
+    """A row with unchecked labels. A list may be the label, or may contain it."""
 
     messages: Conversation
     datasets: tuple[str, ...]

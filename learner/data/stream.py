@@ -31,7 +31,7 @@ class PromptStream:
     a new order. Positions of retired rows are skipped.
 
     Args:
-        sources: what `Loader.load` returned.
+        sources: results of `Loader.load`.
         seed: of the run.
         shuffle: without it, rows come in the order of their files, and sources are interleaved.
         epochs: of the whole stream; None: no end.
@@ -51,7 +51,7 @@ class PromptStream:
         self._epoch_order = lru_cache(2)(self._make_epoch_order)
         self._pass_order = lru_cache(2 * len(sources))(self._make_pass_order)
         self.position = 0
-        """Positions passed so far, including those of retired rows."""
+        """Positions passed so far, retired rows included."""
 
     def draw(self) -> Row | None:
         """The next row, or None when the epochs are over or every row is retired."""
@@ -80,7 +80,7 @@ class PromptStream:
         return {"position": self.position, "retired": sorted(self._retired), "data": self._data_hash, **self._order()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state` was taken.
+        """Continue from the position of `state`.
 
         Raises:
             DataError: the data is not the same, or not in the same order.
@@ -89,7 +89,7 @@ class PromptStream:
             raise DataError("the training data changed since the checkpoint: restore the files, or start a new run")
         for key, value in self._order().items():
             if state.get(key, value) != value:
-                raise DataError(f"{key} was {state[key]} and is {value}: it orders the data; put it back")
+                raise DataError(f"{key} was {state[key]} and is {value}: it decides the order of the data; set it back")
         if lost := set(state["retired"]) - self._names:
             raise DataError(
                 f"no row is named {min(lost)}, but a row of this name was retired: name the files as before"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from olmorl.clock import Clock
 from olmorl.config import Config
-from olmorl.errors import NothingToLearn, RunEnded
+from olmorl.errors import RunEnded
 from olmorl.learner.batching import scheduling
 from olmorl.learner.batching.batch import Batch, BatchBuilder
 from olmorl.learner.batching.draw_ahead import DrawAhead
@@ -16,15 +16,11 @@ from olmorl.learner.batching.oldest_versions import OldestVersions, slowest_engi
 from olmorl.learner.batching.samples import defect
 from olmorl.learner.batching.scheduling import ReadyGroups
 from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle, Ending, Reconciled
+from olmorl.learner.orchestrator.result_streaks import ResultStreaks
 from olmorl.learner.storage.group_stats import solve_rate
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.messages import ActorStatus, Failure, Group, Version
 from olmorl.ports import Taken
-
-MOST_UNSCORABLE = 48
-"""So many unscorable groups in a row end the run: no verifier or function works, and the next group would fail too."""
-_DOWN = "_down"
-"""Ending of the causes that name an external service that does not answer. It may come back."""
 
 
 class Batcher:
@@ -45,10 +41,7 @@ class Batcher:
         self._ready = ReadyGroups()
         self._ahead = DrawAhead(clock, config.schedule.prompts_per_step)
         self._oldest = OldestVersions()
-        self._useless_in_a_row = 0
-        self._failed_in_a_row = 0
-        self._unscorable_in_a_row = 0
-        self._last_failure = ""
+        self.streaks = ResultStreaks(config.schedule.max_useless_groups)
         self._last_built = done
         self._never_filled = False
         self.waits_for_unfinished = False
@@ -63,19 +56,15 @@ class Batcher:
         """Groups that wait for a step."""
         return len(self._ready)
 
-    @property
-    def num_failed(self) -> int:
-        """Draws that failed since the last scored group."""
-        return self._failed_in_a_row
-
-    @property
-    def failures(self) -> str:
-        """The draws that failed since the last scored group, in words; empty without any."""
-        number = self._failed_in_a_row
-        return f"{number} prompt(s) in a row gave no scored group, the last: {self._last_failure}" if number else ""
+    def look_at_engines(self, statuses: Iterable[ActorStatus]) -> None:
+        """Note how busy the engines are: one with a sequence that waits is busy, however few it runs."""
+        slots = self._config.actors.max_running
+        shares = [1.0 if status.waiting else min(status.running / slots, 1.0) for status in statuses]
+        if shares:
+            self._ahead.engines_busy(sum(shares) / len(shares))
 
     async def look_at_queue(self, statuses: Mapping[str, ActorStatus], incarnation: int) -> None:
-        """Find the draws that no actor has begun: they do not grow older. `statuses` are older than this call."""
+        """Find the draws that no actor has begun: they do not grow older. `statuses` were read before this call."""
         version = slowest_engine(statuses.values(), incarnation)
         if version is not None:
             self._oldest.not_begun(await self._lifecycle.queued(), version, self._lifecycle.state.open)
@@ -96,17 +85,7 @@ class Batcher:
             if ending is not None:
                 endings.append(ending)
         await self._lifecycle.decide(endings)
-        limit = self._schedule.max_useless_groups
-        if self._useless_in_a_row >= limit:
-            raise NothingToLearn(
-                f"{self._useless_in_a_row} groups in a row had equal rewards in all their completions: every prompt is "
-                "solved, or none is, or functions reward fewer than two completions of a group "
-                "(schedule.max_useless_groups); see rollouts/ for the verdicts"
-            )
-        if self._unscorable_in_a_row >= min(limit, MOST_UNSCORABLE):
-            raise RunEnded(f"{self.failures}: mend the verifier, the function or the data, then --resume")
-        if self._failed_in_a_row >= limit:
-            raise RunEnded(f"{self.failures} (schedule.max_useless_groups)")
+        self.streaks.check()
 
     async def _judge(self, item: Taken) -> Ending | None:
         """Add a group to the ready ones, or return how its draw ends."""
@@ -117,22 +96,17 @@ class Batcher:
             return self._failed(item, result.cause, result.detail)
         if reason := defect(result):
             return self._failed(item, f"malformed: {reason}")
-        self._failed_in_a_row = self._unscorable_in_a_row = 0
+        may_train = not self._schedule.filter_zero_gradient or self._builder.has_gradient(result)
+        self.streaks.scored(has_gradient=may_train)
         await self._retire_if_solved(result)
-        if self._schedule.filter_zero_gradient and not self._builder.has_gradient(result):
-            self._useless_in_a_row += 1
+        if not may_train:
             return Ending(item, Outcome.ZERO_GRADIENT)
-        self._useless_in_a_row = 0
         starts = self._lifecycle.state.starts
         self._ready.add(item, result, scheduling.deadline(result, self._schedule.max_lag, starts))
         return None
 
     def _failed(self, item: Taken, cause: str, detail: str = "") -> Ending:
-        self._failed_in_a_row += 1
-        if cause == "unscorable":
-            is_down = detail.partition(":")[0].endswith(_DOWN)
-            self._unscorable_in_a_row = 0 if is_down else self._unscorable_in_a_row + 1
-        self._last_failure = f"{item.result.prompt.row}: {cause}" + (f": {detail}" if detail else "")
+        self.streaks.failure(item.result.prompt.row, cause, detail)
         return Ending(item, Outcome.FAILED, cause)
 
     async def _retire_if_solved(self, group: Group) -> None:
@@ -142,7 +116,7 @@ class Batcher:
 
     async def reconcile(self) -> Reconciled:
         """Compare with a queue that may have lost writes. A ready group that it lost is generated again."""
-        # The queue delivers its results once more, under the names that they have there now.
+        # The queue delivers its results once more, under the names that they have now.
         answered = {taken.draw_id for taken, _ in self._ready.clear()}
         self._oldest.forget(self._lifecycle.state.open)
         return await self._lifecycle.reconcile(answered)
@@ -157,7 +131,7 @@ class Batcher:
             batch=self._schedule.prompts_per_step,
             ahead=self._schedule.batches_ahead,
         )
-        # The last draws of a run have no spares: what is filtered among them is drawn again, which takes time.
+        # The last draws of a run have no spares: each filtered one is drawn again, which takes time.
         are_last = allowed == (self._schedule.steps - done) * self._schedule.prompts_per_step - self._lifecycle.live
         if self._schedule.draw_ahead == "adaptive" and not are_last:
             allowed = min(allowed, self._needed(done))
@@ -218,7 +192,7 @@ class Batcher:
         await self._lifecycle.decide(endings)
 
     def _unfinished(self) -> list[int]:
-        """The last versions that the draws still being generated can train. A choice of groups leaves room for them."""
+        """The last versions that unfinished draws can train. A choice of groups leaves room for them."""
         if self._schedule.over_age != "wait":
             return []
         still_open = self._lifecycle.state.open.items()
@@ -249,7 +223,7 @@ class Batcher:
         became = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
         return (
             f"the data ended before the first step, so nothing was trained: of {sum(counts.values())} prompts "
-            f"drawn {became or 'none came back'}, and a step takes {self._schedule.prompts_per_step} groups with a "
+            f"drawn {became or 'none had a result'}, and a step takes {self._schedule.prompts_per_step} groups with a "
             "gradient: give more rows, raise data.epochs or leave it out, or lower schedule.prompts_per_step"
-            + (f"; {self.failures}" if self.failures else "")
+            + (f"; {self.streaks.failures}" if self.streaks.failures else "")
         )

@@ -23,7 +23,7 @@ async def drop_foreign(queue: Queue, state: LedgerState, emptied: bool) -> None:
     """Drop the letters of draws that are not part of this history.
 
     Args:
-        emptied: the lane was emptied, so no result can still arrive, and a draw that has not failed has no letter.
+        emptied: the lane was emptied. Then no result can still arrive, and only failed draws keep their letters.
     """
     letters = {letter.draw_id for letter in await queue.dead_letters(TRAIN_LANE)}
     ours = letters & state.draws.keys()

@@ -1,7 +1,7 @@
 """Every change in the life of a draw: drawn, requeued, journaled, trained, or ended without training.
 
-The order of the writes is what protects a draw. It is in the ledger before it is in the queue, and its result leaves
-the queue only after its outcome is in the ledger. So no crash loses a draw or counts it twice.
+The order of the writes protects a draw. It is in the ledger before it is in the queue, and its result leaves the queue
+only after its outcome is in the ledger. So no crash loses a draw or counts it twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from olmorl.learner.storage.ledger_state import (
 )
 from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.messages import TRAIN_LANE, Group, Version
-from olmorl.ports import Counts, Place, PromptQueue, Queue, Taken
+from olmorl.ports import Counts, PromptQueue, Queue, QueuePlace, Taken
 
 
 class Ending(NamedTuple):
@@ -53,7 +53,7 @@ class Reconciled(NamedTuple):
     lost: set[int]
     """Open draws that the queue does not have. They are queued once more."""
     withdrawn: set[int]
-    """Draws that had ended or were journaled and that a fail-over put back. They are removed from the queue."""
+    """Ended or journaled draws that a fail-over put back. They are removed from the queue."""
 
 
 class DrawLifecycle:
@@ -73,7 +73,7 @@ class DrawLifecycle:
         incarnation: int,
         found: Reconciled,
     ) -> None:
-        """`found` is what the first comparison with the queue found."""
+        """`found` is the result of the first comparison with the queue."""
         self._queue = queue
         self._ledger = ledger
         self._journal = journal
@@ -95,7 +95,7 @@ class DrawLifecycle:
 
     @property
     def state(self) -> LedgerState:
-        """What the ledger says about all draws."""
+        """The state of all draws, from the ledger."""
         return self._ledger.state
 
     @property
@@ -105,7 +105,7 @@ class DrawLifecycle:
 
     @property
     def live(self) -> int:
-        """Draws without an outcome, from the ledger. `counts` compares this with where the draws really are."""
+        """Draws without an outcome, from the ledger. `counts` compares it with the places of the draws."""
         return len(self.state.open) + self.state.journaled
 
     # --- a draw begins ----------------------------------------------------------------------------
@@ -186,13 +186,13 @@ class DrawLifecycle:
         """The groups of a journaled step, in their order.
 
         Raises:
-            ResourceError: the file is damaged, or its groups are not those of the ledger.
+            ResourceError: the file is damaged, or its groups differ from the ledger's.
         """
         groups = await in_thread(self._journal.read, step)
         if journaled(step, groups).draws != self.state.batches[step].draws:
             raise ResourceError(
-                f"{self._journal.path_of(step)}: its groups are not those of the ledger; remove it and the steps after "
-                "it to generate their prompts again"
+                f"{self._journal.path_of(step)}: its groups differ from the ledger's; remove it and the steps after it "
+                "to generate their prompts again"
             )
         recorded = await in_thread(self._rollouts.has, step)
         await self._rollouts.end_step(step, [] if recorded else groups)
@@ -208,7 +208,7 @@ class DrawLifecycle:
     async def complete(self, checkpoints: Path, step: int) -> None:
         """Add the orchestrator's part and the marker to a checkpoint, then remove the journal that it covers.
 
-        The part names the position of the ledger after `step`: the run may have gone further since.
+        The part names the position of the ledger after `step`: the run may be further by now.
         """
         await self._rollouts.flush()
         position = self._position_after.get(step, self._position_at_start)
@@ -249,7 +249,7 @@ class DrawLifecycle:
     async def queued(self) -> list[int]:
         """The open draws that no actor holds."""
         places = await self._queue.inventory(TRAIN_LANE)
-        return [draw for draw, place in places.items() if place is Place.QUEUED and draw in self.state.open]
+        return [draw for draw, place in places.items() if place is QueuePlace.QUEUED and draw in self.state.open]
 
     async def reconcile(self, answered: Collection[int]) -> Reconciled:
         """Claim the queue again and compare it with the ledger, after it may have lost writes.
@@ -268,7 +268,7 @@ class DrawLifecycle:
         self._ledger.check_newest()
 
     async def close(self) -> None:
-        """Write what is pending and close the files."""
+        """Write pending records and close the files."""
         await self._rollouts.close()
         self._ledger.close()
 
@@ -298,7 +298,7 @@ async def reconcile(queue: PromptQueue, state: LedgerState, answered: Collection
             "give this one another --run.name or another --queue.url"
         )
     ended = present - state.open.keys()
-    orphaned = {draw_id for draw_id in answered if places.get(draw_id) is Place.LEASED}
+    orphaned = {draw_id for draw_id in answered if places.get(draw_id) is QueuePlace.LEASED}
     # Look again instead of trusting the answer of `withdraw`: a call that is repeated after a lost answer withdraws 0.
     await queue.withdraw(ended | orphaned, TRAIN_LANE)
     withdrawn = (ended | orphaned) - (await queue.inventory(TRAIN_LANE)).keys()

@@ -33,7 +33,7 @@ class Stream(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go to where `state` was taken. Raises DataError when the data is not the same."""
+        """Continue from the position of `state`. Raises DataError when the data is not the same."""
         ...
 
 
@@ -76,10 +76,10 @@ class Draws:
         return self._stream.state()
 
     def seek(self, accounts: LedgerState) -> None:
-        """Move the stream to where the ledger says.
+        """Move the stream to the position that the ledger names.
 
         Raises:
-            DataError: the data differs from the data that was drawn from.
+            DataError: the data has changed since the draws.
         """
         if accounts.stream_state:
             self._stream.restore(accounts.stream_state)

@@ -18,7 +18,7 @@ from olmorl.ports import Queue, Row
 
 TAKE_LIMIT = 256
 MOST_LIVE = 10_000
-"""Prompts of one set that its lane holds at once. More follow as answers are taken."""
+"""Most prompts of one set in its lane. More follow as answers are taken."""
 
 
 @dataclass
@@ -141,7 +141,7 @@ class Evaluator:
             await self._begin_round(name, version)
 
     async def restart_rounds(self) -> None:
-        """Start the current rounds again: the queue may have lost prompts, or restored those of an earlier round."""
+        """Start the current rounds again: the queue may have lost prompts, or restored prompts of an earlier round."""
         for name in self._sets:
             await self._queue.flush(name)
             if name in self._rounds:
@@ -188,7 +188,7 @@ class Evaluator:
                 del self._rounds[name]
 
     def results(self, step: int | None = None) -> dict[str, float | int | str | None]:
-        """The results since the last call, those recorded for `step` before it was replayed, and the tokens so far."""
+        """New results, the results of `step` from before its replay, and the total of tokens."""
         fields, self._fields = self._fields, {}
         recorded = self._recorded.get(step, {}) if step is not None else {}
         totals = {"tokens_evaluation_total": self._tokens} if step is not None or fields else {}

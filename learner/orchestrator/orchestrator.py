@@ -34,7 +34,8 @@ from olmorl.learner.storage import checkpoint_dir, durable_files, ledger
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.journal import Journal
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_totals, history
-from olmorl.learner.storage.rollout_log import Ended, RolloutLog
+from olmorl.learner.storage.rollout_log import RolloutLog
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.learner.waits import Waits
 from olmorl.messages import STOP_ASKED, TRAIN_LANE, Begin, Owner, StepReport, Stop, Version, Work
 from olmorl.ports import Counts, Queue, Row
@@ -51,11 +52,11 @@ LISTEN_S = 20.0
 
 
 class RunProgress(NamedTuple):
-    """How far the run is."""
+    """The progress of the run."""
 
     step: int
     counts: Counts
-    """Where the live draws are."""
+    """The places of the live draws."""
     num_failed: int
     """Draws that failed since the last scored group."""
     failures: str
@@ -225,10 +226,10 @@ class Orchestrator:
         return step
 
     async def progress(self) -> RunProgress:
-        """How far the run is."""
-        # Not exclusive: people ask just when something takes long.
+        """The progress of the run."""
+        # Not exclusive: people ask when something takes long.
         counts = await self._queue.counts(TRAIN_LANE)
-        return RunProgress(self._ranks.done, counts, self._batcher.num_failed, self._batcher.failures)
+        return RunProgress(self._ranks.done, counts, self._batcher.streaks.failed, self._batcher.streaks.failures)
 
     # --- calls of the ranks -------------------------------------------------------------------------
 
@@ -257,7 +258,8 @@ class Orchestrator:
         self._ranks.done = report.step
         self._batcher.step_ended(report.step)
         counts, in_flight = await self._reconciler.counts()
-        line = self._metrics.line(report, facts, self._lifecycle.state, counts, in_flight, self._clock.now())
+        state, ended = self._lifecycle.state, self._lifecycle.exhausted
+        line = self._metrics.line(report, facts, state, counts, in_flight, self._clock.now(), data_ended=ended)
         self._lifecycle.check_newest()
         await self._metrics.append(line | self._evaluator.results(report.step))
         await self._advance()
@@ -321,6 +323,7 @@ class Orchestrator:
         await self._queue.expire()
         statuses = await self._queue.statuses()
         self._metrics.heard(statuses, self._clock.now())
+        self._batcher.look_at_engines(statuses.values())
         if self._batcher.waits_for_unfinished:
             await self._batcher.look_at_queue(statuses, self.incarnation)
 
@@ -331,6 +334,7 @@ class Orchestrator:
         if published is not None and self.control.drawing:
             await self._batcher.draw(published, done)
         await self._batcher.assemble(done)
+        self._metrics.ready(self._batcher.num_ready, self._clock.now())
         if not self.control.stopping:
             await self._batcher.end_of_stream()
         self.waits.notify()
@@ -359,7 +363,7 @@ class Orchestrator:
         await self._explained(self.waits.until(ready, what, Owner.ORCHESTRATOR, limit_s))
 
     async def _explained(self, wait: Coroutine[Any, Any, T]) -> T:
-        """Add to a passed deadline where everything is."""
+        """Add the places of all draws to the message of a passed deadline."""
         try:
             return await wait
         except DeadlinePassed as error:

@@ -1,6 +1,6 @@
-"""The orchestrator's side of the learner's ranks: what they are handed, what they owe and by when, what they have done.
+"""The orchestrator's side of the learner's ranks: their work, their deadlines and their reports.
 
-A rank asks for a step and gets one of: its shard of the batch, the word to save first, or the word to stop.
+A rank asks for a step and gets its shard of the batch, a `Save` or a `Stop`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _QUESTION, _END = "the learner to ask for a step", "the learner's end, its expor
 class RankCoordinator:
     """All ranks get the same work for a step, in the same order, and each phase of the learner has a deadline.
 
-    The work for a step is decided when the first rank gets it. The deadlines are those of rank 0: it reports only
-    after the others have taken the step too.
+    The work for a step is decided when the first rank gets it. The deadlines are rank 0's: it reports only after
+    the others have taken the step too.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RankCoordinator:
     # --- work for a step ----------------------------------------------------------------------------
 
     async def next(self, rank: int, step: int) -> Work:
-        """Wait for the work for `step`. The answer to a repeated question is the same, but a save comes only once.
+        """Wait for the work for `step`. A repeated call gets the same answer, but a `Save` comes only once.
 
         Raises:
             DeadlinePassed: no batch within `learner.batch_deadline_s`.
@@ -123,7 +123,7 @@ class RankCoordinator:
         self._expect(_QUESTION, Stage.ASKING)
 
     def reported(self, step: int) -> None:
-        """End the deadline for the report of `step`. No other begins before its answer, which may wait for the disk."""
+        """End the deadline for the report of `step`. None runs until its answer, which may wait for the disk."""
         self._waits.end(_report_of(step))
 
     @property
@@ -132,14 +132,14 @@ class RankCoordinator:
         return self.published is not None and self.published.number == self._last_to_publish
 
     def end_before(self, step: int, stop: Stop) -> None:
-        """The learner was told to stop, or gave up `step`: begin the deadline for its end."""
+        """Begin the deadline for the learner's end: it was told to stop, or gave up `step`."""
         self._end = step - 1, stop
         self._expect(_END)
 
     @property
     def finished(self) -> Stop | None:
         """Why the run is over, once the last step is recorded and its checkpoint is complete."""
-        # A rank may get the word to stop before rank 0 has reported the last step.
+        # A rank may be told to stop before rank 0 has reported the last step.
         if self._end is not None and self._end[0] == self.done == self.saved:
             return self._end[1]
         return None
@@ -168,7 +168,7 @@ class RankCoordinator:
         ranks.add(rank)
         what = f"all shares of the checkpoint of step {step}"
         if len(ranks) < self._num_ranks:
-            # Only for the list: each rank ends its own write at this deadline.
+            # Only for the list of waits: each rank ends its own write at this deadline.
             self._waits.begin(what, Owner.LEARNER_RANKS, self._config.checkpoint.deadline_s)
             return False
         self._waits.end(what)

@@ -1,4 +1,4 @@
-"""Counts the draws where they are, also after the queue was restarted and lost writes."""
+"""Counts the draws in their places, also after the queue was restarted and lost writes."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Reconciler:
         )
 
     async def describe(self) -> str:
-        """Where everything is, in words, or that the orchestrator itself is blocked."""
+        """The places of all draws in words, or a note that the orchestrator itself is blocked."""
         try:
             async with asyncio.timeout(DESCRIBE_S), self._lifecycle.exclusive():
                 return await self._describe()
@@ -97,6 +97,6 @@ class Reconciler:
         actors = ", ".join(await self._queue.statuses()) or "none"
         return (
             f"{self._batcher.num_ready} groups are ready; of the prompts {counts.queued} are queued, "
-            f"{counts.leased} with actors, {counts.results} back; actors heard of: {actors}"
-            + (f"; {self._batcher.failures}" if self._batcher.failures else "")
+            f"{counts.leased} with actors, {counts.results} back; actors with heartbeats: {actors}"
+            + (f"; {self._batcher.streaks.failures}" if self._batcher.streaks.failures else "")
         )

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class StartPlan(NamedTuple):
-    """Where a start begins, and which files it has no use for."""
+    """The point where a start begins, and the files that it does not use."""
 
     incarnation: int
     step: int
@@ -57,12 +57,12 @@ def check_free(files: RunFiles, resume: bool) -> None:
     there = bool(ledger.incarnations(files.ledger))
     if there and not resume:
         raise UserError(
-            f"{files.run_dir} holds a run already: go on with it (--resume), give this one another name "
+            f"{files.run_dir} holds a run already: continue it (--resume), give this one another name "
             "(--name NAME), or remove the folder"
         )
     if resume and not there:
         raise UserError(
-            f"{files.run_dir} holds no run to resume: leave --resume away, or check --name and run.directory"
+            f"{files.run_dir} holds no run to resume: leave out --resume, or check --name and run.directory"
         )
 
 
@@ -82,7 +82,7 @@ async def claim(queue: PromptQueue, files: RunFiles, incarnation: int) -> None:
         ledger.release(files.ledger, incarnation)
         raise ResourceError(
             f"{error}: {files.run_dir} held an earlier run, and its keys are still in this Redis: give this run "
-            "another --run.name, or remove the keys olmorl:{RUN}:* of the run that is named here"
+            "another --run.name, or remove the keys olmorl:{RUN}:* of that run"
         ) from None
 
 
@@ -131,7 +131,7 @@ def open_ledger(files: RunFiles, begin: StartPlan, draws: Draws, clock: Clock) -
     """Start this incarnation's file of the ledger.
 
     Raises:
-        DataError: the data differs from the data that was drawn from.
+        DataError: the data has changed since the draws.
         ResourceError: a damaged ledger or journal.
     """
     state = ledger.fold(ledger.events_until(files.ledger, begin.history))
@@ -174,8 +174,8 @@ def cut_metrics(files: RunFiles, begin: StartPlan) -> dict[int, Fields]:
 async def flush_unless_trusted(queue: Queue, state: LedgerState) -> bool:
     """Empty a queue that cannot be trusted; its draws are queued once more. Returns whether it was emptied.
 
-    Either it holds draws that the ledger has lost, for example with the end of a damaged file: their numbers will be
-    drawn again. Or it contradicts itself: after a power cut, Redis may come back with half a transaction.
+    Either it holds draws that the ledger lost, for example with the end of a damaged file: new draws will get their
+    numbers. Or it contradicts itself: after a power cut, Redis may come back with half a transaction.
     """
     places = await queue.inventory(TRAIN_LANE)
     live = (await queue.counts(TRAIN_LANE)).live

@@ -1,4 +1,4 @@
-"""Stop, pause and resume: what people ask of a run, directly or through the launcher."""
+"""Stops, pauses and resumes a run on request, directly or through the launcher."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RunControl:
             self._waits.paused = self._wants_pause
             self._waits.notify()
 
-    async def bury(self, owner: str) -> None:
-        """Release the leases of the dead actor `owner`. If it is alive after all, it has to leave."""
+    async def declare_dead(self, owner: str) -> None:
+        """Release the leases of the dead actor `owner`. If it still runs, it has to leave."""
         await self._queue.set_control(owner, "drain")
-        await self._queue.release(owner)
+        await self._queue.release_dead_actor(owner)

@@ -9,6 +9,7 @@ from functools import partial
 from olmorl import metrics
 from olmorl.learner.background import in_thread
 from olmorl.learner.batching.batch import BatchFacts
+from olmorl.learner.orchestrator.engine_times import EngineTimes
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.ledger_state import LedgerState, Outcome
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog
@@ -16,7 +17,7 @@ from olmorl.messages import ActorStatus, Group, Result, StepReport
 from olmorl.ports import Counts
 
 SPREAD = 2.0
-"""The tokens of one heartbeat are spread over so many intervals, because the next heartbeat may be late."""
+"""The tokens of one heartbeat are spread over this many intervals, because the next heartbeat may be late."""
 
 
 @dataclass
@@ -43,7 +44,7 @@ class TokenCount:
         self._parts: list[tuple[float, float, float]] = []
 
     def heard(self, now: float, seconds: float, tokens: int) -> None:
-        """Add a heartbeat: `tokens` more than the one of the same actor `seconds` earlier; 0 for the first."""
+        """Add a heartbeat with `tokens` since the actor's previous one, `seconds` ago; 0 for the first."""
         self._parts.append((now, now + SPREAD * max(seconds, 0.0), tokens))
 
     def between(self, since: float, now: float) -> float:
@@ -54,10 +55,31 @@ class TokenCount:
 
 
 def _overlap(begin: float, end: float, since: float, now: float) -> float:
-    """The share of [begin, end] that lies between `since` and `now`; 0 or 1 for a single moment."""
+    """The share of [begin, end] that is between `since` and `now`; 0 or 1 for a single moment."""
     if end <= begin:
         return float(begin <= now)
     return max(min(end, now) - max(begin, since), 0.0) / (end - begin)
+
+
+class TimeMean:
+    """The mean over time of a number. The value that was noted last holds until the next note."""
+
+    def __init__(self, now: float) -> None:
+        self._value = 0.0
+        self._since = self._noted_at = now
+        self._sum = 0.0
+
+    def note(self, value: float, now: float) -> None:
+        """Note a new value at time `now` (s)."""
+        self._sum += (now - self._noted_at) * self._value
+        self._value, self._noted_at = value, now
+
+    def take(self, now: float) -> float:
+        """The mean since the last call."""
+        self.note(self._value, now)
+        seconds, total = now - self._since, self._sum
+        self._since, self._sum = now, 0.0
+        return total / seconds if seconds > 0 else self._value
 
 
 class StepMetrics:
@@ -74,8 +96,10 @@ class StepMetrics:
         self._seen = dict(statuses)
         self._window = ActorTotals()
         self._recent: dict[str, list[tuple[float, int]]] = {}
-        """By actor, the end and the tokens of its groups that its last heartbeat does not know."""
+        """By actor, the end and the tokens of its groups since its last heartbeat."""
         self._tokens = TokenCount()
+        self._engines = EngineTimes()
+        self._ready = TimeMean(now)
         self._publish_s = 0.0
 
     async def append(self, line: Fields) -> None:
@@ -94,14 +118,18 @@ class StepMetrics:
         """Note how long publishing the newest version took."""
         self._publish_s = seconds
 
+    def ready(self, groups: int, now: float) -> None:
+        """Note how many groups wait for a step."""
+        self._ready.note(groups, now)
+
     def taken(self, results: Iterable[Result]) -> None:
-        """Note the groups that arrived. A dead actor has not lost what it committed after its last heartbeat."""
+        """Note the groups that arrived. A dead actor has not lost groups that it committed after its last heartbeat."""
         for result in results:
             if isinstance(result, Group):
                 self._recent.setdefault(result.actor, []).append((result.finished_at, result.num_tokens))
 
     def heard(self, statuses: Mapping[str, ActorStatus], now: float) -> None:
-        """Add the counts of the actors since their last heartbeats, and what the actors that are gone have lost."""
+        """Add the counts of the actors since their last heartbeats, and the lost tokens of actors that are gone."""
         for name in self._seen.keys() - statuses.keys():
             self._window.wasted += self._lost_by(self._seen.pop(name))
         for name, status in statuses.items():
@@ -112,6 +140,7 @@ class StepMetrics:
             if self._seen.get(name) is None or status.at != self._seen[name].at:
                 tokens = status.tokens_generated - before.tokens_generated
                 self._tokens.heard(now, status.at - before.at, tokens)
+                self._engines.heard(status, before)
             self._seen[name] = status
             self._recent[name] = [each for each in self._recent.get(name, []) if each[0] > status.at]
             self._window.wasted += max(0, status.tokens_wasted - before.tokens_wasted)
@@ -129,6 +158,7 @@ class StepMetrics:
                 self._window.proof_diff += diff
                 self._window.proof_diff_max = max(self._window.proof_diff_max, largest)
                 self._window.proof_s += status.proof_s_total - before.proof_s_total
+        self._engines.count(sum(status.up_s > 0 for status in statuses.values()))
 
     def _lost_by(self, gone: ActorStatus) -> int:
         """Tokens of the unfinished work of an actor that is gone. One that left in order has none."""
@@ -141,7 +171,15 @@ class StepMetrics:
         return wasted
 
     def line(
-        self, report: StepReport, facts: BatchFacts, state: LedgerState, counts: Counts, in_flight: int, now: float
+        self,
+        report: StepReport,
+        facts: BatchFacts,
+        state: LedgerState,
+        counts: Counts,
+        in_flight: int,
+        now: float,
+        *,
+        data_ended: bool = False,
     ) -> dict[str, float | int | str | None]:
         """The line of a step that was just recorded. Later counts go to the next line."""
         seconds = max(now - self._last_line, 1e-9)
@@ -168,7 +206,10 @@ class StepMetrics:
             "weight_proof_s_mean": window.proof_s / window.proofs if window.proofs else None,
             "lag_mean": facts.lag_mean,
             "lag_max": facts.lag_max,
+            "groups_ready": self._ready.take(now),
+            "data_ended": int(data_ended),
         }
+        fields |= self._engines.fields()
         fields |= batch.tally.fields() | batch.tally.part_fields() | totals(state, counts, in_flight)
         return fields | dict(report.values)
 
@@ -176,8 +217,8 @@ class StepMetrics:
 def totals(state: LedgerState, counts: Counts, in_flight: int) -> dict[str, float | int | str | None]:
     """The fields `metrics.TOTALS`, for the surviving history.
 
-    Generated tokens are those of every draw that ended, and of the lost attempts that actors reported. Each of them
-    has one outcome: trained, masked, zero gradient, stale, failed or lost.
+    Generated tokens are counted for every draw that ended and every reported lost attempt. Each token has one
+    outcome: trained, masked, zero gradient, stale, failed or lost.
     """
     trained = [batch for batch in state.batches.values() if batch.trained]
     decided, ended = state.decided_tokens, state.outcomes

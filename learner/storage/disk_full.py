@@ -53,5 +53,5 @@ class DiskWriter:
             except DiskFull as error:
                 if self._clock.now() >= ends_at:
                     raise DiskFull(
-                        f"{error}, then continue with --resume (none came within {self._deadline_s:g} s)"
+                        f"{error}, then continue with --resume (there was none within {self._deadline_s:g} s)"
                     ) from None

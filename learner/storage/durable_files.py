@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from olmorl import room
+from olmorl import disk_space
 from olmorl.errors import DiskFull, ResourceError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -112,7 +112,7 @@ def whole_lines(data: bytes) -> int:
 
 
 def unwritable(path: Path, error: OSError) -> ResourceError:
-    """The error for a person whose run directory cannot be written."""
+    """The error for a run directory that cannot be written, with the fix."""
     if error.errno in _FULL:
-        return DiskFull(f"{path}: {error.strerror}: {room.full(path.parent)}; make room there")
-    return ResourceError(f"{path}: {error.strerror or error}; mend the folder, then continue with --resume")
+        return DiskFull(f"{path}: {error.strerror}: {disk_space.full(path.parent)}; make room there")
+    return ResourceError(f"{path}: {error.strerror or error}; repair the folder, then continue with --resume")

@@ -10,7 +10,7 @@ import msgspec
 from olmorl.messages import Group, Result
 
 MOST_LOGGED = 128
-"""Names logged by user functions that a line holds: the first in alphabetical order."""
+"""Most logged names in a line: the first in alphabetical order."""
 
 
 class Moments(msgspec.Struct, frozen=True, array_like=True):

@@ -42,7 +42,7 @@ class Journal:
             header = codec.decode(first, Header)
             groups: list[Group] = [codec.decode(record, Group) for record in rest]
             if header.step != step or header.draws != [group.prompt.draw_id for group in groups]:
-                raise ValueError("its groups are not those of its header")
+                raise ValueError("its groups differ from its header")
         except ValueError as error:
             raise ResourceError(
                 f"{path}: damaged ({error}); remove it and the steps after it to generate their prompts again"

@@ -74,7 +74,7 @@ class Ledger:
             self.state.apply(event)
 
     def check(self, *events: Line) -> None:
-        """Raise the errors of `append`, except those of the disk."""
+        """Raise the errors of `append`, except disk errors."""
         self.check_newest()
         if strange := self.state.contradictions(events):
             raise ResourceError(f"{self._path}: draws {strange} would end and are not open; continue with --resume")
@@ -82,7 +82,7 @@ class Ledger:
     def check_newest(self) -> None:
         """Raises Superseded when a newer incarnation exists, on any host and with any Redis."""
         if self._successor.exists():
-            raise Superseded(f"{self._path} by {self._successor.name}")
+            raise Superseded(f"{self._path} is superseded by {self._successor.name}")
 
     def close(self) -> None:
         os.close(self._file)

@@ -70,7 +70,7 @@ class Recalled(Event, frozen=True, kw_only=True):
 
 
 class Retired(Event, frozen=True, kw_only=True):
-    """A row that is never drawn again. Its place among the draws matters when they are repeated."""
+    """A row that is never drawn again. A restart must retire it after the same draw."""
 
     row: str
 
@@ -108,7 +108,7 @@ class Trained(Event, frozen=True, kw_only=True):
     step: int
     tokens: int
     wasted: int = 0
-    """Completion tokens of lost attempts that the actors reported since the step before."""
+    """Completion tokens of lost attempts that the actors reported since the previous step."""
 
 
 Line = Started | Drawn | Requeued | Recalled | Retired | Decided | Journaled | Trained

@@ -90,7 +90,7 @@ def history(files: RunFiles) -> list[dict[str, Any]]:
 
 
 def highest_totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The greatest value of each total in these lines. What was counted stays counted when the run goes back."""
+    """The greatest value of each total in these lines. Totals do not fall when the run goes back."""
     highest: dict[str, float] = {}
     for line in lines:
         for name, value in line.items():

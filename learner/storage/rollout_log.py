@@ -23,20 +23,14 @@ from olmorl.learner.background import in_thread
 from olmorl.learner.storage import durable_files
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.messages import Completion, Failure, Group, Result
+from olmorl.learner.storage.rollout_record import Ended
+from olmorl.learner.storage.rollout_writer import RolloutWriter
+from olmorl.messages import Group, Result
 
 MOST_PENDING = 4096
 """Draws and steps that may wait for the disk. With more, the orchestrator waits too."""
-
-
-class Ended(NamedTuple):
-    """A draw that ended, with everything that was generated for it."""
-
-    result: Result
-    outcome: Outcome
-    step: int | None
-    """The step that trains it, if any."""
-    cause: str
+MOST_PENDING_TOKENS = 1 << 26
+"""Completion tokens that may wait for the disk, besides those of one step: 0.8 GB."""
 
 
 class _Item(NamedTuple):
@@ -45,6 +39,10 @@ class _Item(NamedTuple):
     records: Sequence[Ended]
     ends: int | None = None
     """The step that these records end. Earlier records belong to it too."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(ended.result.num_tokens for ended in self.records)
 
 
 class RolloutLog:
@@ -65,10 +63,14 @@ class RolloutLog:
         self._incarnation = incarnation
         self._step = first_step
         self._pending: asyncio.Queue[_Item] = asyncio.Queue(MOST_PENDING)
+        self._pending_tokens = 0
+        self._room = asyncio.Event()
+        self._room.set()
+        self._process = RolloutWriter()
         self._writer = asyncio.create_task(self._write_all())
 
     async def put(self, result: Result, outcome: Outcome, cause: str = "") -> None:
-        """Record a draw that ended without training. Waits only while `MOST_PENDING` records wait for the disk."""
+        """Record a draw that ended without training. Waits only while too many records wait for the disk."""
         await self._hand_over(_Item([Ended(result, outcome, None, cause)]))
 
     async def end_step(self, step: int, groups: Sequence[Group]) -> None:
@@ -80,12 +82,13 @@ class RolloutLog:
         await self._unless_failed(asyncio.ensure_future(self._pending.join()))
 
     async def close(self) -> None:
-        """Write all pending records and end the background task."""
+        """Write all pending records, and end the background task and the process."""
         try:
             await self.flush()
         finally:
             self._writer.cancel()
             await asyncio.wait([self._writer])
+            await in_thread(self._process.close)
 
     def has(self, step: int) -> bool:
         """Whether the groups of a step are recorded already, by an earlier incarnation."""
@@ -98,9 +101,11 @@ class RolloutLog:
         if self._observe:
             for ended in item.records:
                 self._observe(ended)
+        await self._unless_failed(asyncio.ensure_future(self._room.wait()))
         await self._unless_failed(asyncio.ensure_future(self._pending.put(item)))
+        self._count(item.num_tokens)
 
-    async def _unless_failed(self, wait: asyncio.Future[None]) -> None:
+    async def _unless_failed(self, wait: asyncio.Future[Any]) -> None:
         try:
             await asyncio.wait([wait, self._writer], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -108,23 +113,32 @@ class RolloutLog:
         if self._writer.done():
             self._writer.result()
 
+    def _count(self, num_tokens: int) -> None:
+        self._pending_tokens += num_tokens
+        if self._pending_tokens < MOST_PENDING_TOKENS:
+            self._room.set()
+        else:
+            self._room.clear()
+
     async def _write_all(self) -> None:
+        items = [await self._pending.get()]
+        self._process.start()  # in this thread: the process ends with the thread that starts it
         while True:
-            items = [await self._pending.get()]
             while not self._pending.empty():
                 items.append(self._pending.get_nowait())
             await self._disk.write(partial(in_thread, self._write, deque(items)))
-            for _ in items:
+            for item in items:
                 self._pending.task_done()
+                self._count(-item.num_tokens)
+            items = [await self._pending.get()]
 
     def _write(self, items: deque[_Item]) -> None:
         """Removes the written items from `items`, so that the rest can be tried again."""
         while items:
             number = next((n for n, item in enumerate(items, 1) if item.ends is not None), len(items))
             part = [items[n] for n in range(number)]
-            lines = [msgspec.json.encode(record(ended)) + b"\n" for item in part for ended in item.records]
-            if lines:
-                durable_files.append_soon(self._partial, zstandard.compress(b"".join(lines)))
+            if records := [ended for item in part for ended in item.records]:
+                self._process.append(self._partial, records)
             for _ in part:
                 items.popleft()
             if (step := part[-1].ends) is not None:
@@ -146,33 +160,6 @@ class RolloutLog:
         return self._folder / f"step_{self._step:06d}.{self._incarnation}.partial.jsonl.zst"
 
 
-def record(ended: Ended) -> dict[str, Any]:
-    """One line: the draw, its outcome, and each completion. `incarnations` is parallel to `versions`."""
-    result, outcome, step, cause = ended
-    prompt = result.prompt
-    line: dict[str, Any] = {
-        "prompt_id": prompt.draw_id,
-        "attempt": prompt.attempt,
-        "outcome": outcome,
-        "step": step,
-        "cause": cause,
-        "row": prompt.row,
-        "prompt": prompt.messages,
-        "prompt_token_ids": prompt.token_ids.tolist(),
-        "datasets": prompt.datasets,
-        "ground_truths": prompt.ground_truths,
-        "actor": result.actor,
-    }
-    if isinstance(result, Failure):
-        return {**line, "detail": result.detail, "completions": []}
-    return {
-        **line,
-        "started_at": result.started_at,
-        "finished_at": result.finished_at,
-        "completions": [_completion(completion) for completion in result.completions],
-    }
-
-
 def read(path: Path) -> Iterator[dict[str, Any]]:
     """The records of one file, up to its last whole frame."""
     data = path.read_bytes()
@@ -191,21 +178,6 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
 def step_of(path: Path) -> int:
     """The step a file belongs to."""
     return int(path.name.split(".")[0].removeprefix("step_"))
-
-
-def _completion(completion: Completion) -> dict[str, Any]:
-    return {
-        "index": completion.index,
-        "token_ids": completion.token_ids.tolist(),
-        "logprobs": [round(value, 6) for value in completion.logprobs.tolist()],
-        "versions": [[span.version.number, span.start, span.end] for span in completion.spans],
-        "incarnations": [span.version.incarnation for span in completion.spans],
-        "reward": completion.reward,
-        "solved": completion.solved,
-        "verdicts": {name: msgspec.structs.asdict(verdict) for name, verdict in completion.verdicts.items()},
-        "finish_reason": completion.finish_reason,
-        "text": completion.text,
-    }
 
 
 def files(folder: Path) -> list[Path]:

@@ -79,7 +79,7 @@ class Share:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, pieces: Sequence[ParameterPiece], others: Mapping[str, Tensor], steps: float) -> None:
-        """Copy the present state. Do not call while the copy before is being written."""
+        """Copy the current state. Do not call while the previous copy is being written."""
         tensors = {f"{kind}/{piece.name}": piece.tensors[kind] for kind in KINDS for piece in pieces} | dict(others)
         starts = {piece.name: piece.start for piece in pieces}
         metadata = {"ranks": str(self._world), "steps": str(steps), "starts": json.dumps(starts)}

@@ -18,7 +18,7 @@ from olmorl.errors import ConfigError
 BUCKET: Final = 500_000_000
 """Gradients that are summed over the ranks in one call. DeepSpeed holds a buffer of this size from stage 2 on."""
 MOST_LIVE: Final = 1_000_000_000
-"""Parameters that stage 3 gathers at most, a larger module and those ahead apart."""
+"""Most parameters that stage 3 gathers, except a larger module and the parameters gathered ahead."""
 PREFETCHED: Final = 50_000_000
 """Parameters that stage 3 gathers ahead."""
 SUB_GROUP: Final = 1_000_000_000
@@ -41,8 +41,8 @@ OWNED: Final[Mapping[str, str]] = {
     "zero_optimization.stage": "set learner.zero_stage",
     "zero_optimization.offload_optimizer": "set learner.offload_optimizer",
     "sequence_parallel_size": "a row is on one rank",
-    "tensor_parallel": "ZeRO is what shards the model; set learner.zero_stage",
-    "pipeline": "ZeRO is what shards the model; set learner.zero_stage",
+    "tensor_parallel": "ZeRO shards the model; set learner.zero_stage",
+    "pipeline": "ZeRO shards the model; set learner.zero_stage",
 }
 """Settings of DeepSpeed that a recipe cannot pass on, and why or what to do instead."""
 
@@ -59,7 +59,7 @@ def settings(model: config.Model, learner: config.Learner, device: torch.device)
     stage = _stage(model, learner)
     own = {
         "train_micro_batch_size_per_gpu": 1,
-        # Minibatches have different numbers of rows: each `step` uses all gradients since the step before.
+        # Minibatches have different numbers of rows: each `step` uses all gradients since the previous step.
         "managed_gradient_accumulation": False,
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "data_types": {"grad_accum_dtype": "fp32"},

@@ -47,7 +47,7 @@ from olmorl.seeds import derive
 
 PROBE_TOKENS: Final = 32
 PROBE_STRIDE: Final = 7919
-"""Between token ids of the probe: a prime, so that they are spread over the vocabulary."""
+"""Distance of the token ids of the probe: a prime, so that they are spread over the vocabulary."""
 SHARED_MEMORY_REDUCE: Final = "deepspeed_shm_comm"
 
 

@@ -32,7 +32,7 @@ from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow
 
 MASTER_BYTES: Final = 4
 MOMENTS_BYTES: Final = 8
-"""Of a parameter: AdamW's two moments in fp32."""
+"""AdamW's two moments of a parameter, in fp32."""
 SHALLOW: Final = 4
 """Layers of the smaller model from which a deep one is extrapolated: one period of sliding and full attention."""
 
@@ -41,11 +41,11 @@ class Activations(NamedTuple):
     """Bytes of one packed row. They add up: `kept` is live when either of the others is at its peak."""
 
     kept: int
-    """At the end of the forward pass: what the backward pass needs."""
+    """Held at the end of the forward pass for the backward pass."""
     layers: int
-    """More, at the peak of the backward pass of the layers and the embedding."""
+    """Added at the peak of the backward pass of the layers and the embedding."""
     logits: int
-    """More, at the peak of the head, forward or backward."""
+    """Added at the peak of the head, forward or backward."""
 
     @property
     def peak(self) -> int:
@@ -65,7 +65,7 @@ class States(NamedTuple):
     buckets: int
     """Buffers of the sum over ranks."""
     step: int
-    """More, during the optimizer step, when there are no activations."""
+    """Added during the optimizer step, when there are no activations."""
 
 
 class RankMemory(NamedTuple):
@@ -109,7 +109,7 @@ def rank_memory(
 
 
 def states(model: config.Model, learner: config.Learner, sizes: tuple[int, ...], ranks: int, *, on_gpu: bool) -> States:
-    """What DeepSpeed holds for parameters of these `sizes`, as measured on its version 0.19.
+    """The memory that DeepSpeed holds for parameters of these `sizes`, as measured on its version 0.19.
 
     Raises:
         ConfigError: settings that cannot be trained with.
@@ -123,7 +123,7 @@ def states(model: config.Model, learner: config.Learner, sizes: tuple[int, ...],
     optimizer = (MASTER_BYTES + MOMENTS_BYTES) * share
     # On the CPU the part of a buffer that is never written takes no memory.
     bucket = largest_bucket if on_gpu else min(largest_bucket, number)
-    # What is summed over ranks in one call is copied once more, and before that into fp32 if it is to be summed so.
+    # The gradients of one sum over ranks are copied once more. For a sum in fp32 they are first copied into fp32.
     copied = min(max(largest_bucket, *sizes), number) if ranks > 1 else 0
     summed_in = 2 * MASTER_BYTES if learner.fp32_reduce and not full else width
     if stage == 1:

@@ -38,7 +38,7 @@ class TrainingState:
         self._disk = ThreadPoolExecutor(1, "save")
 
     def save(self, folder: Path) -> Callable[[], Awaitable[None]]:
-        """Copy the state of this rank; returns what writes the copy to disk."""
+        """Copy the state of this rank; returns a function that writes the copy to disk."""
         buffers = self._buffers() if self._ranks.rank == 0 else {}
         others = {f"buffer/{name}": buffer for name, buffer in buffers.items()}
         others |= {f"random/{name}": state for name, state in self._random_state().items()}

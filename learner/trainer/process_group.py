@@ -19,7 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-expor
 from olmorl.errors import ConfigError, DeadlinePassed
 
 _GATHERED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
-"""Of an all-gather that is timed, by device."""
+"""Bytes of a timed all-gather, by device."""
 _ROUNDS = 3
 
 
@@ -117,7 +117,7 @@ def _wait_for(device: torch.device) -> None:
 
 
 def links(interface: str, system: Path = Path("/sys/class")) -> tuple[str, float] | None:
-    """What this host is connected with, and its bytes per second: active InfiniBand ports, else the interface."""
+    """The network of this host and its bytes per second: active InfiniBand ports, else the interface."""
     rates = []
     for port in sorted(system.glob("infiniband/*/ports/*")):
         with suppress(OSError):

@@ -13,7 +13,7 @@ Answer = TypeVar("Answer")
 class CallBatcher(Generic[Call, Answer]):
     """One batch is sent at a time; calls that come meanwhile are in the next one.
 
-    There is no background task: the first of a batch to get its turn sends it for all.
+    There is no background task: the first call of a batch that gets its turn sends the whole batch.
 
     Args:
         send: answers a batch of calls, in order; may be given a call twice when a sender was cancelled.
@@ -27,7 +27,7 @@ class CallBatcher(Generic[Call, Answer]):
         self._turn = asyncio.Lock()
 
     async def __call__(self, call: Call) -> Answer:
-        """The answer to `call`. Raises what sending its batch raised."""
+        """The answer to `call`. Raises the error of sending its batch."""
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append((call, answer))
         try:

@@ -1,4 +1,4 @@
-"""From what a queue stores to what it delivers: pure functions that both adapters share."""
+"""Turns stored entries of a queue into deliveries: pure functions that both adapters share."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class StoredResult(NamedTuple):
 
 
 def to_prompt(payload: bytes, draw_id: int, lane: str, attempt: int) -> Prompt:
-    """Decode a prompt and label it with the attempt that starts. Raises ValueError when it is not that draw's."""
+    """Decode a prompt and label it with the attempt that starts. Raises ValueError when it is another draw's."""
     prompt: Prompt = decode(payload, Prompt)
     _check_whose(prompt, draw_id, lane)
     return prompt if prompt.attempt == attempt else msgspec.structs.replace(prompt, attempt=attempt)
@@ -109,12 +109,12 @@ def check_room(live: int, more: int, bound: int) -> None:
 
 
 def check_order(order: str) -> None:
-    """Raises ValueError for an unknown order."""
+    """Raises ValueError for an unknown command."""
     if order not in CONTROL_ORDERS:
-        raise ValueError(f"{order!r} is no order: use one of {', '.join(CONTROL_ORDERS)}")
+        raise ValueError(f"{order!r} is no command: use one of {', '.join(CONTROL_ORDERS)}")
 
 
 def check_same_draw(lease: Lease, result: Result) -> None:
-    """A result answers the prompt of its lease; anything else is a mistake of the caller."""
+    """Check that a result answers the prompt of its lease. A failure is a bug of the caller."""
     assert result.prompt.draw_id == lease.prompt.draw_id, (result.prompt.draw_id, lease.prompt.draw_id)
     assert result.prompt.lane == lease.prompt.lane, (result.prompt.lane, lease.prompt.lane)

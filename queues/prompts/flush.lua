@@ -1,4 +1,4 @@
--- ARGV: incarnation. The streams are emptied, not deleted: their entries, and so the leases, never repeat a name.
+-- ARGV: incarnation. Empties the streams and keeps them: so entries, and with them leases, never repeat a name.
 local refusal = superseded(ARGV[1])
 if refusal then
   return refusal

@@ -1,4 +1,4 @@
--- ARGV: incarnation, then draws. A mark whose group is here stays.
+-- ARGV: incarnation, then draws. Keeps the mark of a draw that is still live.
 local refusal = superseded(ARGV[1])
 if refusal then
   return refusal

@@ -1,4 +1,4 @@
--- ARGV: leases. What is no longer held is left alone.
+-- ARGV: leases. Ignores leases that are no longer held.
 for _, lease in ipairs(ARGV) do
   if redis.call('ZSCORE', LEASES, lease) then
     local held = take_back(lease)

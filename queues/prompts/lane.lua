@@ -1,21 +1,20 @@
--- One lane of one run: its keys, and the moves that several scripts share. Put in front of every script.
+-- The keys of one lane of one run, and the moves that several scripts share. Every script begins with this text.
 --
 -- All keys start with olmorl:{RUN}: and the braces make RUN the one hash tag, so that a run lives in one slot.
 --
 --   claim          hash    incarnation, token: who owns the orchestrator's end
 --   lanes          set     names of the lanes that ever held a draw
---   control        hash    owner, or `*` for all -> order
+--   control        hash    owner, or `*` for all -> command
 --   LANE:prompts   hash    draw -> encoded Prompt, for every live draw: queued, leased, or among the results
 --   LANE:again     stream  draw, attempt, not_after (when a lost attempt is its last): leased before `fresh`
 --   LANE:fresh     stream  the same, for first attempts; group `actors` in both, its pending entries are the leases
---   LANE:leases    zset    lease -> deadline; a lease is DRAW/STREAM/ENTRY, so every delivery has a name of its own
---   LANE:handed    hash    owner -> token and leases of its last answered lease call, so that a call that is sent
---                          again gets them again
+--   LANE:leases    zset    lease -> deadline; a lease is DRAW/STREAM/ENTRY, so every delivery has its own name
+--   LANE:handed    hash    owner -> token and leases of its last answered lease call: a repeated call gets them again
 --   LANE:done      bitmap  one bit a draw, set for ever by its result: 12 KiB for 100,000 draws
 --   LANE:results   stream  draw, attempt, and `result` (encoded) or `cause`; trimmed when durable elsewhere
---   LANE:commits   zset    token of a commit call -> time, so that a call that is sent again is answered again
+--   LANE:commits   zset    token of a commit call -> time: a repeated call gets the same answer
 --   LANE:refused   hash    late, duplicate: commits refused so far
---   LANE:dead      stream  draw, reason, payload: what could not be decoded, or was attempted too often or for too long; capped
+--   LANE:dead      stream  draw, reason, payload: not decodable, or attempted too often or for too long; capped
 
 local CLAIM, LANES, CONTROL, PROMPTS, AGAIN, FRESH, LEASES, HANDED, DONE, RESULTS, COMMITS, REFUSED, DEAD = unpack(KEYS)
 local STREAMS = { again = AGAIN, fresh = FRESH }
@@ -23,11 +22,11 @@ local ORDER = { 'again', 'fresh' }
 local GROUP = 'actors'
 local DEAD_LETTERS_KEPT = 1000
 
--- A claim that is older than the caller's is no refusal: a fail-over may have lost the caller's own.
+-- A claim older than the caller's does not refuse it: a fail-over may have lost the caller's own claim.
 local function superseded(incarnation)
   local owner = redis.call('HGET', CLAIM, 'incarnation') or '0'
   if tonumber(owner) > tonumber(incarnation) then
-    return redis.error_reply('SUPERSEDED incarnation ' .. incarnation .. ' by incarnation ' .. owner)
+    return redis.error_reply('SUPERSEDED incarnation ' .. incarnation .. ' is superseded by incarnation ' .. owner)
   end
 end
 
@@ -79,7 +78,7 @@ local function put_aside(draw, reason, payload)
   redis.call('XADD', DEAD, 'MAXLEN', DEAD_LETTERS_KEPT, '*', 'draw', draw, 'reason', reason, 'payload', payload or '')
 end
 
--- The total deadline counts from the first attempt that is lost to the last: a draw that waited was not hard to answer.
+-- The total deadline begins with the first lost attempt: time in the queue before it does not count.
 local function start_again(lease, now, max_attempts, total_deadline)
   local held = take_back(lease)
   if held.attempt >= max_attempts then

@@ -9,7 +9,7 @@ local function hand(lease, held)
   handed[#handed + 1] = lease
 end
 
--- What a call was given whose answer was lost.
+-- Hands out the leases of an earlier call with this token again: its answer was lost.
 local function hand_again()
   local words = string.gmatch(redis.call('HGET', HANDED, owner) or '', '%S+')
   if words() ~= token then
@@ -39,7 +39,7 @@ local function last_entry(stream)
 end
 
 hand_again()
--- Who was given up for dead may have asked before that, over a link that was down.
+-- An actor declared dead gets no new leases. Its call may be older than that, delayed by a broken link.
 local leaves = redis.call('HGET', CONTROL, owner) == 'drain'
 for _, stream in ipairs(ORDER) do
   while #leases < limit and not leaves do

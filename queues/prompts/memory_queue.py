@@ -15,7 +15,7 @@ from olmorl.codec import encode
 from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
-from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, Place, Taken
+from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, QueuePlace, Taken
 from olmorl.queues.prompts import codec
 from olmorl.queues.prompts.codec import Delivery, StoredResult
 
@@ -36,7 +36,7 @@ class _Held:
 
 @dataclass
 class _Lane:
-    """Every live draw has its prompt here, and is in exactly one of again, fresh, leases and results."""
+    """Every live draw has its prompt here and is in exactly one of `again`, `fresh`, `leases` and `results`."""
 
     prompts: dict[int, _Draw] = field(default_factory=dict)
     again: deque[int] = field(default_factory=deque)
@@ -77,7 +77,7 @@ class _Run:
 
 
 class MemoryQueue:
-    """A draw is in exactly one place: no method awaits while it moves one.
+    """A draw is in exactly one place: no method awaits while it moves a draw.
 
     Args:
         settings: how long a lease holds, and how often and for how long a draw is attempted.
@@ -108,7 +108,7 @@ class MemoryQueue:
     async def claim(self, incarnation: int) -> None:
         mine = incarnation == self._run.incarnation == self._incarnation
         if incarnation <= self._run.incarnation and not mine:
-            raise Superseded(f"incarnation {incarnation} by incarnation {self._run.incarnation}")
+            raise Superseded(f"incarnation {incarnation} is superseded by incarnation {self._run.incarnation}")
         self._run.incarnation = self._incarnation = incarnation
         self._cursors = {}
 
@@ -132,18 +132,18 @@ class MemoryQueue:
         self._fence()
         return self._end_leases(lambda held: held.deadline <= self._clock.wall())
 
-    async def release(self, owner: str) -> int:
+    async def release_dead_actor(self, owner: str) -> int:
         self._fence()
         self._run.statuses.pop(owner, None)
         return self._end_leases(lambda held: held.owner == owner)
 
-    async def inventory(self, lane: str) -> dict[int, Place]:
+    async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         self._fence()
         store = self._lane(lane)
         return {
-            **dict.fromkeys([*store.again, *store.fresh], Place.QUEUED),
-            **{held.draw_id: Place.LEASED for held in store.leases.values()},
-            **{stored.draw_id: Place.RESULTS for stored in store.results.values()},
+            **dict.fromkeys([*store.again, *store.fresh], QueuePlace.QUEUED),
+            **{held.draw_id: QueuePlace.LEASED for held in store.leases.values()},
+            **{stored.draw_id: QueuePlace.RESULTS for stored in store.results.values()},
         }
 
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
@@ -261,7 +261,7 @@ class MemoryQueue:
 
     def _fence(self) -> None:
         if self._incarnation != self._run.incarnation:
-            raise Superseded(f"incarnation {self._incarnation} by incarnation {self._run.incarnation}")
+            raise Superseded(f"incarnation {self._incarnation} is superseded by incarnation {self._run.incarnation}")
 
     def _lane(self, name: str) -> _Lane:
         return self._run.lanes.setdefault(name, _Lane())

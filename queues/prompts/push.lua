@@ -1,5 +1,5 @@
--- ARGV: incarnation, bound, lane, then draw, attempt, payload of each prompt. All or none. The bound is one of first
--- attempts: what is queued again has been there before.
+-- ARGV: incarnation, bound, lane, then draw, attempt, payload of each prompt. All or none. The bound is for first
+-- attempts only: later attempts had their place before.
 local refusal = superseded(ARGV[1])
 if refusal then
   return refusal

@@ -1,4 +1,4 @@
-"""The queue on Redis: streams with a consumer group, every move of a draw one Lua script. Key schema: `lane.lua`."""
+"""The queue on Redis: streams with a consumer group. One Lua script for each move of a draw. Keys: `lane.lua`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from olmorl.codec import encode
 from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
-from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, Place, Taken
+from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, QueuePlace, Taken
 from olmorl.queues.prompts import codec
 from olmorl.queues.prompts.call_batcher import CallBatcher
 from olmorl.queues.prompts.codec import Delivery, StoredResult
@@ -23,8 +23,9 @@ _LANE_KEYS = ("prompts", "again", "fresh", "leases", "handed", "done", "results"
 # A script blocks all other clients: 16 large groups are 4 MB, some milliseconds.
 _COMMITS_TOGETHER = 16
 _NAMES = (
-    *("claim", "push", "lease", "extend", "give_back", "commit", "bury", "condemn"),
-    *("expire", "release", "inventory", "counts", "trim", "withdraw", "forget_done", "drop_dead", "flush"),
+    *("claim", "push", "lease", "extend", "give_back", "commit", "reject_prompt", "reject_result"),
+    *("expire_leases", "release_dead_actor", "inventory", "counts", "trim", "withdraw"),
+    *("forget_done", "drop_dead_letters", "flush"),
 )
 
 
@@ -69,7 +70,7 @@ class RedisQueue:
         clock: Clock,
         environment: Mapping[str, str] | None = None,
     ) -> RedisQueue:
-        """Connect to `url`. Raises ConfigError and ResourceError as `connect.connect` does."""
+        """Connect to `url`. Raises ConfigError and ResourceError as `connection.connect` does."""
         link = await connect(url, clock, settings.connect_deadline_s, settings.outage_deadline_s, environment)
         return cls(link, run, settings, bound, clock)
 
@@ -86,7 +87,7 @@ class RedisQueue:
     async def claim(self, incarnation: int) -> None:
         await self._call("claim", "", incarnation, self._token)
         self._incarnation = incarnation
-        # Not cleared: a read that has begun continues in the old one, which is not used any more.
+        # A new dict: a read that has begun continues to write to the old one.
         self._cursors = {}
 
     async def push(self, prompts: Sequence[Prompt]) -> None:
@@ -99,18 +100,18 @@ class RedisQueue:
 
     async def expire(self) -> int:
         now = self._clock.wall()
-        # Twice the outage deadline: no commit call is sent again so late, even when the clocks of two hosts differ.
+        # Twice the outage deadline: no commit is sent again that late, even when the clocks of two hosts differ.
         sent_again_after = now - 2 * self._settings.outage_deadline_s
-        return await self._end_leases("expire", now, sent_again_after)
+        return await self._end_leases("expire_leases", now, sent_again_after)
 
-    async def release(self, owner: str) -> int:
-        released = await self._end_leases("release", self._clock.wall(), owner)
+    async def release_dead_actor(self, owner: str) -> int:
+        released = await self._end_leases("release_dead_actor", self._clock.wall(), owner)
         await self._link.command(f"heartbeat of {owner}", "HDEL", self._key("statuses"), owner)
         return released
 
-    async def inventory(self, lane: str) -> dict[int, Place]:
+    async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         flat = await self._call("inventory", lane, self._incarnation)
-        return {int(draw): Place(place.decode()) for draw, place in zip(flat[::2], flat[1::2], strict=True)}
+        return {int(draw): QueuePlace(place.decode()) for draw, place in zip(flat[::2], flat[1::2], strict=True)}
 
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
         await self._call("withdraw", lane, self._incarnation, *draw_ids)
@@ -150,7 +151,7 @@ class RedisQueue:
     async def commit(self, lease: Lease, result: Result) -> CommitOutcome:
         codec.check_same_draw(lease, result)
         prompt = lease.prompt
-        # One token for each call: sent again after a lost answer it gets the same answer, a second call is a duplicate.
+        # One token for each call: a repeat after a lost answer gets the same answer; a second call is a duplicate.
         token = secrets.token_hex(8)
         return await self._commit(_Commit(prompt.lane, lease.lease_id, prompt.draw_id, token, encode(result)))
 
@@ -160,13 +161,13 @@ class RedisQueue:
         )
 
     async def control(self, owner: str) -> str:
-        own, everyone = await self._link.command(f"orders for {owner}", "HMGET", self._key("control"), owner, EVERYONE)
+        own, everyone = await self._link.command(f"commands to {owner}", "HMGET", self._key("control"), owner, EVERYONE)
         return (own or everyone or b"run").decode()
 
     # --- the orchestrator's end of the results
 
     async def take(self, limit: int, lane: str, wait_s: float) -> list[Taken]:
-        # No consumer group here: the one reader keeps its own cursor, so an answer that was lost is asked for again.
+        # No consumer group here: the one reader keeps its own cursor, so a lost answer is read again.
         cursors, give_up = self._cursors, self._clock.now() + wait_s
         while True:
             entries = await self._read_results(limit, lane, cursors.get(lane, b"0"), give_up - self._clock.now())
@@ -192,7 +193,7 @@ class RedisQueue:
         return [DeadLetter(int(f[b"draw"]), f[b"reason"].decode(), f[b"payload"]) for _, f in entries]
 
     async def drop_dead_letters(self, draw_ids: Iterable[int], lane: str) -> None:
-        await self._call("drop_dead", lane, self._incarnation, *draw_ids)
+        await self._call("drop_dead_letters", lane, self._incarnation, *draw_ids)
 
     async def statuses(self) -> dict[str, ActorStatus]:
         # A Redis that refuses writes refuses a ping too. Then no actor is silent, because none can write a heartbeat.
@@ -206,9 +207,9 @@ class RedisQueue:
     async def set_control(self, owner: str, order: str) -> None:
         codec.check_order(order)
         key = self._key("control")
-        # An order to all actors replaces earlier orders to single actors.
+        # A command to all actors replaces earlier commands to single actors.
         forget = [("DEL", key)] if owner == EVERYONE else []
-        await self._link.pipeline(f"order to {owner}", [*forget, ("HSET", key, owner, order)])
+        await self._link.pipeline(f"command to {owner}", [*forget, ("HSET", key, owner, order)])
 
     # --- on the wire
 
@@ -245,7 +246,7 @@ class RedisQueue:
             try:
                 leases.append(codec.to_lease(parcel, owner, deadline, lane))
             except ValueError as error:
-                await self._call("bury", lane, parcel.lease_id, str(error))
+                await self._call("reject_prompt", lane, parcel.lease_id, str(error))
         return leases
 
     async def _wait_for_prompts(self, lane: str, again: bytes, fresh: bytes, wait_s: float) -> None:
@@ -262,7 +263,7 @@ class RedisQueue:
         owner = ("HGET", self._key("claim"), "incarnation")
         streams, incarnation = await self._link.pipeline(f"results of lane {lane} of run {self._run}", [read, owner])
         if int(incarnation or 0) > self._incarnation:
-            raise Superseded(f"incarnation {self._incarnation} by incarnation {int(incarnation)}")
+            raise Superseded(f"incarnation {self._incarnation} is superseded by incarnation {int(incarnation)}")
         return streams[0][1] if streams else []
 
     async def _taken(self, entry: bytes, stored: StoredResult, lane: str) -> Taken:
@@ -272,7 +273,7 @@ class RedisQueue:
             try:
                 result = codec.to_result(stored, lane)
             except ValueError as error:
-                await self._call("condemn", lane, self._incarnation, entry, str(error))
+                await self._call("reject_result", lane, self._incarnation, entry, str(error))
                 result = await self._failed(stored, lane, "poison", f"its result: {error}")
         return Taken(entry.decode(), stored.draw_id, result)
 

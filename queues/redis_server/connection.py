@@ -23,11 +23,11 @@ from olmorl.queues.redis_server.url import PASSWORD, USERNAME, Address, parse_ur
 T = TypeVar("T")
 Reply = Any
 BLOCK_S = 1.0
-"""A blocking read asks for at most this long, well under the time in which a connection counts as dead."""
+"""Longest wait of one blocking read. A connection counts as dead much later."""
 _ROUND_TRIP_S = 15.0
 _MAX_CONNECTIONS = 32
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
-# Answers of a Redis that is no primary any more, loads, fails over, has no room or no replica: a later try may succeed.
+# Answers of a Redis that lost its primary role, loads, fails over, or lacks room or replicas: a later try may succeed.
 _DEMOTED = ("READONLY", "UNBLOCKED", "MASTERDOWN")
 _PASSING = (*_DEMOTED, "LOADING", "CLUSTERDOWN", "TRYAGAIN", "MISCONF", "OOM", "NOREPLICAS", "BUSY")
 _REFUSALS: dict[str, type[QueueError]] = {"SUPERSEDED": Superseded, "FULL": QueueFull}
@@ -50,7 +50,7 @@ class Script:
 class RedisConnection:
     """Every call gets an answer, or ends at the outage deadline with an error that names the wait.
 
-    A call may be sent more than once: a second time it must have no further effect.
+    A call may be sent more than once: a repeat must have no further effect.
     """
 
     def __init__(self, redis: Redis, address: Address, clock: Clock, outage_deadline_s: float) -> None:
@@ -97,7 +97,7 @@ class RedisConnection:
         raise passing
 
     async def _ask(self, parts: Sequence[str]) -> list[bytes]:
-        """A command that only reads, sent once."""
+        """Send a command that only reads, once."""
         async with self._redis.pipeline(transaction=False) as pipeline:
             pipeline.execute_command(*parts)
             [reply] = await pipeline.execute()
@@ -146,7 +146,7 @@ async def connect(
     outage_deadline_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> RedisConnection:
-    """Connect and see that Redis answers.
+    """Connect and check that Redis answers.
 
     Args:
         environment: where user and password are looked up; default: of this process.
@@ -162,7 +162,7 @@ async def connect(
     except exceptions.InvalidResponse:
         await redis.aclose()
         raise ResourceError(
-            f"queue.url: {address} answers, and is no Redis: give the host and port of one, or leave queue.url out to "
+            f"queue.url: {address} answers but is no Redis: give the host and port of one, or leave queue.url out to "
             "use the embedded one"
         ) from None
     except exceptions.RedisError as error:
@@ -195,7 +195,7 @@ async def _first_answer(redis: Redis, address: Address, clock: Clock, deadline_s
         await clock.sleep(_FIRST_PAUSE_S)
     raise ResourceError(
         f"queue.url: no Redis answers at {address} within {deadline_s:g} s{f': {last}' if last else ''}: start it, "
-        "mend the URL, or leave queue.url out to use the embedded one"
+        "correct the URL, or leave queue.url out to use the embedded one"
     ) from None
 
 

@@ -11,14 +11,14 @@ _FILES = "appendonly*"
 def own_folder(base: Path, host: str) -> Path:
     """The folder of `host`, with a copy of what the last Redis on another host had written.
 
-    No other host uses it. So a Redis whose host is only cut off, and which continues with its file on storage that
-    all hosts see, cannot damage the file of its successor. Its later writes are never read.
+    No other host uses it. A Redis whose host is only cut off may continue to write to shared storage. It cannot damage
+    the file of its successor, and its later writes are never read.
     """
     current, folder = base / "current", base / host
     last = current.read_text(encoding="utf-8").strip() if current.exists() else None
     if last != host:
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, exist_ok=True)  # where a file is in use yet, its folder stays
+        folder.mkdir(parents=True, exist_ok=True)  # a folder with a file in use was not removed
         for path in (base / last).glob(_FILES) if last else ():
             if path.is_dir():
                 shutil.copytree(path, folder / path.name, dirs_exist_ok=True)

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, Self
 
-from olmorl import room
+from olmorl import disk_space
 from olmorl.errors import ResourceError
 from olmorl.queues.redis_server.url import PASSWORD
 
@@ -27,10 +27,10 @@ Fsync = Literal["always", "everysec", "no"]
 _START_DEADLINE_S, _STOP_DEADLINE_S = 30.0, 20.0
 _PR_SET_PDEATHSIG = 1
 _REFUSES = b"+OK\r\n-MISCONF"
-"""On a full disk it refuses everything but reads, and goes on by itself when there is room."""
+"""Answer on a full disk: it refuses everything but reads, and continues by itself when there is room."""
 _AT_WORK = (b"+OK\r\n+PONG", _REFUSES)
 _LOADING = b"+OK\r\n-LOADING"
-"""Its file: gigabytes take minutes."""
+"""Answer while it loads its file. Gigabytes take minutes."""
 
 
 def find_server() -> Path:
@@ -74,7 +74,7 @@ class EmbeddedRedis:
         self._process: subprocess.Popen[bytes] | None = None
         self._answered_at = 0.0
         self.trouble = ""
-        """Why it refuses every write, for people, and what to do; empty while it takes them."""
+        """Why it refuses every write, and what to do, as text; empty while it accepts writes."""
         self.password = password or secrets.token_urlsafe(32)
 
     @property
@@ -118,7 +118,7 @@ class EmbeddedRedis:
                 preexec_fn=_end_with_parent(),
             )
         self._tell_configuration(self._process)
-        # For people, and for a start after a crash. A full disk must not prevent the start.
+        # For operators, and for a start after a crash. A full disk must not prevent the start.
         with suppress(OSError):
             (self._folder / "redis.pid").write_text(f"{self._process.pid}\n", encoding="utf-8")
         self._wait_until_it_answers()
@@ -191,7 +191,7 @@ class EmbeddedRedis:
                 return
             except BlockingIOError:
                 if time.monotonic() > give_up:
-                    raise ResourceError(f"another Redis uses {self._folder}: end it, see redis.pid there") from None
+                    raise ResourceError(f"another Redis uses {self._folder}: end it (redis.pid has its id)") from None
             self._end_a_stopped_one()
             time.sleep(0.05)
 
@@ -208,7 +208,7 @@ class EmbeddedRedis:
         self._answered_at = time.monotonic()
         while time.monotonic() - self._answered_at < _START_DEADLINE_S:
             if not self.alive:
-                why = "" if room.is_left(self._folder) else f": {room.full(self._folder)}; make room there"
+                why = "" if disk_space.is_left(self._folder) else f": {disk_space.full(self._folder)}; make room there"
                 raise ResourceError(f"the embedded Redis ended at once{why}; see {self._folder / 'redis.log'}")
             reply = self._ask()
             if reply.startswith(_AT_WORK):
@@ -223,12 +223,12 @@ class EmbeddedRedis:
         refuses = reply.startswith(_REFUSES)
         text = reply.removeprefix(b"+OK\r\n-").decode(errors="replace").strip()
         # With `always` the server ends instead of refusing writes, and again after each start.
-        is_full = not room.is_left(self._folder) and (not reply or bool(self.trouble))
+        is_full = not disk_space.is_left(self._folder) and (not reply or bool(self.trouble))
         if not refuses and not is_full:
             return ""
         is_full = is_full or any(os.strerror(code) in text for code in (ENOSPC, EDQUOT))
-        why = room.full(self._folder) if is_full else f"{self._folder}: {text}"
-        return f"{why}: the embedded Redis cannot write; make room there, and the run goes on by itself"
+        why = disk_space.full(self._folder) if is_full else f"{self._folder}: {text}"
+        return f"{why}: the embedded Redis cannot write; make room there, and the run continues by itself"
 
     def _ask(self) -> bytes:
         """The answer to a PING; empty without an answer."""

@@ -13,7 +13,7 @@ WANTED = {"appendonly": "yes", "maxmemory-policy": "noeviction"}
 
 
 async def examine(url: str, environment: Mapping[str, str], settings: QueueSettings) -> str:
-    """Describes how the server keeps its data.
+    """Check the server's persistence; returns its settings as text.
 
     Raises:
         ResourceError: it does not answer, forgets at a restart, or may evict what it holds.
@@ -31,7 +31,7 @@ async def examine(url: str, environment: Mapping[str, str], settings: QueueSetti
             )
     hidden = [name for name, value in found.items() if value is None]
     if hidden:
-        return f"answers; it does not tell {', '.join(hidden)}: see that they are as docs/operations.md says"
+        return f"answers; it does not tell {', '.join(hidden)}: check them against docs/operations.md"
     return f"append-only file, fsync {found['appendfsync']}, no eviction"
 
 

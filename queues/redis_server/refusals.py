@@ -1,4 +1,4 @@
-"""Messages about a Redis that answers and refuses, such as one on a full disk."""
+"""Writes the messages about a Redis that does not answer, or refuses, for example on a full disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from redis import exceptions
 
-from olmorl import room
+from olmorl import disk_space
 from olmorl.queues.redis_server.url import Address
 
 _ASK_S = 2.0
@@ -38,17 +38,17 @@ async def explain(error: BaseException, address: Address, seconds: float, ask: A
         place, refuses = await _folder(address, ask), f"has refused every write for {seconds:g} s"
         if any(reason in text for reason in _FULL):
             return f"{_disk_of(address, place)}: Redis at {address} {refuses}; {_MAKE_ROOM}"
-        return f"Redis at {address} cannot write to the disk{_at(place)}, and {refuses}: {text}; mend that"
+        return f"Redis at {address} cannot write to the disk{_at(place)}, and {refuses}: {text}; repair the disk"
     if "OOM" in code:
         return f"Redis at {address} has had no memory left for {seconds:g} s: {text}; raise its maxmemory"
-    return f"{address} has refused for {seconds:g} s: {text}"
+    return f"{address} has refused calls for {seconds:g} s: {text}"
 
 
 def _disk_of(address: Address, folder: Path | None) -> str:
     if folder is None:
         return f"the disk of Redis at {address} is full"
     if _is_here(address) and folder.is_dir():
-        return room.full(folder)
+        return disk_space.full(folder)
     return f"the disk of {folder} on the host of Redis is full"
 
 
@@ -57,7 +57,7 @@ def _at(folder: Path | None) -> str:
 
 
 async def _folder(address: Address, ask: Ask) -> Path | None:
-    """The folder of its files; None when the service does not tell."""
+    """The folder of its files; None when the service hides it."""
     with suppress(exceptions.RedisError, TimeoutError, IndexError):
         async with asyncio.timeout(_ASK_S):
             return Path((await ask(("CONFIG", "GET", "dir")))[1].decode())

@@ -14,11 +14,11 @@ from redis.backoff import NoBackoff
 from olmorl.queues.redis_server.url import SENTINEL_PASSWORD, Address, Host
 
 _ANSWER_S = 2.0
-"""One sentinel has this long: the next one may know."""
+"""Deadline of one sentinel. Then the next one is asked."""
 
 
 class Sentinels(Sentinel):
-    """The answer of the first sentinel that knows a living primary counts; it is asked first the next time."""
+    """The answer of the first sentinel that knows a live primary counts. Next time it is asked first."""
 
     def __init__(self, address: Address) -> None:
         super().__init__(  # type: ignore[no-untyped-call]
@@ -64,7 +64,7 @@ def _silence(error: Exception) -> str:
 
 
 class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
-    """One primary at a time: once another is named, no connection to the one before is used for a further call."""
+    """One primary at a time: once another is named, no new call uses a connection to the previous one."""
 
     def __init__(self, service: str, sentinels: Sentinels, **settings: Any) -> None:
         super().__init__(service, sentinels, **settings)  # type: ignore[no-untyped-call]

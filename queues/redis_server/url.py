@@ -1,4 +1,4 @@
-"""The address of a Redis and its credentials: the URL of the recipe, and secrets from the environment or files."""
+"""Reads the address of a Redis from the URL of the recipe, and its credentials from the environment or files."""
 
 from __future__ import annotations
 
@@ -125,8 +125,8 @@ def _path(url: str, parts: SplitResult, watched: bool) -> tuple[str, int]:
     service, _, database = parts.path.strip("/").partition("/") if watched else ("", "", parts.path.strip("/"))
     if watched and not service:
         raise ConfigError(
-            f"queue.url = {url!r}: which service of the sentinels? Write {_FORMS[parts.scheme]}, with the name that "
-            "their configuration gives it (sentinel monitor NAME ...)"
+            f"queue.url = {url!r}: the service of the sentinels is missing: write {_FORMS[parts.scheme]}, "
+            "with its name in their configuration (sentinel monitor NAME ...)"
         )
     if not (database or "0").isdecimal():
         raise ConfigError(f"queue.url = {url!r}: the database is a number, as in {_FORMS[parts.scheme]}")

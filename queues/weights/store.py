@@ -13,7 +13,7 @@ from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Protocol
 
-from olmorl import room
+from olmorl import disk_space
 from olmorl.errors import WeightError
 from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer, StagedWeights
@@ -99,5 +99,5 @@ def _explained(what: str, place: str) -> Iterator[None]:
         raise WeightError(f"{what}: {error.filename} is gone: discarded meanwhile") from error
     except OSError as error:
         where = error.filename or place
-        fix = f": {room.full(Path(where).parent)}; make room there" if error.errno in (ENOSPC, EDQUOT) else ""
+        fix = f": {disk_space.full(Path(where).parent)}; make room there" if error.errno in (ENOSPC, EDQUOT) else ""
         raise WeightError(f"{what}: {error.strerror} in {where}{fix}") from error

@@ -121,7 +121,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _is_held(path: Path) -> bool:
-    with path.open("r+b") as file:  # NFS locks alone only what may be written
+    with path.open("r+b") as file:  # NFS gives exclusive locks only on writable files
         return not _locked(file, fcntl.LOCK_EX)
 
 

@@ -120,6 +120,18 @@ def test_tokens_of_unfinished_and_of_cancelled_requests_are_counted() -> None:
     assert (load.running, load.waiting, load.kv_used) == (0, 0, 0.0)
 
 
+def test_the_time_of_busy_slots_is_counted_and_idle_time_is_not() -> None:
+    async def scenario() -> Any:
+        fake = engine()
+        await timed(fake, 40, 100)
+        await asyncio.sleep(5.0)
+        return fake.use()
+
+    busy_s, running_s = run_simulated(scenario())
+    assert busy_s == pytest.approx(40 * 0.11 + 60 * 0.1)
+    assert running_s == pytest.approx(2 * 40 * 0.11 + 60 * 0.1)
+
+
 def test_a_prompt_that_fills_the_context_is_refused() -> None:
     with pytest.raises(ValueError, match="prompt of 20 tokens, the context has 20"):
         run_simulated(timed(engine(max_model_len=20), 10))

@@ -14,7 +14,7 @@ from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.clock import run_simulated
 from olmorl.errors import DeadlinePassed, Unscorable
 from olmorl.messages import Completion, Failure, Group, Lease, Prompt, Result, TokenIds, Verdict, Version
-from olmorl.ports import CommitOutcome, Place, Sampling
+from olmorl.ports import CommitOutcome, QueuePlace, Sampling
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 
 Make = Callable[..., Any]
@@ -152,7 +152,7 @@ def test_a_lost_lease_cancels_its_answers_and_counts_them_as_waste(service: Make
             await asyncio.sleep(3.0)
             await s.queue.set_control("a0", "pause")
             await asyncio.sleep(1.5)
-            assert await s.queue.release("a0") == 1
+            assert await s.queue.release_dead_actor("a0") == 1
             await until(lambda: s.engines["a0"].load().running == 0, within_s=6)
             await asyncio.sleep(1.0)
             status = (await s.queue.statuses())["a0"]
@@ -160,7 +160,7 @@ def test_a_lost_lease_cancels_its_answers_and_counts_them_as_waste(service: Make
         return status, place
 
     status, place = run_simulated(scenario())
-    assert place == {0: Place.QUEUED}
+    assert place == {0: QueuePlace.QUEUED}
     assert 4 * 45 <= status.tokens_wasted == status.tokens_generated < 4 * 100
 
 
@@ -179,7 +179,7 @@ def test_a_commit_after_the_lease_expired_is_refused_and_counted(service: Make, 
             await asyncio.sleep(9.0)
             await s.queue.set_control("a0", "pause")
             await asyncio.sleep(1.5)
-            await s.queue.release("a0")
+            await s.queue.release_dead_actor("a0")
             scoring_goes_on.set()
             await asyncio.sleep(1.5)
             status = (await s.queue.statuses())["a0"]
@@ -377,11 +377,11 @@ def test_an_engine_error_ends_the_actor_and_rewards_nothing(service: Make, draw:
             await s.actor(engine=Broken(STEADY, max_running=4, max_model_len=500)).run()
         assert len(asyncio.all_tasks()) == 1
         held = await s.queue.inventory("train")
-        await s.queue.release("a0")
+        await s.queue.release_dead_actor("a0")
         (lease,) = await s.queue.lease("other", 1, "train", 0.0)
         return held, lease.prompt.attempt
 
-    assert run_simulated(scenario()) == ({0: Place.LEASED}, 2)
+    assert run_simulated(scenario()) == ({0: QueuePlace.LEASED}, 2)
 
 
 def test_cancelling_an_actor_leaves_nothing_behind(service: Make, draw: Make) -> None:

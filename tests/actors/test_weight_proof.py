@@ -1,4 +1,4 @@
-"""An engine that does not compute what was published is named before a result of it is stored."""
+"""An engine that does not compute with the published weights is named before a result of it is stored."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_tolerance_grows_with_improbable_tokens_as_rounding_does() -> None:
 def test_a_swallowed_update_is_named_however_small_the_step_was() -> None:
     proof = WeightProof("a0", 0.1)
     proof.check(v(1), probe(-1, -2, -3), floats(-1.01, -2.01, -3.01), 0.0)
-    with pytest.raises(WeightsUnproven, match="version before, to the bit"):
+    with pytest.raises(WeightsUnproven, match="previous version's to the bit"):
         proof.check(v(2), probe(-1.0001, -2, -3), floats(-1.01, -2.01, -3.01), 0.0)
 
 
@@ -76,7 +76,7 @@ def test_an_engine_of_few_tokens_proves_the_first_ones() -> None:
 
 
 class Swallowing(FakeEngine):
-    """Labels every version from 1.2 on, and computes with the one before."""
+    """Labels every version from 1.2 on, and computes with the previous one."""
 
     async def update(self, staged: StagedWeights) -> Update:
         before = self._probe

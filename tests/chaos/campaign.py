@@ -1,4 +1,4 @@
-"""A campaign: faults by the dozen or by the hundred, dealt out to episodes, some of which go on side by side."""
+"""A campaign: many faults, divided among episodes. Some episodes run in parallel."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def hosts() -> Campaign:
 
 
 def run(campaign: Campaign, number: int, seed: int, folder: Path, say: Callable[[str], None]) -> list[Outcome]:
-    """Have `number` faults strike, in an order that `seed` decides; returns what each episode came to."""
+    """Have `number` faults strike, in an order that `seed` decides; returns the outcome of each episode."""
     dealt = order(campaign.faults, number, Random(seed))
     hands = [dealt[i : i + campaign.episode] for i in range(0, number, campaign.episode)]
     one = partial(play, campaign, folder, say)

@@ -21,9 +21,9 @@ from tests.chaos.steps import Seen
 from tests.chaos.strike import Fault, Strike
 
 STEPS_AFTER = 2
-"""A fault is over when it is mended and so many steps more are done."""
+"""Steps after a recovery until the fault is over."""
 QUIET_STEPS = 3
-"""At most so many steps lie between the end of one fault and the next."""
+"""Most steps between the end of one fault and the next."""
 
 
 @dataclass
@@ -35,14 +35,14 @@ class Record:
     together_with: str
     noticed_s: float | None = None
     recovered_s: float | None = None
-    """Until the first step after what was lost was there again."""
+    """Until the first step after the recovery."""
     gap_s: float = 0.0
     """The longest time without a step."""
     elsewhere_s: float | None = None
-    """Until the last of the prompts that were given out again was begun."""
+    """Until the last requeued prompt was begun."""
     steps_replayed: int = 0
     tokens_wasted: int = 0
-    """Tokens without a result, as far as their actors lived to report them."""
+    """Tokens without a result that an actor lived to report."""
     draws_again: int = 0
     """Draws that were given to an actor again."""
     draws_lost: int = 0
@@ -85,13 +85,13 @@ class Episode:
         self._pairs = pairs
         self._windows: list[Window] = []
         self._journaled: list[tuple[int, list[int]]] = []
-        """Steps that were in the journal whenever everybody was dead, and their draws in order."""
+        """Journaled steps at each moment without processes, and their draws in order."""
         self.outcome = Outcome(seed)
 
     def run(self, work: Callable[[], None]) -> Outcome:
         """Start the run, let faults strike as `work` does, stop it, look at what it left.
 
-        Whatever goes wrong meanwhile, also in the suite itself, ends the episode and is a violation.
+        Every error meanwhile, also in the suite itself, ends the episode and is a violation.
         """
         rig = self._rig
         try:

@@ -26,7 +26,7 @@ def violations(run_dir: Path, prompts_per_step: int, max_lag: int) -> list[str]:
 
 
 def journaled_otherwise(run_dir: Path, journaled: Sequence[tuple[int, list[int]]]) -> Iterator[str]:
-    """Steps whose draws were in the journal in this order when everybody was dead, and that trained on others."""
+    """Steps that trained on other draws than the journal held for them while no process ran."""
     trained: dict[int, list[int]] = {}
     for group in _trained(run_dir):
         trained.setdefault(group["step"], []).append(group["prompt_id"])

@@ -13,7 +13,7 @@ from tests.chaos.strike import Fault, Strike, always
 from tests.hosts.lan import Host
 
 _STEPS_MEANWHILE = 2
-"""The others have to do so many before a host comes back."""
+"""Steps of the other hosts before a host comes back."""
 _Choice = Callable[[HostRig, Random], Host]
 
 
@@ -23,7 +23,7 @@ def _on_hosts(rig: Rig) -> HostRig:
 
 
 def of_actors(rig: HostRig, random: Random) -> Host:
-    """One of those where actors are."""
+    """A host with actors."""
     return random.choice(rig.hosts_of("actor"))
 
 
@@ -37,7 +37,7 @@ def of_second_rank(rig: HostRig, random: Random) -> Host:
 
 
 def short_cut(choose: _Choice) -> Fault:
-    """The link is back before anybody there is given up."""
+    """The link is back before a process there counts as lost."""
 
     def strike(rig: Rig, random: Random) -> Strike:
         host = choose(_on_hosts(rig), random)
@@ -57,7 +57,7 @@ def slow_link(choose: _Choice) -> Fault:
 
 
 def _for_a_while(rig: Rig, host: Host, worsen: Callable[[], None], seconds: float) -> Strike:
-    """Healed after `seconds`; a deadline later the same processes have to be there."""
+    """Heal the link after `seconds`. One deadline later the same processes must be there."""
     before = rig.run.roster()
     worsen()
     threading.Timer(seconds, host.heal).start()

@@ -89,13 +89,13 @@ return false
 
 
 def _damaged(link: Redis, rig: Rig, random: Random, script: str, keys: Sequence[str], *arguments: bytes) -> Any:
-    """The draw of a message that was there and is none any more, if there was one."""
+    """Damage a message; returns its draw, or false if there was no message."""
     names = [rig.key(name) for name in keys]
     return link.eval(script, len(names), *names, random.randbytes(40), *arguments)
 
 
 def damage_prompt(rig: Rig, random: Random) -> Strike:
-    """A prompt that was not begun, or is begun again, is no message any more; the actor of it dies too."""
+    """A queued prompt becomes unreadable, and its actor dies too."""
     victim = on_actor(SIGKILL)(rig, random)
     keys = ("prompts", "again", "fresh")
     with rig.redis() as link:
@@ -119,7 +119,7 @@ def damage_result(rig: Rig, random: Random) -> Strike:
 
 
 def _damaged_unread(rig: Rig, random: Random, link: Redis) -> Any:
-    """Stops the orchestrator for that, for less than would be its death: another one would read what is there."""
+    """Stops the orchestrator meanwhile, too briefly to count as dead: a new one would read all results."""
     pid, until = rig.pid("orchestrator"), time.monotonic() + _STOPPED_S
     send(pid, SIGSTOP)
     try:
@@ -138,7 +138,7 @@ def _damaged_unread(rig: Rig, random: Random, link: Redis) -> Any:
 
 
 def damage_weights(rig: Rig, random: Random) -> Strike:
-    """Bytes of a published version change before an actor has it; the learner publishes no other one meanwhile."""
+    """Bytes of a published version change before an actor fetches it. The learner publishes no other one meanwhile."""
     name = random.choice(rig.named("actor"))
     refusals = rig.logged(name, _REFUSAL)
 

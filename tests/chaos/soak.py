@@ -25,11 +25,11 @@ from tests.end_to_end.launching import ROOT, Launch
 PATIENCE_S = 600.0
 SAMPLE_S = 10.0
 CALM_MINUTES = 18.0
-"""In the first third of which a process gets warm that the last fault had ended: libraries fill their caches."""
+"""In the first third, processes that the last fault ended warm up: libraries fill their caches."""
 GROWTH, GROWTH_MIB, GROWTH_DESCRIPTORS = 0.03, 8.0, 3
-"""A process has grown when in the calm it uses more by both of the first two, or by the third."""
+"""Growth of a process in the calm: a share and MiB of memory, both exceeded, or a number of descriptors."""
 PARTS = 6
-"""Of all steps, in each of which the reward is averaged."""
+"""Parts of all steps. The reward is averaged in each."""
 # As the demo, but slower: an hour is long enough to learn.
 _INSTEAD = {
     'name = "demo"': 'name = "test"\ndirectory = "{folder}/runs"',

@@ -44,14 +44,14 @@ Fault = Callable[[Rig, Random], Strike]
 
 
 def send(pid: int, number: signal.Signals) -> None:
-    """To a process that may have ended meanwhile."""
+    """Send a signal to a process that may have ended meanwhile."""
     assert pid > 0, "the suite's own"
     with suppress(ProcessLookupError):
         os.kill(pid, number)
 
 
 def given_up(rig: Rig, name: str, pid: int) -> Check:
-    """Whether the service knows that this process is no more what has this name."""
+    """Whether the service knows that this process no longer has this name."""
     return lambda: rig.pids().get(name) != pid
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from olmorl.codec import decode, encode
 from olmorl.errors import QueueFull, Superseded
 from olmorl.messages import ActorStatus, Failure, Group, Lease, Prompt, Version
-from olmorl.ports import CommitOutcome, Counts, Place, Queue, Taken
+from olmorl.ports import CommitOutcome, Counts, Queue, QueuePlace, Taken
 
 if TYPE_CHECKING:
     from tests.contract.conftest import QueueRig
@@ -135,7 +135,7 @@ async def test_extended_leases_hold_and_lost_ones_are_named(
     assert await queue.extend([kept, lost]) == {lost.lease_id}
     assert await queue.expire() == 1
     assert await queue.extend([kept, lost]) == {lost.lease_id}
-    assert await queue.inventory("train") == {1: Place.LEASED, 2: Place.QUEUED}
+    assert await queue.inventory("train") == {1: QueuePlace.LEASED, 2: QueuePlace.QUEUED}
 
 
 async def test_given_back_prompts_keep_their_attempt(queue: Queue, make_prompt: MakePrompt) -> None:
@@ -151,12 +151,12 @@ async def test_given_back_prompts_keep_their_attempt(queue: Queue, make_prompt: 
 async def test_a_released_owner_loses_its_leases_at_once(queue: Queue, make_prompt: MakePrompt) -> None:
     await queue.push([make_prompt(n) for n in range(5)])
     dead, alive = await lease(queue, 3, "dead"), await lease(queue, 2, "alive")
-    assert await queue.release("dead") == 3
-    assert await queue.release("nobody") == 0
+    assert await queue.release_dead_actor("dead") == 3
+    assert await queue.release_dead_actor("nobody") == 0
     assert await queue.extend([*dead, *alive]) == {lent.lease_id for lent in dead}
     again = await lease(queue, 5, "other")
     assert [(lent.prompt.draw_id, lent.prompt.attempt) for lent in again] == [(0, 2), (1, 2), (2, 2)]
-    assert await queue.release("other") == 3
+    assert await queue.release_dead_actor("other") == 3
 
 
 async def test_after_the_last_attempt_the_draw_fails(rig: QueueRig, queue: Queue, make_prompt: MakePrompt) -> None:
@@ -196,7 +196,7 @@ async def test_who_was_told_to_leave_is_given_nothing_more(queue: Queue, make_pr
     await queue.push([make_prompt(1), make_prompt(2)])
     assert len(await queue.lease("actor-1", 1, "train", 0)) == 1
     await queue.set_control("actor-1", "drain")
-    assert await queue.release("actor-1") == 1
+    assert await queue.release_dead_actor("actor-1") == 1
     assert await queue.lease("actor-1", 2, "train", 0) == [], "it asked before it was cut off"
     assert len(await queue.lease("actor-1.2", 2, "train", 0)) == 2
 
@@ -272,7 +272,7 @@ async def test_a_newer_claim_supersedes(rig: QueueRig, queue: Queue, make_prompt
     for refused in (
         queue.push([make_prompt(2)]),
         queue.expire(),
-        queue.release("actor-0"),
+        queue.release_dead_actor("actor-0"),
         queue.take(1, "train", 0),
         queue.trim([Taken("1-0", 1, Failure(prompt=make_prompt(1), cause="attempts"))]),
         queue.flush("train"),
@@ -285,7 +285,7 @@ async def test_a_newer_claim_supersedes(rig: QueueRig, queue: Queue, make_prompt
         with pytest.raises(Superseded, match="by incarnation 2"):
             await refused
     assert await queue.extend([lent]) == set(), "actors go on"
-    assert await successor.inventory("train") == {1: Place.LEASED}
+    assert await successor.inventory("train") == {1: QueuePlace.LEASED}
 
 
 async def test_lanes_are_apart(queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup) -> None:
@@ -300,7 +300,7 @@ async def test_lanes_are_apart(queue: Queue, make_prompt: MakePrompt, make_group
     assert await take(queue) == []
     assert [item.draw_id for item in await take(queue, lane="held-out")] == [1]
     assert await queue.extend([*await lease(queue), *await lease(queue, lane="held-out")]) == set()
-    assert await queue.release("actor-0") == 2
+    assert await queue.release_dead_actor("actor-0") == 2
 
 
 async def test_undecodable_messages_become_dead_letters_and_failures(
@@ -357,7 +357,7 @@ async def test_the_inventory_names_the_place_of_each_draw(
     await queue.commit(leases[0], make_group(leases[0].prompt))
     await queue.commit(leases[1], make_group(leases[1].prompt))
     await queue.trim(await take(queue, 1))
-    assert await queue.inventory("train") == {1: Place.RESULTS, 2: Place.LEASED, 3: Place.QUEUED}
+    assert await queue.inventory("train") == {1: QueuePlace.RESULTS, 2: QueuePlace.LEASED, 3: QueuePlace.QUEUED}
     assert await queue.inventory("unheard-of") == {}
 
 
@@ -371,7 +371,7 @@ async def test_what_is_queued_or_leased_is_withdrawn_and_a_result_is_not(
     await queue.give_back([again])
     await queue.commit(answered, make_group(answered.prompt))
     await queue.withdraw([0, 1, 2, 5, 77], "train")
-    assert await queue.inventory("train") == {1: Place.RESULTS, 3: Place.QUEUED, 4: Place.QUEUED}
+    assert await queue.inventory("train") == {1: QueuePlace.RESULTS, 3: QueuePlace.QUEUED, 4: QueuePlace.QUEUED}
     assert await queue.extend([leased]) == {leased.lease_id}
     assert await queue.commit(leased, make_group(leased.prompt)) is CommitOutcome.LATE
     assert [lent.prompt.draw_id for lent in await lease(queue, 5)] == [3, 4]
@@ -390,7 +390,7 @@ async def test_a_done_mark_without_its_group_can_be_forgotten(
     await queue.trim(await take(queue, 1))
     await queue.forget_done([1, 2], "train")
     await queue.push([make_prompt(1, attempt=2), make_prompt(2, attempt=2)])
-    assert await queue.inventory("train") == {1: Place.QUEUED, 2: Place.RESULTS}
+    assert await queue.inventory("train") == {1: QueuePlace.QUEUED, 2: QueuePlace.RESULTS}
     [lent] = await lease(queue)
     assert lent.prompt.attempt == 2
 
@@ -432,7 +432,7 @@ async def test_waiting_ends_as_soon_as_there_is_something(
         await queue.push([make_prompt(2 * draw_id + 1)])
         held = await lease(queue)
         given_back.append(await delay(actor.lease("a", 1, "train", 20), partial(queue.give_back, held)))
-        await queue.release("a")
+        await queue.release_dead_actor("a")
         [last] = await lease(queue)
         commit = partial(queue.commit, last, make_group(last.prompt))
         committed.append(await delay(queue.take(5, "train", 20), commit))
@@ -476,7 +476,7 @@ async def test_an_unreadable_heartbeat_is_removed(rig: QueueRig, queue: Queue) -
 async def test_a_released_owner_is_not_heard_of_any_more(queue: Queue) -> None:
     for name in ("dead", "alive"):
         await queue.heartbeat(ActorStatus(name=name, at=1.0))
-    await queue.release("dead")
+    await queue.release_dead_actor("dead")
     assert list(await queue.statuses()) == ["alive"]
 
 
@@ -484,5 +484,5 @@ async def test_an_owner_makes_sure_of_its_claim(queue: Queue, make_prompt: MakeP
     await queue.push([make_prompt(1)])
     epoch = await queue.epoch()
     await queue.claim(1)
-    assert await queue.inventory("train") == {1: Place.QUEUED}
+    assert await queue.inventory("train") == {1: QueuePlace.QUEUED}
     assert await queue.epoch() == epoch

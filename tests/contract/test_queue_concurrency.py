@@ -50,7 +50,7 @@ async def test_each_draw_ends_once_and_counts_conserve(
                 # A lease of an idle draw expires at once. Used leases race with this, as in a run.
                 rig.clock.time += chance.choice([1.0, LEASE_S])
                 await orchestrator.expire()
-                await orchestrator.release(f"actor-{chance.randrange(NUM_ACTORS)}")
+                await orchestrator.release_dead_actor(f"actor-{chance.randrange(NUM_ACTORS)}")
                 taken = await orchestrator.take(20, "train", 0.01)
                 for item in taken:
                     outcomes[item.draw_id] = outcomes.get(item.draw_id, 0) + 1

@@ -68,7 +68,8 @@ class FakeProcess:
 class FakeCluster:
     """A fake `RayCluster` with space for this many engines."""
 
-    def __init__(self, room: int = 100) -> None:
+    def __init__(self, settings: config.Config, room: int = 100) -> None:
+        self.config = settings
         self.room = room
         self.most_engines = 1024
         self.started: list[FakeProcess] = []
@@ -137,7 +138,7 @@ def context(tmp_path: Path) -> Callable[..., Any]:
         )
         settings.run_dir.mkdir(parents=True, exist_ok=True)
         said: list[str] = []
-        cluster: Any = FakeCluster()
+        cluster: Any = FakeCluster(settings)
         made: Any = Context(settings, plan(settings), cluster, ProcessList(settings.run_dir), said.append)
         made.said = said
         return made

@@ -1,4 +1,5 @@
-"""Small model folders, made without torch: sizes, weights, a tokenizer of one token a byte, a chat template."""
+"""Model folders, made without torch: small ones with weights, a tokenizer of one token a byte and a chat template, and
+the configurations of the published Olmo 3."""
 
 from __future__ import annotations
 
@@ -24,6 +25,18 @@ CONFIG: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "tie_word_embeddings": False,
 }
+
+OLMO3: dict[str, dict[str, Any]] = {
+    "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "32b": {
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+    },
+}
+"""The published sizes. Weights are not needed for a plan."""
 
 
 def bare_model(folder: Path, template: str | None = TEMPLATE, **changes: Any) -> Path:
@@ -77,3 +90,22 @@ def safetensors(tensors: dict[str, tuple[int, ...]]) -> bytes:
         end += num_bytes
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + bytes(end)
+
+
+def olmo3(where: Path, size: str) -> Path:
+    """A model folder without weights."""
+    tree = {
+        "architectures": ["Olmo3ForCausalLM"],
+        "model_type": "olmo3",
+        "vocab_size": 100278,
+        "max_position_embeddings": 65536,
+        "sliding_window": 4096,
+        "tie_word_embeddings": False,
+        "num_key_value_heads": 32,
+        **OLMO3[size],
+    }
+    layers = OLMO3[size]["num_hidden_layers"]
+    tree["layer_types"] = ["full_attention" if n % 4 == 3 else "sliding_attention" for n in range(layers)]
+    (where / size).mkdir(exist_ok=True)
+    (where / size / "config.json").write_text(json.dumps(tree), encoding="utf-8")
+    return where / size

@@ -56,7 +56,9 @@ TIMES = {
     "wall_s", "actor_tokens_per_s", "useful_tokens_per_s", "weight_publish_s", "weight_stall_s_mean",
     "weight_stall_s_max", "learner_step_s", "learner_wait_s", "learner_forward_backward_s", "learner_optimizer_s",
     "learner_snapshot_s", "learner_publish_wait_s", "weight_proof_diff_mean", "weight_proof_diff_max",
-    "weight_proof_s_mean",
+    "weight_proof_s_mean", "engine_slots", "engine_busy_fraction", "engine_slots_fraction",
+    "engine_capacity_tokens_per_s", "sequences_awaiting_weights", "sequences_awaiting_verdicts",
+    "sequences_awaiting_group", "groups_ready",
 }  # fmt: skip
 TEMPLATE = (
     "{% for turn in messages %}<|{{ turn['role'] }}|> {{ turn['content'] }} {% endfor %}"
@@ -617,6 +619,8 @@ def expected_line(session: Session, step: int) -> Record:
             "prompt_tokens_total": sum(len(group["prompt_token_ids"]) for group in ended),
             "draws_per_trained_group": 1 + len(replaced) / PROMPTS,
             "draws_unaccounted": 0,
+            "engines": 1,
+            "data_ended": 0,
         }
     )
 
@@ -822,6 +826,7 @@ def test_status_while_it_trains_and_afterwards(session: Session) -> None:
             number,
             (STEPS, MORE_STEPS)[number - 1],
         )
+        assert asked.pop("verdict") == live["verdict"]
         line = session.lines[asked["step"] - 1]
         assert {key: line[key] for key in asked if not key.startswith(HELD_OUT)} == {
             key: value for key, value in asked.items() if not key.startswith(HELD_OUT)
@@ -867,6 +872,13 @@ def test_times_add_up(session: Session) -> None:
         assert (line["weight_proof_diff_mean"] or 0) <= (line["weight_proof_diff_max"] or 0) + 1e-12 < 1e-5
         assert (line["weight_stall_s_mean"] is None) == (line["weight_stall_s_max"] is None)
         assert (line["weight_stall_s_mean"] or 0) <= (line["weight_stall_s_max"] or 0)
+        if line["engine_busy_fraction"] is not None:
+            assert 0 <= line["engine_slots_fraction"] <= line["engine_busy_fraction"] + 0.01 <= 1.01
+            assert line["engine_slots_fraction"] * line["engine_slots"] <= line["engine_slots"] <= 16.001
+            waiting = sum(line[f"sequences_awaiting_{what}"] for what in ("weights", "verdicts", "group"))
+            assert 0 <= waiting <= ((MAX_LAG + 1) * PROMPTS + len(session.held_out)) * GROUP
+            assert line["engine_capacity_tokens_per_s"] is None or line["engine_capacity_tokens_per_s"] > 0
+        assert 0 <= line["groups_ready"] <= (MAX_LAG + 1) * PROMPTS
         generated += line["actor_tokens_per_s"] * seconds
         before = line
     there = sum(len(ids) for answers in session.answers.values() for answer in answers for ids in answer["ids"])

@@ -204,7 +204,7 @@ def test_prometheus_sees_everything_of_a_live_run(watched: tuple[Any, Prometheus
     run.until(lambda: prometheus.health() == dict.fromkeys(listed(run), "up"))
     assert time.monotonic() - back_at < CURRENT_S
 
-    until_panels_have_data(run, prometheus, {"", "an embedded Redis"})
+    until_panels_have_data(run, prometheus, {"", "an embedded Redis", "the first steps"})
     run.until(lambda: deaths(prometheus) > 0)
     assert deaths(prometheus) == 1
     run.until(lambda: prometheus.values(build.ANNOTATIONS["Checkpoints"][1]))
@@ -237,9 +237,10 @@ def test_the_panels_that_wait_for_an_event_have_data_after_it(
     prometheus = watch(run)
     events = {"an evaluation", "a draw that fails", "a judge or a reward model", "a real engine"}
     until_panels_have_data(run, prometheus, events, 120)
-    assert {query.waits_for for _, _, query in all_queries()} == {"", "an embedded Redis", "an alert"} | events
+    others = {"", "an embedded Redis", "an alert", "the first steps"}
+    assert {query.waits_for for _, _, query in all_queries()} == others | events
     logs = [log.read_text() for log in (run.run_dir / "logs").glob("*.log")]
-    assert not any("Prometheus is not told" in log for log in logs)
+    assert not any("is not exported to Prometheus" in log for log in logs)
 
 
 def test_the_counters_of_a_resumed_run_are_those_of_its_lines(watched: tuple[Any, Prometheus]) -> None:

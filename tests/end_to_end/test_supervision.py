@@ -84,7 +84,7 @@ def test_a_stop_is_obeyed_while_the_run_starts(simulate: Callable[[str], Any]) -
     run.until(lambda: "redis" in run.roster())
     run.signal(signal.SIGINT)
     assert run.wait(60) == 130, run.output()
-    assert "Ctrl-C: stopping; what was started is ended first" in run.output()
+    assert "Ctrl-C: stopping; started processes end first" in run.output()
     assert "stopped while it started; nothing has begun: start it again, without --resume" in run.output()
     assert "stopped while it started" in (run.run_dir / "logs" / "launcher.log").read_text()
     assert "Traceback" not in run.output()

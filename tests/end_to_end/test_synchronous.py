@@ -25,7 +25,7 @@ from olmorl.learner.storage import rollout_log
 from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
 from olmorl.learner.trainer.process_group import Ranks
 from olmorl.messages import Completion, Prompt, Span, TokenIds, Verdict, Version
-from olmorl.ports import EngineLoad, Row, Sampling, StagedWeights, Update
+from olmorl.ports import EngineLoad, EngineUse, Row, Sampling, StagedWeights, Update
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 from olmorl.queues.weights.memory_store import MemoryWeightStore
 
@@ -67,6 +67,9 @@ class ScriptedEngine:
 
     def load(self) -> EngineLoad:
         return EngineLoad(running=0, waiting=0, kv_used=0.0, max_running=16)
+
+    def use(self) -> EngineUse:
+        return EngineUse(0.0, 0.0)
 
     async def stop(self) -> None: ...
 

@@ -156,7 +156,7 @@ class Service:
             await asyncio.sleep(0.05)
 
     async def steps(self, number: int) -> None:
-        """Until so many steps stand in the metrics."""
+        """Wait until the metrics have this many steps."""
         await self.until(lambda: (self.run_dir / "metrics.jsonl").exists() and len(self.lines) >= number)
 
     async def ended_within(self, seconds: float) -> bool:

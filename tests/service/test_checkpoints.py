@@ -246,7 +246,7 @@ def test_a_disk_that_stays_full_ends_the_run_by_name_and_another_start_goes_on(
             await run.start()
             with pytest.raises(
                 DiskFull,
-                match=r"No space left on device: the disk of .* make room there, then .*none came within 100 s",
+                match=r"No space left on device: the disk of .* make room there, then .*there was none within 100 s",
             ):
                 await run.finish()
         ended_at = float(run.clock.now())

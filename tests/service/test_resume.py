@@ -317,7 +317,7 @@ def test_a_journal_that_is_not_the_ledgers_is_named(service: Build) -> None:
         await run.start(resume=True)
         await run.steps(5)
 
-    with pytest.raises(ResourceError, match=r"000003\.batch: its groups are not those of the ledger; remove it"):
+    with pytest.raises(ResourceError, match=r"000003\.batch: its groups differ from the ledger's; remove it"):
         run_simulated(scenario())
 
 

@@ -212,7 +212,7 @@ class Raises(FakeScorer):
 
 def test_a_function_that_fails_in_every_group_ends_the_run_after_a_few_dozen(service: Build) -> None:
     run = service({}, scorer=Raises)
-    with pytest.raises(RunEnded, match=r"[45]\d prompt\(s\) in a row.*concise: KeyError: 'answr': mend the"):
+    with pytest.raises(RunEnded, match=r"[45]\d prompt\(s\) in a row.*concise: KeyError: 'answr': correct the"):
         run_simulated(run.run())
 
 

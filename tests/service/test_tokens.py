@@ -58,7 +58,7 @@ def test_what_a_dead_actor_had_in_work_is_lost_and_counted_once(service: Build) 
         status = (await run.queue.statuses())["actor-0"]
         lost.append(status.tokens_generated - status.tokens_stored - status.tokens_wasted)
         run.add_actor()
-        await run.orchestrator.control.bury("actor-0")
+        await run.orchestrator.control.declare_dead("actor-0")
         await run.finish()
         lost.append(generated(run))
 

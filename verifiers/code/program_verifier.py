@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from olmorl.config import Verifiers
 from olmorl.messages import Verdict
-from olmorl.verifiers.check_outcomes import Done, Failed, Limit, Probe
+from olmorl.verifiers.check_outcomes import Done, Failed, Limit, WorkerProbe
 from olmorl.verifiers.code import compare_output, extract_program
 from olmorl.verifiers.code.sandbox.messages import ProgramTest, RunReport
 from olmorl.verifiers.code.sandbox.sandbox import Sandbox, SandboxCounters
@@ -20,10 +20,12 @@ from olmorl.verifiers.verifier import AnswerVerifier, unscored
 NAMES = ("code", "code_stdio")
 _HERE = "olmorl.verifiers.code"
 _PROBES = {
-    f"{_HERE}.labels:assertions": Probe(f"{_HERE}.labels:assertions", ["assert f()"], ["assert f()"]),
-    f"{_HERE}.labels:cases": Probe(f"{_HERE}.labels:cases", [{"input": "", "output": "1"}], [["", "1"]]),
-    f"{_HERE}.extract_program:parsed_program": Probe(f"{_HERE}.extract_program:parsed_program", ("f()", True), "f()"),
-    f"{_HERE}.compare_output:same": Probe(f"{_HERE}.compare_output:same", ("1", "2"), False),
+    f"{_HERE}.labels:assertions": WorkerProbe(f"{_HERE}.labels:assertions", ["assert f()"], ["assert f()"]),
+    f"{_HERE}.labels:cases": WorkerProbe(f"{_HERE}.labels:cases", [{"input": "", "output": "1"}], [["", "1"]]),
+    f"{_HERE}.extract_program:parsed_program": WorkerProbe(
+        f"{_HERE}.extract_program:parsed_program", ("f()", True), "f()"
+    ),
+    f"{_HERE}.compare_output:same": WorkerProbe(f"{_HERE}.compare_output:same", ("1", "2"), False),
 }
 _KEPT_LABELS = 32
 _EXTRACTED = 2048

@@ -1,4 +1,4 @@
-"""Calls user reward functions once per group in worker processes, in the convention of TRL or of verl.
+"""Calls user reward functions once per group in worker processes, in the convention of TRL or verl.
 
     def reward(prompts, completions, **columns) -> list[float | None]        sync or async
     def compute_score(data_source, solution_str, ground_truth, extra_info) -> float

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from olmorl.messages import Verdict
-from olmorl.verifiers.check_outcomes import Done, Limit, Probe
+from olmorl.verifiers.check_outcomes import Done, Limit, WorkerProbe
 from olmorl.verifiers.instructions import label_reader as labels
 from olmorl.verifiers.instructions.constraint_table import find
 from olmorl.verifiers.instructions.texts.language import is_language
@@ -18,7 +18,7 @@ WARM = "olmorl.verifiers.instructions.instruction_verifier:warm"
 SATISFIED = "olmorl.verifiers.instructions.instruction_verifier:satisfied"
 MAX_ANSWER = 400_000
 """The most characters of an answer. A longer answer gets reward 0."""
-_PROBE = Probe(
+_PROBE = WorkerProbe(
     SATISFIED, ("Two words. No mark", [("punctuation:no_comma", {}), ("startend:quotation", {})]), [True, False]
 )
 

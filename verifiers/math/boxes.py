@@ -18,7 +18,7 @@ _CONNECTOR = re.compile(
     r"(?:[\s,;&$~]|\\[,;:!()\[\]\\ ]|\\q?quad(?![a-zA-Z])|\b(?:and|or)\b"
     r"|\\(?:text|textrm|mathrm|mbox)\s*\{[\s,;]*(?:(?:and|or)[\s,]*)?\}){1,40}"
 )
-"""What may stand between the boxes of one list."""
+"""The text that is allowed between the boxes of one list."""
 _LABELLED = re.compile(
     r"(?:\\text(?:bf|it)?\s*\{[^{}]{0,64}\banswer\b[^{}]{0,64}\}|(?:the\s+)?(?:final\s+)?answer\s*(?:is\b|[:=]))\s*",
     re.IGNORECASE,

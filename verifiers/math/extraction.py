@@ -1,8 +1,8 @@
-"""Finds the one final answer in a completion. Linear time, whatever the text.
+"""Finds the one final answer in a completion, in linear time for every text.
 
 Order: the last balanced `\\boxed{}`, or the boxes that end the text as a list, else `####`, else `<answer>` tags, else
 "the (final) answer is", else, as an option, the last number, or the formula or the sentence around it.
-Only that one answer counts: several different ones are not a hedge.
+Only that one answer counts, so a completion gains nothing by giving several.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REASON = re.compile(
     r"(?<!\bapprox)(?<!\bca)(?<!\bsq)(?<!\bcu)(?<!\bNo)(?<!\bi\.e)(?<!\be\.g)(?<!\.)\.(?=\s|$)|\n|,\s+\w+\s+of\s+(?:which|whom)\b|,?\s(?:because|since|which|where|as)\s|,\s*so\s",
     re.IGNORECASE,
 )
-"""Ends an answer inside a sentence."""
+"""The words that end an answer inside a sentence."""
 _CONFIRMED = re.compile(
     r"\s*(?:indeed |therefore |also )?(?:correct|right|reasonable|valid|verified|confirmed|consistent|plausible)\b"
     r"[^\d\n?]{0,80}",
@@ -48,7 +48,7 @@ _RETRACTION = re.compile(r"\s*(?:no|actually|wait|oops|sorry|correction|scratch 
 _ADVERBS = re.compile(r"(?:(?:so|therefore|thus|then|hence|simply|just|exactly|equal to|given by)\s+)+", re.IGNORECASE)
 _CLAUSE = re.compile(r"[.,;:!?\n—]")
 _CONTRAST = re.compile(r"^\s*(?:but|however|instead)\b", re.IGNORECASE)
-"""Begins a clause that takes back the one in front."""
+"""The start of a clause that takes back the clause before it."""
 _SENTENCE = re.compile(r"[A-Za-z](?:[^()]|\(\w{1,3}\))*\s(?:is|are|equals)\s+(?=\S)", re.DOTALL)
 """The words between a marker and its answer, if a sentence follows the marker."""
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))

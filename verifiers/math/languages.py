@@ -1,6 +1,6 @@
-"""Puts what an answer in another language says around its numbers into English, which the readers of sentences know.
+"""Translates the words around the numbers of an answer into English, which the readers of sentences know.
 
-It is no translation: `languages.toml` has the words that state, deny, bound or compute with a number. All others stay.
+It covers only the words that state, deny, bound or compute with a number, from `languages.toml`. All others stay.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ALSO_ENGLISH = frozenset(
     cent cents cien dos due gramme litre litres metro mil mille minute minutes once ora sept six
     """.split()  # noqa: SIM905
 )
-"""Words of `languages.toml` that tell no language, because English texts have them too."""
+"""Words of `languages.toml` that identify no language, because English texts have them too."""
 _ENGLISH = frozenset(
     """
     the are of and to so we he she it they have had that this there therefore thus hence then answer for with by
@@ -144,7 +144,7 @@ def _words() -> dict[str, list[str]]:
 
 @cache
 def _table(language: str) -> tuple[re.Pattern[str], dict[str, str]]:
-    """What is replaced in a language, or is a formula and stays; and the replacements."""
+    """A pattern for the words of a language and for formulas, which stay; and the replacements of the words."""
     unspaced = any(language == name for name, _ in _SCRIPTS)
     single = _UNITS if unspaced else frozenset[str]()
     glosses = {

@@ -35,7 +35,7 @@ _NUMBER = re.compile(
     r"(?!(?!(?:[cdkm]?m|in|ft|yd)\^)[\w^]*\^|[_!√‰⁰¹²³⁴⁵⁶⁷⁸⁹]|\s?π|-[a-zA-Z]{2}|(?![mhgslL][²³]?(?!\w))[a-zA-Z](?![a-zA-Z])|(?:st|nd|rd|th)\b"
     r"|\s?\\(?!text|mathrm|%)[a-zA-Z]|[.,/]?\d)"
 )
-"""A number that stands alone: not an exponent, and not a factor of something."""
+"""A number on its own: not an exponent, and not a factor."""
 _FORMULA = re.compile(
     r"\$\$([^$]{1,200})\$\$|\$(?!\s)([^$]{1,200})(?<!\s)\$|\$([^$]{0,100}\\[a-zA-Z][^$]{1,100})\$"
     r"|\\\(((?:(?!\\\)).){1,200})\\\)|\\\[((?:(?!\\\]).){1,200})\\\]"
@@ -56,7 +56,7 @@ _STEP = re.compile(r"\s*(?:[fgh]\([^=]*\)|[^=a-zA-Z]*[a-zA-Z]?[^=a-zA-Z]*)=\s*-?
 _BOLD_END = re.compile(r"(?:^|\s)\*\*([^*\n]{1,200})\*\*[.!]?\s*$")
 """A formula in bold that ends the text."""
 _CLAIMED = re.compile(r".*(?:\b(?:is|are|equals)|:|[A-Za-z]{2} =)\s((?:(?!\.\s)[^!?]){1,100}?)[.!]?\s*$", re.DOTALL)
-"""What a text ends with behind its last `is`."""
+"""The end of a text after its last `is`."""
 _SAME_AGAIN = re.compile(r",?\s(?:i\.e\.|that is|or equivalently|equivalently),?\s.*$")
 _UNIT_BEHIND = re.compile(
     rf"(?<=[\d}})π])\s(?:(?:square|cubic|sq\.?) )?(?:{'|'.join(MULTI_LETTER)}|m)s?(?:\^?[23²³])?$"
@@ -140,7 +140,7 @@ _REASON = re.compile(
 )
 _RESULT = r"(?: (?:it|this|that|(?:the|our|my) (?:answer|result|solution)))?"
 _NEW_CLAIM = re.compile(r",\s*[A-Za-z]|\b(?:so|thus|hence|therefore|then)\b")
-"""Behind a reason: what follows from it."""
+"""After a reason: its consequence."""
 _DEFINED = re.compile(
     r",?\s{1,4}(?:where|with|for)\s+(?:(?:all|any|some|every|each|an|integers?|positive|nonnegative|real|natural|numbers?)\s+)*"
     r"[$(\\]{0,2}[a-zA-Z](?:[$)\\]{0,2}\s+(?:is|are|denotes|being|an?|any)\s[^.$=\d]{3,60}"
@@ -200,7 +200,7 @@ _CLAUSE = re.compile(r"[,;]")
 _NEW_CLAUSE = re.compile(r"[,;:]|\b(?:so|thus|hence|therefore|then|and|but|which|because|since)\b", re.IGNORECASE)
 _LIST = re.compile(r"[\s$]*(?:-?\d[\d./]*(?:[\s$]*(?:,|;|and\b|or\b)[\s$]*|\s+|$)){2,64}")
 _CONTEXT = re.compile(r"\w\s+(?:after|before|when|once|while|back from)\s[^,;:=]*$|\d\s+in\s$", re.IGNORECASE)
-"""In front of a number that belongs to what was before: `She has 12 after spending 8`, `1 in 4`."""
+"""In front of a number that belongs to the words before it: `She has 12 after spending 8`, `1 in 4`."""
 _CONCLUDED = re.compile(r",\s+(?:and\s+)?(?:so|thus|hence|therefore)\b", re.IGNORECASE)
 _ITEMS = re.compile(r"(?:^|\n)((?:[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+[^\n]{1,80}(?:\n+|$)){2,20})\s*$")
 _BULLET = re.compile(r"^[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+", re.MULTILINE)
@@ -337,7 +337,7 @@ def _with_digits(text: str) -> str:
 
 
 def _of_end(text: str, line: str) -> Value | None:
-    """The answer, if all of the text, its last line, its bullet points or what it has in bold at its end is one."""
+    """The answer, if the whole text, its last line, its bullet points or the bold words at its end are one."""
     whole = text.strip().strip("*_`.> ").strip()
     if len(whole) <= MAX_SENTENCE and "\n" not in whole and (_ONE_WORD.fullmatch(whole) or _LIST.fullmatch(whole)):
         return Value(whole, "line")
@@ -463,7 +463,7 @@ def _count(ahead: str, items: str) -> str:
 
 
 def _result(formula: str) -> str:
-    """What a calculation comes to: its last row, and of a chain `A = B = 5` the last side, if that is a number."""
+    """The result of a calculation: its last row, and the last side of a chain `A = B = 5` if that is a number."""
     formula = _IMPLIES.split(formula)[-1].strip() or formula
     rows = _ROWS.fullmatch(formula)
     if rows and formula.count("\\begin") == 1:
@@ -539,7 +539,7 @@ def _before_remark(text: str, place: int, sentence: str, start: int) -> str | No
 
 
 def _beside(text: str, found: re.Match[str]) -> tuple[str, str]:
-    """What stands in front of a place and behind it, in the same sentence."""
+    """The text before a place and after it, in the same sentence."""
     sentence, start, end = _around(text, found.start(1), found.end(1))
     return sentence[:start].rstrip("*"), sentence[end:].lstrip("*")
 
@@ -583,7 +583,7 @@ def _unsure(ahead: str, behind: str) -> bool:
 
 
 def _refusal(ahead: str, sentence: str, end: int, after: str) -> Value | None:
-    """What is read in place of a value that the words around it, or the next sentence, take back."""
+    """The reading for a value that the words around it, or the next sentence, take back."""
     if _unsure(ahead, sentence[end:]):
         return Value(sentence, "sentence")
     return Value("", "denied") if _DENIED_AFTER.match(after) or refuted(after.lstrip(" .!*_\n")) else None

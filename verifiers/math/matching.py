@@ -1,4 +1,4 @@
-"""Finds what of an answer is compared with what label: a letter with an option, words with words."""
+"""Finds the part of an answer that is compared with a label: a letter with an option, words with words."""
 
 from __future__ import annotations
 

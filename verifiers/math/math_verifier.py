@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from olmorl.messages import Completion, Prompt, Verdict
-from olmorl.verifiers.check_outcomes import Done, Outcome, Probe
+from olmorl.verifiers.check_outcomes import Done, Outcome, WorkerProbe
 from olmorl.verifiers.math.answer_parser import in_signs, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
 from olmorl.verifiers.math.matching import in_terms_of, match, refusal, with_marked_unit
@@ -19,10 +19,10 @@ from olmorl.verifiers.verifier import AnswerVerifier, unscored
 
 WARM = "olmorl.verifiers.math.algebra.check:warm"
 EQUAL = "olmorl.verifiers.math.algebra.check:equal"
-PROBE = Probe(EQUAL, (r"\frac{x^2-1}{x-1}", "1+x", Policy()), True)
+PROBE = WorkerProbe(EQUAL, (r"\frac{x^2-1}{x-1}", "1+x", Policy()), True)
 SYMBOLIC_WARM = "olmorl.verifiers.math.symbolic:warm"
 SYMBOLIC_EQUAL = "olmorl.verifiers.math.symbolic:equal"
-SYMBOLIC_PROBE = Probe(SYMBOLIC_EQUAL, (r"\frac{x^2-1}{x-1}", "1+x"), True)
+SYMBOLIC_PROBE = WorkerProbe(SYMBOLIC_EQUAL, (r"\frac{x^2-1}{x-1}", "1+x"), True)
 GSM8K_MARKER = "####"
 MAX_TEXT = 200
 """Longest label, in characters, that is text and no mathematics."""
@@ -41,7 +41,7 @@ class MathVerifier(AnswerVerifier):
         """
         Args:
             pool: running, made with `preload=(WARM,)`.
-            policy: where people differ about what agrees.
+            policy: the rules of agreement that a recipe may choose.
             last_number: without a box or a marker, the last number is the answer.
             symbolic: makes a pool with `preload=(SYMBOLIC_WARM,)`, for labels that our grammar does not read.
         """

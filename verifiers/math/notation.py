@@ -1,4 +1,4 @@
-"""Rewrites what people and models write for one answer into one notation."""
+"""Rewrites the different spellings of an answer into one notation."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from olmorl.verifiers.math.languages import units_in_english
 from olmorl.verifiers.math.wording import harmless_ahead
 
 TEXT, END_TEXT = "\x02", "\x03"
-"""Mark the start and the end of what was in `\\text{}` and similar commands."""
+"""Mark the start and the end of the text in `\\text{}` and similar commands."""
 ROW = "\x04"
-"""Stands for `\\\\`, which separates the rows of a matrix."""
+"""The sign for `\\\\`, which separates the rows of a matrix."""
 DOLLAR = "\x05"
-"""Stands for the currency: `$` alone is LaTeX's delimiter."""
+"""The sign for the currency: `$` alone is LaTeX's delimiter."""
 
 _SIGNS = {
     "−–—﹣－": "-", "×✕": r"\times ", "·⋅∙•": r"\cdot ", "÷": r"\div ", "∕⁄": "/", "°º˚": r"^\circ ", "√": r"\sqrt ",

@@ -179,7 +179,7 @@ def equal(label: Quantity, answer: Quantity, policy: Policy) -> bool:
     A percentage is the number that it is, 25% = 1/4. Unless the policy is strict, it is also the number in front of
     the sign, when the label is a percentage too or may be meant as one: it has no sign, and is 1 or more.
     A percentage is no length, angle or price.
-    A quantity in several units is what it sums to, in its first unit or in its last.
+    A quantity in several units is their sum, in the first unit or in the last.
     """
     if label.name and answer.name and label.name != answer.name:
         return False
@@ -227,9 +227,9 @@ def unit_ratio(label: Unit, answer: Unit, policy: Policy) -> Fraction | None:
 def close(label: Quantity, answer: Quantity, policy: Policy) -> bool:
     """Exact numbers must be equal. A decimal must be near: within the tolerance times the larger of the two.
 
-    For large numbers that is not enough: the two may differ by no more than the tolerance itself, or by what rounding
-    the decimal to its last digit explains. An integer is never rounded, so a label of 1 and 1.0000001 agree, and
-    1000000 and 1000000.4 differ.
+    For large numbers that is not enough: the difference must also be at most the tolerance itself, or the rounding of
+    the decimal's last digit. An integer is never rounded, so a label of 1 and 1.0000001 agree, and 1000000 and
+    1000000.4 differ.
     """
     if label.value == answer.value:
         return True

@@ -1,7 +1,7 @@
 """Finds the one number that a sentence states: `Kylar needs to pay $64 for them`, `8 apples (2 per child)`.
 
-A sentence that denies a number, leaves it open, or does arithmetic with it states none; nor does one with several
-numbers, unless it says what the answer is: `3 boxes of 4 are 12 pens` states 12.
+A sentence that denies a number, leaves it open, or does arithmetic with it states none. A sentence with several numbers
+states one only if it names the answer: `3 boxes of 4 are 12 pens` states 12.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def stated(text: str, reasons: bool = True) -> tuple[Quantity, bool] | None:
     """The number that normalised text states in words, and whether words in front of it name a thing, `Row 3`.
 
     Args:
-        reasons: what follows `because` and the like is no part of the statement.
+        reasons: words after `because` and the like are no part of the statement.
     """
     if len(text) > MAX_SENTENCE or not (_PROSE.search(text) or (text.endswith(")") and _BRACKETS.search(text))):
         return None
@@ -202,7 +202,7 @@ def _agrees(remark: str, ahead: str) -> bool:
     others = [side for side in sides if side is not None]
     counts = bool(others) and bool(others[0].unit.dimensions) and not is_known(others[0].unit)
     if main and main[0].unit.dimensions and not main[0].percent and [one.percent for one in others] == [True]:
-        return True  # what share of all they are: `13 girls (65%)`
+        return True  # a share of the total: `13 girls (65%)`
     if others and (len(sides) > 1 or same != remark or not counts):
         return main is not None and any(equal(main[0], other, _EXACT) or _rounded(main[0], other) for other in others)
     if remark.startswith("=") or (_SUM.fullmatch(remark) and ahead.rstrip()[-1:].isalpha()):
@@ -211,7 +211,7 @@ def _agrees(remark: str, ahead: str) -> bool:
 
 
 def _last_number(text: str) -> tuple[Quantity, str] | None:
-    """The number that text ends with, if only harmless words stand behind it."""
+    """The number that text ends with, if only harmless words follow it."""
     found, position = None, 0
     for start in _START.finditer(text):
         if start.start() >= position and (read := leading(text[start.start() :])):

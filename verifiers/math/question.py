@@ -1,4 +1,4 @@
-"""What a question tells about its label: the units that a bare number may be in, and whether it is a count."""
+"""Reads what a question tells about its label: the units of a bare number, its base, the options, whether it counts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Labels that our own grammar does not read are left to SymPy, through math-verify. Runs in the workers of a pool only.
+"""Compares labels that our own grammar does not read, with SymPy through math-verify. Runs only in workers of a pool.
 
-Its timeouts are off, because the pool has the deadline. No text ever reaches SymPy's own parser, which evaluates
-Python; and what a label does not ask to be computed is not computed for an answer (`reading.restated` sees to that).
+Timeouts of math-verify are off, because the pool has the deadline. No text ever reaches SymPy's own parser, which
+evaluates Python. An answer that only restates the question is refused before (`answer_parser.restated`).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _NUMERAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)", re.ASCII)
 
 
 def warm() -> None:
-    """Shut SymPy's own parser and fill the grammar's tables, so that every worker is forked with them."""
+    """Replace SymPy's own parser and fill the grammar's tables, so that every worker is forked with them."""
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     sympy_parser.parse_expr = _numeral
     equal((r"\frac{x^2-1}{x-1}", "1+x"))
 
 
 def _numeral(text: str, **_: Any) -> sympy.Expr:
-    """Stands in for SymPy's parser, which `Number(text)` calls: it reads digits or one name, and evaluates nothing."""
+    """Replaces SymPy's parser, which `Number(text)` calls. It reads digits or one name, and evaluates nothing."""
     if text.isidentifier():
         return sympy.Symbol(text)
     if not _NUMERAL.fullmatch(text):
@@ -57,5 +57,5 @@ def _claims(read: Any) -> bool:
 
 
 def _latex(text: str) -> str:
-    """In one notation, as LaTeX again."""
+    """The text in one notation, as LaTeX again."""
     return normalise(text).replace(TEXT, r"\text{").replace(END_TEXT, "}").replace(ROW, r"\\")

@@ -16,7 +16,7 @@ Dimensions = tuple[tuple[str, int], ...]
 
 
 class Unit(NamedTuple):
-    """What a number counts, in base units."""
+    """The unit of a number, in base units."""
 
     factor: Fraction = ONE
     dimensions: Dimensions = ()
@@ -206,7 +206,7 @@ def with_unit(formula: str, behind: str) -> str:
 
 
 def conversion(label: Unit, answer: Unit) -> Fraction | None:
-    """By what a number in the answer's unit is multiplied to be in the label's; None when they do not convert.
+    """The factor from the answer's unit to the label's; None when they do not convert.
 
     Words that are no known units contradict each other only when they have no word in common.
     """
@@ -224,7 +224,7 @@ def conversion(label: Unit, answer: Unit) -> Fraction | None:
 
 
 def is_known(one: Unit) -> bool:
-    """Whether it is a unit, and not a word that is none."""
+    """Whether it is a known unit, and not only a word."""
     return bool({name for name, _ in one.dimensions} & _BASE)
 
 

@@ -1,4 +1,4 @@
-"""Words around a number: which of them change what it says, and which only say what is counted."""
+"""Words around a number: some change its meaning, others only name the counted things."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _PRONOUNS = {"she", "he", "it", "they", "we"}
 _COMES = {"evaluates", "simplifies", "reduces", "rounds", "corresponds", "sums", "converges"}
 """Verbs that take `to`."""
 _NO_VERBS = frozenset(_REFERRING.split())
-"""Words that do not make the number behind them what a sentence says: `the pupils of class 9`, `a deck of 52`."""
+"""Words whose number is not the statement of a sentence: `the pupils of class 9`, `a deck of 52`."""
 _CONNECTING = """
 so thus hence therefore then total answer final result solution ans and also in all altogether overall we get
 conclusion summary finally accordingly consequently ultimately clearly combined grand sum number first second next
@@ -81,7 +81,7 @@ _PREDICATE = re.compile(
     r"(?:answer|total|result|solution|sum|number|value|amount|left|remaining|needed|required|correct|right|it)\b)",
     re.IGNORECASE,
 )
-"""Behind a number that is not the answer but what the sentence is about."""
+"""Behind a number that is the subject of the sentence, and not the answer."""
 _MODAL = frozenset(("may", "might", "could", "cannot", "can't", "couldn't", "not", "never"))
 _DOUBTING = frozenset((_DENIALS + _HEDGES).split())
 _CHANGING = _DOUBTING | frozenset((_BOUNDS + _ARITHMETIC + _AMOUNTS).split())
@@ -95,7 +95,7 @@ _COUNTED = re.compile(
     re.IGNORECASE,
 )
 _CONTRASTS = {"but", "however", "instead", "rather", "unless", "wait", "oops", "if"}
-"""Words that put what follows in the place of what came before."""
+"""Words that replace the text before them by the text after them."""
 _DOUBTING_AHEAD = _DOUBTING - _CONTRASTS
 _CHANGING_AHEAD = _CHANGING_NEARBY - _CONTRASTS
 _VARIABLE = re.compile(r"(?<![a-zA-Z'/.])[b-hj-zB-HJ-Z](?![a-zA-Z'.])")
@@ -170,7 +170,7 @@ _WHO_DID_NOT = re.compile(
     r"|^\s*[a-z]{3,20} (?:fail|failed) (?:the|an?|their|to|in|at) (?!(?:test|satisfy|work|fit|hold|match|condition)\b)",
     re.IGNORECASE,
 )
-"""Behind a number: what is counted, and what it did not do."""
+"""Behind a number: the counted things, and what they did not do."""
 _REMARK = re.compile(r"[\s$*_]*\((?!because|since|as\b|given)([^()]{0,200})\)")
 _POINT = re.compile(r"\b(?:the|a|at) point\b")
 _VALUE_OF = re.compile(r"(?<=\bvalue of )[a-zA-Z](?![a-zA-Z])")
@@ -227,7 +227,7 @@ def doubtful(text: str) -> bool:
 def taken_back(ahead: str) -> bool:
     """Whether words in front of a claim take it back: `I doubt that the answer`, `if x`, `it may`.
 
-    In `the number of children who do not play` they belong to what is counted.
+    In `the number of children who do not play` they belong to the counted things.
     """
     found = words(ahead)
     counted = _COUNTED.match(ahead)
@@ -236,7 +236,7 @@ def taken_back(ahead: str) -> bool:
 
 
 def refuted(behind: str) -> bool:
-    """Whether what follows an answer says that it is wrong: `, which is impossible`."""
+    """Whether the text after an answer says that it is wrong: `, which is impossible`."""
     return bool(_REFUTED.match(behind))
 
 
@@ -270,7 +270,7 @@ def changes_behind(text: str) -> bool:
 
 
 def leads(ahead: str) -> bool:
-    """Whether words in front of a number make it what a sentence says: a verb, a colon, an equals sign, or nothing."""
+    """Whether words before a number make it a sentence's statement: a verb, a colon, an equals sign, or nothing."""
     found = words(ahead)
     if found == ["the"]:
         return False

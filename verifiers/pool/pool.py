@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from olmorl.clock import Clock, SystemClock
-from olmorl.verifiers.check_outcomes import Counters, Failed, Outcome, Probe
+from olmorl.verifiers.check_outcomes import Counters, Failed, Outcome, WorkerProbe
 from olmorl.verifiers.pool import pool_protocol
 from olmorl.verifiers.pool.fork_server import ForkServer, WorkerStartFailed
 from olmorl.verifiers.pool.worker import WorkerSettings
@@ -22,7 +22,7 @@ from olmorl.verifiers.pool.worker_slot import RetryPolicy, WorkerSlot
 
 class _Ticket(NamedTuple):
     frame: bytes
-    probe: Probe | None
+    probe: WorkerProbe | None
     outcome: asyncio.Future[Outcome]
 
 
@@ -91,7 +91,7 @@ class Pool:
         """Checks that wait for a worker."""
         return self._queue.qsize()
 
-    async def run(self, task: str, args: Any, probe: Probe | None = None) -> Outcome:
+    async def run(self, task: str, args: Any, probe: WorkerProbe | None = None) -> Outcome:
         """Run one check in a worker.
 
         Args:
@@ -149,7 +149,7 @@ class LatePool:
         self._starting = asyncio.Lock()
         self._pool: Pool | None = None
 
-    async def run(self, task: str, args: Any, probe: Probe | None = None) -> Outcome:
+    async def run(self, task: str, args: Any, probe: WorkerProbe | None = None) -> Outcome:
         """Like `Pool.run`. If the pool does not start, this check fails and the next check tries again."""
         async with self._starting:
             if self._pool is None:

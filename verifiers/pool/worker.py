@@ -8,7 +8,6 @@ pool kills it. Each process dies with its parent. The output of a check never re
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import os
@@ -23,9 +22,8 @@ from typing import Any
 
 import msgspec
 
+from olmorl.parent_death import die_with_parent
 from olmorl.verifiers.pool import pool_protocol
-
-_PR_SET_PDEATHSIG = 1
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -52,13 +50,6 @@ def main(argv: list[str]) -> None:
     gc.freeze()
     with contextlib.suppress(ConnectionError):  # the connection is reset if the pool closes with unread messages
         _serve_forks(control, settings)
-
-
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when `parent` dies."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def resolve(name: str) -> Callable[..., Any]:

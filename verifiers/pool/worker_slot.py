@@ -6,7 +6,7 @@ import signal
 from typing import NamedTuple
 
 from olmorl.clock import Clock
-from olmorl.verifiers.check_outcomes import Counters, Done, Failed, Limit, Outcome, Probe
+from olmorl.verifiers.check_outcomes import Counters, Done, Failed, Limit, Outcome, WorkerProbe
 from olmorl.verifiers.pool import pool_protocol
 from olmorl.verifiers.pool.fork_server import DeadlineMissed, ForkServer, Worker, WorkerLost, WorkerStartFailed
 
@@ -60,7 +60,7 @@ class WorkerSlot:
             self._worker.kill()
             self._worker = None
 
-    async def check(self, frame: bytes, probe: Probe | None) -> Outcome:
+    async def check(self, frame: bytes, probe: WorkerProbe | None) -> Outcome:
         """Make all attempts at one check: at most `retries` failures, and with a probe at most two strikes."""
         strikes = failures = 0
         while True:
@@ -80,7 +80,7 @@ class WorkerSlot:
             if result.error_kind == "worker_start":
                 await self._clock.sleep(min(0.1 * 2**failures, 2.0))
 
-    async def _attempt(self, frame: bytes, probe: Probe | None) -> Done | _Strike | Failed:
+    async def _attempt(self, frame: bytes, probe: WorkerProbe | None) -> Done | _Strike | Failed:
         """Make one attempt. If `probe` is given, the worker must pass it first."""
         if probe is not None:
             healthy = await self._ask(pool_protocol.frame(pool_protocol.TaskCall(probe.task, probe.args)))

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from olmorl.messages import Verdict
-from olmorl.verifiers.check_outcomes import Done, Probe
+from olmorl.verifiers.check_outcomes import Done, WorkerProbe
 from olmorl.verifiers.math.extraction import TAIL, final_answer
 from olmorl.verifiers.pool.pool import Pool
 from olmorl.verifiers.text.choice import choice
@@ -16,7 +16,7 @@ from olmorl.verifiers.text.squad import words
 from olmorl.verifiers.verifier import AnswerVerifier, unscored
 
 MATCHES = "olmorl.verifiers.text.text_verifiers:matches"
-_REGEX_PROBE = Probe(MATCHES, ("a+", "baa"), True)
+_REGEX_PROBE = WorkerProbe(MATCHES, ("a+", "baa"), True)
 MOST_MARKS = 8
 """An answer with the words of a reference may be at most this many times as long."""
 _TAG = re.compile(r"</?answer>")

@@ -112,7 +112,7 @@ class Browser {
       preview);
   }
 
-  // Rows that fly past need no preview. It comes when the list rests.
+  // Rows get a preview only when the list stops scrolling.
   isScrolling() {
     const now = performance.now();
     const fast = this.lastPaint && now - this.lastPaint < 30;

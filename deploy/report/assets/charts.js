@@ -1,6 +1,6 @@
 // Curves of the metric lines. All panels have the same horizontal axis, cursor and zoom.
 
-// Panels by section: title, fields, what good looks like. `*` stands for any text.
+// Panels by section: title, fields, what good looks like. `*` matches any text.
 const SECTIONS = [
   ["Learning", [
     ["Reward before filtering", ["reward_mean"], "should rise, then level off"],
@@ -220,7 +220,7 @@ function lastOf(ys) {
   return NaN;
 }
 
-// The mean of the last `window` values that are there.
+// The mean of the last `window` values, without missing ones.
 function smooth(ys, window) {
   if (window < 2) return ys;
   const out = new Float64Array(ys.length);
@@ -392,5 +392,5 @@ class Board {
   }
 }
 
-// A field as a label: without what its panel says already.
+// A field as a label, without the words that its panel already shows.
 const plain = (field) => field.replace(/^eval_/, "").replace(/_(mean|fraction|accuracy)$/, "").replaceAll("_", " ");

@@ -3,7 +3,7 @@
 const LIVE = !document.getElementById("blob-manifest");
 const MOST_CACHED_BYTES = 256 * 2 ** 20;
 
-// Decoded parts by name; the oldest leave when there are too many bytes.
+// Decoded parts by name. The oldest are dropped when there are too many bytes.
 const cache = new Map();
 let cachedBytes = 0;
 
@@ -93,7 +93,7 @@ class Store {
     this._summarize();
   }
 
-  // Renumber what each run has numbered by itself.
+  // Renumber the entries that each run has numbered by itself.
   _join() {
     const known = {};
     for (const name of Object.keys(this.names)) known[name] = new Map();
@@ -147,7 +147,7 @@ class Store {
     return this.chunks[this.g_chunk[g]];
   }
 
-  // What names a group in every store of the same runs: run, draw, attempt.
+  // The name of a group in every store of the same runs: run, draw, attempt.
   nameOf(g) {
     return [this.g_run[g], this.g_draw[g], this.g_attempt[g]];
   }

@@ -1,4 +1,4 @@
-// Elements, numbers and times. Everything that a run recorded becomes text, never markup.
+// Elements, numbers and times. Recorded data becomes text, never markup.
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
@@ -16,7 +16,7 @@ function el(tag, properties = {}, ...children) {
   return fill(made, ...children);
 }
 
-// Replace the children of an element; what is null or false is no child.
+// Replace the children of an element; null and false are left out.
 function fill(host, ...children) {
   host.replaceChildren(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
   return host;

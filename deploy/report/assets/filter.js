@@ -1,4 +1,4 @@
-// Which groups are shown: the filter, and the form that changes it.
+// The filter that decides which groups are shown, and the form that changes it.
 
 const FLAGS = { solved: 1, truncated: 2, "verifier error": 4 };
 const outcomeLabel = (name) => name.replace("_", " ");

@@ -8,7 +8,7 @@ class GroupView {
     this.node = el("article", { class: "detail", tabIndex: -1, hidden: true, "aria-label": "Group" });
   }
 
-  // Read and show the group `g` of the browser's store, unless the reader has gone on meanwhile.
+  // Read and show the group `g` of the browser's store, unless the reader has opened another one meanwhile.
   async open(g) {
     const s = this.browser.store;
     const chunk = s.chunkOf(g);

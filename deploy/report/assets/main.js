@@ -23,7 +23,7 @@ function setTheme(theme) {
   try {
     localStorage.setItem("olmorl-theme", theme);
   } catch {
-    // A file may not be allowed to keep anything.
+    // A browser may refuse storage to a file.
   }
   state.built.timeline?.redraw();
   state.built.rollouts?.group.redraw();
@@ -62,7 +62,7 @@ function show(tab, focus) {
   if (tab === "rollouts") built.rollouts.paint();
 }
 
-// Show a view, and put the keyboard where one goes on.
+// Show a view, and move the keyboard focus into it.
 function jump(tab) {
   show(tab, true);
   if (tab === "rollouts") state.built.rollouts.list.focus();
@@ -108,7 +108,7 @@ async function poll() {
   setTimeout(poll, POLL_MS);
 }
 
-// Take over newer parts. What the reader looks at stays: the view, the filters and the open group.
+// Take over newer parts. The view, the filters and the open group stay.
 async function update(manifest) {
   const runs = await readRuns(manifest);
   const place = scrollY;

@@ -5,13 +5,13 @@ const AHEAD = 8;
 const promptText = (prompt) => (typeof prompt === "string" ? prompt : prompt.map((turn) => contentText(turn.content)).join("\n"));
 const contentText = (content) => (typeof content === "string" ? content : JSON.stringify(content));
 
-// An expression for what is searched: a text as it is, or what stands between two slashes. It throws on a wrong one.
+// The regular expression of a query: the text itself, or the text between two slashes. Throws on an invalid one.
 function expressionOf(query, flags) {
   const regular = query.match(/^\/(.+)\/$/);
   return new RegExp(regular ? regular[1] : query.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), flags);
 }
 
-// What the query looks for in lower-case texts. A plain text is found without an expression, which is faster.
+// The matcher of a query for lower-case texts. A plain text needs no regular expression, which is faster.
 function matcher(query) {
   if (!/^\/.+\/$/.test(query)) {
     const wanted = query.toLowerCase();
@@ -53,7 +53,7 @@ class Search {
     return this.run();
   }
 
-  // Search in another store for the same.
+  // Search another store with the same query.
   replaceStore(store) {
     this.store = store;
     this.query = null;
@@ -70,7 +70,7 @@ class Search {
     }
   }
 
-  // Reads chunk after chunk; what was found so far is shown meanwhile.
+  // Reads chunk after chunk, and shows the matches so far meanwhile.
   async run() {
     const query = this.input.value.trim();
     if (query === this.query) return;
@@ -95,7 +95,7 @@ class Search {
     const isOver = () => query !== this.query || s !== this.store;
     let shownAt = performance.now();
     for (let i = 0; i < s.chunks.length; i++) {
-      // Decompression runs beside this loop.
+      // Decompression runs in parallel with this loop.
       for (const next of s.chunks.slice(i, i + AHEAD)) texts(next);
       const chunk = textsNow(s.chunks[i]) ?? (await texts(s.chunks[i]));
       if (isOver()) return;
@@ -111,7 +111,7 @@ class Search {
     this.news = "";
   }
 
-  // Mark where the query is found, across the elements of tokens.
+  // Mark the matches of the query, across the elements of tokens.
   mark(host) {
     if (!globalThis.Highlight || !CSS.highlights) return;
     CSS.highlights.delete("found");

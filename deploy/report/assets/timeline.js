@@ -1,4 +1,4 @@
-// What happened when: the learner's steps, versions, actors, processes, faults. One canvas for each run.
+// The timeline: the learner's steps, versions, actors, processes, faults. One canvas for each run.
 
 const MOST_ACTORS = 64;
 const LANE = 20;

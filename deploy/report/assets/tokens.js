@@ -101,7 +101,7 @@ function growing(host, text, size) {
   host.append(more);
 }
 
-// All tokens of a completion in one strip, whatever its length.
+// All tokens of a completion in one strip, for any length.
 function tokenStrip(tokens, mode, trained) {
   const canvas = el("canvas", { class: "strip", width: Math.min(Math.max(tokens.count, 1), 2000), height: 1, role: "img" });
   canvas.setAttribute("aria-label", `${tokens.count} tokens by ${MODES[mode]}`);
@@ -118,7 +118,7 @@ function tokenStrip(tokens, mode, trained) {
   return canvas;
 }
 
-// What the colours of a mode mean for the versions at hand.
+// The legend of a mode for the versions in the group.
 function modeLegend(mode, versions, trained) {
   const key = (name, label) => el("span", { class: "key" }, el("i", { class: name }), label);
   if (mode === "version") return versions.map((version) => key(versionClass(version), String(version)));

@@ -1,4 +1,4 @@
-// Where tokens, groups and time went, and what the data sources gave.
+// The use of tokens, groups and time, and the yield of the data sources.
 
 const last = (run, field) => lastOf(run.lines[field] ?? []);
 const total = (values) => (values ?? []).reduce((sum, value) => sum + (value ?? 0), 0);

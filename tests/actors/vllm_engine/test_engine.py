@@ -244,7 +244,7 @@ async def test_weights_that_are_cut_off_are_named_by_the_engine_that_cannot_load
 
 
 async def test_what_a_killed_owner_leaves_is_reaped(tmp_path: Path) -> None:
-    """Beside that, an engine that loaded the weights from disk agrees with transformers as the updated one does."""
+    """Also checks that an engine that loaded the weights from disk agrees with transformers as the updated one does."""
     case = tied_case(tmp_path)
     changed = case.perturbed("embed_tokens")
     case.save(tmp_path, changed)
@@ -358,10 +358,10 @@ async def test_an_update_that_went_wrong_behind_the_hash_check_is_named(
     )
     contents = [case.perturbed("mlp"), case.perturbed("self_attn")]
     store.publish(versions[0], case.buffers(contents[0]), case.scores(contents[0]))
-    proving = asyncio.create_task(follower.prove())
+    proving = asyncio.create_task(follower.prover.run())
     assert (await follower.next_update()).version == versions[0]
-    await follower.proven()
-    assert not proving.done() and follower.proof.number == 1
+    await follower.prover.proven()
+    assert not proving.done() and follower.prover.proof.number == 1
     store.publish(versions[1], case.buffers(contents[1]), case.scores(contents[1]))
     staged = store.fetch(versions[1])
     with staged.path.open("r+b") as file:
@@ -378,7 +378,7 @@ async def test_an_update_that_went_wrong_behind_the_hash_check_is_named(
     with pytest.raises(WeightsUnproven, match=rf"weights {versions[1]} in the engine of a0"):
         await proving
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(follower.proven(), 0.1)
+        await asyncio.wait_for(follower.prover.proven(), 0.1)
 
 
 async def test_what_is_scored_comes_before_all_that_waits(live: tuple[Case, VllmEngine]) -> None:
@@ -512,6 +512,18 @@ async def test_prompts_that_do_not_fit_into_one_step_together(live: tuple[Case, 
         *(ask(engine, f"long-{n}", Sampling(max_tokens=8, min_tokens=8, seed=n), np.roll(long, n)) for n in range(40))
     )
     assert [len(answer.token_ids) for answer in answers] == [8] * 40
+
+
+async def test_busy_time_is_that_of_running_requests(live: tuple[Case, VllmEngine]) -> None:
+    _, engine = live
+    before, since, equal = engine.use(), time.monotonic(), Sampling(max_tokens=60, min_tokens=60)
+    await asyncio.gather(*(ask(engine, f"busy/{n}", equal) for n in range(8)))
+    wall_s, after = time.monotonic() - since, engine.use()
+    busy_s, running_s = after.busy_s - before.busy_s, after.running_s - before.running_s
+    assert 0.5 * wall_s < busy_s <= wall_s
+    assert 4 * busy_s < running_s <= 8 * busy_s, "eight requests of equal length run together"
+    await asyncio.sleep(0.2)
+    assert engine.use() == after
 
 
 async def test_a_cancelled_request_is_aborted_and_its_tokens_counted(live: tuple[Case, VllmEngine]) -> None:

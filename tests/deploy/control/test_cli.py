@@ -35,6 +35,7 @@ LIVE = {
     "leased": 5,
     "results": 6,
     "actors": [{**ACTOR, "kv_used": 0.25, "deaths": 1, "last_cause": "actor-0 died"}],
+    "verdict": {"limit": "actors", "sure": 0.9, "text": "the actors limit this run (90% sure): slots are full"},
     "waits": [{"what": "the batch of step 4", "owner": "the orchestrator", "waited_s": 70.0, "deadline_s": 100.0}],
 }
 
@@ -108,7 +109,7 @@ def test_a_token_is_for_its_owner_alone_and_new_in_every_start(tmp_path: Path, m
     assert not token_file(tmp_path, HERE).exists(), "it need not lie about"
     monkeypatch.delenv("OLMORL_TOKEN")
     forget_token(tmp_path)
-    with pytest.raises(ConfigError, match="needs its token"):
+    with pytest.raises(ConfigError, match="needs the token"):
         read_token(tmp_path, HERE)
     token_file(tmp_path, HERE).write_bytes(b"\xff\xfe")
     with pytest.raises(ConfigError, match="not a token"):
@@ -175,9 +176,14 @@ async def test_the_status_shows_actors_deaths_and_long_waits(ctl: Any) -> None:
     code, text = await ctl("status")
     assert code == 0
     assert "running, step 3 of 9, incarnation 1; 4 queued, 5 leased, 6 results; 1 death(s) of actors" in text
+    assert "the actors limit this run (90% sure): slots are full\n" in text
     assert "h:7" in text and "25%" in text and "actor-0 died" in text
     assert "waiting for the batch of step 4, which the orchestrator owns: 70 of 100 s" in text
-    assert json.loads((await ctl("status", "--json"))[1]) == {"live": LIVE, "silence": ""}
+    assert json.loads((await ctl("status", "--json"))[1]) == {
+        "live": LIVE,
+        "silence": "",
+        "verdict": LIVE["verdict"],
+    }
 
 
 async def test_what_looks_like_markup_is_text(ctl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,6 +287,23 @@ def test_the_status_of_a_run_that_used_up_its_data_says_so_and_how_to_go_on(
     assert "go on with it by olmorl-launch --resume" in " ".join(capsys.readouterr().out.split())
 
 
+def test_the_status_of_a_run_that_is_over_says_what_limited_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.toml").write_text("[schedule]\nsteps = 99\n")
+    line = {"incarnation": 1, "learner_wait_s": 6.0, "engine_slots": 256, "engine_slots_fraction": 1.0}
+    lines = [
+        {**line, "step": n, "wall_s": 10.0 * n, "tokens_trained_total": n, "tokens_generated_total": n}
+        for n in range(1, 20)
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines) + '{"step": 20, "wal')
+    assert cli.main([str(tmp_path), "status"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the actors limit this run (94% sure): the learner waits 60% of the time, engine slots are 100%" in shown
+    assert cli.main([str(tmp_path), "status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["verdict"]["limit"] == "actors"
+
+
 def test_a_folder_without_a_run_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for folder in (tmp_path, tmp_path / "missing", Path("/dev/null")):
         for command in (["ledger"], ["status"], ["pause"], ["export", "out"]):
@@ -361,7 +384,7 @@ def test_an_address_that_a_killed_launcher_left_half_written_is_none(
 ) -> None:
     (tmp_path / "control.json").write_text(left)
     assert cli.main([str(tmp_path), "pause"]) == 2
-    assert "says no address" in capsys.readouterr().err
+    assert "has no address" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n", b"[]\n", b"{}\n"])
@@ -374,7 +397,7 @@ async def test_a_stranger_at_the_address_is_no_launcher(run_dir: Path, said: byt
     port = stranger.sockets[0].getsockname()[1]
     (run_dir / "control.json").write_text(json.dumps({"address": f"127.0.0.1:{port}", "host": HERE}))
     async with stranger:
-        with pytest.raises(ResourceError, match="is no launcher"):
+        with pytest.raises(ResourceError, match="its launcher is gone, and another program"):
             await asyncio.to_thread(send_command, run_dir, "status")
 
 

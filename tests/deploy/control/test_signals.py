@@ -53,7 +53,7 @@ def test_what_is_being_started_is_finished_first(number: signal.Signals, capfd: 
             done.append("it waits")
     assert done == ["it has started"]
     name = signals.NAMES[number]
-    assert capfd.readouterr().err == f"olmorl-launch: {name}: stopping; what was started is ended first\n"
+    assert capfd.readouterr().err == f"olmorl-launch: {name}: stopping; started processes end first\n"
     signals.check()  # the next run of this process was asked for nothing
 
 

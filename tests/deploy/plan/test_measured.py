@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from olmorl.deploy.plan.figures import Figures
 from olmorl.deploy.plan.measured import FinishedRun, finished_run, fit_line
-from olmorl.deploy.plan.outcome import Outcome
 from olmorl.deploy.plan.sweep import choice_of, predict
 from olmorl.errors import DataError
 
@@ -18,7 +18,7 @@ from .conftest import build_recipe, run_of
 Finished = Callable[..., Path]
 
 
-def check_near(predicted: Outcome, real: Outcome, within: float, *, lag: float, wait: float) -> None:
+def check_near(predicted: Figures, real: Figures, within: float, *, lag: float, wait: float) -> None:
     for name in ("step_s", "trained_per_s", "generated_per_s"):
         assert getattr(predicted, name) == pytest.approx(getattr(real, name), rel=within), name
     assert predicted.lag == pytest.approx(real.lag, abs=lag)
@@ -43,7 +43,7 @@ def test_the_rates_of_a_run_are_found(measured: FinishedRun) -> None:
 
 def test_a_plan_predicts_the_run_that_it_is_from(measured: FinishedRun) -> None:
     prediction = predict(measured.settings, measured.workload, choice_of(measured.settings), 8 * measured.steps)
-    check_near(prediction.outcome, measured.outcome, 0.05, lag=0.1, wait=0.03)
+    check_near(prediction.figures, measured.figures, 0.05, lag=0.1, wait=0.03)
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_a_plan_predicts_runs_with_another_lag_and_batch(measured: FinishedRun, 
         other = finished_run(finished(run__name=name, run__seed=1, **changes))
         choice = choice_of(other.settings)
         prediction = predict(measured.settings, measured.workload, choice, choice.batch * other.steps)
-        check_near(prediction.outcome, other.outcome, 0.15, lag=0.3, wait=0.06)
+        check_near(prediction.figures, other.figures, 0.15, lag=0.3, wait=0.06)
 
 
 def test_a_fixed_part_is_found_and_noise_gives_none() -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from olmorl.deploy.plan.outcome import Outcome
+from olmorl.deploy.plan.figures import Figures
 from olmorl.deploy.plan.report import draw
 from olmorl.deploy.plan.sweep import Choice, Prediction
 
 
 def predicted(choice: Choice) -> Prediction:
-    found = Outcome(10.0, 8.0, 0.2, 200.0 * choice.batch, 100.0 * choice.batch, 0.5 * choice.max_lag, 2, 0.5)
+    found = Figures(10.0, 8.0, 0.2, 200.0 * choice.batch, 100.0 * choice.batch, 0.5 * choice.max_lag, 2, 0.5)
     return Prediction(choice, found, busy=0.9, steps=720, devices=16)
 
 

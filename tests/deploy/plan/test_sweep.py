@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from olmorl.deploy.plan.outcome import Outcome
+from olmorl.deploy.plan.figures import Figures
 from olmorl.deploy.plan.simulated_service import SimulatedService
 from olmorl.deploy.plan.sweep import Axes, Choice, Prediction, Sweep, best, choice_of, default_axes, predict
 from olmorl.deploy.plan.workload import Workload
@@ -14,7 +14,7 @@ from .conftest import Recipe
 
 
 def predicted(choice: Choice, trained_per_s: float) -> Prediction:
-    found = Outcome(10.0, 8.0, 0.2, 2 * trained_per_s, trained_per_s, 1.0, 2, 0.5)
+    found = Figures(10.0, 8.0, 0.2, 2 * trained_per_s, trained_per_s, 1.0, 2, 0.5)
     return Prediction(choice, found, busy=0.9, steps=720, devices=16)
 
 
@@ -67,7 +67,7 @@ def test_batches_are_compared_over_equally_many_groups(recipe: Recipe, monkeypat
 def test_more_actors_are_faster_until_the_learner_is_the_slower_part(recipe: Recipe) -> None:
     settings = recipe(schedule__max_lag=4, schedule__prompts_per_step=16)
     load = Workload(settings.simulation.model_copy(update={"tail": 0.3, "train_tokens_per_s": 600.0}))
-    one, two, four = (predict(settings, load, Choice(1, n, 4, 16), 16 * 12).outcome for n in (1, 2, 4))
+    one, two, four = (predict(settings, load, Choice(1, n, 4, 16), 16 * 12).figures for n in (1, 2, 4))
     assert two.trained_per_s > 1.5 * one.trained_per_s
     assert four.trained_per_s == pytest.approx(600.0, rel=0.03)
     assert one.wait > 0.4 > 0.05 > four.wait
@@ -83,4 +83,4 @@ def test_a_sweep_tries_each_configuration_once_and_finds_the_better_split(recipe
     assert tried[:3] == [Choice(3, 1, 1, 8), Choice(1, 3, 1, 8), Choice(2, 2, 1, 8)]
     assert len(tried) == len(set(tried)) == len(sweep.tried) == 4
     assert chosen.choice.actor_nodes > 1
-    assert chosen.outcome.trained_per_s > 1.3 * sweep.tried[Choice(3, 1, 1, 8)].outcome.trained_per_s
+    assert chosen.figures.trained_per_s > 1.3 * sweep.tried[Choice(3, 1, 1, 8)].figures.trained_per_s

@@ -203,7 +203,7 @@ BOUNDS = [
     value("learner.max_grad_norm", "inf", "finite"),
     value("learner.minibatches", "65", "schedule.prompts_per_step = 4"),
     value("learner.epochs", "0", "greater than or equal to 1"),
-    value("learner.row_tokens", "127", "one prompt and answer", "128"),
+    value("learner.row_tokens", "127", "is too short", "128"),
     value("learner.attention", "flash", "'flash_attention_2'"),
     value("learner.cores", "[0, 0]", "twice", "name each once"),
     value("learner.cores", "[4095]", "this process may use the cores", "leave learner.cores out"),
@@ -223,7 +223,7 @@ BOUNDS = [
     value("actors.kv_cache_gib", "0", "greater than 0"),
     value("actors.kv_cache_gib", "inf", "finite"),
     value("actors.gpu_memory_utilization", "1.1", "less than or equal to 1"),
-    value("actors.max_model_len", "127", "one prompt and answer", "128"),
+    value("actors.max_model_len", "127", "is too short", "128"),
     value("actors.cores", "[1, 1]", "twice", "name each once"),
     value("actors.cores", "[9999]", "this process may use the cores", "leave actors.cores out"),
     value("actors.start_deadline_s", "nan", "finite"),
@@ -373,7 +373,7 @@ LINES = [
     line("a weight below 0", "--data.train", '["{w}/data.jsonl:-1"]', says=("data.train", "data.jsonl:-1", "over 0")),
     line("a weight of nan", "--data.train", '["{w}/data.jsonl:nan"]', says=("data.train", "data.jsonl:nan", "over 0")),
     line("a weight without end", "--evaluation.data", '["o/d:inf"]', says=("evaluation.data", "o/d:inf", "over 0")),
-    line("resume without a run", "--resume", says=("no run to resume", "leave --resume away")),
+    line("resume without a run", "--resume", says=("no run to resume", "leave out --resume")),
 ]
 
 RECIPES = [
@@ -518,7 +518,7 @@ DATA = [
     Case(
         "held-out rows that are trained on",
         ("--evaluation.data", '["{w}/data.jsonl"]', "--strict-data"),
-        ("evaluation.data", "8 of 8 prompts of data are in data.train", "remove them from one of the two"),
+        ("evaluation.data", "8 of 8 prompts of data are in data.train", "remove the prompts from one of the two"),
     ),
     Case(
         "used up before the first step", ("--data.epochs", "1", "--schedule.prompts_per_step", "9"), ("data.train", "9")

@@ -57,7 +57,7 @@ class FakeCluster:
     def give_up(self, place: str) -> None:
         self.places.remove(place)
 
-    def start(self, kind: type, name: str, place: str, *args: Any, gpus: float, env: dict[str, str]) -> FakeProcess:
+    def start(self, kind: type, name: str, place: str, *args: Any, gpus: float, **options: Any) -> FakeProcess:
         self.started.append((kind, name, place, gpus))
         self.alive.append(name)
         return FakeProcess(self, kind, name)

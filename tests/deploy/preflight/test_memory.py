@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 import zstandard
@@ -17,26 +16,16 @@ import zstandard
 from olmorl import codec, config
 from olmorl.deploy.launch import main
 from olmorl.deploy.preflight import checks, memory
-from olmorl.deploy.preflight.memory import GIB, MemoryPlan, Place
+from olmorl.deploy.preflight.memory import GIB, MemoryPlace, MemoryPlan
 from olmorl.errors import ResourceError
-from olmorl.learner.storage import rollout_log
+from olmorl.learner.storage import rollout_record
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_log import Ended
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import Completion, Group, Prompt, Span, Version
+from tests.deploy.folders import OLMO3, olmo3
 from tests.deploy.hub_settings import use_hub
 
 RECIPES = Path(__file__).resolve().parents[3] / "deploy" / "recipes"
-OLMO3 = {
-    "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
-    "32b": {
-        "hidden_size": 5120,
-        "intermediate_size": 27648,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
-    },
-}
-"""The published sizes. Weights are not needed for a plan."""
 SHIPPED = {
     "olmo3-32b-think": ("32b", 32_233_522_176, 34_816),
     "olmo3-7b-think": ("7b", 7_298_011_136, 34_816),
@@ -45,36 +34,17 @@ SHIPPED = {
 }
 
 
-def folder(where: Path, size: str) -> Path:
-    """A model folder without weights."""
-    tree = {
-        "architectures": ["Olmo3ForCausalLM"],
-        "model_type": "olmo3",
-        "vocab_size": 100278,
-        "max_position_embeddings": 65536,
-        "sliding_window": 4096,
-        "tie_word_embeddings": False,
-        "num_key_value_heads": 32,
-        **OLMO3[size],
-    }
-    layers: Any = OLMO3[size]["num_hidden_layers"]
-    tree["layer_types"] = ["full_attention" if n % 4 == 3 else "sliding_attention" for n in range(layers)]
-    (where / size).mkdir(exist_ok=True)
-    (where / size / "config.json").write_text(json.dumps(tree), encoding="utf-8")
-    return where / size
-
-
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("models")
 
 
 def shipped(models: Path, recipe: str, *changes: tuple[str, str]) -> config.Config:
-    path = folder(models, SHIPPED[recipe][0])
+    path = olmo3(models, SHIPPED[recipe][0])
     return config.load(RECIPES / f"{recipe}.toml", [("model.path", json.dumps(str(path))), *changes])
 
 
-def of(place: Place) -> dict[str, float]:
+def of(place: MemoryPlace) -> dict[str, float]:
     return {part.what: part.num_bytes / GIB for part in place.parts}
 
 
@@ -120,7 +90,7 @@ def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
 def test_what_does_not_fit_is_refused_with_the_key_that_mends_it(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = ("--learner.gradient_checkpointing", "false", "--model.path", str(folder(models, "7b")))
+    wrong = ("--learner.gradient_checkpointing", "false", "--model.path", str(olmo3(models, "7b")))
     assert main([str(RECIPES / "olmo3-7b-think.toml"), *wrong, "--dry-run"]) == 2
     said = capsys.readouterr()
     assert "memory and disk" in said.out and "rollouts a step" in said.out
@@ -158,13 +128,13 @@ def test_a_model_that_is_not_here_costs_one_line(capsys: pytest.CaptureFixture[s
         assert "allenai/Olmo-3-7B-Think-DPO has no config.json" in line
         snapshot = tmp_path / "hub" / "models--allenai--Olmo-3-7B-Think-DPO" / "snapshots"
         snapshot.mkdir(parents=True)
-        folder(snapshot, "7b")
+        olmo3(snapshot, "7b")
         found = memory.known(config.load(RECIPES / "olmo3-7b-think.toml"))
     assert found is not None and found.model.path == str(snapshot / "7b")
 
 
 def test_on_the_cpu_everything_is_in_the_memory_of_one_host(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder(models, "7b")
+    path = olmo3(models, "7b")
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4}
     tree = json.loads((path / "config.json").read_text()) | sizes
     tree |= {"num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 512}
@@ -228,7 +198,7 @@ def test_a_token_takes_the_disk_that_the_plan_says() -> None:
         min_version=Version(1, 0),
     )
     group = Group(prompt=prompt, completions=completions, actor="a", started_at=0.0, finished_at=1.0)
-    written = len(zstandard.compress(msgspec.json.encode(rollout_log.record(Ended(group, Outcome.TRAINED, 1, "")))))
+    written = len(zstandard.compress(rollout_record.line(Ended(group, Outcome.TRAINED, 1, ""))))
     assert 0.7 < written / (4 * size) / memory.ROLLOUT_BYTES <= 1
     assert 0.7 < len(codec.encode(group)) / (4 * size) / memory.JOURNAL_BYTES <= 1
 

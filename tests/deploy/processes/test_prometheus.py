@@ -14,9 +14,10 @@ from prometheus_client import REGISTRY, Gauge
 
 from olmorl import metrics
 from olmorl.deploy.processes.prometheus import TARGETS_PATH, Targets, Telemetry, target_entries
+from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.errors import ResourceError
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_log import Ended
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import ActorStatus, Completion, Failure, Group, Prompt, Span, Verdict, Version
 from olmorl.metrics import prometheus_name
 
@@ -60,6 +61,20 @@ def test_gauges_take_the_last_value_and_counters_never_decrease(telemetry: Telem
         seen.append((values["olmorl_reward_mean"], values["olmorl_groups_trained_total"]))
     assert seen == [(0.5, 10), (0.25, 30), (0.75, 30), (0.75, 35)]
     assert not {"olmorl_reason", "olmorl_on"} & values.keys()
+
+
+def test_one_limit_is_1_and_the_others_0(telemetry: Telemetry) -> None:
+    telemetry.record_verdict(None)
+    assert not scrape(telemetry)
+    for limit in (Bottleneck.QUEUE, Bottleneck.ACTORS):
+        telemetry.record_verdict(RunVerdict(limit, 0.75, "slots are full", "", 6.0))
+    text = urlopen(f"http://{telemetry.address}/metrics", timeout=10).read().decode()
+    found = {
+        limit: f'olmorl_limit{{limit="{limit}",process="orchestrator",run="demo"}} 1.0' in text for limit in Bottleneck
+    }
+    assert found == {limit: limit is Bottleneck.ACTORS for limit in Bottleneck}
+    assert text.count("olmorl_limit{") == len(Bottleneck)
+    assert "olmorl_limit_sure_ratio" in text and "olmorl_balanced_actors_per_learner{" in text
 
 
 def test_what_cannot_be_told_stops_nobody_and_is_said_once(

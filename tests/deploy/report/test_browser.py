@@ -69,7 +69,7 @@ def page(chromium: Any) -> Iterator[Page]:
 
 
 def written(*runs: Path) -> Path:
-    """The report of runs, beside the first of them."""
+    """The report of `runs`, next to the first run."""
     output = runs[0].with_name("report.html")
     assert cli.main([*map(str, runs), "-o", str(output)]) == 0
     return output

@@ -16,6 +16,7 @@ from olmorl.deploy.processes.log_files import logged
 from olmorl.deploy.view import live_view
 from olmorl.deploy.view.live_view import LiveView, Status, Terminal, summary
 from olmorl.deploy.view.start_phases import phases, start_of_an_engine
+from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.messages import ActorStatus, Owner, Stage, Wait
 
 COUNTS = ("drawn", "trained", "zero_gradient", "stale", "failed")
@@ -172,6 +173,31 @@ def test_without_a_terminal_each_phase_of_the_start_is_a_line() -> None:
         "engines: generating",
     ]
     assert first.startswith("step    1/9") and second.startswith("step    2/9")
+
+
+def limited(limit: Bottleneck, sure: float = 0.9) -> RunVerdict:
+    return RunVerdict(limit, sure, "the learner waits 61% of the time", "balanced at 6 actor nodes", 6.0)
+
+
+def test_without_a_terminal_a_new_limit_is_a_line() -> None:
+    output = StringIO()
+    view = LiveView("a run", Console(file=output, width=200))
+    for step, found in enumerate(
+        [
+            None,
+            limited(Bottleneck.ACTORS),
+            limited(Bottleneck.ACTORS, 0.8),
+            limited(Bottleneck.QUEUE, 0.3),
+            limited(Bottleneck.LEARNER),
+        ],
+        1,
+    ):
+        view.show(Status(step, 9, lines=[line(step, 0.5)], verdict=found))
+    said = [text for text in output.getvalue().splitlines() if not text.startswith("step ")]
+    assert said == [
+        "the actors limit this run (90% sure): the learner waits 61% of the time; balanced at 6 actor nodes",
+        "the learner limits this run (90% sure): the learner waits 61% of the time; balanced at 6 actor nodes",
+    ]
 
 
 async def test_on_a_terminal_the_view_says_what_is_done_before_there_is_a_status() -> None:

@@ -27,7 +27,7 @@ class ManualClock:
 
 def needed(draw_s: float, *, elapsed_s: float = 0.0, ready: int = 0, margin: float = 1.0, waiting: bool = False) -> int:
     """With steps of 10 s, batches of 8, and a gradient in every group."""
-    rates = Rates(draw_s=draw_s, step_s=10.0, useful=1.0)
+    rates = Rates(draw_s=draw_s, step_s=10.0, useful=1.0, busy=0.1)
     return unfinished_needed(rates, elapsed_s=elapsed_s, margin=margin, ready=ready, batch=8, waiting=waiting)
 
 
@@ -67,9 +67,11 @@ def test_more_is_needed_the_slower_the_draws() -> None:
     assert all(before <= after for before, after in pairwise(counts))
 
 
-def train(ahead: DrawAhead, clock: ManualClock, step_s: float, wait_s: float) -> None:
+def train(ahead: DrawAhead, clock: ManualClock, step_s: float, wait_s: float, busy: float = 0.25) -> None:
     """One step, and the wait for the next batch."""
     clock.seconds += step_s
+    for share in (0.0, 2 * busy):
+        ahead.engines_busy(share)
     ahead.step_ended()
     clock.seconds += wait_s
     ahead.step_began()
@@ -115,7 +117,7 @@ def test_draws_that_ended_without_a_result_are_forgotten(measured: DrawAhead, cl
     measured.forget_all_but({17})
     clock.seconds += 1000.0
     measured.finished(16, useful=True)
-    assert measured.rates == Rates(draw_s=25.0, step_s=10.0, useful=9 / 17)
+    assert measured.rates == Rates(draw_s=25.0, step_s=10.0, useful=9 / 17, busy=0.25)
     for _ in range(16):
         measured.drawn([17])
         clock.seconds += 50.0
@@ -124,7 +126,36 @@ def test_draws_that_ended_without_a_result_are_forgotten(measured: DrawAhead, cl
 
 
 def test_rates_are_those_that_were_measured(measured: DrawAhead) -> None:
-    assert measured.rates == Rates(draw_s=25.0, step_s=10.0, useful=0.5)
+    assert measured.rates == Rates(draw_s=25.0, step_s=10.0, useful=0.5, busy=0.25)
+
+
+def test_engines_with_little_reserve_draw_as_far_ahead_as_they_may(measured: DrawAhead, clock: ManualClock) -> None:
+    assert measured.needed(0) is not None
+    train(measured, clock, 10.0, 0.0, busy=0.5)
+    train(measured, clock, 10.0, 0.0, busy=0.5)
+    assert measured.rates is not None
+    assert measured.rates.busy == pytest.approx(0.375)  # the mean over the last four steps
+    assert measured.needed(0) is not None
+    train(measured, clock, 10.0, 0.0, busy=0.5)
+    assert measured.needed(0) is None
+    for _ in range(4):
+        train(measured, clock, 10.0, 0.0, busy=0.25)
+    assert measured.needed(0) is not None
+
+
+def test_nothing_is_known_before_the_engines_were_seen(clock: ManualClock) -> None:
+    ahead = DrawAhead(clock, batch=1)
+    ahead.drawn([1])
+    clock.seconds = 5.0
+    ahead.finished(1, useful=True)
+    ahead.step_began()
+    for _ in range(4):
+        clock.seconds += 10.0
+        ahead.step_ended()
+        ahead.step_began()
+    assert ahead.needed(0) is None
+    train(ahead, clock, 10.0, 0.0)
+    assert ahead.needed(0) == 1
 
 
 def test_one_wait_raises_the_depth_at_once_and_ready_batches_lower_it_slowly(

@@ -195,7 +195,7 @@ def test_a_verdict_without_a_reward_is_left_out_of_its_mean(make_group: MakeGrou
 
 
 def test_an_evaluation_reports_each_verifier_and_counts_what_is_solved(make_group: MakeGroup) -> None:
-    """A function that pays every answer leaves the accuracy where it is."""
+    """A function that rewards every answer does not change the accuracy."""
     generous, own = Verdict(reward=3.0), Verdict(reward=0.25)
     current = Round(Version(1, 0), asked=2, ends_at=0.0)
     for draw_id, rewards in enumerate([(1.0, 0.0), (0.0, 0.0)]):

@@ -128,7 +128,7 @@ def test_evaluation_sets_have_names_and_a_limit(tokenizer: Any, jsonl: Callable[
     sets = evaluation_sets(loader(tokenizer), Evaluation(data=[str(path), f"held_out={path}"], limit=5))
     assert {name: len(rows) for name, rows in sets.items()} == {"rows": 5, "held_out": 5}
     for texts in ([f"train={path}"], [f"a b={path}"], [f"gsm8k-test={path}", f"gsm8k_test={path}"]):
-        with pytest.raises(DataError, match="put another one in front"):
+        with pytest.raises(DataError, match="put another name in front"):
             evaluation_sets(loader(tokenizer), Evaluation(data=texts))
 
 

@@ -254,10 +254,10 @@ def test_an_array_of_objects_is_read_as_lines_are(tmp_path: Path, suffix: str, s
         (b'[{"prompt": "a"}', r"rows\.json: not JSON"),
         (b'{"prompt": "a"}\n[1]\n', r":2: not a JSON object but a list"),
         (b'{\n"prompt": "a"\n}', r":1: not JSON.*one JSON object a line"),
-        (b"\xff\xfe\x00\x01" * 50, "not JSON|not a text in UTF-8"),
-        (b"\x80\x81" * 50, "not a text in UTF-8"),
+        (b"\xff\xfe\x00\x01" * 50, "not JSON|not UTF-8 text"),
+        (b"\x80\x81" * 50, "not UTF-8 text"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "UTF-8|not JSON"),
-        (b'{"prompt": "\xff"}', "not a text in UTF-8"),
+        (b'{"prompt": "\xff"}', "not UTF-8 text"),
     ],
 )
 def test_json_of_another_form_is_named(tmp_path: Path, content: bytes, says: str) -> None:

@@ -151,7 +151,7 @@ def test_a_superseded_start_is_refused_and_what_it_writes_all_the_same_does_not_
     older.append(*drawn(0))
     newer = open_ledger(folder)
     late = Decided(draw=0, attempt=1, outcome=Outcome.FAILED, cause="late")
-    with pytest.raises(Superseded, match=r"000001.jsonl by 000002.jsonl"):
+    with pytest.raises(Superseded, match=r"000001.jsonl is superseded by 000002.jsonl"):
         older.append(late)
     with ledger.path_of(folder, 1).open("ab") as file:  # on a host that does not see the newer one yet
         file.write(msgspec.json.encode(late) + b"\n")

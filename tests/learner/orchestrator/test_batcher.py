@@ -106,16 +106,16 @@ def test_failures_count_until_a_group_is_scored(parts: Build) -> None:
             await run.lifecycle.draw(8, V0)
             await run.fail("unscorable", "judge_down: refused", number=3)
             await run.settle()
-            assert run.batcher.num_failed == 3
+            assert run.batcher.streaks.failed == 3
             row = run.lifecycle.state.draws[2].row
-            assert run.batcher.failures == (
+            assert run.batcher.streaks.failures == (
                 f"3 prompt(s) in a row gave no scored group, the last: {row}: unscorable: judge_down: refused"
             )
             await run.answer(1.0, 0.0)
             await run.settle()
-            assert (run.batcher.num_failed, run.batcher.failures) == (0, "")
+            assert (run.batcher.streaks.failed, run.batcher.streaks.failures) == (0, "")
             await run.fail("unscorable", "broken", number=4)
-            with pytest.raises(RunEnded, match=r"4 prompt.*mend the verifier"):
+            with pytest.raises(RunEnded, match=r"4 prompt.*correct the verifier"):
                 await run.settle()
 
     run_simulated(scenario())

@@ -14,7 +14,7 @@ from olmorl.learner.orchestrator.draw_lifecycle import Ending, reconcile
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.learner.storage.ledger_state import LedgerState, Outcome
 from olmorl.messages import TRAIN_LANE, Version
-from olmorl.ports import Place
+from olmorl.ports import QueuePlace
 
 Build = Callable[..., Any]
 V0 = Version(1, 0)
@@ -132,9 +132,9 @@ def test_a_result_that_the_queue_lost_waits_for_no_lease(parts: Build) -> None:
             await run.queue.lease("a0", 2, TRAIN_LANE, 0.0)
             found = await run.lifecycle.reconcile([1])
             assert (found.lost, found.leftovers, found.withdrawn) == ({1}, set(), set())
-            assert await run.queue.inventory(TRAIN_LANE) == {0: Place.LEASED}
+            assert await run.queue.inventory(TRAIN_LANE) == {0: QueuePlace.LEASED}
             await run.lifecycle.draw(0, V0)
-            assert await run.queue.inventory(TRAIN_LANE) == {0: Place.LEASED, 1: Place.QUEUED}
+            assert await run.queue.inventory(TRAIN_LANE) == {0: QueuePlace.LEASED, 1: QueuePlace.QUEUED}
 
     run_simulated(scenario())
 
@@ -158,7 +158,7 @@ def test_a_journal_that_is_not_the_ledgers_is_refused(parts: Build) -> None:
             await run.lifecycle.journal(1, batch)
             assert [group.prompt.draw_id for group in await run.lifecycle.replay(1)] == [0, 1]
             run.lifecycle._journal.write(1, 1, [group for _, group in reversed(batch)])
-            with pytest.raises(ResourceError, match=r"000001\.batch: its groups are not those of the ledger"):
+            with pytest.raises(ResourceError, match=r"000001\.batch: its groups differ from the ledger's"):
                 await run.lifecycle.replay(1)
 
     run_simulated(scenario())

@@ -52,7 +52,7 @@ def test_no_room_in_time_ends_by_name() -> None:
 
     async def scenario() -> float:
         with pytest.raises(
-            DiskFull, match=r"000004\.batch: No space left on device, .*--resume \(none came within 60 s\)"
+            DiskFull, match=r"000004\.batch: No space left on device, .*--resume \(there was none within 60 s\)"
         ):
             await DiskWriter(disk.clock, 60.0).write(disk.write)
         return disk.clock.now()

@@ -90,7 +90,7 @@ TAKERS = {
     "take-sharded-bf16-z3-2": "keep-bf16-z1-1",
     "take-of-sharded-bf16-z1-1": "keep-sharded-bf16-z3-2",
 }
-"""Which checkpoint of another layout is taken up by which."""
+"""The restoring job, and the job whose checkpoint it restores."""
 RESUMES = ["resume-z0-1", "resume-z1-1", "resume-z2-1", "resume-z3-1", "resume-bf16-1", "resume-z2-2", "resume-z3-2"]
 RESUMES += ["resume-sharded-z3-2"]
 WEIGHTS = ["weights-olmo3-z0-1", "weights-qwen2-z2-1", "weights-olmo3-z3-2", "weights-qwen2-z3-2", "weights-llama-z3-2"]

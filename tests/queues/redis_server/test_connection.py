@@ -61,7 +61,7 @@ async def test_what_answers_and_is_no_redis_is_called_so(greeting: bytes) -> Non
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     async with server:
         port = server.sockets[0].getsockname()[1]
-        with pytest.raises(ResourceError, match=rf"queue\.url: redis://127\.0\.0\.1:{port}/0 answers, and is no Redis"):
+        with pytest.raises(ResourceError, match=rf"queue\.url: redis://127\.0\.0\.1:{port}/0 answers but is no Redis"):
             await connect(f"redis://127.0.0.1:{port}/0", SystemClock(), 2.0, 5.0, {})
 
 
@@ -147,7 +147,7 @@ def test_sentinels_have_a_service_and_a_password_of_their_own() -> None:
         ("redis://host:port", "numbers"),
         ("redis://host/zero", "number"),
         ("redis://one,two/0", "several hosts are sentinels"),
-        ("redis+sentinel://one,two/", "which service"),
+        ("redis+sentinel://one,two/", "the service of the sentinels is missing"),
         ("redis+sentinel://one,/queue", "a host is missing"),
         ("redis+sentinel://one/queue/zero", "number"),
     ],
@@ -281,7 +281,7 @@ async def test_leases_whose_answer_was_lost_are_handed_out_once(server: Embedded
         assert (await queue.counts("train"))[:2] == (3, 2)
         assert [lease.prompt.draw_id for lease in await queue.lease("actor-0", 2, "train", 0)] == [2, 3]
         assert await queue.extend(leases) == set()
-        assert await queue.release("actor-0") == 4
+        assert await queue.release_dead_actor("actor-0") == 4
 
 
 @pytest.mark.cluster
@@ -338,6 +338,6 @@ async def test_a_claim_that_a_fail_over_lost_refuses_nobody(server: EmbeddedRedi
     await queue.claim(2)
     assert [item.draw_id for item in await queue.take(10, "train", 0)] == [1]
     await queue._link.command("a test", "HSET", "olmorl:{claim}:claim", "incarnation", 3)
-    with pytest.raises(Superseded, match="incarnation 2 by incarnation 3"):
+    with pytest.raises(Superseded, match="incarnation 2 is superseded by incarnation 3"):
         await queue.push([prompt(2)])
     await queue.close()

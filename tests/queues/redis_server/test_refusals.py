@@ -1,4 +1,4 @@
-"""A Redis that answers and refuses: people hear of the disk, its folder, its room and the way on."""
+"""A Redis that answers but refuses: the message names the disk, its folder, its free space and the fix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from olmorl import room
+from olmorl import disk_space
 from olmorl.clock import SystemClock
 from olmorl.config import QueueSettings
 from olmorl.errors import QueueUnavailable, ResourceError
@@ -62,11 +62,11 @@ async def refusing(refusal: str, folder: str | None) -> AsyncIterator[RedisConne
             "the disk of /not/here on the host of Redis is full: .* --resume",
         ),
         (AOF + "No space left on device", None, r"the disk of Redis at redis://127\.0\.0\.1.* is full: .* --resume"),
-        (AOF + "Input/output error", "here", "cannot write to the disk of HERE, .*Input/output error; mend"),
+        (AOF + "Input/output error", "here", "cannot write to the disk of HERE, .*Input/output error; repair"),
         ("MISCONF Redis is configured to save RDB snapshots", "here", "cannot write to the disk of HERE, .*RDB"),
         ("OOM command not allowed when used memory > 'maxmemory'.", "here", "has had no memory left for .*maxmemory"),
-        ("LOADING Redis is loading the dataset in memory", "here", "has refused for .*loading the dataset"),
-        ("NOREPLICAS Not enough good replicas to write.", "here", "has refused for .*Not enough good replicas"),
+        ("LOADING Redis is loading the dataset in memory", "here", "has refused calls for .*loading the dataset"),
+        ("NOREPLICAS Not enough good replicas to write.", "here", "has refused calls for .*Not enough good replicas"),
     ],
 )
 async def test_a_redis_that_refuses_is_not_one_that_is_silent(
@@ -96,7 +96,7 @@ async def test_a_redis_that_is_silent_is_said_to_be(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(bool(disk.missing()), reason=disk.missing())
 async def test_the_embedded_redis_on_a_full_disk(tmp_path: Path) -> None:
-    """The server refuses writes until there is room."""
+    """The server refuses writes until there is disk_space."""
     with disk.mounted(tmp_path / "disk") as small:
         folder = small.folder / "redis"
         with EmbeddedRedis(folder, fsync="everysec") as server:
@@ -112,7 +112,7 @@ async def test_the_embedded_redis_on_a_full_disk(tmp_path: Path) -> None:
             assert "make room there, then continue with --resume" in str(caught.value)
             server.restart_if_lost(30.0)
             assert server.trouble.startswith(f"the disk of {folder} is full (")
-            assert server.trouble.endswith("make room there, and the run goes on by itself")
+            assert server.trouble.endswith("make room there, and the run continues by itself")
             small.empty()
             give_up = time.monotonic() + 20
             while server.trouble and time.monotonic() < give_up:
@@ -178,4 +178,4 @@ def test_a_full_disk_of_the_run_directory_is_said_with_its_room(tmp_path: Path) 
     ],
 )
 def test_sizes_are_for_people(num_bytes: int, said: str) -> None:
-    assert room.size(num_bytes) == said
+    assert disk_space.size(num_bytes) == said

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from olmorl.verifiers.check_outcomes import Done, Failed, Limit, Probe
+from olmorl.verifiers.check_outcomes import Done, Failed, Limit, WorkerProbe
 from olmorl.verifiers.pool.fork_server import WorkerStartFailed
 from olmorl.verifiers.pool.pool import Pool
 
 NEGATE = "operator:neg"
-HEALTHY = Probe(NEGATE, 1, -1)
-UNHEALTHY = Probe(NEGATE, 1, 1)
+HEALTHY = WorkerProbe(NEGATE, 1, -1)
+UNHEALTHY = WorkerProbe(NEGATE, 1, 1)
 
 
 @pytest.fixture

@@ -21,9 +21,9 @@ from typing import Any
 
 from olmorl.verifiers.code.inside.bridge import standard_library
 from olmorl.verifiers.code.inside.bridge.codec import Codec
-from olmorl.verifiers.code.inside.bridge.doubt import Doubt
 from olmorl.verifiers.code.inside.bridge.peer import Gone, MessageLink, Peer
 from olmorl.verifiers.code.inside.bridge.program_handles import Awaited, ProgramHandles
+from olmorl.verifiers.code.inside.bridge.self_comparison import Doubt
 from olmorl.verifiers.code.inside.bridge.streams import ProgramStreams
 
 ANNOTATIONS = (

@@ -10,7 +10,7 @@ from olmorl.verifiers.check_outcomes import Failed, Outcome
 
 @dataclass
 class CallCounts:
-    """What a client has done since its start."""
+    """The calls of a client since its start."""
 
     calls: int = 0
     """Requests sent."""

@@ -1,4 +1,4 @@
-"""Compares antiderivatives: `\\ln(2x) + C` is `\\ln x + C`, because a constant takes up any other."""
+"""Compares antiderivatives: `\\ln(2x) + C` equals `\\ln x + C`, because `C` includes any constant."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from olmorl.verifiers.math.algebra.points import Point, points
 from olmorl.verifiers.math.algebra.tree import Node, Unreadable, contains, names
 
 _LETTERS = ("C", "c", "K", "k")
-"""Of the constant. A label has the first."""
+"""Letters of the constant. A label has the first."""
 _MIN_POINTS = 3
 
 

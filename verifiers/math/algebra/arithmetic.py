@@ -1,7 +1,7 @@
-"""Numbers and matrices: exact fractions as long as they go, else balls that contain the true value (FLINT's Arb).
+"""Numbers and matrices: exact fractions where possible, else balls that contain the true value (FLINT's Arb).
 
-A ball alone proves that two numbers differ, never that they are equal. `Arithmetic.needed` makes up for that: it is the
-precision without which a small term would vanish beside a large one. Values that agree with more bits are equal.
+Balls can prove that two numbers differ, but not that they are equal. So `Arithmetic.needed` is the precision at which a
+small term is not lost next to a large one. Values that agree at a higher precision are equal.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Rows = tuple[tuple[Number, ...], ...]
 """A matrix."""
 
 MAX_EXACT_BITS = 1 << 23
-"""Of a fraction's parts; larger ones become balls."""
+"""Bits of the parts of a fraction. Larger fractions become balls."""
 MAX_MAGNITUDE = 1 << 40
-"""Binary exponent of a ball."""
+"""The largest binary exponent of a ball."""
 MAX_ARGUMENT = 1 << 14
-"""Binary exponent of what a sine or an exponential is taken of."""
+"""The largest binary exponent of the argument of a sine or an exponential."""
 MAX_EXACT_FACTORIAL = 20_000
 MAX_ROOT = 10_000
 

@@ -1,4 +1,4 @@
-"""What the pool's workers do for the math verifier: read label and answer, and compare them."""
+"""The checks of the math verifier in the pool's workers: read label and answer, and compare them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from olmorl.verifiers.math.wording import doubtful
 
 
 def warm() -> None:
-    """Import and fill what every worker needs, before it is forked."""
+    """Import the modules and fill the tables that every worker needs, before the first fork."""
     for label, answer in (("1+x", r"\frac{x^2-1}{x-1}"), (r"x\ge 3", r"[3,\infty)"), (r"\{1,2\}", r"1\pm\sqrt{2}")):
         equal((label, answer, Policy()))
 

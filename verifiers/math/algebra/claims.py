@@ -1,4 +1,4 @@
-"""What a relation claims: `x = 2` of x, `2 + 3 = 5` a value, `y = 2x + 1` both a value and a line."""
+"""Reads the claim of a relation: `x = 2` is about x, `2 + 3 = 5` is a value, `y = 2x + 1` is a value and a line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EQUALITIES = {"=", "~"}
 
 
 class Claim(NamedTuple):
-    """`name = value`: what an answer says, and of what."""
+    """`name = value`: the value that an answer gives, and the name that it gives it to."""
 
     name: Node | None
     value: Node
@@ -43,7 +43,7 @@ def claim(node: Node) -> Claim:
 
 
 def _equation(node: Node) -> Claim:
-    """A chain of equalities; what stands behind the first `\\approx` is an approximation."""
+    """A chain of equalities. The sides after the first `\\approx` are approximations."""
     exact = next((index for index, operator in enumerate(node.value) if operator == "~"), len(node.value))
     sides, rest = node.parts[: exact + 1], node.parts[exact + 1 :]
     near = rest[-1] if rest else None
@@ -69,7 +69,7 @@ def _equation(node: Node) -> Claim:
 
 
 def _ratio(node: Node, middle: int) -> Claim:
-    """`A:B = 2:3` says what the ratio of two named things is."""
+    """`A:B = 2:3` gives the ratio of two named things."""
     left, right = node.parts[: middle + 1], node.parts[middle + 1 :]
     if len(left) == 1 or not all(map(is_name, left)):
         return Claim(None, node)
@@ -77,7 +77,7 @@ def _ratio(node: Node, middle: int) -> Claim:
 
 
 def _is_complex(node: Node) -> bool:
-    """Whether a name is one that complex numbers and vectors have, so that `|z| = 2` does not solve for it."""
+    """Whether a name is usual for complex numbers or vectors, so that `|z| = 2` does not solve for it."""
     return node.kind == "name" and (node.value in ("z", "w") or " " in node.value)
 
 
@@ -101,7 +101,7 @@ def _form(node: Node) -> Node:
 
 
 def is_name(node: Node) -> bool:
-    """Whether a side of an equation only says what the other is: `x`, `f(x)`, `AB`, `|AB|`, `AB/CD`, `(x, y)`."""
+    """Whether a side of an equation only names the other side: `x`, `f(x)`, `AB`, `|AB|`, `AB/CD`, `(x, y)`."""
     if node.kind in ("name", "text"):
         return True
     if node.kind == "call":
@@ -116,7 +116,7 @@ def is_name(node: Node) -> bool:
 
 
 def contradict(one: Node, other: Node) -> bool:
-    """Whether two names are of different things. A number as an index says nothing, nor a function's name."""
+    """Whether two names mean different things. A numeric index and the name of a function decide nothing."""
     if one.kind != other.kind or one.kind not in ("name", "call"):
         return False
     if one.kind == "call":
@@ -128,7 +128,7 @@ def contradict(one: Node, other: Node) -> bool:
 
 
 def difference(sides: tuple[Node, ...]) -> Node:
-    """What is 0 where both sides are equal."""
+    """An expression that is 0 where both sides are equal."""
     return Node("sum", None, (sides[0], Node("negative", None, (sides[1],))))
 
 

@@ -1,7 +1,7 @@
-"""Whether two expressions have the same values.
+"""Decides whether two expressions have the same values.
 
-Values are exact or balls, so two that differ are told apart for certain. Two are equal when they cannot be told apart
-at a precision at which no term of theirs is lost.
+Values are exact or balls, so different values are always told apart. Values count as equal if they agree at a precision
+at which no term of them is lost.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def same_value(label: Node, answer: Node, tolerance: float = 0.0) -> bool:
 
 
 def less_than_one(node: Node) -> bool:
-    """Whether a number lies between -1 and 1."""
+    """Whether a number is between -1 and 1."""
     try:
         found = value(node)
     except (ArithmeticError, Unreadable, ValueError):
@@ -57,8 +57,8 @@ def less_than_one(node: Node) -> bool:
 def _agree(label: Node, answer: Node, tolerance: float, common_log: bool) -> bool:
     """Whether values agree wherever both are real. If that is nowhere, they are compared as complex numbers.
 
-    Where only one is real they say nothing, as a root of a product and a product of roots, unless it is for an
-    absolute value: the logarithm of x is not that of |x|.
+    A point where only one is real decides nothing: a root of a product may equal a product of roots. It does decide if
+    only one side has an absolute value: log x is not log |x|.
     """
     variables = names(label) | names(answer)
     one_sided = contains(label, "call", "abs") != contains(answer, "call", "abs")
@@ -99,7 +99,7 @@ def agree(values: Callable[[Arithmetic], tuple[Number | Rows, Number | Rows]], t
 
     Args:
         values: calculates both.
-        tolerance: relative, and absolute beside a whole label; for decimals only.
+        tolerance: relative, or absolute for a whole label; for decimals only.
 
     Raises:
         ArithmeticError, Unreadable: one of them has no value.

@@ -59,7 +59,7 @@ class Grammar:
         self._bars = 0
         """Absolute values that are open: a bar closes them."""
         self._conditional = False
-        """Directly within set braces: a bar stands in front of a condition."""
+        """Whether the next bar starts a condition, directly within set braces."""
         self._primaries: dict[str, Callable[[Token], Node]] = {}
         """How a token of each kind begins a value."""
 
@@ -111,7 +111,7 @@ class Grammar:
         return tree
 
     def _listing(self, expand: bool) -> tuple[list[Node], list[tuple[int, str]]]:
-        """Items up to the closing bracket, and the separators: after how many items each stands.
+        """Items up to the closing bracket, and the separators, each with the number of items before it.
 
         Args:
             expand: a plus-minus makes two of one.
@@ -268,7 +268,7 @@ class Grammar:
         return token.kind in ("number", "letter", "command", "text", "begin") or token.text in ("(", "[", "{", "|")
 
     def _argument(self) -> Node:
-        """What a raised or lowered place or a command takes: a group or one token, which may have a sign."""
+        """The argument of a command, a power or an index: a group, or one token, which may have a sign."""
         if self._accept("-"):
             return Node("negative", None, (self._argument(),))
         self._accept("+")

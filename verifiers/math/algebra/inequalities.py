@@ -27,7 +27,7 @@ class Solution(NamedTuple):
 
 
 def solve(difference: Node, operator: str, name: Node) -> Solution:
-    """Where `difference operator 0` holds. Raises Unreadable for what is neither polynomial nor made of such."""
+    """Where `difference operator 0` holds. Raises Unreadable if it is not made of polynomials."""
     cases = _cases(difference, name, MAX_ABSOLUTE)
     polynomials = [part for _, quotient in cases for part in quotient] + [of for case, _ in cases for of, _ in case]
     ends = _roots(polynomials)
@@ -37,7 +37,7 @@ def solve(difference: Node, operator: str, name: Node) -> Solution:
 
 _Quotient = tuple[fmpq_poly, fmpq_poly]
 _Case = tuple[list[tuple[fmpq_poly, int]], _Quotient]
-"""Polynomials of known sign, where the quotient is what is asked about."""
+"""Polynomials with their signs, and the quotient that the inequality becomes where they have these signs."""
 
 
 def _cases(node: Node, name: Node, left: int) -> list[_Case]:

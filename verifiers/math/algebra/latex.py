@@ -94,7 +94,7 @@ class _Parser(Grammar):
         return self._named(token.text)
 
     def _named(self, name: str) -> Node:
-        """A variable with its index and primes, or a function of what is in the bracket behind it."""
+        """A variable with its index and primes, or a function of the bracket after it."""
         if self._is(("_",)):
             start = self._at + 1
             self._skip()
@@ -143,7 +143,7 @@ class _Parser(Grammar):
     def _inside(
         self, closing: tuple[str, ...], expand: bool, conditional: bool = False
     ) -> tuple[tuple[Node, ...], str]:
-        """Items up to a closing bracket, and which one it was. Bars within are of their own."""
+        """Items up to a closing bracket, and that bracket. Bars inside it are counted separately."""
         outer = self._bars, self._conditional
         self._bars, self._conditional = 0, conditional
         items = [] if self._is(closing) else self._listing(expand)[0]
@@ -238,7 +238,7 @@ class _Parser(Grammar):
         return node
 
     def _opaque(self, name: str) -> Node:
-        """A sum, limit, angle and the like: what it is of, and its bounds."""
+        """A sum, limit, angle or the like: its bounds and its argument."""
         lower, upper = list[Node](), list[Node]()
         while self._is(("_", "^")):
             (lower if self._take().text == "_" else upper).append(self._argument())
@@ -336,7 +336,7 @@ def _proper(node: Node) -> bool:
 
 
 def _builder(relation: Node, more: tuple[Node, ...]) -> Node:
-    """`{x | 0 < x, x < 2}`: what stands before the first bar, and the conditions behind it."""
+    """`{x | 0 < x, x < 2}`: the element before the first bar, and the conditions after it."""
     split = next(index for index, operator in enumerate(relation.value) if operator in ("|", ":"))
     condition = Node("relation", relation.value[split + 1 :], relation.parts[split + 1 :])
     conditions = (condition if condition.value else condition.parts[0], *more)

@@ -1,6 +1,6 @@
 """The points at which expressions in variables are compared: rational, so that polynomials have exact values there.
 
-The names of the variables choose them. An expression that is written as an answer agrees there with no other by chance.
+They depend on the names of the variables. Two different expressions in answers do not agree there by chance.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Sets of real numbers, as intervals, inequalities in one variable, unions and set builders write them."""
+"""Sets of real numbers, from intervals, inequalities in one variable, unions and set builders."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 
 
 def region(node: Node) -> Region | None:
-    """The set that a tree describes; None when it describes none, or one that is no union of intervals."""
+    """The set that a tree describes; None when it describes no union of intervals."""
     try:
         return _region(node)
     except (Unreadable, ArithmeticError, TypeError, ValueError):
@@ -331,7 +331,7 @@ def _earlier(one: Piece, other: Piece) -> int:
 
 
 def _apart(one: Piece, other: Piece) -> bool:
-    """Whether a number lies between two pieces in order."""
+    """Whether there is a number between two pieces in order."""
     gap = _order(one.end, other.start)
     return gap < 0 or (not gap and one.open_end and other.open_start)
 

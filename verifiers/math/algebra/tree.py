@@ -20,7 +20,7 @@ class Node(NamedTuple):
     """One part of an answer.
 
     kind       value                      parts
-    number     (Fraction, step or None)                     step: what the last written decimal counts
+    number     (Fraction, step or None)                     step: the value of one unit in the last decimal
     name       letters
     constant   pi, e, i or infinity
     set        R, Q, Z, N or C
@@ -122,7 +122,7 @@ _SIGNS = {
     "land": "and",
     "wedge": "and",
 }
-"""Commands that stand for a sign."""
+"""Commands for a sign."""
 _UNIT_LETTERS = set("mgshl")
 _SYMBOLS = set("JNWVAKLΩ")
 """Letters that are units if they are text behind a number."""

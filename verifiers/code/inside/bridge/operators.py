@@ -1,10 +1,10 @@
-"""Operators on the program's objects: none lets an object decide its own verdict.
+"""Operators on the program's objects. No operator lets an object decide its own verdict.
 
-- What a function returned is data. Next to plain data it is never asked, and equals nothing.
-- An object that the test made, by calling a class that it spells with a capital, or by operators on such objects, may
-  meet plain data. Where the outcome is a comparison or a number, the object first says which plain value it has, before
-  it learns the other operand, and the tester computes with that. Once it has learned an operand, it says no more.
-- Two objects of the program are compared by the program, as far as that can be believed: see `doubt`.
+- An object that a function returned is data. It is never asked about plain data, and equals none.
+- An object that the test made may be used with plain data. The test makes objects by calling a class with a capital
+  initial, or by operators on such objects. For a comparison or a number, the object first gives its plain value. Only
+  then does it see the other operand. The tester computes with that value. An object that saw an operand gives none.
+- The program compares two of its own objects, if the comparison can be believed: see `self_comparison`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _BINARY = {
     "divmod": "divmod",
 }  # fmt: skip
 _NEUTRAL = {"add": 0, "sub": 0, "mul": 1, "truediv": 1}
-"""Operands that leave a number as it is."""
+"""Operands that do not change a number."""
 _SCALING = {"mul", "matmul", "truediv", "imul", "imatmul", "itruediv"}
-"""Operators by which nothing vanishes: an object is not told what it is held against."""
+"""Scaling operators. They do not show an object the value that it is compared with."""
 _ORDER = ("lt", "le", "gt", "ge")
 _DATA = ("len", "reversed", "str", "repr", "dir")
 """Operators that take no other operand, and whose results are data."""
@@ -63,7 +63,7 @@ def _equals(self: Remote, other: object) -> Any:
 
 
 def _believed(self: Remote, operation: str, other: Remote) -> bool:
-    """Whether a comparison of two objects of the program holds. Raises AssertionError if that cannot be believed."""
+    """Whether a comparison of two objects of the program holds. Raises AssertionError if it is not believed."""
     return _decided(apply(self, "agreed", operation, self, other))
 
 
@@ -92,7 +92,7 @@ def _hash(self: Remote) -> int:
 
 
 def _value(remote: Remote, like: Any) -> Any:
-    """The plain value that an object says it has, of the kind that it is to meet; MISSING when it says none."""
+    """The plain value that an object gives, of the kind of `like`; MISSING when it gives none."""
     if remote._remote_base is not MISSING:
         return remote._remote_base
     if not remote._remote_made or remote._remote_told:
@@ -110,7 +110,7 @@ def _value(remote: Remote, like: Any) -> Any:
 
 
 def _real(remote: Remote) -> Any:
-    """The number that an object says it is: a whole one if nothing is cut off. Raises what its class raises."""
+    """The number that an object gives: an integer if it equals the float; MISSING when it gives none."""
     whole = _asked(remote, "int")
     real = _asked(remote, "float")
     return whole if real is MISSING or (whole is not MISSING and whole == real) else real
@@ -134,7 +134,7 @@ def _unary(operation: str) -> Callable[..., Any]:
         if not self._remote_made:
             raise TypeError(f"bad operand for {operation}(): an object that the program returned")
         if self._remote_told and operation in _VALUES:
-            raise TypeError(f"bad operand for {operation}(): an object that has met what it is compared with")
+            raise TypeError(f"bad operand for {operation}(): an object that has seen the value to compare with")
         return _made(apply(self, operation, self, *args), self._remote_told)
 
     return method
@@ -151,7 +151,7 @@ def _ordering(operation: str) -> Callable[[Remote, Any], Any]:
 
 
 def _binary(operation: str, name: str, reflected: bool) -> Callable[[Remote, Any], Any]:
-    """An operator of two operands; `name` is what it is called without `i` for in-place."""
+    """An operator of two operands. `name` is its name without the `i` of in-place operators."""
 
     def method(self: Remote, other: Any) -> Any:
         operands = (other, self) if reflected else (self, other)
@@ -173,7 +173,7 @@ def _binary(operation: str, name: str, reflected: bool) -> Callable[[Remote, Any
 
 
 def _number(remote: Remote, operation: str, name: str, other: Any, reflected: bool) -> Any:
-    """The outcome with a number, of an object that acts as a number too; MISSING for any other object."""
+    """The result of an operator with a number, for an object that acts as a number; MISSING for any other object."""
     base = remote._remote_base
     if isinstance(base, _NUMBERS):
         return _compute(name, other, base) if reflected else _compute(name, base, other)
@@ -209,7 +209,7 @@ def _has_content(value: Any) -> bool:
 
 
 def _made(result: Any, told: bool) -> Any:
-    """A result of operators on objects that the test made counts as made by it."""
+    """Mark a result of operators on objects of the test as made by the test."""
     handle = handle_of(result)
     if handle is None:
         return result

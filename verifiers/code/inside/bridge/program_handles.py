@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from olmorl.verifiers.code.inside.bridge import standard_library
 from olmorl.verifiers.code.inside.bridge.codec import CodecError
-from olmorl.verifiers.code.inside.bridge.doubt import PLAIN_BASES, plain_copy
+from olmorl.verifiers.code.inside.bridge.self_comparison import PLAIN_BASES, plain_copy
 
 
 class Awaited(NamedTuple):

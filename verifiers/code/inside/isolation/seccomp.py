@@ -45,7 +45,7 @@ _MACHINES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 _CLONE_THREAD = 0x00010000
 _AF_UNIX = 1
 _FCNTLS = (0, 1, 2, 3, 4, 1030)
-"""Duplicate a descriptor, and get and set its flags. Setting the receiver of its signals is not included."""
+"""Duplicate a descriptor, and get and set its flags. Setting the receiver of its signals is refused."""
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """Terminal test, terminal size, bytes to read, blocking mode, and close-on-exec on and off."""
 

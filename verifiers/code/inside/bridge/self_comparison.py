@@ -1,9 +1,9 @@
-"""Whether a comparison can be believed that a program makes between two objects of its own.
+"""Decides whether to believe a program's comparison of two of its own objects.
 
-A class can call all its objects equal, or each less than the other. So a comparison that holds is made again with
-decoys: objects of the same classes made with other arguments, and copies with other attributes. It is believed when it
-does not hold for all of them alike. One that is not believed is neither true nor false, so that a test which expects
-either fails. Runs in the program's process, out of sight of the test.
+A class can call all its objects equal, or each less than the other. So a true comparison is repeated with decoys:
+objects of the same classes made with other arguments, and copies with other attributes. It is believed if it is false
+for some decoys. A comparison that is not believed is neither true nor false, so a test that expects either fails. Runs
+in the program's process, where the test does not see it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HEAP_TYPE = 1 << 9
 _ORDERS = {"lt": operator.lt, "gt": operator.gt, "le": operator.le, "ge": operator.ge}
 _EQUAL = operator.eq
 PLAIN_BASES = (int, float, complex, str, bytes, tuple, frozenset)
-"""Immutable types: a value of a subclass has a plain value, given when it is made."""
+"""Immutable types. A value of a subclass has a plain value, which is set when it is made."""
 _FILLED: dict[type, Any] = {list: list.extend, set: set.update, dict: dict.update}
 
 Compare = Callable[[Any, Any], Any]
@@ -35,11 +35,11 @@ class Doubt:
         self._made: dict[int, tuple[Any, Any, Any]] = {}
 
     def saw(self, kind: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """The test called a class. The object is kept alive by whoever handed it out."""
+        """Record that the test made an object by calling a class. The handles keep the object alive."""
         self._made[id(made)] = kind, tuple(args), dict(kwargs)
 
     def agreed(self, operation: str, first: Any, second: Any) -> bool | None:
-        """Whether a comparison holds. None if it holds and cannot be believed."""
+        """Whether a comparison holds. None if it holds and is not believed."""
         compare = _EQUAL if operation == "eq" else _ORDERS[operation]
         if compare(first, second) is not True:
             return False
@@ -51,14 +51,14 @@ class Doubt:
         return not backwards or self._orders(compare, first, second) or None
 
     def contains(self, container: Any, item: Any) -> bool | None:
-        """Whether an object says that it holds an item. None if it says so of everything."""
+        """Whether an object contains an item. None if it claims to contain everything."""
         if operator.contains(container, item) is not True:
             return False
         others = [other for step in _STEPS if (other := _Altered(step).value(item)) is not item]
         return not all(_holds(operator.contains, container, other) for other in others or [STRANGER]) or None
 
     def is_instance(self, value: Any, kind: Any) -> bool:
-        """Whether an object is of a class, which does not say so of everything."""
+        """Whether an object is of a class. False for a class that claims every object."""
         return isinstance(value, kind) and not isinstance(STRANGER, kind)
 
     def _distinguishes(self, first: Any, second: Any) -> bool:
@@ -66,17 +66,17 @@ class Doubt:
             return False
         families = [decoys for each in (first, second) for decoys in self._decoys(each) if decoys]
         if not families:
-            # Objects without any state are alike, if there is but one way to make them.
+            # Objects without state are equal, if there is only one way to make them.
             return all(_is_alone(each) for each in (first, second))
         return all(any(not _holds(_EQUAL, first, decoy) for decoy in decoys) for decoys in families)
 
     def _orders(self, compare: Compare, first: Any, second: Any) -> bool:
-        """Whether there is something that does not stand on both sides of the first object."""
+        """Whether the order is believable: some decoy is not both before and after the first object."""
         decoys = [decoy for each in (first, second) for family in self._decoys(each) for decoy in family]
         return not decoys or any(not (_holds(compare, first, x) and _holds(compare, x, first)) for x in decoys)
 
     def _decoys(self, value: Any) -> Iterator[list[Any]]:
-        """Objects like it but with other content: made with other arguments, and with other attributes."""
+        """Objects of its class with other content: first made with other arguments, then with other attributes."""
         if not type(value).__flags__ & _HEAP_TYPE:
             return
         kind, args, kwargs = self._made.get(id(value), (None, (), {}))
@@ -121,7 +121,7 @@ class _Altered:
         return value if twin is None else twin
 
     def twin(self, value: Any) -> Any:
-        """A copy of an object with other attributes; None for one that has none."""
+        """A copy of an object with other attributes; None for an object without attributes."""
         if id(value) in self._known:
             return self._known[id(value)]
         kind = type(value)
@@ -142,7 +142,7 @@ class _Altered:
 
 
 def plain_copy(base: Any, value: Any) -> Any:
-    """The plain value of an object of a subclass, past whatever that redefines."""
+    """The plain value of an object of a subclass, without using methods of the subclass."""
     if base in (tuple, frozenset):
         return base(base.__iter__(value))
     if base is bytes:
@@ -151,14 +151,14 @@ def plain_copy(base: Any, value: Any) -> Any:
 
 
 def _next(letter: str) -> str:
-    """Digits stay digits and letters letters: a class may read them."""
+    """The next character of the same kind: a class may parse digits and letters."""
     if letter.isascii() and letter.isalnum():
         return {"9": "0", "z": "a", "Z": "A"}.get(letter, chr(ord(letter) + 1))
     return letter
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Of an object, past whatever its class says of them."""
+    """The attributes of an object, without using methods of its class."""
     found: dict[str, Any] = {}
     for kind in type(value).__mro__:
         for name, member in vars(kind).items():
@@ -173,7 +173,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 def _holds(compare: Compare, first: Any, second: Any) -> bool:
-    """Whether a comparison comes out true; one that raises does not."""
+    """Whether a comparison is true. A comparison that raises is not."""
     try:
         return compare(first, second) is True
     except Exception:
@@ -181,7 +181,7 @@ def _holds(compare: Compare, first: Any, second: Any) -> bool:
 
 
 def _is_alone(value: Any) -> bool:
-    """Whether all objects of its class are made alike: by no arguments."""
+    """Whether all objects of its class are made in the same way, because it takes no arguments."""
     kind = type(value)
     if not kind.__flags__ & _HEAP_TYPE:
         return True

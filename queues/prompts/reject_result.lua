@@ -1,4 +1,4 @@
--- ARGV: incarnation, result entry, reason. A result that cannot be decoded becomes a dead letter; it stays until it is trimmed.
+-- ARGV: incarnation, result entry, reason. Copies a result that cannot be decoded to the dead letters.
 local refusal = superseded(ARGV[1])
 if refusal then
   return refusal

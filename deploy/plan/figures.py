@@ -1,4 +1,4 @@
-"""What a run achieves: the figures of a plan, from metric lines of simulated and of real runs alike."""
+"""The figures of a run, from its metric lines. They are the same for simulated and real runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from olmorl.config import Config
 Lines = Sequence[Mapping[str, Any]]
 
 
-class Outcome(NamedTuple):
+class Figures(NamedTuple):
     """Means over the counted steps."""
 
     step_s: float
@@ -35,7 +35,7 @@ def warm_up(settings: Config) -> int:
     return settings.schedule.batches_ahead + 2
 
 
-def outcome(lines: Lines, skipped: int) -> Outcome:
+def figures_of(lines: Lines, skipped: int) -> Figures:
     """The figures of the lines after the first `skipped`, which are 1 or more."""
     before, counted = lines[skipped - 1], lines[skipped:]
     seconds = counted[-1]["wall_s"] - before["wall_s"]
@@ -43,7 +43,7 @@ def outcome(lines: Lines, skipped: int) -> Outcome:
     trained = counted[-1]["tokens_trained_total"] - before["tokens_trained_total"]
     tokens = sum(line["batch_tokens"] for line in counted)
     waited = sum(line["learner_wait_s"] for line in counted)
-    return Outcome(
+    return Figures(
         step_s=seconds / len(counted),
         train_s=(seconds - waited) / len(counted),
         wait=waited / seconds,

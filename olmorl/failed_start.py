@@ -38,7 +38,7 @@ _FOR_GOOD = {
     "ValueError",
     "ZeroDivisionError",
 }
-"""Exceptions caused by the input of a process. RuntimeError is not one: libraries raise it for every cause."""
+"""Exceptions caused by the input of a process. RuntimeError is left out: libraries raise it for every cause."""
 _FOR_NOW = re.compile(
     r"memory on device|out of memory|(?:cannot|can't|unable to|failed to) allocate|MemoryError"
     r"|timed? ?out|timeout|temporar|try again|connection|connect|unreachable|broken pipe|address already in use"
@@ -66,7 +66,7 @@ def would_repeat(cause: str) -> bool:
 
 
 def same(cause: str, before: str) -> bool:
-    """Whether two ends of a process name the same error, numbers apart. False for an error that may pass by itself."""
+    """Whether two ends of a process name the same error, but for numbers. False for an error that may not repeat."""
     if _AT_A_START.search(cause) is None or _FOR_NOW.search(cause):
         return False
     return _VARYING.sub("#", cause) == _VARYING.sub("#", before)

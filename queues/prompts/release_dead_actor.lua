@@ -1,4 +1,4 @@
--- ARGV: incarnation, now, max_attempts, total deadline, owner. Returns how many leases it held.
+-- ARGV: incarnation, now, max_attempts, total deadline, owner. Returns the number of its leases.
 local refusal = superseded(ARGV[1])
 if refusal then
   return refusal

@@ -1,5 +1,5 @@
 -- ARGV: incarnation, now, max_attempts, total deadline, time before which commits are no longer sent again.
--- Returns how many leases.
+-- Returns the number of leases.
 local refusal = superseded(ARGV[1])
 if refusal then
   return refusal

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from safetensors import SafetensorError
 
-from olmorl.building import building, describe, same, would_repeat
 from olmorl.errors import ModelError, StartError
+from olmorl.failed_start import building, describe, same, would_repeat
 
 FOR_GOOD = (
     "safetensors._safetensors_rust.SafetensorError: Error while deserializing header: incomplete metadata",

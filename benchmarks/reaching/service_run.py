@@ -1,0 +1,109 @@
+"""Runs of the service: the demo's recipe with some keys changed, without evaluation, with a checkpoint at each step."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from safetensors.torch import save_file
+
+from olmorl import config
+from olmorl.deploy.demo import demo
+from olmorl.learner.storage import checkpoint_dir, ledger, rollout_log
+from olmorl.learner.storage.ledger_state import Trained
+from olmorl.learner.trainer.checkpoint_shards import KINDS, Shares
+from olmorl.run_dir import RunFiles
+from reaching.timed_run import StopRule, TimedRun, watch
+
+TIMEOUT_S = 900.0
+TOLD = ("lag_mean", "learner_wait_s", "learner_step_s", "useful_tokens_per_s")
+
+
+def recipe(base: config.Config, folder: Path, seed: int, keys: Mapping[str, Any]) -> config.Config:
+    """The settings of a run. `base` is the demo's recipe with its paths filled in."""
+    settings = base
+    for key, value in {
+        "run.directory": str(folder),
+        "run.name": "run",
+        "run.seed": seed,
+        "checkpoint.every": 1,
+        "checkpoint.keep": 10_000,
+        **keys,
+    }.items():
+        settings = config.with_key(settings, key, value)
+    return settings.model_copy(
+        update={
+            "model": settings.model.model_copy(update={"build": None}),
+            "evaluation": settings.evaluation.model_copy(update={"data": []}),
+        }
+    )
+
+
+def prepared(path: Path, scratch: Path) -> config.Config:
+    """The recipe at `path` with its model and data made."""
+    settings = config.with_key(config.load(path), "run.directory", str(scratch))
+    demo.prepare(settings, lambda what, share: None)
+    return demo.resolve(settings)
+
+
+def run(settings: config.Config, rule: StopRule) -> TimedRun:
+    """Train until the rule ends the run."""
+    files, folder = RunFiles(settings.run_dir), settings.run.directory
+    path = folder / "recipe.toml"
+    path.write_text(config.to_toml(settings), encoding="utf-8")
+    launched_at = watch(
+        [sys.executable, "-m", "olmorl.deploy.launch", str(path)],
+        {},
+        folder / "output.log",
+        lambda: [line["reward_mean"] for line in _lines(files.metrics)],
+        rule,
+        TIMEOUT_S,
+    )
+    lines = _lines(files.metrics)
+    trained = {event.step: event.at or 0.0 for event in _events(files.ledger) if isinstance(event, Trained)}
+    first = next(files.rollouts.glob("step_000001.*"))
+    began_at = min(record["started_at"] for record in rollout_log.read(first))
+    steps = range(1, len(lines) + 1)
+    weights = [_weights(files.checkpoints, settings, step, folder / f"version_{step}.safetensors") for step in steps]
+    shutil.rmtree(settings.run_dir)
+    return TimedRun(
+        start_s=began_at - launched_at,
+        seconds=[trained[step] - began_at for step in steps],
+        rewards=[line["reward_mean"] for line in lines],
+        more={name: [line[name] for line in lines] for name in TOLD},
+        weights=weights,
+    )
+
+
+def _lines(metrics: Path) -> list[dict[str, Any]]:
+    if not metrics.exists():
+        return []
+    whole = metrics.read_bytes().rpartition(b"\n")[0]
+    return [msgspec.json.decode(line) for line in whole.splitlines()]
+
+
+def _events(folder: Path) -> list[Any]:
+    newest = max(ledger.incarnations(folder))
+    return list(ledger.events_until(folder, ledger.end_of(folder, newest + 1)))
+
+
+def _weights(checkpoints: Path, settings: config.Config, step: int, target: Path) -> Path:
+    """The master weights of a checkpoint as one file."""
+    shares = Shares(checkpoint_dir.shares(checkpoints, step))
+    shapes = _shapes(Path(settings.model.path))
+    weights = {
+        name: shares.read(KINDS[0], name, 0, numel).reshape(shapes[name]) for name, numel in shares.numels.items()
+    }
+    save_file(weights, target)
+    return target
+
+
+def _shapes(model: Path) -> dict[str, list[int]]:
+    from safetensors import safe_open
+
+    with safe_open(model / "model.safetensors", framework="pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118

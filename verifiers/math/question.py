@@ -37,26 +37,31 @@ _UNKNOWN = re.compile(
 )
 _SOLVED = re.compile(r"([a-zA-Z])\s*=")
 _NONE = re.compile(
-    r"(?:^|\b(?:has|have|are|is|exists?|were|was)\s)(?:no|none)\b(?!\s(?:more|less|fewer|other|longer|doubt|need|one))"
+    r"(?:^none\b|^no (?=(?:[a-z-]+ ){0,3}[a-z]+s\b)|\b(?:has|have|are|is|exists?|were|was)\s(?:no|none)\b)"
+    r"(?!\s(?:more|less|fewer|other|longer|doubt|need|one|idea|clue|way|answer|problem|reason|information)\b)"
     r"[^\d,;]{0,100}(?:,?\s(?:because|since|as)\b.*)?$",
     re.IGNORECASE | re.DOTALL,
 )
 _OPTIONS = (re.compile(r"\(([A-J])\)\s*"), re.compile(r"(?<![\w(])([A-J])[).:]\s+"))
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?!\.?\d)")
 _DECIMAL = re.compile(r"(?<![\d,(])\d+,(?:\d{1,2}|\d{4,})(?![\d,)])")
-_LONG_WORD = re.compile(r"(?<![\\a-zA-Z])[^\W\d_]{3,}")
+_ACCENT = re.compile(r"[À-ÖØ-öø-ÿ¿¡]")
 _ENGLISH = re.compile(r"\b(?:the|is|of|what|how|find|if|are|and|to)\b", re.IGNORECASE)
 _COMMA = re.compile(r"(?<![\d(\[{,;])(\d+)\{?,\}?(?=(?:\d{1,2}|\d{4,})(?![\d,;)\]}]))")
 _SPACE = re.compile(r"[\s$]|\\[,;!]")
 _OPTIONAL_SPACE = r"(?:[\s$]|\\[,;!])*"
 _BOUND = re.compile(r"(?:there (?:are|is) )?at (most|least)\s+", re.IGNORECASE)
-_MOST = re.compile(r"largest|greatest|maxim|highest|most", re.IGNORECASE)
-_LEAST = re.compile(r"smallest|least|minim|fewest|lowest", re.IGNORECASE)
+_MOST = re.compile(r"\b(?:largest|greatest|maxim\w*|highest|most)\b", re.IGNORECASE)
+_LEAST = re.compile(r"\b(?:smallest|least|minim\w*|fewest|lowest)\b", re.IGNORECASE)
+_ASKS = (
+    r"\b(?:what is|find|determine|calculate|compute) (?:the|its) "
+    r"(?:(?:total|exact|shaded|lateral|surface|maximum) ){0,2}"
+)
 _SIZES: dict[Dimensions, re.Pattern[str]] = {
-    (("length", 1),): re.compile(r"(?:area|volume)(?!.*(?:area|volume))(?=[^.?!]*[.?!]?$)", re.IGNORECASE),
-    (("length", 2),): re.compile(r"volume(?=[^.?!]*[.?!]?$)", re.IGNORECASE),
+    (("length", 1),): re.compile(rf"{_ASKS}(area|volume)\b", re.IGNORECASE),
+    (("length", 2),): re.compile(rf"{_ASKS}(volume)\b", re.IGNORECASE),
 }
-"""What the last sentence asks for, that is measured in another power of a length."""
+"""What is asked for, that is measured in another power of a length."""
 _BASES = {"binary": "2", "octal": "8", "hexadecimal": "16", "decimal": "10"}
 _BASE = re.compile(r"\b(?:in|to|into) (?:(binary|octal|hexadecimal|decimal)|base[- ](\d{1,2}))\b", re.IGNORECASE)
 _COUNT = re.compile(r"\bhow many\b|\bnumber of\b|\bhow much\b", re.IGNORECASE)
@@ -117,7 +122,7 @@ class Question(NamedTuple):
         if not is_known(given):
             return None
         if (size := _SIZES.get(given.dimensions)) and (asked := size.search(self.text)):
-            return [Unit(dimensions=(("length", 2 if asked[0].lower() == "area" else 3),))]
+            return [Unit(dimensions=(("length", 2 if asked[1].lower() == "area" else 3),))]
         for units in (self.asked, self.units):
             alike = self._alike(units, given)
             if alike:
@@ -193,7 +198,7 @@ def _with_comma(text: str) -> bool:
     """Whether its language has decimal commas, or it has one and is no English."""
     if _ENGLISH.search(text):
         return False
-    return language(text) in COMMA_LANGUAGES or bool(_DECIMAL.search(text)) or len(_LONG_WORD.findall(text)) > 3
+    return language(text) in COMMA_LANGUAGES or bool(_DECIMAL.search(text) or _ACCENT.search(text))
 
 
 def comma_as_point(text: str) -> str:

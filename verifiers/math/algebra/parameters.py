@@ -67,9 +67,8 @@ def _numbered(name: str) -> bool:
 
 def _is_parameter(node: Node, letter: str) -> bool:
     """Whether a letter counts periods, or is a constant of a function that is given by a formula."""
-    periodic = (
-        contains(node, "constant", "pi") or contains(node, "degrees") or any(_counts(part) for part in _all(node))
-    )
+    turns = contains(node, "constant", "pi") or contains(node, "degrees")
+    periodic = (turns and names(_formula(node)) == {letter}) or any(map(_counts, _all(node)))
     if letter in _COUNTERS and periodic:
         return True
     return _gives_function(node) and (letter in _CONSTANTS or _numbered(letter)) and letter not in names(node.parts[0])

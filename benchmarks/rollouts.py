@@ -1,4 +1,4 @@
-"""Measures what it takes to record a step of 128 groups of 8 x 14,000 tokens in `rollouts/`, in CPU time.
+"""Measures the CPU time to record a step of 128 groups of 8 x 14,000 tokens in `rollouts/`.
 
     python benchmarks/rollouts.py --json benchmarks/results/rollouts.json
 

@@ -195,7 +195,7 @@ def _measure(
     rule: StopRule,
     console: Console,
 ) -> list[dict[str, Any]]:
-    """One entry for each configuration: what its runs took until the wanted accuracy."""
+    """One entry for each configuration: the seconds and steps of its runs until the wanted accuracy."""
     torch.set_num_threads(1)
     problems = Path(settings.evaluation.data[0].partition("=")[2])
     held_out = HeldOut(Path(settings.model.path), problems, settings.sampling.max_tokens)

@@ -1,4 +1,4 @@
-"""The end of a child process together with its parent."""
+"""Ends a child process together with its parent."""
 
 from __future__ import annotations
 

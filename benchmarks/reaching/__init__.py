@@ -1,1 +1,1 @@
-"""What `time_to_accuracy` measures: runs of the service and of TRL on the demo, and the accuracy of their versions."""
+"""The parts of `time_to_accuracy.py`: runs of the service and TRL on the demo, and the accuracy of their versions."""

@@ -16,7 +16,7 @@ from olmorl.verifiers.math.math_verifier import WARM, MathVerifier
 from olmorl.verifiers.pool.pool import Pool
 
 IN_A_ROW = 3
-"""So many versions in a row must reach an accuracy: one of them may do it by chance."""
+"""Versions in a row that must reach an accuracy: a single one may reach it by chance."""
 
 
 class HeldOut:

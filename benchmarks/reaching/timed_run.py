@@ -1,4 +1,4 @@
-"""One training run from its launch to its stop: a process that is watched, and what it leaves behind."""
+"""One training run from its launch to its stop: watches the process, and holds its results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ STOP_S = 60.0
 
 
 class StopRule(NamedTuple):
-    """When a run may end: the sampled answers are so good that the greedy ones have been good for some versions."""
+    """Ends a run when sampled answers are so good that greedy ones have been good for some versions."""
 
     reward: float
     """Mean reward of `steps` steps at which the run ends."""
     steps: int
     limit: int
-    """Steps at most."""
+    """Most steps."""
 
     def good(self, rewards: Sequence[float]) -> bool:
         """Whether the last steps have the reward."""
@@ -36,7 +36,7 @@ class StopRule(NamedTuple):
 
 
 class TimedRun(NamedTuple):
-    """What a run leaves behind. Entry i of a sequence belongs to step i + 1, which makes version i + 1."""
+    """The results of a run. Entry i of a sequence belongs to step i + 1, which makes version i + 1."""
 
     start_s: float
     """From the launch to the start of the first step, which begins with its generation."""

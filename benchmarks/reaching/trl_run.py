@@ -19,9 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("trl_script.py")
 TIMEOUT_S = 900.0
 SHARED = ("torch", "transformers", "numpy", "msgspec", "pydantic", "python-flint")
-"""Packages of which TRL gets the version that the service has."""
+"""Packages that TRL gets in the service's version."""
 SETTINGS: Mapping[str, Any] = {"threads": 2, "micro_batch": 96, "scale_rewards": "none", "more": {}}
-"""What was fastest here; `docs/performance.md` has the others."""
+"""The fastest settings here; `docs/performance.md` has the others."""
 
 
 def environment(scratch: Path) -> Path:

@@ -1,6 +1,6 @@
 """One run of TRL's GRPOTrainer, in TRL's own environment: `python trl_script.py SETTINGS.json`.
 
-Optimizer, learning rate and reward are those of the service: the same classes and functions. Writes one line for each
+Optimizer, learning rate and reward are the service's: the same classes and functions. Writes one line for each
 step into `steps.jsonl`, and the weights of each version. The time that this takes is not counted.
 """
 

@@ -75,7 +75,7 @@ class _Interrupts:
             for number, handler in handlers.items():
                 signal.signal(number, handler or signal.SIG_DFL)
             if self._on_signal not in handlers.values():
-                self.number = None  # a later run in this process has not been asked for anything
+                self.number = None  # the signal was not meant for a later run in this process
 
 
 def _leave(number: int) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from itertools import zip_longest
 from typing import NamedTuple
 
-# How many numbers a problem has, and how often: a long tail of long answers.
+# The number of terms of a problem, and its frequency: a long tail of long answers.
 COUNTS = (3, 4, 5, 6)
 WEIGHTS = (30, 40, 18, 12)
 

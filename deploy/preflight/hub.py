@@ -86,7 +86,7 @@ def _within(deadline_s: float, ask: Callable[[], None]) -> None:
     def run() -> None:
         try:
             ask()
-        except Exception as error:  # it is raised below
+        except Exception as error:  # raised below
             failed.append(error)
 
     asking = Thread(target=run, daemon=True, name="hub")

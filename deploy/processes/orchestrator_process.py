@@ -215,7 +215,7 @@ class OrchestratorProcess(RunProcess):
         """A launcher looks after the run, and has shown the metric lines up to number `line`."""
         self._launcher.note()
         self._lines.acknowledge(line)
-        semaphores.unlink_own()  # a process that is killed cannot do it at its end
+        semaphores.unlink_own()  # a killed process cannot do it at its end
         return self.identity()
 
     async def release_leases(self, actors: Sequence[str]) -> None:
@@ -265,7 +265,9 @@ class OrchestratorProcess(RunProcess):
     def _of(self, incarnation: int) -> OpenRun:
         current = self._current
         if self._opening or incarnation != current.orchestrator.incarnation:
-            raise Superseded(f"a rank of incarnation {incarnation} by incarnation {current.orchestrator.incarnation}")
+            raise Superseded(
+                f"a rank of incarnation {incarnation} is superseded by incarnation {current.orchestrator.incarnation}"
+            )
         return current
 
     async def pulse(self, incarnation: int, rank: str) -> None:

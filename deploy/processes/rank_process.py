@@ -54,7 +54,7 @@ class RankProcess(RunProcess):
     def _pulse(self, orchestrator: Any, incarnation: int, over: threading.Event) -> None:
         while not over.wait(_PULSE_S):
             orchestrator.pulse.remote(incarnation, self.name)
-            semaphores.unlink_own()  # a process that is killed cannot do it at its end
+            semaphores.unlink_own()  # a killed process cannot do it at its end
 
 
 def meeting_point(settings: Config) -> str:

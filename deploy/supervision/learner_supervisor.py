@@ -64,7 +64,7 @@ class LearnerSupervisor:
         opened = await self._watched_open(self._orchestrator, resume, from_step)
         self._orchestrator.begin("run")
         self.incarnation = opened.incarnation
-        # Resume, too, is an order: the queue still holds a pause of an earlier orchestrator.
+        # The order to resume is sent too: the queue may still hold a pause of an earlier orchestrator.
         patience_s = self._context.settings.queue.outage_deadline_s + self._context.supervision.answer_deadline_s
         told: list[str] = []
         while told != (

@@ -206,7 +206,7 @@ class Service:
                     self._restarts.note_work()
                 await self._prepare_restart(_as_ours(first_cause(lost)))
             except ProcessLost as error:
-                # At a start after a loss: a second host was lost with the first, and Ray had not noticed yet.
+                # At a start after a loss: a second host was lost with the first, before Ray noticed it.
                 if not self._restarts.deaths:
                     raise
                 await self._prepare_restart(error)
@@ -271,7 +271,7 @@ class Service:
             self._progress.say(note)
         note_end(self._settings.run_dir, None)
         await statuses.release_earlier_actors()
-        # Actors of an earlier start were told to leave by their names, which the actors of this start have again.
+        # Actors of an earlier start were told to leave by name, and the actors of this start have the same names.
         await (learner.pause() if context.paused else learner.resume())
         if not alone:
             await self._place_engines(learner, actors)

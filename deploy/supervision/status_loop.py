@@ -53,7 +53,7 @@ class StatusLoop:
             if waits := self._learner.waits():
                 self._report_late(waits)
             else:
-                # The supervisor of a process that gave no answer deals with it.
+                # The supervisor of the silent process deals with it.
                 with suppress(ProcessLost, DeadlinePassed):
                     status = await self.update()
                     self.show(status)

@@ -39,7 +39,7 @@ async def _stop(survivors: dict[str, RemoteProcess], settings: Config) -> None:
 
 
 async def _until_over(ranks: Sequence[RemoteProcess], deadline_s: float) -> None:
-    # A rank does one thing at a time: it answers when it is done with its steps, its checkpoint and its export.
+    # A rank does one thing at a time: it answers after its steps, its checkpoint and its export.
     try:
         async with asyncio.TaskGroup() as tasks:
             for rank in ranks:

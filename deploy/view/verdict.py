@@ -234,7 +234,7 @@ def judge(measured: WindowMeans, shape: Shape) -> Bottleneck:
             return Bottleneck.WEIGHTS
         gain = _gain_of_nodes(measured, measured.actors_per_s or measured.trained_per_s, shape)
         return Bottleneck.LEARNER if engines_idle and gain >= GAIN else Bottleneck.BALANCED
-    # Engines as they work now on other nodes, against full engines on the same nodes.
+    # Compares other nodes with the engines as they are, and the same nodes with full engines.
     nodes = _gain_of_nodes(measured, measured.trained_per_s, shape)
     full = min(1 / max(measured.slots_used, 1e-3), 1 / max(1 - measured.learner_wait, 1e-3))
     if not engines_idle or nodes > full:

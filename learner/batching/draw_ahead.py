@@ -3,7 +3,7 @@
 A draw made now is finished one draw time later. So only the batches that the learner asks for until then need draws
 now. Draw time, step time and the share of groups with a gradient are measured.
 
-That holds while the engines have a reserve: they catch up when a batch needs more draws than before. Engines that are
+This holds while the engines have a reserve: they catch up when a batch needs more draws than before. Engines that are
 busy most of the time do not. They draw as far ahead as they may, since a stock of groups is their only reserve.
 """
 
@@ -31,9 +31,9 @@ GROWTH, SHRINKAGE = 2.5, 0.99
 """Factors of the margin after a batch that the learner waited for, and after one that was ready."""
 LEAST_MARGIN, LARGEST_MARGIN = 2.0, 16.0
 BUSY = 0.4
-"""Share of the engines' slots in use from which their reserve is too small."""
+"""With a larger share of their slots in use, the engines' reserve is too small."""
 BUSY_STEPS = 4
-"""Steps over which that share is taken."""
+"""Steps over which that share is averaged."""
 
 
 class Rates(NamedTuple):
@@ -146,9 +146,9 @@ class DrawAhead:
         )
 
     def needed(self, ready: int) -> int | None:
-        """Draws that must be under way now beside the `ready` groups; None: as many as may be.
+        """Draws that must be under way now in addition to the `ready` groups; None: as many as are allowed.
 
-        That is so while too little was measured, and while the engines have too little reserve.
+        It is None while too little was measured, and while the engines have too little reserve.
         """
         if (rates := self.rates) is None or rates.busy > BUSY:
             return None

@@ -46,7 +46,7 @@ def shared_rows(sources: Sequence[Source], evaluations: Mapping[str, Sequence[Ro
             more = ", ..." if len(shared) > MOST_NAMED else ""
             notes.append(
                 f"evaluation.data: {len(shared)} of {len(rows)} prompts of {name} are in data.train too "
-                f"({', '.join(pairs)}{more}): so its scores measure memory too; remove the prompts from one of the two"
+                f"({', '.join(pairs)}{more}): its scores measure memory too; remove the prompts from one of the two"
             )
     if notes and strict:
         raise DataError("; ".join(notes))

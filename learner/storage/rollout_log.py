@@ -30,7 +30,7 @@ from olmorl.messages import Group, Result
 MOST_PENDING = 4096
 """Draws and steps that may wait for the disk. With more, the orchestrator waits too."""
 MOST_PENDING_TOKENS = 1 << 26
-"""Completion tokens that may wait for the disk, besides those of one step: 0.8 GB."""
+"""Completion tokens that may wait for the disk, in addition to one step's: 0.8 GB."""
 
 
 class _Item(NamedTuple):

@@ -38,7 +38,7 @@ def _answer(asked: Append, records: Iterator[memoryview]) -> Appended:
         return Appended(error=str(error), kind="full")
     except ResourceError as error:
         return Appended(error=str(error), kind="refused")
-    except (TypeError, ValueError) as error:  # also those of the encoders
+    except (TypeError, ValueError) as error:  # also errors of the encoders
         for _ in records:
             pass
         return Appended(error=f"{type(error).__name__}: {error}", kind="failed")

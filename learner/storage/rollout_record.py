@@ -32,7 +32,7 @@ def line(ended: Ended) -> bytes:
     fields = _fields(ended)
     try:
         return orjson.dumps(fields, option=_OPTIONS)
-    except orjson.JSONEncodeError:  # such as a label that is nested deeper than it goes
+    except orjson.JSONEncodeError:  # for example a label that is nested too deep
         return msgspec.json.encode(fields, enc_hook=np.ndarray.tolist) + b"\n"
 
 

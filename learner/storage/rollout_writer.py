@@ -1,6 +1,6 @@
 """The orchestrator's side of the process that writes `rollouts/`, and the messages between the two.
 
-orchestrator -> writer   Append, then so many records
+orchestrator -> writer   Append, then its records
 writer -> orchestrator   Appended
 """
 
@@ -23,7 +23,7 @@ from olmorl.messages import Message
 
 _LENGTH_BYTES = 8
 _ANSWER_S = 600.0
-"""For the process to take some bytes, or to answer. A step of a large run takes it seconds."""
+"""Deadline of the process to take some bytes, or to answer. A step of a large run takes seconds."""
 _END_S = 10.0
 
 
@@ -39,7 +39,7 @@ class Appended(Message, frozen=True, kw_only=True):
 
     error: str = ""
     kind: Literal["", "full", "refused", "failed"] = ""
-    """Of the error: the disk is full, it refuses the write, or a record cannot be written."""
+    """The kind of the error: the disk is full, it refuses the write, or a record cannot be written."""
 
 
 class RolloutWriter:

@@ -53,7 +53,7 @@ class Worker(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # A cast, no assertion: transports of uvloop do not derive from the classes of asyncio.
+        # A cast instead of an assertion: transports of uvloop do not derive from the classes of asyncio.
         self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:

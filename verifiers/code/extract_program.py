@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 MAX_PROGRAM = 1 << 20
 """The most characters of a program. A longer block is ignored."""
-_FENCE = re.compile(r"^[ \t]*(```+)[ \t]*([^\s`]*)[^\n`]*$", re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(```+|~~~+)[ \t]*([^\s`~]*)[^\n`~]*$", re.MULTILINE)
+_FENCED = re.compile(r"```|^[ \t]*~~~", re.MULTILINE)
 _DEFINITION = re.compile(r"^(?:(?:async +)?def +\w|class +\w|\w+ *= *lambda\b)", re.MULTILINE)
 _LANGUAGES = {"python", "python3", "py", "py3"}
 
@@ -48,7 +49,7 @@ def quick_program(answer: str, called: bool) -> str | None:
     """
     found = _candidates(answer, called)
     if not found:
-        return None if "```" not in answer and answer.strip() and len(answer) <= MAX_PROGRAM else ""
+        return None if not _FENCED.search(answer) and answer.strip() and len(answer) <= MAX_PROGRAM else ""
     if found[-1].tagged or not any(block.tagged for block in found):
         return found[-1].text if len(found[-1].text) <= MAX_PROGRAM else ""
     return None
@@ -62,7 +63,7 @@ def parsed_program(asked: tuple[str, bool]) -> str:
     answer, called = asked
     found = _candidates(answer, called)
     if not found:
-        return answer if "```" not in answer and _does_something(answer) else ""
+        return answer if not _FENCED.search(answer) and _does_something(answer) else ""
     for block in reversed(found):
         if block.tagged or _does_something(block.text):
             return block.text

@@ -10,67 +10,22 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from olmorl.verifiers.math.notation import END_TEXT, TEXT, folded, key, normalise, unmark
+from olmorl.verifiers.math import choices, spoken, statements, times
+from olmorl.verifiers.math.notation import END_TEXT, TEXT, folded, key, last_side, normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, Quantity, equal, quantity
 from olmorl.verifiers.math.prose import stated
-from olmorl.verifiers.math.spelled import clock as spelled_clock
-from olmorl.verifiers.math.wording import doubtful
 
 _NUMERIC = frozenset("+-.0123456789")
-_ALPHABET = "abcdefghijklmnopqrstuvwxyz"
-_CHOICE_LABEL = re.compile(r"\(?([A-J])\)?\.?")
-_CHOICE = re.compile(
-    r"(?:(?:option|choice|answer)\s+)?"
-    r"(?:\(([A-J])\)|([A-J])(?=[.):]|$|\s+is\s+(?:the\s+)?(?:correct|right|answer)\b))",
-    re.IGNORECASE,
-)
-_SEVERAL_CHOICES = re.compile(r"(?:and|or|,|;|/|&|\))?\s*\(?[A-J]\)?\.?", re.IGNORECASE)
-_CHOICE_MARK = re.compile(
-    r"\s*(?:\\(?:text(?:bf|rm)?|math(?:bf|rm))\s*\{\s*\([A-Ja-j]\)\s*\}(?:\\[ ,;]|\\quad|~|\s)*"
-    r"|(?:(?:choice|option)\s+)?(?:\([A-Ja-j]\),?|[A-J][).])(?:\\[ ,;]|\\quad|~|\s)+)"
-    r"(?=\d|-\d|\$|\\(?:[dt]?frac|sqrt|pi|text)(?![a-z])|[a-z])"
-)
-"""The letter in front of an option: `(A) 12`."""
-_CHOICE_BEHIND = re.compile(r"(?<=[\d})])(?:\s*\\text\s*\{\s*\([A-J]\)\s*\}|\s+\([A-J]\))$")
-_TOKEN = re.compile(r"[^\W\d_](?:[^\W\d_]|['./&!?,;])*|\d[\d:.,]*(?:st|nd|rd|th)?,?")
-_MATH_WORDS = {
-    "pi", "infty", "inf", "alpha", "beta", "theta", "phi", "sqrt", "sin", "cos", "tan", "log", "exp", "and", "or",
-}  # fmt: skip
-_SYNONYMS = {
-    "infinity": r"\infty", "positive infinity": r"\infty", "negative infinity": r"-\infty", "inf": r"\infty",
-    "all real numbers": r"\mathbb{R}", "all reals": r"\mathbb{R}", "the set of all real numbers": r"\mathbb{R}",
-    "empty set": r"\emptyset", "the empty set": r"\emptyset", "dne": "does not exist",
-    "the limit does not exist": "does not exist", "not defined": "undefined",
-}  # fmt: skip
-_SYNONYMS |= dict.fromkeys(
-    (
-        "no solution", "no solutions", "no real solution", "no real solutions", "there is no solution",
-        "there are no solutions", "there are no real solutions",
-    ),
-    r"\emptyset",
-)  # fmt: skip
 _BASES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "sixteen": 16,
 }  # fmt: skip
 _BASE = re.compile(rf"\(?([0-9A-Fa-f]+)\)?_\{{?\s*\(?(\d{{1,2}}|{'|'.join(_BASES)})\)?\s*\}}?")
-_CLOCK = re.compile(r"(\d{1,2})(?:\s*:\s*(\d{2}))?(?:\s*:\s*(\d{2}))?\s*(?:([ap])\.?\s*m\.?)?", re.IGNORECASE)
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}|\d{1,2}/\d{1,2}/\d{4}")
 _SUMMED = re.compile(r"(?:[\d\s.,()+\-*/]|\\times|\\cdot)+")
 _BINARY = re.compile(r"[\d)]\s*(?:[+\-*]|\\times|\\cdot)\s*[\d(+\-]")
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d{1,3}(?:[ .]\d{3})+,\d+|\d+,(?!\d{3}(?!\d))\d+)(?![\d,.]*\d)[^\d,]*")
 """A decimal comma: it does not group thousands."""
-_ANSWERED = re.compile(
-    r"(?:(?:(?:so|thus|hence|therefore|then|finally),? )?"
-    r"(?:[a-z\d' ]{1,200}(?:\b(?:is|are|was|were|be|falls)|'s)|[a-z' ]{1,100}:)\s+(?:on )?(?:the |an? )?|an? )"
-    r"(?=[a-z])",
-    re.IGNORECASE,
-)
-_NAMED = re.compile(
-    r"(?:(?:so|thus|hence|therefore|then),? )?([A-Z][a-z]+) (?:is|was) the ([a-z ]{3,60})", re.IGNORECASE
-)
-"""`Maria is the winner` names Maria."""
-_YES_NO = re.compile(r"(yes|no|true|false)\b(?=\s*[.,;:–—-])", re.IGNORECASE)
-_OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+_ODDS = re.compile(r"\bodds\b.*\d\s*(?::|to)\s*\d", re.IGNORECASE)
+_RATIO = re.compile(r":|\bto\b|\bodds\b")
 _UNDONE = re.compile(r"\\(?:sum|prod|i*int|oint|lim)(?![a-zA-Z])|\\frac\s*\{\s*(?:d|\\partial)\s*\}")
 
 
@@ -87,8 +42,7 @@ class Reading(NamedTuple):
     """The number of a sentence, even if the words in front name a thing, as in `Row 3`. Such a label is no number."""
     choice: str = ""
     word: str = ""
-    clock: tuple[int, int, int, str] | None = None
-    """Hour, minute, second, and `a`, `p` or nothing."""
+    clock: times.Time | None = None
     numeral: tuple[str, str] | None = None
     """Digits and base."""
     is_choice_label: bool = False
@@ -102,34 +56,37 @@ def read(answer: str) -> Reading:
     plain = unmark(text).strip()
     if plain[:1] == "{" and plain[-1:] == "}" and "{" not in plain[1:]:
         plain = plain[1:-1].strip()
-    if synonym := _SYNONYMS.get(plain.casefold().rstrip(" .")):
-        text = plain = synonym
-    if "_" in plain and (numeral := _BASE.fullmatch(plain)):
+    if signs := spoken.in_signs(plain):
+        text = plain = normalise(signs)
+    if "_" in plain and (numeral := _BASE.fullmatch(plain.rpartition("=")[2].strip())):
         return Reading(text, key(text), numeral=(numeral[1].lower().lstrip("0"), _base(numeral[2])))
-    if _DATE.fullmatch(plain):
-        return Reading(text, key(text), word=plain)
-    if clock := _time(plain):
+    if date := times.date(plain):
+        return Reading(text, key(text), word=date)
+    if clock := times.time(plain):
         return Reading(text, key(text), clock=clock)
-    is_label = bool(_CHOICE_LABEL.fullmatch(plain))
+    is_label = choices.is_label(plain)
     number = quantity(text) or _number_as_text(text)
     if number is not None:
         return Reading(text, key(text), number, is_choice_label=is_label)
-    letter = _letter(plain)
+    letter = choices.letter(plain)
     said, named = (None if letter else stated(text)) or (None, False)
-    word = _word(text, plain)
+    word = statements.word(text, plain)
     return Reading(text, key(text), None if named else said, said, letter, word, is_choice_label=is_label)
 
 
 def in_signs(answer: str) -> str:
     """The answer, with signs in place of words that mean the same: `\\mathbb{R}` for `all real numbers`."""
-    return _SYNONYMS.get(unmark(normalise(answer)).strip().casefold().rstrip(" ."), answer)
+    return spoken.in_signs(unmark(normalise(answer)).strip()) or answer
 
 
 def of_option(answer: str, label: Reading) -> str:
     """The answer without the letter of its option, unless the label names one."""
-    if label.choice or label.is_choice_label:
-        return answer
-    return _CHOICE_BEHIND.sub("", _CHOICE_MARK.sub("", answer, count=1))
+    return answer if label.choice or label.is_choice_label else choices.without_letter(answer)
+
+
+def odds_for_probability(label: str, answer: str) -> bool:
+    """Whether an answer gives odds where the label has none. Odds of 1 to 4 are a probability of 1/5."""
+    return bool(_ODDS.search(answer)) and not _RATIO.search(label)
 
 
 def _number_as_text(text: str) -> Quantity | None:
@@ -162,7 +119,7 @@ def settle(label: Reading, answer: Reading, policy: Policy) -> tuple[bool, str] 
 def _as_numbers(label: Reading, answer: Reading, policy: Policy) -> tuple[bool, str] | None:
     if decimals := _decimals(label, answer):
         return equal(*decimals, policy), "number"
-    if label.word and answer.word and _same_word(label.word, answer.word, policy):
+    if label.word and answer.word and statements.same_word(label.word, answer.word, policy):
         return True, "word"
     given = answer.number or answer.stated
     if label.number is None or given is None or label.number.bare_letter:
@@ -177,7 +134,7 @@ def _as_numerals(label: Reading, answer: Reading, _: Policy) -> tuple[bool, str]
     if label.numeral or answer.numeral:
         return _same_numeral(label, answer), "numeral"
     if label.clock and answer.clock:
-        return _same_time(label.clock, answer.clock), "time"
+        return times.same_time(label.clock, answer.clock), "time"
     if label.clock and label.clock[3] and answer.number:
         return False, "time"
     return None
@@ -185,7 +142,7 @@ def _as_numerals(label: Reading, answer: Reading, _: Policy) -> tuple[bool, str]
 
 def _as_words(label: Reading, answer: Reading, policy: Policy) -> tuple[bool, str] | None:
     if label.word:
-        return _says(label.word, answer, policy), "word"
+        return statements.says(label.word, unmark(answer.text), policy), "word"
     return (False, "word") if label.number and answer.word else None
 
 
@@ -204,81 +161,9 @@ def _decimals(label: Reading, answer: Reading) -> tuple[Quantity, Quantity] | No
 
 def restated(label: Reading, answer: Reading) -> bool:
     """Whether the answer repeats the question without computing it: a sum of numbers, a `\\sum` or an integral."""
-    if _UNDONE.search(answer.text) and not _UNDONE.search(label.text):
+    if _UNDONE.search(last_side(answer.text)[2]) and not _UNDONE.search(label.text):
         return True
     return bool(label.number) and bool(_SUMMED.fullmatch(answer.text) and _BINARY.search(answer.text))
-
-
-def _letter(plain: str) -> str:
-    """The letter of a multiple choice. Empty if there is none, or more than one."""
-    choice = _CHOICE.match(plain)
-    if choice is None:
-        return ""
-    rest = plain[choice.end() :].strip()
-    return "" if rest and _SEVERAL_CHOICES.fullmatch(rest) else (choice[1] or choice[2]).upper()
-
-
-def _word(text: str, plain: str) -> str:
-    """The text as words, to be compared letter by letter. Empty if its letters may be variables."""
-    folded = " ".join(plain.replace("-", " ").split()).strip(" .,!?'")
-    tokens = folded.casefold().split()
-    if not tokens or not all(map(_TOKEN.fullmatch, tokens)):
-        return ""
-    marked = text.startswith(TEXT) and len(folded) > 1 and folded.casefold() not in _MATH_WORDS
-    return folded if marked or any(map(_is_word, tokens)) else ""
-
-
-def _is_word(token: str) -> bool:
-    letters = token.strip(".,!?';")
-    if "/" in letters and letters != "n/a":
-        return any(len(part) > 2 for part in letters.split("/"))
-    return letters == "no" or (
-        len(letters) > 2 and letters[0].isalpha() and letters not in _MATH_WORDS and letters not in _ALPHABET
-    )
-
-
-def _same_word(label: str, answer: str, policy: Policy) -> bool:
-    return label == answer if policy.exact_case else label.casefold() == answer.casefold()
-
-
-def _says(label: str, answer: Reading, policy: Policy) -> bool:
-    """Whether an answer ends with the label's words, `The winner is Maria`, or begins with its yes or no."""
-    plain = unmark(answer.text).strip(" .,!?'")
-    if (first := _YES_NO.match(plain)) and label.casefold() in _OPPOSITE:
-        other = _OPPOSITE[first[1].casefold()]
-        return _same_word(label, first[1], policy) and other not in plain.casefold().split()
-    named = _NAMED.fullmatch(plain)
-    if named and _same_word(label, named[1], policy):
-        return not doubtful(named[2])
-    subject = _ANSWERED.match(plain)
-    if subject is None or doubtful(plain[: subject.end()]) or _ANSWERED.match(label):
-        return False
-    return _same_word(label, " ".join(plain[subject.end() :].replace("-", " ").split()), policy)
-
-
-def _time(plain: str) -> tuple[int, int, int, str] | None:
-    """A time of day: `3:30 p.m.`, `15:30`, `3 PM`."""
-    found = _CLOCK.fullmatch(plain)
-    if found is None:
-        return spelled_clock(plain) if plain[-1:].isalpha() else None
-    if not (found[2] or found[4]):
-        return None
-    hour, minute, second = (int(part or 0) for part in found.groups()[:3])
-    return (hour, minute, second, (found[4] or "").lower()) if hour < 25 and minute < 60 and second < 60 else None
-
-
-def _same_time(label: tuple[int, int, int, str], answer: tuple[int, int, int, str]) -> bool:
-    """Whether hours and minutes agree, and also a.m. and p.m. if both sides tell them."""
-    if label[1:3] != answer[1:3]:
-        return False
-    if (label[3] and answer[3]) or not (label[3] or answer[3]):
-        return label == answer
-    return label[0] == answer[0] or _hour(label) == _hour(answer)
-
-
-def _hour(time: tuple[int, int, int, str]) -> int:
-    """Of the day, from 0 to 23."""
-    return time[0] % 12 + 12 * (time[3] == "p") if time[3] else time[0]
 
 
 def _base(text: str) -> str:

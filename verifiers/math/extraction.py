@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from olmorl.verifiers.math.boxes import MAX_CONTENT, boxed
 from olmorl.verifiers.math.languages import in_english
-from olmorl.verifiers.math.last_value import last_value
+from olmorl.verifiers.math.last_value import closing_sentence, last_value
 from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import quantity
 from olmorl.verifiers.math.prose import MAX_SENTENCE
+from olmorl.verifiers.math.units import with_unit
 from olmorl.verifiers.math.wording import doubtful, refuted, taken_back
 
 MAX_ANSWER = MAX_CONTENT
@@ -25,7 +26,7 @@ TAIL = 65536
 """Characters at the end of a completion that are searched."""
 
 _MARKER = re.compile(
-    r"\b(?:answer|(?:correct|best|right)\s+(?:option|choice))\b[\s*_]*(?:is\b|:|=)[\s*_:]*", re.IGNORECASE
+    r"\b(?:answer|(?:correct|best|right)\s+(?:option|choice))\b[\"\s*_]*(?:is\b|:|=)[\s*_:]*", re.IGNORECASE
 )
 _MARKING = ("answer", "option", "choice")
 """Every marker has one of these words."""
@@ -42,9 +43,10 @@ _CONFIRMED = re.compile(
 _BOLD_ENDS = re.compile(r"(?<=\w)\*\*(?=[\s.,;:)]|$)")
 _EMOJI = "".join(map(chr, (*range(0x2600, 0x27C0), *range(0x1F300, 0x1FB00), 0xFE0F))) + " "
 _DIGIT = re.compile(r"\d")
+_HTML = re.compile(r"</?(p|br|b|i|em|strong|span|div|u|sup|sub|h\d|li|ul|ol)(?:\s[^<>]{0,100})?/?>")
 _RETRACTION = re.compile(r"\s*(?:no|actually|wait|oops|sorry|correction|scratch that)\b", re.IGNORECASE)
 _ADVERBS = re.compile(r"(?:(?:so|therefore|thus|then|hence|simply|just|exactly|equal to|given by)\s+)+", re.IGNORECASE)
-_CLAUSE = re.compile(r"[.,;:!?\n]")
+_CLAUSE = re.compile(r"[.,;:!?\n—]")
 _CONTRAST = re.compile(r"^\s*(?:but|however|instead)\b", re.IGNORECASE)
 """The start of a clause that takes back the clause before it."""
 _SENTENCE = re.compile(r"[A-Za-z](?:[^()]|\(\w{1,3}\))*\s(?:is|are|equals)\s+(?=\S)", re.DOTALL)
@@ -66,6 +68,10 @@ class Extracted(NamedTuple):
     how: str
     num_items: str = ""
     """The number of items of a list, if the text says it."""
+    closing: str = ""
+    """The last sentence of a text that marks no answer: it counts if the label is words or a choice."""
+    ending: str = ""
+    """The end of such a text: if the label is a list, the values count that are named there."""
 
 
 def strip_thinking(text: str, start: str, end: str, opened: bool) -> str | None:
@@ -93,16 +99,28 @@ def strip_thinking(text: str, start: str, end: str, opened: bool) -> str | None:
 
 def final_answer(text: str, last_number: bool = True) -> Extracted | None:
     """The final answer, or None. `text` is without thinking."""
-    tail = _unconfirmed(text[-TAIL:])
+    tail = _unconfirmed(_untagged(text[-TAIL:]))
     box = boxed(tail)
     found = _hashes(tail) or _tagged(tail) if box is None else Extracted(box, "boxed")
     if found is None:
         tail = in_english(tail)
         found = _marked(tail)
     if found is None and last_number and "\\boxed" not in tail:
+        closing = closing_sentence(tail)
         value = last_value(tail)
-        found = Extracted(*value) if value is not None else None
+        found = None
+        if value or closing:
+            found = Extracted(*(value or (closing, "closing", "")), closing, tail[-MAX_SENTENCE:])
     return found if found is not None and len(found.text) <= MAX_ANSWER else None
+
+
+def _untagged(text: str) -> str:
+    """The text without HTML's tags for style; a raised place as a power."""
+    return (
+        _HTML.sub(lambda tag: "^" if tag[1] == "sup" else "\n" if tag[1] in ("p", "br") else "", text)
+        if "</" in text
+        else text
+    )
 
 
 def _unconfirmed(text: str) -> str:
@@ -173,7 +191,7 @@ def _delimited(rest: str) -> str | None:
             goes_on = retracted or _GOES_ON.match(behind) or doubtful(_sentence_end(behind))
             if goes_on or (price and " " in formula.strip()):
                 return None
-            return formula.strip()
+            return with_unit(formula.strip(), behind)
     return None
 
 
@@ -193,6 +211,8 @@ def _last(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
 def _undress(text: str) -> str:
     """The text without Markdown, emoji, full stop and quotation marks around it."""
     text = text.rstrip(_EMOJI).strip().strip("*_`").strip()
+    if text.endswith("}") and "{" not in text:
+        text = text.rstrip("} \n")
     if text.count("**") == 1:
         text = _BOLD_ENDS.sub("", text)
     if not text.endswith("...") or text.endswith("...."):

@@ -23,6 +23,7 @@ _ALSO_ENGLISH = frozenset(
     had hat hay have impossible in incorrect is it kali lee logo ma mal mas maximal maximum meet minder
     minus na ne ni no non of on or par per plus pro quasi rest reste rund se si so solution solutions son ten to tot
     total um unas vale van var ve vend want war ya
+    cent cents cien dos due gramme litre litres metro mil mille minute minutes once ora sept six
     """.split()  # noqa: SIM905
 )
 """Words of `languages.toml` that identify no language, because English texts have them too."""
@@ -32,12 +33,35 @@ _ENGLISH = frozenset(
     each which from or not be than what were if its
     """.split()  # noqa: SIM905
 )
+_UNITS = frozenset(
+    """
+    seconds minutes hours days weeks months years meters centimeters millimeters kilometers kilograms grams liters
+    degrees percent yen cents square squared
+    """.split()  # noqa: SIM905
+) | {"square meters", "square centimeters", "cubic meters", "cubic centimeters"}
+"""The glosses that are units."""
 _SCRIPTS = (
     ("japanese", re.compile(r"[\u3040-\u30ff]")),
     ("korean", re.compile(r"[\uac00-\ud7a3]")),
     ("chinese", re.compile(r"[\u3400-\u9fff]")),
 )
 """The scripts whose words touch each other or their endings, and their languages. Japanese has Chinese signs too."""
+COMMA_LANGUAGES = frozenset(
+    (
+        "german",
+        "french",
+        "spanish",
+        "portuguese",
+        "italian",
+        "dutch",
+        "polish",
+        "turkish",
+        "vietnamese",
+        "indonesian",
+        "russian",
+    )
+)
+"""Those that write a decimal comma, and a point or a space between thousands."""
 _UNSPACED = r"\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3"
 _TOUCHING = re.compile(rf"(?<=[{_UNSPACED}])(?=[-\d$\\*])|(?<=[\d$*])(?=[{_UNSPACED}])")
 _STOPS = {
@@ -53,22 +77,22 @@ _FORMULA = r"\$[^$]{1,300}\$|\\\((?:(?!\\\)).){1,300}\\\)|\\\[(?:(?!\\\]).){1,30
 
 def in_english(text: str) -> str:
     """The text with the words of one other language in English, if its last sentences are in that language."""
-    language = _language(text[-MAX_ENDING:])
-    if language is None:
+    spoken = language(text[-MAX_ENDING:])
+    if spoken is None:
         return text
     text = text.translate(_STOPS)
-    words, glosses = _table(language)
-    if any(language == name for name, _ in _SCRIPTS):
+    words, glosses = _table(spoken)
+    if any(spoken == name for name, _ in _SCRIPTS):
         text = _TOUCHING.sub(" ", text)
     return _NOT_IS.sub(r"\1 not", words.sub(lambda found: glosses.get(found[0].lower(), found[0]), text))
 
 
-def _language(ending: str) -> str | None:
+def language(ending: str) -> str | None:
     """The language of which the ending has the most words. None for English, or if no word tells."""
     if not ending.isascii():
-        for language, letter in _SCRIPTS:
+        for name, letter in _SCRIPTS:
             if letter.search(ending):
-                return language
+                return name
     words = _WORD.findall(_COMMAND.sub("", ending).lower())
     said: Counter[str] = Counter(language for word in words for language in _words().get(word, ()))
     told: Counter[str] = Counter()
@@ -77,6 +101,35 @@ def _language(ending: str) -> str | None:
             told.update(dict.fromkeys(_words().get(word, ()), 1 if word.isascii() else 2))
     english = sum(word in _ENGLISH for word in words)
     return max((one for one in told if told[one] > english), key=lambda one: told[one] + said[one], default=None)
+
+
+def unit_words(text: str) -> list[str]:
+    """The units in a text of another language, in English."""
+    spoken = language(text)
+    if spoken is None:
+        return []
+    words, glosses = _table(spoken)
+    found = (glosses.get(word.lower(), "").strip() for word in words.findall(_TOUCHING.sub(" ", text)))
+    return [unit for unit in found if unit in _UNITS]
+
+
+def units_in_english(text: str) -> str:
+    """A number with the unit of another language behind it, with the English unit: `760円`, `26 см²`."""
+    return _unit_table()[0].sub(lambda found: f" {_unit_table()[1][found[1].lower()]} ", text)
+
+
+@cache
+def _unit_table() -> tuple[re.Pattern[str], dict[str, str]]:
+    names = {
+        word.lower(): gloss
+        for rows in _rows().values()
+        for gloss, words in rows.items()
+        if gloss in _UNITS
+        for word in words.split("|")
+        if not (word.isascii() and len(word) < 3)
+    }
+    either = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    return re.compile(rf"(?<=[\dπ}}/])\s?({either})(?!{_LETTER})", re.IGNORECASE), names
 
 
 @cache
@@ -93,12 +146,17 @@ def _words() -> dict[str, list[str]]:
 def _table(language: str) -> tuple[re.Pattern[str], dict[str, str]]:
     """A pattern for the words of a language and for formulas, which stay; and the replacements of the words."""
     unspaced = any(language == name for name, _ in _SCRIPTS)
+    single = _UNITS if unspaced else frozenset[str]()
     glosses = {
         word.lower(): f" {gloss} " if unspaced else gloss
         for gloss, found in _rows()[language].items()
         for word in found.split("|")
     }
-    either = "|".join(map(re.escape, sorted(glosses, key=len, reverse=True)))
+    # A single sign is a unit only behind a number: 米 is a metre, 玉米 is corn.
+    either = "|".join(
+        (r"(?<=\d )" if len(word) == 1 and glosses[word].strip() in single else "") + re.escape(word)
+        for word in sorted(glosses, key=len, reverse=True)
+    )
     words = f"(?:{either})" if unspaced else rf"(?<!{_LETTER})(?:{either})(?!{_LETTER})(?!\s*=)"
     return re.compile(f"{_FORMULA}|{words}", re.IGNORECASE | re.DOTALL), glosses
 

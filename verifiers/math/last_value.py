@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import deque
 from typing import NamedTuple
 
 from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import Quantity, quantity
 from olmorl.verifiers.math.prose import MAX_SENTENCE, stated
-from olmorl.verifiers.math.units import is_known
+from olmorl.verifiers.math.spelled import in_digits
+from olmorl.verifiers.math.units import MULTI_LETTER, is_known, with_unit
 from olmorl.verifiers.math.wording import (
     changes_behind,
     changes_nearby,
@@ -29,7 +31,7 @@ _NUMBER = re.compile(
     rf"(?=[-.\\\d])(?<![\w.\\^_])(?<!\d[,':])(?<!√)(?<![\^_]\{{)(?<!sqrt\{{)-?(?:\\[dt]?frac\{{-?\d{{1,40}}\}}\{{\d{{1,40}}\}}"
     rf"|(?:\d{{1,3}}(?:{_GROUP}\d{{3}}){{1,9}}(?!\d)|\d{{1,3}}(?:'\d{{3}}){{1,9}}(?!\d)|\d{{1,40}}(?:,\d{{1,40}}){{0,20}})"
     r"(?:[.,]\d{1,40}(?:\.\.\.(?!\.)|…)?)?(?:[eE][+-]?\d{1,4})?(?:\s?/\s?\d{1,40}"
-    r"|(?::\d{1,40}| : \d{1,40}){1,3}(?:\s?[aApP]\.?[mM]\b)?|\s?π|\s[aApP]\.?[mM]\b)?|\.\d{1,40})(?:\\?%)?"
+    r"|(?::\d{1,40}| : \d{1,40}){1,3}(?:\s?[aApP]\.?[mM]\b)?|\s?π|\s[aApP]\.?[mM]\b)?|\.\d{1,40})(?:\s?\\?%)?"
     r"(?!(?!(?:[cdkm]?m|in|ft|yd)\^)[\w^]*\^|[_!√‰⁰¹²³⁴⁵⁶⁷⁸⁹]|\s?π|-[a-zA-Z]{2}|(?![mhgslL][²³]?(?!\w))[a-zA-Z](?![a-zA-Z])|(?:st|nd|rd|th)\b"
     r"|\s?\\(?!text|mathrm|%)[a-zA-Z]|[.,/]?\d)"
 )
@@ -44,31 +46,84 @@ _FORMULA = re.compile(
 _ROWS = re.compile(
     r"\s*\\begin\{(?:align\*?|aligned|gather\*?|gathered|equation\*?|split)\}(.*)\\end\{[a-z]+\*?\}[\s.]*", re.DOTALL
 )
-_ASSIGNED = re.compile(r"\s*([a-zA-Z](?:_\{?\w+\}?)?)\s*&?\s*=")
+_ASSIGNED = re.compile(
+    r"^\s*((?:\\[a-zA-Z]+|[a-zA-Z])(?:_\{?\w+\}?)?|\([a-z](?:,\s?[a-z]){1,3}\))\s*&?\s*(?:=|\\in(?![a-zA-Z]))"
+)
+_OPERATOR_OF = re.compile(r"\s*\\(?:operatorname|det|dim|gcd|lcm|min|max|ker|deg)(?![a-zA-Z])")
+_CLAIMS = re.compile(r"=|\\(?:in|equiv)(?![a-zA-Z])")
+_STEP = re.compile(r"\s*(?:[fgh]\([^=]*\)|[^=a-zA-Z]*[a-zA-Z]?[^=a-zA-Z]*)=\s*-?[\d./]+\s*")
+"""A value of a function, or of an expression in one letter: steps of a calculation are no list."""
 _BOLD_END = re.compile(r"(?:^|\s)\*\*([^*\n]{1,200})\*\*[.!]?\s*$")
 """A formula in bold that ends the text."""
-_CLAIMED = re.compile(r".*(?:\b(?:is|are|equals)|:)\s((?:(?!\.\s)[^!?]){1,100}?)[.!]?\s*$", re.DOTALL)
+_CLAIMED = re.compile(r".*(?:\b(?:is|are|equals)|:|[A-Za-z]{2} =)\s((?:(?!\.\s)[^!?]){1,100}?)[.!]?\s*$", re.DOTALL)
 """The end of a text after its last `is`."""
+_SAME_AGAIN = re.compile(r",?\s(?:i\.e\.|that is|or equivalently|equivalently),?\s.*$")
+_UNIT_BEHIND = re.compile(
+    rf"(?<=[\d}})π])\s(?:(?:square|cubic|sq\.?) )?(?:{'|'.join(MULTI_LETTER)}|m)s?(?:\^?[23²³])?$"
+)
+"""Behind a formula."""
 _TOTAL_ROW = re.compile(
     r"\|[\s*_]*(?:(?:grand|final) )?(?:total|answer|result|sum)\b"
     r"[^|\n]*\|(?:[^|\n]*\|)*?[\s*]*([^|\n*]+?)[\s*]*\|\s*$",
     re.IGNORECASE,
 )
 """The last row of a table, and its last cell."""
+_RULE = re.compile(r"\n\s*(?:[-*_]\s?){3,40}\s*$|\s*(?:Q\.?E\.?D\.?|\$?\\(?:blacksquare|square|qed)\$?|[□∎■])\s*$")
+"""A line across the page, or the end of a proof."""
+MAX_RULE = 100
+MARKS = "✓✔✅☑🎉👍 "
+_FIELD = re.compile(r"\{\s*\"\w+\"\s*:\s*\"?([^\"{}]*)\"?\s*\}")
+"""A record of one field, in JSON."""
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?!\.?\d)")
+"""Groups of three digits with points between them."""
 _QUOTED = re.compile(r"^ {0,3}> ?(?=[*A-Za-z$\\])", re.MULTILINE)
 _SIGNS = {ord("−"): "-", ord("⟹"): r"\implies ", ord("⇒"): r"\implies "}
-_IMPLIES = re.compile(r"\\(?:implies|Rightarrow|therefore|Longrightarrow|because)(?![a-zA-Z])")
-_AND = re.compile(r"(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z] = )?")
+_VULGAR = re.compile("(?:(?<=(\\d)))?([½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞])")
+_ASIDE = re.compile(
+    r"\s\(((?:indeed|which|that is|since|because|as|the other|i\.e\.|equivalently|approx\w*|about|≈|using|by|check"
+    r"|also|where"
+    r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|(?:we )?(?:reject|discard"
+    r"|exclud)\w*\s[^()]{1,100}|\$?[a-z]\s?=\s?[^()\s]{1,20}\$? (?:fails?|is|does|gives|makes|would)\b[^()]{0,100}"
+    r"|(?:its|an?|the|from|all|both|only|to|on|at|per|for|after|before|of|this|it)\s[^()]{1,200}|\$[^$()]{1,80}=[^$()]{1,80}\$|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
+)
+"""A remark in brackets on what stands in front."""
+MAX_DENIED = 40
+_OF_ANOTHER = re.compile(r"the other|(?:we )?(?:reject|discard|exclud)|not\b|\$?[a-z]\s?=")
+_EXCLUDED = re.compile(
+    r",?\s(?:but|and|where|however,?)\s(?:(?:the|since) )?(?:(?:root|solution"
+    r"|value) )?\$?(?:[a-z] ?= ?)?(-?[\d./]+)\$?\s"
+    r"(?:is|must be|has to be|fails|does not|doesn't)\b(?:\s(?:extraneous|rejected|discarded|invalid|excluded"
+    r"|impossible|inadmissible|spurious"
+    r"|not (?:valid|allowed|a solution|possible|admissible|in the domain)|satisfy|work|check"
+    r"|fit)\b[^\d]{0,60})?[.\s]*$",
+    re.IGNORECASE,
+)
+_PLAIN_VALUE = r"\$?(-?(?:\\[dt]?frac\{-?\d+\}\{\d+\}|\d+(?:[./]\d+)?))"
+_NAMED_VALUE = re.compile(
+    r"(?:(?<![\w\\^_+*/=-])(?<![+*/-] )([a-zA-Z])\s*=|\b([xyz])-(?:coordinate|intercept|value)\b(?: is| of| =| equals)?"
+    r"|\b(abscissa|ordinate)\b(?: is| of| =)?|\bthe (larger|smaller|greater|bigger|first|second|third"
+    r"|other)(?: [a-z]+)? is)"
+    rf"\s*{_PLAIN_VALUE}(?=\$?(?:[,;)]|\.?\s|\.?$|\\))",
+    re.IGNORECASE,
+)
+_COORDINATES = {"abscissa": "x", "ordinate": "y"}
+_IMPLIES = re.compile(
+    r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because|iff|Leftrightarrow)(?![a-zA-Z])"
+)
+_AND = re.compile(
+    r"°?(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = )?"
+)
 """Between the items of one list."""
-_NAME = re.compile(r"[a-zA-Z] = $")
+_NAME = re.compile(r"[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = $")
 """In front of the first item of a list that repeats it: `x = 1, x = 2`."""
-_DRESS = re.compile(r"\*{0,2}(?:-(?=[$€£¥₹]))?(?:\\?[$€£¥₹]\s?)?$")
+_DRESS = re.compile(r"\*{0,2}(?:-(?=[$€£¥₹]))?(?:(?:R|US)?\\?[$€£¥₹]\s?)?$")
 """Right in front of a number: bold, a currency."""
 _LED = re.compile(r"[A-Za-z=:,]\s*[$*]{0,2}$")
 """In front of a number that ends a sentence and is all that the sentence says."""
 _BEFORE = re.compile(r"[.!?]\s|\n")
 _BEHIND = re.compile(r"[.!](?:\s|$)|\n")
-_COPULA = re.compile(r".*(?:\b(?:is|are|was|were)\b|=>?|\\approx)", re.DOTALL | re.IGNORECASE)
+_EQUAL = re.compile(r"=|\\equiv(?![a-zA-Z])")
+_COPULA = re.compile(r".*(?:\b(?:is|are|was|were|equals)\b|=>?|\\approx)", re.DOTALL | re.IGNORECASE)
 _MONTH = re.compile(r"\b(?:January|February|March|April|May|June|July|August|September|October|November|December)\s+$")
 _NAMING = re.compile(
     r"(?:(?:So|Thus|Hence|Therefore|Then|Finally),? )?[A-Za-z\d' ]{1,100}"
@@ -78,7 +133,8 @@ _KNOWN = re.compile(
     r"[A-Za-z', ]{1,100}\s(?:is|are)\s+(all real numbers|all reals|the empty set|undefined)$", re.IGNORECASE
 )
 _REASON = re.compile(
-    r",?\s(?:because|since|given that|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
+    r",?\s(?:because|since|given that|both of which|while|whereas|as(?=\s(?:[√$\\(]|\d+/\d|[a-z]\s?=))"
+    r"|from(?=\s\d+ (?:up )?(?:to|through) \d)|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
     r"|(?:which (?:is|are) )?(?:achieved|attained|reached|obtained) (?:when|at|by|for|if))\s",
     re.IGNORECASE,
 )
@@ -87,7 +143,7 @@ _NEW_CLAIM = re.compile(r",\s*[A-Za-z]|\b(?:so|thus|hence|therefore|then)\b")
 """After a reason: its consequence."""
 _DEFINED = re.compile(
     r",?\s{1,4}(?:where|with|for)\s+(?:(?:all|any|some|every|each|an|integers?|positive|nonnegative|real|natural|numbers?)\s+)*"
-    r"[$(\\]{0,2}[a-zA-Z](?:[$)\\]{0,2}\s+(?:is|are|denotes|being)\s[^.$=\d]{3,60}"
+    r"[$(\\]{0,2}[a-zA-Z](?:[$)\\]{0,2}\s+(?:is|are|denotes|being|an?|any)\s[^.$=\d]{3,60}"
     r"|\s*(?:\\in|∈)\s*[^.$=\d]{1,30}[$)\\]{0,2}|[$)\\]{0,2})[\s.]*$"
 )
 """A remark at the end that says what a letter is: `, where $k$ is an integer`."""
@@ -104,7 +160,8 @@ _CALLED = re.compile(r"\b(?:equation|formula)\s*$", re.IGNORECASE)
 """In front of a formula. In front of a number it is a reference: `equation 3`."""
 _EXTREME = re.compile(r"\b(?:minimum|maximum|largest|smallest|greatest|least|value)\b", re.IGNORECASE)
 _APPROXIMATELY = re.compile(
-    r",?\s(?:(?:or|which is|that is|i\.e\.,?)\s|\()(?:approximately|approx\.?|about|roughly|around|≈)\s*[*$]*$",
+    r"(?:,?\s(?:(?:or|which is|that is|i\.e\.,?)\s|\()(?:approximately|approx\.?|about|roughly|around|≈)|\s?(?:≈"
+    r"|\\approx))\s*[*$]*$",
     re.IGNORECASE,
 )
 _FORMULA_ENDS = re.compile(r"(?:\$|\\\)|π|√\d+)(?:\s?[a-zA-Z²³/]{1,20}){0,2}$")
@@ -145,11 +202,20 @@ _LIST = re.compile(r"[\s$]*(?:-?\d[\d./]*(?:[\s$]*(?:,|;|and\b|or\b)[\s$]*|\s+|$
 _CONTEXT = re.compile(r"\w\s+(?:after|before|when|once|while|back from)\s[^,;:=]*$|\d\s+in\s$", re.IGNORECASE)
 """In front of a number that belongs to the words before it: `She has 12 after spending 8`, `1 in 4`."""
 _CONCLUDED = re.compile(r",\s+(?:and\s+)?(?:so|thus|hence|therefore)\b", re.IGNORECASE)
-_ITEMS = re.compile(r"(?:^|\n)((?:[ \t]*[-*•][ \t]+[^\n]{1,80}(?:\n+|$)){2,20})\s*$")
-_BULLET = re.compile(r"^[ \t]*[-*•][ \t]+", re.MULTILINE)
+_ITEMS = re.compile(r"(?:^|\n)((?:[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+[^\n]{1,80}(?:\n+|$)){2,20})\s*$")
+_BULLET = re.compile(r"^[ \t]*(?:[-*•]|\d{1,2}[.)])[ \t]+", re.MULTILINE)
 """A list of lines at the end of the text."""
-_WHERE = re.compile(r"\b(?:when|where|if|for|with|(?:attained|occurs|achieved|reached) (?:at|by))\s*$", re.IGNORECASE)
+_WHERE = re.compile(
+    r"\b(?:when|where|iff?|if and only if|for|for (?:all|every|each|any)|with|with (?:\w+ )?constants?"
+    r"|provided(?: that)?"
+    r"|with equality(?: exactly)? (?:at|iff?|when|if and only if|for)|(?:attained|occurs|achieved|reached) (?:at|by"
+    r"|when|for))\s*$",
+    re.IGNORECASE,
+)
 """Between the answer and the place that it belongs to."""
+_AT = re.compile(r"(?:\$|\\\))\s*,?\s*(?:(?:attained|reached|achieved) )?at\s*$")
+_SPAN = re.compile(r"(?:after|in|for|within)(?: about| exactly)?", re.IGNORECASE)
+"""All that stands in front of an answer such as `after 120 minutes`."""
 _COMMAND = re.compile(
     r"\b[A-Z]{2,4}\b|\\(?:text|mathrm|mathbf|mathbb|operatorname)\s?\{[^{}]*\}|\\(?:begin|end)\s?\{[a-z*]+\}(?:\{[a-z|]+\})?"
     r"|\\[a-zA-Z]+|\b(?:sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|log|ln|exp|sqrt|pi|or|and|[ijk]|[a-z]{2}(?=[\^)(]))\b"
@@ -159,7 +225,7 @@ _DIGITS = re.compile(r"\d+")
 _LETTER = re.compile(r"[a-zA-Z]")
 _NOT_A_VALUE = re.compile(r"[<>,;&]|\\\\|\\begin|\b(?:and|or)\b|\\[lg]eq?(?![a-z])")
 _ROW_END = re.compile(r"\\\\(?:\s*\[[^\]]*\])?")
-_OPERATOR = re.compile(r"[\\=+*/^_()\[\]{}|<>≤≥√∪π∞−-]|\d[a-zA-Z]|[a-zA-Z]\d")
+_OPERATOR = re.compile(r"[×·÷\\=+*/^_()\[\]{}|<>≤≥√∪π∞−-]|\d[a-zA-Z]|[a-zA-Z]\d")
 _NO_FORMULA = re.compile(
     r"[$?;%#]|\\[()\[]|^\s*[-+*>=|]\s|^\s*(?:\d+[.)]|\([A-Ja-j]\)|[A-J][.):])\s|[.!:]\s|\d\s[a-zA-Z]\b|\*\*|\\(?:boxed|fbox)|^\s*\\\]"
 )
@@ -180,9 +246,26 @@ class Value(NamedTuple):
     """The number of items of a list, if the text says it: 3 in `There are 3 solutions: 1, 2 and 5`."""
 
 
+def closing_sentence(text: str) -> str:
+    """The last sentence. Empty if it is no sentence, or a question."""
+    line = _ended(text[-SEARCHED:]).strip().strip("*_`> ").strip().rpartition("\n")[2].strip("*`_ ")
+    sentence = _BEFORE.split(line)[-1].replace("**", "")
+    return sentence.rstrip(" .") if len(sentence) <= MAX_SENTENCE and not sentence.endswith("?") else ""
+
+
+def _ended(text: str) -> str:
+    """The text without a line across the page or the end of a proof behind it."""
+    if field := _FIELD.fullmatch(text.strip()[-MAX_RULE:]):
+        return field[1]
+    return text[:-MAX_RULE] + _RULE.sub("", text[-MAX_RULE:].rstrip(MARKS))
+
+
 def last_value(text: str) -> Value | None:
     """The answer of a text without a box or a marker, or None."""
-    text = _DEFINED.sub("", _without_check(_QUOTED.sub("", text[-SEARCHED:].translate(_SIGNS))))
+    text = _ended(_QUOTED.sub("", _normal_signs(text[-SEARCHED:])))
+    text = _without_excluded(text)
+    text = _DEFINED.sub("", _without_check(text))
+    text = _with_digits(_ASIDE.sub(_aside, text) if "(" in text else text)
     line = text.strip().strip("*_`.> ").strip().rpartition("\n")[2].strip("*` ")
     if value := _of_end(text, line):
         return value
@@ -201,6 +284,58 @@ def last_value(text: str) -> Value | None:
     return _of_number(text, number)
 
 
+def _aside(remark: re.Match[str]) -> str:
+    """Nothing in place of a remark in brackets that leaves the number in front as it is, or denies another."""
+    if refuted(remark[1]) or not doubtful(remark[1]):
+        return remark[0] if refuted(remark[1]) else ""
+    here = _DIGITS.findall(remark.string[max(0, remark.start() - MAX_DENIED) : remark.start()])
+    denied = _DIGITS.findall(remark[1])
+    return "" if _OF_ANOTHER.match(remark[1]) and here and denied and here[-1] not in denied else remark[0]
+
+
+def _without_excluded(text: str) -> str:
+    """The items that are left when the end of a text excludes one: `x = 2 or x = 3, but x = 3 is extraneous`."""
+    excluded = _EXCLUDED.search(text, max(0, len(text) - MAX_SENTENCE))
+    if excluded is None:
+        return text
+    start = max((stop.end() for stop in _BEFORE.finditer(text, 0, excluded.start())), default=0)
+    items = _SEPARATOR.split(text[start : excluded.start()])
+    kept = [item for item in items if quantity(normalise(_without_name(item))) != quantity(normalise(excluded[1]))]
+    return text[:start] + ", ".join(item.strip() for item in kept) if 0 < len(kept) < len(items) else text
+
+
+def _without_name(item: str) -> str:
+    return item.rpartition("=")[2].strip(" $.")
+
+
+def assigned(text: str) -> list[str]:
+    """The last value of each variable or coordinate that the end of a text names: `so x = 4; then y = 3`."""
+    found: dict[str, str] = {}
+    for one in _NAMED_VALUE.finditer(_normal_signs(text)):
+        name = next(filter(None, one.groups()[:-1])).lower()
+        found[_COORDINATES.get(name, name)] = one[one.re.groups]
+    return [f"{name} = {value}" if len(name) == 1 else value for name, value in found.items()]
+
+
+def _normal_signs(text: str) -> str:
+    """The text with one spelling of minus signs and of fractions such as `⅔`."""
+    text = _GROUPED.sub(lambda number: number[0].replace(".", ""), text)
+    if text.isascii():
+        return text
+    return _VULGAR.sub(
+        lambda one: f"{' ' if one[1] else ''}{unicodedata.normalize('NFKC', one[2]).replace('⁄', '/')}",
+        text.translate(_SIGNS),
+    )
+
+
+def _with_digits(text: str) -> str:
+    """The text with digits for the numbers in words in its last sentence, if that states a result."""
+    end = len(text.rstrip(" .!*_\n"))
+    start = max((stop.end() for stop in _BEFORE.finditer(text, max(0, end - MAX_SENTENCE), end)), default=0)
+    states = _DIGITS.search(text, start) or _CONCLUDES.match(text, start) or not _DIGITS.search(text)
+    return text[:start] + in_digits(text[start:]) if states else text
+
+
 def _of_end(text: str, line: str) -> Value | None:
     """The answer, if the whole text, its last line, its bullet points or the bold words at its end are one."""
     whole = text.strip().strip("*_`.> ").strip()
@@ -217,10 +352,11 @@ def _of_end(text: str, line: str) -> Value | None:
         return Value(total[1], "line")
     bold = _BOLD_END.search(text)
     claimed = bold or (_CLAIMED.match(line) if len(line) <= MAX_SENTENCE else None)
-    if claimed and _bare(claimed[1]):
+    if claimed and _bare(_SAME_AGAIN.sub("", _UNIT_BEHIND.sub("", claimed[1]))):
         ahead, behind = _beside(text if bold else line, claimed)
         if not _unsure(ahead, behind):
-            return Value(_result(claimed[1]), "last_formula", _count(ahead, claimed[1]))
+            formula = _SAME_AGAIN.sub("", claimed[1])
+            return Value(_result(formula), "last_formula", _count(ahead, formula))
     return None
 
 
@@ -249,19 +385,27 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
     if refusal := _refusal(sentence[:first], sentence, end, text[number.end() + len(sentence) - end :]):
         return refusal
     if first < start:
-        named = _NAME.search(sentence, max(0, first - 4), first)
+        named = _NAME.search(sentence, max(0, first - 8), first)
         first = named.start() if named else first
         items = sentence[first:end]
         return Value(items, "last_list", _count(sentence[:first], items))
+    return _of_single(text, sentence, start, number[0])
+
+
+def _of_single(text: str, sentence: str, start: int, number: str) -> Value | None:
+    """A number that ends no list."""
+    end = start + len(number)
     month = _MONTH.search(sentence[:start])
     alone = month is None and _NUMBER.search(sentence[:start]) is None
-    if alone and (not leads(sentence[:start]) or is_subject(sentence[end:])):
+    if alone and sentence == text.strip() and _SPAN.fullmatch(sentence[:start].strip()):
+        return _dressed(sentence, start, number)
+    if alone and (not leads(_DRESS.sub("", sentence[:start])) or is_subject(sentence[end:])):
         return Value("", "aside")
-    plain = quantity(normalise(number[0]))
+    plain = quantity(normalise(number))
     if not month and _CONTEXT.search(sentence[:start]) and (value := _other(sentence, plain)):
         return value
     if end == len(sentence) and not month and (not start or _LED.search(sentence, max(0, start - 8), start)):
-        return Value(number[0], "last_number")
+        return Value(number, "last_number")
     aside = _BEFORE_ASIDE.search(sentence, max(0, start - 5), start)
     if aside and _COMPARED.match(sentence, end) and _NUMBER.search(sentence[: aside.start()]):
         return Value(sentence[: aside.start()], "sentence")
@@ -269,7 +413,7 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
         return Value(sentence[month.start() : end], "line")
     if not alone and (value := _other(sentence, plain) or _other(_CONCLUDED.split(sentence)[-1], plain)):
         return value
-    return _dressed(sentence, start, number[0])
+    return _dressed(sentence, start, number)
 
 
 def _dressed(sentence: str, start: int, number: str) -> Value:
@@ -280,7 +424,7 @@ def _dressed(sentence: str, start: int, number: str) -> Value:
     said = _said(rest)
     if said is not None and (is_known(said.unit) or said.percent or plain is None or said.value != plain.value):
         return Value(rest, "sentence")
-    return Value(number, "last_number")
+    return Value(with_unit(number, sentence[start + len(number) :]) if plain is None else number, "last_number")
 
 
 def _other(sentence: str, last: Quantity | None) -> Value | None:
@@ -301,9 +445,13 @@ def _of_formula(text: str, formula: re.Match[str]) -> Value | None:
         return refusal
     if first < start and _alike(_inside(sentence[first:start]), content):
         return Value(sentence[first:end], "last_list", _count(sentence[:first], sentence[first:end]))
-    if _WHERE.search(sentence[:start]) and (before := _last(_FORMULA, sentence[:start])):
-        content = next(filter(None, before.groups())).strip()
-    return Value(_result(content), "last_formula", _count(sentence[:start], content))
+    if (_WHERE.search(sentence[:start]) or _AT.search(sentence[:start])) and (
+        before := _last(_FORMULA, sentence[:start])
+    ):
+        place, content = content, next(filter(None, before.groups())).strip()
+        if _LETTER.fullmatch(content):  # `all real numbers $x$ with $x > 3$`
+            content = place
+    return Value(with_unit(_result(content), sentence[end:]), "last_formula", _count(sentence[:start], content))
 
 
 def _count(ahead: str, items: str) -> str:
@@ -324,7 +472,10 @@ def _result(formula: str) -> str:
         last = lines[-1].partition("&&")[0].replace("&", "").strip(" .,\n") if lines else ""
         if len(set(names)) < len(lines) and (_ASSIGNED.match(last) or _is_value(last.partition("=")[0])):
             formula = last
-    sides = formula.split("=")
+    ahead, _, behind = formula.rpartition(", ")
+    if "=" in ahead and _ASSIGNED.match(behind) and not _ASSIGNED.match(ahead) and "(" not in behind:
+        formula = behind
+    sides = _EQUAL.split(formula)
     chain = len(sides) > 2 and not _NOT_A_VALUE.search(formula) and _is_value(sides[-2])
     return sides[-1].strip() if chain and sides[-1].strip() and _is_value(sides[-1]) else formula
 
@@ -342,6 +493,11 @@ def _inside(formula: str) -> str:
 
 def _alike(first: str, last: str) -> bool:
     """Whether two formulas may be items of one list: an equation to solve and its solution are none."""
+    claims, assigned = ([bool(pattern.search(one)) for one in (first, last)] for pattern in (_CLAIMS, _ASSIGNED))
+    if all(claims) and not any(assigned) and _STEP.fullmatch(last):
+        return False
+    if all(claims) and not first.startswith("\\begin") and (assigned[0] != assigned[1] or _OPERATOR_OF.match(last)):
+        return False
     return bool(_ASSIGNED.match(first)) or "=" not in first or not _ASSIGNED.match(last)
 
 

@@ -6,12 +6,14 @@ import re
 from math import isfinite
 from typing import Any
 
-from olmorl.messages import Verdict
+from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, WorkerProbe
-from olmorl.verifiers.math.answer_parser import in_signs, of_option, read, read_label, settle
+from olmorl.verifiers.math.answer_parser import in_signs, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
+from olmorl.verifiers.math.matching import in_terms_of, match, refusal, with_marked_unit
 from olmorl.verifiers.math.numbers import Policy
-from olmorl.verifiers.math.wording import doubtful, imagined
+from olmorl.verifiers.math.question import UNKNOWN, Question, asked, comma_as_point
+from olmorl.verifiers.math.wording import doubtful
 from olmorl.verifiers.pool.pool import LatePool, Pool
 from olmorl.verifiers.verifier import AnswerVerifier, unscored
 
@@ -24,7 +26,8 @@ SYMBOLIC_PROBE = WorkerProbe(SYMBOLIC_EQUAL, (r"\frac{x^2-1}{x-1}", "1+x"), True
 GSM8K_MARKER = "####"
 MAX_TEXT = 200
 """Longest label, in characters, that is text and no mathematics."""
-_OR = re.compile(r"\bor\b", re.IGNORECASE)
+_OR = re.compile(r"\b(?:either|or)\b", re.IGNORECASE)
+_SEVERAL_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 POLICY = Policy()
 
@@ -47,31 +50,58 @@ class MathVerifier(AnswerVerifier):
         self._policy = policy
         self._last_number = last_number
 
-    async def verify(self, text: str, label: Any) -> Verdict:
-        found = final_answer(text, self._last_number)
-        if found is None:
-            return Verdict(reward=0.0, method="no_answer")
+    async def verify_row(self, prompt: Prompt, completion: Completion, text: str | None, label: Any) -> Verdict:
+        if text is None or not text.strip():
+            return await super().verify_row(prompt, completion, text, label)
+        return await self.verify(text, label, asked(prompt))
+
+    async def verify(self, text: str, label: Any, question: Question = UNKNOWN) -> Verdict:
+        """Score `text`, a completion without its thinking, against a usable label.
+
+        Args:
+            question: what is known of it.
+        """
         truth = _label_text(label)
-        if found.how == "sentence" and imagined(found.text):
-            return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        wanted = read_label(truth)
-        counted = bool(found.num_items and wanted.number)
-        found = found._replace(text=found.num_items if counted else of_option(found.text, wanted))
-        settled = settle(wanted, read(found.text), self._policy)
+        pointed = (comma_as_point(text), comma_as_point(truth)) if question.decimal_comma else (text, truth)
+        if pointed[1] == truth:
+            verdict = await self._verify(text, truth, question)
+            if verdict.reward != 0 or pointed[0] == text:
+                return verdict
+        return await self._verify(*pointed, question)
+
+    async def _verify(self, text: str, truth: str, question: Question) -> Verdict:
+        answer = final_answer(text, self._last_number)
+        if answer is None:
+            return Verdict(reward=0.0, method="no_answer")
+        truth, wanted, found = match(question, truth, answer)
+        if reason := refusal(truth, answer, question):
+            return Verdict(reward=0.0, extracted=answer.text, method=reason)
+        if wanted.number and not wanted.number.value and question.counts_none(answer.closing or answer.text):
+            return Verdict(reward=1.0, extracted=answer.closing or answer.text, method="none")
+        if found.how == "closing" and wanted.number:
+            return Verdict(reward=0.0, method="no_answer")
+        given = read(found.text)
+        if self._policy.units == "lenient":
+            wanted = in_terms_of(question, wanted, given)
+        settled = settle(wanted, given, self._policy)
         if settled is not None:
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
-        if found.how == "sentence" and doubtful(_OR.sub("", found.text)):
+        signs = in_signs(found.text)
+        if found.how == "sentence" and signs == found.text and doubtful(_OR.sub("", found.text)):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        outcome, method = await self._compare(in_signs(truth), in_signs(found.text))
-        if outcome == Done(None) and wanted.number:
-            return Verdict(reward=0.0, extracted=found.text, method="number")
+        return await self._by_algebra(truth, signs)
+
+    async def _by_algebra(self, truth: str, answer: str) -> Verdict:
+        outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer)
+        if outcome == Done(None) and read_label(truth).number:
+            return Verdict(reward=0.0, extracted=answer, method="number")
         if not isinstance(outcome, Done):
-            return unscored(outcome, found.text)
+            return unscored(outcome, answer)
         if outcome.value is None and _is_text(truth):
-            return Verdict(reward=0.0, extracted=found.text, method="text")
+            return Verdict(reward=0.0, extracted=answer, method="text")
         if outcome.value is None:
-            return Verdict(reward=None, extracted=found.text, error_kind="label", detail=f"cannot read {truth[:80]!r}")
-        return Verdict(reward=float(outcome.value), extracted=found.text, method=method)
+            return Verdict(reward=None, extracted=answer, error_kind="label", detail=f"cannot read {truth[:80]!r}")
+        return Verdict(reward=float(outcome.value), extracted=answer, method=method)
 
     async def _compare(self, truth: str, answer: str) -> tuple[Outcome, str]:
         """True or False, or None for an unreadable label; and the method that decided."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
+from olmorl.verifiers.math.languages import units_in_english
 from olmorl.verifiers.math.wording import harmless_ahead
 
 TEXT, END_TEXT = "\x02", "\x03"
@@ -20,6 +22,7 @@ _SIGNS = {
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "λ": r"\lambda ", "μ": r"\mu ",
     "ω": r"\omega ", "σ": r"\sigma ", "ρ": r"\rho ", "φϕ": r"\phi ", "Δ": r"\Delta ", "ℝ": r"\mathbb{R}",
     "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "∠": r"\angle ",
+    "＜": "<", "＞": ">", "≦": r"\le ", "≧": r"\ge ",
     "△": r"\triangle ", "∑": r"\sum ", "∫": r"\int ", "…": r"\ldots ", "→": r"\to ", "∨": r"\lor ", "∧": r"\land ",
     "∴": r"\therefore ", "⇒⟹": r"\Rightarrow ",
     "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
@@ -35,7 +38,20 @@ _RAISED_PLAIN = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "012345678
 _LOWERED = re.compile(r"[₀₁₂₃₄₅₆₇₈₉]+")
 _LOWERED_PLAIN = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 
-_COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
+
+def _function(match: re.Match[str]) -> str:
+    """`f: x \\mapsto` as `f(x) =`."""
+    return f"{match[1] or 'f'}({match[2]}) ="
+
+
+def _quantity(match: re.Match[str]) -> str:
+    """`\\SI{30}{\\volt}` as the number and the unit in words."""
+    unit = (match[2] or "").replace("\\per", "/").replace("\\", " ")
+    number = match[1] + (r"^\circ" if match[0].startswith("\\ang") else "")
+    return rf"{number}\text{{{unit}}}" if unit else number
+
+
+_COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (("\\begin",), re.compile(
         r"\\left\s*\\\{\s*\\begin\s*\{(array|matrix)\}(?:\{[lcr| ]*\})?((?:(?!\\begin|\\end).){0,1000})"
         r"\\end\s*\{\1\}\s*\\right\s*\.", re.DOTALL), r"\\begin{cases}\2\\end{cases}"),
@@ -46,11 +62,26 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     ((ROW, "\\end"), re.compile(rf"[.,;]\s*(?={ROW}|\\end\s*\{{)"), ""),
     (("C_",), re.compile(r"(?<![a-zA-Z\\])C_(?:\{([3-9]|\d\d)\}|([3-9]))\s*\^(?:\{(\d{1,2})\}|(\d))"),
      r"\\binom{\1\2}{\3\4}"),
+    (("C_",), re.compile(r"(?:\{\s*\}|^)\s*[_^](?:\{(\w{1,4})\}|(\w))\s*C_(?:\{(\w{1,4})\}|(\w))"),
+     r"\\binom{\1\2}{\3\4}"),
     (("{e", "{E"), re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\s*\{\s*[eE]\s*([-+])\s*\}\s*(?=\d)"), r"e\1"),
     (("...", "dots"), re.compile(r"\.\.\.+|\\(?:dots[a-z]?|cdots)(?![a-zA-Z])"), r"\\ldots "),
+    (("\\mapsto",), re.compile(
+        r"(?:([a-zA-Z])\s*(?::|\\colon(?![a-zA-Z]))\s*)?([a-z])\s*\\mapsto(?![a-zA-Z])"), _function),
+    ((",-", ",–"), re.compile(r"(?<=\d),[-–—](?=\s*$)"), ""),
+    (("\\SI", "\\qty", "\\num", "\\ang"), re.compile(
+        r"\\(?:SI|qty|num|ang)\s*\{([^{}]*)\}(?:\{([^{}]*)\})?"), _quantity),
+    (("\\mid", "|"), re.compile(
+        r"^([A-Z])\s*\(\s*(-?[\d./]+)\s*(?:\||\\mid(?![a-zA-Z]))\s*(-?[\d./]+)\s*\)$"), r"\1(\2, \3)"),
+    (("\\ne",), re.compile(r"(?:\\quad|\s)*\(\s*[a-z]\s*\\neq?\s[^()]{1,10}\)$"), ""),
+    (("{,}",), re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))"), "."),
+    (("\\math",), re.compile(r"\\mathbin\s*\{([^{}]*)\}|\\mathrm\s+([a-zA-Z])(?![a-zA-Z])"), r"\1\2"),
     ((",",), re.compile(r",\\[!,]\s*|\s*\{\s*,\s*\}\s*"), ","),
     ((":",), re.compile(r"\{\s*:\s*\}"), ":"),
-    (("\\dfrac", "\\tfrac", "\\cfrac"), re.compile(r"\\[dtc]frac(?![a-zA-Z])"), r"\\frac"),
+    (("\\dfrac", "\\tfrac", "\\cfrac", "\\nicefrac", "\\sfrac"), re.compile(r"\\(?:[dtcs]|nice)frac(?![a-zA-Z])"),
+     r"\\frac"),
+    (("\\bbox", "\\framebox", "\\enclose", "\\colorbox"), re.compile(
+        r"\\(?:bbox|framebox|enclose|colorbox)\s*(?:\[[^\[\]]*\]){0,2}(?:\{[^{}]*\}(?=\{))?\{([^{}]*)\}"), r"\1"),
     (("\\mathrm", "\\text", "\\rm"), re.compile(
         r"\\(?:mathrm|text|rm)\s*\{\s*\\frac\s*\{([a-zA-Z\s^\d]+)\}\s*\{([a-zA-Z\s^\d]+)\}\s*\}"), r"\\text{\1/\2}"),
     (("\\dbinom", "\\tbinom"), re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
@@ -83,6 +114,7 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
     (("\\dot",), re.compile(r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?(?!\d)"), r"\\overline{\1\2\3}"),
     (("\\lt",), re.compile(r"\\lt(?![a-zA-Z])"), "<"),
     (("\\gt",), re.compile(r"\\gt(?![a-zA-Z])"), ">"),
+    (("\\circ",), re.compile(r"\{\s*\}\s*(?=\^\s*\{?\s*\\circ)"), ""),
     (("\\deg", "\\circ"), re.compile(r"\\(?:degree|deg)(?![a-zA-Z])|\^\s*\{?\s*\\circ\s*\}?"), r"^\\circ "),
     (("\\in",), re.compile(r"[\s,]*\(\s*([a-zA-Z]\s*\\in\s*\\mathbb\s*\{?[ZN]\}?)\s*\)$"), r", \1"),
 )  # fmt: skip
@@ -92,14 +124,14 @@ _ESCAPED_TWICE = re.compile(
     r"(?<!\\)\\\\(?=(?:left|right|[dt]?frac|sqrt|boxed|text|mathrm|le|ge|leq|geq|pi|cdot|times|infty|cup|cap|in|pm|circ)(?![a-zA-Z]))"
 )
 """Two backslashes in front of a command, in data that was escaped once too often."""
-_NOTATION = re.compile(r"[\\~{^<>!]|\.\.\.")
+_NOTATION = re.compile(r"[\\~{^<>!|]|\.\.\.|,[-–—]")
 """Every pattern above needs one of these."""
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|textup|textsc|emph|mathrm|mbox|hbox|operatorname\*?)"
     r"\s*\{((?:[^{}]|[_^]\{[^{}]*\})*)\}"
 )
 _FOR_ALL = re.compile(
-    rf"(?:{TEXT}\s*)?(?:\bfor (?:all|every|each|any)\b(?!\s*\d)|\\forall(?![a-zA-Z]))"
+    rf"(?:{TEXT}\s*)?(?:\bfor (?:all|every|each|any|some)\b(?!\s*\d)|\\forall(?![a-zA-Z]))"
     rf"(?:(?!\b(?:or|and)\b|\\lor|\\land)[^,;={TEXT}]){{0,80}}$"
 )
 """A remark at the end that says where a formula holds."""
@@ -107,21 +139,32 @@ _DELIMITER = re.compile(r"(?<!\\)\$")
 _PRICE = re.compile(r"(?<!\\)\$(?=\s*[\d.])")
 _BOLD = re.compile(r"(?<![\w)}])\*\*([^*\s](?:[^*]{0,200}[^*\s])?)\*\*(?![\w({])")
 _SUBJECT = re.compile(
-    rf"{TEXT}?([A-Za-z][A-Za-z' ]{{2,80}}?)\s*(?:(?:\s(?:is|are|equals)\s*)?:|\s(?:is|are|equals)\b)\s*{END_TEXT}?\s*"
+    rf"{TEXT}?([A-Za-z][A-Za-z' ]{{1,80}}?)\s*(?:(?:\s(?:is|are|equals)\s*)?:|\s(?:is|are|equals|(?:simplif|reduc"
+    rf"|evaluat)(?:ies|es|s) to|comes to|becomes)\b)\s*{END_TEXT}?\s*"
     rf"(?=[-+\d\\(\[{{.{DOLLAR}]|[a-zA-Z](?![a-zA-Z']))(?!\d+:)"
 )
 """Words in front of a formula that name it: `Solution is: x = 3`."""
 _MEASURE = re.compile(
-    r"^(?:(?:\\?Pr?|\\mathbb\{P\}|n)\s*\((?=[^()]*(?:\||\\c[au]p))[^()=]{1,60}\)|\|\s*[A-Z](?:\s*\\(?:cap|cup|setminus)\s*[A-Z])*\s*\|)\s*="
-    r"|^\\(?:(?:sum|prod|i{0,2}int|oint|lim)(?![a-zA-Z])|frac\s*\{\s*d\s*\}\s*\{\s*d\s*[a-z]\s*\})(?:[^={}]|\{(?:[^{}]|\{[^{}]*\}){0,60}\}){0,100}=(?=[^=]*$)"
+    rf"^(?:(?:\\?Pr?|\\mathbb\{{[PE]\}}|{TEXT}?(?:Pr|Var|Cov){END_TEXT}?|[nCEV])\s*[(\[]"
+    rf"(?=[^()]*(?:\||\\c[au]p|,|{TEXT}|[a-zA-Z]{{2}})|[^(),]*\])[^()=\[\]]{{1,60}}[)\]]"
+    r"|\|\s*[A-Z](?:\s*\\(?:cap|cup|setminus)\s*[A-Z])*\s*\|)\s*="
+    r"|^\\(?:(?:sum|prod|i{0,2}int|oint|lim)(?![a-zA-Z])|frac\s*\{\s*d\s*\}\s*\{\s*d\s*[a-z]\s*\})(?:[^={}]|\{(?:[^{}]|\{[^{}]*\}){0,60}\}){0,100}=(?=[^=]*$)|^d[a-z]/d[a-z]\s*="
 )
 """The measured or calculated thing in front of its value: `P(A | B) =`, `\\int x dx =`."""
-_EXCEPTION = re.compile(r"^((?:(?!\\(?:[lg]e|ne|in|cup|cap)(?![a-zA-Z]))[^<>,;]){1,200}),\s*[a-zA-Z]\s*\\ne\s*-?\d+$")
-"""A formula, and the one point where it has no value: `x + 1, x \\ne 2`."""
+_EXCEPTION = re.compile(
+    r"^((?:(?!\\(?:[lg]e|ne|in|cup|cap)(?![a-zA-Z]))[^<>,;]){1,200}),\s*[a-zA-Z]\s*(?:[<>]|\\(?:ne|[lg]e)(?![a-zA-Z]))\s*-?\d+$"
+)
+"""A formula, and where it has a value: `x + 1, x \\ne 2`."""
 _APOSTROPHES = re.compile(r"(?<![\w.'])\d{1,3}(?:'\d{3})+(?![\d'])")
 _GOES_ON = re.compile(r"(?<!\d)(\d{0,40})\.(\d{2,40})\s*\\ldots(?![a-zA-Z]) ?(?!\d)")
+_DIGITS_GO_ON = re.compile(r"=\s*-?\d+\.\d+\s*\\ldots\s*(?=\\approx)|[+-]\s*\\ldots\s*$")
+"""Digits that are rounded next, and terms of a series that are left out."""
+_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?!\.?\d)")
 _LEADING = re.compile(
-    r"^(?:\\approx|=>?|:|\\implies|\\Rightarrow|\\therefore|(?:approximately|approx\.?|about|roughly)\s)\s*"
+    r"^(?:either\s(?=[^\s]* ?=)|(?:so|thus|hence|therefore|then|finally|consequently)\b,?\s+(?:(?:we (?:get|have"
+    r"|find|obtain)|it follows)\s(?:that\s)?)?"
+    r"(?=[^\s])|\\approx|=>?|:|\\implies|\\Rightarrow|\\therefore|(?:approximately|approx\.?|about|roughly)\s)\s*",
+    re.IGNORECASE,
 )
 _INNER_SPACE = re.compile(r"(?<!\d)(?<!\d,) | (?!\d)|(?<=,) (?!\d{3}(?!\d))")
 """A space without meaning. A space between digits groups them, and `1, 200` is not 1200."""
@@ -144,6 +187,8 @@ def normalise(text: str) -> str:
         text = _APOSTROPHES.sub(lambda m: m[0].replace("'", ","), text)
     if "**" in text:
         text = _BOLD.sub(r"\1", text).strip(" *").replace("**", "^")
+    if text.count(".") > 1:
+        text = _GROUPS.sub(lambda number: number[0].replace(".", ""), text)
     text = " ".join(text.split()).strip(" *`")
     return _bare(_LEADING.sub("", text)).rstrip(f" .,;:\\{ROW}")
 
@@ -152,7 +197,9 @@ def _bare(text: str) -> str:
     """The text without the name of the formula in front and a remark at the end."""
     if "=" in text:
         text = _MEASURE.sub("", text)
-    if "\\ne" in text:
+    if "\\ldots" in text:
+        text = _DIGITS_GO_ON.sub("", text)
+    if "," in text:
         text = _EXCEPTION.sub(r"\1", text)
     if text[:1].isalpha() or text.startswith(TEXT):
         text = _without_subject(text)
@@ -162,6 +209,7 @@ def _bare(text: str) -> str:
 def _ascii(text: str) -> str:
     """The text with LaTeX commands for signs outside ASCII."""
     text = _RAISED.sub(_raised, text)
+    text = units_in_english(text)
     text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_LOWERED_PLAIN)}}}", text)
     return text.translate(_CHARACTERS).strip()
 
@@ -193,7 +241,7 @@ def _raised(match: re.Match[str]) -> str:
 def _without_subject(text: str) -> str:
     """The text without leading words that name the formula. Words that deny or bound it stay."""
     subject = _SUBJECT.match(text)
-    return text[subject.end() :] if subject and harmless_ahead(subject[1]) and len(subject[1]) > 2 else text
+    return text[subject.end() :] if subject and harmless_ahead(subject[1]) and len(subject[1]) > 1 else text
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -214,6 +262,16 @@ def _undelimited(text: str) -> str:
     if len(_DELIMITER.findall(text)) % 2:
         text = _PRICE.sub(DOLLAR, text, count=1)
     return _DELIMITER.sub("", text)
+
+
+def last_side(text: str) -> tuple[str, str, str]:
+    """What stands in front of the last equals sign outside of braces, the sign, and what stands behind it."""
+    depth = 0
+    for place in range(len(text) - 1, -1, -1):
+        depth += (text[place] in "})]") - (text[place] in "{([")
+        if text[place] == "=" and not depth:
+            return text[:place], "=", text[place + 1 :]
+    return "", "", text
 
 
 def unmark(text: str) -> str:

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from olmorl.verifiers.math.notation import DOLLAR, END_TEXT, TEXT, unmark
-from olmorl.verifiers.math.spelled import spelled
+from olmorl.verifiers.math.spelled import AND_PART, part_size, spelled
 from olmorl.verifiers.math.units import FOOT, INCH, NO_UNIT, ONE, SCALES, Unit, conversion, is_known, measured, unit
 from olmorl.verifiers.math.wording import doubtful, harmless_behind
 
@@ -36,17 +36,18 @@ _DIGITS = re.compile(r"\d+(?=$|\s?%|\s+(?!out of\b|in \d)[a-wyz])")
 """An integer that ends here."""
 _BEHIND_DIGITS = re.compile(r"\D.*")
 _NAME = re.compile(
-    rf"(?:([a-zA-Z](?:_\{{?\w+\}}?)?)|{TEXT}[^{END_TEXT}]*{END_TEXT}|[a-zA-Z]{{3,}}(?: [a-zA-Z]+)*)\s*=\s*"
+    rf"(?:([a-zA-Z](?:_\{{?\w+\}}?)?)|{TEXT}[^{END_TEXT}]*{END_TEXT}|[a-zA-Z]{{3,}}(?: [a-zA-Z]+)*)\s*(?:="
+    rf"|\\approx(?![a-zA-Z]))\s*"
 )
 """The name in front of `=`. A letter can contradict another letter; words contradict nothing."""
 _PERCENT = re.compile(r"\s*(?:%|\bper\s?cent(?:age)?\b|\bpercentage\b|\bpct\b)(?:\s*points?\b)?", re.IGNORECASE)
 _OF_ONE = re.compile(r"\s+of\s+(?:an?|one)\s+", re.IGNORECASE)
 _CURRENCY = re.compile(
-    rf"([+-]?)\s*(?:(?:US|AU|CA|NZ)?([{DOLLAR}€£¥₹])|(USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z]))\s*([+-]?)"
+    rf"([+-]?)\s*(?:(?:US|AU|CA|NZ|R)?([{DOLLAR}€£¥₹])|(USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z]))\s*([+-]?)"
 )
 _SCALE = re.compile(rf"\s*({'|'.join(SCALES)})s?\b", re.IGNORECASE)
-_PRICE_SCALE = re.compile(r"([kKMB])(?![a-zA-Z])")
-_PRICE_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
+_LETTER_SCALE = re.compile(r"([kKMB])(?![a-zA-Z])")
+_LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
 _MINUS = re.compile(r"(?:negative|minus)\s+(?=[\d.\\a-z])", re.IGNORECASE)
 _JOINED = re.compile(rf"\s*,?\s*(?:(?:and|&)\s)?\s*(?=[\d{DOLLAR}€£])")
 """Between the parts of a quantity in several units."""
@@ -119,10 +120,7 @@ def _part(text: str) -> tuple[Quantity, str] | None:
     if number is None:
         return None
     value, step = number
-    if scaled := _SCALE.match(unmark(rest)):
-        value, rest = value * SCALES[scaled[1].lower()], unmark(rest)[scaled.end() :]
-    elif priced and (scaled := _PRICE_SCALE.match(rest)):
-        value, rest = value * _PRICE_SCALES[scaled[1]], rest[scaled.end() :]
+    value, rest, letter = _scaled(value, rest)
     if percent := _PERCENT.match(unmark(rest)):
         rest = unmark(rest)[percent.end() :]
         whole = _OF_ONE.match(rest)
@@ -143,7 +141,26 @@ def _part(text: str) -> tuple[Quantity, str] | None:
     if priced:
         money = unit(f" {(priced[2] or priced[3]).strip('.')}") or NO_UNIT
         counted = counted if counted.dimensions and counted.dimensions[0] in money.dimensions else money
-    return Quantity(value, step, unit=counted, bare_letter=found.bare_letter and not priced), found.remark
+    bare_letter = bool(found.bare_letter or letter) and not priced
+    return _with_part(Quantity(value, step, unit=counted, bare_letter=bare_letter), found.remark)
+
+
+def _scaled(value: Fraction, rest: str) -> tuple[Fraction, str, bool]:
+    """The value with a half or a scale behind it, the rest, and whether the scale is a letter: `2 thousand`, `5k`."""
+    if part := AND_PART.match(unmark(rest)):
+        value, rest = value + part_size(part), unmark(rest)[part.end() :]
+    if scaled := _SCALE.match(unmark(rest)):
+        return value * SCALES[scaled[1].lower()], unmark(rest)[scaled.end() :], False
+    letter = _LETTER_SCALE.match(rest)
+    return (value * _LETTER_SCALES[letter[1]], rest[letter.end() :], True) if letter else (value, rest, False)
+
+
+def _with_part(whole: Quantity, rest: str) -> tuple[Quantity, str]:
+    """A quantity with the half or quarter behind its unit: `an hour and a half`."""
+    part = AND_PART.match(rest) if is_known(whole.unit) else None
+    if part is None:
+        return whole, rest
+    return whole._replace(value=whole.value + part_size(part)), rest[part.end() :]
 
 
 def _finer(whole: Quantity, part: Quantity, touching: bool) -> Quantity | None:
@@ -286,7 +303,7 @@ def repeating(match: re.Match[str]) -> Fraction:
     return Fraction(int(whole + fixed or "0"), scale) + Fraction(int(cycle), scale * (10 ** len(cycle) - 1))
 
 
-def _scaled(mantissa: Fraction | None, exponent: str | None) -> Fraction | None:
+def _power_of_ten(mantissa: Fraction | None, exponent: str | None) -> Fraction | None:
     if mantissa is None or exponent is None or abs(int(exponent)) > MAX_EXPONENT:
         return None
     return mantissa * Fraction(10) ** int(exponent)
@@ -305,7 +322,7 @@ def _fraction(match: re.Match[str]) -> Fraction | None:
 _FORMS = (
     (_FRACTION, _fraction),
     (REPEATING, repeating),
-    (_SCIENTIFIC, lambda m: _scaled(decimal(m[1]), m[2] or m[3] or m[4])),
-    (_POWER_OF_TEN, lambda m: _scaled(Fraction(1), m[1] or m[2])),
+    (_SCIENTIFIC, lambda m: _power_of_ten(decimal(m[1]), m[2] or m[3] or m[4])),
+    (_POWER_OF_TEN, lambda m: _power_of_ten(Fraction(1), m[1] or m[2])),
     (_PLAIN, lambda m: decimal(m[0])),
 )

@@ -12,7 +12,7 @@ from math import prod
 
 from olmorl.verifiers.math.notation import DOLLAR, unmark
 from olmorl.verifiers.math.numbers import Policy, Quantity, equal, leading, quantity
-from olmorl.verifiers.math.spelled import NUMBER_WORD
+from olmorl.verifiers.math.spelled import A_UNIT, NUMBER_WORD
 from olmorl.verifiers.math.units import NO_UNIT, Unit, is_known
 from olmorl.verifiers.math.wording import (
     doubtful,
@@ -87,15 +87,18 @@ _FILLERS = (
 )
 _FILLED = re.compile(rf"\s*{_FILLERS}", re.IGNORECASE)
 _CLAIM = re.compile(
-    r"(?:\b(?:is|are|was|were|be|equals?|becomes?|totals?|(?:comes?|amounts?|adds? up) to|(?:leaves?|gives?|makes?)"
-    rf"(?: (?:her|him|them|us|you|it))?)\b|(?<=[a-z]):(?=\s)|=|\\approx)\s*{_FILLERS}",
+    r"(?:\b(?:is|are|was|were|be|equals?|becomes?|totals?|(?:comes?|amounts?|adds? up|rounds?(?: up| down)?) to"
+    r"|(?:leaves?|gives?|makes?)"
+    rf"(?: (?:her|him|them|us|you|it))?)\b|(?<=[a-z]):(?=\s)|=|\\approx|\b(?:thus|hence|so"
+    rf"|therefore)(?=\s[\d$]))\s*{_FILLERS}",
     re.IGNORECASE,
 )
 _START = re.compile(
     rf"(?<![\w.^_\\{{'])(?:[-+]?(?:US)?[{DOLLAR}€£¥₹]\s?)?(?:(?<![\w)])[-+])?(?:\.?\d|\\frac\s?[{{\d])"
     rf"|\b(?!one\b){NUMBER_WORD}\b"
     rf"|\bone (?:in|out of) {NUMBER_WORD}\b|\bone[\s-]{_PART}\b(?!\s+of\s+(?!the\b|an?\b))"
-    r"|\b(?:a\s+)?(?:half|third|quarter)\s+(?:of\s+)?an?\s+(?=[a-z])",
+    r"|\b(?:a\s+)?(?:half|third|quarter)\s+(?:of\s+)?(?:an?|the|his|her|its|their)\s+(?=[a-z])"
+    rf"|\b{A_UNIT}",
     re.IGNORECASE,
 )
 _ADJECTIVE = re.compile(

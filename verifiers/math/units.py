@@ -76,6 +76,12 @@ _TABLE = """
 3600000000                length2,mass,time-2  -         kwh
 1000                      length2,mass,time-3  W:mkM     watt
 1000                      length-1,mass,time-2 Pa:hkM    pascal
+101325000                 length-1,mass,time-2 -         atm atmosphere
+100000000                 length-1,mass,time-2 -         bar
+4184                      length2,mass,time-2  -         cal calorie
+4184000                   length2,mass,time-2  -         kcal kilocalorie
+1000                      length2,mass,time-2  -         newtonmeter
+1                         length-1             -         dioptre diopter
 1                         time-1               Hz:kMG    hertz
 1000                      length2,mass,time-3,current-1 V:mk volt
 1000                      length2,mass,time-3,current-2 Ω:kM ohm
@@ -108,7 +114,7 @@ def _known() -> tuple[dict[str, Unit], dict[str, Unit]]:
 
 _SYMBOLS, _NAMES = _known()
 _BASE = {dimension for one in _NAMES.values() for dimension, _ in one.dimensions}
-FOOT, INCH = _NAMES["foot"], _NAMES["inch"]
+FOOT, INCH, DOLLARS, YEAR = (_NAMES[name] for name in ("foot", "inch", "dollar", "year"))
 _SHORT = {
     "mm", "cm", "dm", "km", "in", "ft", "yd", "mi", "mg", "kg", "lb", "oz", "ms", "hr", "wk", "yr", "ml", "cl", "dl",
     "cc", "qt", "pt",
@@ -141,6 +147,7 @@ _DEGREES = re.compile(r"(?:°|\bdegrees?)\s*(?:([cf])\b|(c)elsius\b|(f)ahrenheit
 _SIGN = {"^\\circ": "°", "\\mu": "μ", "\\Omega": "Ω", "\\AA": "Å"}
 _SIGNS = re.compile(r"(\^\\circ|\\(?:mu|Omega|AA))(?![a-zA-Z])\s?")
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])")
+MAX_UNIT = 40
 _PER = re.compile(r"\s*\b(?:per|an?|each|every)\b\s*")
 
 
@@ -189,6 +196,15 @@ def measured(rest: str) -> Measured | None:
     return Measured(_product(factors), remark, lone and factors[0][0].isalpha())
 
 
+def with_unit(formula: str, behind: str) -> str:
+    """A formula with the known unit that stands behind it in the text: `$a = 4.9$ m/s`."""
+    found = measured(f" {behind[:MAX_UNIT].lstrip()}") if behind[:1] in " \\" else None
+    if found is None or not is_known(found.unit):
+        return formula
+    text = behind[:MAX_UNIT].strip()
+    return rf"{formula}\text{{ {text[: len(text) - len(found.remark)].strip()}}}"
+
+
 def conversion(label: Unit, answer: Unit) -> Fraction | None:
     """The factor from the answer's unit to the label's; None when they do not convert.
 
@@ -212,7 +228,7 @@ def is_known(one: Unit) -> bool:
     return bool({name for name, _ in one.dimensions} & _BASE)
 
 
-def _lookup(word: str) -> Unit | None:
+def named(word: str) -> Unit | None:
     """A symbol as written, or a name in any case and number."""
     if found := _SYMBOLS.get(word):
         return found
@@ -241,7 +257,7 @@ def _factors(text: str) -> tuple[list[tuple[str, int]], int]:
             end = position
         elif word.lower() in _POWERS and (word not in ("squared", "cubed")):
             coming = _POWERS[word.lower()]
-        elif _lookup(word) is None or (word == "in" and _is_preposition(text, position)):
+        elif named(word) is None or (word == "in" and _is_preposition(text, position)):
             break
         else:
             power = int(piece["power"] or piece["digit"] or coming)
@@ -258,7 +274,7 @@ def _is_preposition(text: str, position: int) -> bool:
 def _product(factors: list[tuple[str, int]]) -> Unit:
     factor, powers = Fraction(1), dict[str, int]()
     for word, power in factors:
-        known = _lookup(word) or NO_UNIT
+        known = named(word) or NO_UNIT
         factor *= known.factor**power
         for dimension, exponent in known.dimensions:
             powers[dimension] = powers.get(dimension, 0) + exponent * power

@@ -26,8 +26,8 @@ _ARITHMETIC = """
 minus plus divided multiplied subtracted twice thrice double triple quadruple half halves third thirds fourth fourths
 fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths twelfth twelfths
 hundredth hundredths thousandth thousandths millionth millionths billionth billionths
-squared cubed factorial root roots sqrt power powers exponent base mod modulo remainder
-reciprocal inverse opposite negation negative choose point log ln sin cos tan exp pi
+squared cubed factorial root roots sqrt power powers exponent mod modulo remainder
+reciprocal inverse opposite negation negative choose log ln sin cos tan exp pi
 """
 _AMOUNTS = """
 zero two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen
@@ -61,6 +61,9 @@ column part lesson question problem equation section unit item note figure table
 suite number option team player group round game volume issue act class type model series season episode verse psalm
 in of on to with from than into per about within during over under near through between among as and or the a an
 """
+_VALUES = {"maximum", "minimum", "value", "total", "remainder", "probability"}
+"""Nouns whose number stands behind `of`."""
+_PRONOUNS = {"she", "he", "it", "they", "we"}
 _COMES = {"evaluates", "simplifies", "reduces", "rounds", "corresponds", "sums", "converges"}
 """Verbs that take `to`."""
 _NO_VERBS = frozenset(_REFERRING.split())
@@ -83,7 +86,7 @@ _MODAL = frozenset(("may", "might", "could", "cannot", "can't", "couldn't", "not
 _DOUBTING = frozenset((_DENIALS + _HEDGES).split())
 _CHANGING = _DOUBTING | frozenset((_BOUNDS + _ARITHMETIC + _AMOUNTS).split())
 _CHANGING_NEARBY = _CHANGING - AMOUNTS
-_CHANGING_BEHIND = _CHANGING - {"roots"}
+_CHANGING_BEHIND = _CHANGING - {"roots", "until", "till", "above", "below"}
 _DENYING = (_DOUBTING) - _MODAL | {"not", "never", "cannot"}
 _COUNTED = re.compile(
     r"\s*(?:[a-z]+,?\s+){0,2}the\s+(?:[a-z]+\s+){0,3}?(?:number|amount|total|probability|chance|sum|percentage|percent"
@@ -109,7 +112,7 @@ _AHEAD = re.compile(
     r"|(?:number|integer|prime|multiple|square|one|term|digit|value)s? (?:\w+ )?"
     r"(?:after|before|following|preceding|above|below)"
     r"|(?:follows|precedes|following|preceding|(?:successor|predecessor|neighbou?r)s? (?:of|to)|next to)"
-    r"|(?:short|shy) of|(?:far|different|away) from|off by|divisible by"
+    r"|(?:short|shy) of|(?:far|different|away) from|includes?(?: both)?|off by|divisible by|base|\d point"
     r"|(?:out|multiples?|factors?|divisors?|products?|quotients?|squares?|cubes?|fraction|logarithm|parts?|portion|share|percent|percentage|rest|complement|quarters?|one|some|any|each|%)\s+of))\s*$",
     re.IGNORECASE,
 )
@@ -118,7 +121,7 @@ _BEHIND = re.compile(
     r"^\s*(?:(?:out of(?! (?:the|these|those|her|his|their)\b)|over|short of|shy of|to the power|and up)\b"
     r"|(?:\w+ )?(?:less|fewer)\W*$"
     r"|and (?:a|one) (?:half|quarter)|(?:to|through) (?:one|\d)|‰)"
-    r"|\b(?:more|less|fewer) than (?:that|this|it)\b"
+    r"|\b(?:more|less|fewer) than (?:that|this|it)\b|\bin base\b|^\s*point (?:\d|[a-z]+\W*$)"
     r"|\btoo (?:small|large|big|low|high|much|many|few|little|long|short|early|late)\b|\bquarters? of\b"
     r"|\btimes (?!(?:an?|as|more|each|every|per|in|during|on|that|this|longer|older|bigger|larger|faster|heavier)\b)",
     re.IGNORECASE,
@@ -128,8 +131,8 @@ _COMPUTING = re.compile(
 )
 _COMPUTED = re.compile(r"[\s$*_]*(?:\?|'s\b|[<>≠≤≥±×÷+/^]|\\(?:neq?|leq?|geq?|lt|gt|pm|times|cdot|div)(?![a-zA-Z]))")
 _REFUTED = re.compile(
-    r"[\s$*_,;:—–-]*(?:(?:but|and|though|although)\s+)?(?:which|that|this|it)\s+"
-    r"(?:is|was|seems|looks|must be|can(?:no|')?t be)\s+"
+    r"[\s$*_,;:—–-]*(?:(?:but|and|though|although)\s+)?(?:which|that|this|it)"
+    r"(?:\s+(?:is|was|seems|looks|must be|can(?:no|')?t be)|['’]s)\s+"
     r"(?:\w+ )?(?:wrong|incorrect|false|impossible|mistaken|(?:not|n't) (?:right|correct|possible|the answer|what)"
     r"|too \w+|an? (?:error|mistake|contradiction))\b"
     r"|[\s$*_,;:—–-]*(?:but |and |though |although )?"
@@ -138,7 +141,7 @@ _REFUTED = re.compile(
     r"|which (?:fails|(?:does|did)(?:n't| not) (?:work|fit|satisfy|hold|match)))\b",
     re.IGNORECASE,
 )
-_BOLD_STARTS = re.compile(r"(?:^|(?<=\s))\*\*$")
+_BOLD_STARTS = re.compile(r"(?:^|(?<=\s))\*\*\\?[$€£¥₹]?$")
 _APPOSITION_ENDS = re.compile(r"^\s*,(?=\s+(?:is|are|was|were|does|did|cannot|can't|fails)\b)", re.IGNORECASE)
 """Behind a number that only names the subject: `My first guess, 15, was wrong`."""
 _LEFT_OPEN = re.compile(
@@ -171,10 +174,21 @@ _WHO_DID_NOT = re.compile(
 _REMARK = re.compile(r"[\s$*_]*\((?!because|since|as\b|given)([^()]{0,200})\)")
 _POINT = re.compile(r"\b(?:the|a|at) point\b")
 _VALUE_OF = re.compile(r"(?<=\bvalue of )[a-zA-Z](?![a-zA-Z])")
-_NAMES = re.compile(r"(?<=\w )May\b|(?<=the )(?:first|second|other|last) half\b(?! of)")
+_NAMES = re.compile(
+    r"\b(?:with|in|take|study|like|play|have|own|of|for|chose|speak|do|pass) neither\b|(?<=\w )May\b"
+    r"|(?<=the )(?:first|second|other|last) half\b(?! of)|(?<=the )(?:third|fourth|fifth|sixth|seventh|eighth|ninth"
+    r"|tenth) (?!of\b)(?=[a-z])"
+)
 """The month, and the half of a match: neither leaves a number open or computes with it."""
+_FOLLOWS = re.compile(r"^.*(?:[,;:]\s*(?:and )?(?:so|thus|hence|therefore|then)\b,?|\s[—–-])\s*", re.IGNORECASE)
+"""In front of what follows from it."""
 _WORD = re.compile(r"[a-z]+(?:'[a-z]+)*")
 _PLAIN = re.compile(r"(?:[^\W\d_]|[\s.,;:'\"“”/&°]|(?<=[a-zA-Z])-(?=[a-zA-Z])|(?<=[a-zA-Z]{2})\^[23](?!\d)){0,400}")
+
+
+def conclusion(text: str) -> str:
+    """What follows from the rest of a sentence: `B` of `A is wrong, so B`. All of it if nothing does."""
+    return _FOLLOWS.sub("", text)
 
 
 def words(text: str) -> list[str]:
@@ -266,7 +280,11 @@ def leads(ahead: str) -> bool:
         return True
     while found and (found[-1] in _FILLERS or found[-1] in _PREPOSITIONS or (found[-1] == "in" and "of" not in found)):
         found.pop()
+    if len(found) > 1 and found[0] in _PRONOUNS:
+        return True
     if found[-1:] == ["to"] and not _COMES.isdisjoint(found):
+        return True
+    if found[-1:] == ["of"] and not _VALUES.isdisjoint(found[-2:]):
         return True
     if len(found) < 2 or found[-1] in _NO_VERBS:
         return False

@@ -21,6 +21,8 @@ ANSWERS = {
     "not another language": ("```python\nprint(5)\n```\n```bash\npython a.py\n```", "print(5)\n"),
     "in a list": ("- so:\n  ```python\n  def f():\n      return 1\n  ```\n", "def f():\n    return 1\n"),
     "fences inside": ('````python\nx = """\n```\n"""\nf()\n````', 'x = """\n```\n"""\nf()\n'),
+    "tildes": ("~~~python\nf()\n~~~", "f()\n"),
+    "tildes around backticks": ('~~~~py\nx = """\n```\n"""\nf()\n~~~~', 'x = """\n```\n"""\nf()\n'),
     "no fences": ("def f():\n    return 1\n", "def f():\n    return 1\n"),
     "prose": ("I think it is def f.", ""),
     "one word": ("hello", ""),

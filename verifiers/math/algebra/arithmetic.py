@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from math import comb, gcd, lcm
+from math import comb, gcd, lcm, prod
 from typing import Any
 
 from flint import acb, arb, fmpq, fmpz
@@ -170,6 +170,11 @@ class Arithmetic:
             raise OverflowError("a factorial too large")
         return (self.ball(number) + 1).gamma()
 
+    def _double_factorial(self, number: Number) -> Number:
+        if not is_whole(number) or not -1 <= number <= MAX_EXACT_FACTORIAL:
+            raise Unreadable("a double factorial of what is no positive whole number")
+        return fmpq(prod(range(int(number.p), 0, -2)))
+
     def _binomial(self, above: Number, below: Number) -> Number:
         if is_whole(above) and is_whole(below) and 0 <= below <= MAX_EXACT_FACTORIAL and 0 <= above <= 1 << 64:
             small = int(min(below, above - below)) if above >= below else int(below.p)
@@ -276,6 +281,7 @@ def _smooth(method: str, inverted: bool = False) -> Callable[[Arithmetic, Number
 
 FUNCTIONS: dict[str, Callable[..., Number]] = {
     "abs": Arithmetic._absolute, "root": Arithmetic.root, "factorial": Arithmetic._factorial,
+    "double factorial": Arithmetic._double_factorial,
     "binom": Arithmetic._binomial, "floor": Arithmetic._floor, "gcd": _of_whole_numbers(gcd),
     "lcm": _of_whole_numbers(lcm), "mod": _of_whole_numbers(operator.mod),
     "max": _extreme(True), "min": _extreme(False),

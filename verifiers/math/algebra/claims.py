@@ -51,10 +51,13 @@ def _equation(node: Node) -> Claim:
         named = near is not None and is_name(sides[0])
         return Claim(sides[0], near) if named and near else Claim(None, sides[0], near)
     first, last = sides[0], sides[-1]
+    if last.kind == "quantity" and last.value.startswith("mod ") and not is_name(first):
+        return Claim(None, last, near)
     if is_name(first) or (first.kind == "call" and first.value == "abs" and _is_complex(first.parts[0])):
         pair = first.kind == last.kind == "list" and len(first.parts) == len(last.parts)
         return Claim(None, last, near) if pair else Claim(first, last, near, (first, last))
-    if last.kind == "matrix" and first.kind in ("power", "product") and all(map(str.isupper, names(first))):
+    nested = last.kind == "list" and bool(last.parts) and all(part.kind == "list" for part in last.parts)
+    if (last.kind == "matrix" or nested) and first.kind in ("power", "product") and all(map(str.isupper, names(first))):
         return Claim(first, last, near, (first, last))
     if len(sides) == 2 and is_name(last):
         return Claim(last, first, near, (first, last))
@@ -104,7 +107,7 @@ def is_name(node: Node) -> bool:
     if node.kind == "call":
         if node.value == "abs":
             return node.parts[0].kind == "product" and is_name(node.parts[0])
-        return node.value.startswith("apply") or node.value in ("triangle", "prime")
+        return node.value.startswith("apply") or node.value in ("triangle", "prime", "nabla", "max", "min")
     if node.kind == "product":
         return all(part.kind == "name" and (part.value[0].isupper() or len(node.parts) > 3) for part in node.parts)
     if node.kind == "quotient":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from string import ascii_lowercase, ascii_uppercase
 
 from flint import fmpq
 
@@ -22,8 +23,16 @@ from olmorl.verifiers.math.algebra.claims import (
     same_form,
 )
 from olmorl.verifiers.math.algebra.equality import less_than_one, same_value
-from olmorl.verifiers.math.algebra.evaluate import value
-from olmorl.verifiers.math.algebra.regions import contradicts_itself, endless, is_region, region, same_region
+from olmorl.verifiers.math.algebra.evaluate import BASIS, value
+from olmorl.verifiers.math.algebra.parameters import same_progression, with_letters_of
+from olmorl.verifiers.math.algebra.regions import (
+    contradicts_itself,
+    endless,
+    is_region,
+    region,
+    same_region,
+    whole_numbers,
+)
 from olmorl.verifiers.math.algebra.tree import Node, Unreadable, approximated, contains, names
 from olmorl.verifiers.math.numbers import Policy, unit_ratio
 from olmorl.verifiers.math.units import NO_UNIT, Unit, unit
@@ -32,12 +41,15 @@ MAX_UNORDERED = 64
 """Items that are matched without order."""
 _UNORDERED = {"", "or", "and", "{}"}
 _POSITIONAL = {"()", "[]"}
+_TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
+_ALPHABET = f"{ascii_lowercase} {ascii_uppercase}"
 _WHOLE_SETS = {"Z", "N"}
 
 
 def same(label: Node, answer: Node, policy: Policy) -> bool:
     """Whether an answer says what the label says."""
-    return _Comparison(policy).same(label, answer)
+    comparison = _Comparison(policy)
+    return any(comparison.same(label, one) for one in with_letters_of(label, answer))
 
 
 class _Comparison:
@@ -50,6 +62,7 @@ class _Comparison:
     def same(self, label: Node, answer: Node) -> bool:
         if label == answer:
             return True
+        label, answer = _written_out(label), _written_out(_each_named(answer, label))
         if is_region(label) or is_region(answer):
             if contradicts_itself(answer) and not contradicts_itself(label):
                 return False
@@ -59,7 +72,7 @@ class _Comparison:
                 return same_region(regions[0], regions[1], self._tolerance if decimal else 0.0)
         if inequality(label) or inequality(answer):
             return inequality(label) and inequality(answer) and self._same_inequality(label, answer)
-        return self._same_claim(claim(label), claim(answer))
+        return self._same_claim(claim(label), claim(answer)) or same_progression(label, answer)
 
     # --- equations ---
 
@@ -70,6 +83,9 @@ class _Comparison:
             return False
         if label.statement and not calculated(label.statement[0]):
             return False
+        same_left = label.equation and answer.equation and label.equation[0] == answer.equation[0]
+        if same_left and self._same_thing(label.value, answer.value):
+            return True
         if not (label.name and answer.name and contradict(label.name, answer.name)):
             bare = (
                 label.equation is None or label.name is not None,
@@ -138,8 +154,8 @@ class _Comparison:
                 return [(label.parts[0], answer.parts[0])]
             if any(marked):
                 bare = _without(kind, label), _without(kind, answer)
-                strict = kind == "percent" and (self._policy.strict_percent or not _may_be_percent(label))
                 radians = kind == "percent" or any(contains(node, "constant", "pi") for node in plain)
+                strict = radians if kind == "degrees" else self._policy.strict_percent or not _may_be_percent(label)
                 return [pair for pair, use in ((bare, not strict), (plain, radians)) if use]
         return [plain]
 
@@ -178,6 +194,8 @@ class _Comparison:
         label, answer = _as_list(label, answer), _as_list(answer, label)
         if label.kind != "list" or answer.kind != "list":
             return False
+        if label.value == answer.value == "cases":
+            return len(label.parts) == len(answer.parts) and self._match(list(label.parts), list(answer.parts))
         if "or" in (label.value, answer.value) and label.value != answer.value and _several_names(label, answer):
             return False
         wanted, given = list(label.parts), list(answer.parts)
@@ -211,6 +229,20 @@ class _Comparison:
         return kept
 
 
+def _each_named(node: Node, other: Node) -> Node:
+    """`x = y = z = 1` as a list, beside a list."""
+    chain = node.kind == "relation" and len(node.parts) > 2 and set(node.value) == {"="}
+    if other.kind != "list" or not chain or any(part.kind != "name" for part in node.parts[:-1]):
+        return node
+    return Node("list", "", tuple(Node("relation", ("=",), (part, node.parts[-1])) for part in node.parts[:-1]))
+
+
+def _written_out(node: Node) -> Node:
+    """A bounded set of whole numbers as their list."""
+    numbers = whole_numbers(node)
+    return Node("list", "{}", tuple(Node("number", (Fraction(one), None)) for one in numbers)) if numbers else node
+
+
 def _may_be_percent(label: Node) -> bool:
     """Whether a label may mean a percentage: it has the sign, is 1 or more, or has variables."""
     return label.kind == "percent" or bool(names(label)) or not less_than_one(label)
@@ -223,9 +255,10 @@ def _without(kind: str, node: Node) -> Node:
 def _asked_sum(label: Claim, answer: Claim) -> bool:
     """Whether the answer gives the value of an expression in several letters, `m + n = 73`, for a plain number."""
     asked = answer.equation[0] if answer.equation else answer.value
+    trigonometric = asked.kind == "call" and asked.value in _TRIGONOMETRIC
     return (
-        len(names(asked)) > 1
-        and not names(answer.value)
+        (len(names(asked)) > 1 or trigonometric)
+        and names(answer.value) <= {*BASIS}
         and label == Claim(None, label.value)
         and not names(label.value)
     )
@@ -266,9 +299,33 @@ def _single(node: Node) -> Node:
     """The only element of a set, or the coordinates of a point such as `A(1, 2)`. Anything else stays."""
     if node.kind == "list" and node.value == "{}" and len(node.parts) == 1 and node.parts[0].kind != "list":
         return node.parts[0]
-    if node.kind == "product" and len(node.parts) == 2 and node.parts[1].kind == "list":
-        return node.parts[1] if node.parts[0].kind == "name" and node.parts[0].value.isupper() else node
-    return node
+    if node.kind == "builder" and node.parts[1].kind == "relation" and node.parts[1].parts[-1] == Node("set", "R"):
+        return node.parts[0]
+    if (
+        node.kind == "call"
+        and node.value.startswith("apply ")
+        and node.value[6:].isupper()
+        and node.parts[0].kind == "list"
+    ):
+        return node.parts[0]
+    if (
+        node.kind == "product"
+        and len(node.parts) == 2
+        and node.parts[1].kind == "list"
+        and node.parts[0].kind == "name"
+    ):
+        return node.parts[1] if node.parts[0].value.isupper() else node
+    return _multiplied(node)
+
+
+def _multiplied(node: Node) -> Node:
+    """A tuple that is multiplied or divided by a number, with its items multiplied."""
+    place = {"product": -1, "quotient": 0}.get(node.kind)
+    inner = node.parts[place] if place is not None else node
+    if inner is node or inner.kind != "list" or inner.value not in _POSITIONAL or len(inner.parts) < 2:
+        return node
+    scaled = (node._replace(parts=(*node.parts[:-1], one) if place else (one, *node.parts[1:])) for one in inner.parts)
+    return inner._replace(parts=tuple(scaled))
 
 
 def _as_list(node: Node, other: Node) -> Node:
@@ -279,6 +336,8 @@ def _as_list(node: Node, other: Node) -> Node:
         listed = nested and other.value == "[]" and len(rows) > 1
         items = tuple(Node("list", "[]", tuple(row)) for row in rows) if nested else node.parts
         return Node("list", "[]" if listed else "()", items) if nested or node.value == 1 else node
+    if node == Node("call", "binom", node.parts) and other.kind == "list":
+        return Node("list", "()", node.parts)
     if node.kind == "list" and node.value in _UNORDERED and len(node.parts) > 1:
         kept = tuple(part for part in node.parts if not _whole_number_remark(part))
         return node._replace(parts=kept) if kept else node
@@ -312,6 +371,7 @@ def _by_name(items: list[Node]) -> list[Node]:
     """Equations of different variables in the order of their names: `y = 2, x = 1` is (1, 2)."""
     named = [claim(item).name for item in items]
     variables = [name.value for name in named if name is not None and name.kind == "name"]
-    if len(set(variables)) < len(items):
+    in_a_row = "".join(sorted(variables)) in _ALPHABET
+    if len(set(variables)) < len(items) or not in_a_row:
         return items
     return [item for _, item in sorted(zip(variables, items, strict=True), key=lambda pair: pair[0])]

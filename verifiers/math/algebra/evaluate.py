@@ -6,12 +6,14 @@ from itertools import chain
 
 from flint import acb, arb, ctx, fmpq
 
-from olmorl.verifiers.math.algebra.arithmetic import FUNCTIONS, Arithmetic, Number, Rows, is_real
+from olmorl.verifiers.math.algebra.arithmetic import FUNCTIONS, Arithmetic, Number, Rows, is_real, is_whole
 from olmorl.verifiers.math.algebra.points import ORIGIN, Point, place
-from olmorl.verifiers.math.algebra.tree import Node, Unreadable
+from olmorl.verifiers.math.algebra.tree import Node, Unreadable, bound, contains
 
 START_BITS, MARGIN_BITS = 256, 128
 """The first precision, and the bits beyond the needed precision."""
+MAX_TERMS = 2000
+"""Of a sum that is calculated."""
 BASIS = ("vec i", "vec j", "vec k")
 """Names of the unit vectors."""
 
@@ -47,6 +49,8 @@ class TreeValues:
         self._point = point
         self._common_log = common_log
         self._tolerance = tolerance
+        self._counting: dict[str, Number] = {}
+        """Values of the variables that are bound in a sum."""
 
     def value(self, node: Node) -> Number | Rows:
         evaluate = getattr(self, f"_{node.kind}", None)
@@ -71,8 +75,13 @@ class TreeValues:
     def _name(self, node: Node) -> Number | Rows:
         if node.value in BASIS:
             return tuple((fmpq(int(node.value == unit)),) for unit in BASIS)
-        size = place(node.value, self._point.number) * self._point.scale
-        return -size if node.value in self._point.negative else size
+        return self._counted(node.value) if self._counting else self._point.of(node.value)
+
+    def _counted(self, name: str) -> Number:
+        """A variable within a sum: the one that counts, or one with it as its index."""
+        letter, _, index = name.partition("_")
+        indexed = f"{letter}_{self._counting[index]}" if index in self._counting else name
+        return self._counting[name] if name in self._counting else self._point.of(indexed)
 
     def _text(self, node: Node) -> Number:
         return place(f"text {node.value}", self._point.number)
@@ -117,6 +126,8 @@ class TreeValues:
 
     def _call(self, node: Node) -> Number:
         name = node.value
+        if index := bound(node):
+            return self._bound(node, *index)
         known = name in FUNCTIONS or name in ("log", "ln")
         arguments = [self.value(part) for part in (node.parts if known or name == "det" else _bare(node.parts))]
         if name == "det":
@@ -127,6 +138,49 @@ class TreeValues:
             default = fmpq(10) if name == "log" and self._common_log else acb(arb.const_e())
             return self.arithmetic.logarithm(arguments[0], arguments[1] if len(arguments) > 1 else default)
         return self.arithmetic.call(name, arguments) if known else self._unknown(name, arguments)
+
+    def _bound(self, node: Node, index: str) -> Number:
+        """A sum or product term by term, if its bounds are whole numbers; else an unknown function of its parts."""
+        terms = self._range(node) if node.value in ("sum", "prod") and len(node.parts) == 3 else None
+        outer = self._counting
+        if terms is None:
+            self._counting = outer | {index: place("bound", 0)}
+            found = self._unknown(node.value, list(map(self._or_endless, _bare(node.parts))))
+        else:
+            values = []
+            for term in terms:
+                self._counting = outer | {index: fmpq(term)}
+                values.append(self.value(node.parts[-1]))
+            found = self._folded(node.value, values)
+        self._counting = outer
+        return found
+
+    def _or_endless(self, node: Node) -> Number:
+        return place(repr(node), 0) if contains(node, "constant", "infinity") else self.value(node)
+
+    def _range(self, node: Node) -> range | None:
+        """The whole numbers between the bounds of a sum. None if it is endless."""
+        lower, upper, _ = node.parts
+        if lower.value != ("=",) or upper.kind == "relation" or contains(upper, "constant", "infinity"):
+            return None
+        first, last = map(self._whole, (lower.parts[1], upper))
+        if last - first >= MAX_TERMS:
+            raise Unreadable("a sum of too many terms")
+        return range(first, last + 1)
+
+    def _whole(self, node: Node) -> int:
+        found: Number = self.value(node)
+        if not is_whole(found):
+            raise Unreadable("a bound that is no whole number")
+        return int(found.p)
+
+    def _folded(self, name: str, values: list[Number]) -> Number:
+        if name == "sum":
+            return self.arithmetic.add(values)
+        result = fmpq(1)
+        for factor in values:
+            result = self.arithmetic.multiply(result, factor)
+        return result
 
     def _unknown(self, name: str, arguments: list[Number]) -> Number:
         """An unknown function: a fixed function of its arguments for each name."""

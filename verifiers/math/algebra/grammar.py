@@ -39,6 +39,8 @@ _SETS = {
 _TIMES = ("*", "cdot", "times", "ast")
 _OVER = ("/", "div", "over")
 _SIGNS = {"+", "-", "pm", "mp"}
+_TRANSPOSED = (Node("name", "T"), Node("name", "\\top"), Node("name", "\\intercal"))
+_DEGREES = ("degree", "degrees")
 _MODULO = ("pmod", "bmod", "mod")
 _CLOSING = {")", "]", "}", "rbrace", "rangle", "rfloor", "rceil", "rvert", "rVert"}
 _NO_OPERAND = {*_RELATIONS, *_SETS, *_TIMES, *_OVER, *_SIGNS, *_MODULO, *_CLOSING, "choose", "hline"}
@@ -158,7 +160,7 @@ class Grammar:
             words += {"^": "^", "cdot": " "}.get(token.text, token.text)
             if token.text == "^":
                 words += digits(self._argument())
-        return Node("quantity", words, (node,))
+        return Node("degrees", None, (node,)) if words in _DEGREES else Node("quantity", words, (node,))
 
     def _modulo(self, node: Node, bracket: bool) -> Node:
         """`7 \\bmod 4` is the number 3; `3 \\pmod 4` a class of numbers."""
@@ -231,7 +233,7 @@ class Grammar:
         node = self._primary()
         while True:
             if self._accept("!"):
-                node = Node("call", "factorial", (node,))
+                node = Node("call", "double factorial" if self._accept("!") else "factorial", (node,))
             elif self._accept("%"):
                 node = Node("percent", None, (node,))
             elif self._accept("^"):
@@ -247,6 +249,8 @@ class Grammar:
         if side := self._side():
             return Node("call", f"side {side}", (base,))
         exponent = self._argument()
+        if exponent in _TRANSPOSED and base.kind in ("list", "matrix"):
+            return _transposed(base)
         while self._accept("^"):
             exponent = self._raised(exponent)
         return Node("power", None, (base, exponent))
@@ -284,6 +288,16 @@ class Grammar:
         return node
 
 
+def _transposed(node: Node) -> Node:
+    """A matrix with its rows as columns; a row in brackets as a column."""
+    if node.kind == "list":
+        return Node("matrix", 1, node.parts)
+    width, height = node.value, len(node.parts) // node.value
+    return Node(
+        "matrix", height, tuple(node.parts[row * width + column] for column in range(width) for row in range(height))
+    )
+
+
 def _joiner(items: list[Node], separators: set[str]) -> str:
     """`or`, or `and` if both inequalities must hold, or nothing for a list."""
     if "or" in separators:
@@ -304,9 +318,9 @@ def _grouped(items: list[Node], separators: list[tuple[int, str]]) -> list[Node]
 
 
 def times(left: Node, right: Node) -> Node:
-    """A product, flat; a percent sign behind its last factor is of all of it."""
-    if right.kind == "percent":
-        return Node("percent", None, (times(left, right.parts[0]),))
+    """A product, flat; a sign of percent or degrees behind its last factor is of all of it."""
+    if right.kind in ("percent", "degrees"):
+        return Node(right.kind, None, (times(left, right.parts[0]),))
     factors = left.parts if left.kind == "product" else (left,)
     return Node("product", None, (*factors, right))
 

@@ -10,7 +10,7 @@ from flint import acb, ctx, fmpq, fmpq_poly
 
 from olmorl.verifiers.math.algebra.arithmetic import Number
 from olmorl.verifiers.math.algebra.evaluate import START_BITS
-from olmorl.verifiers.math.algebra.tree import Node, Unreadable
+from olmorl.verifiers.math.algebra.tree import Node, Unreadable, replaced
 
 MAX_DEGREE = 64
 MAX_ABSOLUTE = 4
@@ -51,7 +51,7 @@ def _cases(node: Node, name: Node, left: int) -> list[_Case]:
     found: list[_Case] = []
     for sign in (1, -1):
         replacement = inside if sign > 0 else Node("negative", None, (inside,))
-        rest = _replaced(node, Node("call", "abs", (inside,)), replacement)
+        rest = replaced(node, Node("call", "abs", (inside,)), replacement)
         found += [([(above * below, sign), *signs], quotient) for signs, quotient in _cases(rest, name, left - 1)]
     return found
 
@@ -62,10 +62,6 @@ def _innermost(node: Node) -> Node | None:
         if (found := _innermost(part)) is not None:
             return found
     return node.parts[0] if node.kind == "call" and node.value == "abs" else None
-
-
-def _replaced(node: Node, what: Node, by: Node) -> Node:
-    return by if node == what else node._replace(parts=tuple(_replaced(part, what, by) for part in node.parts))
 
 
 def _quotient(node: Node, name: Node) -> _Quotient:
@@ -118,10 +114,10 @@ def _roots(polynomials: list[fmpq_poly]) -> list[Number]:
                 found.append(fmpq(-factor[0], factor[1]))
             elif factor.degree() > 1:
                 found += [root for root, _ in factor.complex_roots() if root.imag.is_zero()]
-    return sorted(found, key=_middle)
+    return sorted(found, key=middle)
 
 
-def _middle(root: Number) -> Fraction:
+def middle(root: Number) -> Fraction:
     if isinstance(root, fmpq):
         return Fraction(int(root.p), int(root.q))
     mantissa, exponent = root.real.mid().man_exp()
@@ -132,7 +128,7 @@ def _places(ends: list[Number]) -> list[fmpq]:
     """A rational number below all ends, between any two, and above all."""
     if not ends:
         return [fmpq(0)]
-    fractions = list(map(_middle, ends))
+    fractions = list(map(middle, ends))
     inner = [(one + other) / 2 for one, other in pairwise(fractions)]
     return [fmpq(each.numerator, each.denominator) for each in (fractions[0] - 1, *inner, fractions[-1] + 1)]
 

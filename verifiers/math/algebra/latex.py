@@ -7,11 +7,12 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from olmorl.verifiers.math.algebra.grammar import Grammar, times
-from olmorl.verifiers.math.algebra.tree import END, FUNCTIONS, Node, Token, Unreadable, tokens
+from olmorl.verifiers.math.algebra.tree import END, FUNCTIONS, Node, Token, Unreadable, replaced, tokens
 from olmorl.verifiers.math.notation import ROW, normalise
 
 UNDONE = {"sum", "prod", "int", "iint", "iiint", "oint", "lim", "limsup", "liminf"}
 """Commands that ask for something to be computed."""
+_COUNTED = {"sum", "prod"}
 _CONSTANTS = {"pi": "pi", "infty": "infinity"}
 _ANGLES = {"angle", "measuredangle"}
 _PREFIXES = {*_ANGLES, "triangle", "Delta", "odot", "square", "partial", "nabla"}
@@ -135,7 +136,7 @@ class _Parser(Grammar):
             raise Unreadable(f"{token.text!r} where a value should be")
         items, closing = self._inside(("}",) if token.text == "{" else (")", "]"), expand=False)
         if len(items) == 1 and token.text + closing in ("()", "[]", "{}"):
-            lowered = token.text == "{" and items[0].kind == "name" and self._is(("_",))
+            lowered = token.text == "{" and items[0].kind in ("name", "constant") and self._is(("_",))
             return self._named(items[0].value) if lowered else items[0]
         return Node("list", "" if token.text == "{" else token.text + closing, items)
 
@@ -202,7 +203,7 @@ class _Parser(Grammar):
             start = self._at
             self._skip()
             name += self._raw(start)
-        return Node("set", name)
+        return Node("set", name.replace("{", "").replace("}", ""))
 
     def _skip(self) -> None:
         """Go past a raised or lowered place that may hold a sign alone."""
@@ -248,7 +249,15 @@ class _Parser(Grammar):
         letters = self._raw(start)
         if name in _ANGLES and letters.isalpha():
             return Node("name", f"angle {min(letters, letters[::-1])}")
-        return Node("call", name, (*lower, *upper, of))
+        if (
+            name in _COUNTED
+            and not upper
+            and len(lower) == 1
+            and lower[0].kind == "relation"
+            and lower[0].value == (">=",)
+        ):
+            lower, upper = [lower[0]._replace(value=("=",))], [Node("constant", "infinity")]
+        return _with_index(Node("call", name, (*lower, *upper, of)))
 
     def _accented(self, name: str) -> Node:
         """A line over two points is their segment; otherwise an accent makes another name."""
@@ -310,6 +319,12 @@ class _Parser(Grammar):
 
 def _over(above: Node, below: Node) -> Node:
     return Node("quotient", None, (above, below))
+
+
+def _with_index(node: Node) -> Node:
+    """A sum that counts with i, which is no imaginary unit there."""
+    counter = node.parts[0].parts[0] if node.parts[0].kind == "relation" else None
+    return replaced(node, counter, Node("name", "i")) if counter == Node("constant", "i") else node
 
 
 def _proper(node: Node) -> bool:

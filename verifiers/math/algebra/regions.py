@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 from functools import cmp_to_key
-from math import inf
+from math import ceil, floor, inf
 from typing import NamedTuple
 
 from flint import acb, arb, ctx, fmpq
@@ -13,9 +13,11 @@ from olmorl.verifiers.math.algebra import inequalities
 from olmorl.verifiers.math.algebra.arithmetic import Number, is_real
 from olmorl.verifiers.math.algebra.claims import is_name
 from olmorl.verifiers.math.algebra.evaluate import START_BITS, value
-from olmorl.verifiers.math.algebra.tree import Node, Unreadable, names
+from olmorl.verifiers.math.algebra.tree import Node, Unreadable, names, replaced
 
 MAX_PIECES = 32
+MAX_WHOLE = 64
+"""Of whole numbers in a set that is written out."""
 
 
 class Piece(NamedTuple):
@@ -35,6 +37,14 @@ class Region(NamedTuple):
 
 
 _LINE = Piece(-inf, inf, True, True)
+_ZERO = fmpq(0)
+_ABOVE, _BELOW = Piece(_ZERO, inf, True, True), Piece(-inf, _ZERO, True, True)
+_HALVES = {
+    "R": (_LINE,), "R^+": (_ABOVE,), "R_+": (_ABOVE,), "R_>0": (_ABOVE,), "R^-": (_BELOW,), "R_-": (_BELOW,),
+    "R_<0": (_BELOW,), "R_ge0": (_ABOVE._replace(open_start=False),), "R_le0": (_BELOW._replace(open_end=False),),
+    "R^*": (_BELOW, _ABOVE), "R^times": (_BELOW, _ABOVE),
+}  # fmt: skip
+"""Named sets of real numbers, as the grammar names them."""
 _FLIPPED = {"<": ">", ">": "<", "<=": ">=", ">=": "<=", "!=": "!="}
 
 
@@ -50,13 +60,18 @@ def is_region(node: Node) -> bool:
     """Whether a tree must be a set of numbers: `(1, 2)` may be a point, but `[1, 2)` may not."""
     if node.kind == "relation":
         return any(operator in _FLIPPED for operator in node.value) or (
-            node.value[-1] == "in" and is_region(node.parts[-1])
+            (node.value[-1] == "in" or (node.value == ("=",) and _is_set_name(node.parts[0])))
+            and is_region(node.parts[-1])
         )
     if node.kind == "list" and node.value in ("", "or", "and"):
         return bool(node.parts) and all(map(is_region, node.parts))
     half_open = node.kind == "list" and node.value in ("[)", "(]")
     unbounded = node.kind == "list" and node.value == "()" and len(node.parts) == 2 and any(map(endless, node.parts))
     return half_open or unbounded or node.kind in ("union", "intersection", "difference", "builder", "set")
+
+
+def _is_set_name(node: Node) -> bool:
+    return node.kind == "name" and node.value[0].isupper()
 
 
 def contradicts_itself(node: Node) -> bool:
@@ -77,6 +92,37 @@ def same_region(label: Region, answer: Region, tolerance: float) -> bool:
     )
 
 
+def whole_numbers(node: Node) -> list[int] | None:
+    """The whole numbers of a bounded set, `{n in Z : n^2 < 10}` or `-3 <= n <= 3, n in Z`. None for any other set."""
+    if node.kind == "builder":
+        head, condition = node.parts
+    elif node.kind == "list" and node.value in ("", "and") and len(node.parts) == 2:
+        condition, head = node.parts
+    else:
+        return None
+    in_whole = (
+        head.kind == "relation" and head.value == ("in",) and head.parts[1] in (Node("set", "Z"), Node("set", "N"))
+    )
+    found = region(condition) if in_whole else None
+    if (
+        found is None
+        or not found.pieces
+        or isinstance(found.pieces[0].start, float)
+        or isinstance(found.pieces[-1].end, float)
+    ):
+        return None
+    first, last = inequalities.middle(found.pieces[0].start), inequalities.middle(found.pieces[-1].end)
+    if last - first > MAX_WHOLE:
+        return None
+    lowest = 1 if head.parts[1].value == "N" else floor(first) - 1
+    every = (fmpq(number) for number in range(lowest, ceil(last) + 2))
+    return [
+        int(number.p)
+        for number in every
+        if any(_common(piece, Piece(number, number, False, False)) for piece in found.pieces)
+    ]
+
+
 def endless(node: Node) -> int:
     """1 for infinity, -1 for minus infinity, 0 for anything else."""
     if node.kind == "negative":
@@ -89,8 +135,8 @@ def _region(node: Node) -> Region:
         return _solutions(node)
     if node.kind == "list":
         return _listed(node)
-    if node.kind == "set" and node.value == "R":
-        return Region((_LINE,))
+    if node.kind == "set" and node.value in _HALVES:
+        return Region(_HALVES[node.value])
     if node.kind == "builder":
         return _built(node)
     if node.kind in ("union", "intersection", "difference"):
@@ -107,6 +153,8 @@ def _listed(node: Node) -> Region:
         if _order(start, end) >= 0:
             raise Unreadable("an interval that ends before it starts")
         return Region((Piece(start, end, node.value[0] == "(", node.value[1] == ")"),))
+    if node.value == "{}" and node.parts and all(map(is_region, node.parts)):
+        return _folded("intersection", list(map(_region, node.parts)))
     if node.value == "{}":
         return Region(_united([Piece(point, point, False, False) for point in map(_end, node.parts)]))
     if node.value not in ("", "or", "and"):
@@ -128,6 +176,8 @@ def _built(node: Node) -> Region:
 
 def _solutions(node: Node) -> Region:
     """The solutions of a chain of inequalities that are linear in one variable."""
+    if node.value == ("=",) and _is_set_name(node.parts[0]):
+        return _region(node.parts[1])
     if node.value == ("in",):
         inner = _region(node.parts[1])
         return Region(inner.pieces, _variable(node.parts[0]))
@@ -196,11 +246,7 @@ def _linear(difference: Node, operator: str, variable: Node) -> tuple[Piece, ...
 
 def _at(node: Node, variable: Node, point: int) -> Number:
     """The value with a number in the place of the variable."""
-    return _real_value(_replaced(node, variable, Node("number", (Fraction(point), None))))
-
-
-def _replaced(node: Node, variable: Node, by: Node) -> Node:
-    return by if node == variable else node._replace(parts=tuple(_replaced(part, variable, by) for part in node.parts))
+    return _real_value(replaced(node, variable, Node("number", (Fraction(point), None))))
 
 
 def _end(node: Node) -> Number:

@@ -44,16 +44,31 @@ class Node(NamedTuple):
     parts: tuple[Node, ...] = ()
 
 
+def bound(node: Node) -> frozenset[str]:
+    """The variable that only counts or moves within a sum, a product or a limit: the k of `\\sum_{k=1}^n`."""
+    lower = node.parts[0] if node.kind == "call" and node.value in ("sum", "prod", "lim") and node.parts else None
+    if lower is None or lower.kind != "relation" or lower.parts[0].kind != "name":
+        return frozenset()
+    return frozenset({lower.parts[0].value})
+
+
 def names(node: Node) -> frozenset[str]:
     """The variables of an expression."""
+    if node.kind == "name":
+        return frozenset({node.value})
     found = frozenset[str]().union(*map(names, node.parts))
-    return found | {node.value} if node.kind == "name" else found
+    return found - bound(node) if node.kind == "call" else found
 
 
 def contains(node: Node, kind: str, *values: str) -> bool:
     """Whether a node of this kind, and of one of these values if any are given, is in the tree."""
     here = node.kind == kind and (not values or node.value in values)
     return here or any(contains(part, kind, *values) for part in node.parts)
+
+
+def replaced(node: Node, what: Node, by: Node) -> Node:
+    """The tree with one part in the place of another."""
+    return by if node == what else node._replace(parts=tuple(replaced(part, what, by) for part in node.parts))
 
 
 def approximated(node: Node) -> bool:
@@ -74,6 +89,7 @@ END = Token("nothing", "")
 FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "sinh",
     "cosh", "tanh", "ln", "log", "lg", "exp", "max", "min", "gcd", "lcm", "det", "Re", "Im", "arg", "sgn", "deg", "dim",
+    "floor", "ceil", "abs",
 }  # fmt: skip
 _SPOKEN = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "inf": "infty", "infinity": "infty", "cdot": "cdot"}
 _CONNECTIVES = {"and": "and", "or": "or", "&": ",", "to": ":"}
@@ -108,6 +124,8 @@ _SIGNS = {
 }
 """Commands for a sign."""
 _UNIT_LETTERS = set("mgshl")
+_SYMBOLS = set("JNWVAKLΩ")
+"""Letters that are units if they are text behind a number."""
 _CONDITIONS = {"for", "for all", "where", "with", "when", "if", "at", "such that"}
 """Words in front of a condition, which is an item of its own."""
 _TAKE_DIGITS = {"frac", "binom"}
@@ -128,6 +146,10 @@ def tokens(text: str) -> list[Token]:
             continue
         position = match.end()
         depth += (match[0] in _OPENING) - (match[0] in _CLOSING)
+        behind_number = bool(found) and found[-1].kind == "number"
+        if kind == "text" and behind_number and (symbol := unmark(match[0]).strip()) in _SYMBOLS:
+            found.append(Token("text", symbol))
+            continue
         for token in _token(kind, match):
             found.extend(_digits(token) if found and found[-1].text in _TAKE_DIGITS else (token,))
     return found

@@ -7,18 +7,24 @@ from fractions import Fraction
 from olmorl.verifiers.math.algebra.evaluate import BASIS
 from olmorl.verifiers.math.algebra.tree import Node, contains
 
-_UNITS = dict(zip("ijk", BASIS, strict=True))
+_NUMBERED = ("e_1", "e_2", "e_3")
+_UNITS = dict(zip("ijk", BASIS, strict=True)) | dict(zip(_NUMBERED, BASIS, strict=True))
 _ZERO = Node("number", (Fraction(0), None))
 
 
 def meant(label: Node, answer: Node) -> tuple[Node, Node]:
     """Both as columns of three, if one of them is written in unit vectors. Else both unchanged."""
     marked = [contains(node, "name", *BASIS) for node in (label, answer)]
-    plain = [contains(node, "constant", "i") and contains(node, "name", "j", "k") for node in (label, answer)]
     columns = [_column(node) is not None for node in (label, answer)]
-    if any(marked) or (any(plain) and any(columns)):
+    if any(marked) or (any(columns) and any(map(_in_letters, (label, answer)))):
         return _vector(label), _vector(answer)
     return label, answer
+
+
+def _in_letters(node: Node) -> bool:
+    """Whether the unit vectors are i, j and k, or numbered."""
+    named = contains(node, "constant", "i") and contains(node, "name", "j", "k")
+    return named or contains(node, "name", *_NUMBERED)
 
 
 def _vector(node: Node) -> Node:

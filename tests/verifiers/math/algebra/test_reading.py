@@ -34,7 +34,7 @@ from olmorl.verifiers.math.algebra.tree import Unreadable
         (r"0.1\overline{6}", Fraction(1, 6)),
         ("1,234.5", Fraction(2469, 2)),
         ("1.5e3", 1500),
-        ("3!!", 720),
+        ("3!!", 3),
         (r"\binom{5}{2}", 10),
         (r"{5 \choose 2}", 10),
         (r"|3-5|", 2),

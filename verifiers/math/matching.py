@@ -1,0 +1,102 @@
+"""Finds the part of an answer that is compared with a label: a letter with an option, words with words."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from olmorl.verifiers.math.answer_parser import Reading, odds_for_probability, of_option, read, read_label
+from olmorl.verifiers.math.extraction import Extracted
+from olmorl.verifiers.math.last_value import assigned
+from olmorl.verifiers.math.numbers import Policy, equal
+from olmorl.verifiers.math.question import Question
+from olmorl.verifiers.math.units import with_unit
+from olmorl.verifiers.math.wording import imagined
+
+_LENIENT = Policy()
+_MEASURED = re.compile(r"(-?[\d.]+)( [a-zA-Z][a-zA-Z/^\d ]{0,12})")
+_LETTERS = re.compile(r"[A-J]")
+_SEVERAL_LETTERS = re.compile(r"\(?[A-J]\)?(?:[\s,;&]+(?:and )?\(?[A-J]\)?)+")
+
+
+class Match(NamedTuple):
+    """A label and the part of an answer that is compared with it."""
+
+    truth: str
+    wanted: Reading
+    found: Extracted
+
+
+def refusal(truth: str, found: Extracted, question: Question) -> str:
+    """Why an answer cannot agree with a label, whatever its value. Empty if it can."""
+    if found.how == "sentence" and imagined(found.text):
+        return "unclear"
+    if odds_for_probability(truth, found.text):
+        return "odds"
+    solved = question.unknown and question.solved_for_another(read_label(truth).text, read(found.text).text)
+    return "another unknown" if solved else ""
+
+
+def match(question: Question, truth: str, found: Extracted) -> Match:
+    """The label and the part of the answer that it asks for."""
+    truth, found = _of_options(question, truth, found)
+    wanted = read_label(truth)
+    found = _suited(found, wanted)
+    answer = found.num_items if found.num_items and wanted.number else of_option(found.text, wanted)
+    return Match(truth, wanted, found._replace(text=question.without_bound(question.value_side(answer))))
+
+
+def in_terms_of(question: Question, wanted: Reading, given: Reading) -> Reading:
+    """A bare label in the base of its question, or in its unit, if the answer is in another unit of the same kind."""
+    if question.base and given.numeral and not wanted.numeral:
+        return read(f"{wanted.key}_{question.base}")
+    number, said = wanted.number, given.number or given.stated
+    if number is None or number.unit.dimensions or number.percent or said is None:
+        return wanted
+    units = question.label_units(said.unit)
+    if units is None:
+        return wanted
+    quantities = [number._replace(unit=unit) for unit in units]
+    same = next((one for one in quantities if equal(one, said, _LENIENT)), quantities[0])
+    return wanted._replace(number=same, key="")
+
+
+def with_marked_unit(truth: str) -> str:
+    """`0.68 m` with its unit as text, for the grammar: a letter there is a variable."""
+    measured = _MEASURED.fullmatch(truth.strip())
+    marked = with_unit(measured[1], measured[2]) if measured else truth
+    return truth if measured and marked == measured[1] else marked
+
+
+def _of_options(question: Question, truth: str, found: Extracted) -> tuple[str, Extracted]:
+    """The texts of the options that a label names by letters, unless the answer has letters too."""
+    label = read_label(truth)
+    letters = [label.choice or label.key.strip("().")] if label.is_choice_label else []
+    if _SEVERAL_LETTERS.fullmatch(truth.strip()):
+        letters = _LETTERS.findall(truth)
+        if found.text.isupper() and found.text.isalpha():
+            return truth, found._replace(text=", ".join(found.text))
+    named = _SEVERAL_LETTERS.fullmatch(found.text.strip()) if len(letters) > 1 else _gives_letter(found)
+    options = list(map(question.option, letters))
+    return (truth, found) if named or not options or "" in options else (", ".join(options), found)
+
+
+def _gives_letter(found: Extracted) -> bool:
+    """Whether an answer names an option by its letter."""
+    return any(read(text).choice for text in (found.text, found.closing) if text)
+
+
+def _suited(found: Extracted, wanted: Reading) -> Extracted:
+    """What suits the label in the place of the last number: the last sentence for words, named values for a list."""
+    if found.ending and "," in wanted.text and "," not in found.text and found.how != "last_list":
+        values = assigned(found.ending)
+        if len(values) == wanted.text.count(",") + 1:
+            return found._replace(text=", ".join(values))
+    if not found.closing or wanted.number:
+        return found
+    if not found.text:
+        return found._replace(text=found.closing)
+    if not (wanted.word or wanted.is_choice_label):
+        return found
+    given = read(found.text)
+    return found if given.word or given.choice else found._replace(text=found.closing)

@@ -130,6 +130,7 @@ class VllmEngine:
         self._processes = EngineProcesses(notes)
         self._aborted = 0
         self._scored = 0
+        self._generated = 0
         self._cost: ModelCost | None = None
         self._finished = self._told = AnswerWork()
         self._cause = "it is not running"
@@ -354,7 +355,10 @@ class VllmEngine:
     @property
     def tokens_generated(self) -> int:
         """Completion tokens sampled since start, unfinished requests included."""
-        return max(0, self._gauge.tokens - self._scored)
+        # The token after a scored prompt is taken off before it has come: without this the count would fall by one, and
+        # the orchestrator would take the actor for one that has started again.
+        self._generated = max(self._generated, self._gauge.tokens - self._scored)
+        return self._generated
 
     @property
     def tokens_aborted(self) -> int:

@@ -514,6 +514,17 @@ async def test_prompts_that_do_not_fit_into_one_step_together(live: tuple[Case, 
     assert [len(answer.token_ids) for answer in answers] == [8] * 40
 
 
+async def test_the_count_of_tokens_does_not_fall_while_a_prompt_is_scored(live: tuple[Case, VllmEngine]) -> None:
+    _, engine = live
+    await ask(engine, "before", Sampling(max_tokens=4, min_tokens=4))
+    before = engine.tokens_generated
+    scoring = asyncio.create_task(engine.score(PROMPT.tolist()))
+    while not scoring.done():
+        assert engine.tokens_generated == before
+        await asyncio.sleep(0)
+    assert engine.tokens_generated == before
+
+
 async def test_busy_time_is_that_of_running_requests(live: tuple[Case, VllmEngine]) -> None:
     _, engine = live
     before, since, equal = engine.use(), time.monotonic(), Sampling(max_tokens=60, min_tokens=60)

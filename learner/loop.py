@@ -55,10 +55,11 @@ async def run(
             values |= {"learner_wait_s": started_at - asked_at, "learner_step_s": finished_at - started_at}
             values |= {"learner_snapshot_s": 0.0, "learner_publish_wait_s": 0.0}
             if work.publish:
+                await publisher.finish()  # it reads the memory of the last snapshot
+                values["learner_publish_wait_s"] = clock.now() - finished_at
                 buffers, probe = trainer.snapshot(), _probe(trainer, config)
-                values["learner_snapshot_s"] = clock.now() - finished_at
+                values["learner_snapshot_s"] = clock.now() - finished_at - values["learner_publish_wait_s"]
                 await publisher.publish(version, buffers, probe)
-                values["learner_publish_wait_s"] = clock.now() - finished_at - values["learner_snapshot_s"]
             if rank == 0:
                 await source.report(StepReport(step=step, version=version, values=values))
             if work.checkpoint:

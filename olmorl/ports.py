@@ -456,7 +456,10 @@ class Trainer(Protocol):
         ...
 
     def snapshot(self) -> list[NamedBuffer]:
-        """A copy of the weights, named as in the model's checkpoint. Empty except on rank 0."""
+        """A copy of the weights, named as in the model's checkpoint. Empty except on rank 0.
+
+        It is valid until the next call of this method or of `export`, which may write into the same memory.
+        """
         ...
 
     def probe(self) -> Probe | None:

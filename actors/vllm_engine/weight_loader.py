@@ -69,6 +69,8 @@ class StagedWeightLoader:
                 finalize_layerwise_reload(model, self.model_config)
             _refresh_tied_head(model)
             _repack_experts(model)
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
         _check_unloaded(model, unloaded)
         if missing := expected - loaded:
             raise RuntimeError(f"no new value for {sorted(missing)[:5]} ({len(missing)} parameters in all)")

@@ -106,6 +106,8 @@ class DeepSpeedTrainer:
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
         refuse_leaks(self._engine, self._model, self._device)
         self._reference = self._build_reference(settings, temperature) if switches.needs_reference else None
+        self._on_host: dict[str, Tensor] = {}
+        """Memory of the last snapshot, for the next one: fresh memory costs more than the copy into it."""
 
     # --- one step
 
@@ -262,7 +264,9 @@ class DeepSpeedTrainer:
             seen.add(id(tensor))
             with self._deepspeed.zero.GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
                 if self._ranks.rank == 0:
-                    yield name, tensor.detach().to("cpu", copy=True)
+                    if name not in self._on_host:
+                        self._on_host[name] = torch.empty_like(tensor, device="cpu", requires_grad=False)
+                    yield name, self._on_host[name].copy_(tensor.detach())
 
     @property
     def _model(self) -> PreTrainedModel:

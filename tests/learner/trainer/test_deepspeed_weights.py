@@ -153,6 +153,14 @@ def test_training_goes_on_the_same_on_another_layout(results: Results, taker: st
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
+def test_a_snapshot_takes_the_memory_of_the_one_before(results: Results, name: str) -> None:
+    first, *others = results[name]
+    before, after = first["places"]
+    assert before == after and len(before) == len(first["snapshot"])
+    assert all(rank["places"] == [[], []] for rank in others)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_snapshot_is_the_master_weights_rounded(results: Results, name: str) -> None:
     first, *others = results[name]
     assert first["snapshot"].keys() == first["masters"].keys()

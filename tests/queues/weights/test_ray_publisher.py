@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from olmorl.errors import Superseded, WeightError
-from olmorl.messages import Version, WeightsReady
+from olmorl.messages import Version
 from olmorl.ports import NamedBuffer, StagedWeights
+from olmorl.queues.weights.deltas import Published
 from olmorl.queues.weights.store import StagedWeightStore, store_in_ray
 
 pytestmark = pytest.mark.cluster
@@ -51,9 +52,9 @@ class Halting:
         self._published = published
         self._folder = folder
 
-    def open(self, version: Version) -> tuple[WeightsReady, Iterator[memoryview]]:
+    def open(self, version: Version) -> Published:
         manifest, chunks = self._published.open(version)
-        return manifest, self._halt(chunks)
+        return Published(manifest, self._halt(chunks))
 
     def _halt(self, chunks: Iterator[memoryview]) -> Iterator[memoryview]:
         yield next(chunks)

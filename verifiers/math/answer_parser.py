@@ -48,7 +48,7 @@ class Reading(NamedTuple):
     is_choice_label: bool = False
 
 
-def read(answer: str) -> Reading:
+def _read(answer: str) -> Reading:
     """Read one answer. If it has none of the simple forms, only `text` and `key` are set."""
     if answer.isdigit() and answer.isascii():
         return Reading(answer, answer, Quantity(Fraction(answer), None))
@@ -96,7 +96,9 @@ def _number_as_text(text: str) -> Quantity | None:
     return quantity(inside.strip()) if whole and inside.strip()[:1] in {*_NUMERIC, "("} else None
 
 
-read_label = lru_cache(65536)(read)
+read = lru_cache(8)(_read)
+"""Cached: one check reads an answer several times."""
+read_label = lru_cache(65536)(_read)
 """Cached: every completion of a group has the same label."""
 
 

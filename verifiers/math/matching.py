@@ -76,9 +76,11 @@ def _of_options(question: Question, truth: str, found: Extracted) -> tuple[str, 
         letters = _LETTERS.findall(truth)
         if found.text.isupper() and found.text.isalpha():
             return truth, found._replace(text=", ".join(found.text))
-    named = _SEVERAL_LETTERS.fullmatch(found.text.strip()) if len(letters) > 1 else _gives_letter(found)
     options = list(map(question.option, letters))
-    return (truth, found) if named or not options or "" in options else (", ".join(options), found)
+    if not options or "" in options:
+        return truth, found
+    named = _SEVERAL_LETTERS.fullmatch(found.text.strip()) if len(letters) > 1 else _gives_letter(found)
+    return (truth, found) if named else (", ".join(options), found)
 
 
 def _gives_letter(found: Extracted) -> bool:

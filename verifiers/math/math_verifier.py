@@ -27,7 +27,6 @@ GSM8K_MARKER = "####"
 MAX_TEXT = 200
 """Longest label, in characters, that is text and no mathematics."""
 _OR = re.compile(r"\b(?:either|or)\b", re.IGNORECASE)
-_SEVERAL_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 POLICY = Policy()
 

@@ -10,10 +10,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from olmorl.verifiers.math import choices, spoken, statements, times
+from olmorl.verifiers.math import statements
 from olmorl.verifiers.math.notation import END_TEXT, TEXT, folded, key, last_side, normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, Quantity, equal, quantity
 from olmorl.verifiers.math.prose import stated
+from olmorl.verifiers.math.words import choices, spoken, times
 
 _NUMERIC = frozenset("+-.0123456789")
 _BASES = {

@@ -12,13 +12,13 @@ from collections import deque
 from typing import NamedTuple
 
 from olmorl.verifiers.math.boxes import MAX_CONTENT, boxed
-from olmorl.verifiers.math.languages import in_english
 from olmorl.verifiers.math.last_value import closing_sentence, last_value
 from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import quantity
 from olmorl.verifiers.math.prose import MAX_SENTENCE
 from olmorl.verifiers.math.units import with_unit
-from olmorl.verifiers.math.wording import doubtful, refuted, taken_back
+from olmorl.verifiers.math.words.languages import in_english
+from olmorl.verifiers.math.words.wording import doubtful, refuted, taken_back
 
 MAX_ANSWER = MAX_CONTENT
 """Characters of an answer. Nothing longer is one."""

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from olmorl.verifiers.math.notation import normalise
 from olmorl.verifiers.math.numbers import Quantity, quantity
 from olmorl.verifiers.math.prose import MAX_SENTENCE, stated
-from olmorl.verifiers.math.spelled import in_digits
 from olmorl.verifiers.math.units import MULTI_LETTER, is_known, with_unit
-from olmorl.verifiers.math.wording import (
+from olmorl.verifiers.math.words.spelled import in_digits
+from olmorl.verifiers.math.words.wording import (
     changes_behind,
     changes_nearby,
     doubtful,

@@ -9,9 +9,9 @@ from olmorl.verifiers.math.answer_parser import Reading, odds_for_probability, o
 from olmorl.verifiers.math.extraction import Extracted
 from olmorl.verifiers.math.last_value import assigned
 from olmorl.verifiers.math.numbers import Policy, equal
-from olmorl.verifiers.math.question import Question
+from olmorl.verifiers.math.question import MathQuestion
 from olmorl.verifiers.math.units import with_unit
-from olmorl.verifiers.math.wording import imagined
+from olmorl.verifiers.math.words.wording import imagined
 
 _LENIENT = Policy()
 _MEASURED = re.compile(r"(-?[\d.]+)( [a-zA-Z][a-zA-Z/^\d ]{0,12})")
@@ -27,7 +27,7 @@ class Match(NamedTuple):
     found: Extracted
 
 
-def refusal(truth: str, found: Extracted, question: Question) -> str:
+def refusal(truth: str, found: Extracted, question: MathQuestion) -> str:
     """Why an answer cannot agree with a label, whatever its value. Empty if it can."""
     if found.how == "sentence" and imagined(found.text):
         return "unclear"
@@ -37,7 +37,7 @@ def refusal(truth: str, found: Extracted, question: Question) -> str:
     return "another unknown" if solved else ""
 
 
-def match(question: Question, truth: str, found: Extracted) -> Match:
+def match(question: MathQuestion, truth: str, found: Extracted) -> Match:
     """The label and the part of the answer that it asks for."""
     truth, found = _of_options(question, truth, found)
     wanted = read_label(truth)
@@ -46,7 +46,7 @@ def match(question: Question, truth: str, found: Extracted) -> Match:
     return Match(truth, wanted, found._replace(text=question.without_bound(question.value_side(answer))))
 
 
-def in_terms_of(question: Question, wanted: Reading, given: Reading) -> Reading:
+def in_terms_of(question: MathQuestion, wanted: Reading, given: Reading) -> Reading:
     """A bare label in the base of its question, or in its unit, if the answer is in another unit of the same kind."""
     if question.base and given.numeral and not wanted.numeral:
         return read(f"{wanted.key}_{question.base}")
@@ -68,7 +68,7 @@ def with_marked_unit(truth: str) -> str:
     return truth if measured and marked == measured[1] else marked
 
 
-def _of_options(question: Question, truth: str, found: Extracted) -> tuple[str, Extracted]:
+def _of_options(question: MathQuestion, truth: str, found: Extracted) -> tuple[str, Extracted]:
     """The texts of the options that a label names by letters, unless the answer has letters too."""
     label = read_label(truth)
     letters = [label.choice or label.key.strip("().")] if label.is_choice_label else []

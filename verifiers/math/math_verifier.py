@@ -12,8 +12,8 @@ from olmorl.verifiers.math.answer_parser import in_signs, read, read_label, sett
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
 from olmorl.verifiers.math.matching import in_terms_of, match, refusal, with_marked_unit
 from olmorl.verifiers.math.numbers import Policy
-from olmorl.verifiers.math.question import UNKNOWN, Question, asked, comma_as_point
-from olmorl.verifiers.math.wording import doubtful
+from olmorl.verifiers.math.question import UNKNOWN, MathQuestion, asked, comma_as_point
+from olmorl.verifiers.math.words.wording import doubtful
 from olmorl.verifiers.pool.pool import LatePool, Pool
 from olmorl.verifiers.verifier import AnswerVerifier, unscored
 
@@ -54,7 +54,7 @@ class MathVerifier(AnswerVerifier):
             return await super().verify_row(prompt, completion, text, label)
         return await self.verify(text, label, asked(prompt))
 
-    async def verify(self, text: str, label: Any, question: Question = UNKNOWN) -> Verdict:
+    async def verify(self, text: str, label: Any, question: MathQuestion = UNKNOWN) -> Verdict:
         """Score `text`, a completion without its thinking, against a usable label.
 
         Args:
@@ -68,7 +68,7 @@ class MathVerifier(AnswerVerifier):
                 return verdict
         return await self._verify(*pointed, question)
 
-    async def _verify(self, text: str, truth: str, question: Question) -> Verdict:
+    async def _verify(self, text: str, truth: str, question: MathQuestion) -> Verdict:
         answer = final_answer(text, self._last_number)
         if answer is None:
             return Verdict(reward=0.0, method="no_answer")

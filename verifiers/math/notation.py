@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from olmorl.verifiers.math.languages import units_in_english
-from olmorl.verifiers.math.wording import harmless_ahead
+from olmorl.verifiers.math.words.languages import units_in_english
+from olmorl.verifiers.math.words.wording import harmless_ahead
 
 TEXT, END_TEXT = "\x02", "\x03"
 """Mark the start and the end of the text in `\\text{}` and similar commands."""

@@ -8,9 +8,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from olmorl.verifiers.math.notation import DOLLAR, END_TEXT, TEXT, unmark
-from olmorl.verifiers.math.spelled import AND_PART, part_size, spelled
 from olmorl.verifiers.math.units import FOOT, INCH, NO_UNIT, ONE, SCALES, Unit, conversion, is_known, measured, unit
-from olmorl.verifiers.math.wording import doubtful, harmless_behind
+from olmorl.verifiers.math.words.spelled import AND_PART, part_size, spelled
+from olmorl.verifiers.math.words.wording import doubtful, harmless_behind
 
 NOISE = Fraction(1, 10**9)
 """Largest difference from a label of 0, where no relative tolerance exists."""

@@ -12,9 +12,9 @@ from math import prod
 
 from olmorl.verifiers.math.notation import DOLLAR, unmark
 from olmorl.verifiers.math.numbers import Policy, Quantity, equal, leading, quantity
-from olmorl.verifiers.math.spelled import A_UNIT, NUMBER_WORD
 from olmorl.verifiers.math.units import NO_UNIT, Unit, is_known
-from olmorl.verifiers.math.wording import (
+from olmorl.verifiers.math.words.spelled import A_UNIT, NUMBER_WORD
+from olmorl.verifiers.math.words.wording import (
     doubtful,
     harmless_ahead,
     harmless_behind,

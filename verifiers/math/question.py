@@ -9,9 +9,9 @@ from math import prod
 from typing import NamedTuple
 
 from olmorl.messages import Prompt
-from olmorl.verifiers.math.languages import COMMA_LANGUAGES, language, unit_words
 from olmorl.verifiers.math.notation import last_side, normalise, unmark
 from olmorl.verifiers.math.units import DOLLARS, ONE, YEAR, Dimensions, Unit, is_known, named
+from olmorl.verifiers.math.words.languages import COMMA_LANGUAGES, language, unit_words
 
 MAX_QUESTION = 4096
 """Characters at the end of a prompt that are read."""
@@ -67,7 +67,7 @@ _BASE = re.compile(r"\b(?:in|to|into) (?:(binary|octal|hexadecimal|decimal)|base
 _COUNT = re.compile(r"\bhow many\b|\bnumber of\b|\bhow much\b", re.IGNORECASE)
 
 
-class Question(NamedTuple):
+class MathQuestion(NamedTuple):
     """What is known of a question."""
 
     units: frozenset[Unit] = frozenset()
@@ -142,10 +142,10 @@ class Question(NamedTuple):
         return alike
 
 
-UNKNOWN = Question()
+UNKNOWN = MathQuestion()
 
 
-def asked(prompt: Prompt) -> Question:
+def asked(prompt: Prompt) -> MathQuestion:
     """The question in a prompt: its last message, or its text."""
     if isinstance(prompt.messages, str):
         return _question(prompt.messages[-MAX_QUESTION:])
@@ -154,7 +154,7 @@ def asked(prompt: Prompt) -> Question:
 
 
 @lru_cache(4096)
-def _question(text: str) -> Question:
+def _question(text: str) -> MathQuestion:
     text = _SECOND.sub(" ", text)
     words = [
         *_WORD.findall(text),
@@ -168,7 +168,7 @@ def _question(text: str) -> Question:
     }
     unknown, base = _UNKNOWN.search(text), _BASE.search(text)
     radix = (base[2] or _BASES[base[1].lower()]) if base else ""
-    return Question(
+    return MathQuestion(
         frozenset(found),
         frozenset(asked),
         bool(_COUNT.search(text)),

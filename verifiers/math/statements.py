@@ -6,7 +6,7 @@ import re
 
 from olmorl.verifiers.math.notation import TEXT
 from olmorl.verifiers.math.numbers import Policy
-from olmorl.verifiers.math.wording import conclusion, doubtful
+from olmorl.verifiers.math.words.wording import conclusion, doubtful
 
 _ALPHABET = "abcdefghijklmnopqrstuvwxyz"
 _TOKEN = re.compile(r"[^\W\d_](?:[^\W\d_]|['./&!?,;])*|\d[\d:.,]*(?:st|nd|rd|th)?,?")

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from olmorl.verifiers.math.notation import TEXT, unmark
-from olmorl.verifiers.math.wording import harmless_behind, words
+from olmorl.verifiers.math.words.wording import harmless_behind, words
 
 ONE = Fraction(1)
 Dimensions = tuple[tuple[str, int], ...]

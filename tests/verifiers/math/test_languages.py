@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from olmorl.verifiers.math.languages import in_english
 from olmorl.verifiers.math.math_verifier import MathVerifier
+from olmorl.verifiers.math.words.languages import in_english
 from olmorl.verifiers.pool.pool import Pool
 
 SENTENCES = tomllib.loads(Path(__file__).with_name("languages.toml").read_text(encoding="utf-8"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from olmorl.verifiers.math.math_verifier import MathVerifier
-from olmorl.verifiers.math.spelled import clock, spelled
+from olmorl.verifiers.math.words.spelled import clock, spelled
 from olmorl.verifiers.pool.pool import Pool
 
 on_module_loop = pytest.mark.asyncio(loop_scope="module")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from olmorl.verifiers.math.spelled import spelled
+from olmorl.verifiers.math.words.spelled import spelled
 
 MAX_WORDS = 200
 """Characters. Nothing longer is put into signs."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from olmorl.verifiers.math import spelled
-from olmorl.verifiers.math.wording import doubtful
+from olmorl.verifiers.math.words import spelled
+from olmorl.verifiers.math.words.wording import doubtful
 
 Time = tuple[int, int, int, str]
 """Hour, minute, second, and `a`, `p` or nothing."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from olmorl.verifiers.math.wording import conclusion, doubtful
+from olmorl.verifiers.math.words.wording import conclusion, doubtful
 
 _CHOICE_LABEL = re.compile(r"\(?([A-J])\)?\.?")
 _CHOICE = re.compile(

@@ -59,13 +59,18 @@ def ids(path: Path) -> list[int]:
     return [record["prompt_id"] for record in rollout_log.read(path)]
 
 
+def writing_processes() -> list[psutil.Process]:
+    """The children of the tests that write rollouts. Tests before may have left others."""
+    return [child for child in psutil.Process().children() if "rollout_process" in " ".join(child.cmdline())]
+
+
 @pytest.fixture
 def writer() -> Iterator[RolloutWriter]:
     made = RolloutWriter()
     made.start()
     yield made
     made.close()
-    assert not [child for child in psutil.Process().children() if "rollout_process" in " ".join(child.cmdline())]
+    assert not writing_processes()
 
 
 def test_records_arrive_in_order_and_hold_what_was_generated(writer: RolloutWriter, tmp_path: Path) -> None:
@@ -115,7 +120,7 @@ def test_a_record_that_cannot_be_written_is_named_and_nothing_is_added(writer: R
 
 def test_the_death_of_the_process_is_told(writer: RolloutWriter, tmp_path: Path) -> None:
     writer.append(tmp_path / "a", [ended(0)])
-    [process] = psutil.Process().children()
+    [process] = writing_processes()
     process.kill()
     process.wait(10)
     with pytest.raises(ProcessLost, match=rf"rollouts \(pid {process.pid}\) died; .*a lacks records"):
@@ -126,7 +131,7 @@ async def test_a_dead_process_ends_the_log_instead_of_losing_records(tmp_path: P
     log = RolloutLog(tmp_path, 1, 1, DiskWriter(LoopClock(), 10.0))
     await log.put(make_group(0), Outcome.STALE)
     await log.flush()
-    [process] = psutil.Process().children()
+    [process] = writing_processes()
     process.kill()
     async with asyncio.timeout(20):
         with pytest.raises(ProcessLost):

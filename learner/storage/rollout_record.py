@@ -66,7 +66,7 @@ def _completion(completion: Completion) -> dict[str, Any]:
     return {
         "index": completion.index,
         "token_ids": completion.token_ids,
-        "logprobs": np.round(completion.logprobs, 6),
+        "logprobs": np.round(completion.logprobs.astype(np.float64), 6),
         "versions": [[span.version.number, span.start, span.end] for span in completion.spans],
         "incarnations": [span.version.incarnation for span in completion.spans],
         "reward": completion.reward,

@@ -197,7 +197,7 @@ class Dashboard:
         if not self._view.faults:
             yield Text("none", style="dim")
         for fault in self._view.faults:
-            yield Text(_fit(fault, width), style="red", no_wrap=True)
+            yield Text(_fit(fault, width), no_wrap=True)
 
     def _sample(self, width: int) -> Iterator[Text]:
         sample = self._view.sample

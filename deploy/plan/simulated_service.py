@@ -123,6 +123,7 @@ class SimulatedService:
             max_running=settings.actors.max_running,
             max_model_len=settings.max_model_len,
             answers=self._answers,
+            recompute=settings.actors.weight_update == "recompute",
         )
         self.engines.append(engine)
         return Actor(

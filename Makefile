@@ -55,7 +55,7 @@ format: $(READY)  ## rewrite the code in the project's format
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## run all benchmarks; results under benchmarks/results
-	for name in data_plane rollouts learner_efficiency actor_efficiency verifiers stragglers control_plane; do \
+	for name in data_plane rollouts learner_efficiency actor_efficiency verifiers stragglers ladder active_sampling control_plane; do \
 	    $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 docs: $(READY)  ## write docs/configuration.md from the code

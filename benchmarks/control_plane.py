@@ -134,7 +134,7 @@ async def orchestrate(case: Case, recipe: config.Config, access: QueueAccess, me
     stream, evaluations, _ = wiring.prompts(recipe)
     queue = await wiring.open_queue(recipe, access)
     opened = await wiring.open_orchestrator(
-        recipe, queue, stream, evaluations, meter.read, resume=False, from_step=None
+        recipe, queue, stream, evaluations, meter.read, lambda ended: None, resume=False, from_step=None
     )
     tasks = [asyncio.create_task(opened.run()), asyncio.create_task(wiring.learn(recipe, 0, "", opened))]
     try:

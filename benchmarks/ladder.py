@@ -197,8 +197,11 @@ def real(rung: Rung, seed: int, base: config.Config, seconds: float) -> Run:
     widths = [b["wall_s"] - a["wall_s"] for a, b in zip(lines[window.skipped - 1 :], counted, strict=False)]
     used = sum(width * line["engine_slots_fraction"] for width, line in zip(widths, counted, strict=True))
     tokens = mean(line["completion_tokens_mean"] for line in counted)
-    print(f"{rung.name}: {len(counted)} steps in {sum(widths):.0f} s, mean length {tokens:.0f}", file=sys.stderr)
-    return run_of(lines[: last + 1], window.skipped, used / sum(widths))
+    found = run_of(lines[: last + 1], window.skipped, used / sum(widths))
+    print(
+        f"{rung.name}: {len(counted)} steps in {sum(widths):.0f} s, mean length {tokens:.0f}: {found}", file=sys.stderr
+    )
+    return found
 
 
 # --- tables -------------------------------------------------------------------------------------------------------

@@ -57,11 +57,11 @@ class BoardPage:
         return [DrawnPanel(**panel) for panel in panels]
 
     def picture(self, path: Path) -> None:
-        """Write what is drawn as a PNG of few colours."""
+        """Write what is drawn as a WebP without losses."""
         from PIL import Image
 
         image = Image.open(io.BytesIO(self._tab.screenshot(full_page=True)))
-        image.convert("RGB").quantize(96, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").save(path, "WEBP", lossless=True, method=6)
 
     def close(self) -> None:
         self._tab.close()
@@ -73,8 +73,9 @@ def main(folder: str, address: str, run: str, minutes: str) -> None:
         page = BoardPage(browser, address, run)
         for board in BOARDS:
             for panel in page.draw(board, 60 * float(minutes)):
-                print(f"{board.title}: {panel.title}: {panel.drawn} drawn", *panel.empty, sep="\n    no data: ")
-            page.picture(Path(folder) / f"{board.uid}.png")
+                if not panel.drawn or panel.empty:
+                    print(f"{board.title}: {panel.title}: {panel.drawn} drawn", *panel.empty, sep="\n    no data: ")
+            page.picture(Path(folder) / f"{board.uid.removeprefix('olmorl-')}.webp")
 
 
 if __name__ == "__main__":

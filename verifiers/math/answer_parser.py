@@ -97,8 +97,8 @@ def _number_as_text(text: str) -> Quantity | None:
     return quantity(inside.strip()) if whole and inside.strip()[:1] in {*_NUMERIC, "("} else None
 
 
-read = lru_cache(8)(_read)
-"""Cached: one check reads an answer several times."""
+read = lru_cache(4096)(_read)
+"""Cached: one check reads an answer several times, and completions of a group often have the same one."""
 read_label = lru_cache(65536)(_read)
 """Cached: every completion of a group has the same label."""
 

@@ -16,8 +16,12 @@ _SPOKEN: tuple[tuple[str, str], ...] = (
     (r"(?:negative |minus )infinity", r"-\infty"),
     (rf"{_REALS}|(?:all|every|any) (?:real )?(?:values?(?: of)? )?[a-z]|all real values of [a-z]", r"\mathbb{R}"),
     (r"all integers|the set of (?:all )?integers", r"\mathbb{Z}"),
-    (r"(?:the )?empty set", r"\emptyset"),
+    (r"(?:the )?empty(?: set)?", r"\emptyset"),
     (r"(?:there (?:is|are|exists?) )?no (?:(?:real|such|valid|possible) )?(?:solutions?|roots?|values?)(?: exists?)?",
+     r"\emptyset"),
+    (r"(?:the |its )?(?:solution )?(?:set|intersection|interval|domain)(?: of [a-z ]{1,20})? is (?:the )?empty(?: set)?"
+     r"|no (?:(?:real|such|complex|positive|whole) )?(?:numbers?|integers?|values?|solutions?|points?|[a-z])"
+     r"(?: of [a-z])? (?:satisf(?:y|ies)|solves?|exists?|works?|fulfils?)(?: (?:this|it|both|all|the)(?: [a-z]+)?)?",
      r"\emptyset"),
     (r"dne|(?:the )?limit does not exist|(?:it )?does not exist", "does not exist"),
     (r"(?:is )?(?:not defined|undefined)", "undefined"),

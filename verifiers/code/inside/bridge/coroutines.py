@@ -40,9 +40,7 @@ class Coroutines:
     def turn(self, *awaited: asyncio.Future[Any]) -> None:
         """Run the event loop for `TURN_S`, or until one of the futures is done. A loop that runs already goes on."""
         if self._loop is not None and not _is_running():
-            self._loop.run_until_complete(
-                asyncio.wait(awaited, timeout=TURN_S) if awaited else asyncio.sleep(TURN_S)
-            )
+            self._loop.run_until_complete(asyncio.wait(awaited, timeout=TURN_S) if awaited else asyncio.sleep(TURN_S))
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if _is_running():

@@ -162,4 +162,3 @@ def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
         error = kind.__new__(kind)
         error.args = args
         return error
-

@@ -16,7 +16,7 @@ from olmorl.verifiers.math.numbers import Policy, Quantity, equal, quantity
 from olmorl.verifiers.math.prose import stated
 from olmorl.verifiers.math.units import MULTI_LETTER, is_known
 from olmorl.verifiers.math.words import choices, spoken, times
-from olmorl.verifiers.math.words.wording import doubtful
+from olmorl.verifiers.math.words.wording import conclusion, doubtful
 
 _NUMERIC = frozenset("+-.0123456789")
 _BASES = {
@@ -65,7 +65,7 @@ def _read(answer: str) -> Reading:
     plain = unmark(text).strip()
     if plain[:1] == "{" and plain[-1:] == "}" and "{" not in plain[1:]:
         plain = plain[1:-1].strip()
-    if signs := spoken.in_signs(plain):
+    if signs := _spoken(plain):
         text = plain = normalise(signs)
     if "_" in plain and (numeral := _BASE.fullmatch(plain.rpartition("=")[2].strip())):
         return Reading(text, key(text), numeral=(numeral[1].lower().lstrip("0"), _base(numeral[2])))
@@ -85,7 +85,12 @@ def _read(answer: str) -> Reading:
 
 def in_signs(answer: str) -> str:
     """The answer, with signs in place of words that mean the same: `\\mathbb{R}` for `all real numbers`."""
-    return spoken.in_signs(unmark(normalise(answer)).strip()) or answer
+    return _spoken(unmark(normalise(answer)).strip()) or answer
+
+
+def _spoken(plain: str) -> str | None:
+    """The signs for an answer in words, or for what its sentence concludes."""
+    return spoken.in_signs(plain) or (spoken.in_signs(conclusion(plain)) if plain[-1:].isalnum() else None)
 
 
 def of_option(answer: str, label: Reading) -> str:

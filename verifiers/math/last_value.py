@@ -84,6 +84,7 @@ _ASIDE = re.compile(
     r"|also|where"
     r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|(?:we )?(?:reject|discard"
     r"|exclud)\w*\s[^()]{1,100}|\$?[a-z]\s?=\s?[^()\s]{1,20}\$? (?:fails?|is|does|gives|makes|would)\b[^()]{0,100}"
+    r"|(?:his|her|their|my|our|[A-Z][a-z]+)\s(?:[a-z]+\s)?(?:is|are|was|has|have|had|gets?|pays?)\s[^()]{1,100}"
     r"|(?:its|an?|the|from|all|both|only|to|on|at|per|for|after|before|of|this|it)\s[^()]{1,200}|\$[^$()]{1,80}=[^$()]{1,80}\$|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
 )
 """A remark in brackets on what stands in front."""
@@ -125,6 +126,8 @@ _KNOWN = re.compile(
 )
 _REASON = re.compile(
     r",?\s(?:because|since|given that|both of which|while|whereas|as(?=\s(?:[√$\\(]|\d+/\d|[a-z]\s?=))"
+    r"|(?:down|up) from(?=\s\D{0,2}\d)|(?:instead of|rather than|compared (?:to|with)|as opposed to)(?=\s\D{0,2}\d)"
+    r"|(?:which|that) is(?=\s\D{0,2}[\d.]+(?: [a-z]+)? (?:less|more|fewer|[a-z]+er) than\b)"
     r"|from(?=\s\d+ (?:up )?(?:to|through) \d)|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
     r"|(?:which (?:is|are) )?(?:achieved|attained|reached|obtained) (?:when|at|by|for|if))\s",
     re.IGNORECASE,
@@ -213,6 +216,8 @@ _COMMAND = re.compile(
 )
 _WORD = re.compile(r"[^\W\d_⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ]{2}")
 _DIGITS = re.compile(r"\d+")
+_LARGE_WORD = re.compile(r"\b(?:\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand)\b", re.IGNORECASE)
+"""A number in words that is seldom said by the way."""
 _LETTER = re.compile(r"[a-zA-Z]")
 _NOT_A_VALUE = re.compile(r"[<>,;&]|\\\\|\\begin|\b(?:and|or)\b|\\[lg]eq?(?![a-z])")
 _ROW_END = re.compile(r"\\\\(?:\s*\[[^\]]*\])?")
@@ -314,7 +319,8 @@ def _with_digits(text: str) -> str:
     """The text with digits for the numbers in words in its last sentence, if that states a result."""
     end = len(text.rstrip(" .!*_\n"))
     start = max((stop.end() for stop in SENTENCE_END.finditer(text, max(0, end - MAX_SENTENCE), end)), default=0)
-    states = _DIGITS.search(text, start) or _CONCLUDES.match(text, start) or not _DIGITS.search(text)
+    alone = text[:start].endswith("\n") or _LARGE_WORD.search(text, start)
+    states = alone or _DIGITS.search(text, start) or _CONCLUDES.match(text, start) or not _DIGITS.search(text)
     return text[:start] + in_digits(text[start:]) if states else text
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from olmorl.verifiers.math.answer_parser import Reading, in_signs, odds_for_probability, of_option, read, read_label
 from olmorl.verifiers.math.extraction import Extracted
 from olmorl.verifiers.math.named_values import assigned, names_all
-from olmorl.verifiers.math.notation import last_side, normalise, unmark
+from olmorl.verifiers.math.notation import folded, last_side, normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, equal
 from olmorl.verifiers.math.question import MathQuestion
 from olmorl.verifiers.math.units import apart, with_unit
@@ -41,6 +41,8 @@ def refusal(truth: str, found: Extracted, question: MathQuestion) -> str:
 
 def match(question: MathQuestion, truth: str, found: Extracted) -> Match:
     """The label and the part of the answer that it asks for."""
+    if found.whole and folded(normalise(found.whole)) == folded(normalise(truth)):
+        found = found._replace(text=truth)
     truth, found = _of_options(question, truth, found)
     wanted = read_label(truth)
     found = _suited(found, wanted)

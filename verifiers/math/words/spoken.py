@@ -32,8 +32,9 @@ _SPOKEN: tuple[tuple[str, str], ...] = (
 _SIGNS = tuple((re.compile(words, re.IGNORECASE), signs) for words, signs in _SPOKEN)
 _NAMED = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:the |its )?(?:[a-z-]+ ){0,2}?"
-    r"(?:solution(?: set)?|domain|range|answer|limit|series|sum|(?:equation|system|problem|inequality|function))"
-    r"(?: of (?:the )?[a-z]+(?:\([a-z]\))?)?(?: is| are|:| has| diverges to| tends to| consists of) (?=[a-z])",
+    r"(?:solution(?: set)?|domain|range|answer|limit|series|sum|(?:equation|system|problem|inequality|function|statement|condition|expression))"
+    r"(?: of (?:the )?[a-z]+(?:\([a-z]\))?)?(?: (?:holds|is (?:true|satisfied|valid|defined))(?: exactly| precisely| only)?"
+    r" (?:for|when|where|iff?|if and only if|whenever)| is| are|:| has| diverges to| tends to| consists of) (?=[a-z])",
     re.IGNORECASE,
 )
 """In front of a set or a limit that is given in words: `The domain is`."""
@@ -102,7 +103,7 @@ def in_signs(text: str) -> str | None:
         return rf"{root[1] or ''}\sqrt{{{of}}}"
     if _PLUS_MINUS.search(text):
         return _PLUS_MINUS.sub(r"\\pm ", text)
-    return _set(plain[:1].lower() + plain[1:])
+    return plain if named and _RELATION.fullmatch(plain) else _set(plain[:1].lower() + plain[1:])
 
 
 def _whole(word: str) -> str:

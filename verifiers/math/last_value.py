@@ -102,6 +102,13 @@ _EXCLUDED = re.compile(
 _IMPLIES = re.compile(
     r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because|iff|Leftrightarrow)(?![a-zA-Z])"
 )
+_THEN = re.compile(
+    r"^(?:by|using|from|with|since|because)\s[^,\d]{1,80},\s|(?:[,;:]|\.\s)\s*(?:and )?(?:so|thus|hence|therefore|then|meaning|which (?:means|gives|yields|implies|simplifies to))"
+    r"(?: that)?[,:]?\s|\s(?:means|gives|yields|implies)(?: that)?\s",
+    re.IGNORECASE,
+)
+_TITLE = re.compile(r"^\*{0,2}(?:so|thus|hence|therefore|then|[A-Z][a-z]{2,15}:)[,:]?\*{0,2}:?\s+", re.IGNORECASE)
+"""In front of a formula that a line concludes."""
 _AND = re.compile(
     r"°?(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = )?"
 )
@@ -262,7 +269,8 @@ def last_value(text: str) -> Value | None:
     text = _without_excluded(text)
     text = _DEFINED.sub("", _without_check(text))
     text = _with_digits(_ASIDE.sub(_aside, text) if "(" in text else text)
-    line = text.strip().strip("*_`.> ").strip().rpartition("\n")[2].strip("*` ")
+    whole = text.strip().strip("*_`> ")
+    line = whole.rstrip("" if whole.endswith("...") else ".").strip("*_`> ").rpartition("\n")[2].strip("*` ")
     if value := _of_end(text, line):
         return value
     number, formula = _last(NUMBER, text), _last(_FORMULA, text)
@@ -329,8 +337,9 @@ def _of_end(text: str, line: str) -> Value | None:
     whole = text.strip().strip("*_`.> ").strip()
     if len(whole) <= MAX_SENTENCE and "\n" not in whole and (_ONE_WORD.fullmatch(whole) or _LIST.fullmatch(whole)):
         return Value(whole, "line")
-    if _bare(line):
-        return Value(_result(line), "line")
+    for formula in (line, _TITLE.sub("", _THEN.split(line)[-1])):
+        if _bare(formula):
+            return Value(_result(formula.strip("$ ") if formula != line else formula), "line")
     if (option := _OPTION.match(line)) and (quantity(rest := normalise(line[option.end() :])) or _bare(rest)):
         return Value(line, "line")
     if listed := _listed(text):

@@ -9,7 +9,7 @@ import pytest
 
 from olmorl import config
 from olmorl.learner.trainer import memory
-from olmorl.learner.trainer.memory import LiveBytes, RankMemory
+from olmorl.learner.trainer.memory import LiveBytes, RankMemory, RowSettings
 
 Jobs = dict[str, dict[str, Any]]
 Results = dict[str, list[dict[str, Any]]]
@@ -138,11 +138,12 @@ def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
 
 def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = config.Model(path=small_models["olmo3"])
-    extrapolated = memory.activations(model, 512, False, 256, True, False)
+    row = RowSettings(512, False, 256, 2, True, True, 2, True)
+    extrapolated = memory.activations(model, row)
     assert extrapolated is not None
     monkeypatch.setattr(memory, "SHALLOW", LAYERS)
     memory.activations.cache_clear()
-    whole = memory.activations(model, 512, False, 256, True, False)
+    whole = memory.activations(model, row)
     memory.activations.cache_clear()
     assert whole is not None
     assert tuple(extrapolated) == pytest.approx(tuple(whole), rel=0.05)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from olmorl import config
+from olmorl.errors import ModelError
 from olmorl.learner.trainer import memory
 from olmorl.learner.trainer.memory import LiveBytes, RankMemory, RowSettings
 
@@ -34,7 +35,7 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "intermediate_size": 512,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 6,
-        "num_key_value_heads": 3,
+        "num_key_value_heads": 2,
         "max_position_embeddings": 2048,
         "bos_token_id": None,
         "eos_token_id": 1,
@@ -50,7 +51,9 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return folders
 
 
-def job(model: str, dtype: str, stage: int, checkpointing: bool = True, row_tokens: int = 512) -> dict[str, Any]:
+def job(
+    model: str, dtype: str, stage: int, checkpointing: bool = True, row_tokens: int = 512, **learner: Any
+) -> dict[str, Any]:
     return {
         "kind": "memory",
         "model": {"path": model, "dtype": dtype},
@@ -59,6 +62,7 @@ def job(model: str, dtype: str, stage: int, checkpointing: bool = True, row_toke
             "gradient_checkpointing": checkpointing,
             "logprob_chunk": 256,
             "deepspeed": {"zero_optimization": {"reduce_bucket_size": BUCKET}},
+            **learner,
         },
         "row_tokens": row_tokens,
     }
@@ -70,10 +74,15 @@ def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
         "float32, stage 0": job(llama, "float32", 0, False),
         "bfloat16, stage 2, a longer row": job(llama, "bfloat16", 2, row_tokens=1024),
         "bfloat16, stage 3, sliding windows": job(olmo, "bfloat16", 3),
+        "float32, stage 0, in tiles": job(llama, "float32", 0, False, 1024, mlp_tiles=4),
     }
     pair = {
         "bfloat16, stage 1": job(llama, "bfloat16", 1),
         "float32, stage 3, tied": job(tied, "float32", 3, False, row_tokens=1024),
+        "float32, stage 0, a shared row": job(llama, "float32", 0, False, 2048, sequence_parallel=2),
+        "bfloat16, stage 2, a shared row in tiles": job(
+            olmo, "bfloat16", 2, True, 4096, sequence_parallel=2, mlp_tiles=4
+        ),
     }
     return alone, pair
 
@@ -147,6 +156,31 @@ def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch:
     memory.activations.cache_clear()
     assert whole is not None
     assert tuple(extrapolated) == pytest.approx(tuple(whole), rel=0.05)
+
+
+def test_offloaded_activations_are_on_the_host(small_models: dict[str, str]) -> None:
+    """Of each layer its input is moved: tokens x hidden size, in bf16. The norm before the head saves some more."""
+    model = config.Model(path=small_models["llama"], dtype="bfloat16")
+    row = RowSettings(1024, False, 256, 1, True, False, 1, True)
+    there, moved = (memory.activations(model, row._replace(offload_activations=moved)) for moved in (False, True))
+    assert there is not None and moved is not None
+    inputs = LAYERS * 1024 * 192 * 2
+    assert there.host == 0 and inputs <= moved.host < 2 * inputs
+    assert moved.kept < 0.2 * there.kept and moved.peak < there.peak
+    assert there.kept - moved.kept <= moved.host, "a tensor that is saved twice is copied twice"
+    on_cpu = memory.activations(model, row._replace(offload_activations=True, on_gpu=False))
+    assert on_cpu == there, "on the CPU there is no other memory to go to"
+
+
+def test_two_ranks_hold_half_of_a_row_each(small_models: dict[str, str]) -> None:
+    model = config.Model(path=small_models["llama"], dtype="bfloat16")
+    row = RowSettings(1024, False, 256, 1, True, False, 1, True)
+    whole, half = (memory.activations(model, row._replace(sequence_parallel=size)) for size in (1, 2))
+    assert whole is not None and half is not None
+    assert half.kept == pytest.approx(whole.kept / 2, rel=0.02)
+    assert half.layers < 0.6 * whole.layers
+    with pytest.raises(ModelError, match=r"sequence_parallel = 4 does not fit .* set it to 2"):
+        memory.activations(model, row._replace(sequence_parallel=4))
 
 
 def test_a_model_whose_shapes_depend_on_its_data_has_no_known_activations(

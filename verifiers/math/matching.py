@@ -17,6 +17,7 @@ from olmorl.verifiers.math.words.wording import conclusion, imagined
 
 _LENIENT = Policy()
 _MEASURED = re.compile(r"(-?[\d.]+)( [a-zA-Z][a-zA-Z/^\d ]{0,12})")
+_YES_NO = re.compile(r"\W*(?:yes|no|true|false)\b(?! (?:real|such|solution))", re.IGNORECASE)
 _LETTERS = re.compile(r"[A-J]")
 _SEVERAL_LETTERS = re.compile(r"\(?[A-J]\)?(?:[\s,;&]+(?:and )?\(?[A-J]\)?)+")
 
@@ -48,6 +49,29 @@ def match(question: MathQuestion, truth: str, found: Extracted) -> Match:
     found = _suited(found, wanted)
     answer = found.num_items if found.num_items and wanted.number else of_option(found.text, wanted)
     return Match(truth, wanted, found._replace(text=question.without_bound(question.value_side(answer))))
+
+
+def asked_again(question: MathQuestion, wanted: Reading, given: Reading) -> str:
+    """Why an answer that may have the label's value is none: it repeats the question. Empty if it does not."""
+    if given.key == wanted.key or wanted.is_choice_label or wanted.choice:
+        return ""
+    restated = question.restates(given.text, bool(given.number)) or question.unfinished(wanted.text, given.text)
+    return "restated" if restated and not question.restates(wanted.text, bool(wanted.number)) else ""
+
+
+def in_words_of(
+    question: MathQuestion, wanted: Reading, answer: Extracted, found: Extracted
+) -> tuple[bool, str] | None:
+    """Whether a sentence agrees with a label, where the words of the question decide it. None if they do not."""
+    sentence = answer.closing or answer.text
+    if wanted.number and not wanted.number.value and question.counts_none(sentence):
+        return True, "none"
+    if found.how == "closing" and wanted.number:
+        return False, "no_answer"
+    label = wanted.word.casefold()
+    if label in ("yes", "no") and not _YES_NO.match(found.text) and (said := question.polarity(sentence)):
+        return said == label, "word"
+    return None
 
 
 def in_terms_of(question: MathQuestion, wanted: Reading, given: Reading) -> Reading:

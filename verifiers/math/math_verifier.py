@@ -96,10 +96,12 @@ class MathVerifier(AnswerVerifier):
         measured = in_unit_of(question, truth, signs) if self._policy.units == "lenient" else signs
         if measured is None:
             return Verdict(reward=0.0, extracted=found.text, method="unit")
-        return await self._by_algebra(truth, measured)
+        return await self._by_algebra(
+            truth, measured, self._policy._replace(ordered=question.is_ordered or self._policy.ordered)
+        )
 
-    async def _by_algebra(self, truth: str, answer: str) -> Verdict:
-        outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer)
+    async def _by_algebra(self, truth: str, answer: str, policy: Policy) -> Verdict:
+        outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer, policy)
         if outcome == Done(None) and read_label(truth).number:
             return Verdict(reward=0.0, extracted=answer, method="number")
         if not isinstance(outcome, Done):
@@ -110,9 +112,9 @@ class MathVerifier(AnswerVerifier):
             return Verdict(reward=None, extracted=answer, error_kind="label", detail=f"cannot read {truth[:80]!r}")
         return Verdict(reward=float(outcome.value), extracted=answer, method=method)
 
-    async def _compare(self, truth: str, answer: str) -> tuple[Outcome, str]:
+    async def _compare(self, truth: str, answer: str, policy: Policy) -> tuple[Outcome, str]:
         """True or False, or None for an unreadable label; and the method that decided."""
-        outcome = await self._pool.run(EQUAL, (truth, answer, self._policy), PROBE)
+        outcome = await self._pool.run(EQUAL, (truth, answer, policy), PROBE)
         if outcome != Done(None) or self._symbolic is None or read_label(truth).number:
             return outcome, "algebra"
         return await self._symbolic.run(SYMBOLIC_EQUAL, (truth, answer), SYMBOLIC_PROBE), "symbolic"
@@ -131,7 +133,7 @@ class MathVerifier(AnswerVerifier):
         truth = _label_text(label)
         if _simple(truth):
             return None
-        outcome, _ = await self._compare(truth, truth)
+        outcome, _ = await self._compare(truth, truth, self._policy)
         if outcome == Done(True) or (outcome == Done(None) and _is_text(truth)):
             return None
         why = (

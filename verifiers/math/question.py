@@ -15,7 +15,6 @@ from olmorl.verifiers.math.units import DOLLARS, ONE, YEAR, Dimensions, Unit, is
 from olmorl.verifiers.math.words.languages import COMMA_LANGUAGES, language, unit_words
 from olmorl.verifiers.math.words.wording import conclusion, doubtful, words
 
-MAX_DIVISOR = 10_000
 MAX_EXPRESSION = 200
 """Characters of an answer that may be an expression of the question."""
 MAX_QUESTION = 4096
@@ -89,7 +88,6 @@ _REWRITES = re.compile(
     re.IGNORECASE,
 )
 """Asks for another form of an expression."""
-_PRIMES = re.compile(r"\bprime factori[sz]ation|\bproduct of (?:its )?prime|\bprime factors\b", re.IGNORECASE)
 _LOOKS = re.compile(r"[{}$~]|\\(?:left|right|displaystyle|[,;:!])(?![a-zA-Z])|(?<=\\)[dt](?=frac)")
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·]")
 _OPERATION = re.compile(r"[+*/^-]|\\(?:cdot|times|frac)")
@@ -102,6 +100,11 @@ _POLAR = re.compile(
 _LONG_WORD = re.compile(r"(?<![\\\w])[a-z]{4,}(?!\w)")
 _NEGATIONS = {"not", "never", "no", "cannot", "fails", "fail", "neither", "none"}
 _OPPOSITES = ("in", "ir", "un", "im", "non")
+_ORDERED = re.compile(
+    r"\b(?:increasing|decreasing|ascending|descending|numerical|chronological|alphabetical) order\b"
+    r"|\bfrom (?:the )?(?:least|smallest|lowest|shortest|greatest|largest|highest|longest|biggest) to\b",
+    re.IGNORECASE,
+)
 _COUNT = re.compile(r"\bhow many\b|\bnumber of\b|\bhow much\b", re.IGNORECASE)
 
 
@@ -126,6 +129,9 @@ class MathQuestion(NamedTuple):
 
     asks_form: bool = False
     """Whether it asks for another form of an expression: `simplify`."""
+
+    is_ordered: bool = False
+    """Whether it asks for a list in an order."""
 
     def solved_for_another(self, label: str, answer: str) -> bool:
         """Whether an answer, unlike the label, gives another variable than the question asks for.
@@ -158,13 +164,6 @@ class MathQuestion(NamedTuple):
         return bool(
             re.search(rf"(?<![\w.+*/^-])(?<![+*/^-]\s){expression}(?![\w^(]|\.\d|\s*[+*/-])", _written(self.text))
         )
-
-    def unfinished(self, label: str, answer: str) -> bool:
-        """Whether an answer is no product of primes, if the question asks for it."""
-        if not self.asks_form or not _PRIMES.search(self.text) or not re.search(r"\^|\\cdot|\\times|[·×*]", label):
-            return False
-        bases = re.findall(r"(?<![\^{\d])\d+", re.sub(r"\^\s*(?:\{[^{}]*\}|\d)", "", last_side(answer)[2]))
-        return not all(map(_is_prime, map(int, bases)))
 
     def polarity(self, sentence: str) -> str:
         """`yes` or `no`, if a sentence answers a question of that kind in its words: `It is not prime`. Else empty."""
@@ -270,6 +269,7 @@ def _question(text: str) -> MathQuestion:
         text,
         next(filter(None, unknown.groups())) if unknown else "",
         bool(_REWRITES.search(text)),
+        bool(_ORDERED.search(text)),
     )
 
 
@@ -297,10 +297,6 @@ def _with_comma(text: str) -> bool:
 def _written(text: str) -> str:
     """A formula without signs that do not change how it is read."""
     return _TIMES.sub("*", _LOOKS.sub("", text))
-
-
-def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % divisor for divisor in range(2, min(int(number**0.5), MAX_DIVISOR) + 1))
 
 
 def comma_as_point(text: str) -> str:

@@ -75,7 +75,7 @@ def at(home: str, name: str) -> Any:
 
 def _home(value: Any) -> Any:
     """The public module that defines a function or class."""
-    home = getattr(value, "__module__", None)
+    home: Any = getattr(value, "__module__", None)
     return _HOMES.get(home, home)
 
 

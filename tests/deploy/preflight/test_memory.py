@@ -114,7 +114,8 @@ def test_shared_rows_tiles_and_activations_on_the_host(models: Path) -> None:
 
 
 def test_a_row_too_long_for_a_gpu_is_refused_with_ranks_to_share_it(models: Path) -> None:
-    settings = shipped(models, "olmo3-32b-think", ("sampling.max_tokens", "129024"))
+    tried = (("learner.logprob_chunk", "64"), ("learner.offload_optimizer", "true"))
+    settings = shipped(models, "olmo3-32b-think", ("sampling.max_tokens", "129024"), *tried)
     assert settings.row_tokens == 131_072
     with pytest.raises(ResourceError, match=r"a learner GPU needs .* set learner.sequence_parallel = 4 \(then"):
         memory.refuse_too_little(settings, memory.memory_plan(settings))

@@ -596,8 +596,11 @@ class Supervision(Section):
 
 
 class TelemetrySettings(Section):
-    """Metrics for Prometheus."""
+    """Metrics for Prometheus, and trackers."""
 
+    tracker: Literal["tensorboard", "wandb", "trackio"] | None = None
+    """Send the curves of `metrics.jsonl`, evaluations and a table of answers there. A tracker that hangs or fails costs
+    points, not steps: `olmorl_tracking_dropped_total` counts them. `tensorboard` writes to RUN/tensorboard."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the launcher's metrics. `/targets` lists the addresses of all processes. 0: a free port, named in
     `targets.json` of the run directory."""

@@ -87,6 +87,42 @@ def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
     assert cache.note.startswith(f"{cache.num_bytes / GIB / one:.1f} sequences of 34,816")
 
 
+def test_shared_rows_tiles_and_activations_on_the_host(models: Path) -> None:
+    """Each makes room on a GPU; what is offloaded is counted on the host, for its eight ranks."""
+
+    def planned(*changes: tuple[str, str]) -> MemoryPlan:
+        return memory.memory_plan(shipped(models, "olmo3-32b-think", *changes))
+
+    whole, shared, tiled, offloaded = (
+        planned(*changes)
+        for changes in (
+            (),
+            (("learner.sequence_parallel", "8"),),
+            (("learner.mlp_tiles", "8"),),
+            (("learner.offload_activations", "true"),),
+        )
+    )
+    activations = [of(plan.places[0])["activations"] for plan in (whole, shared, tiled, offloaded)]
+    assert activations[1] == pytest.approx(activations[0] / 8, rel=0.15)
+    mlp = 34_816 * 27_648 * 2 / GIB  # one inner tensor of a row
+    assert 3 * mlp < activations[0] - activations[2] < 6 * mlp
+    inputs = 64 * 34_816 * 5120 * 2 / GIB
+    assert activations[0] - activations[3] == pytest.approx(inputs, rel=0.1)
+    host = {place.name: of(place) for place in offloaded.places}["the learner's first host"]
+    assert 8 * inputs < host["offloaded activations"] < 1.2 * 8 * inputs
+    assert "a row of 34,816 tokens on 8 ranks" in {part.note for part in shared.places[0].parts}
+
+
+def test_a_row_too_long_for_a_gpu_is_refused_with_ranks_to_share_it(models: Path) -> None:
+    tried = (("learner.logprob_chunk", "64"), ("learner.offload_optimizer", "true"))
+    settings = shipped(models, "olmo3-32b-think", ("sampling.max_tokens", "129024"), *tried)
+    assert settings.row_tokens == 131_072
+    with pytest.raises(ResourceError, match=r"a learner GPU needs .* set learner.sequence_parallel = 4 \(then"):
+        memory.refuse_too_little(settings, memory.memory_plan(settings))
+    shared = config.with_key(settings, "learner.sequence_parallel", 4)
+    assert memory.memory_plan(shared).places[0].fits
+
+
 def test_deltas_take_a_copy_on_the_learners_first_host(models: Path) -> None:
     weights = 2 * SHIPPED["olmo3-32b-think"][1] / GIB
     for change, expected in ((), None), ((("weights.full_every", "10"),), weights):

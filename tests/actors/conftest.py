@@ -58,7 +58,7 @@ class Shelf:
 
     def _manifest(self, version: Version) -> WeightsReady:
         probe = self.probes.get(version)
-        return WeightsReady(version=version, buffers=(), num_bytes=0, chunk_bytes=1, chunk_hashes=(), probe=probe)
+        return WeightsReady(version=version, buffers=(), num_bytes=0, chunk_bytes=1, shards=(), probe=probe)
 
 
 def draw(draw_id: int, *, lane: str = TRAIN_LANE, group_size: int = 4, tokens: int = 5, **more: Any) -> Prompt:

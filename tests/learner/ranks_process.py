@@ -10,6 +10,9 @@ import asyncio
 import gc
 import json
 import sys
+import tempfile
+import time
+import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -17,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from olmorl import config
@@ -25,7 +29,9 @@ from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import pack, row_arrays
 from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
 from olmorl.learner.trainer.process_group import Ranks, join
-from olmorl.messages import Sample, Shard
+from olmorl.messages import Sample, Shard, Version
+from olmorl.ports import NamedBuffer, WeightStore
+from olmorl.queues.weights.store import store_in_files
 
 STEPS = 8
 VOCABULARY = 40
@@ -197,9 +203,10 @@ class Rank:
         """A snapshot after a step, the master weights themselves, an export and a checkpoint."""
         trainer = self.trainer(job)
         self.train(trainer, job, (1,))
-        places = [[buffer.data.obj.ctypes.data for buffer in trainer.snapshot()] for _ in range(2)]
+        places = [[address(buffer) for buffer in trainer.snapshot()] for _ in range(2)]
         result = {"snapshot": snapshot_tensors(trainer), "masters": masters(trainer), "probe": trainer.probe()}
         result["places"] = places
+        result["held"] = sum(buffer.data.nbytes for buffer in trainer.snapshot())
         trainer.export(folder)
         write(trainer.save(folder / "shares"))
         trainer.close()
@@ -292,10 +299,39 @@ def masters(trainer: DeepSpeedTrainer) -> dict[str, torch.Tensor]:
     return {name: safe_get_full_fp32_param(weight).clone() for name, weight in named}
 
 
+def address(buffer: NamedBuffer) -> int:
+    """Of its bytes in memory; 0 for an empty piece."""
+    return np.frombuffer(buffer.data, np.uint8).ctypes.data if len(buffer.data) else 0
+
+
 def snapshot_tensors(trainer: DeepSpeedTrainer) -> dict[str, torch.Tensor]:
+    """The weights as a reader gets them: every rank publishes its shard. All ranks call this together."""
+    run = [uuid.uuid4().hex]
+    dist.broadcast_object_list(run)
+    with tempfile.TemporaryDirectory() as own:
+        store = store_in_files(f"{run[0]}", Path(tempfile.gettempdir()), 1000, Path(own))
+        found = fetched(store, trainer.snapshot(), trainer._ranks, Version(1, 1))
+        if trainer._ranks.rank == 0:
+            store.sweep()
+        dist.barrier()
+    return found
+
+
+def fetched(store: WeightStore, shard: list[NamedBuffer], ranks: Ranks, version: Version) -> dict[str, torch.Tensor]:
+    """What a reader gets of a version, to which every rank gives its shard. All ranks call this together."""
+    store.publish(version, shard, None, ranks.rank, ranks.world)
+    while ranks.rank == 0 and store.complete(version):
+        time.sleep(0.001)
+    dist.barrier()
+    assert store.latest() == version
+    staged = store.fetch(version)
+    data = bytearray(staged.path.read_bytes())
+    dist.barrier()
     return {
-        buffer.name: torch.frombuffer(bytearray(buffer.data), dtype=getattr(torch, buffer.dtype)).reshape(buffer.shape)
-        for buffer in trainer.snapshot()
+        one.name: torch.frombuffer(
+            data[one.offset : one.offset + one.num_bytes], dtype=getattr(torch, one.dtype)
+        ).reshape(one.shape)
+        for one in staged.manifest.buffers
     }
 
 

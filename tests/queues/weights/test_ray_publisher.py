@@ -53,8 +53,8 @@ class Halting:
         self._folder = folder
 
     def open(self, version: Version) -> Published:
-        manifest, chunks = self._published.open(version)
-        return Published(manifest, self._halt(chunks))
+        manifest, [chunks] = self._published.open(version)
+        return Published(manifest, [self._halt(chunks)])
 
     def _halt(self, chunks: Iterator[memoryview]) -> Iterator[memoryview]:
         yield next(chunks)
@@ -203,7 +203,7 @@ def test_a_corrupt_version_is_staged_nowhere_and_the_next_one_everywhere(rig: Ri
     store._published._mine[V1].chunks[7] = ray.put(np.zeros(CHUNK_BYTES, np.uint8))
     store._published._show()
     for reader in readers:
-        with pytest.raises(WeightError, match=f"chunk 7 of {NUM_CHUNKS} is not what was published"):
+        with pytest.raises(WeightError, match=f"chunk 7 of {NUM_CHUNKS} of rank 0 is not what was published"):
             reader.fetch(V1)
     assert all(map(is_whole, staged)), "what was in use is left alone"
     store.publish(V2, weights(2))

@@ -1,4 +1,4 @@
-"""The contract of versions that several learner ranks publish: all shards or none, and the bytes are those of one rank."""
+"""The contract of versions that several learner ranks publish: all shards or none, and the bytes are as of one rank."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -209,8 +210,19 @@ class Rank:
         result["held"] = sum(buffer.data.nbytes for buffer in trainer.snapshot())
         trainer.export(folder)
         write(trainer.save(folder / "shares"))
+        result["changed"] = self.changed(trainer, job)
         trainer.close()
         return result
+
+    def changed(self, trainer: DeepSpeedTrainer, job: dict[str, Any]) -> dict[str, Any]:
+        """What a reader gets of a version that is published as its changes, and the master weights."""
+        with shared_store(self.ranks, full_every=2) as store:
+            fetched(store, trainer.snapshot(), self.ranks, Version(1, 1))
+            self.train(trainer, job, (2,))
+            found = fetched(store, trainer.snapshot(), self.ranks, Version(1, 2))
+            deltas = [shard.delta is not None for shard in store.fetch(Version(1, 2)).manifest.shards]
+            dist.barrier()
+        return {"found": found, "masters": masters(trainer), "deltas": deltas}
 
     def keep(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Two steps and a checkpoint that is written only after the third."""
@@ -306,15 +318,21 @@ def address(buffer: NamedBuffer) -> int:
 
 def snapshot_tensors(trainer: DeepSpeedTrainer) -> dict[str, torch.Tensor]:
     """The weights as a reader gets them: every rank publishes its shard. All ranks call this together."""
+    with shared_store(trainer._ranks) as store:
+        return fetched(store, trainer.snapshot(), trainer._ranks, Version(1, 1))
+
+
+@contextmanager
+def shared_store(ranks: Ranks, full_every: int = 1) -> Iterator[WeightStore]:
+    """A store in a folder that all ranks see, each on a host of its own. All ranks call this together."""
     run = [uuid.uuid4().hex]
     dist.broadcast_object_list(run)
-    with tempfile.TemporaryDirectory() as own:
-        store = store_in_files(f"{run[0]}", Path(tempfile.gettempdir()), 1000, Path(own))
-        found = fetched(store, trainer.snapshot(), trainer._ranks, Version(1, 1))
-        if trainer._ranks.rank == 0:
-            store.sweep()
+    with tempfile.TemporaryDirectory() as host:
+        store = store_in_files(run[0], Path(tempfile.gettempdir()), 1000, Path(host), full_every)
+        yield store
         dist.barrier()
-    return found
+        if ranks.rank == 0:
+            store.sweep()
 
 
 def fetched(store: WeightStore, shard: list[NamedBuffer], ranks: Ranks, version: Version) -> dict[str, torch.Tensor]:

@@ -178,6 +178,16 @@ def test_what_a_reader_gets_is_the_master_weights_rounded(results: Results, name
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
+def test_a_reader_gets_the_same_from_the_changes_of_each_shard(results: Results, name: str) -> None:
+    for rank in results[name]:
+        changed = rank["changed"]
+        assert changed["deltas"] == [True] * len(results[name])
+        for key, master in changed["masters"].items():
+            assert torch.equal(changed["found"][key], master.to(torch.bfloat16)), key
+        assert any(not torch.equal(changed["found"][key], rank["snapshot"][key]) for key in rank["snapshot"])
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
 def test_the_probe_is_what_the_snapshot_computes_at_temperature_1(
     results: Results, tiny_models: dict[str, str], name: str
 ) -> None:

@@ -181,6 +181,8 @@ class Completion(Message, frozen=True, kw_only=True):
     """None in a scored group: no verifier applies to this completion, and it is not trained on."""
     solved: bool = False
     """The result of `solved.is_solved`. Set together with the reward."""
+    generated_at: float = 0.0
+    """Wall time of the last token, seconds; 0: not known."""
 
     @property
     def oldest(self) -> Version:

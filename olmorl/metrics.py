@@ -179,6 +179,11 @@ LAUNCHER: Final = {
 }
 """Exported by the launcher."""
 
+ORCHESTRATOR: Final = {
+    "tracking_dropped_total": "Lines and traces that the tracker or the collector did not take in time.",
+}
+"""Exported by the orchestrator, in addition to the fields of its lines."""
+
 REDIS: Final = {
     "redis_memory_bytes": "Resident memory of the embedded Redis.",
     "redis_host_memory_bytes": "Memory of the host of the embedded Redis.",
@@ -194,7 +199,7 @@ RANK: Final = {
 
 SOMETIMES: Final = {"kl_ref_mean": "Estimate of the divergence of the policy from the reference."}
 
-HELP: Final = STEP | SCORED | TOTALS | LEARNER | SOMETIMES | ACTOR | LAUNCHER | REDIS | RANK
+HELP: Final = STEP | SCORED | TOTALS | LEARNER | SOMETIMES | ACTOR | LAUNCHER | ORCHESTRATOR | REDIS | RANK
 """The meaning of each metric whose name has no placeholder."""
 
 

@@ -559,6 +559,11 @@ FAULTS = GrafanaBoard(
             "None.",
             (Query(f'ALERTS{{{RUN},alertstate="firing"}}', "{{alertname}}", "an alert"),),
         ),
+        GrafanaPanel(
+            "Points that a tracker did not take",
+            "Zero. If not, the tracker or the collector of traces was too slow or failed; no step waited for it.",
+            (_line("tracking_dropped_total", "dropped", "the first steps"),),
+        ),
     ),
 )
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +20,9 @@ from olmorl import toml
 from olmorl.config import Config, with_key
 from olmorl.deploy.cluster.placement import GPUS_OF_A_NODE, plan
 from olmorl.deploy.preflight import hub, model_folder
-from olmorl.errors import ResourceError
+from olmorl.errors import ModelError, ResourceError
 from olmorl.learner.publisher import KEPT_VERSIONS
+from olmorl.learner.trainer.sequence_parallel import refuse_heads
 
 if TYPE_CHECKING:
     from olmorl.learner.trainer.memory import RankMemory
@@ -124,7 +126,7 @@ def memory_plan(settings: Config) -> MemoryPlan:
         settings = with_key(settings, "cluster.address", "auto")  # such a run starts only on a cluster
     placed = plan(settings)
     rank = rank_memory(settings.model, settings.learner, placed.ranks, settings.row_tokens, on_gpu=placed.on_gpu)
-    weights = rank.parameters * _WIDTH[settings.model.dtype]
+    weights, row = rank.parameters * _WIDTH[settings.model.dtype], rank.activations
     learner, engine = _learner(settings, rank), _engine(settings, weights)
     shards = weights // placed.learner_nodes
     on_host = [
@@ -132,6 +134,7 @@ def memory_plan(settings: Config) -> MemoryPlan:
         MemoryPart("copy for the deltas", shards if settings.has_deltas else 0, "weights.full_every"),
         MemoryPart("copy for a checkpoint", MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.learner_nodes),
         MemoryPart("offloaded optimizer", rank.offloaded * placed.ranks_per_node),
+        MemoryPart("offloaded activations", (row.host if row else 0) * placed.ranks_per_node),
     ]
     shared = {"learner": _published(settings, shards), "engine": _staged(settings, weights)}
     if placed.on_gpu:
@@ -192,6 +195,8 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
     needs_reference = resolve(settings.objective, settings.sampling.max_tokens).needs_reference
     reference = states.weights if needs_reference else 0
     reserved = RESERVED_BYTES if on_gpu else 0
+    share = settings.learner.sequence_parallel
+    row_note = f"a row of {settings.row_tokens:,} tokens" + (f" on {share} ranks" if share > 1 else "")
     parts = (
         MemoryPart("weights", states.weights),
         MemoryPart("weights gathered from other ranks", states.gathered),
@@ -199,7 +204,7 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
         MemoryPart("gradients", states.gradients),
         MemoryPart("buffers of the gradients' sum", states.buckets),
         MemoryPart("reference model", reference, "objective.kl_beta"),
-        MemoryPart("activations", layers, f"a row of {settings.row_tokens:,} tokens"),
+        MemoryPart("activations", layers, row_note),
         MemoryPart("logits", logits, "not while the layers' activations are at their peak"),
         MemoryPart("optimizer step", states.step, "not while there are activations"),
         MemoryPart("reserve", reserved, "CUDA, NCCL, fragments: assumed"),
@@ -366,11 +371,25 @@ def _changes(settings: Config, place: str) -> Iterator[tuple[str, Any]]:
     if place == LEARNER_GPU:
         if not learner.offload_optimizer:
             yield "learner.offload_optimizer", True
+        yield from (("learner.sequence_parallel", n) for n in _shares(settings))
+        if learner.gradient_checkpointing and not learner.offload_activations:
+            yield "learner.offload_activations", True
         yield from (("learner.nodes", learner.nodes * n) for n in (2, 4, 8))
     else:
         yield from (("actors.kv_cache_gib", n) for n in (1.0, 0.25) if n < actors.kv_cache_gib)
     if learner.row_tokens is None:
         yield from (("sampling.max_tokens", n) for n in _halves(settings.sampling.max_tokens))
+
+
+def _shares(settings: Config) -> Iterator[int]:
+    """Larger numbers of ranks for each row that the learner's ranks and the model's heads allow."""
+    sizes, placed = model_folder.architecture(Path(settings.model.path)), plan(settings)
+    attention = settings.learner.attention in ("auto", "sdpa", "varlen")
+    for number in (2, 4, 8):
+        if number > settings.learner.sequence_parallel and placed.ranks_per_node % number == 0 and attention and sizes:
+            with suppress(ModelError):
+                refuse_heads(sizes.heads, sizes.kv_heads, number)
+                yield number
 
 
 def _halves(number: int) -> Iterator[int]:

@@ -28,8 +28,11 @@ from olmorl import config
 from olmorl.errors import Diverged
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import pack, row_arrays
-from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
+from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer, _import_deepspeed
+from olmorl.learner.trainer.policy import PackedPolicy, policy_row
 from olmorl.learner.trainer.process_group import Ranks, join
+from olmorl.learner.trainer.sequence_parallel import form_group
 from olmorl.messages import Sample, Shard, Version
 from olmorl.ports import NamedBuffer, WeightStore
 from olmorl.queues.weights.store import store_in_files
@@ -94,6 +97,7 @@ class Rank:
             "keep": self.keep,
             "take": self.take,
             "memory": self.memory,
+            "shared_row": self.shared_row,
         }
         return kinds[job["kind"]](job, folder)
 
@@ -116,6 +120,7 @@ class Rank:
             num_ranks=self.ranks.world,
             num_minibatches=job["learner"].get("minibatches", 1),
             row_tokens=job.get("row_tokens", 64),
+            sequence_parallel=job["learner"].get("sequence_parallel", 1),
         )
         return shards[self.ranks.rank]
 
@@ -246,6 +251,28 @@ class Rank:
         weights = masters(trainer)
         trainer.close()
         return {"snapshot": snapshot, "values": values, "weights": weights}
+
+    def shared_row(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Log-probabilities, entropies and gradients of single rows in float64, by the policy without DeepSpeed."""
+        _import_deepspeed(torch.device("cpu"))
+        size = job.get("sequence_parallel", 1)
+        group = form_group(self.ranks.rank, size) if size > 1 else None
+        model = models.load(config.Model(path=job["model"], dtype="float32"), "sdpa", torch.device("cpu")).double()
+        policy = PackedPolicy(model, 0.7, chunk=4, group=group)
+        samples = [sample for group in make_groups(1) for sample in group]
+        result: dict[str, Any] = {"logprobs": [], "entropies": [], "gradients": []}
+        for row in ([], samples[:1], samples[1:3], samples[3:6], samples[6:10]):
+            logprobs_T, entropy_T = policy(policy_row(row_arrays(row), torch.device("cpu")), with_entropy=True)
+            model.zero_grad()
+            (logprobs_T * torch.linspace(-1, 1, len(logprobs_T), dtype=torch.float64)).sum().backward()
+            gradient = torch.cat([weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None])
+            torch.distributed.all_reduce(gradient)
+            result["logprobs"].append(logprobs_T.detach())
+            result["entropies"].append(entropy_T)
+            result["gradients"].append(gradient)
+        if group:
+            group.leave()
+        return result
 
     def memory(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Bytes by the profile of torch's allocator: of all phases of two steps, with two rows of one sample each."""

@@ -10,7 +10,7 @@ from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, WorkerProbe
 from olmorl.verifiers.math.answer_parser import in_signs, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
-from olmorl.verifiers.math.matching import in_terms_of, match, refusal, with_marked_unit
+from olmorl.verifiers.math.matching import in_terms_of, in_unit_of, match, refusal, with_marked_unit
 from olmorl.verifiers.math.numbers import Policy
 from olmorl.verifiers.math.question import UNKNOWN, MathQuestion, asked, comma_as_point
 from olmorl.verifiers.math.words.wording import doubtful
@@ -27,6 +27,7 @@ GSM8K_MARKER = "####"
 MAX_TEXT = 200
 """Longest label, in characters, that is text and no mathematics."""
 _OR = re.compile(r"\b(?:either|or)\b", re.IGNORECASE)
+_BEGINS = re.compile(r"\W*(?:yes|no|true|false)\b(?! (?:real|such|solution))", re.IGNORECASE)
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 POLICY = Policy()
 
@@ -79,7 +80,13 @@ class MathVerifier(AnswerVerifier):
             return Verdict(reward=1.0, extracted=answer.closing or answer.text, method="none")
         if found.how == "closing" and wanted.number:
             return Verdict(reward=0.0, method="no_answer")
+        if said := question.polarity(answer.closing or answer.text) if wanted.word.lower() in ("yes", "no") else "":
+            if not _BEGINS.match(found.text):
+                return Verdict(reward=float(said == wanted.word.lower()), extracted=answer.closing, method="word")
         given = read(found.text)
+        if given.key != wanted.key and not (wanted.is_choice_label or wanted.choice or question.restates(wanted.text)):
+            if question.restates(given.text) or question.unfinished(wanted.text, given.text):
+                return Verdict(reward=0.0, extracted=found.text, method="restated")
         if self._policy.units == "lenient":
             wanted = in_terms_of(question, wanted, given)
         settled = settle(wanted, given, self._policy)
@@ -88,6 +95,11 @@ class MathVerifier(AnswerVerifier):
         signs = in_signs(found.text)
         if found.how == "sentence" and signs == found.text and doubtful(_OR.sub("", found.text)):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
+        if self._policy.units == "lenient":
+            measured = in_unit_of(question, truth, signs)
+            if measured is None:
+                return Verdict(reward=0.0, extracted=found.text, method="unit")
+            signs = measured
         return await self._by_algebra(truth, signs)
 
     async def _by_algebra(self, truth: str, answer: str) -> Verdict:

@@ -310,7 +310,7 @@ def main() -> int:
     arguments = parser.parse_args()
     # The engine runs functions of this file, not only calls by name.
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-    console, found, address = Console(), [], ""
+    console, found, address = Console(width=180), [], ""
     if "ray" in arguments.transport:
         import ray
 

@@ -85,7 +85,7 @@ class WeightSnapshot:
         for piece, dtype, (start, _) in zip(held, dtypes, pairwise(ends), strict=True):
             copy = self._memory[start : start + piece.values.numel() * dtype.itemsize].view(dtype)
             # A GPU rounds before it sends.
-            copy.copy_(piece.values.to(dtype) if self._pinned else piece.values, non_blocking=self._pinned)
+            copy.copy_(piece.values.to(dtype) if piece.values.is_cuda else piece.values, non_blocking=self._pinned)
             copies[piece.name] = piece.start, copy
         if self._pinned:
             torch.cuda.synchronize()

@@ -149,11 +149,9 @@ class PublishedObjects:
         self._packer.keep()
 
     def complete(self, version: Version) -> list[int]:
-        board = self._find()
-        if board is None:
-            return list(range(self._ranks))  # the next cleanup shows the shards of each rank again
-        self._check_newest(self._ask(board, "latest"))
-        missing: list[int] = self._ask(board, "missing", version, self._ranks)
+        if self._is_lost():
+            self._show()
+        missing: list[int] = self._ask(self._board, "missing", version, self._ranks)
         return missing
 
     def discard(self, keep: Iterable[Version]) -> None:
@@ -183,10 +181,7 @@ class PublishedObjects:
         """Whether the board is gone, or does not show the newest shard."""
         assert self._newest is not None
         try:
-            shown = self.latest()
             board = self._find()
-            if shown is not None and shown.incarnation > self._newest.incarnation:
-                return False
             return board is None or self._rank in self._ask(board, "missing", self._newest, self._ranks)
         except WeightError:
             return True

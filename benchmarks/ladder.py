@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from olmorl import config
+from olmorl.deploy.demo.settings import DemoSettings
 from olmorl.deploy.plan.figures import Lines, figures_of, warm_up
 from olmorl.deploy.plan.simulated_service import SimulatedService
 from olmorl.deploy.plan.workload import mean_without_limit
@@ -198,9 +199,7 @@ def real(rung: Rung, seed: int, base: config.Config, seconds: float) -> Run:
     used = sum(width * line["engine_slots_fraction"] for width, line in zip(widths, counted, strict=True))
     tokens = mean(line["completion_tokens_mean"] for line in counted)
     found = run_of(lines[: last + 1], window.skipped, used / sum(widths))
-    print(
-        f"{rung.name}: {len(counted)} steps in {sum(widths):.0f} s, mean length {tokens:.0f}: {found}", file=sys.stderr
-    )
+    print(f"{rung.name}: {len(counted)} steps, mean length {tokens:.0f}: {found}", file=sys.stderr)
     return found
 
 
@@ -262,7 +261,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     tables = []
     if given.real:
-        base, title = service_run.prepared(RECIPE, given.scratch), "one real engine, the demo's model"
+        base, title = (
+            service_run.prepared(RECIPE, given.scratch, DemoSettings(), {}),
+            "one real engine, the demo's model",
+        )
         in_turns = [[real(rung, seed, base, given.seconds) for rung in RUNGS] for seed in range(given.seeds)]
         tables.append((title, [list(runs) for runs in zip(*in_turns, strict=True)]))
         show(*tables[-1])

@@ -14,8 +14,11 @@ from olmorl.verifiers.math import statements
 from olmorl.verifiers.math.notation import END_TEXT, TEXT, folded, key, last_side, normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, Quantity, equal, quantity
 from olmorl.verifiers.math.prose import stated
+from olmorl.verifiers.math.units import MULTI_LETTER, is_known
 from olmorl.verifiers.math.words import choices, spoken, times
+from olmorl.verifiers.math.words.wording import conclusion, doubtful
 
+_PLAIN_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?", re.ASCII)
 _NUMERIC = frozenset("+-.0123456789")
 _BASES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "sixteen": 16,
@@ -27,6 +30,12 @@ _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d{1,3}(?:[ .]\d{3})+,\d+|\d+,(?!\d{
 """A decimal comma: it does not group thousands."""
 _ODDS = re.compile(r"\bodds\b.*\d\s*(?::|to)\s*\d", re.IGNORECASE)
 _RATIO = re.compile(r":|\bto\b|\bodds\b")
+_NO_VARIABLE = re.compile(
+    rf"{TEXT}[^{END_TEXT}]*{END_TEXT}|\\(?:frac|cdot|times|div|sqrt|pi|approx|circ)(?![a-zA-Z])"
+    rf"|(?<=[\d}}] )(?:{'|'.join(MULTI_LETTER)})\b"
+)
+_VARIABLE_NAME = re.compile(r"(?!\\angle)(?:\\?[a-zA-Z]+\s?)?[a-zA-Z](?:_\{?\w+\}?)?(?:\s?\([^()]*\))?")
+_LETTER = re.compile(r"[a-zA-Z]")
 _UNDONE = re.compile(r"\\(?:sum|prod|i*int|oint|lim)(?![a-zA-Z])|\\frac\s*\{\s*(?:d|\\partial)\s*\}")
 
 
@@ -51,13 +60,15 @@ class Reading(NamedTuple):
 
 def _read(answer: str) -> Reading:
     """Read one answer. If it has none of the simple forms, only `text` and `key` are set."""
-    if answer.isdigit() and answer.isascii():
-        return Reading(answer, answer, Quantity(Fraction(answer), None))
+    if plain_number := _PLAIN_NUMBER.fullmatch(answer):
+        places = len(plain_number[1] or "")
+        value = Fraction(answer.replace(",", ""))
+        return Reading(answer, answer, Quantity(value, Fraction(1, 10**places) if places else None))
     text = normalise(answer)
     plain = unmark(text).strip()
     if plain[:1] == "{" and plain[-1:] == "}" and "{" not in plain[1:]:
         plain = plain[1:-1].strip()
-    if signs := spoken.in_signs(plain):
+    if signs := _spoken(plain):
         text = plain = normalise(signs)
     if "_" in plain and (numeral := _BASE.fullmatch(plain.rpartition("=")[2].strip())):
         return Reading(text, key(text), numeral=(numeral[1].lower().lstrip("0"), _base(numeral[2])))
@@ -66,7 +77,7 @@ def _read(answer: str) -> Reading:
     if clock := times.time(plain):
         return Reading(text, key(text), clock=clock)
     is_label = choices.is_label(plain)
-    number = quantity(text) or _number_as_text(text)
+    number = quantity(text) or _number_as_text(text) or _calculated(text)
     if number is not None:
         return Reading(text, key(text), number, is_choice_label=is_label)
     letter = choices.letter(plain)
@@ -77,7 +88,12 @@ def _read(answer: str) -> Reading:
 
 def in_signs(answer: str) -> str:
     """The answer, with signs in place of words that mean the same: `\\mathbb{R}` for `all real numbers`."""
-    return spoken.in_signs(unmark(normalise(answer)).strip()) or answer
+    return _spoken(unmark(normalise(answer)).strip()) or answer
+
+
+def _spoken(plain: str) -> str | None:
+    """The signs for an answer in words, or for what its sentence concludes."""
+    return spoken.in_signs(plain) or (spoken.in_signs(conclusion(plain)) if plain[-1:].isalnum() else None)
 
 
 def of_option(answer: str, label: Reading) -> str:
@@ -97,8 +113,21 @@ def _number_as_text(text: str) -> Quantity | None:
     return quantity(inside.strip()) if whole and inside.strip()[:1] in {*_NUMERIC, "("} else None
 
 
-read = lru_cache(8)(_read)
-"""Cached: one check reads an answer several times."""
+def _calculated(text: str) -> Quantity | None:
+    """The result of a calculation with units, `v = 72 km/h = 20 m/s`. Algebra reads no units in it."""
+    ahead, _, value = last_side(text)
+    number = quantity(value.strip()) if ahead else None
+    if number is None or not is_known(number.unit) or doubtful(ahead):
+        return None
+    first, *others = (_NO_VARIABLE.sub(" ", side) for side in ahead.split("="))
+    named = _VARIABLE_NAME.fullmatch(first.strip())
+    if any(map(_LETTER.search, others if named else [first, *others])):
+        return None
+    return number._replace(name=first.replace(" ", "")) if named else number
+
+
+read = lru_cache(4096)(_read)
+"""Cached: one check reads an answer several times, and completions of a group often have the same one."""
 read_label = lru_cache(65536)(_read)
 """Cached: every completion of a group has the same label."""
 

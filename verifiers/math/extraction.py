@@ -70,6 +70,8 @@ class Extracted(NamedTuple):
     """The number of items of a list, if the text says it."""
     closing: str = ""
     """The last sentence of a text that marks no answer: it counts if the label is words or a choice."""
+    whole: str = ""
+    """The sentence behind a marker, if the answer is only its end: it counts if it is the label."""
     ending: str = ""
     """The end of such a text: if the label is a list, the values count that are named there."""
 
@@ -110,7 +112,7 @@ def final_answer(text: str, last_number: bool = True) -> Extracted | None:
         value = last_value(tail)
         found = None
         if value or closing:
-            found = Extracted(*(value or (closing, "closing", "")), closing, tail[-MAX_SENTENCE:])
+            found = Extracted(*(value or (closing, "closing", "")), closing, ending=tail[-MAX_SENTENCE:])
     return found if found is not None and len(found.text) <= MAX_ANSWER else None
 
 
@@ -174,7 +176,7 @@ def _marked(text: str) -> Extracted | None:
         return Extracted(formula, "marker")
     answer = _undress(_sentence_end(rest))
     if (sentence := _SENTENCE.match(answer)) and not taken_back(_COPULA_AT_END.sub("", sentence[0])):
-        answer = answer[sentence.end() :]
+        return Extracted(answer[sentence.end() :], "marker", whole=answer)
     return Extracted(answer, "marker") if answer else None
 
 

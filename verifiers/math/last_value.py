@@ -27,7 +27,7 @@ SEARCHED = 8192
 """Characters at the end of the text that are searched."""
 
 _GROUP = "[ \u00a0\u2009\u202f]"
-_NUMBER = re.compile(
+NUMBER = re.compile(
     rf"(?=[-.\\\d])(?<![\w.\\^_])(?<!\d[,':])(?<!√)(?<![\^_]\{{)(?<!sqrt\{{)-?(?:\\[dt]?frac\{{-?\d{{1,40}}\}}\{{\d{{1,40}}\}}"
     rf"|(?:\d{{1,3}}(?:{_GROUP}\d{{3}}){{1,9}}(?!\d)|\d{{1,3}}(?:'\d{{3}}){{1,9}}(?!\d)|\d{{1,40}}(?:,\d{{1,40}}){{0,20}})"
     r"(?:[.,]\d{1,40}(?:\.\.\.(?!\.)|…)?)?(?:[eE][+-]?\d{1,4})?(?:\s?/\s?\d{1,40}"
@@ -84,6 +84,7 @@ _ASIDE = re.compile(
     r"|also|where"
     r"|with|from|rounded)\b[^()]{0,200}(?:\([^()]{0,100}\)[^()]{0,100}){0,3}|(?:we )?(?:reject|discard"
     r"|exclud)\w*\s[^()]{1,100}|\$?[a-z]\s?=\s?[^()\s]{1,20}\$? (?:fails?|is|does|gives|makes|would)\b[^()]{0,100}"
+    r"|(?:his|her|their|my|our|[A-Z][a-z]+)\s(?:[a-z]+\s)?(?:is|are|was|has|have|had|gets?|pays?)\s[^()]{1,100}"
     r"|(?:its|an?|the|from|all|both|only|to|on|at|per|for|after|before|of|this|it)\s[^()]{1,200}|\$[^$()]{1,80}=[^$()]{1,80}\$|≈?\s?\$?[\d.]{1,10}\$?\s?(?:°|\^\\circ|\\?%)\$?)\)"
 )
 """A remark in brackets on what stands in front."""
@@ -98,18 +99,17 @@ _EXCLUDED = re.compile(
     r"|fit)\b[^\d]{0,60})?[.\s]*$",
     re.IGNORECASE,
 )
-_PLAIN_VALUE = r"\$?(-?(?:\\[dt]?frac\{-?\d+\}\{\d+\}|\d+(?:[./]\d+)?))"
-_NAMED_VALUE = re.compile(
-    r"(?:(?<![\w\\^_+*/=-])(?<![+*/-] )([a-zA-Z])\s*=|\b([xyz])-(?:coordinate|intercept|value)\b(?: is| of| =| equals)?"
-    r"|\b(abscissa|ordinate)\b(?: is| of| =)?|\bthe (larger|smaller|greater|bigger|first|second|third"
-    r"|other)(?: [a-z]+)? is)"
-    rf"\s*{_PLAIN_VALUE}(?=\$?(?:[,;)]|\.?\s|\.?$|\\))",
-    re.IGNORECASE,
-)
-_COORDINATES = {"abscissa": "x", "ordinate": "y"}
 _IMPLIES = re.compile(
     r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because|iff|Leftrightarrow)(?![a-zA-Z])"
 )
+_THEN = re.compile(
+    r"^(?:by|using|from|with|since|because)\s[^,\d]{1,80},\s"
+    r"|(?:[,;:]|\.\s)\s*(?:and )?(?:so|thus|hence|therefore|then|meaning|which (?:means|gives|yields|implies))"
+    r"(?: that)?[,:]?\s|\s(?:means|gives|yields|implies)(?: that)?\s",
+    re.IGNORECASE,
+)
+_TITLE = re.compile(r"^\*{0,2}(?:so|thus|hence|therefore|then|[A-Z][a-z]{2,15}:)[,:]?\*{0,2}:?\s+", re.IGNORECASE)
+"""In front of a formula that a line concludes."""
 _AND = re.compile(
     r"°?(?:[\s,;]|\band\b|\bor\b){1,12}(?:(?:(?<=[,;] )|(?<=and )|(?<=or ))[a-zA-Z](?:_?\{?\d\}?|[₀-₉])? = )?"
 )
@@ -120,7 +120,7 @@ _DRESS = re.compile(r"\*{0,2}(?:-(?=[$€£¥₹]))?(?:(?:R|US)?\\?[$€£¥₹]
 """Right in front of a number: bold, a currency."""
 _LED = re.compile(r"[A-Za-z=:,]\s*[$*]{0,2}$")
 """In front of a number that ends a sentence and is all that the sentence says."""
-_BEFORE = re.compile(r"[.!?]\s|\n")
+SENTENCE_END = re.compile(r"[.!?]\s|\n")
 _BEHIND = re.compile(r"[.!](?:\s|$)|\n")
 _EQUAL = re.compile(r"=|\\equiv(?![a-zA-Z])")
 _COPULA = re.compile(r".*(?:\b(?:is|are|was|were|equals)\b|=>?|\\approx)", re.DOTALL | re.IGNORECASE)
@@ -134,6 +134,8 @@ _KNOWN = re.compile(
 )
 _REASON = re.compile(
     r",?\s(?:because|since|given that|both of which|while|whereas|as(?=\s(?:[√$\\(]|\d+/\d|[a-z]\s?=))"
+    r"|(?:down|up) from(?=\s\D{0,2}\d)|(?:instead of|rather than|compared (?:to|with)|as opposed to)(?=\s\D{0,2}\d)"
+    r"|(?:which|that) is(?=\s\D{0,2}[\d.]+(?: [a-z]+)? (?:less|more|fewer|[a-z]+er) than\b)"
     r"|from(?=\s\d+ (?:up )?(?:to|through) \d)|with(?=\s(?:0|zero)\s)|which (?:occurs|happens) (?:when|at|for|if)"
     r"|(?:which (?:is|are) )?(?:achieved|attained|reached|obtained) (?:when|at|by|for|if))\s",
     re.IGNORECASE,
@@ -222,6 +224,8 @@ _COMMAND = re.compile(
 )
 _WORD = re.compile(r"[^\W\d_⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ]{2}")
 _DIGITS = re.compile(r"\d+")
+_LARGE_WORD = re.compile(r"\b(?:\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand)\b", re.IGNORECASE)
+"""A number in words that is seldom said by the way."""
 _LETTER = re.compile(r"[a-zA-Z]")
 _NOT_A_VALUE = re.compile(r"[<>,;&]|\\\\|\\begin|\b(?:and|or)\b|\\[lg]eq?(?![a-z])")
 _ROW_END = re.compile(r"\\\\(?:\s*\[[^\]]*\])?")
@@ -249,7 +253,7 @@ class Value(NamedTuple):
 def closing_sentence(text: str) -> str:
     """The last sentence. Empty if it is no sentence, or a question."""
     line = _ended(text[-SEARCHED:]).strip().strip("*_`> ").strip().rpartition("\n")[2].strip("*`_ ")
-    sentence = _BEFORE.split(line)[-1].replace("**", "")
+    sentence = SENTENCE_END.split(line)[-1].replace("**", "")
     return sentence.rstrip(" .") if len(sentence) <= MAX_SENTENCE and not sentence.endswith("?") else ""
 
 
@@ -262,14 +266,15 @@ def _ended(text: str) -> str:
 
 def last_value(text: str) -> Value | None:
     """The answer of a text without a box or a marker, or None."""
-    text = _ended(_QUOTED.sub("", _normal_signs(text[-SEARCHED:])))
+    text = _ended(_QUOTED.sub("", normal_signs(text[-SEARCHED:])))
     text = _without_excluded(text)
     text = _DEFINED.sub("", _without_check(text))
     text = _with_digits(_ASIDE.sub(_aside, text) if "(" in text else text)
-    line = text.strip().strip("*_`.> ").strip().rpartition("\n")[2].strip("*` ")
+    whole = text.strip().strip("*_`> ")
+    line = whole.rstrip("" if whole.endswith("...") else ".").strip("*_`> ").rpartition("\n")[2].strip("*` ")
     if value := _of_end(text, line):
         return value
-    number, formula = _last(_NUMBER, text), _last(_FORMULA, text)
+    number, formula = _last(NUMBER, text), _last(_FORMULA, text)
     within = formula and (number is None or formula.start() <= number.start() < formula.end())
     behind = formula and number and formula.start() > number.start() and _DIGITS.search(formula[0])
     if formula and (within or behind):
@@ -298,7 +303,7 @@ def _without_excluded(text: str) -> str:
     excluded = _EXCLUDED.search(text, max(0, len(text) - MAX_SENTENCE))
     if excluded is None:
         return text
-    start = max((stop.end() for stop in _BEFORE.finditer(text, 0, excluded.start())), default=0)
+    start = max((stop.end() for stop in SENTENCE_END.finditer(text, 0, excluded.start())), default=0)
     items = _SEPARATOR.split(text[start : excluded.start()])
     kept = [item for item in items if quantity(normalise(_without_name(item))) != quantity(normalise(excluded[1]))]
     return text[:start] + ", ".join(item.strip() for item in kept) if 0 < len(kept) < len(items) else text
@@ -308,16 +313,7 @@ def _without_name(item: str) -> str:
     return item.rpartition("=")[2].strip(" $.")
 
 
-def assigned(text: str) -> list[str]:
-    """The last value of each variable or coordinate that the end of a text names: `so x = 4; then y = 3`."""
-    found: dict[str, str] = {}
-    for one in _NAMED_VALUE.finditer(_normal_signs(text)):
-        name = next(filter(None, one.groups()[:-1])).lower()
-        found[_COORDINATES.get(name, name)] = one[one.re.groups]
-    return [f"{name} = {value}" if len(name) == 1 else value for name, value in found.items()]
-
-
-def _normal_signs(text: str) -> str:
+def normal_signs(text: str) -> str:
     """The text with one spelling of minus signs and of fractions such as `⅔`."""
     text = _GROUPED.sub(lambda number: number[0].replace(".", ""), text)
     if text.isascii():
@@ -331,8 +327,9 @@ def _normal_signs(text: str) -> str:
 def _with_digits(text: str) -> str:
     """The text with digits for the numbers in words in its last sentence, if that states a result."""
     end = len(text.rstrip(" .!*_\n"))
-    start = max((stop.end() for stop in _BEFORE.finditer(text, max(0, end - MAX_SENTENCE), end)), default=0)
-    states = _DIGITS.search(text, start) or _CONCLUDES.match(text, start) or not _DIGITS.search(text)
+    start = max((stop.end() for stop in SENTENCE_END.finditer(text, max(0, end - MAX_SENTENCE), end)), default=0)
+    alone = text[:start].endswith("\n") or _LARGE_WORD.search(text, start)
+    states = alone or _DIGITS.search(text, start) or _CONCLUDES.match(text, start) or not _DIGITS.search(text)
     return text[:start] + in_digits(text[start:]) if states else text
 
 
@@ -341,8 +338,9 @@ def _of_end(text: str, line: str) -> Value | None:
     whole = text.strip().strip("*_`.> ").strip()
     if len(whole) <= MAX_SENTENCE and "\n" not in whole and (_ONE_WORD.fullmatch(whole) or _LIST.fullmatch(whole)):
         return Value(whole, "line")
-    if _bare(line):
-        return Value(_result(line), "line")
+    for formula in (line, _TITLE.sub("", _THEN.split(line)[-1])):
+        if _bare(formula):
+            return Value(_result(formula.strip("$ ") if formula != line else formula), "line")
     if (option := _OPTION.match(line)) and (quantity(rest := normalise(line[option.end() :])) or _bare(rest)):
         return Value(line, "line")
     if listed := _listed(text):
@@ -354,7 +352,7 @@ def _of_end(text: str, line: str) -> Value | None:
     claimed = bold or (_CLAIMED.match(line) if len(line) <= MAX_SENTENCE else None)
     if claimed and _bare(_SAME_AGAIN.sub("", _UNIT_BEHIND.sub("", claimed[1]))):
         ahead, behind = _beside(text if bold else line, claimed)
-        if not _unsure(ahead, behind):
+        if not unsure(ahead, behind):
             formula = _SAME_AGAIN.sub("", claimed[1])
             return Value(_result(formula), "last_formula", _count(ahead, formula))
     return None
@@ -381,7 +379,7 @@ def _of_number(text: str, number: re.Match[str]) -> Value | None:
     sentence, start, end = _around(text, number.start(), number.end())
     if (prefix := _before_remark(text, number.start(), sentence, start)) is not None:
         return last_value(prefix)
-    first = _first_of_list(_NUMBER, sentence, start)
+    first = _first_of_list(NUMBER, sentence, start)
     if refusal := _refusal(sentence[:first], sentence, end, text[number.end() + len(sentence) - end :]):
         return refusal
     if first < start:
@@ -396,7 +394,7 @@ def _of_single(text: str, sentence: str, start: int, number: str) -> Value | Non
     """A number that ends no list."""
     end = start + len(number)
     month = _MONTH.search(sentence[:start])
-    alone = month is None and _NUMBER.search(sentence[:start]) is None
+    alone = month is None and NUMBER.search(sentence[:start]) is None
     if alone and sentence == text.strip() and _SPAN.fullmatch(sentence[:start].strip()):
         return _dressed(sentence, start, number)
     if alone and (not leads(_DRESS.sub("", sentence[:start])) or is_subject(sentence[end:])):
@@ -407,7 +405,7 @@ def _of_single(text: str, sentence: str, start: int, number: str) -> Value | Non
     if end == len(sentence) and not month and (not start or _LED.search(sentence, max(0, start - 8), start)):
         return Value(number, "last_number")
     aside = _BEFORE_ASIDE.search(sentence, max(0, start - 5), start)
-    if aside and _COMPARED.match(sentence, end) and _NUMBER.search(sentence[: aside.start()]):
+    if aside and _COMPARED.match(sentence, end) and NUMBER.search(sentence[: aside.start()]):
         return Value(sentence[: aside.start()], "sentence")
     if month:
         return Value(sentence[month.start() : end], "line")
@@ -527,13 +525,13 @@ def _before_remark(text: str, place: int, sentence: str, start: int) -> str | No
         where
         and where.end() <= start <= where.end() + 8
         and _EXTREME.search(sentence[: where.start()])
-        and _NUMBER.search(sentence[: where.start()])
+        and NUMBER.search(sentence[: where.start()])
     ):
         return text[: place - start + where.start()]
     for reason in _REASON.finditer(sentence):
         if reason.end() > start or _NEW_CLAIM.search(sentence, reason.end(), start):
             continue
-        if _NUMBER.search(sentence[: reason.start()]) and not refuted(sentence[reason.start() :]):
+        if NUMBER.search(sentence[: reason.start()]) and not refuted(sentence[reason.start() :]):
             return text[: place - start + reason.start()]
     return None
 
@@ -556,7 +554,7 @@ def _first_of_list(pattern: re.Pattern[str], sentence: str, start: int) -> int:
 def _around(text: str, start: int, end: int) -> tuple[str, int, int]:
     """The sentence around a place, and the place in it."""
     first = max(0, start - MAX_SENTENCE)
-    for stop in _BEFORE.finditer(text, first, start):
+    for stop in SENTENCE_END.finditer(text, first, start):
         first = stop.end()
     behind = _BEHIND.search(text, end, end + MAX_SENTENCE)
     sentence = text[first : behind.start() if behind else end + MAX_SENTENCE]
@@ -564,11 +562,11 @@ def _around(text: str, start: int, end: int) -> tuple[str, int, int]:
     return sentence.strip(), start - first, end - first
 
 
-def _unsure(ahead: str, behind: str) -> bool:
+def unsure(ahead: str, behind: str) -> bool:
     """Whether the words around the last number deny it, leave it open or compute with it."""
     if imagined(ahead):
         return True
-    before = _last(_NUMBER, ahead)
+    before = _last(NUMBER, ahead)
     near = ahead[before.end() if before else 0 :]
     if before and (_MINUS.fullmatch(near) or _PACKED.fullmatch(near)):
         return True
@@ -584,7 +582,7 @@ def _unsure(ahead: str, behind: str) -> bool:
 
 def _refusal(ahead: str, sentence: str, end: int, after: str) -> Value | None:
     """The reading for a value that the words around it, or the next sentence, take back."""
-    if _unsure(ahead, sentence[end:]):
+    if unsure(ahead, sentence[end:]):
         return Value(sentence, "sentence")
     return Value("", "denied") if _DENIED_AFTER.match(after) or refuted(after.lstrip(" .!*_\n")) else None
 

@@ -5,16 +5,21 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from olmorl.verifiers.math.answer_parser import Reading, odds_for_probability, of_option, read, read_label
+from olmorl.verifiers.math.answer_parser import Reading, in_signs, odds_for_probability, of_option, read, read_label
 from olmorl.verifiers.math.extraction import Extracted
-from olmorl.verifiers.math.last_value import assigned
+from olmorl.verifiers.math.forms import has_other_form
+from olmorl.verifiers.math.named_values import assigned, names_all
+from olmorl.verifiers.math.notation import folded, last_side, normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, equal
 from olmorl.verifiers.math.question import MathQuestion
-from olmorl.verifiers.math.units import with_unit
-from olmorl.verifiers.math.words.wording import imagined
+from olmorl.verifiers.math.units import apart, with_unit
+from olmorl.verifiers.math.words import spoken
+from olmorl.verifiers.math.words.wording import conclusion, imagined
 
 _LENIENT = Policy()
+_CHAIN = re.compile(r"\s*(?:[<>]|\\[lg]t(?![a-zA-Z]))\s*")
 _MEASURED = re.compile(r"(-?[\d.]+)( [a-zA-Z][a-zA-Z/^\d ]{0,12})")
+_YES_NO = re.compile(r"\W*(?:yes|no|true|false)\b(?! (?:real|such|solution))", re.IGNORECASE)
 _LETTERS = re.compile(r"[A-J]")
 _SEVERAL_LETTERS = re.compile(r"\(?[A-J]\)?(?:[\s,;&]+(?:and )?\(?[A-J]\)?)+")
 
@@ -39,11 +44,40 @@ def refusal(truth: str, found: Extracted, question: MathQuestion) -> str:
 
 def match(question: MathQuestion, truth: str, found: Extracted) -> Match:
     """The label and the part of the answer that it asks for."""
+    if found.whole and folded(normalise(found.whole)) == folded(normalise(truth)):
+        found = found._replace(text=truth)
     truth, found = _of_options(question, truth, found)
     wanted = read_label(truth)
     found = _suited(found, wanted)
     answer = found.num_items if found.num_items and wanted.number else of_option(found.text, wanted)
+    if question.is_ordered and "," in wanted.text and "," not in answer:
+        answer = _CHAIN.sub(", ", answer)
     return Match(truth, wanted, found._replace(text=question.without_bound(question.value_side(answer))))
+
+
+def asked_again(question: MathQuestion, wanted: Reading, given: Reading) -> str:
+    """Why an answer that may have the label's value is none: it repeats the question, or lacks the asked form."""
+    if given.key == wanted.key or wanted.is_choice_label or wanted.choice:
+        return ""
+    if question.asks_form and has_other_form(question.text, wanted.text, given.text):
+        return "form"
+    restated = question.restates(given.text, bool(given.number))
+    return "restated" if restated and not question.restates(wanted.text, bool(wanted.number)) else ""
+
+
+def in_words_of(
+    question: MathQuestion, wanted: Reading, answer: Extracted, found: Extracted
+) -> tuple[bool, str] | None:
+    """Whether a sentence agrees with a label, where the words of the question decide it. None if they do not."""
+    sentence = answer.closing or answer.text
+    if wanted.number and not wanted.number.value and question.counts_none(sentence):
+        return True, "none"
+    if found.how == "closing" and wanted.number:
+        return False, "no_answer"
+    label = wanted.word.casefold()
+    if label in ("yes", "no") and not _YES_NO.match(found.text) and (said := question.polarity(sentence)):
+        return said == label, "word"
+    return None
 
 
 def in_terms_of(question: MathQuestion, wanted: Reading, given: Reading) -> Reading:
@@ -61,6 +95,20 @@ def in_terms_of(question: MathQuestion, wanted: Reading, given: Reading) -> Read
     return wanted._replace(number=same, key="")
 
 
+def in_unit_of(question: MathQuestion, truth: str, answer: str) -> str | None:
+    """A formula in the unit that the question gives to a bare label. None if it measures something else."""
+    formula, given = apart(normalise(answer))
+    if not given.dimensions or apart(normalise(truth))[1].dimensions:
+        return answer
+    units = question.label_units(given)
+    if units is None:
+        return answer
+    if units[0].dimensions != given.dimensions:
+        return None
+    ratio = given.factor / units[0].factor
+    return rf"\frac{{{ratio.numerator}}}{{{ratio.denominator}}}({last_side(formula)[2]})"
+
+
 def with_marked_unit(truth: str) -> str:
     """`0.68 m` with its unit as text, for the grammar: a letter there is a variable."""
     measured = _MEASURED.fullmatch(truth.strip())
@@ -76,6 +124,8 @@ def _of_options(question: MathQuestion, truth: str, found: Extracted) -> tuple[s
         letters = _LETTERS.findall(truth)
         if found.text.isupper() and found.text.isalpha():
             return truth, found._replace(text=", ".join(found.text))
+    elif question.options and not letters and read(found.text).is_choice_label:
+        return truth, found._replace(text=question.option(read(found.text).key.strip("().")) or found.text)
     options = list(map(question.option, letters))
     if not options or "" in options:
         return truth, found
@@ -94,8 +144,14 @@ def _suited(found: Extracted, wanted: Reading) -> Extracted:
         values = assigned(found.ending)
         if len(values) == wanted.text.count(",") + 1:
             return found._replace(text=", ".join(values))
+    if found.ending and "," in wanted.text and found.how != "last_list" and names_all(wanted.text, found.ending):
+        return found._replace(text=wanted.text)
     if not found.closing or wanted.number:
         return found
+    for closing in (found.closing, found.closing.rpartition("$")[2]):
+        said = spoken.in_signs(conclusion(unmark(normalise(closing))).strip())
+        if said and said == in_signs(wanted.text):
+            return found._replace(text=said)
     if not found.text:
         return found._replace(text=found.closing)
     if not (wanted.word or wanted.is_choice_label):

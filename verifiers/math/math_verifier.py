@@ -10,7 +10,15 @@ from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, WorkerProbe
 from olmorl.verifiers.math.answer_parser import in_signs, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
-from olmorl.verifiers.math.matching import in_terms_of, match, refusal, with_marked_unit
+from olmorl.verifiers.math.matching import (
+    asked_again,
+    in_terms_of,
+    in_unit_of,
+    in_words_of,
+    match,
+    refusal,
+    with_marked_unit,
+)
 from olmorl.verifiers.math.numbers import Policy
 from olmorl.verifiers.math.question import UNKNOWN, MathQuestion, asked, comma_as_point
 from olmorl.verifiers.math.words.wording import doubtful
@@ -73,25 +81,27 @@ class MathVerifier(AnswerVerifier):
         if answer is None:
             return Verdict(reward=0.0, method="no_answer")
         truth, wanted, found = match(question, truth, answer)
-        if reason := refusal(truth, answer, question):
-            return Verdict(reward=0.0, extracted=answer.text, method=reason)
-        if wanted.number and not wanted.number.value and question.counts_none(answer.closing or answer.text):
-            return Verdict(reward=1.0, extracted=answer.closing or answer.text, method="none")
-        if found.how == "closing" and wanted.number:
-            return Verdict(reward=0.0, method="no_answer")
         given = read(found.text)
+        if reason := refusal(truth, answer, question) or asked_again(question, wanted, given):
+            return Verdict(reward=0.0, extracted=answer.text, method=reason)
+        settled = in_words_of(question, wanted, answer, found)
         if self._policy.units == "lenient":
             wanted = in_terms_of(question, wanted, given)
-        settled = settle(wanted, given, self._policy)
+        settled = settled or settle(wanted, given, self._policy)
         if settled is not None:
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
         signs = in_signs(found.text)
         if found.how == "sentence" and signs == found.text and doubtful(_OR.sub("", found.text)):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        return await self._by_algebra(truth, signs)
+        measured = in_unit_of(question, truth, signs) if self._policy.units == "lenient" else signs
+        if measured is None:
+            return Verdict(reward=0.0, extracted=found.text, method="unit")
+        return await self._by_algebra(
+            truth, measured, self._policy._replace(ordered=question.is_ordered or self._policy.ordered)
+        )
 
-    async def _by_algebra(self, truth: str, answer: str) -> Verdict:
-        outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer)
+    async def _by_algebra(self, truth: str, answer: str, policy: Policy) -> Verdict:
+        outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer, policy)
         if outcome == Done(None) and read_label(truth).number:
             return Verdict(reward=0.0, extracted=answer, method="number")
         if not isinstance(outcome, Done):
@@ -102,9 +112,9 @@ class MathVerifier(AnswerVerifier):
             return Verdict(reward=None, extracted=answer, error_kind="label", detail=f"cannot read {truth[:80]!r}")
         return Verdict(reward=float(outcome.value), extracted=answer, method=method)
 
-    async def _compare(self, truth: str, answer: str) -> tuple[Outcome, str]:
+    async def _compare(self, truth: str, answer: str, policy: Policy) -> tuple[Outcome, str]:
         """True or False, or None for an unreadable label; and the method that decided."""
-        outcome = await self._pool.run(EQUAL, (truth, answer, self._policy), PROBE)
+        outcome = await self._pool.run(EQUAL, (truth, answer, policy), PROBE)
         if outcome != Done(None) or self._symbolic is None or read_label(truth).number:
             return outcome, "algebra"
         return await self._symbolic.run(SYMBOLIC_EQUAL, (truth, answer), SYMBOLIC_PROBE), "symbolic"
@@ -123,7 +133,7 @@ class MathVerifier(AnswerVerifier):
         truth = _label_text(label)
         if _simple(truth):
             return None
-        outcome, _ = await self._compare(truth, truth)
+        outcome, _ = await self._compare(truth, truth, self._policy)
         if outcome == Done(True) or (outcome == Done(None) and _is_text(truth)):
             return None
         why = (

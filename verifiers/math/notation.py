@@ -76,6 +76,7 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Matc
     (("\\ne",), re.compile(r"(?:\\quad|\s)*\(\s*[a-z]\s*\\neq?\s[^()]{1,10}\)$"), ""),
     (("{,}",), re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))"), "."),
     (("\\math",), re.compile(r"\\mathbin\s*\{([^{}]*)\}|\\mathrm\s+([a-zA-Z])(?![a-zA-Z])"), r"\1\2"),
+    (("\\text",), re.compile(r"\\text\s+([a-zA-Z])(?![a-zA-Z])"), r"\\text{\1}"),
     ((",",), re.compile(r",\\[!,]\s*|\s*\{\s*,\s*\}\s*"), ","),
     ((":",), re.compile(r"\{\s*:\s*\}"), ":"),
     (("\\dfrac", "\\tfrac", "\\cfrac", "\\nicefrac", "\\sfrac"), re.compile(r"\\(?:[dtcs]|nice)frac(?![a-zA-Z])"),

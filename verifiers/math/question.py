@@ -10,9 +10,13 @@ from typing import NamedTuple
 
 from olmorl.messages import Prompt
 from olmorl.verifiers.math.notation import last_side, normalise, unmark
-from olmorl.verifiers.math.units import DOLLARS, ONE, YEAR, Dimensions, Unit, is_known, named
+from olmorl.verifiers.math.numbers import quantity
+from olmorl.verifiers.math.units import DOLLARS, ONE, YEAR, Dimensions, Unit, is_known, measured, named
 from olmorl.verifiers.math.words.languages import COMMA_LANGUAGES, language, unit_words
+from olmorl.verifiers.math.words.wording import conclusion, doubtful, words
 
+MAX_EXPRESSION = 200
+"""Characters of an answer that may be an expression of the question."""
 MAX_QUESTION = 4096
 """Characters at the end of a prompt that are read."""
 
@@ -31,10 +35,21 @@ _IMPLIED = (
 """A dollar in front of a number that is no formula; and ages."""
 _SECOND = re.compile(r"\b(?:the|a|his|her|every|each) second\b|\bsecond\s+[a-z]", re.IGNORECASE)
 """The ordinal number."""
-_ASKED = re.compile(r"\b(?:how many|in|into|to|to the nearest|number of)\s([a-zA-Z/]{1,12})(?![a-zA-Z])", re.IGNORECASE)
-_UNKNOWN = re.compile(
-    r"\bsolve (?:[^.?!]{0,100} )?for \$?([a-zA-Z])\b(?!,| and)|\bmake \$?([a-zA-Z])\$? the subject", re.IGNORECASE
+_ASKED = re.compile(
+    r"\b(?:how many|in|into|to|to the nearest|number of)"
+    r"(\s\$?(?=[\\a-zA-Z])(?:(?!\s(?:is|are|was|were|do|does|did)\b)[^,;?!]){1,40})",
+    re.IGNORECASE,
 )
+"""In front of the unit that is asked for."""
+_UNKNOWN = re.compile(
+    r"\bsolve (?:[^.?!]{0,100} )?for \$?(?P<name>[a-zA-Z])\b(?!,| and)|\bmake \$?(?P<subject>[a-zA-Z])\$? the subject"
+    r"|\b(?:find|determine|compute|calculate|what is|what's)(?: the)?(?: [a-z]+){0,3}? (?:values?|number) (?:of )?\$?"
+    r"(?P<value>[a-z])\$?(?=[.?:]|$| (?:if|such|so|when|in|from|given|for|that|which))"
+    r"|\b(?:find|determine|what is) (?:\$(?P<marked>[a-z])\$|(?P<plain>[b-z]))"
+    r"(?=[.?:]|$| (?:if|such|so|when|in|given))",
+    re.IGNORECASE,
+)
+"""In front of the variable that is asked for, or around it."""
 _SOLVED = re.compile(r"([a-zA-Z])\s*=")
 _NONE = re.compile(
     r"(?:^none\b|^no (?=(?:[a-z-]+ ){0,3}[a-z]+s\b)|\b(?:has|have|are|is|exists?|were|was)\s(?:no|none)\b)"
@@ -43,6 +58,11 @@ _NONE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _OPTIONS = (re.compile(r"\(([A-J])\)\s*"), re.compile(r"(?<![\w(])([A-J])[).:]\s+"))
+_MARKUP = re.compile(
+    r"^(?:\s|\\ )*\}(?:\s|\\ )*"
+    r"|(?:\s|\\q?quad(?![a-zA-Z])|\\[,;: \\]|\$|\\(?:text(?:bf|rm|up)?|mathrm|mathbf)\s*\{|~)+$"
+)
+"""Around the text of an option: what belongs to the letter before or behind it."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?!\.?\d)")
 _DECIMAL = re.compile(r"(?<![\d,(])\d+,(?:\d{1,2}|\d{4,})(?![\d,)])")
 _ACCENT = re.compile(r"[À-ÖØ-öø-ÿ¿¡]")
@@ -57,13 +77,34 @@ _ASKS = (
     r"\b(?:what is|find|determine|calculate|compute) (?:the|its) "
     r"(?:(?:total|exact|shaded|lateral|surface|maximum) ){0,2}"
 )
-_SIZES: dict[Dimensions, re.Pattern[str]] = {
-    (("length", 1),): re.compile(rf"{_ASKS}(area|volume)\b", re.IGNORECASE),
-    (("length", 2),): re.compile(rf"{_ASKS}(volume)\b", re.IGNORECASE),
-}
-"""What is asked for, that is measured in another power of a length."""
+_SIZES = {"perimeter": 1, "circumference": 1, "area": 2, "volume": 3}
+"""What is measured in a power of a length."""
+_SIZE = re.compile(rf"{_ASKS}({'|'.join(_SIZES)})\b", re.IGNORECASE)
 _BASES = {"binary": "2", "octal": "8", "hexadecimal": "16", "decimal": "10"}
 _BASE = re.compile(r"\b(?:in|to|into) (?:(binary|octal|hexadecimal|decimal)|base[- ](\d{1,2}))\b", re.IGNORECASE)
+_REWRITES = re.compile(
+    r"\b(?:simplif\w*|reduce|lowest terms|simplest form|factor(?:i[sz]\w+|s|ing|ed)?|expand\w*|rationali[sz]\w+"
+    r"|convert|express|rewrite|write|round|evaluate|compute|calculate)\b",
+    re.IGNORECASE,
+)
+"""Asks for another form of an expression."""
+_LOOKS = re.compile(r"[{}$~]|\\(?:left|right|displaystyle|[,;:!])(?![a-zA-Z])|(?<=\\)[dt](?=frac)")
+_TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·]")
+_OPERATION = re.compile(r"[+*/^-]|\\(?:cdot|times|frac)")
+_CLAIMS = re.compile(r"[,;<>≤≥∈]|\\(?:[lg]eq?|in|to|cup|ne)(?![a-zA-Z])")
+_POLAR = re.compile(
+    r"(?:^|[.?!:,;]\s+|\n)(?:is|are|was|were|does|do|did|can|could|will|has|have|must)\s([^.?!]*)\?(?=[^?]*$)",
+    re.IGNORECASE,
+)
+"""The last question, if yes or no answers it."""
+_LONG_WORD = re.compile(r"(?<![\\\w])[a-z]{4,}(?!\w)")
+_NEGATIONS = {"not", "never", "no", "cannot", "fails", "fail", "neither", "none"}
+_OPPOSITES = ("in", "ir", "un", "im", "non")
+_ORDERED = re.compile(
+    r"\b(?:increasing|decreasing|ascending|descending|numerical|chronological|alphabetical) order\b"
+    r"|\bfrom (?:the )?(?:least|smallest|lowest|shortest|greatest|largest|highest|longest|biggest) to\b",
+    re.IGNORECASE,
+)
 _COUNT = re.compile(r"\bhow many\b|\bnumber of\b|\bhow much\b", re.IGNORECASE)
 
 
@@ -86,14 +127,58 @@ class MathQuestion(NamedTuple):
     unknown: str = ""
     """The variable that it says to solve for."""
 
+    asks_form: bool = False
+    """Whether it asks for another form of an expression: `simplify`."""
+
+    is_ordered: bool = False
+    """Whether it asks for a list in an order."""
+
     def solved_for_another(self, label: str, answer: str) -> bool:
-        """Whether an answer, unlike the label, gives another variable than the question asks for."""
+        """Whether an answer, unlike the label, gives another variable than the question asks for.
+
+        A label without a name gives the variable that is asked for.
+        """
         names = [name[1] if (name := _SOLVED.match(text)) else "" for text in (label, answer)]
-        return bool(self.unknown and names[1]) and names[0] == self.unknown != names[1]
+        return bool(self.unknown and names[1]) and names[0] in (self.unknown, "") and names[1] != self.unknown
 
     def option(self, letter: str) -> str:
         """The text of an option. Empty if there is none of that letter."""
         return dict(self.options).get(letter, "")
+
+    def restates(self, answer: str, is_number: bool) -> bool:
+        """Whether an answer is an expression of the question, as it is written there.
+
+        A plain number is none, unless the question asks for another form of it.
+        """
+        if (is_number and not self.asks_form) or len(answer) > MAX_EXPRESSION:
+            return False
+        ahead, _, value = last_side(answer)
+        if _OPERATION.search(ahead):
+            return False
+        if _CLAIMS.search(value) or (not self.asks_form and quantity(normalise(value))):
+            return False
+        signs = list(map(re.escape, re.findall(r"\\[a-zA-Z]+|\d+|\S", _written(value))))
+        if not signs or value.strip().isalpha():
+            return False
+        expression = r"\s*".join(signs)
+        return bool(
+            re.search(rf"(?<![\w.+*/^-])(?<![+*/^-]\s){expression}(?![\w^(]|\.\d|\s*[+*/-])", _written(self.text))
+        )
+
+    def polarity(self, sentence: str) -> str:
+        """`yes` or `no`, if a sentence answers a question of that kind in its words: `It is not prime`. Else empty."""
+        asked = _POLAR.search(self.text)
+        content = _LONG_WORD.findall(asked[1].lower()) if asked else []
+        found = words(conclusion(unmark(normalise(sentence))))
+        if not content or doubtful(" ".join(word for word in found if word not in _NEGATIONS and "n't" not in word)):
+            return ""
+        stem = content[-1][: max(4, len(content[-1]) - 2)]
+        stated = any(word.startswith(stem) for word in found)
+        opposite = any(word.startswith(tuple(prefix + stem for prefix in _OPPOSITES)) for word in found)
+        if stated == opposite:
+            return ""
+        denied = sum(word in _NEGATIONS or word.endswith("n't") for word in found)
+        return "" if denied > 1 else "no" if bool(denied) != opposite else "yes"
 
     def value_side(self, answer: str) -> str:
         """The value in an answer that repeats the asked expression: `10x + 3 = 11`. Else the answer."""
@@ -121,18 +206,22 @@ class MathQuestion(NamedTuple):
         """
         if not is_known(given):
             return None
-        if (size := _SIZES.get(given.dimensions)) and (asked := size.search(self.text)):
-            return [Unit(dimensions=(("length", 2 if asked[1].lower() == "area" else 3),))]
-        for units in (self.asked, self.units):
-            alike = self._alike(units, given)
-            if alike:
-                return None if given in alike else alike
-        return None
+        if _is_size(given) and (sizes := self._sizes()) and all(size.dimensions != given.dimensions for size in sizes):
+            return sizes
+        alike = _alike(self.asked, given) or _alike(self.units, given) + self._composed(given)
+        return None if given in alike or not alike else alike
 
-    def _alike(self, units: frozenset[Unit], given: Unit) -> list[Unit]:
-        """The units for what the given one measures, also as products and quotients."""
-        alike = [unit for unit in units if _kinds(unit.dimensions) == _kinds(given.dimensions)]
-        choices = [[unit for unit in units if unit.dimensions == ((name, 1),)] for name, _ in given.dimensions]
+    def _sizes(self) -> list[Unit]:
+        """The lengths, areas or volumes that the question asks for."""
+        asked = _SIZE.search(self.text)
+        return (
+            [Unit(dimensions=(("length", _SIZES[asked[1].lower()]),))] if asked else list(filter(_is_size, self.asked))
+        )
+
+    def _composed(self, given: Unit) -> list[Unit]:
+        """The products, powers and quotients of the question's units for what the given one measures."""
+        alike: list[Unit] = []
+        choices = [[unit for unit in self.units if unit.dimensions == ((name, 1),)] for name, _ in given.dimensions]
         if all(choices):
             powers = [power for _, power in given.dimensions]
             alike += [
@@ -161,22 +250,26 @@ def _question(text: str) -> MathQuestion:
         *" ".join(unit_words(text)).split(),
         *(word for symbols in _SYMBOLS.findall(text) for word in symbols.split("/")),
     ]
-    found = {unit for word in words if (unit := named("°" if "circ" in word else word)) and is_known(unit)}
-    found |= {unit for pattern, unit in _IMPLIED if pattern.search(text)}
+    units = {unit for word in words if (unit := named("°" if "circ" in word else word)) and is_known(unit)}
+    units |= {unit for pattern, unit in _IMPLIED if pattern.search(text)}
     asked = {
-        unit for words in _ASKED.findall(text) for word in words.split("/") if (unit := named(word)) and is_known(unit)
+        found.unit
+        for words in _ASKED.findall(text)
+        if (found := measured(f" {normalise(words)}")) and is_known(found.unit)
     }
     unknown, base = _UNKNOWN.search(text), _BASE.search(text)
     radix = (base[2] or _BASES[base[1].lower()]) if base else ""
     return MathQuestion(
-        frozenset(found),
+        frozenset(units),
         frozenset(asked),
         bool(_COUNT.search(text)),
         _options(text),
         _with_comma(text),
         radix,
         text,
-        unknown[1] or unknown[2] if unknown else "",
+        next(filter(None, unknown.groups())) if unknown else "",
+        bool(_REWRITES.search(text)),
+        bool(_ORDERED.search(text)),
     )
 
 
@@ -188,7 +281,7 @@ def _options(text: str) -> tuple[tuple[str, str], ...]:
         if len(found) > 1 and "".join(letters) == "ABCDEFGHIJ"[: len(found)]:
             ends = [*(mark.start() for mark in found[1:]), len(text)]
             return tuple(
-                (letter, text[mark.end() : end].strip(" \n,;."))
+                (letter, _MARKUP.sub("", text[mark.end() : end]).strip(" \n,;."))
                 for letter, mark, end in zip(letters, found, ends, strict=True)
             )
     return ()
@@ -201,9 +294,24 @@ def _with_comma(text: str) -> bool:
     return language(text) in COMMA_LANGUAGES or bool(_DECIMAL.search(text) or _ACCENT.search(text))
 
 
+def _written(text: str) -> str:
+    """A formula without signs that do not change how it is read."""
+    return _TIMES.sub("*", _LOOKS.sub("", text))
+
+
 def comma_as_point(text: str) -> str:
     """A text of a language with decimal commas, with points: `2.000,5` is 2000.5."""
     return _COMMA.sub(r"\1.", _THOUSANDS.sub(lambda number: number[0].replace(".", ""), text))
+
+
+def _alike(units: frozenset[Unit], given: Unit) -> list[Unit]:
+    """The units for what the given one measures."""
+    return [unit for unit in units if _kinds(unit.dimensions) == _kinds(given.dimensions)]
+
+
+def _is_size(unit: Unit) -> bool:
+    """Whether it measures a length, an area or a volume."""
+    return len(unit.dimensions) == 1 and unit.dimensions[0][0] == "length"
 
 
 def _kinds(dimensions: Dimensions) -> Dimensions:

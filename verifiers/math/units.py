@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from olmorl.verifiers.math.notation import TEXT, unmark
+from olmorl.verifiers.math.notation import END_TEXT, TEXT, unmark
 from olmorl.verifiers.math.words.wording import harmless_behind, words
 
 ONE = Fraction(1)
@@ -81,7 +81,7 @@ _TABLE = """
 4184                      length2,mass,time-2  -         cal calorie
 4184000                   length2,mass,time-2  -         kcal kilocalorie
 1000                      length2,mass,time-2  -         newtonmeter
-1                         length-1             -         dioptre diopter
+1                         length-1             D         dioptre diopter
 1                         time-1               Hz:kMG    hertz
 1000                      length2,mass,time-3,current-1 V:mk volt
 1000                      length2,mass,time-3,current-2 Ω:kM ohm
@@ -203,6 +203,23 @@ def with_unit(formula: str, behind: str) -> str:
         return formula
     text = behind[:MAX_UNIT].strip()
     return rf"{formula}\text{{ {text[: len(text) - len(found.remark)].strip()}}}"
+
+
+_BEHIND_FORMULA = re.compile(
+    rf"(.*[\w}})])\s*(?:{TEXT}([^{END_TEXT}]*){END_TEXT}"
+    rf"|(?<=[\d\s}})])((?:square |cubic )?(?:{'|'.join(MULTI_LETTER)})s?))"
+    r"((?:\^\{?\d\}?)?)",
+    re.DOTALL,
+)
+
+
+def apart(formula: str) -> tuple[str, Unit]:
+    """A normalised formula without the known unit at its end, and that unit."""
+    found = _BEHIND_FORMULA.fullmatch(formula)
+    behind = measured(f" {found[2] or found[3]}{found[4]}") if found else None
+    if found is None or behind is None or behind.remark or not is_known(behind.unit):
+        return formula, NO_UNIT
+    return found[1], behind.unit
 
 
 def conversion(label: Unit, answer: Unit) -> Fraction | None:

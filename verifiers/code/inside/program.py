@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import builtins
 import contextlib
 import copy
-import inspect
 import io
 import math
 import operator
 import os
+import random
 import socket
 import sys
 import threading
@@ -21,8 +20,10 @@ from typing import Any
 
 from olmorl.verifiers.code.inside.bridge import standard_library
 from olmorl.verifiers.code.inside.bridge.codec import Codec
+from olmorl.verifiers.code.inside.bridge.coroutines import Coroutines
+from olmorl.verifiers.code.inside.bridge.function_stubs import described
 from olmorl.verifiers.code.inside.bridge.peer import Gone, MessageLink, Peer
-from olmorl.verifiers.code.inside.bridge.program_handles import Awaited, ProgramHandles
+from olmorl.verifiers.code.inside.bridge.program_handles import ProgramHandles
 from olmorl.verifiers.code.inside.bridge.self_comparison import Doubt
 from olmorl.verifiers.code.inside.bridge.streams import ProgramStreams
 
@@ -103,7 +104,8 @@ def _execute(text: str, module: ModuleType) -> None:
 def _library(text: str, link: MessageLink) -> None:
     """Run the program for its definitions, then answer the requests of the tests."""
     module = ModuleType("program")
-    doubt = Doubt()
+    doubt, coroutines = Doubt(), Coroutines()
+    others: dict[str, Any] = {"outcome": coroutines.outcome, "turn": coroutines.turn, "seed": random.seed}
 
     def perform(verb: str, values: list[Any]) -> Any:
         if verb == "load":
@@ -121,7 +123,9 @@ def _library(text: str, link: MessageLink) -> None:
             result = function(*args, **kwargs)
             if isinstance(function, type):
                 doubt.saw(function, args, kwargs, result)
-            return Awaited(asyncio.run(result)) if inspect.iscoroutine(result) else result
+            return result
+        if verb in others:
+            return others[verb](*values)
         return _operation(doubt, *values)
 
     def answer(verb: str, values: list[Any]) -> Any:
@@ -130,11 +134,11 @@ def _library(text: str, link: MessageLink) -> None:
         finally:
             streams.send()
 
-    def call_back(number: int, args: Any, kwargs: Any) -> Any:
+    def ask(verb: str, *values: Any) -> Any:
         streams.send()
-        return peer.ask("call back", number, args, kwargs)
+        return peer.ask(verb, *values)
 
-    peer = Peer(link, Codec(ProgramHandles(call_back), 1), answer)
+    peer = Peer(link, Codec(ProgramHandles(ask), 1), answer)
     streams = ProgramStreams(peer.ask)
     peer.serve()
 
@@ -174,6 +178,8 @@ def _operation(doubt: Doubt, name: str, *operands: Any) -> Any:
         return doubt.contains(*operands)
     if name == "is instance":
         return doubt.is_instance(*operands)
+    if name == "code":
+        return described(operands[0].__code__)
     if name.startswith("__"):
         return getattr(type(operands[0]), name)(*operands)
     for home in (vars(operator), vars(builtins), vars(copy), vars(math)):

@@ -286,6 +286,7 @@ FUNCTIONS: dict[str, Callable[..., Number]] = {
     "lcm": _of_whole_numbers(lcm), "mod": _of_whole_numbers(operator.mod),
     "max": _extreme(True), "min": _extreme(False),
     "exp": lambda arithmetic, number: arithmetic.power(acb(arb.const_e()), number),
+    "Gamma": lambda arithmetic, number: arithmetic._factorial(arithmetic.add([number, fmpq(-1)])),
     "ceil": lambda arithmetic, number: -arithmetic._floor(-number),
 }  # fmt: skip
 for _name in ("sin", "cos", "tan", "cot", "sec", "csc"):

@@ -312,9 +312,15 @@ def _grouped(items: list[Node], separators: list[tuple[int, str]]) -> list[Node]
     groups = [items[start:end] for start, end in pairwise((0, *breaks, len(items)))]
     strong = any(separator == ";" for _, separator in separators)
     fits = len(groups) > 1 and len({len(group) for group in groups}) == 1 and len(groups[0]) > 1
+    fits = fits and not any(map(_names_one, groups))
     if not fits or not (strong or all(item.kind == "relation" for item in items)):
         return items
     return [Node("list", "()", tuple(group)) for group in groups]
+
+
+def _names_one(group: list[Node]) -> bool:
+    """Whether all equations of a group give one variable: `x = 1, x = -1` is no point."""
+    return all(item.kind == "relation" for item in group) and len({item.parts[0] for item in group}) == 1
 
 
 def times(left: Node, right: Node) -> Node:

@@ -168,7 +168,7 @@ class _Parser(Grammar):
             return self._commands[name]()
         if name in _CONSTANTS:
             return Node("constant", _CONSTANTS[name])
-        if name in FUNCTIONS:
+        if name in FUNCTIONS or (name == "Gamma" and self._next.text == "("):
             return self._function(name)
         if name in _PAIRS:
             closing, function = _PAIRS[name]
@@ -217,7 +217,7 @@ class _Parser(Grammar):
 
     def _function(self, name: str) -> Node:
         """`\\sin^2 2x`, `\\log_2(8)`, `\\max(1, 2)`."""
-        base = (self._argument(),) if self._accept("_") else ()
+        base = (self._base(),) if self._accept("_") else ()
         exponent = self._argument() if self._accept("^") else None
         if name == "lg":
             name, base = "log", (Node("number", (10, None)),)
@@ -227,6 +227,14 @@ class _Parser(Grammar):
         arguments = argument.parts if argument.kind == "list" else (argument,)
         call = Node("call", name, (*arguments, *base))
         return call if exponent is None else Node("power", None, (call, exponent))
+
+    def _base(self) -> Node:
+        """The base of a logarithm. Of digits without braces, `\\log_28`, only the first is lowered."""
+        digits, behind = self._next.text, self._peek(1)
+        if self._next.kind != "number" or len(digits) < 2 or self._begins_value(behind):
+            return self._argument()
+        self._stream[self._at : self._at + 1] = tokens(digits[0]) + tokens(digits[1:])
+        return self._argument()
 
     def _bare_argument(self) -> Node:
         """The factors up to the next sign, function or bracket."""

@@ -88,10 +88,17 @@ END = Token("nothing", "")
 
 FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "sinh",
-    "cosh", "tanh", "ln", "log", "lg", "exp", "max", "min", "gcd", "lcm", "det", "Re", "Im", "arg", "sgn", "deg", "dim",
-    "floor", "ceil", "abs",
+    "cosh", "tanh", "coth", "sech", "csch", "arcsinh", "arccosh", "arctanh", "arccoth", "arcsech", "arccsch", "ln",
+    "log", "lg", "exp", "max", "min", "gcd", "lcm", "det", "Re", "Im", "arg", "sgn", "deg", "dim", "floor", "ceil",
+    "abs",
 }  # fmt: skip
-_SPOKEN = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "inf": "infty", "infinity": "infty", "cdot": "cdot"}
+_OTHER_NAMES = {
+    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "tg": "tan", "ctg": "cot", "cotg": "cot", "cosec": "csc",
+    "arctg": "arctan", "arcctg": "arccot", "asinh": "arcsinh", "arsinh": "arcsinh", "acosh": "arccosh",
+    "arcosh": "arccosh", "atanh": "arctanh", "artanh": "arctanh", "arcoth": "arccoth",
+}  # fmt: skip
+"""Functions by their names elsewhere."""
+_SPOKEN = {**_OTHER_NAMES, "inf": "infty", "infinity": "infty", "cdot": "cdot"}
 _CONNECTIVES = {"and": "and", "or": "or", "&": ",", "to": ":"}
 _WORDS = {*FUNCTIONS, *_SPOKEN, *_CONNECTIVES, "sqrt", "pi", "theta", "alpha", "beta", "phi", "infty"} - {
     "dim",
@@ -179,7 +186,8 @@ def _token(kind: str, match: re.Match[str]) -> Iterator[Token]:
     elif kind == "command" and match["command"] in _SIGNS:
         yield Token("sign", _SIGNS[match["command"]])
     elif kind == "command":
-        yield Token("command", _ESCAPED.get(match["command"], match["command"]))
+        command = match["command"]
+        yield Token("command", _ESCAPED.get(command) or _OTHER_NAMES.get(command, command))
     elif text not in (DOLLAR, "€", "£", "¥", "₹"):
         yield Token(kind, text)
 

@@ -16,8 +16,12 @@ _SPOKEN: tuple[tuple[str, str], ...] = (
     (r"(?:negative |minus )infinity", r"-\infty"),
     (rf"{_REALS}|(?:all|every|any) (?:real )?(?:values?(?: of)? )?[a-z]|all real values of [a-z]", r"\mathbb{R}"),
     (r"all integers|the set of (?:all )?integers", r"\mathbb{Z}"),
-    (r"(?:the )?empty set", r"\emptyset"),
+    (r"(?:the )?empty(?: set)?", r"\emptyset"),
     (r"(?:there (?:is|are|exists?) )?no (?:(?:real|such|valid|possible) )?(?:solutions?|roots?|values?)(?: exists?)?",
+     r"\emptyset"),
+    (r"(?:the |its )?(?:solution )?(?:set|intersection|interval|domain)(?: of [a-z ]{1,20})? is (?:the )?empty(?: set)?"
+     r"|no (?:(?:real|such|complex|positive|whole) )?(?:numbers?|integers?|values?|solutions?|points?|[a-z])"
+     r"(?: of [a-z])? (?:satisf(?:y|ies)|solves?|exists?|works?|fulfils?)(?: (?:this|it|both|all|the)(?: [a-z]+)?)?",
      r"\emptyset"),
     (r"dne|(?:the )?limit does not exist|(?:it )?does not exist", "does not exist"),
     (r"(?:is )?(?:not defined|undefined)", "undefined"),
@@ -28,8 +32,11 @@ _SPOKEN: tuple[tuple[str, str], ...] = (
 _SIGNS = tuple((re.compile(words, re.IGNORECASE), signs) for words, signs in _SPOKEN)
 _NAMED = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:the |its )?(?:[a-z-]+ ){0,2}?"
-    r"(?:solution(?: set)?|domain|range|answer|limit|series|sum|(?:equation|system|problem|inequality|function))"
-    r"(?: of (?:the )?[a-z]+(?:\([a-z]\))?)?(?: is| are|:| has| diverges to| tends to| consists of) (?=[a-z])",
+    r"(?:solution(?: set)?|domain|range|answer|limit|series|sum|equation|system|problem|inequality|function|statement"
+    r"|condition|expression)(?: of (?:the )?[a-z]+(?:\([a-z]\))?)?"
+    r"(?: (?:holds|is (?:true|satisfied|valid|defined))(?: exactly| precisely| only)?"
+    r" (?:for|when|where|iff?|if and only if|whenever)"
+    r"| is| are|:| has| diverges to| tends to| consists of) (?=[a-z])",
     re.IGNORECASE,
 )
 """In front of a set or a limit that is given in words: `The domain is`."""
@@ -98,7 +105,7 @@ def in_signs(text: str) -> str | None:
         return rf"{root[1] or ''}\sqrt{{{of}}}"
     if _PLUS_MINUS.search(text):
         return _PLUS_MINUS.sub(r"\\pm ", text)
-    return _set(plain[:1].lower() + plain[1:])
+    return plain if named and _RELATION.fullmatch(plain) else _set(plain[:1].lower() + plain[1:])
 
 
 def _whole(word: str) -> str:

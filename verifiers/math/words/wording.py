@@ -142,6 +142,7 @@ _REFUTED = re.compile(
     re.IGNORECASE,
 )
 _BOLD_STARTS = re.compile(r"(?:^|(?<=\s))\*\*\\?[$€£¥₹]?$")
+_BOLD_ENDS = re.compile(r"(?<=\S)\*\*(?=:?\s*\$?$)")
 _APPOSITION_ENDS = re.compile(r"^\s*,(?=\s+(?:is|are|was|were|does|did|cannot|can't|fails)\b)", re.IGNORECASE)
 """Behind a number that only names the subject: `My first guess, 15, was wrong`."""
 _LEFT_OPEN = re.compile(
@@ -176,6 +177,8 @@ _POINT = re.compile(r"\b(?:the|a|at) point\b")
 _VALUE_OF = re.compile(r"(?<=\bvalue of )[a-zA-Z](?![a-zA-Z])")
 _NAMES = re.compile(
     r"\b(?:with|in|take|study|like|play|have|own|of|for|chose|speak|do|pass) neither\b|(?<=\w )May\b"
+    r"|\b(?:power|root|remainder|half|double|triple|inverse|opposite|log)[- ](?:rule|test|theorem|series|laws?|sides?"
+    r"|angles?|integral|function|life|number)\b"
     r"|(?<=the )(?:first|second|other|last) half\b(?! of)|(?<=the )(?:third|fourth|fifth|sixth|seventh|eighth|ninth"
     r"|tenth) (?!of\b)(?=[a-z])"
 )
@@ -247,7 +250,7 @@ def imagined(ahead: str) -> bool:
 
 def changes_nearby(text: str) -> bool:
     """Whether the last words in front of a number change it, in a text that may hold anything further ahead."""
-    text = _BOLD_STARTS.sub("", text)
+    text = _BOLD_ENDS.sub("", _BOLD_STARTS.sub("", text))
     found = words(_POINT.sub("", text))
     return bool(_PAST.search(text)) or (
         _changed(found[-5:], _DOUBTING_AHEAD)

@@ -13,6 +13,8 @@ from __future__ import annotations
 import itertools
 import json
 import operator
+import random
+import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -28,7 +30,13 @@ MAX_SHARED = 128
 Beyond that number the least recently used become separate copies."""
 _SCALARS = {type(None), bool, int, float, str}
 _DICTS = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter, "defaultdict": defaultdict}
-_MUTABLE: dict[str, Any] = {"list": list, "set": set, "bytearray": bytearray, "deque": deque, **_DICTS}
+_MUTABLE: dict[str, Any] = {
+    "list": list, "set": set, "bytearray": bytearray, "deque": deque, "Random": random.Random, **_DICTS,
+}  # fmt: skip
+_FLAT = (bytearray, random.Random)
+"""Containers whose content is sent as bytes."""
+_WORDS = struct.Struct("<625I")
+"""The state of `random.Random`. A number that it holds back may follow."""
 _TAGS = {kind: tag for tag, kind in _MUTABLE.items()}
 
 
@@ -168,9 +176,9 @@ class Codec:
             extra = value.maxlen
         elif type(value) is defaultdict and (home := standard_library.address(value.default_factory)):
             extra = home
-        if type(value) is bytearray:
-            return "bytearray", extra, value.hex()
         content = _content(value)
+        if type(value) in _FLAT:
+            return _TAGS[type(value)], extra, content.hex()
         scalars = _SCALARS.issuperset(map(type, content)) and all(
             -copied_values.SAFE < item < copied_values.SAFE for item in content if type(item) is int
         )
@@ -197,6 +205,9 @@ class Codec:
     def _fill(self, value: Any, items: Any) -> None:
         if type(value) is bytearray:
             value[:] = bytes.fromhex(items)
+            return
+        if type(value) is random.Random:
+            _restore(value, bytes.fromhex(items))
             return
         parts = [item if type(item) in _SCALARS else self._decode(item, 0) for item in items]
         if type(value) is list:
@@ -234,9 +245,20 @@ def _content(value: Any) -> Any:
     """The items of a container in a new list. A mapping gives each key followed by its value."""
     if isinstance(value, bytearray):
         return bytes(value)
+    if isinstance(value, random.Random):
+        _, words, held = value.getstate()
+        return _WORDS.pack(*words) + (b"" if held is None else struct.pack("<d", held))
     if isinstance(value, dict):
         return list(itertools.chain.from_iterable(dict.items(value)))
     return list(value)
+
+
+def _restore(value: random.Random, state: bytes) -> None:
+    """Set the state of a generator of random numbers. Raises ValueError."""
+    words, held = state[: _WORDS.size], state[_WORDS.size :]
+    if len(words) != _WORDS.size or len(held) not in (0, 8):
+        raise ValueError("no state of a generator of random numbers")
+    value.setstate((3, _WORDS.unpack(words), *(struct.unpack("<d", held) if held else (None,))))
 
 
 def _identical(first: list[Any], second: list[Any]) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from olmorl.verifiers.code.inside.bridge.codec import MAX_MESSAGE_BYTES, Codec, CodecError
+from olmorl.verifiers.code.inside.bridge.coroutines import Turns
 
 HEADER = struct.Struct("<I")
 
@@ -62,6 +63,7 @@ class Peer:
         self._perform = perform
         self.gone = False
         """Whether the other side is gone, even if a caller caught the exception."""
+        self.turns = Turns(self.ask)
         self.missed: Callable[[str], None] = lambda name: None
         """Called with the name of an attribute that an object of the other side lacks."""
 

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from olmorl.verifiers.code.inside.bridge import standard_library
 from olmorl.verifiers.code.inside.bridge.codec import CodecError
+from olmorl.verifiers.code.inside.bridge.coroutines import awaited
+from olmorl.verifiers.code.inside.bridge.function_stubs import stub
 from olmorl.verifiers.code.inside.bridge.self_comparison import PLAIN_BASES, plain_copy
-
-
-class Awaited(NamedTuple):
-    """The result of a finished coroutine."""
-
-    value: Any
 
 
 class ProgramHandles:
     """Every object with a handle stays alive under its number."""
 
-    def __init__(self, call_back: Callable[..., Any]) -> None:
+    def __init__(self, ask: Callable[..., Any]) -> None:
         """
         Args:
-            call_back: calls a function of the tests, given its number, positional and named arguments.
+            ask: sends a request to the tests.
         """
-        self._call_back = call_back
+        self._ask = ask
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._callbacks: dict[int, Any] = {}
@@ -34,8 +30,6 @@ class ProgramHandles:
     def name(self, value: Any, encode: Any) -> list[Any]:
         if (number := self._callback_numbers.get(id(value))) is not None:
             return ["yours", number]
-        if type(value) is Awaited:
-            return ["awaited", encode(value.value)]
         if isinstance(value, BaseException):
             return self._exception(value, encode)
         number = self._number(value)
@@ -52,8 +46,8 @@ class ProgramHandles:
         tag, *parts = node
         if tag == "yours":
             return self._objects[parts[0]]
-        if tag == "callback" or tag == "iterator":
-            return self._stub(tag == "iterator", *parts)
+        if tag in ("callback", "iterator", "awaitable"):
+            return self._stub(tag, parts[0], *map(decode, parts[1:]))
         if tag == "exception":
             return decode(parts[0])(*decode(parts[1]))
         raise CodecError(f"a value of unknown form: {tag}")
@@ -81,17 +75,20 @@ class ProgramHandles:
             text = ""
         return ["exception", encode(type(error)), arguments, attributes, text]
 
-    def _stub(self, stream: bool, number: int, name: str) -> Any:
-        """A local function that calls a function of the tests, or a local iterator over an iterator of the tests."""
+    def _stub(self, tag: str, number: int, *description: Any) -> Any:
+        """A local function, iterator or coroutine in place of one of the tests."""
         if number not in self._callbacks:
 
-            def callback(*args: Any, **kwargs: Any) -> Any:
-                return self._call_back(number, args, kwargs)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return self._ask("call back", number, args, kwargs)
 
-            callback.__name__ = callback.__qualname__ = name
-            stub: Any = _items(callback) if stream else callback
-            self._callbacks[number] = stub
-            self._callback_numbers[id(stub)] = number
+            made: Any
+            if tag == "callback":
+                made = stub(call, *description)
+            else:
+                made = _items(call) if tag == "iterator" else awaited(self._ask, number)
+            self._callbacks[number] = made
+            self._callback_numbers[id(made)] = number
         return self._callbacks[number]
 
 
@@ -109,4 +106,6 @@ def _kind(value: Any) -> str:
         return "class"
     if inspect.isgenerator(value):
         return "generator"
+    if inspect.iscoroutine(value):
+        return "coroutine"
     return "callable" if callable(value) else "value"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any, cast
 
+from olmorl.verifiers.code.inside.bridge.coroutines import awaited
+from olmorl.verifiers.code.inside.bridge.function_stubs import code
 from olmorl.verifiers.code.inside.bridge.peer import Peer
 
 MISSING: Any = object()
@@ -76,7 +78,22 @@ class Remote:
         return apply(self, "__enter__", self)
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        return apply(self, "__exit__", self, kind, error, None) is True
+        return apply(self, "__exit__", self, kind, error, None) is True and not _judges(kind)
+
+    def __await__(self) -> Any:
+        return coroutine(self).__await__()
+
+    def __aiter__(self) -> Any:
+        return apply(self, "aiter", self)
+
+    def __anext__(self) -> Any:
+        return apply(self, "anext", self)
+
+    def __aenter__(self) -> Any:
+        return apply(self, "__aenter__", self)
+
+    async def __aexit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        return await apply(self, "__aexit__", self, kind, error, None) is True and not _judges(kind)
 
     def __format__(self, spec: str) -> str:
         return str(apply(self, "format", self, spec))
@@ -92,6 +109,11 @@ class RemoteCallable(Remote):
     """A proxy of a function, a method or another callable object of the program."""
 
     __slots__ = ()
+
+    @property
+    def __code__(self) -> Any:
+        """For `inspect`: the parameters of a function, and whether it is a coroutine function."""
+        return code(*apply(self, "code", self))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -147,6 +169,12 @@ def generator(handle: Remote) -> Generator[Any, Any, Any]:
         raise
 
 
+async def coroutine(handle: Remote) -> Any:
+    """A local coroutine that runs an awaitable of the program."""
+    handle._remote_peer.turns.keep()
+    return await awaited(handle._remote_peer.ask, handle)
+
+
 def with_base(handle: Remote) -> Any:
     """A local int, str, tuple or other plain value for an object of a subclass, with the program's attributes."""
     base = handle._remote_base
@@ -175,3 +203,12 @@ def _based(base: type) -> type:
 def apply(remote: Remote, operation: str, *operands: Any) -> Any:
     """Run an operation in the program process."""
     return remote._remote_peer.ask("apply", operation, *operands)
+
+
+def _judges(kind: Any) -> bool:
+    """Whether an exception is a failed assertion, which no object of the program may suppress."""
+    return isinstance(kind, type) and issubclass(kind, AssertionError)
+
+
+for _proxy in (Remote, RemoteCallable, RemoteClass):
+    setattr(_proxy, "__doc__", property(lambda self: apply(self, "getattr", self, "__doc__")))  # noqa: B010

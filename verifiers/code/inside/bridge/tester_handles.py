@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
+import inspect
 import io
 from collections.abc import ItemsView, KeysView, ValuesView
 from functools import partial
@@ -12,12 +14,15 @@ from typing import Any, cast
 
 from olmorl.verifiers.code.inside.bridge import operators, standard_library
 from olmorl.verifiers.code.inside.bridge.codec import CodecError
+from olmorl.verifiers.code.inside.bridge.coroutines import Coroutines
+from olmorl.verifiers.code.inside.bridge.function_stubs import description
 from olmorl.verifiers.code.inside.bridge.peer import Peer
 from olmorl.verifiers.code.inside.bridge.remote import (
     MISSING,
     Remote,
     RemoteCallable,
     RemoteClass,
+    coroutine,
     generator,
     handle_of,
     with_base,
@@ -27,7 +32,7 @@ _FUNCTIONS = (
     FunctionType, MethodType, BuiltinFunctionType, BuiltinMethodType, MethodDescriptorType, partial, attrgetter,
     itemgetter, methodcaller, type,
 )  # fmt: skip
-_KINDS = {"value": Remote, "callable": RemoteCallable, "class": RemoteClass, "generator": Remote}
+_KINDS = {"value": Remote, "callable": RemoteCallable, "class": RemoteClass, "generator": Remote, "coroutine": Remote}
 operators.install()
 
 TEST = "__main__"
@@ -46,12 +51,17 @@ class TesterHandles:
         self._numbers: dict[int, int] = {}
         """Numbers of the program's objects whose proxy is no `Remote`, by the id of the proxy."""
         self._own: list[Any] = []
+        self._coroutines = Coroutines()
         self._own_numbers: dict[int, int] = {}
 
     def call_back(self, number: int, args: Any, kwargs: Any) -> Any:
         """Call a function, or advance an iterator, of the test for the program."""
         own = self._own[number]
         return own(*args, **kwargs) if callable(own) else next(own)
+
+    def outcome(self, number: int, cancel: bool) -> tuple[Any, ...]:
+        """The outcome of a coroutine of the test, for the program."""
+        return self._coroutines.outcome(self._own[number], cancel)
 
     def name(self, value: Any, encode: Any) -> list[Any]:
         handle = handle_of(value)
@@ -62,14 +72,16 @@ class TesterHandles:
         if isinstance(value, BaseException):
             return self._exception(value, encode)
         if isinstance(value, _FUNCTIONS):
-            return ["callback", self._kept(value), str(getattr(value, "__name__", "callback"))]
+            return ["callback", self._kept(value), *description(value, encode)]
         if isinstance(value, (KeysView, ValuesView, ItemsView)):
             return list(encode(list(value)))
         if hasattr(type(value), "__next__") and not isinstance(value, io.IOBase):
-            return ["iterator", self._kept(value), "iterator"]
+            return ["iterator", self._kept(value)]
+        if inspect.iscoroutine(value) or isinstance(value, asyncio.Future):
+            return ["awaitable", self._kept(value)]
         problem = f"the test sends the program an object of type {type(value).__name__}, which is not supported"
-        # No program can make the test hold objects of these modules, so the label is at fault.
-        if type(value).__module__ in (TEST, "unittest.mock", "io", "_io"):
+        # A program can make the test hold objects of the shared modules only. For others the label is at fault.
+        if type(value).__module__.lstrip("_") not in ("builtins", *standard_library.MODULES):
             self.unsupported = problem
         raise CodecError(problem)
 
@@ -79,8 +91,6 @@ class TesterHandles:
             return self._stand_in(decode, *parts)
         if tag == "yours":
             return self._own[parts[0]]
-        if tag == "awaited":
-            return _awaitable(decode(parts[0]))
         if tag == "exception class":
             return self._exception_class(parts[0], parts[1], parts[2], [decode(base) for base in parts[3:]])
         if tag == "exception":
@@ -108,6 +118,10 @@ class TesterHandles:
             stream = generator(handle)
             self._numbers[id(stream)] = handle._remote_number
             return stream
+        if kind == "coroutine":
+            waiting = coroutine(handle)
+            self._numbers[id(waiting)] = handle._remote_number
+            return waiting
         return handle if handle._remote_base is MISSING else with_base(handle)
 
     def _exception(self, error: BaseException, encode: Any) -> list[Any]:
@@ -148,7 +162,3 @@ def _instance(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException
         error = kind.__new__(kind)
         error.args = args
         return error
-
-
-async def _awaitable(value: Any) -> Any:
-    return value

@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any
 
 from olmorl.verifiers.code.inside.bridge import standard_library
-from olmorl.verifiers.code.inside.bridge.remote import RemoteClass
+from olmorl.verifiers.code.inside.bridge.remote import RemoteClass, apply, handle_of
 from olmorl.verifiers.code.inside.testing.name_uses import CALLED, GIVEN, WHOLE, NameUses
 
 _JUDGES = frozenset(
@@ -41,7 +41,7 @@ class NameLookup(dict[str, Any]):
         Args:
             find: looks a name up in the program. Raises NameError.
         """
-        super().__init__(vars(builtins))
+        super().__init__({**vars(builtins), "type": KindOf})
         self.found: set[str] = set()
         """Names that the program provided."""
         self.fault = ""
@@ -137,6 +137,19 @@ class NameLookup(dict[str, Any]):
             return expected
 
         return checked
+
+
+class _Metaclass(type):
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        handle = handle_of(args[0]) if len(args) == 1 else None
+        return type(*args, **kwargs) if handle is None else apply(handle, "type", handle)
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, (type, RemoteClass))
+
+
+class KindOf(type, metaclass=_Metaclass):
+    """`type` in tests. The type of an object of the program is the program's class."""
 
 
 def _outcome(function: Any, args: Any, kwargs: Any) -> tuple[Any, Exception | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import random
 import sys
 from collections.abc import Callable
 from types import ModuleType
@@ -37,6 +38,8 @@ def judge(link: MessageLink, program: bytes, test: str, max_characters: int) -> 
     def perform(verb: str, values: list[Any]) -> Any:
         if verb == "call back":
             return imports.call_back(*values)
+        if verb == "outcome":
+            return imports.outcome(*values)
         try:
             return watching.perform(verb, values)
         except LookupError:
@@ -64,7 +67,7 @@ class TestRun:
     def __init__(self, test: str, peer: Peer) -> None:
         """Parse the test. Raises SyntaxError."""
         self._peer = peer
-        self._tree = ast.parse(test)
+        self._tree = _TypeByName().visit(ast.parse(test))
         self._uses = NameUses(test, self._tree)
         self._watched = watched_streams(test, self._uses)
         self._nodes = _nodes(self._tree)
@@ -82,6 +85,7 @@ class TestRun:
         except BaseException as error:  # a program may raise anything
             return _ended(error, "the program does not load: ")
         sys.modules["pytest"] = pytest_stand_in
+        random.seed = _seeding(self._peer)
         try:
             self._execute()
         except Unsupported as error:
@@ -162,11 +166,33 @@ _PATCHED = {"input": input, "print": print}
 """The functions that a test may replace in the program. Their calls then go to the test."""
 
 
+class _TypeByName(ast.NodeTransformer):
+    """Writes `x.__class__` as `type(x)`, which a test finds in `NameLookup`."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        self.generic_visit(node)
+        if node.attr != "__class__" or not isinstance(node.ctx, ast.Load):
+            return node
+        call = ast.Call(ast.Name("type", ast.Load()), [node.value], [])
+        return ast.fix_missing_locations(ast.copy_location(call, node))
+
+
 def _nodes(tree: ast.Module) -> dict[str, str]:
     """Remove the plain node classes from a test. Returns their sources by name."""
     found = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in NODES and not node.bases]
     tree.body = [node for node in tree.body if node not in found]
     return {node.name: ast.unparse(node) for node in found}
+
+
+def _seeding(peer: Peer) -> Ask:
+    """`random.seed` for both processes."""
+    seed = random.seed
+
+    def seeding(*args: Any, **kwargs: Any) -> None:
+        seed(*args, **kwargs)
+        peer.ask("seed", *args, *kwargs.values())
+
+    return seeding
 
 
 def _ended(error: BaseException, where: str = "") -> tuple[str, str]:

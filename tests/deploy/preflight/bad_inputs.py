@@ -290,10 +290,10 @@ LINES = [
         *("--learner.ranks_per_node", "2", "--learner.sequence_parallel", "2", "--learner.attention", "eager"),
         says=("learner.sequence_parallel = 2", 'learner.attention = "eager"', '"sdpa"'),
     ),
-    line(
+    Case(
         "more ranks a row than attention heads",
-        *("--learner.ranks_per_node", "4", "--learner.sequence_parallel", "4"),
-        says=("learner.sequence_parallel = 4", "2 attention heads and 2 key heads", "set it to 2"),
+        ("--learner.ranks_per_node", "4", "--learner.sequence_parallel", "4"),
+        ("learner.sequence_parallel = 4", "2 attention heads and 2 key heads", "set it to 2"),
     ),
     line("a value in place of a section", "--learner", "3", says=("--learner", "a section", "--section.key value")),
     line("a section in place of a value", "--learner.eps.x", "3", says=("learner.eps", "number")),

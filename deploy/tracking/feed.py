@@ -6,6 +6,7 @@ import logging
 import queue
 import subprocess
 import threading
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 
@@ -56,9 +57,10 @@ class TrackingFeed:
 
     def close(self, wait_s: float = CLOSE_S) -> None:
         """Wait for the waiting records, at most so long, and end the process. Blocks."""
+        deadline = time.monotonic() + wait_s
         with suppress(queue.Full):
             self._waiting.put(None, timeout=wait_s)
-        self._thread.join(wait_s)
+        self._thread.join(max(deadline - time.monotonic(), 0.0))
         if self._thread.is_alive() and self._process is not None:
             self._process.kill()
             self._thread.join()

@@ -69,7 +69,7 @@ LEARNER: Final = {
     "learner_wait_s": "Time that the learner waited for the batch.",
     "learner_forward_backward_s": "Time of the step in forward and backward passes.",
     "learner_optimizer_s": "Time of the step in the optimizer.",
-    "learner_snapshot_s": "Time to gather the new weights on the first rank.",
+    "learner_snapshot_s": "Time to copy the new weights of the first rank to host memory, and to score the probe.",
     "learner_publish_wait_s": "Time that the learner waited for the publishing of the version before.",
 }
 """Reported by the learner for a step, over all its ranks (`StepReport.values`). Times are rank 0's."""

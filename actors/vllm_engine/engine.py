@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import structs
 
 from olmorl import codec, config
 from olmorl.actors.vllm_engine.arguments import (
@@ -275,7 +276,8 @@ class VllmEngine:
     async def _swap(self, llm: Any, staged: StagedWeights) -> Update:
         core = llm.engine_core
         version = staged.manifest.version
-        arguments = (str(staged.path), file_signature(staged.path), codec.encode(staged.manifest))
+        manifest = structs.replace(staged.manifest, shards=())  # workers need the layout alone
+        arguments = (str(staged.path), file_signature(staged.path), codec.encode(manifest))
         refusals = await self._call(core.collective_rpc_async("check_staged_weights", None, arguments))
         if any(refusals):
             raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")

@@ -202,7 +202,7 @@ LEARNING = GrafanaBoard(
             (
                 _line("learner_forward_backward_s", "forward, backward"),
                 _line("learner_optimizer_s", "optimizer"),
-                _line("learner_snapshot_s", "gather weights"),
+                _line("learner_snapshot_s", "copy weights"),
                 _line("learner_publish_wait_s", "wait for the publisher"),
                 _line("learner_wait_s", "wait for the batch"),
             ),

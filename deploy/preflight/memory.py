@@ -35,7 +35,7 @@ RESERVED_BYTES = 4 * GIB
 STAGED_VERSIONS = 2
 """Versions in shared memory of a host with engines: the version in use and the next one."""
 PUBLISHED_VERSIONS = KEPT_VERSIONS + 1
-"""Versions on the publishing host, and in the object store of each host that pulls them: the kept and the next one."""
+"""Versions on the publishing hosts, and in the object store of each host that pulls them: the kept and the next one."""
 ROLLOUT_BYTES, JOURNAL_BYTES = 8, 13
 """Bytes of a completion token on disk: as compressed JSON with text, and in the queue's own form."""
 MASTER_AND_MOMENTS_BYTES = 12
@@ -128,19 +128,20 @@ def memory_plan(settings: Config) -> MemoryPlan:
     rank = rank_memory(settings.model, settings.learner, placed.ranks, settings.row_tokens, on_gpu=placed.on_gpu)
     weights, row = rank.parameters * _WIDTH[settings.model.dtype], rank.activations
     learner, engine = _learner(settings, rank), _engine(settings, weights)
+    shards = weights // placed.learner_nodes
     on_host = [
-        MemoryPart("snapshot for publishing", weights, "rank 0"),
-        MemoryPart("copy for the deltas", weights if settings.has_deltas else 0, "rank 0; weights.full_every"),
+        MemoryPart("snapshot for publishing", shards, "the shards of its ranks"),
+        MemoryPart("copy for the deltas", shards if settings.has_deltas else 0, "weights.full_every"),
         MemoryPart("copy for a checkpoint", MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.learner_nodes),
         MemoryPart("offloaded optimizer", rank.offloaded * placed.ranks_per_node),
         MemoryPart("offloaded activations", (row.host if row else 0) * placed.ranks_per_node),
     ]
-    shared = {"learner": _published(settings, weights), "engine": _staged(settings, weights)}
+    shared = {"learner": _published(settings, shards), "engine": _staged(settings, weights)}
     if placed.on_gpu:
         places = [
             learner,
             engine,
-            _place("the learner's first host", on_host + shared["learner"]),
+            _place("a host of the learner", on_host + shared["learner"]),
             _place("a host of engines", shared["engine"]),
         ]
         places = [place for place in places if place.parts]
@@ -248,12 +249,12 @@ def _engine(settings: Config, weights: int) -> MemoryPlace:
     )
 
 
-def _published(settings: Config, weights: int) -> list[MemoryPart]:
-    """Shared memory of the learner's first host."""
+def _published(settings: Config, shards: int) -> list[MemoryPart]:
+    """Shared memory of a host of the learner, whose ranks publish `shards` bytes of a version."""
     if settings.weight_store == "ray":
-        return [MemoryPart("object store", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} published versions")]
+        return [MemoryPart("object store", PUBLISHED_VERSIONS * shards, f"{PUBLISHED_VERSIONS} published versions")]
     if settings.cluster.address is None and settings.weights.directory is None:
-        return [MemoryPart("shared memory", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} published versions")]
+        return [MemoryPart("shared memory", PUBLISHED_VERSIONS * shards, f"{PUBLISHED_VERSIONS} published versions")]
     return []
 
 
@@ -269,13 +270,13 @@ def _staged(settings: Config, weights: int) -> list[MemoryPart]:
 
 def shared_memory(settings: Config, weights: int) -> int:
     """Bytes in /dev/shm of the host that needs most, Ray's object store apart."""
-    parts = (_published(settings, weights), _staged(settings, weights))
+    parts = (_published(settings, weights // plan(settings).learner_nodes), _staged(settings, weights))
     return max(sum(part.num_bytes for part in each if part.what == "shared memory") for each in parts)
 
 
 def object_store(settings: Config, weights: int) -> int:
     """Bytes in Ray's object store of the host that needs most."""
-    parts = (_published(settings, weights), _staged(settings, weights))
+    parts = (_published(settings, weights // plan(settings).learner_nodes), _staged(settings, weights))
     return max(sum(part.num_bytes for part in each if part.what == "object store") for each in parts)
 
 

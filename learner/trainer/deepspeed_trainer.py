@@ -30,7 +30,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import save_on_cpu
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import disable_progress_bar
 
 from olmorl import config
@@ -46,6 +45,7 @@ from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, r
 from olmorl.learner.trainer.process_group import Ranks, join, training_device
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup, form_group, refuse_heads
 from olmorl.learner.trainer.tiled_mlp import tile_mlps
+from olmorl.learner.trainer.weight_snapshot import WeightSnapshot, model_tensors
 from olmorl.messages import Probe, Shard
 from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
@@ -114,8 +114,7 @@ class DeepSpeedTrainer:
         if self._group:
             refuse_cuts(self._engine, self._model, self._device)
         self._reference = self._build_reference(settings, temperature) if switches.needs_reference else None
-        self._on_host: dict[str, Tensor] = {}
-        """Memory of the last snapshot, for the next one: fresh memory costs more than the copy into it."""
+        self._snapshot = WeightSnapshot(self._model, pinned=self._device.type == "cuda")
 
     # --- one step
 
@@ -241,14 +240,11 @@ class DeepSpeedTrainer:
     # --- weights
 
     def snapshot(self) -> list[NamedBuffer]:
-        """The weights as a checkpoint of the model names them, copied; empty except on rank 0.
+        """This rank's shard of the weights, copied without the other ranks.
 
-        They are the fp32 master weights rounded to the model's dtype: DeepSpeed writes those back after each step.
+        It is its fp32 master weights rounded to the model's dtype: DeepSpeed writes those back after each step.
         """
-        tensors = dict(self._whole_weights())
-        if self._ranks.rank != 0:
-            return []
-        return [_buffer(name, tensor) for name, tensor in revert_weight_conversion(self._model, tensors).items()]
+        return self._snapshot.copy(self._state.masters())
 
     def probe(self) -> Probe | None:
         vocabulary: int = self._model.config.get_text_config().vocab_size
@@ -270,16 +266,12 @@ class DeepSpeedTrainer:
 
     def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Each weight once, tied ones under their first name, copied to the host of rank 0. Gathers one at a time."""
-        seen: set[int] = set()
-        for name, tensor in self._model.state_dict(keep_vars=True).items():
-            if id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
+        tensors = self._model.state_dict(keep_vars=True)
+        for name in model_tensors(self._model):
+            tensor = tensors[name]
             with self._deepspeed.zero.GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
                 if self._ranks.rank == 0:
-                    if name not in self._on_host:
-                        self._on_host[name] = torch.empty_like(tensor, device="cpu", requires_grad=False)
-                    yield name, self._on_host[name].copy_(tensor.detach())
+                    yield name, tensor.detach().to("cpu", copy=True)
 
     @property
     def _model(self) -> PreTrainedModel:
@@ -390,8 +382,3 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY_REDUCE] = False
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
     return deepspeed
-
-
-def _buffer(name: str, tensor: Tensor) -> NamedBuffer:
-    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return NamedBuffer(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)

@@ -18,6 +18,7 @@ from olmorl.verifiers.math.units import MULTI_LETTER, is_known
 from olmorl.verifiers.math.words import choices, spoken, times
 from olmorl.verifiers.math.words.wording import conclusion, doubtful
 
+_PLAIN_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?", re.ASCII)
 _NUMERIC = frozenset("+-.0123456789")
 _BASES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "sixteen": 16,
@@ -59,8 +60,10 @@ class Reading(NamedTuple):
 
 def _read(answer: str) -> Reading:
     """Read one answer. If it has none of the simple forms, only `text` and `key` are set."""
-    if answer.isdigit() and answer.isascii():
-        return Reading(answer, answer, Quantity(Fraction(answer), None))
+    if plain_number := _PLAIN_NUMBER.fullmatch(answer):
+        places = len(plain_number[1] or "")
+        value = Fraction(answer.replace(",", ""))
+        return Reading(answer, answer, Quantity(value, Fraction(1, 10**places) if places else None))
     text = normalise(answer)
     plain = unmark(text).strip()
     if plain[:1] == "{" and plain[-1:] == "}" and "{" not in plain[1:]:

@@ -103,7 +103,8 @@ _IMPLIES = re.compile(
     r"(?<=\d)\s?(?:=>|→|->)|\\(?:implies|Rightarrow|therefore|Longrightarrow|because|iff|Leftrightarrow)(?![a-zA-Z])"
 )
 _THEN = re.compile(
-    r"^(?:by|using|from|with|since|because)\s[^,\d]{1,80},\s|(?:[,;:]|\.\s)\s*(?:and )?(?:so|thus|hence|therefore|then|meaning|which (?:means|gives|yields|implies|simplifies to))"
+    r"^(?:by|using|from|with|since|because)\s[^,\d]{1,80},\s"
+    r"|(?:[,;:]|\.\s)\s*(?:and )?(?:so|thus|hence|therefore|then|meaning|which (?:means|gives|yields|implies))"
     r"(?: that)?[,:]?\s|\s(?:means|gives|yields|implies)(?: that)?\s",
     re.IGNORECASE,
 )

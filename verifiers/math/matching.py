@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from olmorl.verifiers.math.answer_parser import Reading, in_signs, odds_for_probability, of_option, read, read_label
 from olmorl.verifiers.math.extraction import Extracted
+from olmorl.verifiers.math.forms import has_other_form
 from olmorl.verifiers.math.named_values import assigned, names_all
 from olmorl.verifiers.math.notation import folded, last_side, normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, equal
@@ -16,7 +17,9 @@ from olmorl.verifiers.math.words import spoken
 from olmorl.verifiers.math.words.wording import conclusion, imagined
 
 _LENIENT = Policy()
+_CHAIN = re.compile(r"\s*(?:[<>]|\\[lg]t(?![a-zA-Z]))\s*")
 _MEASURED = re.compile(r"(-?[\d.]+)( [a-zA-Z][a-zA-Z/^\d ]{0,12})")
+_YES_NO = re.compile(r"\W*(?:yes|no|true|false)\b(?! (?:real|such|solution))", re.IGNORECASE)
 _LETTERS = re.compile(r"[A-J]")
 _SEVERAL_LETTERS = re.compile(r"\(?[A-J]\)?(?:[\s,;&]+(?:and )?\(?[A-J]\)?)+")
 
@@ -47,7 +50,34 @@ def match(question: MathQuestion, truth: str, found: Extracted) -> Match:
     wanted = read_label(truth)
     found = _suited(found, wanted)
     answer = found.num_items if found.num_items and wanted.number else of_option(found.text, wanted)
+    if question.is_ordered and "," in wanted.text and "," not in answer:
+        answer = _CHAIN.sub(", ", answer)
     return Match(truth, wanted, found._replace(text=question.without_bound(question.value_side(answer))))
+
+
+def asked_again(question: MathQuestion, wanted: Reading, given: Reading) -> str:
+    """Why an answer that may have the label's value is none: it repeats the question, or lacks the asked form."""
+    if given.key == wanted.key or wanted.is_choice_label or wanted.choice:
+        return ""
+    if question.asks_form and has_other_form(question.text, wanted.text, given.text):
+        return "form"
+    restated = question.restates(given.text, bool(given.number))
+    return "restated" if restated and not question.restates(wanted.text, bool(wanted.number)) else ""
+
+
+def in_words_of(
+    question: MathQuestion, wanted: Reading, answer: Extracted, found: Extracted
+) -> tuple[bool, str] | None:
+    """Whether a sentence agrees with a label, where the words of the question decide it. None if they do not."""
+    sentence = answer.closing or answer.text
+    if wanted.number and not wanted.number.value and question.counts_none(sentence):
+        return True, "none"
+    if found.how == "closing" and wanted.number:
+        return False, "no_answer"
+    label = wanted.word.casefold()
+    if label in ("yes", "no") and not _YES_NO.match(found.text) and (said := question.polarity(sentence)):
+        return said == label, "word"
+    return None
 
 
 def in_terms_of(question: MathQuestion, wanted: Reading, given: Reading) -> Reading:

@@ -10,7 +10,15 @@ from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, WorkerProbe
 from olmorl.verifiers.math.answer_parser import in_signs, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
-from olmorl.verifiers.math.matching import in_terms_of, in_unit_of, match, refusal, with_marked_unit
+from olmorl.verifiers.math.matching import (
+    asked_again,
+    in_terms_of,
+    in_unit_of,
+    in_words_of,
+    match,
+    refusal,
+    with_marked_unit,
+)
 from olmorl.verifiers.math.numbers import Policy
 from olmorl.verifiers.math.question import UNKNOWN, MathQuestion, asked, comma_as_point
 from olmorl.verifiers.math.words.wording import doubtful
@@ -27,7 +35,6 @@ GSM8K_MARKER = "####"
 MAX_TEXT = 200
 """Longest label, in characters, that is text and no mathematics."""
 _OR = re.compile(r"\b(?:either|or)\b", re.IGNORECASE)
-_BEGINS = re.compile(r"\W*(?:yes|no|true|false)\b(?! (?:real|such|solution))", re.IGNORECASE)
 _COMMAND = re.compile(r"\\[a-zA-Z]+")
 POLICY = Policy()
 
@@ -74,36 +81,27 @@ class MathVerifier(AnswerVerifier):
         if answer is None:
             return Verdict(reward=0.0, method="no_answer")
         truth, wanted, found = match(question, truth, answer)
-        if reason := refusal(truth, answer, question):
-            return Verdict(reward=0.0, extracted=answer.text, method=reason)
-        if wanted.number and not wanted.number.value and question.counts_none(answer.closing or answer.text):
-            return Verdict(reward=1.0, extracted=answer.closing or answer.text, method="none")
-        if found.how == "closing" and wanted.number:
-            return Verdict(reward=0.0, method="no_answer")
-        if said := question.polarity(answer.closing or answer.text) if wanted.word.lower() in ("yes", "no") else "":
-            if not _BEGINS.match(found.text):
-                return Verdict(reward=float(said == wanted.word.lower()), extracted=answer.closing, method="word")
         given = read(found.text)
-        if given.key != wanted.key and not (wanted.is_choice_label or wanted.choice or question.restates(wanted.text)):
-            if question.restates(given.text) or question.unfinished(wanted.text, given.text):
-                return Verdict(reward=0.0, extracted=found.text, method="restated")
+        if reason := refusal(truth, answer, question) or asked_again(question, wanted, given):
+            return Verdict(reward=0.0, extracted=answer.text, method=reason)
+        settled = in_words_of(question, wanted, answer, found)
         if self._policy.units == "lenient":
             wanted = in_terms_of(question, wanted, given)
-        settled = settle(wanted, given, self._policy)
+        settled = settled or settle(wanted, given, self._policy)
         if settled is not None:
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
         signs = in_signs(found.text)
         if found.how == "sentence" and signs == found.text and doubtful(_OR.sub("", found.text)):
             return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        if self._policy.units == "lenient":
-            measured = in_unit_of(question, truth, signs)
-            if measured is None:
-                return Verdict(reward=0.0, extracted=found.text, method="unit")
-            signs = measured
-        return await self._by_algebra(truth, signs)
+        measured = in_unit_of(question, truth, signs) if self._policy.units == "lenient" else signs
+        if measured is None:
+            return Verdict(reward=0.0, extracted=found.text, method="unit")
+        return await self._by_algebra(
+            truth, measured, self._policy._replace(ordered=question.is_ordered or self._policy.ordered)
+        )
 
-    async def _by_algebra(self, truth: str, answer: str) -> Verdict:
-        outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer)
+    async def _by_algebra(self, truth: str, answer: str, policy: Policy) -> Verdict:
+        outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer, policy)
         if outcome == Done(None) and read_label(truth).number:
             return Verdict(reward=0.0, extracted=answer, method="number")
         if not isinstance(outcome, Done):
@@ -114,9 +112,9 @@ class MathVerifier(AnswerVerifier):
             return Verdict(reward=None, extracted=answer, error_kind="label", detail=f"cannot read {truth[:80]!r}")
         return Verdict(reward=float(outcome.value), extracted=answer, method=method)
 
-    async def _compare(self, truth: str, answer: str) -> tuple[Outcome, str]:
+    async def _compare(self, truth: str, answer: str, policy: Policy) -> tuple[Outcome, str]:
         """True or False, or None for an unreadable label; and the method that decided."""
-        outcome = await self._pool.run(EQUAL, (truth, answer, self._policy), PROBE)
+        outcome = await self._pool.run(EQUAL, (truth, answer, policy), PROBE)
         if outcome != Done(None) or self._symbolic is None or read_label(truth).number:
             return outcome, "algebra"
         return await self._symbolic.run(SYMBOLIC_EQUAL, (truth, answer), SYMBOLIC_PROBE), "symbolic"
@@ -135,7 +133,7 @@ class MathVerifier(AnswerVerifier):
         truth = _label_text(label)
         if _simple(truth):
             return None
-        outcome, _ = await self._compare(truth, truth)
+        outcome, _ = await self._compare(truth, truth, self._policy)
         if outcome == Done(True) or (outcome == Done(None) and _is_text(truth)):
             return None
         why = (

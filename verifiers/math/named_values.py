@@ -1,4 +1,4 @@
-"""Reads the several values that the end of a text names, for a label that is a list: `a mean of 4 and a variance of 12`."""
+"""Reads the values that the end of a text names, for a label that is a list: `a mean of 4 and a variance of 12`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def assigned(text: str) -> list[str]:
 
 
 def names_all(label: str, ending: str) -> bool:
-    """Whether the last sentences give the values of a list: each behind its name, or all of them in the list's order."""
+    """Whether the last sentences give the values of a list: each behind its name, or all in the list's order."""
     items = [_ITEM.fullmatch(item.strip()) for item in _SEPARATOR.split(label.strip(" ()[]{}"))]
     values = [quantity(item[2].strip()) if item else None for item in items]
     sentences = [one for one in SENTENCE_END.split(normal_signs(ending).strip()) if one.strip(" *_$")]

@@ -15,7 +15,8 @@ from olmorl.verifiers.math.units import DOLLARS, ONE, YEAR, Dimensions, Unit, is
 from olmorl.verifiers.math.words.languages import COMMA_LANGUAGES, language, unit_words
 from olmorl.verifiers.math.words.wording import conclusion, doubtful, words
 
-MAX_DIVISOR = 10_000
+MAX_EXPRESSION = 200
+"""Characters of an answer that may be an expression of the question."""
 MAX_QUESTION = 4096
 """Characters at the end of a prompt that are read."""
 
@@ -35,7 +36,8 @@ _IMPLIED = (
 _SECOND = re.compile(r"\b(?:the|a|his|her|every|each) second\b|\bsecond\s+[a-z]", re.IGNORECASE)
 """The ordinal number."""
 _ASKED = re.compile(
-    r"\b(?:how many|in|into|to|to the nearest|number of)(\s\$?(?=[\\a-zA-Z])(?:(?!\s(?:is|are|was|were|do|does|did)\b)[^,;?!]){1,40})",
+    r"\b(?:how many|in|into|to|to the nearest|number of)"
+    r"(\s\$?(?=[\\a-zA-Z])(?:(?!\s(?:is|are|was|were|do|does|did)\b)[^,;?!]){1,40})",
     re.IGNORECASE,
 )
 """In front of the unit that is asked for."""
@@ -43,7 +45,8 @@ _UNKNOWN = re.compile(
     r"\bsolve (?:[^.?!]{0,100} )?for \$?(?P<name>[a-zA-Z])\b(?!,| and)|\bmake \$?(?P<subject>[a-zA-Z])\$? the subject"
     r"|\b(?:find|determine|compute|calculate|what is|what's)(?: the)?(?: [a-z]+){0,3}? (?:values?|number) (?:of )?\$?"
     r"(?P<value>[a-z])\$?(?=[.?:]|$| (?:if|such|so|when|in|from|given|for|that|which))"
-    r"|\b(?:find|determine|what is) (?:\$(?P<marked>[a-z])\$|(?P<plain>[b-z]))(?=[.?:]|$| (?:if|such|so|when|in|given))",
+    r"|\b(?:find|determine|what is) (?:\$(?P<marked>[a-z])\$|(?P<plain>[b-z]))"
+    r"(?=[.?:]|$| (?:if|such|so|when|in|given))",
     re.IGNORECASE,
 )
 """In front of the variable that is asked for, or around it."""
@@ -56,7 +59,8 @@ _NONE = re.compile(
 )
 _OPTIONS = (re.compile(r"\(([A-J])\)\s*"), re.compile(r"(?<![\w(])([A-J])[).:]\s+"))
 _MARKUP = re.compile(
-    r"^(?:\s|\\ )*\}(?:\s|\\ )*|(?:\s|\\q?quad(?![a-zA-Z])|\\[,;: \\]|\$|\\(?:text(?:bf|rm|up)?|mathrm|mathbf|textbf)\s*\{|~)+$"
+    r"^(?:\s|\\ )*\}(?:\s|\\ )*"
+    r"|(?:\s|\\q?quad(?![a-zA-Z])|\\[,;: \\]|\$|\\(?:text(?:bf|rm|up)?|mathrm|mathbf)\s*\{|~)+$"
 )
 """Around the text of an option: what belongs to the letter before or behind it."""
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3})+(?!\.?\d)")
@@ -79,12 +83,11 @@ _SIZE = re.compile(rf"{_ASKS}({'|'.join(_SIZES)})\b", re.IGNORECASE)
 _BASES = {"binary": "2", "octal": "8", "hexadecimal": "16", "decimal": "10"}
 _BASE = re.compile(r"\b(?:in|to|into) (?:(binary|octal|hexadecimal|decimal)|base[- ](\d{1,2}))\b", re.IGNORECASE)
 _REWRITES = re.compile(
-    r"\b(?:simplif\w*|reduce|lowest terms|simplest form|factor(?:i[sz]\w+|s|ing|ed)?|expand\w*|rationali[sz]\w+|convert|express|rewrite"
-    r"|write|round|evaluate|compute|calculate)\b",
+    r"\b(?:simplif\w*|reduce|lowest terms|simplest form|factor(?:i[sz]\w+|s|ing|ed)?|expand\w*|rationali[sz]\w+"
+    r"|convert|express|rewrite|write|round|evaluate|compute|calculate)\b",
     re.IGNORECASE,
 )
 """Asks for another form of an expression."""
-_PRIMES = re.compile(r"\bprime factori[sz]ation|\bproduct of (?:its )?prime|\bprime factors\b", re.IGNORECASE)
 _LOOKS = re.compile(r"[{}$~]|\\(?:left|right|displaystyle|[,;:!])(?![a-zA-Z])|(?<=\\)[dt](?=frac)")
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·]")
 _OPERATION = re.compile(r"[+*/^-]|\\(?:cdot|times|frac)")
@@ -97,6 +100,11 @@ _POLAR = re.compile(
 _LONG_WORD = re.compile(r"(?<![\\\w])[a-z]{4,}(?!\w)")
 _NEGATIONS = {"not", "never", "no", "cannot", "fails", "fail", "neither", "none"}
 _OPPOSITES = ("in", "ir", "un", "im", "non")
+_ORDERED = re.compile(
+    r"\b(?:increasing|decreasing|ascending|descending|numerical|chronological|alphabetical) order\b"
+    r"|\bfrom (?:the )?(?:least|smallest|lowest|shortest|greatest|largest|highest|longest|biggest) to\b",
+    re.IGNORECASE,
+)
 _COUNT = re.compile(r"\bhow many\b|\bnumber of\b|\bhow much\b", re.IGNORECASE)
 
 
@@ -119,6 +127,12 @@ class MathQuestion(NamedTuple):
     unknown: str = ""
     """The variable that it says to solve for."""
 
+    asks_form: bool = False
+    """Whether it asks for another form of an expression: `simplify`."""
+
+    is_ordered: bool = False
+    """Whether it asks for a list in an order."""
+
     def solved_for_another(self, label: str, answer: str) -> bool:
         """Whether an answer, unlike the label, gives another variable than the question asks for.
 
@@ -131,14 +145,17 @@ class MathQuestion(NamedTuple):
         """The text of an option. Empty if there is none of that letter."""
         return dict(self.options).get(letter, "")
 
-    def restates(self, answer: str) -> bool:
-        """Whether an answer is an expression of the question, as it is written there. A plain number is none,
-        unless the question asks for another form of it.
+    def restates(self, answer: str, is_number: bool) -> bool:
+        """Whether an answer is an expression of the question, as it is written there.
+
+        A plain number is none, unless the question asks for another form of it.
         """
+        if (is_number and not self.asks_form) or len(answer) > MAX_EXPRESSION:
+            return False
         ahead, _, value = last_side(answer)
         if _OPERATION.search(ahead):
             return False
-        if _CLAIMS.search(value) or (quantity(normalise(value)) and not _REWRITES.search(self.text)):
+        if _CLAIMS.search(value) or (not self.asks_form and quantity(normalise(value))):
             return False
         signs = list(map(re.escape, re.findall(r"\\[a-zA-Z]+|\d+|\S", _written(value))))
         if not signs or value.strip().isalpha():
@@ -147,13 +164,6 @@ class MathQuestion(NamedTuple):
         return bool(
             re.search(rf"(?<![\w.+*/^-])(?<![+*/^-]\s){expression}(?![\w^(]|\.\d|\s*[+*/-])", _written(self.text))
         )
-
-    def unfinished(self, label: str, answer: str) -> bool:
-        """Whether an answer is no product of primes, if the question asks for it."""
-        if not _PRIMES.search(self.text) or not re.search(r"\^|\\cdot|\\times|[·×*]", label):
-            return False
-        bases = re.findall(r"(?<![\^{\d])\d+", re.sub(r"\^\s*(?:\{[^{}]*\}|\d)", "", last_side(answer)[2]))
-        return not all(map(_is_prime, map(int, bases)))
 
     def polarity(self, sentence: str) -> str:
         """`yes` or `no`, if a sentence answers a question of that kind in its words: `It is not prime`. Else empty."""
@@ -258,6 +268,8 @@ def _question(text: str) -> MathQuestion:
         radix,
         text,
         next(filter(None, unknown.groups())) if unknown else "",
+        bool(_REWRITES.search(text)),
+        bool(_ORDERED.search(text)),
     )
 
 
@@ -285,10 +297,6 @@ def _with_comma(text: str) -> bool:
 def _written(text: str) -> str:
     """A formula without signs that do not change how it is read."""
     return _TIMES.sub("*", _LOOKS.sub("", text))
-
-
-def _is_prime(number: int) -> bool:
-    return number > 1 and all(number % divisor for divisor in range(2, min(int(number**0.5), MAX_DIVISOR) + 1))
 
 
 def comma_as_point(text: str) -> str:

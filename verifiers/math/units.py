@@ -206,7 +206,8 @@ def with_unit(formula: str, behind: str) -> str:
 
 
 _BEHIND_FORMULA = re.compile(
-    rf"(.*[\w}})])\s*(?:{TEXT}([^{END_TEXT}]*){END_TEXT}|(?<=[\d\s}})])((?:square |cubic )?(?:{'|'.join(MULTI_LETTER)})s?))"
+    rf"(.*[\w}})])\s*(?:{TEXT}([^{END_TEXT}]*){END_TEXT}"
+    rf"|(?<=[\d\s}})])((?:square |cubic )?(?:{'|'.join(MULTI_LETTER)})s?))"
     r"((?:\^\{?\d\}?)?)",
     re.DOTALL,
 )

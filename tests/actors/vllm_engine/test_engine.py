@@ -130,7 +130,7 @@ class Case:
             buffers=tuple(buffers),
             num_bytes=end,
             chunk_bytes=1 << 20,
-            chunk_hashes=(),
+            shards=(),
         )
         return StagedWeights(manifest, path)
 

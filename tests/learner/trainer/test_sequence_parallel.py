@@ -26,6 +26,7 @@ from tests.learner.trainer.test_deepspeed_trainer import (
     gradient_job,
 )
 
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 CLOSE = 1e-6
 ROWS = {"one": ONE_ROW, "eight": EIGHT_ROWS, "single": SINGLES}
 MODELS = ("olmo3", "qwen2", "llama")

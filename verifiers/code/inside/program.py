@@ -105,6 +105,7 @@ def _library(text: str, link: MessageLink) -> None:
     """Run the program for its definitions, then answer the requests of the tests."""
     module = ModuleType("program")
     doubt, coroutines = Doubt(), Coroutines()
+    others: dict[str, Any] = {"outcome": coroutines.outcome, "turn": coroutines.turn, "seed": random.seed}
 
     def perform(verb: str, values: list[Any]) -> Any:
         if verb == "load":
@@ -123,12 +124,8 @@ def _library(text: str, link: MessageLink) -> None:
             if isinstance(function, type):
                 doubt.saw(function, args, kwargs, result)
             return result
-        if verb == "outcome":
-            return coroutines.outcome(*values)
-        if verb == "turn":
-            return coroutines.turn()
-        if verb == "seed":
-            return random.seed(*values)
+        if verb in others:
+            return others[verb](*values)
         return _operation(doubt, *values)
 
     def answer(verb: str, values: list[Any]) -> Any:

@@ -88,8 +88,9 @@ END = Token("nothing", "")
 
 FUNCTIONS = {
     "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "arccot", "arcsec", "arccsc", "sinh",
-    "cosh", "tanh", "coth", "sech", "csch", "arcsinh", "arccosh", "arctanh", "arccoth", "arcsech", "arccsch", "ln", "log", "lg", "exp", "max", "min", "gcd", "lcm", "det", "Re", "Im", "arg", "sgn", "deg", "dim",
-    "floor", "ceil", "abs",
+    "cosh", "tanh", "coth", "sech", "csch", "arcsinh", "arccosh", "arctanh", "arccoth", "arcsech", "arccsch", "ln",
+    "log", "lg", "exp", "max", "min", "gcd", "lcm", "det", "Re", "Im", "arg", "sgn", "deg", "dim", "floor", "ceil",
+    "abs",
 }  # fmt: skip
 _OTHER_NAMES = {
     "asin": "arcsin", "acos": "arccos", "atan": "arctan", "tg": "tan", "ctg": "cot", "cotg": "cot", "cosec": "csc",

@@ -32,9 +32,11 @@ _SPOKEN: tuple[tuple[str, str], ...] = (
 _SIGNS = tuple((re.compile(words, re.IGNORECASE), signs) for words, signs in _SPOKEN)
 _NAMED = re.compile(
     r"(?:(?:so|thus|hence|therefore),? )?(?:the |its )?(?:[a-z-]+ ){0,2}?"
-    r"(?:solution(?: set)?|domain|range|answer|limit|series|sum|(?:equation|system|problem|inequality|function|statement|condition|expression))"
-    r"(?: of (?:the )?[a-z]+(?:\([a-z]\))?)?(?: (?:holds|is (?:true|satisfied|valid|defined))(?: exactly| precisely| only)?"
-    r" (?:for|when|where|iff?|if and only if|whenever)| is| are|:| has| diverges to| tends to| consists of) (?=[a-z])",
+    r"(?:solution(?: set)?|domain|range|answer|limit|series|sum|equation|system|problem|inequality|function|statement"
+    r"|condition|expression)(?: of (?:the )?[a-z]+(?:\([a-z]\))?)?"
+    r"(?: (?:holds|is (?:true|satisfied|valid|defined))(?: exactly| precisely| only)?"
+    r" (?:for|when|where|iff?|if and only if|whenever)"
+    r"| is| are|:| has| diverges to| tends to| consists of) (?=[a-z])",
     re.IGNORECASE,
 )
 """In front of a set or a limit that is given in words: `The domain is`."""

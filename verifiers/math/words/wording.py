@@ -177,8 +177,8 @@ _POINT = re.compile(r"\b(?:the|a|at) point\b")
 _VALUE_OF = re.compile(r"(?<=\bvalue of )[a-zA-Z](?![a-zA-Z])")
 _NAMES = re.compile(
     r"\b(?:with|in|take|study|like|play|have|own|of|for|chose|speak|do|pass) neither\b|(?<=\w )May\b"
-    r"|\b(?:power|root|remainder|half|double|triple|inverse|opposite|log)[- ](?:rule|test|theorem|series|laws?|sides?|angles?"
-    r"|integral|function|life|number)\b"
+    r"|\b(?:power|root|remainder|half|double|triple|inverse|opposite|log)[- ](?:rule|test|theorem|series|laws?|sides?"
+    r"|angles?|integral|function|life|number)\b"
     r"|(?<=the )(?:first|second|other|last) half\b(?! of)|(?<=the )(?:third|fourth|fifth|sixth|seventh|eighth|ninth"
     r"|tenth) (?!of\b)(?=[a-z])"
 )

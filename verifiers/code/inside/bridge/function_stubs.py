@@ -44,7 +44,7 @@ def code(argcount: int, posonly: int, kwonly: int, flags: int, names: tuple[str,
     )  # fmt: skip
 
 
-def stub(call: Callable[..., Any], name: str, *description: Any) -> Callable[..., Any]:
+def stub(call: Callable[..., Any], name: str, *description: Any) -> Any:
     """A function that forwards its arguments to `call`."""
     if description:
         made = _with_parameters(call, *description)

@@ -61,17 +61,22 @@ def address(value: Any) -> tuple[str, str] | None:
     """Module and name of a shared function or class; None for any other value."""
     if type(value) not in (type, BuiltinFunctionType, FunctionType):
         return None
-    home, name = value.__module__, value.__name__
-    home = _HOMES.get(home, home)
+    home, name = _home(value), value.__name__
     return (home, name) if _lookup(home, name) is value else None
 
 
 def at(home: str, name: str) -> Any:
     """The shared function or class at an address. Raises LookupError if it is not shared."""
     found = _lookup(home, name)
-    if found is None:
+    if found is None or _home(found) != home:
         raise LookupError(f"{home}.{name}")
     return found
+
+
+def _home(value: Any) -> Any:
+    """The public module that defines a function or class."""
+    home: Any = getattr(value, "__module__", None)
+    return _HOMES.get(home, home)
 
 
 def _lookup(home: Any, name: Any) -> Any:

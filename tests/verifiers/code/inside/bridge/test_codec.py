@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -53,6 +54,16 @@ def test_a_container_is_the_same_one_on_its_way_back() -> None:
     _, (back, inner) = ours.unpack(theirs.pack("done", [there, there[1]]))
     assert back is shared and inner is shared[1]
     assert shared[2] == {"new": 3} and shared[1][1] is shared
+
+
+def test_a_generator_of_random_numbers_goes_on_where_the_other_side_left_it() -> None:
+    ours, theirs = pair()
+    shared, same = random.Random(1), random.Random(1)
+    _, (there,) = theirs.unpack(ours.pack("call", [shared]))
+    expected = [same.random(), same.gauss(0, 1), same.gauss(0, 1)]
+    drawn = [there.random(), there.gauss(0, 1)]
+    _, (back,) = ours.unpack(theirs.pack("done", [there]))
+    assert back is shared and [*drawn, shared.gauss(0, 1)] == expected
 
 
 def test_a_container_that_did_not_change_is_not_sent_again() -> None:
@@ -112,6 +123,8 @@ def test_a_hostile_message_is_refused_or_plain(nodes: list[Any], contents: list[
         b'["done", [["standard", "builtins", "eval"]], []]',
         b'["done", [["standard", "os", "system"]], []]',
         b'["done", [["standard", "math", "__loader__"]], []]',
+        b'["done", [["standard", "functools", "RLock"]], []]',
+        b'["done", [], [[0, "Random", null, "00"]]]',
         b'["done", [["shared", 5]], []]',
         b'["done", [], [[1, "list", null, [1]]]]',
         b'["done", [{"a": 1}], []]',

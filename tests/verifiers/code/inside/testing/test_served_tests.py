@@ -32,6 +32,8 @@ CAPTURE = "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO())
         ("import solution\nsolution.helper = 1\nassert add(1, 1) == 2", "replaces helper"),
         ("from unittest.mock import Mock\nassert add(Mock(), 1)", "of type Mock"),
         ("import io\nassert add(io.StringIO('x'), 1)", "of type StringIO"),
+        ("import asyncio\nassert add(asyncio.Queue(), 1)", "of type Queue"),
+        ("import types\nassert add(types.SimpleNamespace(a=1), 1)", "of type SimpleNamespace"),
         ("class Base(add):\n    pass\nassert Base()", "derive"),
         ("assert math.gcd(4, 6) == 2", "uses nothing"),
         ("from math import gcd\nassert gcd(4, 6) == 2", "uses nothing"),

@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HOSTS := tests/end_to_end/test_hosts.py
+BENCHMARKS := $(filter-out measure,$(basename $(notdir $(wildcard benchmarks/*.py))))
 READY_GPU := $(VENV)/.ready-gpu
 TORCH := torch==2.13.0+cpu
 COMPILE = $(BIN)/uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28
@@ -54,8 +55,8 @@ format: $(READY)  ## rewrite the code in the project's format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## run all benchmarks; results under benchmarks/results
-	for name in data_plane rollouts learner_efficiency actor_efficiency verifiers stragglers control_plane; do \
+bench: $(READY)  ## run all benchmarks, which takes hours; results under benchmarks/results
+	for name in $(BENCHMARKS); do \
 	    $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 
 docs: $(READY)  ## write docs/configuration.md from the code

@@ -211,7 +211,7 @@ class Actor:
             work.num_generating -= 1
             self._note_change()
         work.num_tokens += len(completion.token_ids)
-        return replace(completion, index=index)
+        return replace(completion, index=index, generated_at=self._clock.wall())
 
     async def _verify(self, work: LeasedGroup, completion: Completion) -> Completion:
         work.num_unverified += 1

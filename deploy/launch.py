@@ -6,6 +6,7 @@ preflight/      checks before anything starts
 cluster/        Ray: placement, remote processes, health
 processes/      the process of Redis, of the orchestrator, of a rank and of an actor
 supervision/    starts, watches and restarts these processes
+tracking/       TensorBoard, Weights & Biases, trackio; OpenTelemetry
 control/        signals, the control endpoint, `olmorl-ctl`
 view/           the live view, tables, figures
 verify/         `olmorl-verify`: scores a file of completions

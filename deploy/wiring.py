@@ -260,7 +260,7 @@ def trainer(settings: Config, rank: int, meeting_point: str) -> Trainer:
     if settings.run.mode == "simulated":
         from olmorl.learner.trainer.fake_trainer import FakeTrainer
 
-        return FakeTrainer(settings.simulation, SystemClock(), rank)
+        return FakeTrainer(settings.simulation, SystemClock(), rank, settings.learner.sequence_parallel)
     from olmorl.learner.algorithm.presets import resolve
     from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
     from olmorl.learner.trainer.process_group import Ranks

@@ -1,6 +1,6 @@
 """The story of one learner rank: begin, restore, publish; then next, train, publish, report, checkpoint; export.
 
-Only rank 0 reports steps to the orchestrator and calls the weight store. Every rank takes part in the trainer's calls.
+Only rank 0 reports steps to the orchestrator. Every rank takes part in the trainer's calls, and publishes its shard.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ async def run(
     begin = await source.begin(rank)
     step = _restore(trainer, begin)
     async with (
-        Publisher(store, source, clock) as publisher,
+        Publisher(store, source, clock, rank, begin.ranks) as publisher,
         CheckpointWriter(rank, trainer, source, clock, begin, config) as saver,
         StopListener(rank, trainer, source),
     ):

@@ -16,6 +16,9 @@ from olmorl.ports import BatchSource, NamedBuffer, WeightStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
+SHARDS_DEADLINE_S = 600.0
+"""For the shards of the other ranks, after that of rank 0."""
+_POLL_S = 0.02
 KEPT_VERSIONS = 2
 """The newest version, and the previous one, because a node may still fetch it."""
 TEND_S = 5.0
@@ -25,13 +28,14 @@ _log = logging.getLogger(__name__)
 
 
 class Publisher(Background):
-    """Publishes one version at a time, in order."""
+    """Publishes this rank's shard of one version at a time, in order. Rank 0 waits for the shards of all ranks."""
 
-    def __init__(self, store: WeightStore, source: BatchSource, clock: Clock) -> None:
+    def __init__(self, store: WeightStore, source: BatchSource, clock: Clock, rank: int = 0, ranks: int = 1) -> None:
         super().__init__()
         self._store = store
         self._source = source
         self._clock = clock
+        self._rank, self._ranks = rank, ranks
         self._turn = asyncio.Lock()
         self._kept: list[Version] = []
 
@@ -49,19 +53,31 @@ class Publisher(Background):
             await asyncio.wait([self._tending])
 
     async def publish(self, version: Version, buffers: Sequence[NamedBuffer], probe: Probe | None = None) -> None:
-        """Start to publish a snapshot. Does nothing on ranks without one. Raises the error of the previous publish."""
+        """Start to publish a snapshot. Raises the error of the previous publish."""
         await self.finish()
         if self._tending.done():
             self._tending.result()
-        if buffers:
-            self.begin(self._publish(version, buffers, probe))
+        self.begin(self._publish(version, buffers, probe))
 
     async def _publish(self, version: Version, buffers: Sequence[NamedBuffer], probe: Probe | None) -> None:
         started = self._clock.now()
-        await self._call(self._store.publish, version, buffers, probe)
-        await self._source.published(version, self._clock.now() - started)
+        await self._call(self._store.publish, version, buffers, probe, self._rank, self._ranks)
+        if self._rank == 0:
+            await self._complete(version)
+            await self._source.published(version, self._clock.now() - started)
         self._kept = [*self._kept, version][-KEPT_VERSIONS:]
         await self._free()
+
+    async def _complete(self, version: Version) -> None:
+        """Wait until the shards of all ranks are there and readers see the version."""
+        give_up = self._clock.now() + SHARDS_DEADLINE_S
+        while missing := await self._call(self._store.complete, version):
+            if self._clock.now() > give_up:
+                raise DeadlinePassed(
+                    f"waited {SHARDS_DEADLINE_S:g} s for the shards of version {version}: none from learner ranks "
+                    f"{missing}"
+                )
+            await self._clock.sleep(_POLL_S)
 
     async def _tend(self) -> None:
         """Free old versions that readers no longer use, and publish lost versions again."""

@@ -248,8 +248,16 @@ class Learner(Section):
     """Tokens in one packed row. Default: the longest prompt plus the longest completion."""
     logprob_chunk: int = Field(1024, ge=1)
     """Tokens whose logits are in memory at one time."""
+    sequence_parallel: int = Field(1, ge=1, le=64)
+    """Ranks that share each row: every rank holds a part of its tokens, and in attention a part of the heads. For rows
+    that are too long for the memory of one rank."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
+    offload_activations: bool = False
+    """Keep the inputs of the layers, which are left with gradient_checkpointing, in host memory until the backward
+    pass. For GPUs: on the CPU they are there already."""
+    mlp_tiles: int = Field(1, ge=1, le=64)
+    """Tiles of a row in which each MLP is computed one after the other, and once more in the backward pass."""
     attention: Literal["auto", "eager", "sdpa", "varlen", "flash_attention_2", "flex_attention"] = "auto"
     """Attention over packed rows. `auto`: `varlen` (torch's flash kernel) on GPUs of compute capability 8 and later in
     bfloat16, else `sdpa`. `flash_attention_2` needs the package flash-attn."""
@@ -588,8 +596,11 @@ class Supervision(Section):
 
 
 class TelemetrySettings(Section):
-    """Metrics for Prometheus."""
+    """Metrics for Prometheus, and trackers."""
 
+    tracker: Literal["tensorboard", "wandb", "trackio"] | None = None
+    """Send the curves of `metrics.jsonl`, evaluations and a table of answers there. A tracker that hangs or fails costs
+    points, not steps: `olmorl_tracking_dropped_total` counts them. `tensorboard` writes to RUN/tensorboard."""
     port: int = Field(0, ge=0, le=65535)
     """Port of the launcher's metrics. `/targets` lists the addresses of all processes. 0: a free port, named in
     `targets.json` of the run directory."""
@@ -768,6 +779,38 @@ def _row_length(config: Config) -> str | None:
     )
 
 
+def _shared_rows(config: Config) -> str | None:
+    """`learner.sequence_parallel` divides `learner.nodes` x `learner.ranks_per_node`."""
+    learner, size = config.learner, config.learner.sequence_parallel
+    ranks = learner.nodes * learner.ranks_per_node
+    if ranks % size == 0:
+        return None
+    return (
+        f"learner.sequence_parallel = {size} does not divide the {ranks} rank(s) of learner.nodes = {learner.nodes} x "
+        f"learner.ranks_per_node = {learner.ranks_per_node}: every row has that many ranks; change one of the three"
+    )
+
+
+def _attention_of_shared_rows(config: Config) -> str | None:
+    """`learner.sequence_parallel` above 1 needs `learner.attention` to be `auto`, `sdpa` or `varlen`."""
+    learner = config.learner
+    if learner.sequence_parallel == 1 or learner.attention in ("auto", "sdpa", "varlen"):
+        return None
+    return (
+        f"learner.sequence_parallel = {learner.sequence_parallel} does not work with learner.attention = "
+        f'"{learner.attention}": set it to "auto", "sdpa" or "varlen"'
+    )
+
+
+def _offloaded_activations(config: Config) -> str | None:
+    """`learner.offload_activations` needs `learner.gradient_checkpointing`."""
+    if not config.learner.offload_activations or config.learner.gradient_checkpointing:
+        return None
+    return (
+        "learner.offload_activations moves what learner.gradient_checkpointing leaves in memory: set both, or neither"
+    )
+
+
 def _greedy_samples(config: Config) -> str | None:
     """`evaluation.samples` above 1 needs an `evaluation.temperature` above 0."""
     evaluation = config.evaluation
@@ -823,6 +866,9 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _overlong_buffer,
     _engine_length,
     _row_length,
+    _shared_rows,
+    _attention_of_shared_rows,
+    _offloaded_activations,
     _greedy_samples,
     _near_greedy,
     _device_of_gpus,

@@ -117,25 +117,34 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True):
-    """How a version is stored that is not stored whole: the changes of each chunk since version `base`, compressed."""
+    """How a shard is stored that is not stored whole: the changes of each chunk since version `base`, compressed."""
 
     base: Version
     sizes: tuple[int, ...]
     """Stored bytes of each chunk."""
 
 
+class WeightShard(msgspec.Struct, frozen=True):
+    """The part of a version that one learner rank publishes: a stream of chunks, each with a hash."""
+
+    pieces: tuple[tuple[int, int], ...]
+    """Offset in the weight file and number of bytes, in the order of the stream."""
+    chunk_hashes: tuple[str, ...]
+    """Of whole chunks."""
+    delta: Delta | None = None
+    """None if its chunks are stored whole."""
+
+
 class WeightsReady(Message, frozen=True, kw_only=True):
-    """The manifest of a published version: the layout of its buffers and a hash for each whole chunk."""
+    """The manifest of a published version: the layout of its buffers, and the shard of each learner rank."""
 
     version: Version
     buffers: tuple[Buffer, ...]
     num_bytes: int
     chunk_bytes: int
-    chunk_hashes: tuple[str, ...]
+    shards: tuple[WeightShard, ...]
     probe: Probe | None = None
     """The log-probabilities that an engine with this version must compute. None if `weights.proof` is off."""
-    delta: Delta | None = None
-    """None if its chunks are stored whole."""
 
 
 # --- to the orchestrator ---------------------------------------------------------------------------
@@ -172,6 +181,8 @@ class Completion(Message, frozen=True, kw_only=True):
     """None in a scored group: no verifier applies to this completion, and it is not trained on."""
     solved: bool = False
     """The result of `solved.is_solved`. Set together with the reward."""
+    generated_at: float = 0.0
+    """Wall time of the last token, seconds; 0: not known."""
 
     @property
     def oldest(self) -> Version:
@@ -350,6 +361,8 @@ class Begin(Message, frozen=True, kw_only=True):
     """Folder to restore. None: the starting policy."""
     publish: bool = True
     """Publish the first version. False before a replay, so that no engine goes back to an older policy."""
+    ranks: int = 1
+    """Number of learner ranks."""
 
 
 # --- to the launcher ------------------------------------------------------------------------------

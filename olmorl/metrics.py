@@ -69,7 +69,7 @@ LEARNER: Final = {
     "learner_wait_s": "Time that the learner waited for the batch.",
     "learner_forward_backward_s": "Time of the step in forward and backward passes.",
     "learner_optimizer_s": "Time of the step in the optimizer.",
-    "learner_snapshot_s": "Time to gather the new weights on the first rank.",
+    "learner_snapshot_s": "Time to copy the new weights of the first rank to host memory, and to score the probe.",
     "learner_publish_wait_s": "Time that the learner waited for the publishing of the version before.",
 }
 """Reported by the learner for a step, over all its ranks (`StepReport.values`). Times are rank 0's."""
@@ -179,6 +179,11 @@ LAUNCHER: Final = {
 }
 """Exported by the launcher."""
 
+ORCHESTRATOR: Final = {
+    "tracking_dropped_total": "Lines and traces that the tracker or the collector did not take in time.",
+}
+"""Exported by the orchestrator, in addition to the fields of its lines."""
+
 REDIS: Final = {
     "redis_memory_bytes": "Resident memory of the embedded Redis.",
     "redis_host_memory_bytes": "Memory of the host of the embedded Redis.",
@@ -194,7 +199,7 @@ RANK: Final = {
 
 SOMETIMES: Final = {"kl_ref_mean": "Estimate of the divergence of the policy from the reference."}
 
-HELP: Final = STEP | SCORED | TOTALS | LEARNER | SOMETIMES | ACTOR | LAUNCHER | REDIS | RANK
+HELP: Final = STEP | SCORED | TOTALS | LEARNER | SOMETIMES | ACTOR | LAUNCHER | ORCHESTRATOR | REDIS | RANK
 """The meaning of each metric whose name has no placeholder."""
 
 

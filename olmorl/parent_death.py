@@ -1,10 +1,15 @@
-"""Ends a child process together with its parent."""
+"""Child processes that end together with their parent."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -14,3 +19,25 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(0)
+
+
+def start_child(
+    program: str, environment: Mapping[str, str] | None = None
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    """Start the module `program` as a child with a socket to it; returns at once.
+
+    The child gets the number of its end of the socket and the id of this process as arguments, and calls
+    `die_with_parent`. The calling thread has to live as long as the child.
+    """
+    ours, theirs = socket.socketpair()
+    root = str(Path(__file__).parent.parent)
+    path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", program, str(theirs.fileno()), str(os.getpid())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **(environment or {}), "PYTHONPATH": path, **threads},
+        )
+    return process, ours

@@ -221,12 +221,17 @@ class Queue(PromptQueue, LeaseQueue, ResultQueue, Protocol):
 
 
 class NamedBuffer(NamedTuple):
-    """A tensor as bytes. `data` is contiguous and little-endian."""
+    """A tensor as bytes, or a piece of one. `data` is contiguous and little-endian."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    """Of the whole tensor."""
     data: memoryview
+    start: int = 0
+    """Bytes of the tensor before `data`."""
+    after: int = 0
+    """Bytes of the tensor after `data`."""
 
 
 class StagedWeights(NamedTuple):
@@ -243,10 +248,29 @@ class WeightStore(Protocol):
     All calls block. Callers on an event loop use a thread.
     """
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady:
-        """Make `version` the latest, with its `probe` in the manifest.
+    def publish(
+        self,
+        version: Version,
+        buffers: Iterable[NamedBuffer],
+        probe: Probe | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        """Store the shard of one learner rank. With those of all `ranks` it makes `version` the latest.
 
-        Raises Superseded in an older incarnation, and ValueError if `version` exists.
+        All ranks name the same tensors in the same order, with their own pieces, which may be empty. Together the
+        pieces are all bytes. The manifest has the `probe` of rank 0.
+
+        Raises Superseded in an older incarnation, and ValueError if the shard exists.
+        """
+        ...
+
+    def complete(self, version: Version) -> list[int]:
+        """Make `version` the latest if the shards of all ranks are there. Returns the ranks whose shards are missing.
+
+        Rank 0 calls this after its `publish`, until none is missing. Readers see the version before until then.
+
+        Raises Superseded in an older incarnation, and WeightError if the pieces are not all bytes.
         """
         ...
 
@@ -262,10 +286,10 @@ class WeightStore(Protocol):
         ...
 
     def discard(self, keep: Iterable[Version]) -> None:
-        """Keep `keep` and the latest version published. The publisher calls this from time to time.
+        """Keep `keep`, the latest version and newer ones published. Each rank calls this from time to time.
 
         Other versions are freed, unless a reader uses them or a kept version is stored as the changes since them. A
-        kept version that the store lost is published again.
+        kept shard that the store lost is published again.
         """
         ...
 
@@ -456,9 +480,9 @@ class Trainer(Protocol):
         ...
 
     def snapshot(self) -> list[NamedBuffer]:
-        """A copy of the weights, named as in the model's checkpoint. Empty except on rank 0.
+        """A copy of this rank's shard of the weights for `WeightStore.publish`, named as in the model's checkpoint.
 
-        It is valid until the next call of this method or of `export`, which may write into the same memory.
+        It is valid until the next call, which writes into the same memory.
         """
         ...
 

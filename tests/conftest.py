@@ -1,13 +1,15 @@
-"""Shared fixtures: the tests' own Ray, which asks for a token like the Ray of a run."""
+"""Shared fixtures: the tests' own Ray, which asks for a token like the Ray of a run, and the browser."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from olmorl.deploy.credentials import guard_ray
+from tests.browser import open_browser
 
 # Here, not in a hook or a fixture: Ray reads its environment when it is imported, and another conftest may do that.
 guard_ray(own=True)
@@ -44,3 +46,10 @@ def ray_here() -> Iterator[None]:
     )
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """The real browser."""
+    with open_browser() as browser:
+        yield browser

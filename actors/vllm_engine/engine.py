@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+from msgspec import structs
 
 from olmorl import codec, config
 from olmorl.actors.vllm_engine.arguments import (
@@ -41,7 +42,7 @@ LIVENESS_POLL_S = 0.2
 
 
 class _StepGauge:
-    """The statistics of the engine's steps. Replaces vLLM's stat loggers, which observe every single token.
+    """The statistics of the engine's steps. Stands between vLLM and its own metrics, which observe every single token.
 
     The number of running requests after a step holds until the next step. While an update stalls the engine, they run
     too: `ActorStatus.stall_s_total` has that time.
@@ -57,6 +58,8 @@ class _StepGauge:
         """Requests that ran in the last step."""
         self.in_flight = 0
         """Requests that `generate` has passed on and not finished."""
+        self.own_metrics: Any = None
+        """vLLM's own metrics for Prometheus, which get the steps too."""
         self._noted_at = time.monotonic()
         self._busy_s = 0.0
         self._running_s = 0.0
@@ -66,7 +69,7 @@ class _StepGauge:
         """Requests that ran in the last step and are not finished."""
         return min(self.running, self.in_flight)
 
-    def record(self, *, scheduler_stats: Any, iteration_stats: Any, **_: Any) -> None:
+    def record(self, *, scheduler_stats: Any, iteration_stats: Any, **more: Any) -> None:
         """Take the statistics of a step. vLLM calls this."""
         self._integrate()
         if iteration_stats is not None:
@@ -76,6 +79,11 @@ class _StepGauge:
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
             self.kv_used = scheduler_stats.kv_cache_usage
+        if self.own_metrics is not None:
+            if iteration_stats is not None:
+                # The same for all requests of the step. vLLM would observe it for each of them.
+                del iteration_stats.inter_token_latencies_iter[1:]
+            self.own_metrics.record(scheduler_stats, iteration_stats, **more)
 
     def accepted(self, number: int) -> None:
         """Note a new request (1), or the end of one (-1)."""
@@ -151,7 +159,7 @@ class VllmEngine:
         self._processes.adopt(process.pid for process in manager.processes)
         if self._core is not None:
             self._processes.pin(self._core)
-        self._llm.logger_manager = self._gauge
+        self._measure()
         self._tokenizer = self._llm.renderer.tokenizer
         self._cost = model_cost(self._llm.model_config.hf_text_config, self._shapes, VALUE_BYTES[self._model.dtype])
         self._gauge.cost = self._cost
@@ -159,6 +167,13 @@ class VllmEngine:
         await self._call(self._llm.engine_core.set_weight_version_async(str(self._version)))
         if weights is not None:
             await self.update(weights)
+
+    def _measure(self) -> None:
+        from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+        loggers = self._llm.logger_manager.stat_loggers
+        self._gauge.own_metrics = next(each for each in loggers if isinstance(each, PrometheusStatLogger))
+        self._llm.logger_manager = self._gauge
 
     def _construct(self) -> None:
         """Start the processes; blocks, so it runs in a thread."""
@@ -261,7 +276,8 @@ class VllmEngine:
     async def _swap(self, llm: Any, staged: StagedWeights) -> Update:
         core = llm.engine_core
         version = staged.manifest.version
-        arguments = (str(staged.path), file_signature(staged.path), codec.encode(staged.manifest))
+        manifest = structs.replace(staged.manifest, shards=())  # workers need the layout alone
+        arguments = (str(staged.path), file_signature(staged.path), codec.encode(manifest))
         refusals = await self._call(core.collective_rpc_async("check_staged_weights", None, arguments))
         if any(refusals):
             raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from olmorl import config
 from olmorl.deploy.demo import demo
+from olmorl.deploy.demo.settings import DemoSettings
 from olmorl.learner.storage import checkpoint_dir, ledger, rollout_log
 from olmorl.learner.storage.ledger_state import Trained
 from olmorl.learner.trainer.checkpoint_shards import KINDS, Shares
@@ -43,11 +44,13 @@ def recipe(base: config.Config, folder: Path, seed: int, keys: Mapping[str, Any]
     )
 
 
-def prepared(path: Path, scratch: Path) -> config.Config:
-    """The recipe at `path` with its model and data made."""
-    settings = config.with_key(config.load(path), "run.directory", str(scratch))
-    demo.prepare(settings, lambda what, share: None)
-    return demo.resolve(settings)
+def prepared(path: Path, scratch: Path, of: DemoSettings, keys: Mapping[str, Any]) -> config.Config:
+    """The recipe at `path` with some keys changed, and with the model and data of a demo, which are made if missing."""
+    settings = config.load(path)
+    for key, value in {"run.directory": str(scratch), **keys}.items():
+        settings = config.with_key(settings, key, value)
+    demo.prepare(settings, lambda what, share: None, of)
+    return demo.resolve(settings, of)
 
 
 def run(settings: config.Config, rule: StopRule) -> TimedRun:

@@ -20,16 +20,19 @@ from olmorl.model_cost import DevicePeak
 
 log = logging.getLogger(__name__)
 GPUS: Final = {
-    "B200": DevicePeak(2.25e15, 8.0e12),
-    "H200": DevicePeak(9.89e14, 4.8e12),
-    "H100 PCIe": DevicePeak(7.56e14, 2.0e12),
-    "H100": DevicePeak(9.89e14, 3.35e12),
-    "A100-SXM4-40GB": DevicePeak(3.12e14, 1.555e12),
-    "A100": DevicePeak(3.12e14, 2.039e12),
-    "L40S": DevicePeak(3.62e14, 8.64e11),
-    "L4": DevicePeak(1.21e14, 3.0e11),
+    "NVIDIA B200": DevicePeak(2.25e15, 8.0e12),
+    "NVIDIA H200": DevicePeak(9.89e14, 4.8e12),
+    "NVIDIA H100 80GB HBM3": DevicePeak(9.89e14, 3.35e12),
+    "NVIDIA H100 PCIe": DevicePeak(7.56e14, 2.0e12),
+    "NVIDIA A100-SXM4-80GB": DevicePeak(3.12e14, 2.039e12),
+    "NVIDIA A100-SXM4-40GB": DevicePeak(3.12e14, 1.555e12),
+    "NVIDIA L40S": DevicePeak(3.62e14, 8.64e11),
+    "NVIDIA L4": DevicePeak(1.21e14, 3.0e11),
 }
-"""Dense bfloat16 without sparsity, and memory, of the makers' data sheets. The first name that fits has it."""
+"""By the name that the driver gives: dense bfloat16 without sparsity, and memory, of the makers' data sheets.
+
+A GPU that is not here has no peak: `cluster.peak_tflops` and `cluster.peak_gb_per_s` give it one.
+"""
 MATRIX: Final = 512
 """Rows and columns of the measured product: its three matrices fit the cache."""
 COPY_BYTES: Final = 64 << 20
@@ -54,7 +57,7 @@ def device_peak(settings: Config, *, on_gpu: bool) -> DevicePeak:
 
 def _gpu() -> DevicePeak:
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return next((peak for part, peak in GPUS.items() if part in name), DevicePeak())
+    return GPUS.get(name, DevicePeak())
 
 
 def _cpu(dtype: str) -> DevicePeak:

@@ -81,7 +81,8 @@ class Placement:
             (
                 "learner",
                 f"{self.learner_nodes} node(s) x {self.ranks_per_node} rank(s), one {unit} each, "
-                f"ZeRO-{config.learner.zero_stage}",
+                f"ZeRO-{config.learner.zero_stage}"
+                + (f", {config.learner.sequence_parallel} ranks a row" if config.learner.sequence_parallel > 1 else ""),
             ),
             (
                 "actors",

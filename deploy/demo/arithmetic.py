@@ -16,13 +16,9 @@ is wrong.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import NamedTuple
-
-# The number of terms of a problem, and its frequency: a long tail of long answers.
-COUNTS = (3, 4, 5, 6)
-WEIGHTS = (30, 40, 18, 12)
 
 
 class Sum(NamedTuple):
@@ -54,12 +50,16 @@ class Sum(NamedTuple):
         return "\n".join([*lines, str(total), result])
 
 
-def sums(seed: int) -> Iterator[Sum]:
-    """Different sums without end, the same ones for the same seed."""
+def sums(seed: int, terms: Mapping[int, int]) -> Iterator[Sum]:
+    """Different sums without end, the same ones for the same seed.
+
+    Args:
+        terms: the weight of each number of terms.
+    """
     random_ = random.Random(seed)
     seen: set[tuple[int, ...]] = set()
     while True:
-        count = random_.choices(COUNTS, WEIGHTS)[0]
+        count = random_.choices(list(terms), list(terms.values()))[0]
         numbers = tuple(random_.randint(2, 99) for _ in range(count))
         if numbers not in seen:
             seen.add(numbers)

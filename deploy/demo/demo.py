@@ -84,7 +84,9 @@ def _make(folder: Path, settings: DemoSettings, progress: Progress) -> None:
     from olmorl.deploy.demo.tiny_model import build_model, build_tokenizer, warm_start
 
     # One stream of different problems feeds all three: none of the held-out ones is ever trained on.
-    source: Iterator[Problem] = {"sums": sums, "mixture": mixture}[settings.problems](settings.seed)
+    source: Iterator[Problem] = (
+        mixture(settings.seed) if settings.problems == "mixture" else sums(settings.seed, settings.terms)
+    )
     write(folder / "test.jsonl", islice(source, settings.num_test))
     write(folder / "train.jsonl", islice(source, settings.num_train))
     tokenizer = build_tokenizer(settings.policy.max_tokens)

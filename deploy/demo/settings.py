@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -44,6 +44,8 @@ class DemoSettings:
     """Everything that the cached model and data depend on."""
 
     problems: Literal["sums", "mixture"] = "sums"
+    terms: Mapping[int, int] = field(default_factory={3: 30, 4: 40, 5: 18, 6: 12}.copy)
+    """For `sums`: the weight of each number of terms."""
     seed: int = 0
     num_train: int = 8000
     num_test: int = 200

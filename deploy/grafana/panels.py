@@ -202,7 +202,7 @@ LEARNING = GrafanaBoard(
             (
                 _line("learner_forward_backward_s", "forward, backward"),
                 _line("learner_optimizer_s", "optimizer"),
-                _line("learner_snapshot_s", "gather weights"),
+                _line("learner_snapshot_s", "copy weights"),
                 _line("learner_publish_wait_s", "wait for the publisher"),
                 _line("learner_wait_s", "wait for the batch"),
             ),
@@ -558,6 +558,11 @@ FAULTS = GrafanaBoard(
             "Alerts",
             "None.",
             (Query(f'ALERTS{{{RUN},alertstate="firing"}}', "{{alertname}}", "an alert"),),
+        ),
+        GrafanaPanel(
+            "Points that a tracker did not take",
+            "Zero. If not, the tracker or the collector of traces was too slow or failed; no step waited for it.",
+            (_line("tracking_dropped_total", "dropped", "the first steps"),),
         ),
     ),
 )

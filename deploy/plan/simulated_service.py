@@ -40,9 +40,11 @@ class DelayedWeightStore(MemoryWeightStore):
         self._shown: Version | None = None
         self._coming: list[tuple[float, Version]] = []
 
-    def publish(self, version: Version, buffers: Any, probe: Probe | None = None) -> Any:
+    def publish(
+        self, version: Version, buffers: Any, probe: Probe | None = None, rank: int = 0, ranks: int = 1
+    ) -> None:
         self._coming.append((self._clock.now() + self._publish_s, version))
-        return super().publish(version, buffers, probe)
+        super().publish(version, buffers, probe, rank, ranks)
 
     def latest(self) -> Version | None:
         while self._coming and self._coming[0][0] <= self._clock.now():

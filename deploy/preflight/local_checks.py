@@ -16,6 +16,7 @@ from olmorl.deploy.preflight import data_trial, hub, model_folder
 from olmorl.deploy.preflight.recipe_checks import check_machine, check_recipe
 from olmorl.deploy.supervision import recipe_history
 from olmorl.deploy.supervision.refused_start import check_can_be_made
+from olmorl.deploy.tracking.tracking import check_tracking
 from olmorl.deploy.view.run_state import finished
 from olmorl.errors import ConfigError, DataError, ModelError, UserError, of_key, unwritable
 from olmorl.learner.data.loader import evaluation_names, named
@@ -55,6 +56,7 @@ def check_before(settings: Config, arguments: Arguments) -> Config:
     """The run directory and the recipe itself; returns the settings with whole paths."""
     settings = absolute(settings)
     check_recipe(settings)
+    check_tracking(settings)
     check_machine(settings)
     if arguments.resume:
         for difference in check_resume(settings, arguments.change, arguments.from_step):

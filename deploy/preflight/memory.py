@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,8 +20,9 @@ from olmorl import toml
 from olmorl.config import Config, with_key
 from olmorl.deploy.cluster.placement import GPUS_OF_A_NODE, plan
 from olmorl.deploy.preflight import hub, model_folder
-from olmorl.errors import ResourceError
+from olmorl.errors import ModelError, ResourceError
 from olmorl.learner.publisher import KEPT_VERSIONS
+from olmorl.learner.trainer.sequence_parallel import refuse_heads
 
 if TYPE_CHECKING:
     from olmorl.learner.trainer.memory import RankMemory
@@ -33,7 +35,7 @@ RESERVED_BYTES = 4 * GIB
 STAGED_VERSIONS = 2
 """Versions in shared memory of a host with engines: the version in use and the next one."""
 PUBLISHED_VERSIONS = KEPT_VERSIONS + 1
-"""Versions on the publishing host, and in the object store of each host that pulls them: the kept and the next one."""
+"""Versions on the publishing hosts, and in the object store of each host that pulls them: the kept and the next one."""
 ROLLOUT_BYTES, JOURNAL_BYTES = 8, 13
 """Bytes of a completion token on disk: as compressed JSON with text, and in the queue's own form."""
 MASTER_AND_MOMENTS_BYTES = 12
@@ -124,20 +126,22 @@ def memory_plan(settings: Config) -> MemoryPlan:
         settings = with_key(settings, "cluster.address", "auto")  # such a run starts only on a cluster
     placed = plan(settings)
     rank = rank_memory(settings.model, settings.learner, placed.ranks, settings.row_tokens, on_gpu=placed.on_gpu)
-    weights = rank.parameters * _WIDTH[settings.model.dtype]
+    weights, row = rank.parameters * _WIDTH[settings.model.dtype], rank.activations
     learner, engine = _learner(settings, rank), _engine(settings, weights)
+    shards = weights // placed.learner_nodes
     on_host = [
-        MemoryPart("snapshot for publishing", weights, "rank 0"),
-        MemoryPart("copy for the deltas", weights if settings.has_deltas else 0, "rank 0; weights.full_every"),
+        MemoryPart("snapshot for publishing", shards, "the shards of its ranks"),
+        MemoryPart("copy for the deltas", shards if settings.has_deltas else 0, "weights.full_every"),
         MemoryPart("copy for a checkpoint", MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.learner_nodes),
         MemoryPart("offloaded optimizer", rank.offloaded * placed.ranks_per_node),
+        MemoryPart("offloaded activations", (row.host if row else 0) * placed.ranks_per_node),
     ]
-    shared = {"learner": _published(settings, weights), "engine": _staged(settings, weights)}
+    shared = {"learner": _published(settings, shards), "engine": _staged(settings, weights)}
     if placed.on_gpu:
         places = [
             learner,
             engine,
-            _place("the learner's first host", on_host + shared["learner"]),
+            _place("a host of the learner", on_host + shared["learner"]),
             _place("a host of engines", shared["engine"]),
         ]
         places = [place for place in places if place.parts]
@@ -191,6 +195,8 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
     needs_reference = resolve(settings.objective, settings.sampling.max_tokens).needs_reference
     reference = states.weights if needs_reference else 0
     reserved = RESERVED_BYTES if on_gpu else 0
+    share = settings.learner.sequence_parallel
+    row_note = f"a row of {settings.row_tokens:,} tokens" + (f" on {share} ranks" if share > 1 else "")
     parts = (
         MemoryPart("weights", states.weights),
         MemoryPart("weights gathered from other ranks", states.gathered),
@@ -198,7 +204,7 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
         MemoryPart("gradients", states.gradients),
         MemoryPart("buffers of the gradients' sum", states.buckets),
         MemoryPart("reference model", reference, "objective.kl_beta"),
-        MemoryPart("activations", layers, f"a row of {settings.row_tokens:,} tokens"),
+        MemoryPart("activations", layers, row_note),
         MemoryPart("logits", logits, "not while the layers' activations are at their peak"),
         MemoryPart("optimizer step", states.step, "not while there are activations"),
         MemoryPart("reserve", reserved, "CUDA, NCCL, fragments: assumed"),
@@ -243,12 +249,12 @@ def _engine(settings: Config, weights: int) -> MemoryPlace:
     )
 
 
-def _published(settings: Config, weights: int) -> list[MemoryPart]:
-    """Shared memory of the learner's first host."""
+def _published(settings: Config, shards: int) -> list[MemoryPart]:
+    """Shared memory of a host of the learner, whose ranks publish `shards` bytes of a version."""
     if settings.weight_store == "ray":
-        return [MemoryPart("object store", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} published versions")]
+        return [MemoryPart("object store", PUBLISHED_VERSIONS * shards, f"{PUBLISHED_VERSIONS} published versions")]
     if settings.cluster.address is None and settings.weights.directory is None:
-        return [MemoryPart("shared memory", PUBLISHED_VERSIONS * weights, f"{PUBLISHED_VERSIONS} published versions")]
+        return [MemoryPart("shared memory", PUBLISHED_VERSIONS * shards, f"{PUBLISHED_VERSIONS} published versions")]
     return []
 
 
@@ -264,13 +270,13 @@ def _staged(settings: Config, weights: int) -> list[MemoryPart]:
 
 def shared_memory(settings: Config, weights: int) -> int:
     """Bytes in /dev/shm of the host that needs most, Ray's object store apart."""
-    parts = (_published(settings, weights), _staged(settings, weights))
+    parts = (_published(settings, weights // plan(settings).learner_nodes), _staged(settings, weights))
     return max(sum(part.num_bytes for part in each if part.what == "shared memory") for each in parts)
 
 
 def object_store(settings: Config, weights: int) -> int:
     """Bytes in Ray's object store of the host that needs most."""
-    parts = (_published(settings, weights), _staged(settings, weights))
+    parts = (_published(settings, weights // plan(settings).learner_nodes), _staged(settings, weights))
     return max(sum(part.num_bytes for part in each if part.what == "object store") for each in parts)
 
 
@@ -365,11 +371,25 @@ def _changes(settings: Config, place: str) -> Iterator[tuple[str, Any]]:
     if place == LEARNER_GPU:
         if not learner.offload_optimizer:
             yield "learner.offload_optimizer", True
+        yield from (("learner.sequence_parallel", n) for n in _shares(settings))
+        if learner.gradient_checkpointing and not learner.offload_activations:
+            yield "learner.offload_activations", True
         yield from (("learner.nodes", learner.nodes * n) for n in (2, 4, 8))
     else:
         yield from (("actors.kv_cache_gib", n) for n in (1.0, 0.25) if n < actors.kv_cache_gib)
     if learner.row_tokens is None:
         yield from (("sampling.max_tokens", n) for n in _halves(settings.sampling.max_tokens))
+
+
+def _shares(settings: Config) -> Iterator[int]:
+    """Larger numbers of ranks for each row that the learner's ranks and the model's heads allow."""
+    sizes, placed = model_folder.architecture(Path(settings.model.path)), plan(settings)
+    attention = settings.learner.attention in ("auto", "sdpa", "varlen")
+    for number in (2, 4, 8):
+        if number > settings.learner.sequence_parallel and placed.ranks_per_node % number == 0 and attention and sizes:
+            with suppress(ModelError):
+                refuse_heads(sizes.heads, sizes.kv_heads, number)
+                yield number
 
 
 def _halves(number: int) -> Iterator[int]:

@@ -17,6 +17,7 @@ from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.errors import ConfigError, ModelError
 from olmorl.learner.data.chat_templates import LightTokenizer, check_vocabulary
+from olmorl.learner.trainer.sequence_parallel import refuse_heads
 
 GIB = 2**30
 _LENGTH_BYTES = 8
@@ -94,6 +95,7 @@ def check_folder(settings: Config) -> LightTokenizer | None:
             f"{name}: the tokenizer writes tokens up to {tokenizer.largest_id}, and the model in {folder} knows "
             f"{architecture.vocabulary} (vocab_size): name the model's own tokenizer in model.tokenizer"
         )
+    refuse_heads(architecture.heads, architecture.kv_heads, settings.learner.sequence_parallel)
     _check_length(settings, tree)
     _check_cache(settings, architecture)
     return tokenizer

@@ -16,6 +16,7 @@ from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.orphan_watch import LauncherPresence
 from olmorl.deploy.processes.run_process import RunProcess, Tree
+from olmorl.deploy.tracking.tracking import Environment, Tracking
 from olmorl.deploy.view.dashboard import RecentSample
 from olmorl.deploy.view.live_view import Status
 from olmorl.deploy.view.run_history import sample_of
@@ -123,9 +124,11 @@ class OpenRun:
 class OrchestratorProcess(RunProcess):
     """One orchestrator at a time: opening the run again ends the earlier one, and refuses its ranks."""
 
-    def __init__(self, tree: Tree, access: QueueAccess) -> None:
+    def __init__(self, tree: Tree, access: QueueAccess, tracking: Environment) -> None:
+        """`tracking`: the variables of the launcher for trackers and traces."""
         super().__init__(tree, "orchestrator")
         self._access = access
+        self._tracking = Tracking(self.settings, tracking)
         self._data: Any = None
         self._clock = SystemClock()
         self._launcher = LauncherPresence(self.settings.supervision, self._clock)
@@ -175,8 +178,11 @@ class OrchestratorProcess(RunProcess):
 
     async def run(self) -> str:
         """Run until the run is over, or opened again; returns why."""
-        reason = await self._current.run()
+        current = self._current
+        reason = await current.run()
         semaphores.unlink_own()
+        if current is self._run:  # it was not opened again
+            await asyncio.to_thread(self._tracking.close)
         return reason
 
     @property
@@ -187,10 +193,14 @@ class OrchestratorProcess(RunProcess):
     def _observe(self, line: Mapping[str, Any]) -> None:
         self._lines.add(line)
         self.telemetry.record_line(line)
+        self._tracking.add_line(line)
+        self.telemetry.record({"tracking_dropped_total": self._tracking.num_dropped})
 
     def _observe_ended(self, ended: Ended) -> None:
         self.telemetry.record_ended(ended)
-        self._sample = sample_of(ended) or self._sample
+        sample = sample_of(ended)
+        self._tracking.add_ended(ended, sample)
+        self._sample = sample or self._sample
 
     # --- the launcher's queries: they change nothing -------------------------------------------------
 

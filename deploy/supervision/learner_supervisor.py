@@ -16,6 +16,7 @@ from olmorl.deploy.processes import rank_process
 from olmorl.deploy.processes.orchestrator_process import Opened, OrchestratorProcess
 from olmorl.deploy.processes.rank_process import RankProcess
 from olmorl.deploy.supervision.policies import Context, GiveUp, Heartbeats, Restarts, is_final, poll, wait_for_start
+from olmorl.deploy.tracking.tracking import environment_of_launcher
 from olmorl.deploy.view.live_view import Status
 from olmorl.errors import DeadlinePassed, OlmoRLError, ProcessLost, RunEnded, first_cause
 from olmorl.messages import Owner, Wait
@@ -113,9 +114,8 @@ class LearnerSupervisor:
 
     async def _start_orchestrator(self) -> RemoteProcess:
         context = self._context
-        process = context.cluster.start(
-            OrchestratorProcess, "orchestrator", self._places[0], context.tree, self._access, calls=10_000
-        )
+        asked = (context.tree, self._access, environment_of_launcher())
+        process = context.cluster.start(OrchestratorProcess, "orchestrator", self._places[0], *asked, calls=10_000)
         self._lines_shown = 0
         context.processes.add("orchestrator", await wait_for_start(process, _START_DEADLINE_S))
         return process

@@ -152,7 +152,10 @@ def _from_record(record: Mapping[str, Any]) -> Iterator[Moment]:
     written = ", ".join(
         f"{incarnation}.{number} ({count:,})" for (incarnation, number), count in sorted(tokens.items())
     )
-    yield Moment(None, "written", f"{len(completions)} completions, {tokens.total():,} tokens by version {written}")
+    written_at = max(completion.get("generated_at", 0.0) for completion in completions)
+    yield Moment(
+        written_at or None, "written", f"{len(completions)} completions, {tokens.total():,} tokens by version {written}"
+    )
     yield Moment(None, "verified", "; ".join(_verdicts(completions)))
     lasted = f", {ended - began:.1f} s after it began" if began and ended else ""
     yield Moment(ended, "committed", f"the whole group{lasted}")

@@ -74,6 +74,7 @@ class BatchBuilder:
             num_minibatches=settings.learner.minibatches,
             row_tokens=settings.row_tokens,
             checkpoint=step == last or step % settings.checkpoint.every == 0,
+            sequence_parallel=settings.learner.sequence_parallel,
         )
         replay_to = starts[-1].replay_to
         regular = step == last or step % settings.weights.publish_every == 0

@@ -1,6 +1,6 @@
 """Divides groups into minibatches, packs samples into rows, deals rows to ranks. Deterministic; drops nothing.
 
-    groups --stride--> minibatches --first fit decreasing--> rows --dealt by cost--> ranks
+    groups --stride--> minibatches --first fit decreasing--> rows --dealt by cost--> ranks, or groups of ranks
 
 Shape letter: T tokens of one row. Entry t of every array belongs to token t of the row, the one that is *predicted*:
 its log-probability comes from the hidden state at t - 1. The first token of a sample is a prompt token, which is never
@@ -51,8 +51,9 @@ def pack(
     num_minibatches: int,
     row_tokens: int,
     checkpoint: bool = False,
+    sequence_parallel: int = 1,
 ) -> tuple[Shard, ...]:
-    """One shard for each rank, from the groups of a step.
+    """One shard for each rank, from the groups of a step. Each `sequence_parallel` ranks in turn get equal shards.
 
     Minibatches take the groups in turn, so their sizes differ by at most one group and each sees early and late (short
     and long) groups alike. With fewer groups than minibatches there are as many minibatches as groups. A sample of more
@@ -67,13 +68,14 @@ def pack(
         raise ValueError("every sample needs a prompt of at least one token")
     stride = min(num_minibatches, len(groups))
     batches = [list(chain.from_iterable(groups[first::stride])) for first in range(stride)]
-    dealt = [_deal(_rows(batch, row_tokens, num_ranks), num_ranks) for batch in batches]
+    num_shares = num_ranks // sequence_parallel
+    dealt = [_deal(_rows(batch, row_tokens, num_shares), num_shares) for batch in batches]
     loss_tokens = tuple(float(sum(int(sample.loss_mask.sum()) for sample in batch)) for batch in batches)
     num_sequences = tuple(sum(bool(sample.loss_mask.any()) for sample in batch) for batch in batches)
     return tuple(
         Shard(
             step=step,
-            minibatches=tuple(minibatch[rank] for minibatch in dealt),
+            minibatches=tuple(minibatch[rank // sequence_parallel] for minibatch in dealt),
             loss_tokens=loss_tokens,
             num_sequences=num_sequences,
             checkpoint=checkpoint,

@@ -177,6 +177,7 @@ class Orchestrator:
                 step=plan.step,
                 checkpoint=None if plan.checkpoint is None else str(plan.checkpoint),
                 publish=plan.replay_to == plan.step,
+                ranks=num_ranks,
             ),
             control=control,
             lifecycle=lifecycle,

@@ -73,5 +73,6 @@ def _completion(completion: Completion) -> dict[str, Any]:
         "solved": completion.solved,
         "verdicts": {name: msgspec.structs.asdict(verdict) for name, verdict in completion.verdicts.items()},
         "finish_reason": completion.finish_reason,
+        "generated_at": completion.generated_at,
         "text": completion.text,
     }

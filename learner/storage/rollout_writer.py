@@ -6,20 +6,18 @@ writer -> orchestrator   Appended
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-import olmorl
 from olmorl import codec
 from olmorl.errors import DiskFull, ProcessLost, ResourceError
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import Message
+from olmorl.parent_death import start_child
 
 _LENGTH_BYTES = 8
 _ANSWER_S = 600.0
@@ -54,19 +52,8 @@ class RolloutWriter:
 
     def start(self) -> None:
         """Start the process; returns at once. The calling thread has to live as long as the process."""
-        ours, theirs = socket.socketpair()
-        ours.settimeout(_ANSWER_S)
-        root = str(Path(olmorl.__file__).parent.parent)
-        path = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), root)))
-        program = "olmorl.learner.storage.rollout_process"
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", program, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
-            )
-        self._link = ours
+        self._process, self._link = start_child("olmorl.learner.storage.rollout_process")
+        self._link.settimeout(_ANSWER_S)
 
     def append(self, path: Path, records: Sequence[Ended]) -> None:
         """Add records to the end of a file, all of them or none. Blocks.

@@ -56,11 +56,16 @@ class ParameterPiece(NamedTuple):
 
     def part(self, rank: int, world: int) -> ParameterPiece:
         """The part that `rank` writes of a piece that all ranks hold."""
-        size = -(-self.numel // world)
-        start, end = min(rank * size, self.numel), min((rank + 1) * size, self.numel)
+        part = share_of(self.numel, rank, world)
         return ParameterPiece(
-            self.name, self.start + start, {kind: tensor[start:end] for kind, tensor in self.tensors.items()}
+            self.name, self.start + part.start, {kind: tensor[part] for kind, tensor in self.tensors.items()}
         )
+
+
+def share_of(numel: int, rank: int, world: int) -> slice:
+    """The values that `rank` writes of those that all ranks hold."""
+    size = -(-numel // world)
+    return slice(min(rank * size, numel), min((rank + 1) * size, numel))
 
 
 def file_of(folder: Path, rank: int) -> Path:

@@ -40,7 +40,7 @@ OWNED: Final[Mapping[str, str]] = {
     "gradient_clipping": "set learner.max_grad_norm",
     "zero_optimization.stage": "set learner.zero_stage",
     "zero_optimization.offload_optimizer": "set learner.offload_optimizer",
-    "sequence_parallel_size": "a row is on one rank",
+    "sequence_parallel_size": "set learner.sequence_parallel",
     "tensor_parallel": "ZeRO shards the model; set learner.zero_stage",
     "pipeline": "ZeRO shards the model; set learner.zero_stage",
 }

@@ -3,7 +3,8 @@
     train(shard) ── for each minibatch ── for each row: forward, loss, backward ── one optimizer step
 
 Gradients are plain sums: a row's loss is already divided by the global normaliser of its minibatch, and the mean that
-DeepSpeed takes over ranks is undone here. So the gradient is the same on every layout.
+DeepSpeed takes over ranks is undone here. So the gradient is the same on every layout. Ranks that share a row each add
+the gradient of their own part of it.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 from itertools import product
@@ -26,8 +28,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
 from transformers import PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 from transformers.utils.logging import disable_progress_bar
 
 from olmorl import config
@@ -39,8 +41,11 @@ from olmorl.learner.trainer import deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
-from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, refuse_leaks
+from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, refuse_cuts, refuse_leaks
 from olmorl.learner.trainer.process_group import Ranks, join, training_device
+from olmorl.learner.trainer.sequence_parallel import SequenceGroup, form_group, refuse_heads
+from olmorl.learner.trainer.tiled_mlp import tile_mlps
+from olmorl.learner.trainer.weight_snapshot import WeightSnapshot, model_tensors
 from olmorl.messages import Probe, Shard
 from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
@@ -94,6 +99,7 @@ class DeepSpeedTrainer:
         # One thread for all training: the event loop of the rank stays free, and the device is set once.
         self._thread = ThreadPoolExecutor(1, "train", self._enter_device)
         self._enter_device()
+        self._group = self._form_group()
         policy = self._load(settings, temperature)
         policy.model.train()
         if learner.gradient_checkpointing:
@@ -105,9 +111,10 @@ class DeepSpeedTrainer:
         self._engine = self._build_engine(settings, policy)
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
         refuse_leaks(self._engine, self._model, self._device)
+        if self._group:
+            refuse_cuts(self._engine, self._model, self._device)
         self._reference = self._build_reference(settings, temperature) if switches.needs_reference else None
-        self._on_host: dict[str, Tensor] = {}
-        """Memory of the last snapshot, for the next one: fresh memory costs more than the copy into it."""
+        self._snapshot = WeightSnapshot(self._model, pinned=self._device.type == "cuda")
 
     # --- one step
 
@@ -151,10 +158,7 @@ class DeepSpeedTrainer:
                     "Go back to an earlier checkpoint (--resume --from-step N) with a lower learning rate"
                 )
         passes = self._learner.epochs * (1 + BACKWARD) + (old is not None) + (reference is not None)
-        # The operations of all ranks are summed on the way of the statistics.
-        sums = torch.cat([stats_S, stats_S.new_tensor([passes * self._forward_flops(shard)])])
-        dist.all_reduce(sums)
-        stats_S = sums[:-1]
+        stats_S, flops = self._of_all_ranks(stats_S, passes * self._forward_flops(shard))
         if self._device.type == "cpu":
             malloc.give_back()
         values = step_metrics(stats_S, len(updates))
@@ -162,13 +166,21 @@ class DeepSpeedTrainer:
             del values["kl_ref_mean"]
         values |= {"learner_forward_backward_s": backward_s, "learner_optimizer_s": optimizer_s}
         if self._cost is not None:
-            values["learner_flops"] = float(sums[-1])
+            values["learner_flops"] = flops
         if self._peak.flops_per_s is not None:
             values["learner_peak_flops_per_s"] = self._peak.flops_per_s * self._ranks.world
         return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
 
+    def _of_all_ranks(self, stats_S: Tensor, flops: float) -> tuple[Tensor, float]:
+        """Sums over all ranks. Ranks that share their rows count once."""
+        sums = torch.cat([stats_S, stats_S.new_tensor([flops])])
+        if self._group and self._group.rank > 0:
+            sums.zero_()
+        dist.all_reduce(sums)
+        return sums[:-1], float(sums[-1])
+
     def _forward_flops(self, shard: Shard) -> float:
-        """Operations of a forward pass over the samples of this rank that feed the loss, without padding."""
+        """Operations of a forward pass over the samples of the shard that feed the loss, without padding."""
         if self._cost is None:
             return 0.0
         samples = [sample for minibatch in shard.minibatches for row in minibatch for sample in row]
@@ -228,14 +240,11 @@ class DeepSpeedTrainer:
     # --- weights
 
     def snapshot(self) -> list[NamedBuffer]:
-        """The weights as a checkpoint of the model names them, copied; empty except on rank 0.
+        """This rank's shard of the weights, copied without the other ranks.
 
-        They are the fp32 master weights rounded to the model's dtype: DeepSpeed writes those back after each step.
+        It is its fp32 master weights rounded to the model's dtype: DeepSpeed writes those back after each step.
         """
-        tensors = dict(self._whole_weights())
-        if self._ranks.rank != 0:
-            return []
-        return [_buffer(name, tensor) for name, tensor in revert_weight_conversion(self._model, tensors).items()]
+        return self._snapshot.copy(self._state.masters())
 
     def probe(self) -> Probe | None:
         vocabulary: int = self._model.config.get_text_config().vocab_size
@@ -257,16 +266,12 @@ class DeepSpeedTrainer:
 
     def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Each weight once, tied ones under their first name, copied to the host of rank 0. Gathers one at a time."""
-        seen: set[int] = set()
-        for name, tensor in self._model.state_dict(keep_vars=True).items():
-            if id(tensor) in seen:
-                continue
-            seen.add(id(tensor))
+        tensors = self._model.state_dict(keep_vars=True)
+        for name in model_tensors(self._model):
+            tensor = tensors[name]
             with self._deepspeed.zero.GatheredParameters([tensor], enabled=hasattr(tensor, "ds_id")):
                 if self._ranks.rank == 0:
-                    if name not in self._on_host:
-                        self._on_host[name] = torch.empty_like(tensor, device="cpu", requires_grad=False)
-                    yield name, self._on_host[name].copy_(tensor.detach())
+                    yield name, tensor.detach().to("cpu", copy=True)
 
     @property
     def _model(self) -> PreTrainedModel:
@@ -293,6 +298,8 @@ class DeepSpeedTrainer:
         self._thread.shutdown()
         self._state.close()
         self._engine.destroy()
+        if self._group:
+            self._group.leave()
         if self._made_group:
             dist.destroy_process_group()
 
@@ -302,10 +309,27 @@ class DeepSpeedTrainer:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
 
+    def _form_group(self) -> SequenceGroup | None:
+        """The ranks that share each row with this one."""
+        size = self._learner.sequence_parallel
+        if size == 1:
+            return None
+        refuse_heads(*models.attention_heads(models.read_config(self._model_settings).get_text_config()), size)
+        return form_group(self._ranks.rank, size)
+
+    def _saving(self) -> AbstractContextManager[Any]:
+        """The context that holds the inputs of checkpointed layers."""
+        if not self._learner.offload_activations:
+            return nullcontext()
+        return save_on_cpu(pin_memory=self._device.type == "cuda")
+
     def _load(self, settings: dict[str, Any], temperature: float) -> PackedPolicy:
         build = partial(models.load, self._model_settings, self._learner.attention, self._device)
         model = deepspeed_config.load(build, settings)
-        return PackedPolicy(model, temperature, self._learner.logprob_chunk, self._model_settings.fp32_head)
+        if self._learner.mlp_tiles > 1:
+            tile_mlps(model, self._learner.mlp_tiles)
+        chunk, fp32_head = self._learner.logprob_chunk, self._model_settings.fp32_head
+        return PackedPolicy(model, temperature, chunk, fp32_head, self._group, self._saving)
 
     def _build_engine(self, settings: dict[str, Any], policy: PackedPolicy) -> Any:
         learner = self._learner
@@ -358,8 +382,3 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY_REDUCE] = False
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
     return deepspeed
-
-
-def _buffer(name: str, tensor: Tensor) -> NamedBuffer:
-    data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-    return NamedBuffer(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)

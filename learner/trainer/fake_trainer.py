@@ -21,7 +21,8 @@ DIGEST_BYTES = 16
 class FakeTrainer:
     """Its weights are a digest of all batches in order, so equal histories have equal weights."""
 
-    def __init__(self, simulation: Simulation, clock: Clock, rank: int = 0) -> None:
+    def __init__(self, simulation: Simulation, clock: Clock, rank: int = 0, ranks_a_row: int = 1) -> None:
+        self._ranks_a_row = ranks_a_row
         self._simulation = simulation
         self._clock = clock
         self._rank = rank
@@ -31,7 +32,7 @@ class FakeTrainer:
         """Take a step. Values that need a model or other ranks are 0."""
         rows = list(chain.from_iterable(shard.minibatches))
         samples = list(chain.from_iterable(rows))
-        tokens = sum(len(sample.completion_ids) for sample in samples)
+        tokens = sum(len(sample.completion_ids) for sample in samples) / self._ranks_a_row
         await self._clock.sleep(self._simulation.train_overhead_s + tokens / self._simulation.train_tokens_per_s)
         digest = hashlib.blake2b(self.weights, digest_size=DIGEST_BYTES)
         digest.update(str([sorted(sample.draw_id for sample in row) for row in rows]).encode())
@@ -42,8 +43,9 @@ class FakeTrainer:
         """Does nothing: a simulated step has no micro-batches."""
 
     def snapshot(self) -> list[NamedBuffer]:
+        """All of it is in the shard of rank 0."""
         if self._rank:
-            return []
+            return [NamedBuffer("digest", "uint8", (DIGEST_BYTES,), memoryview(b""), after=DIGEST_BYTES)]
         return [NamedBuffer("digest", "uint8", (DIGEST_BYTES,), memoryview(self.weights))]
 
     def probe(self) -> Probe | None:

@@ -8,6 +8,7 @@ assumed to run in a fused kernel, which keeps no matrix of all pairs of tokens, 
 from __future__ import annotations
 
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedFakeTensorException,
 )
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -27,8 +29,10 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from olmorl import config
 from olmorl.errors import ModelError
 from olmorl.learner.trainer import deepspeed_config, packed_attention
-from olmorl.learner.trainer.model import DTYPES, read_config, without_dropout
+from olmorl.learner.trainer.model import DTYPES, attention_heads, read_config, without_dropout
 from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow
+from olmorl.learner.trainer.sequence_parallel import SequenceGroup, refuse_heads
+from olmorl.learner.trainer.tiled_mlp import tile_mlps
 
 MASTER_BYTES: Final = 4
 MOMENTS_BYTES: Final = 8
@@ -47,9 +51,25 @@ class Activations(NamedTuple):
     logits: int
     """Added at the peak of the head, forward or backward."""
 
+    host: int
+    """Moved to host memory from the forward to the backward pass."""
+
     @property
     def peak(self) -> int:
         return self.kept + max(self.layers, self.logits)
+
+
+class RowSettings(NamedTuple):
+    """What the activations of a row depend on, besides the model: its tokens and keys of `learner`."""
+
+    tokens: int
+    eager: bool
+    logprob_chunk: int
+    sequence_parallel: int
+    gradient_checkpointing: bool
+    offload_activations: bool
+    mlp_tiles: int
+    on_gpu: bool
 
 
 class States(NamedTuple):
@@ -99,11 +119,20 @@ def rank_memory(
     sizes = parameter_sizes(model)
     held = states(model, learner, sizes, ranks, on_gpu=on_gpu)
     offloaded = held.optimizer if learner.offload_optimizer else 0
-    eager, chunk, checkpointing = learner.attention == "eager", learner.logprob_chunk, learner.gradient_checkpointing
+    row = RowSettings(
+        tokens=row_tokens,
+        eager=learner.attention == "eager",
+        logprob_chunk=learner.logprob_chunk,
+        sequence_parallel=learner.sequence_parallel,
+        gradient_checkpointing=learner.gradient_checkpointing,
+        offload_activations=learner.offload_activations,
+        mlp_tiles=learner.mlp_tiles,
+        on_gpu=on_gpu,
+    )
     return RankMemory(
         parameters=sum(sizes),
         states=held._replace(optimizer=held.optimizer - offloaded),
-        activations=activations(model, row_tokens, eager, chunk, checkpointing, on_gpu),
+        activations=activations(model, row),
         offloaded=offloaded,
     )
 
@@ -158,10 +187,8 @@ def parameter_sizes(model: config.Model) -> tuple[int, ...]:
 
 
 @lru_cache
-def activations(
-    model: config.Model, row_tokens: int, eager: bool, chunk: int, checkpointing: bool, on_gpu: bool
-) -> Activations | None:
-    """The activations of one row that is one sample. `eager`, `chunk` and `checkpointing` are keys of `learner`.
+def activations(model: config.Model, row: RowSettings) -> Activations | None:
+    """The activations of one row that is one sample.
 
     A model of more than two periods of layers is extrapolated from two shallow ones: every layer keeps the same.
     None for a model whose shapes depend on its data.
@@ -170,10 +197,13 @@ def activations(
         ModelError: the learner cannot train the model.
     """
     whole = read_config(model)
-    wanted = "eager" if eager else "sdpa"
+    text = whole.get_text_config()
+    if row.sequence_parallel > 1:
+        refuse_heads(*attention_heads(text), row.sequence_parallel)
+    wanted = "eager" if row.eager else "sdpa"
     attention = packed_attention.implementation(wanted, torch.device("cpu"), DTYPES[model.dtype], whole)
-    copies_head = model.fp32_head and not on_gpu
-    depth = whole.get_text_config().num_hidden_layers
+    copies_head = model.fp32_head and not row.on_gpu
+    depth = text.num_hidden_layers
 
     def of(layers: int) -> Activations:
         live = LiveBytes()
@@ -181,9 +211,15 @@ def activations(
             network = _build(_shallow(whole, layers), model, attention)
             without_dropout(network)
             network.train()
-            if checkpointing:
+            if row.gradient_checkpointing:
                 network.gradient_checkpointing_enable({"use_reentrant": False})
-            return _of_row(PackedPolicy(network, 1.0, chunk, copies_head), row_tokens, live)
+            if row.mlp_tiles > 1:
+                tile_mlps(network, row.mlp_tiles)
+            group = _PlannedGroup(0, row.sequence_parallel) if row.sequence_parallel > 1 else None
+            host = _Host()
+            saving = host.keep if row.offload_activations and row.on_gpu else nullcontext
+            policy = PackedPolicy(network, 1.0, row.logprob_chunk, copies_head, group, saving)
+            return _of_row(policy, row.tokens, live)._replace(host=host.num_bytes)
 
     try:
         if depth <= 2 * SHALLOW:
@@ -192,7 +228,42 @@ def activations(
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException):
         return None
     periods = (depth - SHALLOW) / SHALLOW
-    return more._replace(kept=round(few.kept + (more.kept - few.kept) * periods))
+    kept, host = (round(a + (b - a) * periods) for a, b in ((few.kept, more.kept), (few.host, more.host)))
+    return more._replace(kept=kept, host=host)
+
+
+class _PlannedGroup(SequenceGroup):
+    """A group of which the other ranks do not exist. An exchange makes the tensors of a real one."""
+
+    def own(self, predicted_P: Tensor, part: slice) -> Tensor:
+        """All tokens of the planned row are predicted. So the shape does not depend on the data."""
+        return predicted_P[part]
+
+    def exchange(self, states: Tensor, split: int, joined: int) -> Tensor:
+        sent = torch.cat(states.chunk(self.size, dim=split), dim=joined)
+        return sent.clone()
+
+    def add_up(self, values: Tensor) -> None: ...
+
+
+class _Host:
+    """Counts the bytes of saved tensors that leave the device."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+
+    def keep(self) -> AbstractContextManager[Any]:
+        """The context in which tensors that are saved for the backward pass leave the device."""
+        return saved_tensors_hooks(self._leave, self._return)
+
+    def _leave(self, tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
+        self.num_bytes += tensor.nbytes
+        return tensor.shape, tensor.dtype
+
+    @staticmethod
+    def _return(left: tuple[torch.Size, torch.dtype]) -> Tensor:
+        shape, dtype = left
+        return torch.empty(shape, dtype=dtype)
 
 
 def _of_row(policy: PackedPolicy, row_tokens: int, live: LiveBytes) -> Activations:
@@ -215,7 +286,7 @@ def _of_row(policy: PackedPolicy, row_tokens: int, live: LiveBytes) -> Activatio
     kept = live.now - standing
     logprobs_T.sum().backward()
     del entropy_T
-    return Activations(kept, max(0, live.peak - standing - kept), peaks[0] - standing - kept)
+    return Activations(kept, max(0, live.peak - standing - kept), peaks[0] - standing - kept, 0)
 
 
 def _shallow(whole: PretrainedConfig, layers: int) -> PretrainedConfig:

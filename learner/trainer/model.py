@@ -36,6 +36,12 @@ def read_config(settings: config.Model) -> PretrainedConfig:
         raise ModelError(f"model.path = {path}: not a model that transformers can read: {_first_line(error)}") from None
 
 
+def attention_heads(text: PretrainedConfig) -> tuple[int, int]:
+    """Query heads and key heads of a layer."""
+    heads: int = text.num_attention_heads
+    return heads, getattr(text, "num_key_value_heads", None) or heads
+
+
 def load(settings: config.Model, wanted_attention: str, device: torch.device) -> PreTrainedModel:
     """The model in `settings.dtype`, with an attention that isolates packed samples.
 

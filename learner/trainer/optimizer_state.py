@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from olmorl.learner.trainer.checkpoint_shards import KINDS, ParameterPiece, Share, Shares
+from olmorl.learner.trainer.checkpoint_shards import KINDS, ParameterPiece, Share, Shares, share_of
 from olmorl.learner.trainer.process_group import Ranks
+from olmorl.learner.trainer.weight_snapshot import HeldPiece
 
 
 class TrainingState:
@@ -64,6 +65,19 @@ class TrainingState:
         """End the thread that writes."""
         self._disk.shutdown(wait=False)
 
+    def masters(self) -> list[HeldPiece]:
+        """The master weights that this rank publishes, and on rank 0 the buffers: all ranks have each value once.
+
+        They are views: the next step changes them.
+        """
+        found = []
+        for name, start, holder, offset, numel in self._holders():
+            own = slice(0, numel) if self._stage else share_of(numel, self._ranks.rank, self._ranks.world)
+            values = holder.detach().view(-1)[offset:][own]
+            found.append(HeldPiece(name, start + own.start, values))
+        buffers = self._buffers() if self._ranks.rank == 0 else {}
+        return found + [HeldPiece(name, 0, buffer.reshape(-1)) for name, buffer in buffers.items()]
+
     def _random_state(self) -> dict[str, Tensor]:
         cuda = {"cuda": torch.cuda.get_rng_state(self._device)} if self._device.type == "cuda" else {}
         return {"cpu": torch.get_rng_state(), **cuda}
@@ -106,21 +120,25 @@ class TrainingState:
         self._write_back()
 
     def _pieces(self) -> Iterator[ParameterPiece]:
+        for name, start, holder, offset, numel in self._holders():
+            yield self._piece(name, start, holder, offset, numel)
+
+    def _holders(self) -> Iterator[tuple[str, int, Tensor, int, int]]:
+        """Of each piece: name, start, the tensor that AdamW updates, offset in that tensor, number of values."""
         for name, weight in self._model.named_parameters():
             if self._stage == 0:
-                yield self._piece(name, 0, weight, 0, weight.numel())
+                yield name, 0, weight, 0, weight.numel()
             elif self._stage == 3:
                 group, offset, size = self._zero.grad_position[self._zero.get_param_id(weight)]
                 start = min(self._ranks.rank * size, weight.ds_numel)
                 flat = self._zero.fp32_partitioned_groups_flat[group]
-                yield self._piece(name, start, flat, offset, min(size, weight.ds_numel - start))
+                yield name, start, flat, offset, min(size, weight.ds_numel - start)
             elif (mapping := weight._hp_mapping) is not None:
                 flat = self._adam.param_groups[mapping.param_group_index]["params"][0]
                 place = mapping.get_hp_fragment_address()
-                yield self._piece(name, mapping.lp_fragment_address.start, flat, place.start, place.numel)
+                yield name, mapping.lp_fragment_address.start, flat, place.start, place.numel
 
     def _piece(self, name: str, start: int, holder: Tensor, offset: int, numel: int) -> ParameterPiece:
-        """`holder` is the tensor that AdamW updates; the piece begins at `offset` in it."""
         state = self._adam.state[holder]
         if not state:
             # AdamW makes the same tensors at its first step.

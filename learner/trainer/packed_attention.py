@@ -3,14 +3,14 @@
 `varlen` runs torch's flash kernel once over the whole row, with the bounds of its samples. `sdpa` runs torch's kernel
 sample by sample. Both cost the sum of the squared sample lengths, not the square of the row, and need no mask of a row.
 transformers passes the sample bounds to the others: `flash_attention_2` gets summed lengths, `eager` and
-`flex_attention` get positions that start at 0 with each sample.
+`flex_attention` get positions that start at 0 with each sample. Ranks that share a row run `varlen` or `sdpa`.
 
-Shape letters: H query heads, K key heads, T tokens of the row, L of one sample, D head size.
+Shape letters: H query heads, K key heads, T tokens of the row (or t, those of this rank), L of one sample, D head size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PretrainedConfig
 
 from olmorl.errors import ModelError
+from olmorl.learner.trainer.sequence_parallel import SequenceGroup
 
 GPU_ONLY: Final = ("varlen", "flash_attention_2", "flex_attention")
 FLASH_HEAD_DIM: Final = 256
@@ -61,17 +62,20 @@ def _head_dim(model: PretrainedConfig) -> int:
     return getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
 
 
-def layout(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
+def layout(lengths: Sequence[int], device: torch.device, group: SequenceGroup | None = None) -> dict[str, Any]:
     """Arguments of a model's forward that keep samples of these lengths apart in one row.
 
-    The cache is off: with one, transformers takes the row for a single sequence.
+    With a `group`, the forward takes this rank's part of the row. The lengths are always those of the whole row. The
+    cache is off: with one, transformers takes the row for a single sequence.
     """
-    positions_1T = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
+    positions_T = torch.cat([torch.arange(length) for length in lengths])
+    part = slice(None) if group is None else group.part(len(positions_T))
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
     return {
-        "position_ids": positions_1T,
+        "position_ids": positions_T[part][None].to(device),
         "use_cache": False,
         "sample_lengths": tuple(lengths),
+        "sequence_group": group,
         "cu_seq_lens_q": bounds,
         "cu_seq_lens_k": bounds,
         "max_length_q": max(lengths),
@@ -81,42 +85,48 @@ def layout(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
 
 def packed_sdpa(
     module: torch.nn.Module,
-    query_1HTD: Tensor,
-    key_1KTD: Tensor,
-    value_1KTD: Tensor,
+    query_1HtD: Tensor,
+    key_1KtD: Tensor,
+    value_1KtD: Tensor,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     sample_lengths: tuple[int, ...] | None = None,
+    sequence_group: SequenceGroup | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of each sample of the row on its own; returns 1THD.
+    """Causal attention of each sample of the row on its own; returns 1tHD.
 
     Raises:
         ModelError: the model does not pass the sample lengths to its attention, or uses another kind of attention.
     """
     _refuse(module, "sdpa", sample_lengths, options)
     assert sample_lengths is not None
-    parts = zip(*(torch.split(t, list(sample_lengths), dim=2) for t in (query_1HTD, key_1KTD, value_1KTD)), strict=True)
-    outputs = [_attend(q, k, v, sliding_window, scale=scaling, dropout_p=dropout) for q, k, v in parts]
-    return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
+
+    def attend(*row: Tensor) -> Tensor:
+        samples = zip(*(torch.split(states, list(sample_lengths), dim=2) for states in row), strict=True)
+        outputs = [_attend(q, k, v, sliding_window, scale=scaling, dropout_p=dropout) for q, k, v in samples]
+        return torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
+
+    return _over_whole_row(sequence_group, attend, query_1HtD, key_1KtD, value_1KtD), None
 
 
 def packed_varlen(
     module: torch.nn.Module,
-    query_1HTD: Tensor,
-    key_1KTD: Tensor,
-    value_1KTD: Tensor,
+    query_1HtD: Tensor,
+    key_1KtD: Tensor,
+    value_1KtD: Tensor,
     attention_mask: Tensor | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
     max_length_q: int = 0,
+    sequence_group: SequenceGroup | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention of all samples of the row in one kernel; returns 1THD.
+    """Causal attention of all samples of the row in one kernel; returns 1tHD.
 
     A window of W tokens holds the query's own and the W - 1 before it. There is no dropout: the policy has none.
 
@@ -125,20 +135,31 @@ def packed_varlen(
     """
     _refuse(module, "varlen", cu_seq_lens_q, options)
     assert cu_seq_lens_q is not None
-    output_THD = varlen_attn(
-        query_1HTD[0].transpose(0, 1),
-        key_1KTD[0].transpose(0, 1),
-        value_1KTD[0].transpose(0, 1),
-        cu_seq_lens_q,
-        cu_seq_lens_q,
-        max_length_q,
-        max_length_q,
-        scale=scaling,
-        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-        enable_gqa=query_1HTD.shape[1] != key_1KTD.shape[1],
-    )
-    assert isinstance(output_THD, Tensor)
-    return output_THD[None], None
+
+    def attend(query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor) -> Tensor:
+        output_THD = varlen_attn(
+            query_1HTD[0].transpose(0, 1),
+            key_1KTD[0].transpose(0, 1),
+            value_1KTD[0].transpose(0, 1),
+            cu_seq_lens_q,
+            cu_seq_lens_q,
+            max_length_q,
+            max_length_q,
+            scale=scaling,
+            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
+            enable_gqa=query_1HTD.shape[1] != key_1KTD.shape[1],
+        )
+        assert isinstance(output_THD, Tensor)
+        return output_THD[None]
+
+    return _over_whole_row(sequence_group, attend, query_1HtD, key_1KtD, value_1KtD), None
+
+
+def _over_whole_row(group: SequenceGroup | None, attend: Callable[..., Tensor], *states: Tensor) -> Tensor:
+    """Run `attend` on all tokens of the row: of all heads, or of this rank's."""
+    if group is None:
+        return attend(*states)
+    return group.heads_of_tokens(attend(*(group.tokens_of_heads(each) for each in states)))
 
 
 _PACKED: Final = {"sdpa": packed_sdpa, "varlen": packed_varlen}

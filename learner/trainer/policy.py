@@ -1,11 +1,13 @@
 """The policy as one module: it takes a packed row and returns the log-probability of every trained token.
 
-Shape letters: T tokens of a packed row, P the tokens of it that are predicted, E hidden size, V vocabulary.
+Shape letters: T tokens of a packed row, P the tokens of it that are predicted, E hidden size, V vocabulary. When
+several ranks share a row, t and p are this rank's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,12 +19,17 @@ from olmorl.errors import ModelError
 from olmorl.learner.batching.packing import RowArrays
 from olmorl.learner.trainer import packed_attention
 from olmorl.learner.trainer.logprobs import token_logprobs
+from olmorl.learner.trainer.sequence_parallel import SequenceGroup
 from olmorl.messages import TokenIds
 
 SCALED_HEADS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 LEAK: Final = 1e-3
 """Largest move (nats) of a sample's log-probability when its neighbour changes. In a correct model it does not move."""
 PROBE_TOKENS: Final = 8
+CUT: Final = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+"""Largest mean difference (nats) between a row on one rank and the same row shared, above that of rounding."""
+CUT_LENGTHS: Final = (13, 38, 12)
+"""Tokens of the samples of that row: for 2 to 64 ranks, parts of the row begin inside of samples."""
 
 
 class PolicyRow(NamedTuple):
@@ -50,11 +57,52 @@ def _run_lengths(sequence_ids_T: TokenIds) -> tuple[int, ...]:
     return tuple(np.diff([0, *borders, len(sequence_ids_T)]).tolist())
 
 
+class _RowPart(NamedTuple):
+    """What one rank computes of a row."""
+
+    token_ids_t: Tensor
+    lengths: tuple[int, ...]
+    """Tokens of each sample of the whole row, with the padding that makes it divisible among the ranks."""
+    predicted_p: Tensor
+    """The predicted tokens of the row whose predecessor is in this part."""
+    start: int
+
+
+def _whole_row(row: PolicyRow) -> _RowPart:
+    return _RowPart(row.token_ids_T, row.lengths, row.predicted_P, 0)
+
+
+def _row_part(row: PolicyRow, group: SequenceGroup) -> _RowPart:
+    padding = group.padding(len(row.token_ids_T))
+    padded_T = nn.functional.pad(row.token_ids_T, (0, padding))
+    part = group.part(len(padded_T))
+    return _RowPart(
+        token_ids_t=padded_T[part],
+        lengths=(*row.lengths, padding) if padding else row.lengths,
+        predicted_p=group.own(row.predicted_P, part),
+        start=part.start,
+    )
+
+
 class PackedPolicy(nn.Module):
     """Log-probabilities at the sampling temperature. Samples of a row are isolated; no matrix of all logits exists."""
 
-    def __init__(self, model: PreTrainedModel, temperature: float, chunk: int, fp32_head: bool = False) -> None:
-        """Wrap `model`; `chunk` tokens have logits at one time, in fp32 with `fp32_head`, else rounded to its dtype.
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        temperature: float,
+        chunk: int,
+        fp32_head: bool = False,
+        group: SequenceGroup | None = None,
+        saving: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> None:
+        """Wrap `model`.
+
+        Args:
+            chunk: tokens that have logits at one time.
+            fp32_head: compute logits in fp32; else they are rounded to the model's dtype.
+            group: ranks that share each row. Each computes its part, and gets the result for the whole row.
+            saving: context of the layers, which may hold the tensors that they save for the backward pass.
 
         Raises:
             ModelError: the model does more to its logits than a linear head.
@@ -69,25 +117,32 @@ class PackedPolicy(nn.Module):
         self.model = model
         self.temperature = temperature
         self.head = LogprobHead(model.get_output_embeddings(), chunk, fp32_head)
+        self.group = group
+        self.saving = saving
 
     def forward(
-        self, row: PolicyRow, with_entropy: bool = False, tempered: bool = True
+        self, row: PolicyRow, with_entropy: bool = False, tempered: bool = True, shared: bool = True
     ) -> tuple[Tensor, Tensor | None]:
         """logprobs_T with a gradient, and entropy_T (nats) if asked for; 0 at tokens that are not predicted.
 
-        At the sampling temperature, or at temperature 1 if not `tempered`.
+        At the sampling temperature, or at temperature 1 if not `tempered`. If not `shared`, this rank computes the
+        whole row, also when it has a group.
         """
-        layout = packed_attention.layout(row.lengths, row.token_ids_T.device)
-        hidden_TE = self.model.base_model(row.token_ids_T[None], **layout).last_hidden_state[0]
-        predicted_P = row.predicted_P
-        temperature = self.temperature if tempered else 1.0
-        hidden_PE, targets_P = hidden_TE[predicted_P - 1], row.token_ids_T[predicted_P]
-        logprobs_P, entropy_P = self.head(hidden_PE, targets_P, with_entropy, temperature)
-        blank_T = logprobs_P.new_zeros(len(row.token_ids_T))
-        return (
-            blank_T.index_copy(0, predicted_P, logprobs_P),
-            None if entropy_P is None else blank_T.index_copy(0, predicted_P, entropy_P),
-        )
+        group = self.group if shared else None
+        part = _whole_row(row) if group is None else _row_part(row, group)
+        layout = packed_attention.layout(part.lengths, row.token_ids_T.device, group)
+        with self.saving():
+            hidden_tE = self.model.base_model(part.token_ids_t[None], **layout).last_hidden_state[0]
+        predicted_p = part.predicted_p
+        hidden_pE, targets_p = hidden_tE[predicted_p - 1 - part.start], row.token_ids_T[predicted_p]
+        logprobs_p, entropy_p = self.head(hidden_pE, targets_p, with_entropy, self.temperature if tempered else 1.0)
+        blank_T = logprobs_p.new_zeros(len(row.token_ids_T))
+
+        def spread(values_p: Tensor) -> Tensor:
+            values_T = blank_T.index_copy(0, predicted_p, values_p)
+            return values_T if group is None else group.whole(values_T, predicted_p)
+
+        return spread(logprobs_p), None if entropy_p is None else spread(entropy_p)
 
 
 class LogprobHead(nn.Module):
@@ -136,4 +191,21 @@ def refuse_leaks(
             f"{type(model).__name__} with {model.config._attn_implementation}: packed samples see each other "
             f"(log-probabilities move by {drift:.2g}); set learner.attention to another value, "
             "or use a model whose layers are all attention"
+        )
+
+
+def refuse_cuts(policy: Callable[..., tuple[Tensor, Any]], model: PreTrainedModel, device: torch.device) -> None:
+    """Check that the ranks of a group together give the log-probabilities of one rank. All ranks call this together.
+
+    Raises:
+        ModelError: some layer looks at neighbouring tokens in another way than by attention.
+    """
+    row_T = torch.arange(sum(CUT_LENGTHS), device=device) * 7919 % model.config.get_text_config().vocab_size
+    row = PolicyRow(row_T, CUT_LENGTHS, torch.arange(1, len(row_T), device=device))
+    with torch.no_grad():
+        drift = (policy(row)[0] - policy(row, shared=False)[0]).abs().mean().item()
+    if not drift <= CUT[model.dtype]:
+        raise ModelError(
+            f"{type(model).__name__} cannot share a row among ranks: log-probabilities move by {drift:.2g} on average; "
+            "set learner.sequence_parallel = 1"
         )

@@ -11,7 +11,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,7 +22,7 @@ import zstandard
 from olmorl.errors import WeightsDamaged
 from olmorl.messages import Buffer, Delta, Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
-from olmorl.queues.weights.chunks import Packing, layout
+from olmorl.queues.weights.chunks import Extent, Packing
 
 LEVEL = 1
 """Of zstd: higher ones take longer and save nothing on these bytes."""
@@ -35,25 +35,26 @@ R = TypeVar("R")
 
 
 class Published(NamedTuple):
-    """A version as it is stored: its manifest, and its chunks, not checked yet."""
+    """A version as it is stored: its manifest, and the chunks of each shard, not checked yet."""
 
     manifest: WeightsReady
-    chunks: Iterator[memoryview]
+    shards: Sequence[Iterator[memoryview]]
 
 
 @dataclass
 class _Kept:
-    """A copy of the version that was published last."""
+    """A copy of the shard that was published last."""
 
     version: Version
     layout: tuple[Buffer, ...]
+    pieces: tuple[Extent, ...]
     data: Bytes
     deltas: int
     """Since the last whole version."""
 
 
 class Packer:
-    """Packs versions whole or as deltas. A delta is to the version before, of the same start and the same layout.
+    """Packs the shards of a rank whole or as deltas. A delta is to the version before, of the same start and layout.
 
     Args:
         full_every: every so many versions one is whole; 1: all are.
@@ -67,32 +68,34 @@ class Packer:
 
     def pack(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None) -> Packing | DeltaPacking:
         """The chunks to store, once; when all are stored, their manifest. Call `keep` when both are published."""
+        packing = Packing(version, list(buffers), self._chunk_bytes, probe)
         if self._full_every == 1:
-            return Packing(version, buffers, self._chunk_bytes, probe)
-        buffers = list(buffers)
+            return packing
         kept, self._kept, self._packed = self._kept, None, None  # its copy changes while the chunks are made
-        packing, found = Packing(version, buffers, self._chunk_bytes, probe), layout(buffers)
-        if kept is None or kept.layout != found:
-            kept = _Kept(version, found, np.zeros(_end(found), np.uint8), 0)
+        if kept is None or (kept.layout, kept.pieces) != (packing.layout, packing.pieces):
+            data = np.zeros(sum(size for _, size in packing.pieces), np.uint8)
+            kept = _Kept(version, packing.layout, packing.pieces, data, 0)
         is_whole = kept.version == version or kept.deltas + 1 >= self._full_every
         is_whole = is_whole or kept.version.incarnation != version.incarnation
         base = None if is_whole else kept.version
-        self._packed = _Kept(version, found, kept.data, 0 if base is None else kept.deltas + 1)
+        self._packed = replace(kept, version=version, deltas=0 if base is None else kept.deltas + 1)
         return DeltaPacking(packing, base, kept.data)
 
     def keep(self) -> None:
-        """The version that was packed last is published: the next one may be a delta to it."""
+        """The shard that was packed last is published: the next one may be a delta to it."""
         self._kept, self._packed = self._packed, None
 
 
 class DeltaPacking:
-    """The chunks of one version: whole, or as deltas to `data`, the bytes of `base`. Then `data` has the new bytes."""
+    """The chunks of one shard: whole, or as deltas to `data`, the bytes of `base`. Then `data` has the new bytes."""
 
     def __init__(self, packing: Packing, base: Version | None, data: Bytes) -> None:
         self._packing = packing
         self._base = base
         self._data = data
         self._sizes: list[int] = []
+        self.pieces = packing.pieces
+        self.num_bytes = packing.num_bytes
 
     def __iter__(self) -> Iterator[memoryview]:
         """Each stored chunk, valid until the next one."""
@@ -133,17 +136,18 @@ def _compressed(change: tuple[Bytes, Bytes]) -> bytes:
     return zstandard.ZstdCompressor(level=LEVEL).compress(difference.data)
 
 
-def restored(chain: Sequence[Published], base: Iterable[memoryview]) -> Iterator[memoryview]:
-    """The chunks of a version, to be checked.
+def restored(
+    version: Version, chain: Sequence[Iterable[memoryview]], base: Iterable[memoryview]
+) -> Iterator[memoryview]:
+    """The chunks of a shard, to be checked.
 
     Args:
-        chain: the version, then the one that it is a delta to, and so on.
-        base: whole chunks of the version that the last one of the chain is a delta to.
+        chain: the stored chunks of `version`, then those of the version that it is a delta to, and so on.
+        base: whole chunks of the version that the last one of the chain is a delta to; they stay valid.
 
     Raises:
         WeightsDamaged: a delta is not what was published.
     """
-    newest = chain[0].manifest.version
 
     def apply(parts: tuple[Any, ...]) -> memoryview:
         whole, *frames = parts
@@ -153,23 +157,27 @@ def restored(chain: Sequence[Published], base: Iterable[memoryview]) -> Iterator
                 whole = np.bitwise_xor(np.frombuffer(whole, np.uint8), np.frombuffer(change, np.uint8))
         except (ValueError, zstandard.ZstdError) as error:
             raise WeightsDamaged(
-                f"version {newest}: a delta is not what was published ({error}); the version is not applied"
+                f"version {version}: a delta is not what was published ({error}); the version is not applied"
             ) from None
         return memoryview(whole)
 
     # Chunks are valid until the next one, and wait here for a thread.
-    deltas = [map(bytes, published.chunks) for published in chain]
+    deltas = [map(bytes, chunks) for chunks in chain]
     return in_order(apply, zip(base, *deltas, strict=False), _threads())
 
 
-def with_bases(versions: Iterable[Version], base_of: Callable[[Version], Version | None]) -> set[Version]:
+def bases(manifest: WeightsReady) -> set[Version]:
+    """The versions that its shards are deltas to."""
+    return {shard.delta.base for shard in manifest.shards if shard.delta is not None}
+
+
+def with_bases(versions: Iterable[Version], bases_of: Callable[[Version], Iterable[Version]]) -> set[Version]:
     """The versions, and all that they are deltas to."""
     found: set[Version] = set()
-    for version in versions:
-        at: Version | None = version
-        while at is not None and at not in found:
-            found.add(at)
-            at = base_of(at)
+    new = set(versions)
+    while new:
+        found |= new
+        new = {base for version in new for base in bases_of(version)} - found
     return found
 
 
@@ -194,7 +202,3 @@ def _most_pending(threads: int) -> int:
 
 def _threads() -> int:
     return min(MOST_THREADS, len(os.sched_getaffinity(0)))
-
-
-def _end(found: Sequence[Buffer]) -> int:
-    return max((buffer.offset + buffer.num_bytes for buffer in found), default=0)

@@ -2,44 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
 
 from olmorl.codec import decode, encode
-from olmorl.errors import Superseded, WeightError
+from olmorl.errors import Superseded, WeightError, WeightsDamaged
 from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
-from olmorl.queues.weights.deltas import Packer, Published, with_bases
+from olmorl.queues.weights.chunks import Extent, shard_manifest, whole
+from olmorl.queues.weights.deltas import Packer, Published, bases, with_bases
+from olmorl.queues.weights.pieces import gather
 from olmorl.queues.weights.version_files import VersionFiles, write_whole
 
 
 class PublishedFolder:
-    """The version that `latest` names is complete. Implements `store.Published`."""
+    """The version that `latest` names is complete. Implements `store.PlaceOfPublication`.
 
-    def __init__(self, folder: Path, packer: Packer) -> None:
+    Args:
+        in_place: all ranks write their pieces into one file, which engines map. Otherwise each writes its stream.
+    """
+
+    def __init__(self, folder: Path, packer: Packer, in_place: bool) -> None:
         self._files = VersionFiles(folder)
         self._latest = folder / "latest"
         self._packer = packer
+        self._in_place = in_place
+        self._rank, self._ranks = 0, 1
 
     def __str__(self) -> str:
         return str(self._files.folder)
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady:
+    def publish(
+        self,
+        version: Version,
+        buffers: Iterable[NamedBuffer],
+        probe: Probe | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        self._rank, self._ranks = rank, ranks
         self._check_newest(version)
-        path = self._files.path(version, "manifest")
-        if path.exists():
+        part = self._files.path_of_rank(version, "part", rank)
+        if part.exists():
             raise ValueError(f"version {version} exists; a version is never overwritten")
-        self._files.folder.mkdir(parents=True, exist_ok=True)
         packing = self._packer.pack(version, buffers, probe)
-        with self._files.turn(version):
-            self._files.write(version, packing)
-            manifest = packing.manifest()
-            write_whole(path, encode(manifest))
-            self._check_newest(version)  # again: the write takes a while
-            write_whole(self._latest, str(version).encode())
+        self._files.folder.mkdir(parents=True, exist_ok=True)
+        if self._in_place:
+            self._files.write_pieces(version, packing.num_bytes, [(packing.pieces, packing)])
+        else:
+            _write(self._files.path_of_rank(version, "shard", rank), packing)
+        write_whole(part, encode(shard_manifest(packing.manifest(), rank)))
+        if rank == 0:
+            self.complete(version)
         self._packer.keep()
-        return manifest
+
+    def complete(self, version: Version) -> list[int]:
+        there = {path.name for path in self._files.folder.iterdir()}
+        parts = [self._files.path_of_rank(version, "part", rank) for rank in range(self._ranks)]
+        if missing := [rank for rank, part in enumerate(parts) if part.name not in there]:
+            return missing
+        if self.latest() != version:
+            manifest = whole([_decoded(part, version) for part in parts])
+            if self._in_place:
+                self._files.finish(version)
+            write_whole(self._files.path(version, "manifest"), encode(manifest))
+            self._check_newest(version)  # again: the writes take a while
+            write_whole(self._latest, str(version).encode())
+        return []
 
     def _check_newest(self, version: Version) -> None:
         latest = self.latest()
@@ -54,34 +84,58 @@ class PublishedFolder:
 
     def open(self, version: Version) -> Published:
         manifest = self._manifest(version)
-        sizes = manifest.delta.sizes if manifest.delta else repeat(manifest.chunk_bytes)
-        return Published(manifest, _read(self._files.path(version, "weights"), sizes))
+        return Published(manifest, [self._chunks(manifest, rank) for rank in range(len(manifest.shards))])
+
+    def _chunks(self, manifest: WeightsReady, rank: int) -> Iterator[memoryview]:
+        version, shard = manifest.version, manifest.shards[rank]
+        if self._in_place:
+            return _read_pieces(self._files.path(version, "weights"), shard.pieces, manifest)
+        sizes = shard.delta.sizes if shard.delta else repeat(manifest.chunk_bytes)
+        return _read(self._files.path_of_rank(version, "shard", rank), sizes)
 
     def _manifest(self, version: Version) -> WeightsReady:
-        path = self._files.path(version, "manifest")
         try:
-            manifest: WeightsReady = decode(path.read_bytes(), WeightsReady)
+            return _decoded(self._files.path(version, "manifest"), version)
         except FileNotFoundError:
             raise WeightError(f"version {version} is not in {self}: never published, or discarded") from None
-        except ValueError as error:
-            raise WeightError(f"version {version}: {path} is damaged: {error}") from None
-        return manifest
 
     def discard(self, keep: Iterable[Version]) -> None:
         latest, kept = self.latest(), set(keep)
-        if kept and latest is not None and latest.incarnation > max(kept).incarnation:
+        if self._rank or latest is None:
+            return  # rank 0 does it for all
+        if kept and latest.incarnation > max(kept).incarnation:
             return  # the files belong to a newer start, which may be writing the next version
-        self._files.remove_all_but(with_bases({*kept, *filter(None, [latest])}, self._base_of))
+        self._files.remove_all_but(with_bases({*kept, latest}, self._bases_of), latest)
 
-    def _base_of(self, version: Version) -> Version | None:
+    def _bases_of(self, version: Version) -> Iterable[Version]:
         try:
-            delta = self._manifest(version).delta
+            return bases(self._manifest(version))
         except WeightError:
-            return None  # whoever reads it is told
-        return delta.base if delta else None
+            return ()  # whoever reads it is told
 
     def sweep(self) -> None:
         self._files.remove_all()
+
+
+def _decoded(path: Path, version: Version) -> WeightsReady:
+    data = path.read_bytes()
+    try:
+        manifest: WeightsReady = decode(data, WeightsReady)
+    except ValueError as error:
+        raise WeightError(f"version {version}: {path} is damaged: {error}") from None
+    return manifest
+
+
+def _write(path: Path, chunks: Iterable[memoryview]) -> None:
+    """Write a file whole, or leave nothing."""
+    partial = path.with_name(f"{path.name}_partial")
+    try:
+        with partial.open("wb") as target:
+            for chunk in chunks:
+                target.write(chunk)
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _read(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
@@ -94,3 +148,11 @@ def _read(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
             if not (count := source.readinto(buffer[:size])):
                 return
             yield buffer[:count]
+
+
+def _read_pieces(path: Path, pieces: Sequence[Extent], manifest: WeightsReady) -> Iterator[memoryview]:
+    """A stream from the weight file in chunks; each is valid until the next one."""
+    with path.open("rb") as source:
+        if (size := path.stat().st_size) != manifest.num_bytes:
+            raise WeightsDamaged(f"version {manifest.version}: {path} has {size} bytes of {manifest.num_bytes}")
+        yield from gather(source.fileno(), pieces, manifest.chunk_bytes)

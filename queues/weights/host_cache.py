@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import random
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,13 +32,13 @@ class HostCache:
     def __str__(self) -> str:
         return str(self._files.folder)
 
-    def fetch(self, manifest: WeightsReady, chunks: Iterable[memoryview]) -> StagedWeights:
-        """Have the version here, made of `chunks` unless another process of the host has brought it."""
+    def fetch(self, manifest: WeightsReady, shards: Sequence[Iterable[memoryview]]) -> StagedWeights:
+        """Have the version here, made of the chunks of its shards unless another process of the host has brought it."""
         version = manifest.version
         self._files.folder.mkdir(parents=True, exist_ok=True)
         with self._files.turn(version):
             if not self._is_checked(version):
-                self._bring(version, checked(chunks, manifest))
+                self._bring(manifest, shards)
             held = self._files.hold(version)
         self._release()
         self._held = held
@@ -61,12 +62,17 @@ class HostCache:
         self._release()
         self._files.remove_all()
 
-    def _bring(self, version: Version, chunks: Iterable[memoryview]) -> None:
+    def _bring(self, manifest: WeightsReady, shards: Sequence[Iterable[memoryview]]) -> None:
+        version, ranks = manifest.version, list(range(len(shards)))
+        random.shuffle(ranks)  # so that not all hosts pull from the same host of the learner at the same time
+        found = [(manifest.shards[rank].pieces, checked(shards[rank], manifest, rank)) for rank in ranks]
         if self._in_place:
-            for _ in chunks:
-                pass
+            for _, chunks in found:
+                for _ in chunks:
+                    pass
         else:
-            self._files.write(version, chunks)
+            self._files.write_pieces(version, manifest.num_bytes, found)
+            self._files.finish(version)
         write_whole(self._files.path(version, "checked"), self._signature(version).encode())
 
     def _is_checked(self, version: Version) -> bool:

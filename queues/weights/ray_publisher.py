@@ -1,10 +1,10 @@
 """Versions published in Ray's object store, for hosts that share no storage. The one file of the queues with ray.
 
-    publisher (learner)   puts chunks, keeps them alive, and shows their references on the board
-    board (Ray actor)     shows them to every host; the publisher could show all of it again
-    reader (actor host)   asks the board, and pulls chunks from the store of the publisher's host
+    publisher (learner rank)   puts the chunks of its shard, keeps them alive, and shows their references on the board
+    board (Ray actor)          shows them to every host; the publishers could show all of it again
+    reader (actor host)        asks the board, and pulls chunks from the stores of the learner's hosts
 
-Chunks live as long as the publisher: its next start publishes again.
+Chunks live as long as their publisher: the learner's next start publishes again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from olmorl.codec import decode, encode
 from olmorl.errors import Superseded, WeightError
 from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
-from olmorl.queues.weights.deltas import Packer, Published, with_bases
+from olmorl.queues.weights.chunks import shard_manifest, whole
+from olmorl.queues.weights.deltas import Packer, Published, bases, with_bases
 
 NAMESPACE = "olmorl"
 BOARD_DEADLINE_S = 10.0
@@ -42,77 +43,126 @@ class _Silent(WeightError):
 
 
 class BoardEntry(NamedTuple):
-    """A version on the board: its encoded manifest, and the reference of each chunk."""
+    """A shard on the board: its encoded manifest, and the reference of each chunk."""
 
     manifest: bytes
     chunks: Sequence[ray.ObjectRef]
 
 
 class Board:
-    """A Ray actor that shows the versions of the newest incarnation of the learner. Versions are named as text."""
+    """A Ray actor that shows the shards of the learner's ranks. A version is there when all its shards are.
+
+    The versions of an older incarnation go when one of a newer incarnation is there.
+    """
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
         """Remove every version from the board."""
-        self._incarnation = -1
-        self._latest: str | None = None
-        self._versions: Mapping[str, BoardEntry] = {}
+        self._shards: dict[Version, dict[int, BoardEntry]] = {}
+        self._ranks: dict[Version, int] = {}
+        """The number of ranks of each version."""
+        self._latest: Version | None = None
 
-    def show(self, incarnation: int, latest: str, versions: Mapping[str, BoardEntry]) -> int:
-        """Replace all versions, unless a newer incarnation has; returns the incarnation that the board shows now."""
-        if incarnation >= self._incarnation:
-            self._incarnation, self._latest, self._versions = incarnation, latest, versions
-        return self._incarnation
+    def show(self, incarnation: int, rank: int, ranks: int, shards: Mapping[Version, BoardEntry]) -> Version | None:
+        """Replace all shards that `rank` of an incarnation shows; returns the latest version.
 
-    def latest(self) -> str | None:
+        Does nothing when a version of a newer incarnation is there.
+        """
+        if self._latest is not None and self._latest.incarnation > incarnation:
+            return self._latest
+        for version, found in self._shards.items():
+            if version.incarnation == incarnation:
+                found.pop(rank, None)
+        for version, shard in shards.items():
+            self._shards.setdefault(version, {})[rank] = shard
+            self._ranks[version] = ranks
+        self._latest = max((one for one in self._shards if not self.missing(one, self._ranks[one])), default=None)
+        if self._latest is not None:
+            oldest = self._latest.incarnation
+            self._shards = {one: found for one, found in self._shards.items() if found and one.incarnation >= oldest}
         return self._latest
 
-    def version(self, name: str) -> BoardEntry | None:
-        return self._versions.get(name)
+    def missing(self, version: Version, ranks: int) -> list[int]:
+        """Those of `ranks` whose shards of a version are not on the board."""
+        found = self._shards.get(version, {})
+        return [rank for rank in range(ranks) if rank not in found]
+
+    def latest(self) -> Version | None:
+        return self._latest
+
+    def version(self, version: Version) -> list[BoardEntry] | None:
+        """Its shards in the order of the ranks, if all are there."""
+        found = self._shards.get(version)
+        if found is None or self.missing(version, self._ranks[version]):
+            return None
+        return [found[rank] for rank in sorted(found)]
 
 
 class PublishedObjects:
-    """Keeps the published versions on the board, also after the board died or hung. Implements `store.Published`."""
+    """Keeps the shards of this rank on the board, also after the board died or hung.
+
+    Rank 0 makes the board. Implements `store.PlaceOfPublication`.
+    """
 
     def __init__(self, run: str, packer: Packer) -> None:
         self._name = f"olmorl-weights-{run}"
         self._packer = packer
         self._board: Any = None
+        self._rank, self._ranks = 0, 1
         self._mine: dict[Version, BoardEntry] = {}
-        self._bases: dict[Version, Version | None] = {}
+        self._bases: dict[Version, set[Version]] = {}
         """Of the versions above."""
-        self._latest: Version | None = None
+        self._newest: Version | None = None
+        """Of the versions above."""
 
     def __str__(self) -> str:
         return "Ray's object store"
 
     # --- the publisher's side
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady:
+    def publish(
+        self,
+        version: Version,
+        buffers: Iterable[NamedBuffer],
+        probe: Probe | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         if version in self._mine:
             raise ValueError(f"version {version} exists; a version is never overwritten")
+        self._rank, self._ranks = rank, ranks
         packing = self._packer.pack(version, buffers, probe)
         try:
             chunks = [ray.put(np.frombuffer(chunk, np.uint8)) for chunk in packing]
         except RayError as error:
             raise WeightError(
-                f"version {version}: {self} does not take it ({_first_line(error)}); give the learner's first host "
+                f"version {version}: {self} does not take it ({_first_line(error)}); give each host of the learner "
                 "more with `ray start --object-store-memory`"
             ) from error
         manifest = packing.manifest()
-        self._mine[version] = BoardEntry(encode(manifest), chunks)
-        self._bases[version] = manifest.delta.base if manifest.delta else None
-        self._latest = version
+        self._mine[version] = BoardEntry(encode(shard_manifest(manifest, rank)), chunks)
+        self._bases[version] = bases(manifest)
+        self._newest = version
         self._show()
         self._packer.keep()
-        return manifest
+
+    def complete(self, version: Version) -> list[int]:
+        if self._is_lost():
+            self._show()
+        missing: list[int] = self._ask(self._board, "missing", version, self._ranks)
+        return missing
 
     def discard(self, keep: Iterable[Version]) -> None:
-        if self._latest is None:
+        if self._newest is None:
             return
-        kept = with_bases({*keep, self._latest}, self._bases.get)
+        try:
+            latest = self.latest()
+        except WeightError:
+            latest = None
+        kept = {version for version in self._mine if latest is None or version >= latest}
+        kept = with_bases({*keep, *kept}, lambda version: self._bases.get(version, ()))
         dropped = self._mine.keys() - kept
         for version in dropped:
             del self._mine[version], self._bases[version]
@@ -122,41 +172,46 @@ class PublishedObjects:
     def sweep(self) -> None:
         self._mine.clear()
         self._bases.clear()
-        self._latest = None
+        self._newest = None
         with suppress(WeightError):
             if ray.is_initialized() and (board := self._find()) is not None:
                 self._ask(board, "clear")
 
     def _is_lost(self) -> bool:
-        """Whether the board is gone, or shows what an earlier start published."""
-        assert self._latest is not None
+        """Whether the board is gone, or does not show the newest shard."""
+        assert self._newest is not None
         try:
-            shown = self.latest()
+            board = self._find()
+            return board is None or self._rank in self._ask(board, "missing", self._newest, self._ranks)
         except WeightError:
             return True
-        return shown is None or shown < self._latest
 
     def _show(self) -> None:
-        assert self._latest is not None
-        versions = {str(version): shown for version, shown in self._mine.items()}
-        give_up = time.monotonic() + SHOW_DEADLINE_S
+        assert self._newest is not None
+        incarnation, give_up = self._newest.incarnation, time.monotonic() + SHOW_DEADLINE_S
         while True:
             try:
                 board = self._board = self._find() or self._make()
-                owner = self._ask(board, "show", self._latest.incarnation, str(self._latest), versions)
+                latest = self._ask(board, "show", incarnation, self._rank, self._ranks, self._mine)
                 break
             except WeightError as error:
                 if time.monotonic() > give_up:
                     raise
-                if isinstance(error, _Silent):
+                if isinstance(error, _Silent) and self._rank == 0:
                     ray.kill(board)
                     self._board = None
                 time.sleep(_RETRY_S)
-        if owner > self._latest.incarnation:
-            raise Superseded(f"publish of version {self._latest}: incarnation {owner} has published")
+        self._check_newest(latest)
+
+    def _check_newest(self, latest: Version | None) -> None:
+        mine = self._newest
+        if latest is not None and mine is not None and latest.incarnation > mine.incarnation:
+            raise Superseded(f"publish of version {mine}: incarnation {latest.incarnation} has published {latest}")
 
     def _make(self) -> Any:
         """A board on this host, which ends with this process."""
+        if self._rank:
+            raise WeightError(f"the weight board {self._name}, which learner rank 0 makes, is not there")
         here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         options = {"name": self._name, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0}
         return ray.remote(Board).options(**options, scheduling_strategy=here).remote()
@@ -165,15 +220,15 @@ class PublishedObjects:
 
     def latest(self) -> Version | None:
         board = self._find()
-        latest = None if board is None else self._ask(board, "latest")
-        return None if latest is None else Version.parse(latest)
+        return None if board is None else self._ask(board, "latest")
 
     def open(self, version: Version) -> Published:
         board = self._find()
-        shown: BoardEntry | None = None if board is None else self._ask(board, "version", str(version))
+        shown: list[BoardEntry] | None = None if board is None else self._ask(board, "version", version)
         if shown is None:
             raise WeightError(f"version {version} is not in {self}: never published, or discarded")
-        return Published(decode(shown.manifest, WeightsReady), _pull(version, shown.chunks))
+        manifest = whole([decode(entry.manifest, WeightsReady) for entry in shown])
+        return Published(manifest, [_pull(version, entry.chunks) for entry in shown])
 
     def _find(self) -> Any:
         """The board's handle, or None while there is no board."""

@@ -1,9 +1,10 @@
-"""The weight store: the learner publishes a version in one place, and each host fetches it once.
+"""The weight store: each learner rank publishes its shard of a version, and each host fetches the version once.
 
 file_publisher   files, in shared memory of one host or on a path that all hosts see
 ray_publisher    Ray's object store, for hosts that share no storage
 host_cache       the versions in the shared memory of each host
-deltas           versions as their changes since the version before
+chunks, pieces   the shard of a learner rank: a stream of chunks, and where its bytes belong
+deltas           shards as their changes since the version before
 """
 
 from __future__ import annotations
@@ -11,24 +12,28 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from olmorl import disk_space
 from olmorl.errors import WeightError, WeightsDamaged
-from olmorl.messages import Probe, Version, WeightsReady
+from olmorl.messages import Probe, Version
 from olmorl.ports import NamedBuffer, StagedWeights
 from olmorl.queues.weights.chunks import CHUNK_BYTES
-from olmorl.queues.weights.deltas import Packer, Published, restored
+from olmorl.queues.weights.deltas import Packer, Published, bases, restored
 from olmorl.queues.weights.file_publisher import PublishedFolder
 from olmorl.queues.weights.host_cache import SHARED_MEMORY, HostCache
+from olmorl.queues.weights.pieces import gather
 
 
 class PlaceOfPublication(Protocol):
     """Where versions are published. Its text form names the place in messages."""
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady: ...
+    def publish(
+        self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None, rank: int, ranks: int
+    ) -> None: ...
+
+    def complete(self, version: Version) -> list[int]: ...
 
     def latest(self) -> Version | None: ...
 
@@ -48,9 +53,20 @@ class StagedWeightStore:
         self._published = published
         self._stage = stage
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> WeightsReady:
+    def publish(
+        self,
+        version: Version,
+        buffers: Iterable[NamedBuffer],
+        probe: Probe | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         with _explained(f"version {version}", str(self._published)):
-            return self._published.publish(version, buffers, probe)
+            self._published.publish(version, buffers, probe, rank, ranks)
+
+    def complete(self, version: Version) -> list[int]:
+        with _explained(f"version {version}", str(self._published)):
+            return self._published.complete(version)
 
     def latest(self) -> Version | None:
         with _explained("the latest version", str(self._published)):
@@ -60,26 +76,35 @@ class StagedWeightStore:
         with _explained(f"version {version}", str(self._stage)):
             found = self._published.open(version)
             try:
-                return self._stage.fetch(found.manifest, self._whole(found, from_here=True))
+                return self._stage.fetch(found.manifest, self._shards(found, from_here=True))
             except WeightsDamaged:
-                if found.manifest.delta is None:
+                if not bases(found.manifest):
                     raise
             # The version that is staged here may be what is damaged.
             found = self._published.open(version)
-            return self._stage.fetch(found.manifest, self._whole(found, from_here=False))
+            return self._stage.fetch(found.manifest, self._shards(found, from_here=False))
 
-    def _whole(self, found: Published, from_here: bool) -> Iterator[memoryview]:
-        """The whole chunks of a version, from the nearest version on this host, or else from one published whole."""
-        chain = [found]
-        while (delta := chain[-1].manifest.delta) is not None:
+    def _shards(self, found: Published, from_here: bool) -> list[Iterator[memoryview]]:
+        """The whole chunks of each shard, from the nearest version on this host, or else from one published whole."""
+        opened: dict[Version, Published] = {}
+        return [self._whole(found, rank, opened, from_here) for rank in range(len(found.manifest.shards))]
+
+    def _whole(
+        self, found: Published, rank: int, opened: dict[Version, Published], from_here: bool
+    ) -> Iterator[memoryview]:
+        """The whole chunks of one shard. `opened` has the versions that other shards have opened."""
+        manifest, chain = found.manifest, [found]
+        while (delta := chain[-1].manifest.shards[rank].delta) is not None:
             if from_here and (base := self._stage.open(delta.base)) is not None:
                 with base:
-                    whole = iter(partial(base.read, found.manifest.chunk_bytes), b"")
-                    yield from restored(chain, map(memoryview, whole))
+                    chunks = gather(base.fileno(), manifest.shards[rank].pieces, manifest.chunk_bytes)
+                    yield from restored(manifest.version, [one.shards[rank] for one in chain], _copies(chunks))
                 return
-            chain.append(self._published.open(delta.base))
-        full = chain.pop()
-        yield from restored(chain, _copies(full.chunks)) if chain else full.chunks
+            if delta.base not in opened:
+                opened[delta.base] = self._published.open(delta.base)
+            chain.append(opened[delta.base])
+        *changes, full = [one.shards[rank] for one in chain]
+        yield from restored(manifest.version, changes, _copies(full)) if changes else full
 
     def discard(self, keep: Iterable[Version]) -> None:
         with _explained("discarding versions", str(self._published)):
@@ -110,7 +135,8 @@ def store_in_files(
     in_place = directory is None or directory.resolve().is_relative_to(shared_memory)
     published = (directory or shared_memory) / f"olmorl-{run}"
     stage = HostCache(published if in_place else shared_memory / f"olmorl-{run}", in_place)
-    return StagedWeightStore(PublishedFolder(published, Packer(chunk_bytes, 1 if in_place else full_every)), stage)
+    packer = Packer(chunk_bytes, 1 if in_place else full_every)
+    return StagedWeightStore(PublishedFolder(published, packer, in_place), stage)
 
 
 def store_in_ray(

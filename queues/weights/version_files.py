@@ -2,9 +2,11 @@
 
 V.weights   the bytes; a process that holds the version has a shared lock on it
 V.partial   the bytes while they are written
-V.manifest  the layout and the hash of each chunk
+V.shard_R   the stream of learner rank R, where ranks do not write into V.partial
+V.part_R    the manifest of rank R's shard, once it is written
+V.manifest  the layout, and the pieces and hashes of each shard; V is complete
 V.checked   the state of V.weights when this host last compared all hashes
-V.lock      locked by the process that writes or removes the version
+V.lock      locked by the process that stages or removes the version
 """
 
 from __future__ import annotations
@@ -14,16 +16,21 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, Literal
 
 from olmorl.errors import WeightError
 from olmorl.messages import Version
+from olmorl.queues.weights.chunks import Extent
+from olmorl.queues.weights.pieces import scatter
 
 Kind = Literal["weights", "partial", "manifest", "checked", "lock"]
-_NAME = re.compile(r"(\d+\.\d+)\.\w+")
+RankKind = Literal["shard", "part"]
+_NAME = re.compile(r"(\d+\.\d+)\.")
+_REMOVED = {".manifest": 0, ".lock": 2}
+"""The order in which the files of a version are removed; 1 for others."""
 _TURN_DEADLINE_S = 60.0
 _POLL_S = 0.02
 
@@ -37,6 +44,10 @@ class VersionFiles:
     def path(self, version: Version, kind: Kind) -> Path:
         """The path of a file of a version."""
         return self.folder / f"{version}.{kind}"
+
+    def path_of_rank(self, version: Version, kind: RankKind, rank: int) -> Path:
+        """The path of a file of one learner rank."""
+        return self.folder / f"{version}.{kind}_{rank}"
 
     @contextmanager
     def turn(self, version: Version) -> Iterator[None]:
@@ -59,16 +70,28 @@ class VersionFiles:
         owner = path.read_text(encoding="ascii", errors="replace")
         raise WeightError(f"version {version}: process {owner} of this host has staged it for {_TURN_DEADLINE_S:g} s")
 
-    def write(self, version: Version, chunks: Iterable[memoryview]) -> None:
-        """Write the weights whole, or leave nothing."""
+    def write_pieces(
+        self, version: Version, num_bytes: int, shards: Iterable[tuple[Sequence[Extent], Iterable[memoryview]]]
+    ) -> None:
+        """Write streams where their pieces belong in `V.partial`, which has `num_bytes`. An error removes the file.
+
+        Several processes may write their own pieces at the same time.
+        """
         partial = self.path(version, "partial")
+        file = os.open(partial, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
-            with partial.open("wb") as target:
-                for chunk in chunks:
-                    target.write(chunk)
-            partial.rename(self.path(version, "weights"))
-        finally:
+            os.truncate(file, num_bytes)
+            for pieces, chunks in shards:
+                scatter(file, pieces, chunks)
+        except BaseException:
             partial.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(file)
+
+    def finish(self, version: Version) -> None:
+        """Name the file whose pieces are all written `V.weights`."""
+        self.path(version, "partial").rename(self.path(version, "weights"))
 
     def hold(self, version: Version) -> BinaryIO:
         """Keep the version from being removed until the returned file is closed, or this process ends."""
@@ -78,14 +101,19 @@ class VersionFiles:
             raise WeightError(f"version {version} is being discarded")
         return held
 
-    def remove_all_but(self, keep: Iterable[Version]) -> None:
-        """Remove versions that are not in `keep`, nor written or held now. Raises OSError after it has tried all."""
-        kept = {str(version) for version in keep}
-        found = {match[1] for path in self.folder.glob("*.*") if (match := _NAME.fullmatch(path.name))}
+    def remove_all_but(self, keep: Collection[Version], newest: Version | None = None) -> None:
+        """Remove versions that are not in `keep`, nor staged or held now. Raises OSError after it has tried all.
+
+        Args:
+            newest: versions after this one are being written, and stay.
+        """
+        names = {match[1] for path in self.folder.glob("*.*") if (match := _NAME.match(path.name))}
         failed = None
-        for name in found - kept:
+        for version in map(Version.parse, names):
+            if version in keep or (newest is not None and version > newest):
+                continue
             try:
-                self._remove_unless_used(Version.parse(name))
+                self._remove_unless_used(version)
             except FileNotFoundError:
                 continue
             except OSError as error:
@@ -102,9 +130,9 @@ class VersionFiles:
         with self.path(version, "lock").open("ab") as lock:
             if not _locked(lock, fcntl.LOCK_EX) or (weights.exists() and _is_held(weights)):
                 return
-            kinds: tuple[Kind, ...] = ("manifest", "checked", "partial", "weights", "lock")
-            for kind in kinds:
-                self.path(version, kind).unlink(missing_ok=True)
+            # A version without its manifest is gone for readers; the lock goes last.
+            for path in sorted(self.folder.glob(f"{version}.*"), key=lambda path: _REMOVED.get(path.suffix, 1)):
+                path.unlink(missing_ok=True)
 
 
 def write_whole(path: Path, data: bytes) -> None:

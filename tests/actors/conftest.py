@@ -36,12 +36,19 @@ class Shelf:
         self.fetched: list[Version] = []
 
     def publish(
-        self, version: Version, buffers: Iterable[NamedBuffer] = (), probe: Probe | None = None
-    ) -> WeightsReady:
+        self,
+        version: Version,
+        buffers: Iterable[NamedBuffer] = (),
+        probe: Probe | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         self.versions.append(version)
         if probe is not None:
             self.probes[version] = probe
-        return self._manifest(version)
+
+    def complete(self, version: Version) -> list[int]:
+        return []
 
     def latest(self) -> Version | None:
         return self.versions[-1] if self.versions else None
@@ -58,7 +65,7 @@ class Shelf:
 
     def _manifest(self, version: Version) -> WeightsReady:
         probe = self.probes.get(version)
-        return WeightsReady(version=version, buffers=(), num_bytes=0, chunk_bytes=1, chunk_hashes=(), probe=probe)
+        return WeightsReady(version=version, buffers=(), num_bytes=0, chunk_bytes=1, shards=(), probe=probe)
 
 
 def draw(draw_id: int, *, lane: str = TRAIN_LANE, group_size: int = 4, tokens: int = 5, **more: Any) -> Prompt:

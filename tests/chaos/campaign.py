@@ -41,9 +41,9 @@ steps = 100000
 prompts_per_step = 4
 max_lag = 2
 [learner]
-zero_stage = 2
 learning_rate = 1e-4
 cores = [1]
+{learner}
 [actors]
 engines_per_node = 2
 cores = [0]
@@ -55,7 +55,17 @@ start_deadline_s = 120.0
 [checkpoint]
 every = 5
 """
-
+ONE_RANK = "zero_stage = 2"
+SHARED_ROWS = """
+ranks_per_node = 2
+sequence_parallel = 2
+mlp_tiles = 2
+gradient_checkpointing = true
+offload_activations = true
+zero_stage = 3
+deepspeed.zero_optimization.stage3_param_persistence_threshold = 0
+"""
+"""Two ranks that share every row and all weights."""
 
 # More groups in flight than four actors can lease, so that every lost actor has leased groups.
 HOSTS = """
@@ -90,10 +100,10 @@ def simulated() -> Campaign:
     return Campaign("simulated", make, kinds, 15, 2)
 
 
-def real(policy: Path) -> Campaign:
-    """Real engines, real ranks: two vLLM engines on one core, a DeepSpeed rank on the other."""
+def real(policy: Path, learner: str = ONE_RANK) -> Campaign:
+    """Real engines, real ranks: two vLLM engines on one core, DeepSpeed's rank or ranks on the other."""
     kinds = {**faults.OF_REAL_ENGINES, **faults.EVERYWHERE, **({} if disk.missing() else faults.OF_OWN_DISK)}
-    make = partial(_on_this_host, lambda folder: recipes.real(folder, policy, REAL), 300.0)
+    make = partial(_on_this_host, lambda folder: recipes.real(folder, policy, REAL.format(learner=learner)), 300.0)
     return Campaign("real", make, kinds, 9, 1)
 
 

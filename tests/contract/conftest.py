@@ -209,7 +209,8 @@ class FileRig:
         return store_in_files("r", self._directory, 1000, self._memory, self._full_every)
 
     def damage(self, publisher: WeightStore, version: Version, place: int) -> None:
-        path = (self._directory or self._memory) / "olmorl-r" / f"{version}.weights"
+        kind = "shard_0" if self._directory else "weights"
+        path = (self._directory or self._memory) / "olmorl-r" / f"{version}.{kind}"
         damaged = bytearray(path.read_bytes())
         damaged[place] ^= 1
         path.write_bytes(damaged)

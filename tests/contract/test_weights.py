@@ -18,6 +18,7 @@ from olmorl.messages import Version
 from olmorl.ports import NamedBuffer, StagedWeights, WeightStore
 from olmorl.queues.weights import file_publisher, version_files
 from olmorl.queues.weights.chunks import Packing, checked
+from olmorl.queues.weights.pieces import gather, scatter
 from olmorl.queues.weights.store import store_in_files
 from olmorl.queues.weights.version_files import VersionFiles
 
@@ -62,9 +63,10 @@ def test_latest_names_what_was_published_last(connect_store: ConnectStore) -> No
     publisher, reader = connect_store(), connect_store()
     assert reader.latest() is None
     for version in (V0, V1):
-        manifest = publisher.publish(version, weights(version.number))
+        publisher.publish(version, weights(version.number))
         assert reader.latest() == version
-        assert reader.fetch(version).manifest.version == version
+        manifest = reader.fetch(version).manifest
+        assert manifest.version == version
         assert [(b.name, b.dtype, b.shape, b.num_bytes) for b in manifest.buffers] == [
             ("layer.weight", "float32", (50, 20), 4000),
             ("layer.bias", "uint8", (33,), 33),
@@ -100,7 +102,7 @@ def test_a_publish_that_was_overtaken_does_not_come_back(tmp_path: Path) -> None
     assert newer.latest() == NEXT
 
 
-@pytest.mark.parametrize("at", ["weights", "1.0.manifest", "latest"])
+@pytest.mark.parametrize("at", ["1.0.shard_0", "1.0.part_0", "1.0.manifest", "latest"])
 def test_a_full_disk_leaves_nothing_published_and_the_next_start_may_find_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
@@ -112,8 +114,8 @@ def test_a_full_disk_leaves_nothing_published_and_the_next_start_may_find_room(
 
     store = store_in_files("run", tmp_path / "disk", shared_memory=tmp_path / "memory")
     with monkeypatch.context() as patched:
-        if at == "weights":
-            patched.setattr(VersionFiles, "write", full)
+        if at == "1.0.shard_0":
+            patched.setattr(file_publisher, "_write", full)
         patched.setattr(file_publisher, "write_whole", write_whole)
         with pytest.raises(WeightError, match=r"version 1\.0: No space left on device in .*; make room there"):
             store.publish(V0, weights(0))
@@ -138,20 +140,21 @@ def test_one_version_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monke
     monkeypatch.setattr(fcntl, "flock", flock)
     with pytest.raises(WeightError, match="No locks available"):
         store.discard([NEXT])
-    assert files(tmp_path) == {"1.0.weights", "2.1.weights"}
+    assert {path.name for path in tmp_path.rglob("*.manifest")} == {"1.0.manifest", "2.1.manifest"}
 
 
 def test_an_older_start_removes_nothing_of_a_newer_one(tmp_path: Path) -> None:
     older, newer = (store_in_files("run", tmp_path / "disk", shared_memory=tmp_path / "memory") for _ in range(2))
     older.publish(V0, weights(0))
     newer.publish(NEXT, weights(0))
-    (partial,) = (tmp_path / "disk").rglob(f"{NEXT}.weights")
-    partial = partial.with_name("2.7.partial")
-    partial.write_bytes(b"being written")
+    (manifest,) = (tmp_path / "disk").rglob(f"{NEXT}.manifest")
+    unfinished = [manifest.with_name(name) for name in ("1.7.shard_0", "2.7.shard_0", "3.1.part_4")]
+    for path in unfinished:
+        path.write_bytes(b"being written")
     older.discard([V0])
-    assert partial.exists()
+    assert [path.exists() for path in unfinished] == [True, True, True]
     newer.discard([NEXT])
-    assert not partial.exists()
+    assert [path.exists() for path in unfinished] == [False, True, True], "only what was never finished"
 
 
 def test_a_version_that_is_not_there_is_an_error(connect_store: ConnectStore) -> None:
@@ -177,15 +180,16 @@ def test_sweep_removes_everything(connect_store: ConnectStore) -> None:
 
 def test_the_bytes_arrive(weight_rig: WeightRig) -> None:
     publisher, reader = weight_rig.connect(), weight_rig.connect()
-    manifest = publisher.publish(V0, weights(0))
-    assert (manifest.num_bytes, len(manifest.chunk_hashes)) == (4065, 5)
-    assert all(buffer.offset % 64 == 0 for buffer in manifest.buffers)
+    publisher.publish(V0, weights(0))
     staged = reader.fetch(V0)
+    manifest = staged.manifest
+    assert (manifest.num_bytes, [len(shard.chunk_hashes) for shard in manifest.shards]) == (4065, [5])
+    assert all(buffer.offset % 64 == 0 for buffer in manifest.buffers)
     assert staged.path.parent.name.startswith("olmorl-")
     assert read(staged) == plain(0)
 
 
-@pytest.mark.parametrize("place", [0, 2500, 4064])
+@pytest.mark.parametrize("place", [0, 2500, 4032])
 def test_a_damaged_chunk_is_named_and_not_staged(weight_rig: WeightRig, tmp_path: Path, place: int) -> None:
     publisher = weight_rig.connect()
     publisher.publish(V0, weights(0))
@@ -202,9 +206,9 @@ def test_a_damaged_chunk_is_named_and_not_staged(weight_rig: WeightRig, tmp_path
 @pytest.mark.parametrize("mounted", [False, True])
 @pytest.mark.parametrize("change", [b"", b"more"])
 def test_another_length_is_an_error(tmp_path: Path, change: bytes, mounted: bool) -> None:
-    store = store_in_files("r", tmp_path / "m" if mounted else None, chunk_bytes=1000, shared_memory=tmp_path)
+    store = store_in_files("r", tmp_path / "m" if mounted else None, 1000, tmp_path / "memory")
     store.publish(V0, weights(0))
-    [path] = tmp_path.rglob("*.weights")
+    [path] = tmp_path.rglob("*.shard_0" if mounted else "*.weights")
     path.write_bytes(path.read_bytes() + change if change else path.read_bytes()[:-1])
     with pytest.raises(WeightError):
         store.fetch(V0)
@@ -307,17 +311,22 @@ def test_engines_of_one_host_fetch_at_the_same_time(weight_rig: WeightRig) -> No
 
 
 @pytest.mark.parametrize("sizes", [[], [0], [1000], [999, 1, 1000], [2500, 64, 3000]])
-def test_chunks_are_what_the_buffers_are_in_a_row(sizes: list[int]) -> None:
+def test_chunks_are_what_the_buffers_are_in_a_row(sizes: list[int], tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     parts = [random.integers(0, 255, size).astype("u1") for size in sizes]
     packing = Packing(V0, [NamedBuffer(f"b{i}", "uint8", part.shape, part.data) for i, part in enumerate(parts)], 1000)
-    whole = b"".join(bytes(chunk) for chunk in packing)
+    stream = b"".join(bytes(chunk) for chunk in packing)
+    assert stream == b"".join(part.tobytes() for part in parts)
     manifest = packing.manifest()
-    assert len(whole) == manifest.num_bytes
-    assert len(manifest.chunk_hashes) == -(-manifest.num_bytes // 1000)
+    [shard] = manifest.shards
+    assert len(shard.chunk_hashes) == -(-len(stream) // 1000)
+    again = [memoryview(stream)[start : start + 1000] for start in range(0, len(stream), 1000)]
+    with (tmp_path / "whole").open("w+b") as file:
+        file.truncate(manifest.num_bytes)
+        scatter(file.fileno(), shard.pieces, checked(again, manifest, 0))
+        whole = file.read()
+        assert b"".join(bytes(chunk) for chunk in gather(file.fileno(), shard.pieces, 1000)) == stream
     for part, buffer in zip(parts, manifest.buffers, strict=True):
         assert whole[buffer.offset : buffer.offset + buffer.num_bytes] == part.tobytes()
-    again = [memoryview(whole)[start : start + 1000] for start in range(0, len(whole), 1000)]
-    assert b"".join(checked(again, manifest)) == whole
     with pytest.raises(WeightError, match="chunk"):
-        list(checked([*again, memoryview(b"more")], manifest))
+        list(checked([*again, memoryview(b"more")], manifest, 0))

@@ -16,7 +16,7 @@ prompts_per_step = 4
 [objective]
 preset = "grpo"
 """
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_forgotten_override_is_asked_about_and_every_start_is_kept(simulate: Callable[[str], Any]) -> None:

@@ -71,6 +71,7 @@ def in_files(folder: Path, secrets: Iterable[str]) -> list[tuple[Path, str]]:
     return [(path, secret) for path in files for secret in secrets if secret.encode() in path.read_bytes()]
 
 
+@pytest.mark.slow
 def test_a_fail_over_that_lost_the_last_writes_is_reconciled_and_no_secret_is_seen(
     servers: Watched, simulate: Callable[[str], Any], check_history: Callable[[Any, int, int], None]
 ) -> None:

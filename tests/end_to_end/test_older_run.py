@@ -17,7 +17,7 @@ from tests.end_to_end.launching import Launch
 
 ARCHIVE = Path(__file__).parent / "older_run.tar.xz"
 STEPS, DONE, CHECKPOINT = 40, 18, 15
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
 def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:

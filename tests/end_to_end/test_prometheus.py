@@ -1,5 +1,7 @@
 """A real Prometheus watches a live run: every process answers, and every panel of every board has data.
 
+A browser draws each panel from the same queries.
+
 Needs the programs of Debian's package prometheus. Nothing here needs root.
 """
 
@@ -12,7 +14,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
@@ -27,8 +29,9 @@ import yaml
 from olmorl import metrics
 from olmorl.deploy.control.endpoint import send_command
 from olmorl.deploy.grafana import build
-from olmorl.deploy.grafana.panels import BOARDS, Query
+from olmorl.deploy.grafana.panels import BOARDS, FAULTS, GrafanaBoard, Query
 from olmorl.deploy.processes.prometheus import TARGETS_PATH
+from tests.deploy.grafana.board_page import BoardPage
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = ROOT / "deploy" / "prometheus" / "prometheus.yml"
@@ -164,6 +167,20 @@ def until_panels_have_data(run: Any, prometheus: Prometheus, events: set[str], s
     run.until(have_data)
 
 
+def draw_all(browser: Any, prometheus: Prometheus, boards: Sequence[GrafanaBoard], but_not: str = "") -> None:
+    """Draw every panel of these boards. Only queries that wait for the event `but_not` may have no data."""
+    may_be_empty = {query.expr for _, _, query in all_queries() if but_not and query.waits_for == but_not}
+    page = BoardPage(browser, prometheus.address, "test")
+    for board in boards:
+        panels = page.draw(board, 300)
+        assert [panel.title for panel in panels] == [panel.title for panel in board.panels]
+        for panel in panels:
+            assert not set(panel.empty) - may_be_empty, panel
+            is_drawn = panel.lines > 0 and panel.drawn in (1, panel.lines)
+            assert is_drawn or set(panel.empty) == may_be_empty, panel
+    page.close()
+
+
 def listed(run: Any) -> dict[str, str]:
     """The address of each process in the file of the discovery."""
     entries = json.loads((run.run_dir / "targets.json").read_text())
@@ -182,7 +199,7 @@ def deaths(prometheus: Prometheus) -> int:
     return int(found["value"][1])
 
 
-def test_prometheus_sees_everything_of_a_live_run(watched: tuple[Any, Prometheus]) -> None:
+def test_prometheus_sees_everything_of_a_live_run(watched: tuple[Any, Prometheus], chromium: Any) -> None:
     run, prometheus = watched
     run.until(lambda: {"actor-0", "actor-1"} <= listed(run).keys())
     run.until(lambda: prometheus.health() == dict.fromkeys(listed(run), "up"), 60)
@@ -220,11 +237,12 @@ def test_prometheus_sees_everything_of_a_live_run(watched: tuple[Any, Prometheus
     run.until(dies_again)
     until_panels_have_data(run, prometheus, {"an alert"})
     assert "ActorsQuarantined" in {each["metric"]["alertname"] for each in prometheus.values("ALERTS")}
+    draw_all(chromium, prometheus, [FAULTS])
 
 
 @pytest.mark.engine
 def test_the_panels_that_wait_for_an_event_have_data_after_it(
-    tmp_path: Path, launch: Callable[[str], Any], watch: Callable[[Any], Prometheus]
+    tmp_path: Path, launch: Callable[[str], Any], watch: Callable[[Any], Prometheus], chromium: Any
 ) -> None:
     run = launch(REAL.format(folder=tmp_path))
     held = [json.dumps({"prompt": f"count to {number}", "n": number}) for number in range(4)]
@@ -236,9 +254,10 @@ def test_the_panels_that_wait_for_an_event_have_data_after_it(
     run.until_step(1, 400)
     prometheus = watch(run)
     events = {"an evaluation", "a draw that fails", "a judge or a reward model", "a real engine"}
-    until_panels_have_data(run, prometheus, events, 120)
-    others = {"", "an embedded Redis", "an alert", "the first steps"}
-    assert {query.waits_for for _, _, query in all_queries()} == others | events
+    others = {"", "an embedded Redis", "the first steps"}
+    assert {query.waits_for for _, _, query in all_queries()} == {"an alert"} | others | events
+    until_panels_have_data(run, prometheus, events | others, 120)
+    draw_all(chromium, prometheus, BOARDS, but_not="an alert")
     logs = [log.read_text() for log in (run.run_dir / "logs").glob("*.log")]
     assert not any("is not exported to Prometheus" in log for log in logs)
 

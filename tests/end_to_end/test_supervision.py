@@ -31,6 +31,7 @@ def ctl(run: Any, capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_orders_are_obeyed_and_a_killed_launcher_is_resumed(
     simulate: Callable[[str], Any],
     check_history: Callable[[Any, int, int], None],

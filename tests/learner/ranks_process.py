@@ -10,22 +10,32 @@ import asyncio
 import gc
 import json
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+import tempfile
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from olmorl import config
 from olmorl.errors import Diverged
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import pack, row_arrays
-from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
+from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer, _import_deepspeed
+from olmorl.learner.trainer.policy import PackedPolicy, policy_row
 from olmorl.learner.trainer.process_group import Ranks, join
-from olmorl.messages import Sample, Shard
+from olmorl.learner.trainer.sequence_parallel import form_group
+from olmorl.messages import Sample, Shard, Version
+from olmorl.ports import NamedBuffer, WeightStore
+from olmorl.queues.weights.store import store_in_files
 
 STEPS = 8
 VOCABULARY = 40
@@ -87,6 +97,7 @@ class Rank:
             "keep": self.keep,
             "take": self.take,
             "memory": self.memory,
+            "shared_row": self.shared_row,
         }
         return kinds[job["kind"]](job, folder)
 
@@ -109,6 +120,7 @@ class Rank:
             num_ranks=self.ranks.world,
             num_minibatches=job["learner"].get("minibatches", 1),
             row_tokens=job.get("row_tokens", 64),
+            sequence_parallel=job["learner"].get("sequence_parallel", 1),
         )
         return shards[self.ranks.rank]
 
@@ -197,13 +209,25 @@ class Rank:
         """A snapshot after a step, the master weights themselves, an export and a checkpoint."""
         trainer = self.trainer(job)
         self.train(trainer, job, (1,))
-        places = [[buffer.data.obj.ctypes.data for buffer in trainer.snapshot()] for _ in range(2)]
+        places = [[address(buffer) for buffer in trainer.snapshot()] for _ in range(2)]
         result = {"snapshot": snapshot_tensors(trainer), "masters": masters(trainer), "probe": trainer.probe()}
         result["places"] = places
+        result["held"] = sum(buffer.data.nbytes for buffer in trainer.snapshot())
         trainer.export(folder)
         write(trainer.save(folder / "shares"))
+        result["changed"] = self.changed(trainer, job)
         trainer.close()
         return result
+
+    def changed(self, trainer: DeepSpeedTrainer, job: dict[str, Any]) -> dict[str, Any]:
+        """What a reader gets of a version that is published as its changes, and the master weights."""
+        with shared_store(self.ranks, full_every=2) as store:
+            fetched(store, trainer.snapshot(), self.ranks, Version(1, 1))
+            self.train(trainer, job, (2,))
+            found = fetched(store, trainer.snapshot(), self.ranks, Version(1, 2))
+            deltas = [shard.delta is not None for shard in store.fetch(Version(1, 2)).manifest.shards]
+            dist.barrier()
+        return {"found": found, "masters": masters(trainer), "deltas": deltas}
 
     def keep(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Two steps and a checkpoint that is written only after the third."""
@@ -227,6 +251,28 @@ class Rank:
         weights = masters(trainer)
         trainer.close()
         return {"snapshot": snapshot, "values": values, "weights": weights}
+
+    def shared_row(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Log-probabilities, entropies and gradients of single rows in float64, by the policy without DeepSpeed."""
+        _import_deepspeed(torch.device("cpu"))
+        size = job.get("sequence_parallel", 1)
+        group = form_group(self.ranks.rank, size) if size > 1 else None
+        model = models.load(config.Model(path=job["model"], dtype="float32"), "sdpa", torch.device("cpu")).double()
+        policy = PackedPolicy(model, 0.7, chunk=4, group=group)
+        samples = [sample for group in make_groups(1) for sample in group]
+        result: dict[str, Any] = {"logprobs": [], "entropies": [], "gradients": []}
+        for row in ([], samples[:1], samples[1:3], samples[3:6], samples[6:10]):
+            logprobs_T, entropy_T = policy(policy_row(row_arrays(row), torch.device("cpu")), with_entropy=True)
+            model.zero_grad()
+            (logprobs_T * torch.linspace(-1, 1, len(logprobs_T), dtype=torch.float64)).sum().backward()
+            gradient = torch.cat([weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None])
+            torch.distributed.all_reduce(gradient)
+            result["logprobs"].append(logprobs_T.detach())
+            result["entropies"].append(entropy_T)
+            result["gradients"].append(gradient)
+        if group:
+            group.leave()
+        return result
 
     def memory(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Bytes by the profile of torch's allocator: of all phases of two steps, with two rows of one sample each."""
@@ -292,10 +338,45 @@ def masters(trainer: DeepSpeedTrainer) -> dict[str, torch.Tensor]:
     return {name: safe_get_full_fp32_param(weight).clone() for name, weight in named}
 
 
+def address(buffer: NamedBuffer) -> int:
+    """Of its bytes in memory; 0 for an empty piece."""
+    return np.frombuffer(buffer.data, np.uint8).ctypes.data if len(buffer.data) else 0
+
+
 def snapshot_tensors(trainer: DeepSpeedTrainer) -> dict[str, torch.Tensor]:
+    """The weights as a reader gets them: every rank publishes its shard. All ranks call this together."""
+    with shared_store(trainer._ranks) as store:
+        return fetched(store, trainer.snapshot(), trainer._ranks, Version(1, 1))
+
+
+@contextmanager
+def shared_store(ranks: Ranks, full_every: int = 1) -> Iterator[WeightStore]:
+    """A store in a folder that all ranks see, each on a host of its own. All ranks call this together."""
+    run = [uuid.uuid4().hex]
+    dist.broadcast_object_list(run)
+    with tempfile.TemporaryDirectory() as host:
+        store = store_in_files(run[0], Path(tempfile.gettempdir()), 1000, Path(host), full_every)
+        yield store
+        dist.barrier()
+        if ranks.rank == 0:
+            store.sweep()
+
+
+def fetched(store: WeightStore, shard: list[NamedBuffer], ranks: Ranks, version: Version) -> dict[str, torch.Tensor]:
+    """What a reader gets of a version, to which every rank gives its shard. All ranks call this together."""
+    store.publish(version, shard, None, ranks.rank, ranks.world)
+    while ranks.rank == 0 and store.complete(version):
+        time.sleep(0.001)
+    dist.barrier()
+    assert store.latest() == version
+    staged = store.fetch(version)
+    data = bytearray(staged.path.read_bytes())
+    dist.barrier()
     return {
-        buffer.name: torch.frombuffer(bytearray(buffer.data), dtype=getattr(torch, buffer.dtype)).reshape(buffer.shape)
-        for buffer in trainer.snapshot()
+        one.name: torch.frombuffer(
+            data[one.offset : one.offset + one.num_bytes], dtype=getattr(torch, one.dtype)
+        ).reshape(one.shape)
+        for one in staged.manifest.buffers
     }
 
 

@@ -77,11 +77,18 @@ class SlowStore(MemoryWeightStore):
         super().__init__()
         self.bytes: dict[int, bytes] = {}
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> Any:
+    def publish(
+        self,
+        version: Version,
+        buffers: Iterable[NamedBuffer],
+        probe: Probe | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         time.sleep(PUBLISH_S)
         [buffer] = list(buffers)
         self.bytes[version.number] = bytes(buffer.data)
-        return super().publish(version, [buffer], probe)
+        super().publish(version, [buffer], probe, rank, ranks)
 
 
 async def test_every_version_has_the_bytes_of_its_step(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
 
 import pytest
 
@@ -37,10 +36,17 @@ class Store(MemoryWeightStore):
         self.broken: set[str] = set()
         self.kept: list[list[int]] = []
 
-    def publish(self, version: Version, buffers: Iterable[NamedBuffer], probe: Probe | None = None) -> Any:
+    def publish(
+        self,
+        version: Version,
+        buffers: Iterable[NamedBuffer],
+        probe: Probe | None = None,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
         if "publish" in self.broken:
             raise WeightError("no room")
-        return super().publish(version, buffers)
+        super().publish(version, buffers, probe, rank, ranks)
 
     def discard(self, keep: Iterable[Version]) -> None:
         keep = list(keep)
@@ -118,12 +124,39 @@ def test_a_store_that_hangs_while_it_is_looked_after_is_named_by_the_next_publis
         run_simulated(scenario())
 
 
-def test_ranks_without_a_snapshot_publish_nothing() -> None:
+def shards(rank: int, ranks: int) -> list[NamedBuffer]:
+    """One byte of each rank."""
+    return [NamedBuffer("w", "uint8", (ranks,), memoryview(bytes([rank])), rank, ranks - rank - 1)]
+
+
+def test_rank_0_tells_of_a_version_when_the_shards_of_all_ranks_are_there() -> None:
     async def scenario() -> None:
-        publishing, store, source = publisher()
-        async with publishing:
-            await publishing.publish(Version(1, 0), [])
-            await asyncio.sleep(3 * TEND_S)
-        assert (store.latest(), source.versions, store.kept) == (None, [], [])
+        store, source, clock = Store(), Source(), LoopClock()
+        first, second, third = (Publisher(store, source, clock, rank, 3) for rank in range(3))  # type: ignore[arg-type]
+        async with first, second, third:
+            for number in (0, 1):
+                version = Version(1, number)
+                await third.publish(version, shards(2, 3))
+                await first.publish(version, shards(0, 3))
+                await asyncio.sleep(30)
+                assert store.latest() == (Version(1, 0) if number else None), "the version before stays"
+                assert len(source.versions) == number
+                await second.publish(version, shards(1, 3))
+                await first.finish()
+                assert store.latest() == version == source.versions[-1]
+        assert source.versions == [Version(1, 0), Version(1, 1)]
+        assert store.fetch(Version(1, 1)).manifest.num_bytes == 3
 
     run_simulated(scenario())
+
+
+def test_a_shard_that_never_comes_is_named() -> None:
+    async def scenario() -> None:
+        store = Store()
+        first, second = (Publisher(store, Source(), LoopClock(), rank, 4) for rank in (0, 2))  # type: ignore[arg-type]
+        async with second, first:
+            await second.publish(Version(1, 0), shards(2, 4))
+            await first.publish(Version(1, 0), shards(0, 4))
+
+    with pytest.raises(DeadlinePassed, match=r"600 s for the shards of version 1\.0: none from learner ranks \[1, 3\]"):
+        run_simulated(scenario())

@@ -111,7 +111,7 @@ class Pair:
                 found.append(Buffer(buffer.name, buffer.dtype, buffer.shape, end, buffer.data.nbytes))
                 end += file.write(buffer.data)
         version = Version(1, next(self._numbers))
-        ready = WeightsReady(version=version, buffers=tuple(found), num_bytes=end, chunk_bytes=1 << 20, chunk_hashes=())
+        ready = WeightsReady(version=version, buffers=tuple(found), num_bytes=end, chunk_bytes=1 << 20, shards=())
         return StagedWeights(ready, path)
 
 

@@ -384,7 +384,7 @@ def test_completions_that_met_an_update_carry_both_versions(service: Build) -> N
 def test_a_publish_that_fails_ends_the_run_at_once(service: Build) -> None:
     run = service()
 
-    def fail(version: object, buffers: object, probe: object) -> None:
+    def fail(*_: object) -> None:
         raise WeightError("no room for the weights")
 
     run.store.publish = fail

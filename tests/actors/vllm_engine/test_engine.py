@@ -7,6 +7,7 @@ import json
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import psutil
 import pytest
 import pytest_asyncio
 import torch
+from prometheus_client import REGISTRY
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Olmo3Config, Olmo3ForCausalLM, PreTrainedTokenizerFast
 
@@ -128,7 +130,7 @@ class Case:
             buffers=tuple(buffers),
             num_bytes=end,
             chunk_bytes=1 << 20,
-            chunk_hashes=(),
+            shards=(),
         )
         return StagedWeights(manifest, path)
 
@@ -535,6 +537,29 @@ async def test_busy_time_is_that_of_running_requests(live: tuple[Case, VllmEngin
     assert 4 * busy_s < running_s <= 8 * busy_s, "eight requests of equal length run together"
     await asyncio.sleep(0.2)
     assert engine.use() == after
+
+
+async def test_vllms_own_metrics_count_what_the_engine_does(live: tuple[Case, VllmEngine]) -> None:
+    _, engine = live
+
+    def own() -> Counter[str]:
+        """The samples of vLLM's own metrics, summed over their labels."""
+        found: Counter[str] = Counter()
+        for sample in (sample for metric in REGISTRY.collect() for sample in metric.samples):
+            found[sample.name] += sample.value
+        return found
+
+    before, equal = own(), Sampling(max_tokens=20, min_tokens=20)
+    await asyncio.gather(*(ask(engine, f"own/{n}", equal) for n in range(8)))
+    after = own()
+
+    def grown(name: str) -> float:
+        return after[name] - before[name]
+
+    assert grown("vllm:generation_tokens_total") == 8 * 20
+    assert grown("vllm:request_success_total") == 8
+    assert grown("vllm:prefix_cache_queries_total") == 8 * len(PROMPT)
+    assert 19 <= grown("vllm:inter_token_latency_seconds_count") < 40, "one for each step, not one for each token"
 
 
 async def test_operations_and_bytes_are_those_of_the_tokens(live: tuple[Case, VllmEngine]) -> None:

@@ -80,7 +80,7 @@ async def test_a_killed_owner_takes_its_engine_along(when: str, children_too: bo
         assert owner.stdout is not None
         pid, name = (await asyncio.wait_for(owner.stdout.readline(), 60)).decode().split()
         mark = psutil.Process(int(pid)).environ()[reaper.VARIABLE]
-        assert len(reapers(mark)) == 1
+        until(lambda: len(reapers(mark)) == 1)  # for a moment after the fork there are two, or none is seen
         own = reaper.own_folder(mark)
         (own / "a-socket").touch()
         if children_too:

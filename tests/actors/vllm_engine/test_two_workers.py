@@ -17,7 +17,7 @@ from olmorl.errors import EngineDied, WeightError
 from tests.actors.vllm_engine.refusing_loader import VARIABLE
 from tests.actors.vllm_engine.test_engine import ANSWER, MAX_MODEL_LEN, PROMPT, START, Case, Weights, untied_case
 
-pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(300)]
 LOADER = "tests.actors.vllm_engine.refusing_loader.RefusingLoader"
 
 

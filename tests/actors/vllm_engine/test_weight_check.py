@@ -24,9 +24,7 @@ def staged_as(folder: Path, shapes: dict[str, tuple[int, ...]], size: int | None
         end += num_bytes
     path = folder / "weights"
     path.write_bytes(bytes(end if size is None else size))
-    manifest = WeightsReady(
-        version=Version(1, 7), buffers=tuple(buffers), num_bytes=end, chunk_bytes=16, chunk_hashes=()
-    )
+    manifest = WeightsReady(version=Version(1, 7), buffers=tuple(buffers), num_bytes=end, chunk_bytes=16, shards=())
     return StagedWeights(manifest, path)
 
 

@@ -108,7 +108,7 @@ class heard:
 
 def check(path: Path, signature: str, *buffers: Buffer) -> str:
     """The answer of worker 1, which needs no model for it."""
-    ready = WeightsReady(version=Version(1, 2), buffers=buffers, num_bytes=8, chunk_bytes=8, chunk_hashes=())
+    ready = WeightsReady(version=Version(1, 2), buffers=buffers, num_bytes=8, chunk_bytes=8, shards=())
     worker: Any = SimpleNamespace(rank=1)
     return StagedWeightLoader.check_staged_weights(worker, str(path), signature, codec.encode(ready))
 

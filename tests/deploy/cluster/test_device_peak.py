@@ -41,9 +41,18 @@ def test_the_recipe_has_the_last_word() -> None:
 
 @pytest.mark.parametrize(
     ("name", "flops_per_s"),
-    [("NVIDIA H100 80GB HBM3", 9.89e14), ("NVIDIA H100 PCIe", 7.56e14), ("NVIDIA H200", 9.89e14), ("GeForce", None)],
+    [
+        ("NVIDIA H100 80GB HBM3", 9.89e14),
+        ("NVIDIA H100 PCIe", 7.56e14),
+        ("NVIDIA H200", 9.89e14),
+        ("NVIDIA L4", 1.21e14),
+        ("NVIDIA L40", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA A100-PCIE-40GB", None),
+    ],
 )
-def test_known_gpus_have_the_figures_of_their_makers(
+def test_only_gpus_that_are_known_have_figures(
     monkeypatch: pytest.MonkeyPatch, name: str, flops_per_s: float | None
 ) -> None:
     monkeypatch.setattr(device_peak.torch.cuda, "is_available", lambda: True)

@@ -205,6 +205,10 @@ BOUNDS = [
     value("learner.epochs", "0", "greater than or equal to 1"),
     value("learner.row_tokens", "127", "is too short", "128"),
     value("learner.attention", "flash", "'flash_attention_2'"),
+    value("learner.sequence_parallel", "0", "greater than or equal to 1"),
+    value("learner.sequence_parallel", "2", "does not divide the 1 rank(s)", "learner.ranks_per_node = 1"),
+    value("learner.offload_activations", "true", "learner.gradient_checkpointing", "set both"),
+    value("learner.mlp_tiles", "0", "greater than or equal to 1"),
     value("learner.cores", "[0, 0]", "twice", "name each once"),
     value("learner.cores", "[4095]", "this process may use the cores", "leave learner.cores out"),
     value("learner.cores", "[-1]", "greater than or equal to 0"),
@@ -281,6 +285,16 @@ BOUNDS = [
 LINES = [
     line("unknown section", "--lerner.learning_rate", "1", says=("lerner", "'learner'")),
     line("unknown key", "--learner.learnig_rate", "1", says=("learner.learnig_rate", "'learning_rate'")),
+    line(
+        "an attention that cannot share rows",
+        *("--learner.ranks_per_node", "2", "--learner.sequence_parallel", "2", "--learner.attention", "eager"),
+        says=("learner.sequence_parallel = 2", 'learner.attention = "eager"', '"sdpa"'),
+    ),
+    line(
+        "more ranks a row than attention heads",
+        *("--learner.ranks_per_node", "4", "--learner.sequence_parallel", "4"),
+        says=("learner.sequence_parallel = 4", "2 attention heads and 2 key heads", "set it to 2"),
+    ),
     line("a value in place of a section", "--learner", "3", says=("--learner", "a section", "--section.key value")),
     line("a section in place of a value", "--learner.eps.x", "3", says=("learner.eps", "number")),
     line("a key of a key", "--run.seed", "1", "--run.seed.x", "3", says=("--run.seed.x", "not a section")),

@@ -79,7 +79,8 @@ def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
     assert learner["weights gathered from other ranks"] == pytest.approx(1.05e9 * 2 / GIB)
     weights = 2 * SHIPPED["olmo3-32b-think"][1] / GIB
     assert places["a host of engines"] == pytest.approx({"shared memory": 2 * weights, "object store": 3 * weights})
-    assert places["the learner's first host"]["object store"] == pytest.approx(3 * weights)
+    hosts = shipped(models, "olmo3-32b-think").learner.nodes
+    assert places["a host of the learner"]["object store"] == pytest.approx(3 * weights / hosts)
     # 16 full and 48 sliding layers, one key head on each of 8 GPUs, keys and values of 128 numbers.
     one = (16 * 34_816 + 48 * 4096) * 2 * 128 * 2 / GIB
     plan = memory.memory_plan(shipped(models, "olmo3-32b-think"))
@@ -87,12 +88,50 @@ def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
     assert cache.note.startswith(f"{cache.num_bytes / GIB / one:.1f} sequences of 34,816")
 
 
-def test_deltas_take_a_copy_on_the_learners_first_host(models: Path) -> None:
-    weights = 2 * SHIPPED["olmo3-32b-think"][1] / GIB
+def test_shared_rows_tiles_and_activations_on_the_host(models: Path) -> None:
+    """Each makes room on a GPU; what is offloaded is counted on the host, for its eight ranks."""
+
+    def planned(*changes: tuple[str, str]) -> MemoryPlan:
+        return memory.memory_plan(shipped(models, "olmo3-32b-think", *changes))
+
+    whole, shared, tiled, offloaded = (
+        planned(*changes)
+        for changes in (
+            (),
+            (("learner.sequence_parallel", "8"),),
+            (("learner.mlp_tiles", "8"),),
+            (("learner.offload_activations", "true"),),
+        )
+    )
+    activations = [of(plan.places[0])["activations"] for plan in (whole, shared, tiled, offloaded)]
+    assert activations[1] == pytest.approx(activations[0] / 8, rel=0.15)
+    mlp = 34_816 * 27_648 * 2 / GIB  # one inner tensor of a row
+    assert 3 * mlp < activations[0] - activations[2] < 6 * mlp
+    inputs = 64 * 34_816 * 5120 * 2 / GIB
+    assert activations[0] - activations[3] == pytest.approx(inputs, rel=0.1)
+    host = {place.name: of(place) for place in offloaded.places}["a host of the learner"]
+    assert 8 * inputs < host["offloaded activations"] < 1.2 * 8 * inputs
+    assert "a row of 34,816 tokens on 8 ranks" in {part.note for part in shared.places[0].parts}
+
+
+def test_a_row_too_long_for_a_gpu_is_refused_with_ranks_to_share_it(models: Path) -> None:
+    tried = (("learner.logprob_chunk", "64"), ("learner.offload_optimizer", "true"))
+    settings = shipped(models, "olmo3-32b-think", ("sampling.max_tokens", "129024"), *tried)
+    assert settings.row_tokens == 131_072
+    with pytest.raises(ResourceError, match=r"a learner GPU needs .* set learner.sequence_parallel = 4 \(then"):
+        memory.refuse_too_little(settings, memory.memory_plan(settings))
+    shared = config.with_key(settings, "learner.sequence_parallel", 4)
+    assert memory.memory_plan(shared).places[0].fits
+
+
+def test_a_host_of_the_learner_has_the_shards_of_its_ranks_and_with_deltas_a_copy(models: Path) -> None:
+    weights = 2 * SHIPPED["olmo3-32b-think"][1] / GIB / shipped(models, "olmo3-32b-think").learner.nodes
     for change, expected in ((), None), ((("weights.full_every", "10"),), weights):
         settings = shipped(models, "olmo3-32b-think", *change)
         places = {place.name: of(place) for place in memory.memory_plan(settings).places}
-        assert places["the learner's first host"].get("copy for the deltas") == (expected and pytest.approx(expected))
+        host = places["a host of the learner"]
+        assert host["snapshot for publishing"] == pytest.approx(weights)
+        assert host.get("copy for the deltas") == (expected and pytest.approx(expected))
 
 
 def test_what_does_not_fit_is_refused_with_the_key_that_mends_it(

@@ -119,6 +119,13 @@ def test_the_cache_holds_one_answer_or_the_recipe_is_refused(tmp_path: Path) -> 
     model_folder.check_folder(recipe(folder, **on_gpu))
 
 
+def test_heads_that_cannot_be_dealt_to_the_ranks_of_a_row(tmp_path: Path) -> None:
+    folder = bare_model(tmp_path / "m")
+    model_folder.check_folder(recipe(folder, learner={"ranks_per_node": 2, "sequence_parallel": 2}))
+    with pytest.raises(ModelError, match=r"sequence_parallel = 4 .* 2 attention heads and 2 key heads.* set it to 2"):
+        model_folder.check_folder(recipe(folder, learner={"ranks_per_node": 4, "sequence_parallel": 4}))
+
+
 def test_a_sliding_window_needs_no_more_than_its_width(tmp_path: Path) -> None:
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 28}
     folder = bare_model(tmp_path / "m", **kinds)

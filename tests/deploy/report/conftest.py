@@ -1,9 +1,8 @@
-"""Runs that were made, and the real browser."""
+"""Runs that were made."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +21,3 @@ def make_run(tmp_path: Path) -> Make:
         return MadeRun(tmp_path / name, **settings).folder
 
     return make
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    """The real browser, without a network. Skips where there is none."""
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
-    )
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if program is None:
-        pytest.skip("no Chromium on this machine (Debian: apt install chromium)")
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-dev-shm-usage"])
-        yield browser
-        browser.close()

@@ -94,6 +94,20 @@ def test_the_ratio_is_the_best_of_a_sweep(tmp_path: Path, best_ratio: float, nod
     assert found is not None and found.actors_per_learner == pytest.approx(best_ratio, rel=0.2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [Bottleneck.LEARNER, Bottleneck.ACTORS, Bottleneck.BALANCED])
+def test_the_ratio_of_a_staged_run_is_the_best_of_the_sweep(
+    tmp_path: Path, best_ratio: float, limit: Bottleneck
+) -> None:
+    """The stages whose advice is a ratio. Their learner nodes are faster or slower than those of the sweep."""
+    settings, lines = staged(tmp_path, **STAGES[limit])
+    found = verdict(lines, Shape.of(settings))
+    node = settings.simulation.train_tokens_per_s / LEARNER_NODES
+    assert found is not None and found.actors_per_learner is not None
+    assert found.actors_per_learner == pytest.approx(best_ratio * node / NODE, rel=0.2)
+    assert f"balanced at {found.actors_per_learner:.2g} actor nodes" in found.advice
+
+
 def test_the_lag_that_the_verdict_asks_for_fills_the_engines(tmp_path: Path) -> None:
     settings, lines = staged(tmp_path / "tiny", **STAGES[Bottleneck.QUEUE])
     found = verdict(lines, Shape.of(settings))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +50,7 @@ class Problem:
     num_ranks: int
     num_minibatches: int
     row_tokens: int
+    sequence_parallel: int = 1
 
     def solve(self) -> tuple[Shard, ...]:
         return pack(
@@ -57,6 +59,7 @@ class Problem:
             num_ranks=self.num_ranks,
             num_minibatches=self.num_minibatches,
             row_tokens=self.row_tokens,
+            sequence_parallel=self.sequence_parallel,
         )
 
 
@@ -122,6 +125,23 @@ def test_packing_is_deterministic(problem: Problem) -> None:
         for shards in (problem.solve(), problem.solve())
     )
     assert first == second
+
+
+@settings(deadline=None)
+@given(problems(), st.integers(1, 3))
+def test_ranks_that_share_rows_get_the_rows_of_one(problem: Problem, size: int) -> None:
+    """And with other ranks they share nothing."""
+
+    def rows(shards: tuple[Shard, ...]) -> list[Any]:
+        named = [
+            [[[identity(one) for one in row] for row in minibatch] for minibatch in shard.minibatches]
+            for shard in shards
+        ]
+        return [(rows, shard.loss_tokens, shard.num_sequences) for rows, shard in zip(named, shards, strict=True)]
+
+    alone = rows(problem.solve())
+    shared = rows(replace(problem, num_ranks=problem.num_ranks * size, sequence_parallel=size).solve())
+    assert shared == [share for share in alone for _ in range(size)]
 
 
 def test_a_sample_longer_than_a_row_gets_a_row_of_its_own() -> None:

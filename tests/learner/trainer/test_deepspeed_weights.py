@@ -46,6 +46,7 @@ def results(run_ranks: Callable[..., Results], tiny_models: dict[str, str], expo
     alone["keep-bf16-z1-1"] = job("keep", tiny_models["olmo3"], "bfloat16", 1)
     done = run_ranks(1, alone, exports / "one")
     pair: Jobs = {f"weights-{model}-z3-2": job("weights", tiny_models[model], "bfloat16", 3) for model in tiny_models}
+    pair |= {f"weights-olmo3-z{stage}-2": job("weights", tiny_models["olmo3"], "bfloat16", stage) for stage in (0, 2)}
     pair |= {f"resume-z{stage}-2": job("resume", tiny_models["olmo3"], "float32", stage, **resume) for stage in (2, 3)}
     pair |= {f"stopped-z{stage}-2": job("stopped", tiny_models["olmo3"], "float32", stage) for stage in (1, 3)}
     pair |= {
@@ -94,7 +95,7 @@ TAKERS = {
 RESUMES = ["resume-z0-1", "resume-z1-1", "resume-z2-1", "resume-z3-1", "resume-bf16-1", "resume-z2-2", "resume-z3-2"]
 RESUMES += ["resume-sharded-z3-2"]
 WEIGHTS = ["weights-olmo3-z0-1", "weights-qwen2-z2-1", "weights-olmo3-z3-2", "weights-qwen2-z3-2", "weights-llama-z3-2"]
-WEIGHTS += ["weights-olmo3-sharded-z3-2", "weights-qwen2-sharded-z3-2"]
+WEIGHTS += ["weights-olmo3-z0-2", "weights-olmo3-z2-2", "weights-olmo3-sharded-z3-2", "weights-qwen2-sharded-z3-2"]
 
 
 @pytest.mark.parametrize("name", RESUMES)
@@ -154,20 +155,36 @@ def test_training_goes_on_the_same_on_another_layout(results: Results, taker: st
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_a_snapshot_takes_the_memory_of_the_one_before(results: Results, name: str) -> None:
-    first, *others = results[name]
-    before, after = first["places"]
-    assert before == after and len(before) == len(first["snapshot"])
-    assert all(rank["places"] == [[], []] for rank in others)
+    for rank in results[name]:
+        before, after = rank["places"]
+        assert before == after and any(before)
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_snapshot_is_the_master_weights_rounded(results: Results, name: str) -> None:
-    first, *others = results[name]
-    assert first["snapshot"].keys() == first["masters"].keys()
-    for key, master in first["masters"].items():
-        assert torch.equal(first["snapshot"][key], master.to(torch.bfloat16)), key
-    assert any(master.to(torch.bfloat16).float().ne(master).any() for master in first["masters"].values())
-    assert all(not rank["snapshot"] for rank in others)
+def test_every_rank_copies_its_share_of_the_bytes(results: Results, name: str) -> None:
+    held = [rank["held"] for rank in results[name]]
+    whole = sum(tensor.nbytes for tensor in results[name][0]["snapshot"].values())
+    assert sum(held) == whole and max(held) < 1.1 * whole / len(held)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_what_a_reader_gets_is_the_master_weights_rounded(results: Results, name: str) -> None:
+    masters = results[name][0]["masters"]
+    for rank in results[name]:
+        assert rank["snapshot"].keys() == masters.keys()
+        for key, master in masters.items():
+            assert torch.equal(rank["snapshot"][key], master.to(torch.bfloat16)), key
+    assert any(master.to(torch.bfloat16).float().ne(master).any() for master in masters.values())
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_a_reader_gets_the_same_from_the_changes_of_each_shard(results: Results, name: str) -> None:
+    for rank in results[name]:
+        changed = rank["changed"]
+        assert changed["deltas"] == [True] * len(results[name])
+        for key, master in changed["masters"].items():
+            assert torch.equal(changed["found"][key], master.to(torch.bfloat16)), key
+        assert any(not torch.equal(changed["found"][key], rank["snapshot"][key]) for key in rank["snapshot"])
 
 
 @pytest.mark.parametrize("name", WEIGHTS)

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from olmorl import config
+from olmorl.errors import ModelError
 from olmorl.learner.trainer import memory
-from olmorl.learner.trainer.memory import LiveBytes, RankMemory
+from olmorl.learner.trainer.memory import LiveBytes, RankMemory, RowSettings
 
 Jobs = dict[str, dict[str, Any]]
 Results = dict[str, list[dict[str, Any]]]
@@ -34,7 +35,7 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "intermediate_size": 512,
         "num_hidden_layers": LAYERS,
         "num_attention_heads": 6,
-        "num_key_value_heads": 3,
+        "num_key_value_heads": 2,
         "max_position_embeddings": 2048,
         "bos_token_id": None,
         "eos_token_id": 1,
@@ -50,7 +51,9 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return folders
 
 
-def job(model: str, dtype: str, stage: int, checkpointing: bool = True, row_tokens: int = 512) -> dict[str, Any]:
+def job(
+    model: str, dtype: str, stage: int, checkpointing: bool = True, row_tokens: int = 512, **learner: Any
+) -> dict[str, Any]:
     return {
         "kind": "memory",
         "model": {"path": model, "dtype": dtype},
@@ -59,6 +62,7 @@ def job(model: str, dtype: str, stage: int, checkpointing: bool = True, row_toke
             "gradient_checkpointing": checkpointing,
             "logprob_chunk": 256,
             "deepspeed": {"zero_optimization": {"reduce_bucket_size": BUCKET}},
+            **learner,
         },
         "row_tokens": row_tokens,
     }
@@ -70,15 +74,21 @@ def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
         "float32, stage 0": job(llama, "float32", 0, False),
         "bfloat16, stage 2, a longer row": job(llama, "bfloat16", 2, row_tokens=1024),
         "bfloat16, stage 3, sliding windows": job(olmo, "bfloat16", 3),
+        "float32, stage 0, in tiles": job(llama, "float32", 0, False, 1024, mlp_tiles=4),
     }
     pair = {
         "bfloat16, stage 1": job(llama, "bfloat16", 1),
         "float32, stage 3, tied": job(tied, "float32", 3, False, row_tokens=1024),
+        "float32, stage 0, a shared row": job(llama, "float32", 0, False, 2048, sequence_parallel=2),
+        "bfloat16, stage 2, a shared row in tiles": job(
+            olmo, "bfloat16", 2, True, 4096, sequence_parallel=2, mlp_tiles=4
+        ),
     }
     return alone, pair
 
 
 ALONE, PAIR = jobs("", "", "")
+SHARED = [name for name in PAIR if "shared" in name]
 
 
 class Compared(NamedTuple):
@@ -111,7 +121,7 @@ def in_mib(part: NamedTuple) -> dict[str, float]:
     return {key: round(value / MIB, 1) for key, value in part._asdict().items() if isinstance(value, int)}
 
 
-@pytest.mark.parametrize("name", [*ALONE, *PAIR])
+@pytest.mark.parametrize("name", [name for name in (*ALONE, *PAIR) if name not in SHARED])
 def test_the_planned_peak_is_within_a_tenth_of_the_measured_one(compared: dict[str, list[Compared]], name: str) -> None:
     for rank in compared[name]:
         said = f"{in_mib(rank)}, {rank.plan.peak / MIB:.1f} planned: {in_mib(rank.plan.states)}"
@@ -119,7 +129,17 @@ def test_the_planned_peak_is_within_a_tenth_of_the_measured_one(compared: dict[s
         assert rank.plan.peak == pytest.approx(rank.peak, rel=CLOSE), said
 
 
-@pytest.mark.parametrize("name", [name for name in (*ALONE, *PAIR) if "stage 3" not in name])
+@pytest.mark.parametrize("name", SHARED)
+def test_the_activations_of_a_shared_row_are_within_a_tenth(compared: dict[str, list[Compared]], name: str) -> None:
+    """The profile misses what gloo frees in its own threads after an exchange, so that only one pass is compared."""
+    for rank in compared[name]:
+        row = rank.plan.activations
+        assert row is not None
+        print(name, in_mib(rank), in_mib(row))
+        assert row.peak == pytest.approx(rank.activations, rel=CLOSE)
+
+
+@pytest.mark.parametrize("name", [name for name in (*ALONE, *PAIR) if not ("stage 3" in name or name in SHARED)])
 def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
     compared: dict[str, list[Compared]], name: str
 ) -> None:
@@ -138,14 +158,40 @@ def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
 
 def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = config.Model(path=small_models["olmo3"])
-    extrapolated = memory.activations(model, 512, False, 256, True, False)
+    row = RowSettings(512, False, 256, 2, True, True, 2, True)
+    extrapolated = memory.activations(model, row)
     assert extrapolated is not None
     monkeypatch.setattr(memory, "SHALLOW", LAYERS)
     memory.activations.cache_clear()
-    whole = memory.activations(model, 512, False, 256, True, False)
+    whole = memory.activations(model, row)
     memory.activations.cache_clear()
     assert whole is not None
     assert tuple(extrapolated) == pytest.approx(tuple(whole), rel=0.05)
+
+
+def test_offloaded_activations_are_on_the_host(small_models: dict[str, str]) -> None:
+    """Of each layer its input is moved: tokens x hidden size, in bf16. The norm before the head saves some more."""
+    model = config.Model(path=small_models["llama"], dtype="bfloat16")
+    row = RowSettings(1024, False, 256, 1, True, False, 1, True)
+    there, moved = (memory.activations(model, row._replace(offload_activations=moved)) for moved in (False, True))
+    assert there is not None and moved is not None
+    inputs = LAYERS * 1024 * 192 * 2
+    assert there.host == 0 and inputs <= moved.host < 2 * inputs
+    assert moved.kept < 0.2 * there.kept and moved.peak < there.peak
+    assert there.kept - moved.kept <= moved.host, "a tensor that is saved twice is copied twice"
+    on_cpu = memory.activations(model, row._replace(offload_activations=True, on_gpu=False))
+    assert on_cpu == there, "on the CPU there is no other memory to go to"
+
+
+def test_two_ranks_hold_half_of_a_row_each(small_models: dict[str, str]) -> None:
+    model = config.Model(path=small_models["llama"], dtype="bfloat16")
+    row = RowSettings(1024, False, 256, 1, True, False, 1, True)
+    whole, half = (memory.activations(model, row._replace(sequence_parallel=size)) for size in (1, 2))
+    assert whole is not None and half is not None
+    assert half.kept == pytest.approx(whole.kept / 2, rel=0.02)
+    assert half.layers < 0.6 * whole.layers
+    with pytest.raises(ModelError, match=r"sequence_parallel = 4 does not fit .* set it to 2"):
+        memory.activations(model, row._replace(sequence_parallel=4))
 
 
 def test_a_model_whose_shapes_depend_on_its_data_has_no_known_activations(

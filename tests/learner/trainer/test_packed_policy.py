@@ -15,7 +15,7 @@ from olmorl.errors import ModelError
 from olmorl.learner.batching.packing import row_arrays
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.packed_attention import implementation
-from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, refuse_leaks
+from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, refuse_cuts, refuse_leaks
 from olmorl.messages import Sample
 
 CPU = torch.device("cpu")
@@ -96,6 +96,21 @@ def test_sound_attention_passes_the_probe_and_a_leak_does_not(tiny_models: dict[
         refuse_leaks(policy, policy.model, CPU)
         with pytest.raises(ModelError, match="packed samples see each other"):
             refuse_leaks(lambda row, policy=policy: policy(row._replace(lengths=(16,))), policy.model, CPU)
+
+
+def test_a_row_that_changes_when_it_is_shared_is_refused(tiny_models: dict[str, str]) -> None:
+    """As with a layer that looks at the tokens before by other means than attention, and finds another rank's end."""
+    policy = load(tiny_models["olmo3"], "sdpa")
+
+    def cut(row: PolicyRow, shared: bool = True) -> tuple[torch.Tensor, None]:
+        if not shared:
+            return policy(row)[0], None
+        halves = [part - 32 * number for number, part in enumerate(row.token_ids_T.split(32))]
+        return policy(row._replace(token_ids_T=torch.cat(halves) % 40))[0], None
+
+    refuse_cuts(lambda row, shared=True: policy(row), policy.model, CPU)
+    with pytest.raises(ModelError, match=r"cannot share a row .* set learner\.sequence_parallel = 1"):
+        refuse_cuts(cut, policy.model, CPU)
 
 
 def test_recurrent_layers_are_refused() -> None:

@@ -53,8 +53,8 @@ class Halting:
         self._folder = folder
 
     def open(self, version: Version) -> Published:
-        manifest, chunks = self._published.open(version)
-        return Published(manifest, self._halt(chunks))
+        manifest, [chunks] = self._published.open(version)
+        return Published(manifest, [self._halt(chunks)])
 
     def _halt(self, chunks: Iterator[memoryview]) -> Iterator[memoryview]:
         yield next(chunks)
@@ -73,6 +73,10 @@ class Process:
 
     def publish(self, version: Version) -> None:
         self._store.publish(version, weights(version.number))
+
+    def publish_half(self, version: Version) -> None:
+        """As the second of two ranks."""
+        self._store.publish(version, halves(version.number)[1], None, 1, 2)
 
     def fetch(self, version: Version) -> bool:
         self._store._published = self._halting
@@ -203,7 +207,7 @@ def test_a_corrupt_version_is_staged_nowhere_and_the_next_one_everywhere(rig: Ri
     store._published._mine[V1].chunks[7] = ray.put(np.zeros(CHUNK_BYTES, np.uint8))
     store._published._show()
     for reader in readers:
-        with pytest.raises(WeightError, match=f"chunk 7 of {NUM_CHUNKS} is not what was published"):
+        with pytest.raises(WeightError, match=f"chunk 7 of {NUM_CHUNKS} of rank 0 is not what was published"):
             reader.fetch(V1)
     assert all(map(is_whole, staged)), "what was in use is left alone"
     store.publish(V2, weights(2))
@@ -274,6 +278,42 @@ def test_a_board_that_died_is_made_again_by_its_publisher(own_rig: Rig) -> None:
     publisher.publish(V1, weights(1))
     until(lambda: latest_or_none(reader) == V1)
     assert is_whole(reader.fetch(V1))
+
+
+def halves(seed: int) -> list[list[NamedBuffer]]:
+    """The weights as the shards of two ranks."""
+    [whole] = weights(seed)
+    middle, size = NUM_CHUNKS * CHUNK_BYTES // 3, NUM_CHUNKS * CHUNK_BYTES
+    first = whole._replace(data=whole.data[:middle], after=size - middle)
+    return [[first], [whole._replace(data=whole.data[middle:], start=middle)]]
+
+
+def test_a_new_board_gets_the_shards_of_all_ranks(own_rig: Rig) -> None:
+    rig = own_rig
+    ranks, reader = [rig.store(), rig.store("second")], rig.store("b")
+    for rank, shard in enumerate(halves(0)):
+        ranks[rank].publish(V0, shard, None, rank, 2)
+    assert ranks[0].complete(V0) == [] and is_whole(reader.fetch(V0))
+    kill(rig.board())
+    assert ranks[0].complete(V0) == [1] and latest_or_none(reader) is None
+    ranks[1].discard([V0])
+    assert ranks[0].complete(V0) == [] and reader.latest() == V0
+    assert is_whole(rig.store("c").fetch(V0))
+
+
+def test_a_rank_that_dies_while_it_publishes_leaves_the_version_before(own_rig: Rig) -> None:
+    rig = own_rig
+    first, second, reader = rig.store(), rig.process("second"), rig.store("b")
+    first.publish(V0, halves(0)[0], None, 0, 2)
+    second.publish_half.remote(V0)
+    until(lambda: first.complete(V0) == [])
+    first.publish(V1, halves(1)[0], None, 0, 2)
+    first.discard([V0, V1])
+    kill(second)
+    assert first.complete(V1) == [1] and reader.latest() == V0, "until the learner restarts"
+    restarted = rig.store()
+    restarted.publish(Version(2, 1), weights(1))
+    assert is_whole(reader.fetch(Version(2, 1))) and reader.latest() == Version(2, 1)
 
 
 def latest_or_none(store: StagedWeightStore) -> Version | None:

@@ -87,7 +87,8 @@ class MathVerifier(AnswerVerifier):
         settled = in_words_of(question, wanted, answer, found)
         if self._policy.units == "lenient":
             wanted = in_terms_of(question, wanted, given)
-        settled = settled or settle(wanted, given, self._policy)
+        policy = question.policy(self._policy, is_percentage=bool(wanted.number and wanted.number.percent))
+        settled = settled or settle(wanted, given, policy)
         if settled is not None:
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
         signs = in_signs(found.text)
@@ -96,9 +97,7 @@ class MathVerifier(AnswerVerifier):
         measured = in_unit_of(question, truth, signs) if self._policy.units == "lenient" else signs
         if measured is None:
             return Verdict(reward=0.0, extracted=found.text, method="unit")
-        return await self._by_algebra(
-            truth, measured, self._policy._replace(ordered=question.is_ordered or self._policy.ordered)
-        )
+        return await self._by_algebra(truth, measured, policy)
 
     async def _by_algebra(self, truth: str, answer: str, policy: Policy) -> Verdict:
         outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer, policy)

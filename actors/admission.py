@@ -49,14 +49,17 @@ def slots(load: EngineLoad, kv_headroom: float) -> int:
 
 
 def room(load: EngineLoad, in_hand: HeldSequences, max_waiting: int, kv_headroom: float) -> int:
-    """Sequences to admit now, 0 or more.
+    """Sequences to admit now, 0 or more: first for all slots, then `max_waiting` more.
 
-    Answers that wait for their verdicts count from the moment they would fill the engine a second time, so that a
-    slow verifier bounds the number of leased groups.
+    So no engine takes prompts to wait while another has free slots for them. Answers that wait for their verdicts
+    count from the moment they would fill the engine a second time, so that a slow verifier bounds the number of leased
+    groups.
     """
-    bound = slots(load, kv_headroom) + max_waiting
+    places = slots(load, kv_headroom)
+    bound = places + max_waiting
     occupied = max(in_hand.generating, load.running + load.waiting)
-    return max(0, min(bound - occupied, 2 * bound - in_hand.generating - in_hand.unverified))
+    free = (bound if occupied >= places else places) - occupied
+    return max(0, min(free, 2 * bound - in_hand.generating - in_hand.unverified))
 
 
 def evaluation_room(free: int, load: EngineLoad, in_hand: HeldSequences, share: float) -> int:
@@ -90,6 +93,8 @@ class Intake:
 
     def room(self, held: HeldSequences) -> int:
         """Sequences to admit now."""
+        if self._settings.batching == "static":
+            return 0 if held.generating else self._settings.max_running
         return room(self._engine.load(), held, self._settings.max_waiting, self._settings.kv_headroom)
 
     async def lease(self, held: HeldSequences) -> list[Lease]:

@@ -41,11 +41,12 @@ class RandomAnswers:
         sigma = self._simulation.tail
         length = random.lognormvariate(log(self._simulation.mean_tokens) - sigma**2 / 2, sigma)
         luck = random.random()
-        return FakeAnswer(round(length), lambda version: luck < self._solve_rate(prompt, version))
+        return FakeAnswer(round(length), lambda version: luck < solve_rate(self._simulation, prompt, version.number))
 
-    def _solve_rate(self, prompt: TokenIds, version: Version) -> float:
-        """Some prompts are easier than others, so that some groups are all alike."""
-        start = min(max(self._simulation.solve_rate, 1e-6), 1 - 1e-6)
-        ease = Random(crc32(prompt.tobytes())).gauss(0.0, self._simulation.prompt_spread)
-        log_odds = log(start / (1 - start)) + ease + self._simulation.learned_per_version * version.number
-        return 1 / (1 + exp(-log_odds))
+
+def solve_rate(simulation: config.Simulation, prompt: TokenIds, version: int) -> float:
+    """Probability of a right answer. Some prompts are easier than others, so that some groups are all alike."""
+    start = min(max(simulation.solve_rate, 1e-6), 1 - 1e-6)
+    ease = Random(crc32(prompt.tobytes())).gauss(0.0, simulation.prompt_spread)
+    log_odds = log(start / (1 - start)) + ease + simulation.learned_per_version * version
+    return 1 / (1 + exp(-log_odds))

@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
@@ -53,8 +54,9 @@ class FakeEngine:
         max_model_len: int,
         kv_tokens: int | None = None,
         answers: FakeAnswers | None = None,
+        recompute: bool = False,
     ) -> None:
-        """`answers` are random ones by default."""
+        """`answers` are random ones by default. With `recompute` an update computes the KV cache again."""
         self._simulation = simulation
         self._answers = answers or RandomAnswers(simulation)
         self._max_running = max_running
@@ -70,7 +72,12 @@ class FakeEngine:
         self._busy_s = 0.0
         self._running_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._recompute = recompute
         self._updating = False
+        self._held = False
+        """Whether waiting sequences may not begin."""
+        self._empty = asyncio.Event()
+        """Set when no sequence runs, while they are held."""
         self._since: list[int] = [0]
         self._versions: list[Version] = [Version(0, 0)]
         self._probe: Probe | None = None
@@ -143,8 +150,9 @@ class FakeEngine:
         self._updating = True
         self._set_timer()
         started = _now()
+        recomputed = self._cached_tokens if self._recompute else 0
         try:
-            await asyncio.sleep(self._simulation.update_s)
+            await asyncio.sleep(self._simulation.update_s + recomputed / self._simulation.recompute_tokens_per_s)
             self._since.append(self._step)
             self._versions.append(staged.manifest.version)
             self._probe = staged.manifest.probe
@@ -152,6 +160,18 @@ class FakeEngine:
             self._updating, self._step_at = False, _now()
             self._fill()
         return Update(staged.manifest.version, _now() - started)
+
+    @asynccontextmanager
+    async def drained(self) -> AsyncIterator[None]:
+        self._held = True
+        self._empty.clear()
+        self._fill()
+        try:
+            await self._empty.wait()
+            yield
+        finally:
+            self._held = False
+            self._fill()
 
     async def score(self, token_ids: Sequence[int]) -> Floats:
         """The learner's own values for the version in use: there is no model to compute others."""
@@ -188,7 +208,9 @@ class FakeEngine:
 
     def _fill(self) -> None:
         """Let waiting sequences run while there is a slot and their prompt fits the KV cache."""
-        while self._waiting and len(self._running) < self._max_running:
+        if self._held and not self._running:
+            self._empty.set()
+        while not self._held and self._waiting and len(self._running) < self._max_running:
             cached = self._cached_tokens + self._waiting[0].prompt_tokens
             if self._running and cached > self._kv_tokens:
                 break

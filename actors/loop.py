@@ -87,6 +87,7 @@ class Actor:
             poll_s=settings.weight_poll_s,
             deadline_s=settings.stall_deadline_s,
             max_lag=max_lag,
+            drains=settings.weight_update == "drain",
             tolerance=proof_tolerance,
         )
         self._watch = heartbeat.StallWatch(name, settings.stall_deadline_s)
@@ -156,6 +157,7 @@ class Actor:
                 work = self._works[lease.lease_id] = LeasedGroup(lease)
                 self._note_change()
                 work.task = tasks.create_task(self._serve(work))
+            await asyncio.sleep(0)  # the other actors of this event loop lease before this one leases more
 
     async def _serve(self, work: LeasedGroup) -> None:
         note_facts(actor=self.name, lane=work.prompt.lane, prompt=work.prompt.draw_id, attempt=work.prompt.attempt)

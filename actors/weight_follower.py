@@ -64,15 +64,17 @@ class WeightFollower:
         poll_s: float,
         deadline_s: float,
         max_lag: int,
+        drains: bool = False,
         tolerance: float = TOLERANCE["bfloat16"],
     ) -> None:
-        """`tolerance` as in `WeightProof`."""
+        """With `drains` the engine ends its sequences before it takes a version. `tolerance` as in `WeightProof`."""
         self._store = store
         self._engine = engine
         self._clock = clock
         self._owner = owner
         self._poll_s = poll_s
         self._deadline_s = deadline_s
+        self._drains = drains
         self._lag = LagWatch(owner, max_lag, deadline_s)
         self.prover = WeightProver(engine, clock, owner, tolerance, deadline_s)
         self._failed_tries = _FailedTries()
@@ -103,7 +105,8 @@ class WeightFollower:
                 version = await self._latest()
                 self._lag.note_versions(self._clock.now(), version, self._engine.version)
                 if version is not None and version != self._engine.version:
-                    return await self._apply(await self._in_thread(self._store.fetch, version))
+                    staged = await self._in_thread(self._store.fetch, version)
+                    return await (self._apply_when_drained(staged) if self._drains else self._apply(staged))
                 await self._clock.sleep(self._poll_s)
             except WeightError as error:
                 await self._back_off(error)
@@ -152,6 +155,14 @@ class WeightFollower:
         if self.trails:
             async with self._moved:
                 self._moved.notify_all()
+
+    async def _apply_when_drained(self, staged: StagedWeights) -> Update:
+        """Wait for the running sequences, then apply `staged` or the version that was published meanwhile."""
+        async with self._engine.drained():
+            newest = await self._latest()
+            if newest is not None and newest != staged.manifest.version:
+                staged = await self._in_thread(self._store.fetch, newest)
+            return await self._apply(staged)
 
     async def _apply(self, staged: StagedWeights) -> Update:
         with self.prover.taking(staged.manifest):

@@ -117,7 +117,10 @@ def engine(settings: Config, core: int | None) -> Engine:
         from olmorl.actors.fake_engine import FakeEngine
 
         return FakeEngine(
-            settings.simulation, max_running=settings.actors.max_running, max_model_len=settings.max_model_len
+            settings.simulation,
+            max_running=settings.actors.max_running,
+            max_model_len=settings.max_model_len,
+            recompute=settings.actors.weight_update == "recompute",
         )
     from olmorl.actors.vllm_engine.engine import VllmEngine
 

@@ -291,6 +291,9 @@ class Actors(Section):
     """Most sequences that an engine decodes at one time."""
     max_waiting: int = Field(16, ge=0)
     """Sequences that an actor leases beyond max_running, so that no slot waits for the queue."""
+    batching: Literal["continuous", "static"] = "continuous"
+    """When an engine begins new sequences. `continuous`: when a slot is free; `static`: when all sequences before have
+    ended, with idle slots until then. `static` shows in a comparison what continuous batching is worth."""
     kv_headroom: float = Field(0.1, ge=0, lt=1)
     """Share of the KV cache that stays free for growing answers."""
     kv_cache_gib: float = Field(1.0, gt=0)
@@ -313,6 +316,10 @@ class Actors(Section):
     """Time between two heartbeats of an actor."""
     weight_poll_s: float = Field(0.1, gt=0)
     """Time between two checks of an actor for a newer version."""
+    weight_update: Literal["in_flight", "recompute", "drain"] = "in_flight"
+    """How an engine takes a new version. `in_flight`: between two decoding steps, and the KV cache is kept;
+    `recompute`: likewise, and then it computes the cache of all its sequences with the new weights; `drain`: it begins
+    no sequence until all running ones have ended, so that each answer has one version."""
     stall_deadline_s: float = Field(300, gt=0)
     """Longest time that an engine with requests makes no token, or stays more than schedule.max_lag versions behind.
     Then its actor ends with the cause, and another actor replaces it."""
@@ -633,6 +640,8 @@ class Simulation(Section):
     """Seconds until an actor sees a version after the learner has made it. Only `olmorl-plan` uses it."""
     update_s: float = Field(0.02, ge=0)
     """Stall of an engine during an update."""
+    recompute_tokens_per_s: float = Field(10_000.0, gt=0)
+    """Tokens per second at which an engine computes its KV cache again (`actors.weight_update = "recompute"`)."""
     save_s: float = Field(0.5, ge=0)
     """Time to write one rank's share of a checkpoint."""
 

@@ -8,6 +8,7 @@ actor        ── Engine, Scorer                  learner      ── Trainer
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -364,8 +365,13 @@ class Engine(Protocol):
     async def update(self, staged: StagedWeights) -> Update:
         """Apply a version between two engine steps.
 
-        Requests continue and keep their KV cache. Each token is labelled with the version that computed it.
+        Requests continue. They keep their KV cache, unless `actors.weight_update` is `recompute`. Each token is
+        labelled with the version that computed it.
         """
+        ...
+
+    def drained(self) -> AbstractAsyncContextManager[None]:
+        """No sequence begins until the block ends. The block begins when no sequence runs."""
         ...
 
     async def score(self, token_ids: Sequence[int]) -> Floats:

@@ -12,7 +12,8 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -281,7 +282,8 @@ class VllmEngine:
         refusals = await self._call(core.collective_rpc_async("check_staged_weights", None, arguments))
         if any(refusals):
             raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")
-        await self._call(core.pause_scheduler_async("keep", False))
+        recompute = self._actors.weight_update == "recompute"
+        await self._call(core.pause_scheduler_async("keep", recompute))
         # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same path,
         # so the time between them is the time between the two events in the engine core.
         paused_at = time.monotonic()
@@ -297,6 +299,22 @@ class VllmEngine:
             raise EngineDied(self._cause) from error
         await self._call(core.resume_scheduler_async())
         return Update(version, time.monotonic() - paused_at)
+
+    @asynccontextmanager
+    async def drained(self) -> AsyncIterator[None]:
+        """The wait has no deadline of its own: the actor ends when its sequences make no token for too long.
+
+        Raises:
+            EngineDied: the engine died.
+        """
+        core = self._running().engine_core
+        try:
+            # The cache is cleared too: requests that wait have the salt of the version before.
+            await self._unless_dead(core.pause_scheduler_async("wait", True))
+            yield
+        finally:
+            if self._llm is not None:
+                await self._call(core.resume_scheduler_async())
 
     async def score(self, token_ids: Sequence[int]) -> Floats:
         """Score a prompt before all waiting ones. vLLM samples one token after it, which no counter counts.
@@ -323,15 +341,19 @@ class VllmEngine:
         return np.array([found[n][token].logprob for n, token in enumerate(prompt) if n], np.float32)
 
     async def _call(self, request: Awaitable[T]) -> T:
+        """Await an answer of the engine core for one stall deadline, or raise EngineDied when the core dies."""
+        async with within(self._actors.stall_deadline_s, f"the engine core of {self._model.path} to answer"):
+            return await self._unless_dead(request)
+
+    async def _unless_dead(self, request: Awaitable[T]) -> T:
         """Await an answer of the engine core, or raise EngineDied when the core dies."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         answer = asyncio.ensure_future(request)
-        async with within(self._actors.stall_deadline_s, f"the engine core of {self._model.path} to answer"):
-            while not (await asyncio.wait({answer}, timeout=LIVENESS_POLL_S))[0]:
-                if self._running().errored:
-                    answer.cancel()
-                    raise EngineDied(f"the engine core of {self._model.path} has ended")
+        while not (await asyncio.wait({answer}, timeout=LIVENESS_POLL_S))[0]:
+            if self._running().errored:
+                answer.cancel()
+                raise EngineDied(f"the engine core of {self._model.path} has ended")
         try:
             return answer.result()
         except EngineDeadError:

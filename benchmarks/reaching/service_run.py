@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from olmorl.learner.storage import checkpoint_dir, ledger, rollout_log
 from olmorl.learner.storage.ledger_state import Trained
 from olmorl.learner.trainer.checkpoint_shards import KINDS, Shares
 from olmorl.run_dir import RunFiles
-from reaching.timed_run import StopRule, TimedRun, watch
+from reaching.timed_run import EndRule, StopRule, TimedRun, watch
 
 TIMEOUT_S = 900.0
 TOLD = ("lag_mean", "learner_wait_s", "learner_step_s", "useful_tokens_per_s")
@@ -53,19 +53,24 @@ def prepared(path: Path, scratch: Path, of: DemoSettings, keys: Mapping[str, Any
     return demo.resolve(settings, of)
 
 
+def lines_until(settings: config.Config, rule: EndRule) -> list[dict[str, Any]]:
+    """The metric lines of a run. The rule gets the times of its steps and ends it."""
+    metrics, folder = RunFiles(settings.run_dir).metrics, settings.run.directory
+    _launch(settings, folder, lambda: [line["wall_s"] for line in _lines(metrics)], rule)
+    return _lines(metrics)
+
+
+def _launch(settings: config.Config, folder: Path, values: Callable[[], Sequence[float]], rule: EndRule) -> float:
+    path = folder / "recipe.toml"
+    path.write_text(config.to_toml(settings), encoding="utf-8")
+    command = [sys.executable, "-m", "olmorl.deploy.launch", str(path)]
+    return watch(command, {}, folder / "output.log", values, rule, TIMEOUT_S)
+
+
 def run(settings: config.Config, rule: StopRule) -> TimedRun:
     """Train until the rule ends the run."""
     files, folder = RunFiles(settings.run_dir), settings.run.directory
-    path = folder / "recipe.toml"
-    path.write_text(config.to_toml(settings), encoding="utf-8")
-    launched_at = watch(
-        [sys.executable, "-m", "olmorl.deploy.launch", str(path)],
-        {},
-        folder / "output.log",
-        lambda: [line["reward_mean"] for line in _lines(files.metrics)],
-        rule,
-        TIMEOUT_S,
-    )
+    launched_at = _launch(settings, folder, lambda: [line["reward_mean"] for line in _lines(files.metrics)], rule)
     lines = _lines(files.metrics)
     trained = {event.step: event.at or 0.0 for event in _events(files.ledger) if isinstance(event, Trained)}
     first = next(files.rollouts.glob("step_000001.*"))

@@ -9,13 +9,21 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from olmorl.errors import RunEnded
 
 POLL_S = 1.0
 STOP_S = 60.0
 """Longest time for a run to end after a stop."""
+
+
+class EndRule(Protocol):
+    """Says when a run is long enough."""
+
+    def ends(self, found: Sequence[float], /) -> bool:
+        """Whether the run ends, given one value for each step so far."""
+        ...
 
 
 class StopRule(NamedTuple):
@@ -54,11 +62,11 @@ def watch(
     command: Sequence[str],
     environment: dict[str, str],
     log: Path,
-    rewards: Callable[[], Sequence[float]],
-    rule: StopRule,
+    values: Callable[[], Sequence[float]],
+    rule: EndRule,
     timeout_s: float,
 ) -> float:
-    """Run a command until the rule ends it; returns the Unix time of its launch.
+    """Run a command until the rule, given `values`, ends it; returns the Unix time of its launch.
 
     Raises:
         RunEnded: the command ended by itself before the rule, or ran into the timeout.
@@ -69,9 +77,9 @@ def watch(
             command, stdout=output, stderr=output, env={**os.environ, **environment}, start_new_session=True
         )
         try:
-            while not rule.ends(found := rewards()):
+            while not rule.ends(found := values()):
                 if process.poll() is not None:
-                    if rule.ends(rewards()):
+                    if rule.ends(values()):
                         break
                     raise RunEnded(f"{command[1]}: ended after {len(found)} steps; its output is in {log}")
                 if time.time() - launched_at > timeout_s:

@@ -89,7 +89,7 @@ class SimulatedService:
         queue = MemoryQueue(settings.queue, MOST_LIVE, clock)
         store = DelayedWeightStore(clock, settings.simulation.publish_s)
         stream = PromptStream(
-            [Source("simulated", None, _rows(self._num_rows))],
+            [Source("simulated", None, simulated_rows(self._num_rows))],
             settings.run.seed,
             settings.data.shuffle,
             settings.data.epochs,
@@ -125,6 +125,7 @@ class SimulatedService:
             max_running=settings.actors.max_running,
             max_model_len=settings.max_model_len,
             answers=self._answers,
+            recompute=settings.actors.weight_update == "recompute",
         )
         self.engines.append(engine)
         return Actor(
@@ -149,7 +150,8 @@ def row_number(prompt: Any) -> int:
     return int(prompt[0])
 
 
-def _rows(number: int) -> list[Row]:
+def simulated_rows(number: int) -> list[Row]:
+    """The first rows of the data of simulated runs."""
     return [
         Row(f"simulated:{i + 1}", f"{i}", np.array([i, 5, 5], np.int32), ("simulated",), ("",), {}, False)
         for i in range(number)

@@ -24,6 +24,8 @@ MEAN_TOKENS = 200.0
 """Mean length of a simulated answer at most, in simulated tokens."""
 STEP_S = 25.0
 """Duration of a simulated step at most, in simulated seconds. All polls of the service are much shorter."""
+ACTOR_KEYS = ("max_running", "max_waiting", "kv_headroom", "batching", "weight_update")
+"""Keys of `actors` that a simulated engine obeys."""
 LAST_PART = 3
 """After its end, a recorded run goes on with answers of its last third."""
 
@@ -120,6 +122,7 @@ def simulated_settings(settings: Config, workload: Workload, units: Units, folde
     speed = units.seconds / units.tokens
     rates: dict[str, float] = simulation.model_dump() | {
         "tokens_per_s": simulation.tokens_per_s * speed,
+        "recompute_tokens_per_s": simulation.recompute_tokens_per_s * speed,
         "train_tokens_per_s": simulation.train_tokens_per_s * ranks * speed,
         "mean_tokens": max(simulation.mean_tokens / units.tokens, 1e-3),
     }
@@ -141,7 +144,7 @@ def simulated_settings(settings: Config, workload: Workload, units: Units, folde
             "schedule": {**kept["schedule"], "steps": steps},
             "learner": {"minibatches": settings.learner.minibatches, "batch_deadline_s": 1e6},
             "actors": {
-                **{key: kept["actors"][key] for key in ("max_running", "max_waiting", "kv_headroom")},
+                **{key: kept["actors"][key] for key in ACTOR_KEYS},
                 "stall_deadline_s": 1e6,
                 "start_deadline_s": 1e6,
             },

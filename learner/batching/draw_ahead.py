@@ -127,6 +127,15 @@ class DrawAhead:
             self._busy.append(sum(self._busy_now) / len(self._busy_now))
             self._busy_now = []
 
+    def draws_to_finish(self, groups: int) -> int:
+        """Draws that almost surely give so many useful groups; without spares until a batch of results is known."""
+        known = len(self._useful) >= self._batch and any(self._useful)
+        return draws_to_finish(groups, self._share_useful if known else 1.0)
+
+    @property
+    def _share_useful(self) -> float:
+        return sum(self._useful) / len(self._useful)
+
     @property
     def rates(self) -> Rates | None:
         """None while too little was measured."""
@@ -141,7 +150,7 @@ class DrawAhead:
         return Rates(
             draw_s=draws[int((1 - LATE) * (len(draws) - 1))],
             step_s=max(steps[len(steps) // 4], 1e-6),
-            useful=sum(self._useful) / len(self._useful),
+            useful=self._share_useful,
             busy=sum(self._busy) / len(self._busy),
         )
 

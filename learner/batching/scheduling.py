@@ -19,15 +19,15 @@ from olmorl.messages import Completion, Group, TokenIds, Version
 from olmorl.ports import Taken
 
 
-def draws_allowed(*, live: int, published: int, done: int, steps: int, batch: int, ahead: int) -> int:
+def draws_allowed(*, live: int, published: int, done: int, to_finish: int, batch: int, ahead: int) -> int:
     """How many prompts may be drawn now.
 
     Together with the `live` prompts they fill at most `ahead` batches after the one that trains the `published`
-    version, and no more than the remaining steps need. `done` steps have trained `batch` groups each.
+    version, and are no more than the `to_finish` prompts that the rest of the run needs. `done` steps have trained
+    `batch` groups each.
     """
-    within_lag = (published + ahead + 1 - done) * batch - live
-    within_run = (steps - done) * batch - live
-    return max(0, min(within_lag, within_run))
+    within_lag = (published + ahead + 1 - done) * batch
+    return max(0, min(within_lag, to_finish) - live)
 
 
 def survives(version: Version, starts: Sequence[Start]) -> bool:

@@ -127,17 +127,22 @@ class Batcher:
             live=self._lifecycle.live,
             published=version.number,
             done=done,
-            steps=self._schedule.steps,
+            to_finish=self._to_finish(done),
             batch=self._schedule.prompts_per_step,
             ahead=self._schedule.batches_ahead,
         )
-        # The last draws of a run have no spares: each filtered one is drawn again, which takes time.
-        are_last = allowed == (self._schedule.steps - done) * self._schedule.prompts_per_step - self._lifecycle.live
-        if self._schedule.draw_ahead == "adaptive" and not are_last:
+        if self._schedule.draw_ahead == "adaptive":
             allowed = min(allowed, self._needed(done))
         first = len(self._lifecycle.state.draws)
         await self._lifecycle.draw(allowed, version)
         self._ahead.drawn(range(first, len(self._lifecycle.state.draws)))
+
+    def _to_finish(self, done: int) -> int:
+        """Live draws that the rest of the run needs, with spares: no step waits for a second round of draws."""
+        built = max(self._last_built - done, 0) * self._schedule.prompts_per_step
+        finished = built + len(self._ready)
+        left = (self._schedule.steps - done) * self._schedule.prompts_per_step - finished
+        return finished + self._ahead.draws_to_finish(left)
 
     def _needed(self, done: int) -> int:
         """Draws to make now, so that no batch is late."""
@@ -170,7 +175,9 @@ class Batcher:
             if len(self._ready) < self._schedule.prompts_per_step:
                 self.waits_for_unfinished = False
                 return False
-            chosen = self._ready.take(self._unfinished(), step - 1, self._schedule.prompts_per_step)
+            # After the last step nothing can grow too old.
+            unfinished = self._unfinished() if step < self._schedule.steps else []
+            chosen = self._ready.take(unfinished, step - 1, self._schedule.prompts_per_step)
             self.waits_for_unfinished = chosen is None
             if chosen is None:
                 return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
@@ -95,11 +96,18 @@ def to_statuses(heartbeats: Mapping[str, bytes]) -> tuple[dict[str, ActorStatus]
     statuses, unread = {}, []
     for name, heartbeat in heartbeats.items():
         try:
-            statuses[name] = decode(heartbeat, ActorStatus)
+            statuses[name] = _status(heartbeat)
         except ValueError as error:
             _log.warning("the heartbeat of %s is removed: %s", name, error)
             unread.append(name)
     return statuses, unread
+
+
+@lru_cache(maxsize=4096)
+def _status(heartbeat: bytes) -> ActorStatus:
+    """Heartbeats are read more often than they come."""
+    status: ActorStatus = decode(heartbeat, ActorStatus)
+    return status
 
 
 def check_room(live: int, more: int, bound: int) -> None:

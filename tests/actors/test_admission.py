@@ -32,12 +32,13 @@ def test_slots_are_what_the_cache_holds_of_sequences_as_they_are(running: int, k
     assert slots(EngineLoad(running, 0, kv_used, 32), kv_headroom=0.1) == expected
 
 
-def test_an_idle_engine_takes_its_batch_and_the_waiting_list() -> None:
-    assert room(IDLE, NOTHING, max_waiting=8, kv_headroom=0.1) == 40
+def test_an_idle_engine_takes_its_batch_and_then_the_waiting_list() -> None:
+    assert room(IDLE, NOTHING, max_waiting=8, kv_headroom=0.1) == 32
+    assert room(IDLE, HeldSequences(generating=32, unverified=0, evaluation=0), max_waiting=8, kv_headroom=0.1) == 8
 
 
 def test_sequences_that_the_engine_does_not_show_yet_count() -> None:
-    assert room(IDLE, HeldSequences(generating=30, unverified=0, evaluation=0), max_waiting=8, kv_headroom=0.1) == 10
+    assert room(IDLE, HeldSequences(generating=30, unverified=0, evaluation=0), max_waiting=8, kv_headroom=0.1) == 2
 
 
 def test_a_full_cache_leaves_no_room_though_slots_are_free() -> None:

@@ -20,7 +20,8 @@ PROMPT = np.arange(20, dtype=np.int32)
 
 
 def engine(**changes: Any) -> FakeEngine:
-    limits = {key: changes.pop(key) for key in ("max_running", "max_model_len", "kv_tokens") if key in changes}
+    own = ("max_running", "max_model_len", "kv_tokens", "recompute")
+    limits = {key: changes.pop(key) for key in own if key in changes}
     return FakeEngine(MODEL.model_copy(update=changes), **({"max_running": 8, "max_model_len": 1000} | limits))
 
 
@@ -89,6 +90,40 @@ def test_an_update_stalls_once_and_labels_from_the_step_under_way(staged: Callab
     assert (update.version, update.stall_s) == (Version(1, 1), pytest.approx(0.5))
     assert completion.spans == (Span(Version(1, 0), 0, 40), Span(Version(1, 1), 40, 100))
     assert seconds == pytest.approx(10.0 + 0.5 + 0.05)
+
+
+def test_an_update_may_compute_the_cache_again(staged: Callable[[Version], Any]) -> None:
+    async def scenario() -> Any:
+        fake = engine(recompute=True, recompute_tokens_per_s=60)
+        await fake.start(staged(Version(1, 0)))
+        request = asyncio.create_task(timed(fake, 500))
+        await asyncio.sleep(4.05)
+        update = await fake.update(staged(Version(1, 1)))
+        return update, await request
+
+    update, ((seconds, _),) = run_simulated(scenario())
+    assert update.stall_s == pytest.approx(0.5 + (20 + 40) / 60)
+    assert seconds == pytest.approx(10.0 + 1.5 + 0.05)
+
+
+def test_a_drained_engine_ends_what_runs_and_begins_nothing(staged: Callable[[Version], Any]) -> None:
+    async def scenario() -> Any:
+        fake, loop = engine(max_running=2, batch_slowdown=0.0), asyncio.get_running_loop()
+        await fake.start(staged(Version(1, 0)))
+        first = asyncio.create_task(timed(fake, 30, 50, 40))
+        await asyncio.sleep(1.0)
+        async with fake.drained():
+            empty_at, load = loop.time(), fake.load()
+            await fake.update(staged(Version(1, 1)))
+        async with fake.drained():
+            later = loop.time()
+        return empty_at, load, later, await first
+
+    empty_at, load, later, requests = run_simulated(scenario())
+    assert empty_at == pytest.approx(5.0)
+    assert (load.running, load.waiting) == (0, 1)
+    assert later == pytest.approx(5.0 + 0.5 + 4.0)
+    assert [[span.version.number for span in answer.spans] for _, answer in requests] == [[0], [0], [1]]
 
 
 def test_two_updates_between_two_tokens_leave_the_last(staged: Callable[[Version], Any]) -> None:

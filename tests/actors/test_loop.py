@@ -442,6 +442,43 @@ def test_slots_stay_full_while_long_answers_hold_their_groups_open(service: Make
     assert set(running) == {16}
 
 
+def test_a_static_batch_begins_when_the_one_before_has_ended(service: Make, draw: Make) -> None:
+    async def scenario() -> Any:
+        s = service(
+            settings=config.Actors(max_running=8, batching="static"),
+            simulation=config.Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0.7),
+        )
+        await s.push(*(draw(i) for i in range(6)))
+        async with s.running(s.actor()):
+            return await s.results(6)
+
+    groups = run_simulated(scenario())
+    begun = sorted(group.started_at for group in groups)
+    ended = sorted(group.finished_at for group in groups)
+    assert begun[0] == begun[1] < begun[2] == begun[3] < begun[4] == begun[5]
+    assert (begun[2], begun[4]) == pytest.approx((ended[1], ended[3]), abs=0.01)
+
+
+def test_a_draining_actor_answers_each_prompt_with_one_version_the_newest(service: Make, draw: Make) -> None:
+    async def scenario() -> Any:
+        s = service(
+            settings=config.Actors(max_running=8, weight_update="drain"),
+            simulation=config.Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0),
+        )
+        await s.push(*(draw(i) for i in range(6)))
+        async with s.running(s.actor()):
+            for number in (1, 2, 3):  # two of them while the engine drains
+                await asyncio.sleep(3.0)
+                s.shelf.publish(Version(1, number))
+            return await s.results(6), s.engines["a0"].version, s.shelf.fetched
+
+    groups, version, fetched = run_simulated(scenario())
+    spans = [completion.spans for group in groups for completion in group.completions]
+    assert {len(each) for each in spans} == {1}
+    assert [each[0].version.number for each in spans] == [0] * 8 + [3] * 16
+    assert version == Version(1, 3) and Version(1, 2) not in fetched
+
+
 def test_a_slow_verifier_bounds_the_leases(service: Make, draw: Make) -> None:
     class Slow(FakeScorer):
         async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:

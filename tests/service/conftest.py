@@ -197,6 +197,11 @@ class Service:
         return read_ledger(self.run_dir)
 
     @property
+    def in_flight(self) -> set[int]:
+        """Draws without an outcome. At the end of a run they are spares that no step needed."""
+        return {record["prompt_id"] for record in self.ledger if record["outcome"] == "in_flight"}
+
+    @property
     def rollouts(self) -> list[dict[str, Any]]:
         return [record for path in rollout_log.files(self.run_dir / "rollouts") for record in rollout_log.read(path)]
 

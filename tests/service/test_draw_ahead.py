@@ -62,4 +62,4 @@ def test_the_fixed_depth_bounds_adaptive_draws(service: Build, max_lag: int, ove
     run_simulated(run.run())
     run.check_lines()
     assert all(line["groups_in_flight"] <= (max_lag + 1) * 8 for line in run.lines)
-    assert run.lines[-1]["groups_in_flight"] == 0
+    assert len(run.in_flight) <= run.lines[-1]["groups_in_flight"] <= max_lag * 8

@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -142,10 +143,10 @@ class Case:
             for name, tensor in weights.items()
         ]
 
-    def engine(self, folder: Path | None = None) -> VllmEngine:
+    def engine(self, folder: Path | None = None, **settings: Any) -> VllmEngine:
         return VllmEngine(
             config.Model(path=str(folder or self.folder), dtype=self.dtype),
-            config.Actors(max_running=32, kv_cache_gib=0.25, enforce_eager=True),
+            config.Actors(max_running=32, kv_cache_gib=0.25, enforce_eager=True, **settings),
             max_model_len=MAX_MODEL_LEN,
             seed=0,
             core=0,
@@ -198,7 +199,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     yield untied_case(tmp_path_factory.mktemp("untied"))
 
 
-# These three start engines of their own, so they stand before the tests that share one.
+# These four start engines of their own, so they stand before the tests that share one.
 
 
 async def test_a_fresh_engine_agrees_and_its_death_is_noticed(untied: Case, tmp_path: Path) -> None:
@@ -225,6 +226,26 @@ async def test_a_fresh_engine_agrees_and_its_death_is_noticed(untied: Case, tmp_
             await asyncio.wait_for(engine.update(untied.stage(untied.weights)), 10)
     finally:
         await engine.stop()
+
+
+async def test_with_recompute_later_tokens_see_no_key_of_earlier_weights(untied: Case) -> None:
+    engine = untied.engine(weight_update="recompute")
+    changed = untied.perturbed("self_attn")
+    try:
+        await engine.start(None)
+        requests = await running(engine, 3, Sampling(max_tokens=200, min_tokens=200, seed=1))
+        update = await engine.update(untied.stage(changed))
+        answers = await asyncio.gather(*requests)
+        assert engine.tokens_aborted == 0
+    finally:
+        await engine.stop()
+    for answer in answers:
+        assert_covered(answer)
+        before, after = answer.spans
+        assert (before.version, after.version) == (START, update.version)
+        old, new = (np.abs(untied.reference(each, answer) - answer.logprobs) for each in (untied.weights, changed))
+        assert old[: before.end].max() < untied.tolerance
+        assert new[after.start :].max() < untied.tolerance, "as if the new weights had computed the whole sequence"
 
 
 async def test_weights_that_are_cut_off_are_named_by_the_engine_that_cannot_load_them(
@@ -425,6 +446,31 @@ async def test_labels_end_exactly_where_the_tokens_change(live: tuple[Case, Vllm
         for span in completion.spans:
             assert set(completion.token_ids[span.start : span.end].tolist()) == {span.version.number}
     assert max(len(completion.spans) for completion in completions) >= 3
+    await engine.update(case.stage(case.weights))
+
+
+async def test_a_drained_engine_runs_nothing_and_then_begins_with_the_new_version(
+    live: tuple[Case, VllmEngine],
+) -> None:
+    case, engine = live
+    runs = await running(engine, 3, Sampling(max_tokens=200, min_tokens=200, seed=1))
+    staged, before = case.stage(case.perturbed("mlp")), engine.version
+    draining = engine.drained()
+    entered = asyncio.create_task(draining.__aenter__())
+    await asyncio.sleep(0)
+    asked = asyncio.create_task(ask(engine, "asked while it drains"))
+    await entered
+    assert [[span.version for span in run.spans] for run in await asyncio.gather(*runs)] == [[before]] * 3
+    assert not asked.done() and engine.load().running == 0
+    await engine.update(staged)
+    await draining.__aexit__(None, None, None)
+    answer = await asked
+    assert [span.version for span in answer.spans] == [staged.manifest.version]
+    assert np.abs(case.reference(case.perturbed("mlp"), answer) - answer.logprobs).max() < case.tolerance
+    with pytest.raises(WeightError):
+        async with engine.drained():
+            await engine.update(case.stage({"a": torch.zeros(1)}))
+    assert (await ask(engine, "not paused")).spans[0].version == staged.manifest.version
     await engine.update(case.stage(case.weights))
 
 

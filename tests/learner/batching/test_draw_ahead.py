@@ -102,6 +102,23 @@ def test_nothing_is_known_at_the_start(clock: ManualClock) -> None:
     assert ahead.needed(0) is None
 
 
+def test_the_rest_of_a_run_has_spares_once_the_share_of_useful_groups_is_known(clock: ManualClock) -> None:
+    ahead = DrawAhead(clock, batch=8)
+    for draw_id in range(7):
+        ahead.finished(draw_id, useful=draw_id % 2 == 0)
+    assert ahead.draws_to_finish(12) == 12
+    ahead.finished(7, useful=False)
+    assert ahead.draws_to_finish(12) == 36
+    assert ahead.draws_to_finish(0) == 0
+
+
+def test_without_a_useful_group_yet_no_share_is_known(clock: ManualClock) -> None:
+    ahead = DrawAhead(clock, batch=2)
+    for draw_id in range(5):
+        ahead.finished(draw_id, useful=False)
+    assert ahead.draws_to_finish(12) == 12
+
+
 def test_results_of_an_earlier_start_give_no_draw_time(clock: ManualClock) -> None:
     ahead = DrawAhead(clock, batch=1)
     for _ in range(4):

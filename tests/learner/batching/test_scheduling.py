@@ -17,8 +17,8 @@ from olmorl.messages import Group, Version
 MakeGroup = Callable[..., Group]
 
 
-def allowed(live: int, published: int, done: int, *, steps: int = 100, batch: int = 10, ahead: int = 2) -> int:
-    return draws_allowed(live=live, published=published, done=done, steps=steps, batch=batch, ahead=ahead)
+def allowed(live: int, published: int, done: int, *, to_finish: int = 1000, batch: int = 10, ahead: int = 2) -> int:
+    return draws_allowed(live=live, published=published, done=done, to_finish=to_finish, batch=batch, ahead=ahead)
 
 
 @pytest.mark.parametrize(
@@ -29,12 +29,16 @@ def allowed(live: int, published: int, done: int, *, steps: int = 100, batch: in
         (20, 0, 1, 0),  # a step later, still unpublished: nothing new
         (20, 1, 1, 10),
         (27, 1, 1, 3),  # replaces filtered groups
-        (15, 98, 98, 5),  # two steps are left, and need 20
-        (0, 100, 100, 0),
     ],
 )
 def test_draws_keep_the_pipeline_full_and_no_fuller(live: int, published: int, done: int, expected: int) -> None:
     assert allowed(live, published, done) == expected
+
+
+def test_the_rest_of_the_run_bounds_the_draws() -> None:
+    assert allowed(15, 98, 98, to_finish=20) == 5
+    assert allowed(15, 98, 98, to_finish=50) == 15, "the lag bounds the spares"
+    assert allowed(0, 100, 100, to_finish=0) == 0
 
 
 def test_without_lag_only_the_batch_of_the_published_version_is_drawn() -> None:

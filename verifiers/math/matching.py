@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from olmorl.verifiers.math.answer_parser import Reading, in_signs, odds_for_probability, of_option, read, read_label
 from olmorl.verifiers.math.extraction import Extracted
-from olmorl.verifiers.math.forms import has_other_form
+from olmorl.verifiers.math.forms import has_other_form, notation_of
 from olmorl.verifiers.math.named_values import assigned, names_all, of_subject
 from olmorl.verifiers.math.notation import folded, last_side, normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, equal
@@ -63,6 +63,8 @@ def asked_again(question: MathQuestion, wanted: Reading, given: Reading) -> str:
         return ""
     if question.asks_form and has_other_form(question.text, wanted.text, given.text):
         return "form"
+    if wanted.number and given.number and notation_of(wanted.text) == notation_of(given.text) != "fraction":
+        return ""
     restated = question.restates(given.text, bool(given.number))
     return "restated" if restated and not question.restates(wanted.text, bool(wanted.number)) else ""
 

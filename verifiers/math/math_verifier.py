@@ -8,7 +8,7 @@ from typing import Any
 
 from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, WorkerProbe
-from olmorl.verifiers.math.answer_parser import in_signs, read, read_label, settle
+from olmorl.verifiers.math.answer_parser import in_signs, is_sequence, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
 from olmorl.verifiers.math.matching import (
     asked_again,
@@ -152,7 +152,8 @@ def _is_text(truth: str) -> bool:
 def _simple(truth: str) -> bool:
     """Whether the fast path reads the label."""
     label = read_label(truth)
-    return bool(label.number or label.is_choice_label or label.word or label.numeral or label.clock)
+    simple = label.number or label.is_choice_label or label.word or label.numeral or label.clock
+    return bool(simple) or is_sequence(label.text)
 
 
 def _shape_problem(label: Any) -> str | None:

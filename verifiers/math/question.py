@@ -88,6 +88,7 @@ _REWRITES = re.compile(
     re.IGNORECASE,
 )
 """Asks for another form of an expression."""
+_NUMERIC_FRACTION = re.compile(r"\\[dt]?frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?")
 _LOOKS = re.compile(r"[{}$~]|\\(?:left|right|displaystyle|[,;:!])(?![a-zA-Z])|(?<=\\)[dt](?=frac)")
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·]")
 _OPERATION = re.compile(r"[+*/^-]|\\(?:cdot|times|frac)")
@@ -333,7 +334,7 @@ def _with_comma(text: str) -> bool:
 
 def _written(text: str) -> str:
     """A formula without signs that do not change how it is read."""
-    return _TIMES.sub("*", _LOOKS.sub("", text))
+    return _TIMES.sub("*", _LOOKS.sub("", _NUMERIC_FRACTION.sub(r"\1/\2", text)))
 
 
 def comma_as_point(text: str) -> str:

@@ -261,12 +261,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     tables = []
     if given.real:
-        base, title = (
-            service_run.prepared(RECIPE, given.scratch, DemoSettings(), {}),
-            "one real engine, the demo's model",
-        )
+        base = service_run.prepared(RECIPE, given.scratch, DemoSettings(), {})
         in_turns = [[real(rung, seed, base, given.seconds) for rung in RUNGS] for seed in range(given.seeds)]
-        tables.append((title, [list(runs) for runs in zip(*in_turns, strict=True)]))
+        tables.append(("one real engine, the demo's model", [list(runs) for runs in zip(*in_turns, strict=True)]))
         show(*tables[-1])
     else:
         for workload in WORKLOADS:

@@ -234,7 +234,7 @@ def test_going_back_by_choice_abandons_what_came_after(service: Build) -> None:
     assert after[:5] == before[:5]
     assert [line["incarnation"] for line in run.lines] == [1] * 5 + [2] * 15
     assert len(set(chain(*after))) == 20 * 8
-    assert all(record["outcome"] != "in_flight" for record in run.ledger)
+    assert len(run.in_flight) <= run.settings.schedule.max_lag * 8
     moved = run.run_dir / "abandoned" / "000002"
     assert sorted(path.name for path in (moved / "checkpoints").iterdir()) == ["step_10", "step_15"]
     assert (moved / "ledger" / "000001.jsonl").exists()

@@ -4,8 +4,8 @@
 
 A run of `benchmarks/control_plane.py`: the service's orchestrator and loop, actors in four processes, Redis. Engines
 and learner only take time. Telemetry is Prometheus in each process, a scrape of all of them every five seconds, JSON
-logs, the status for the live view twice a second with the verdict, TensorBoard, and a trace for each group. The
-processes of the trackers run beside the others at low priority; their CPU is in no row.
+logs, the status for the live view twice a second with the verdict, TensorBoard, and a trace for each group. Its two
+tracking processes are the row `trackers`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from urllib.request import urlopen
 
 import control_plane
 import measure
+import psutil
 from control_plane import Case, Watch
 
 from olmorl import config
@@ -49,6 +50,9 @@ class Telemetered(Watch):
     """Everything that the process of the orchestrator tells others."""
 
     def __init__(self, recipe: config.Config, telemetry: Telemetry, tracking: Tracking) -> None:
+        self.totals: list[tuple[float, int]] = []
+        """CPU seconds of the tracking processes and trained groups, at each line."""
+        self._trackers = [psutil.Process(process.pid) for process in psutil.Process().children() if is_tracker(process)]
         self._telemetry = telemetry
         self._tracking = tracking
         self._verdicts = VerdictWindow(Shape.of(recipe))
@@ -58,6 +62,8 @@ class Telemetered(Watch):
         self._tracking.add_line(line)
         self._verdicts.add([line])
         self._telemetry.record_verdict(self._verdicts.latest)
+        cpu = sum(sum(process.cpu_times()[:2]) for process in self._trackers)
+        self.totals.append((cpu, int(line["groups_trained_total"])))
 
     def add_ended(self, ended: Ended) -> None:
         self._telemetry.record_ended(ended)
@@ -68,6 +74,14 @@ class Telemetered(Watch):
             await orchestrator.progress()
             await queue.statuses()
             await asyncio.sleep(STATUS_S)
+
+
+def is_tracker(process: psutil.Process) -> bool:
+    return "olmorl.deploy.tracking.tracking_process" in process.cmdline()
+
+
+tracker_ms: list[float] = []
+"""CPU milliseconds of the tracking processes per group, of each run with telemetry."""
 
 
 @contextmanager
@@ -82,9 +96,14 @@ def telemetered(recipe: config.Config) -> Iterator[Watch]:
     (recipe.run_dir / "orchestrator.address").write_text(telemetry.address)
     tracked = recipe.model_copy(update={"telemetry": recipe.telemetry.model_copy(update={"tracker": "tensorboard"})})
     tracking = Tracking(tracked, {"OTEL_EXPORTER_OTLP_ENDPOINT": address.get(timeout=60)})
+    while sum(map(is_tracker, psutil.Process().children())) < 2:
+        time.sleep(0.1)
+    watch = Telemetered(recipe, telemetry, tracking)
     try:
         with logged(recipe.run_dir, "orchestrator"):
-            yield Telemetered(recipe, telemetry, tracking)
+            yield watch
+        (before, first), (after, last) = watch.totals[2], watch.totals[-1]
+        tracker_ms.append(1000 * (after - before) / (last - first))
     finally:
         tracking.close()
         telemetry.close()
@@ -162,7 +181,7 @@ def prepare(quick: bool) -> Iterator[Callable[[], measure.Values]]:
             found["orchestrator, with" if on else "orchestrator, without"] = one.orchestrator_ms
             found["actors, with" if on else "actors, without"] = one.actors_ms
             found["Redis, with" if on else "Redis, without"] = one.redis_ms
-        return found
+        return {**found, "trackers": tracker_ms[-1]}
 
     yield repeat
 
@@ -172,7 +191,8 @@ BENCHMARK = measure.Benchmark(
     name="telemetry",
     title="A run with all telemetry and without",
     units={"with": "groups/s", "without": "groups/s"}
-    | {f"{part}, {how}": "CPU ms/group" for part in _PARTS for how in ("with", "without")},
+    | {f"{part}, {how}": "CPU ms/group" for part in _PARTS for how in ("with", "without")}
+    | {"trackers": "CPU ms/group"},
     ratio=("with", "without"),
     target=0.99,
     prepare=prepare,

@@ -56,7 +56,7 @@ class Workload:
 WORKLOADS: Mapping[str, Workload] = {
     "demo": Workload(DemoSettings()),
     "tail": Workload(
-        DemoSettings(terms={2: 45, 3: 30, 4: 12, 5: 5, 6: 3, 8: 2, 11: 1, 16: 2}, warm_start=WarmStart(steps=600)),
+        DemoSettings(terms={2: 45, 3: 30, 4: 12, 5: 5, 6: 3, 8: 2, 11: 1, 16: 2}, warm_start=WarmStart(steps=1300)),
         {"data.max_prompt_tokens": 96, "sampling.max_tokens": 768},
     ),
 }

@@ -91,7 +91,7 @@ def timed(call: Callable[[], object]) -> tuple[float, float]:
 def cost(store: StagedWeightStore, version: Version, buffers: Sequence[NamedBuffer], folder: Path) -> Cost:
     published = timed(lambda: store.publish(version, buffers))
     fetched = timed(lambda: store.fetch(version))
-    stored = next(folder.rglob(f"{version}.weights")).stat().st_size
+    stored = next(folder.rglob(f"{version}.shard_0")).stat().st_size
     store.discard([version])
     return Cost(*published, *fetched, stored / MIB)
 

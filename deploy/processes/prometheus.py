@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.server import ThreadingHTTPServer
@@ -320,6 +321,10 @@ def _serve(
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exception(), ConnectionError):  # a scraper that gave up is not our error
+                super().handle_error(request, client_address)
 
     try:
         server = Server((host, port), WithTargets)

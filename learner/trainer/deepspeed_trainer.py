@@ -1,4 +1,4 @@
-"""The DeepSpeed trainer: one rank of the policy being trained. The one file that imports deepspeed.
+"""The DeepSpeed trainer: one rank of the policy being trained. Only this file and sequence_parallel run DeepSpeed.
 
     train(shard) ── for each minibatch ── for each row: forward, loss, backward ── one optimizer step
 
@@ -315,7 +315,7 @@ class DeepSpeedTrainer:
         if size == 1:
             return None
         refuse_heads(*models.attention_heads(models.read_config(self._model_settings).get_text_config()), size)
-        return form_group(self._ranks.rank, size)
+        return form_group(self._ranks.rank, size, self._ranks.timeout_s)
 
     def _saving(self) -> AbstractContextManager[Any]:
         """The context that holds the inputs of checkpointed layers."""

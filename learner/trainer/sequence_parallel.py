@@ -12,6 +12,7 @@ Shape letters: T tokens of the row, t of one rank, H heads, h of one rank, D hea
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from olmorl.errors import ModelError
@@ -84,14 +85,16 @@ class SequenceGroup:
         dist.destroy_process_group(self._process_group)
 
 
-def form_group(rank: int, size: int) -> SequenceGroup:
+def form_group(rank: int, size: int, timeout_s: float) -> SequenceGroup:
     """The group of `size` ranks with neighbouring numbers to which `rank` belongs. All ranks call this together.
 
-    Neighbours are on one host where a host has enough ranks. The process group of all and deepspeed must be set up.
+    Neighbours are on one host where a host has enough ranks. An exchange waits `timeout_s` for the others. The process
+    group of all and deepspeed must be set up.
     """
     import torch.distributed as dist
 
-    group, _ = dist.new_subgroups(size)  # type: ignore[no-untyped-call]
+    deadline = timedelta(seconds=timeout_s)
+    group, _ = dist.new_subgroups(size, timeout=deadline)  # type: ignore[no-untyped-call]
     return SequenceGroup(rank % size, size, group)
 
 

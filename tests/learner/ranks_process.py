@@ -256,7 +256,7 @@ class Rank:
         """Log-probabilities, entropies and gradients of single rows in float64, by the policy without DeepSpeed."""
         _import_deepspeed(torch.device("cpu"))
         size = job.get("sequence_parallel", 1)
-        group = form_group(self.ranks.rank, size) if size > 1 else None
+        group = form_group(self.ranks.rank, size, self.ranks.timeout_s) if size > 1 else None
         model = models.load(config.Model(path=job["model"], dtype="float32"), "sdpa", torch.device("cpu")).double()
         policy = PackedPolicy(model, 0.7, chunk=4, group=group)
         samples = [sample for group in make_groups(1) for sample in group]

@@ -19,6 +19,11 @@ from olmorl.verifiers.math.words import choices, spoken, times
 from olmorl.verifiers.math.words.wording import conclusion, doubtful
 
 _PLAIN_NUMBER = re.compile(r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.(\d+))?", re.ASCII)
+_LITERAL = re.compile(r"-?0(?:[xX][\da-fA-F]+|[bB][01]+|[oO][0-7]+)", re.ASCII)
+"""A number in base 16, 2 or 8 as in a program."""
+_SEQUENCE = re.compile(r"[(\[{]?\s*(-?[\d.]+(?:[\s,;]+-?[\d.]+)+|[A-Z\d](?:[\s,;]+[A-Z\d]){2,})\s*[)\]}]?", re.ASCII)
+_SEPARATORS = re.compile(r"[,;()\[\]{}]")
+_ITEMS = re.compile(r"-?[\d.]+|[A-Z]")
 _NUMERIC = frozenset("+-.0123456789")
 _BASES = {
     "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "sixteen": 16,
@@ -64,6 +69,8 @@ def _read(answer: str) -> Reading:
         places = len(plain_number[1] or "")
         value = Fraction(answer.replace(",", ""))
         return Reading(answer, answer, Quantity(value, Fraction(1, 10**places) if places else None))
+    if literal := _LITERAL.fullmatch(answer.strip()):
+        return Reading(answer, answer.strip().lower(), Quantity(Fraction(int(literal[0], 0)), None))
     text = normalise(answer)
     plain = unmark(text).strip()
     if plain[:1] == "{" and plain[-1:] == "}" and "{" not in plain[1:]:
@@ -140,12 +147,26 @@ def settle(label: Reading, answer: Reading, policy: Policy) -> tuple[bool, str] 
         return True, "identical"
     if label.is_choice_label:
         return label.choice == answer.choice, "choice"
-    for compare in (_as_numbers, _as_numerals, _as_words):
+    for compare in (_as_sequences, _as_numbers, _as_numerals, _as_words):
         if (verdict := compare(label, answer, policy)) is not None:
             return verdict
     if not policy.exact_case and folded(label.text) == folded(answer.text):
         return True, "identical"
     return None
+
+
+def is_sequence(text: str) -> bool:
+    """Whether a label is numbers or letters with only spaces between them: a row or a grid. They are no product."""
+    return " " in text.strip() and not _SEPARATORS.search(text) and bool(_SEQUENCE.fullmatch(" ".join(text.split())))
+
+
+def _as_sequences(label: Reading, answer: Reading, _: Policy) -> tuple[bool, str] | None:
+    """Compare rows of numbers or letters, item by item."""
+    if label.number or not is_sequence(label.text):
+        return None
+    given = _SEQUENCE.fullmatch(answer.text)
+    items = _ITEMS.findall(given[1]) if given else []
+    return items == _ITEMS.findall(label.text), "sequence"
 
 
 def _as_numbers(label: Reading, answer: Reading, policy: Policy) -> tuple[bool, str] | None:

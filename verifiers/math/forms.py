@@ -65,6 +65,12 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = tuple(
 )
 
 
+def notation_of(number: str) -> str:
+    """How a number is written: `fraction`, `percent`, `power` or `plain`."""
+    marks = (("fraction", r"\\frac|/"), ("percent", r"%|percent"), ("power", r"\^|\de[-+\d]"))
+    return next((name for name, mark in marks if re.search(mark, number)), "plain")
+
+
 def has_other_form(question: str, label: str, answer: str) -> bool:
     """Whether a question asks for a form that the label has and the answer lacks."""
     wanted, given = (last_side(text)[2] for text in (label, answer))

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from olmorl.verifiers.math.answer_parser import Reading, in_signs, odds_for_probability, of_option, read, read_label
 from olmorl.verifiers.math.extraction import Extracted
-from olmorl.verifiers.math.forms import has_other_form
-from olmorl.verifiers.math.named_values import assigned, names_all
+from olmorl.verifiers.math.forms import has_other_form, notation_of
+from olmorl.verifiers.math.named_values import assigned, names_all, of_subject
 from olmorl.verifiers.math.notation import folded, last_side, normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, equal
 from olmorl.verifiers.math.question import MathQuestion
@@ -49,6 +49,8 @@ def match(question: MathQuestion, truth: str, found: Extracted) -> Match:
     truth, found = _of_options(question, truth, found)
     wanted = read_label(truth)
     found = _suited(found, wanted)
+    if wanted.number and question.subject and (said := of_subject(question.subject, question.names, found.closing)):
+        found = found._replace(text=said, how="subject")
     answer = found.num_items if found.num_items and wanted.number else of_option(found.text, wanted)
     if question.is_ordered and "," in wanted.text and "," not in answer:
         answer = _CHAIN.sub(", ", answer)
@@ -61,6 +63,8 @@ def asked_again(question: MathQuestion, wanted: Reading, given: Reading) -> str:
         return ""
     if question.asks_form and has_other_form(question.text, wanted.text, given.text):
         return "form"
+    if wanted.number and given.number and notation_of(wanted.text) == notation_of(given.text) != "fraction":
+        return ""
     restated = question.restates(given.text, bool(given.number))
     return "restated" if restated and not question.restates(wanted.text, bool(wanted.number)) else ""
 

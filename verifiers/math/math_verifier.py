@@ -8,7 +8,7 @@ from typing import Any
 
 from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.check_outcomes import Done, Outcome, WorkerProbe
-from olmorl.verifiers.math.answer_parser import in_signs, read, read_label, settle
+from olmorl.verifiers.math.answer_parser import in_signs, is_sequence, read, read_label, settle
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
 from olmorl.verifiers.math.matching import (
     asked_again,
@@ -87,7 +87,8 @@ class MathVerifier(AnswerVerifier):
         settled = in_words_of(question, wanted, answer, found)
         if self._policy.units == "lenient":
             wanted = in_terms_of(question, wanted, given)
-        settled = settled or settle(wanted, given, self._policy)
+        policy = question.policy(self._policy, is_percentage=bool(wanted.number and wanted.number.percent))
+        settled = settled or settle(wanted, given, policy)
         if settled is not None:
             return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
         signs = in_signs(found.text)
@@ -96,9 +97,7 @@ class MathVerifier(AnswerVerifier):
         measured = in_unit_of(question, truth, signs) if self._policy.units == "lenient" else signs
         if measured is None:
             return Verdict(reward=0.0, extracted=found.text, method="unit")
-        return await self._by_algebra(
-            truth, measured, self._policy._replace(ordered=question.is_ordered or self._policy.ordered)
-        )
+        return await self._by_algebra(truth, measured, policy)
 
     async def _by_algebra(self, truth: str, answer: str, policy: Policy) -> Verdict:
         outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer, policy)
@@ -153,7 +152,8 @@ def _is_text(truth: str) -> bool:
 def _simple(truth: str) -> bool:
     """Whether the fast path reads the label."""
     label = read_label(truth)
-    return bool(label.number or label.is_choice_label or label.word or label.numeral or label.clock)
+    simple = label.number or label.is_choice_label or label.word or label.numeral or label.clock
+    return bool(simple) or is_sequence(label.text)
 
 
 def _shape_problem(label: Any) -> str | None:

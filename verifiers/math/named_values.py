@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from olmorl.verifiers.math.last_value import NUMBER, SENTENCE_END, normal_signs, unsure
 from olmorl.verifiers.math.notation import normalise, unmark
 from olmorl.verifiers.math.numbers import Policy, Quantity, equal, quantity
+from olmorl.verifiers.math.units import with_unit
 from olmorl.verifiers.math.words.spelled import in_digits
 
 MAX_SENTENCES = 3
+_RELATIVE = re.compile(
+    r"\b(?:than|times|twice|half|as (?:many|much|old|long|far)|of|from|to|after|before|ago|in)\b", re.IGNORECASE
+)
 _EXACT = Policy(tolerance=0.0)
 _PLAIN_VALUE = r"\$?(-?(?:\\[dt]?frac\{-?\d+\}\{\d+\}|\d+(?:[./]\d+)?))"
 _NAMED_VALUE = re.compile(
@@ -53,6 +58,24 @@ def names_all(label: str, ending: str) -> bool:
         if len(found) >= len(items):
             return len(found) == len(items) and all(map(_same, values, found))
     return False
+
+
+def of_subject(subject: str, names: Iterable[str], sentence: str) -> str:
+    """The number behind the name that a question asks for, if each of several names of a sentence has one number.
+
+    Empty otherwise: `Bob has 10 and Ann has 5`, but not `Bob has 5 more than Ann`.
+    """
+    pieces = re.split(rf"\b({'|'.join(map(re.escape, names))})\b", normal_signs(sentence))
+    said, behind = pieces[1::2], [in_digits(piece) for piece in pieces[2::2]]
+    numbers = [list(NUMBER.finditer(piece)) for piece in behind]
+    alone = len(set(said)) == len(said) > 1 and all(len(found) == 1 for found in numbers)
+    if subject not in said or not alone or any(map(_RELATIVE.search, behind)):
+        return ""
+    place = said.index(subject)
+    number = numbers[place][0]
+    if unsure(behind[place][: number.start()], behind[place][number.end() :]):
+        return ""
+    return with_unit(number[0], behind[place][number.end() :])
 
 
 def _named(names: list[str], values: list[Quantity | None], text: str) -> bool:

@@ -44,6 +44,11 @@ def _function(match: re.Match[str]) -> str:
     return f"{match[1] or 'f'}({match[2]}) ="
 
 
+def _combinations(match: re.Match[str]) -> str:
+    """`5C2` as a binomial coefficient. A numeral such as 2C335 stays."""
+    return rf"\binom{{{match[1]}}}{{{match[2]}}}" if int(match[1]) >= int(match[2]) else match[0]
+
+
 def _quantity(match: re.Match[str]) -> str:
     """`\\SI{30}{\\volt}` as the number and the unit in words."""
     unit = (match[2] or "").replace("\\per", "/").replace("\\", " ")
@@ -60,6 +65,7 @@ _COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Matc
         r"\\end\s*\{\1\}\s*\\right\s*\.", re.DOTALL), r"\\begin{aligned}\2\\end{aligned}"),
     (("\\\\", "\\cr", "\\newline"), re.compile(r"\\\\(?:\s*\[[^\]]*\])?|\\cr(?![a-zA-Z])|\\newline(?![a-zA-Z])"), ROW),
     ((ROW, "\\end"), re.compile(rf"[.,;]\s*(?={ROW}|\\end\s*\{{)"), ""),
+    (("C",), re.compile(r"(?<![\w.\\^{])(\d{1,3})C(\d{1,3})(?![\w.]|\)?\s*_)"), _combinations),
     (("C_",), re.compile(r"(?<![a-zA-Z\\])C_(?:\{([3-9]|\d\d)\}|([3-9]))\s*\^(?:\{(\d{1,2})\}|(\d))"),
      r"\\binom{\1\2}{\3\4}"),
     (("C_",), re.compile(r"(?:\{\s*\}|^)\s*[_^](?:\{(\w{1,4})\}|(\w))\s*C_(?:\{(\w{1,4})\}|(\w))"),
@@ -125,7 +131,7 @@ _ESCAPED_TWICE = re.compile(
     r"(?<!\\)\\\\(?=(?:left|right|[dt]?frac|sqrt|boxed|text|mathrm|le|ge|leq|geq|pi|cdot|times|infty|cup|cap|in|pm|circ)(?![a-zA-Z]))"
 )
 """Two backslashes in front of a command, in data that was escaped once too often."""
-_NOTATION = re.compile(r"[\\~{^<>!|]|\.\.\.|,[-–—]")
+_NOTATION = re.compile(r"[\\~{^<>!|]|\.\.\.|,[-–—]|\dC\d")
 """Every pattern above needs one of these."""
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|textup|textsc|emph|mathrm|mbox|hbox|operatorname\*?)"

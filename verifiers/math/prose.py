@@ -55,6 +55,7 @@ _DIVIDED = re.compile(
     re.IGNORECASE,
 )
 """Behind a remainder."""
+_REMAINDER_OF = re.compile(r"\b(leav\w+|giv\w+|has)\s+a remainder of (?=-?\d+\W*$)", re.IGNORECASE)
 _POWER = re.compile(r"(\d{1,6})\^(?:\{(\d{1,2})\}|(\d{1,2}))")
 _PARTS = re.compile(r":\s+([^:]*)$")
 """The parts of a total: `11 apples: 5 red and 6 green`."""
@@ -138,7 +139,7 @@ def stated(text: str, reasons: bool = True) -> tuple[Quantity, bool] | None:
     if (other := _IN_OTHER_WORDS.match(bare)) and not doubtful(other[0]) and (same := quantity(bare[other.end() :])):
         return same, False
     if "remainder" in bare:
-        bare = _DIVIDED.sub("", bare)
+        bare = _REMAINDER_OF.sub(r"\1 ", _DIVIDED.sub("", bare))
     bare = _without_parts(_NOT_BUT.sub("", bare, count=1))
     first = _START.search(bare)
     if reasons and first is not None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from olmorl.messages import Prompt
 from olmorl.verifiers.math.notation import last_side, normalise, unmark
-from olmorl.verifiers.math.numbers import quantity
+from olmorl.verifiers.math.numbers import Policy, quantity
 from olmorl.verifiers.math.units import DOLLARS, ONE, YEAR, Dimensions, Unit, is_known, measured, named
 from olmorl.verifiers.math.words.languages import COMMA_LANGUAGES, language, unit_words
 from olmorl.verifiers.math.words.wording import conclusion, doubtful, words
@@ -88,6 +88,7 @@ _REWRITES = re.compile(
     re.IGNORECASE,
 )
 """Asks for another form of an expression."""
+_NUMERIC_FRACTION = re.compile(r"\\[dt]?frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?")
 _LOOKS = re.compile(r"[{}$~]|\\(?:left|right|displaystyle|[,;:!])(?![a-zA-Z])|(?<=\\)[dt](?=frac)")
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·]")
 _OPERATION = re.compile(r"[+*/^-]|\\(?:cdot|times|frac)")
@@ -105,6 +106,21 @@ _ORDERED = re.compile(
     r"|\bfrom (?:the )?(?:least|smallest|lowest|shortest|greatest|largest|highest|longest|biggest) to\b",
     re.IGNORECASE,
 )
+_SHARES = re.compile(
+    r"%|percent|probab|chance|fraction|\brate|ratio|proportion|portion|share|interest|likel|odds", re.IGNORECASE
+)
+"""What may be a percentage."""
+_NAME = re.compile(r"\b[A-Z][a-z]{2,}\b")
+_NO_NAMES = frozenset(
+    """
+    How What Which Who When Where Why The There Then This That These Those Find Compute Determine Calculate Let Given
+    Suppose Assume Each Every All Some She Her His They Their Its After Before For From With Without During Today
+    Yesterday Tomorrow Now Later Next Last First Second Third Express Write Give Your Answer Round Simplify Solve
+    Monday Tuesday Wednesday Thursday Friday Saturday Sunday January February March April May June July August
+    September October November December And But Not One Two Three Four Five Six Seven Eight Nine Ten
+    """.split()  # noqa: SIM905
+)
+"""Words with a capital that name no person."""
 _COUNT = re.compile(r"\bhow many\b|\bnumber of\b|\bhow much\b", re.IGNORECASE)
 
 
@@ -132,6 +148,21 @@ class MathQuestion(NamedTuple):
 
     is_ordered: bool = False
     """Whether it asks for a list in an order."""
+
+    names: frozenset[str] = frozenset()
+    """The names in it."""
+    subject: str = ""
+    """The only name in the sentence that asks."""
+
+    def policy(self, policy: Policy, is_percentage: bool) -> Policy:
+        """The rules of agreement for its answers: their order, and whether 25% can be 25.
+
+        Args:
+            is_percentage: the label has a percent sign.
+        """
+        about_none = not is_percentage and _ENGLISH.search(self.text) and not _SHARES.search(self.text)
+        strict = policy.strict_percent or bool(about_none)
+        return policy._replace(ordered=policy.ordered or self.is_ordered, strict_percent=strict)
 
     def solved_for_another(self, label: str, answer: str) -> bool:
         """Whether an answer, unlike the label, gives another variable than the question asks for.
@@ -270,7 +301,14 @@ def _question(text: str) -> MathQuestion:
         next(filter(None, unknown.groups())) if unknown else "",
         bool(_REWRITES.search(text)),
         bool(_ORDERED.search(text)),
+        frozenset(_NAME.findall(text)) - _NO_NAMES,
+        _subject(text),
     )
+
+
+def _subject(text: str) -> str:
+    named = set(_NAME.findall(re.split(r"[.!]\s|\n", text.strip())[-1])) - _NO_NAMES
+    return named.pop() if len(named) == 1 else ""
 
 
 def _options(text: str) -> tuple[tuple[str, str], ...]:
@@ -296,7 +334,7 @@ def _with_comma(text: str) -> bool:
 
 def _written(text: str) -> str:
     """A formula without signs that do not change how it is read."""
-    return _TIMES.sub("*", _LOOKS.sub("", text))
+    return _TIMES.sub("*", _LOOKS.sub("", _NUMERIC_FRACTION.sub(r"\1/\2", text)))
 
 
 def comma_as_point(text: str) -> str:

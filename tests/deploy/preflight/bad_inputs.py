@@ -290,11 +290,6 @@ LINES = [
         *("--learner.ranks_per_node", "2", "--learner.sequence_parallel", "2", "--learner.attention", "eager"),
         says=("learner.sequence_parallel = 2", 'learner.attention = "eager"', '"sdpa"'),
     ),
-    line(
-        "more ranks a row than attention heads",
-        *("--learner.ranks_per_node", "4", "--learner.sequence_parallel", "4"),
-        says=("learner.sequence_parallel = 4", "2 attention heads and 2 key heads", "set it to 2"),
-    ),
     line("a value in place of a section", "--learner", "3", says=("--learner", "a section", "--section.key value")),
     line("a section in place of a value", "--learner.eps.x", "3", says=("learner.eps", "number")),
     line("a key of a key", "--run.seed", "1", "--run.seed.x", "3", says=("--run.seed.x", "not a section")),
@@ -418,6 +413,11 @@ PLACES = [
 ]
 
 MODELS = [
+    Case(
+        "more ranks a row than attention heads",
+        ("--learner.ranks_per_node", "4", "--learner.sequence_parallel", "4"),
+        ("learner.sequence_parallel = 4", "2 attention heads and 2 key heads", "set it to 2"),
+    ),
     Case("a path that is missing", ("--model.path", "./nope"), ("./nope", "no such model folder")),
     Case("a file for a model", ("--model.path", "{w}/data.jsonl"), ("data.jsonl", "no such model folder")),
     Case("a misspelt model folder", ("--model.path", "{w}/modl"), ("{w}/modl", "no such model folder")),

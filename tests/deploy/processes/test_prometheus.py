@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
+import struct
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
@@ -275,3 +279,22 @@ def test_every_other_field_has_a_meaning_and_no_label() -> None:
     assert outcomes < metrics.HELP.keys()
     assert all(metrics.meaning(field) for field in metrics.HELP)
     assert {field for field in metrics.HELP if metrics.family_of(field)} == outcomes
+
+
+def test_a_scraper_that_gives_up_leaves_nothing_in_the_log(
+    telemetry: Telemetry, capfd: pytest.CaptureFixture[str]
+) -> None:
+    host, _, port = telemetry.address.rpartition(":")
+    for number in range(4000):
+        telemetry.record({f"eval_set{number}_accuracy": 0.5})
+    for _ in range(5):
+        with socket.create_connection((host, int(port))) as scraper:
+            # Closing with a reset, before the answer is made.
+            scraper.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            scraper.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert "olmorl_eval_set3999_accuracy" in urlopen(f"http://{telemetry.address}/metrics").read().decode()
+    deadline = time.monotonic() + 10
+    while any("process_request_thread" in thread.name for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert capfd.readouterr().err == ""

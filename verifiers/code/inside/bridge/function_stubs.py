@@ -37,7 +37,9 @@ def described(code: CodeType) -> tuple[Any, ...]:
 
 
 def code(argcount: int, posonly: int, kwonly: int, flags: int, names: tuple[str, ...], name: str) -> CodeType:
-    """A code object with parameters, which is never run."""
+    """A code object with parameters, which is never run. Raises ValueError or TypeError for parts of no code object."""
+    if any(type(text) is not str for text in (*names, name)):
+        raise TypeError("a name that is no text")
     return code.__code__.replace(
         co_argcount=argcount, co_posonlyargcount=posonly, co_kwonlyargcount=kwonly, co_flags=flags,
         co_varnames=names, co_nlocals=len(names), co_cellvars=(), co_freevars=(), co_name=name,

@@ -65,7 +65,9 @@ class FakeTrainer:
         self.weights = (own if own.exists() else folder / "rank_0").read_bytes()
 
     def export(self, folder: Path) -> None:
-        """Write a note that there is no model to export."""
+        """Write a note that there is no model to export: rank 0 alone, because each rank has its own digest."""
+        if self._rank:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "README.md").write_text(f"A simulated run. Digest of its history: {self.weights.hex()}\n")
 

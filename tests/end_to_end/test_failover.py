@@ -21,7 +21,7 @@ from olmorl.learner.storage.ledger import read_ledger
 from tests.end_to_end.launching import ROOT
 from tests.queues.redis_server.sentinels import PASSWORD, SENTINEL_PASSWORD, Watched, watched
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
 SETTINGS = """
 [schedule]
 steps = 1000
@@ -71,7 +71,6 @@ def in_files(folder: Path, secrets: Iterable[str]) -> list[tuple[Path, str]]:
     return [(path, secret) for path in files for secret in secrets if secret.encode() in path.read_bytes()]
 
 
-@pytest.mark.slow
 def test_a_fail_over_that_lost_the_last_writes_is_reconciled_and_no_secret_is_seen(
     servers: Watched, simulate: Callable[[str], Any], check_history: Callable[[Any, int, int], None]
 ) -> None:

@@ -44,6 +44,7 @@ def marks(table: str) -> dict[str, str]:
     return {row[0]: row[2] for row in rows if row[0]}
 
 
+@pytest.mark.slow
 def test_one_table_has_every_problem_with_its_fix(tmp_path: Path) -> None:
     run = recipes.real(tmp_path, tmp_path / "nothing-here", NO_REDIS)
     run.start("--preflight", "--data.train", '["missing.jsonl"]')

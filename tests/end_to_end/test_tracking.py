@@ -73,6 +73,7 @@ def test_curves_and_traces_are_those_of_the_run_also_after_a_crash(simulate: Cal
             assert times == sorted(times), prompt
 
 
+@pytest.mark.slow
 def test_a_tracker_that_hangs_costs_points_and_no_step(simulate: Callable[[str], Any], tmp_path: Path) -> None:
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake" / "trackio.py").write_text("import time\ndef init(**settings): time.sleep(3600)\n")

@@ -40,6 +40,7 @@ print(json.dumps(ray.get(engine.executors.remote(sys.argv[1]))))
 """
 
 
+@pytest.mark.slow
 def test_a_split_engine_starts_its_own_processes_inside_a_placement_group(config_folder: Path) -> None:
     """vLLM's own choice there is its Ray executor, which asks Ray for a bundle per GPU that no actor has."""
     command = [sys.executable, "-c", ON_TWO_FAKED_GPUS, str(config_folder)]

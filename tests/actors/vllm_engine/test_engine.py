@@ -266,6 +266,7 @@ async def test_weights_that_are_cut_off_are_named_by_the_engine_that_cannot_load
             await engine.stop()
 
 
+@pytest.mark.slow
 async def test_what_a_killed_owner_leaves_is_reaped(tmp_path: Path) -> None:
     """Also checks that an engine that loaded the weights from disk agrees with transformers as the updated one does."""
     case = tied_case(tmp_path)

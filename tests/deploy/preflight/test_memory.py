@@ -114,6 +114,7 @@ def test_shared_rows_tiles_and_activations_on_the_host(models: Path) -> None:
     assert "a row of 34,816 tokens on 8 ranks" in {part.note for part in shared.places[0].parts}
 
 
+@pytest.mark.slow
 def test_a_row_too_long_for_a_gpu_is_refused_with_ranks_to_share_it(models: Path) -> None:
     tried = (("learner.logprob_chunk", "64"), ("learner.offload_optimizer", "true"))
     settings = shipped(models, "olmo3-32b-think", ("sampling.max_tokens", "129024"), *tried)

@@ -18,6 +18,8 @@ from olmorl.learner.trainer.checkpoint_shards import Shares
 Jobs = dict[str, dict[str, Any]]
 Results = dict[str, list[dict[str, Any]]]
 
+pytestmark = pytest.mark.slow
+
 
 def job(kind: str, model: str, dtype: str, stage: int, **learner: Any) -> dict[str, Any]:
     settings = {"model": {"path": model, "dtype": dtype}, "learner": {"zero_stage": stage, **learner}}

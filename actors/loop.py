@@ -63,8 +63,8 @@ class Actor:
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
-        While the engine stays more than `max_lag` versions behind, the actor leases nothing and gives back groups that
-        have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its group fails as
+        While the engine drains, or stays more than `max_lag` versions behind, the actor leases nothing and gives back
+        groups that have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its group fails as
         `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
         """
         self.name = name
@@ -234,6 +234,7 @@ class Actor:
     async def _update(self) -> None:
         while True:
             update = await self._weights.next_update()
+            self._changed.set()
             for work in self._works.values():
                 trains = work.prompt.lane == TRAIN_LANE
                 if trains and self._max_span is not None and work.outlived(update.version, self._max_span):

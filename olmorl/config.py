@@ -319,7 +319,8 @@ class Actors(Section):
     weight_update: Literal["in_flight", "recompute", "drain"] = "in_flight"
     """How an engine takes a new version. `in_flight`: between two decoding steps, and the KV cache is kept;
     `recompute`: likewise, and then it computes the cache of all its sequences with the new weights; `drain`: it begins
-    no sequence until all running ones have ended, so that each answer has one version."""
+    no sequence until all running ones have ended, so that each answer has one version. Only a sequence that the engine
+    stopped because its cache was full continues with the new one."""
     stall_deadline_s: float = Field(300, gt=0)
     """Longest time that an engine with requests makes no token, or stays more than schedule.max_lag versions behind.
     Then its actor ends with the cause, and another actor replaces it."""

@@ -222,7 +222,7 @@ def test_a_drain_may_take_longer_than_the_stall_deadline(service: Make, draw: Ma
             return draining, groups, await s.queue.statuses()
 
     draining, (before, after), statuses = run_simulated(scenario())
-    assert 200 > 3 * DEADLINE_S
+    assert before.finished_at - before.started_at > 3 * DEADLINE_S
     assert (draining.queued, draining.leased) == (1, 1), "another actor may take what waits for the version"
     assert {one.oldest for one in before.completions} == {v(0)}
     assert {one.oldest for one in after.completions} == {newest} and after.prompt.attempt == 1

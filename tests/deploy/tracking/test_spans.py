@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
-from olmorl.deploy.tracking.records import TrackedLine, TrackedRun, attempt_of
+from olmorl.deploy.tracking.records import Taken, TrackedLine, TrackedRun, attempt_of
 from olmorl.deploy.tracking.spans import MOST_ENDED, SpanSink
+from olmorl.deploy.tracking.tracking_process import Guard
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_record import Ended
 from tests.deploy.tracking.otlp_receiver import OtlpReceiver
@@ -100,3 +102,20 @@ def test_a_collector_that_refuses_costs_the_attempts_that_it_refused(
     receiver.status = 200
     sink.take(attempt_of(ended(3)))
     assert sink.take(line(6, 1000.0)) == 0 and len(receiver.traces()) == 1
+
+
+def test_a_library_that_fails_costs_all_attempts_that_were_sent(
+    sink: SpanSink, ended: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(spans: object) -> None:
+        raise ConnectionError("no route")
+
+    guard = Guard(sink)
+    monkeypatch.setattr(sink._exporter, "export", fail)
+    attempts = [attempt_of(ended(draw)) for draw in range(3)]
+    taken = [guard.call(partial(sink.take, attempt), 1) for attempt in attempts]
+    assert [(one.lost, one.kept) for one in taken] == [(0, 1), (0, 2), (0, 3)]
+    assert guard.call(partial(sink.take, line(5, 1000.0)), 1) == Taken(lost=0, kept=3)
+    assert guard.call(partial(sink.take, line(6, 1000.0)), 1) == Taken(lost=4, kept=0)
+    guard.call(partial(sink.take, attempts[0]), 1)
+    assert guard.call(sink.close, 0) == Taken(lost=1, kept=0)

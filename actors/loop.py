@@ -64,8 +64,8 @@ class Actor:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
         While the engine drains, or stays more than `max_lag` versions behind, the actor leases nothing and gives back
-        groups that have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its group fails as
-        `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
+        groups that have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its
+        group fails as `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
         """
         self.name = name
         self._engine = engine

@@ -72,4 +72,6 @@ async def test_the_last_points_leave_when_the_run_ends(
         assert await process.run() == "all steps are done" and error is None
     except OlmoRLError as raised:
         assert raised is error
-    assert process.telemetry.registry.get_sample_value("olmorl_tracking_dropped_total") in (dropped, dropped or None)
+    labels = {"process": "orchestrator", "run": recipe.run.name}
+    assert (process.telemetry.registry.get_sample_value("olmorl_tracking_dropped_total", labels) or 0) == dropped
+    process.telemetry.close()

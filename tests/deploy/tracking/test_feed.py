@@ -13,8 +13,9 @@ import psutil
 
 from olmorl.deploy.tracking.feed import TrackingFeed
 from olmorl.deploy.tracking.records import TrackedLine, TrackedRun, attempt_of
-from olmorl.learner.storage.rollout_record import Ended
+from tests.deploy.ended_draws import ended
 from tests.deploy.tracking.otlp_receiver import OtlpReceiver
+from tests.waiting import until
 
 Install = Callable[[str], None]
 
@@ -92,9 +93,7 @@ def test_a_record_that_cannot_be_sent_costs_the_rest(tmp_path: Path, fake_tracki
     assert made.num_dropped == 6 and children() == []
 
 
-def test_what_a_process_still_keeps_when_it_is_killed_is_counted(
-    tmp_path: Path, receiver: OtlpReceiver, ended: Callable[..., Ended]
-) -> None:
+def test_what_a_process_still_keeps_when_it_is_killed_is_counted(tmp_path: Path, receiver: OtlpReceiver) -> None:
     run = TrackedRun(name="r", run_id="r-1", folder=str(tmp_path), sink="traces", settings={})
     made = TrackingFeed(run, {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url})
     for draw in range(5):
@@ -106,9 +105,7 @@ def test_what_a_process_still_keeps_when_it_is_killed_is_counted(
     assert made.num_dropped == 5 and not receiver.spans
 
 
-def test_what_is_refused_at_the_end_is_counted(
-    tmp_path: Path, receiver: OtlpReceiver, ended: Callable[..., Ended]
-) -> None:
+def test_what_is_refused_at_the_end_is_counted(tmp_path: Path, receiver: OtlpReceiver) -> None:
     receiver.status = 400
     run = TrackedRun(name="r", run_id="r-1", folder=str(tmp_path), sink="traces", settings={})
     made = TrackingFeed(run, {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.url})

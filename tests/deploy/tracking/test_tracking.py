@@ -23,7 +23,7 @@ from olmorl.deploy.tracking.tracking import (
 )
 from olmorl.deploy.view.run_history import sample_of
 from olmorl.errors import ConfigError
-from olmorl.learner.storage.rollout_record import Ended
+from tests.deploy.ended_draws import ended
 from tests.deploy.tracking.otlp_receiver import OtlpReceiver
 
 
@@ -38,7 +38,7 @@ def settings(folder: Path, **telemetry: Any) -> config.Config:
     return config.build({"run": {"directory": str(folder)}, "telemetry": telemetry})
 
 
-def test_a_run_without_a_tracker_starts_nothing(tmp_path: Path, ended: Callable[..., Ended]) -> None:
+def test_a_run_without_a_tracker_starts_nothing(tmp_path: Path) -> None:
     made = Tracking(settings(tmp_path), {})
     made.add_ended(ended(), None)
     made.add_line({"step": 1})
@@ -48,7 +48,6 @@ def test_a_run_without_a_tracker_starts_nothing(tmp_path: Path, ended: Callable[
 
 def test_lines_samples_and_traces_reach_their_places(
     tmp_path: Path,
-    ended: Callable[..., Ended],
     receiver: OtlpReceiver,
     fake_trackio: Callable[[str], None],
 ) -> None:
@@ -68,7 +67,7 @@ def test_lines_samples_and_traces_reach_their_places(
     assert len(receiver.traces()) == SAMPLES + 2 and made.num_dropped == 0
 
 
-def test_an_evaluation_takes_no_answers_with_it(tmp_path: Path, ended: Callable[..., Ended]) -> None:
+def test_an_evaluation_takes_no_answers_with_it(tmp_path: Path) -> None:
     made, put = Tracking(settings(tmp_path), {}), list[TrackedLine]()
     made._feeds = {"trackio": SimpleNamespace(put=put.append)}  # type: ignore[dict-item]
     made.add_ended(ended(), sample_of(ended()))

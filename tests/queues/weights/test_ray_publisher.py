@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,11 +20,11 @@ from olmorl.messages import Version
 from olmorl.ports import NamedBuffer, StagedWeights
 from olmorl.queues.weights.deltas import Published
 from olmorl.queues.weights.store import StagedWeightStore, store_in_ray
+from tests.waiting import HANG_S, until
 
 pytestmark = pytest.mark.cluster
 CHUNK_BYTES = 1 << 16
 NUM_CHUNKS = 16
-HANG_S = 60.0
 V0, V1, V2 = Version(1, 0), Version(1, 1), Version(1, 2)
 
 
@@ -36,13 +35,6 @@ def weights(seed: int) -> list[NamedBuffer]:
 
 def is_whole(staged: StagedWeights) -> bool:
     return staged.path.read_bytes() == bytes(weights(staged.manifest.version.number)[0].data)
-
-
-def until(condition: Callable[[], Any]) -> None:
-    give_up = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 class Halting:

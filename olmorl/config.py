@@ -254,7 +254,7 @@ class Learner(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     offload_activations: bool = False
-    """Keep the inputs of the layers, which are left with gradient_checkpointing, in host memory until the backward
+    """Move the layer inputs that gradient_checkpointing keeps to host memory until the backward
     pass. For GPUs: on the CPU they are there already."""
     mlp_tiles: int = Field(1, ge=1, le=64)
     """Tiles of a row in which each MLP is computed one after the other, and once more in the backward pass."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import set_current_vllm_config
+from vllm.config import ModelConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
@@ -21,6 +21,7 @@ from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise
 
 from olmorl import codec
 from olmorl.actors.vllm_engine.weight_check import file_signature
+from olmorl.actors.vllm_engine.weight_replay import WeightReplay
 from olmorl.messages import Buffer, WeightsReady
 
 
@@ -60,21 +61,35 @@ class StagedWeightLoader:
         ready: WeightsReady = codec.decode(manifest, WeightsReady)
         file = _map(Path(path), signature)
         model: torch.nn.Module = self.get_model()
-        expected = {name for name, _ in model.named_parameters()}
+        if not hasattr(self, "weight_replay"):
+            self.weight_replay = WeightReplay(model, self.model_config.dtype)
+        replay: WeightReplay = self.weight_replay
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
-            initialize_layerwise_reload(model)
-            loaded = model.load_weights(_tensors(ready.buffers, file))  # type: ignore[operator]
-            unloaded = _unloaded(model)
-            with _unsaid({type(layer).__name__ for layer in unloaded}):
-                finalize_layerwise_reload(model, self.model_config)
+            if replay.knows(ready.buffers):
+                replay.load(file)
+            else:
+                tensors = dict(_tensors(ready.buffers, file))
+                optional = [name for name in tensors if name.endswith("lm_head.weight")] if _tied_heads(model) else []
+                with replay.recording(ready.buffers, list(tensors.values()), optional):
+                    _reload(model, tensors, self.model_config)
             _refresh_tied_head(model)
             _repack_experts(model)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
-        _check_unloaded(model, unloaded)
-        if missing := expected - loaded:
-            raise RuntimeError(f"no new value for {sorted(missing)[:5]} ({len(missing)} parameters in all)")
         return str(ready.version)
+
+
+def _reload(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], model_config: ModelConfig) -> None:
+    """vLLM's own reload. Raises RuntimeError if a parameter got no new value."""
+    expected = {name for name, _ in model.named_parameters()}
+    initialize_layerwise_reload(model)
+    loaded = model.load_weights(tensors.items())  # type: ignore[operator]
+    unloaded = _unloaded(model)
+    with _unsaid({type(layer).__name__ for layer in unloaded}):
+        finalize_layerwise_reload(model, model_config)
+    _check_unloaded(model, unloaded)
+    if missing := expected - loaded:
+        raise RuntimeError(f"no new value for {sorted(missing)[:5]} ({len(missing)} parameters in all)")
 
 
 def _unloaded(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -146,11 +161,8 @@ def _tensors(buffers: tuple[Buffer, ...], file: mmap.mmap) -> Iterator[tuple[str
 
 def _refresh_tied_head(model: torch.nn.Module) -> None:
     """A tied head shares the embedding's parameter, but the CPU back end multiplies by its own repacked copy."""
-    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
-    for embedding in _embeddings(model):
-        for head in heads:
-            if head.weight is embedding.weight:
-                head.quant_method.process_weights_after_loading(head)
+    for head in _tied_heads(model):
+        head.quant_method.process_weights_after_loading(head)
 
 
 def _repack_experts(model: torch.nn.Module) -> None:
@@ -159,6 +171,12 @@ def _repack_experts(model: torch.nn.Module) -> None:
         method = getattr(layer, "quant_method", None)
         if isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU:
             method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def _tied_heads(model: torch.nn.Module) -> list[ParallelLMHead]:
+    shared = {id(embedding.weight) for embedding in _embeddings(model)}
+    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
+    return [head for head in heads if id(head.weight) in shared]
 
 
 def _embeddings(model: torch.nn.Module) -> list[torch.nn.Module]:

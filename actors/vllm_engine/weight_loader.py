@@ -60,23 +60,47 @@ class StagedWeightLoader:
         """
         ready: WeightsReady = codec.decode(manifest, WeightsReady)
         file = _map(Path(path), signature)
-        model: torch.nn.Module = self.get_model()
-        if not hasattr(self, "weight_replay"):
-            self.weight_replay = WeightReplay(model, self.model_config.dtype)
-        replay: WeightReplay = self.weight_replay
+        if not hasattr(self, "weight_parts"):
+            self.weight_parts = _Parts(self.get_model(), self.model_config.dtype)
+        parts: _Parts = self.weight_parts
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
-            if replay.knows(ready.buffers):
-                replay.load(file)
+            if parts.replay.knows(ready.buffers):
+                parts.replay.load(file)
             else:
                 tensors = dict(_tensors(ready.buffers, file))
-                optional = [name for name in tensors if name.endswith("lm_head.weight")] if _tied_heads(model) else []
-                with replay.recording(ready.buffers, list(tensors.values()), optional):
-                    _reload(model, tensors, self.model_config)
-            _refresh_tied_head(model)
-            _repack_experts(model)
+                optional = [name for name in tensors if name.endswith("lm_head.weight")] if parts.tied_heads else []
+                with parts.replay.recording(ready.buffers, list(tensors.values()), optional):
+                    _reload(parts.model, tensors, self.model_config)
+            parts.pack_again()
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
         return str(ready.version)
+
+
+class _Parts:
+    """The parts of a model that updates need, found once."""
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        self.model = model
+        self.replay = WeightReplay(model, dtype)
+        layers = list(model.modules())
+        shared = {id(layer.weight) for layer in _embeddings(model)}
+        self.tied_heads = [
+            layer for layer in layers if isinstance(layer, ParallelLMHead) and id(layer.weight) in shared
+        ]
+        self._experts: list[Any] = [layer for layer in layers if _packs_experts(getattr(layer, "quant_method", None))]
+
+    def pack_again(self) -> None:
+        """Renew packed copies that vLLM makes only at the first load."""
+        for head in self.tied_heads:  # it shares the embedding's parameter, but the CPU back end has a copy of its own
+            head.quant_method.process_weights_after_loading(head)
+        for layer in self._experts:
+            layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def _packs_experts(method: object) -> bool:
+    """Whether the CPU back end multiplies by packed experts."""
+    return isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU
 
 
 def _reload(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], model_config: ModelConfig) -> None:
@@ -157,26 +181,6 @@ def _tensors(buffers: tuple[Buffer, ...], file: mmap.mmap) -> Iterator[tuple[str
         dtype: torch.dtype = getattr(torch, buffer.dtype)
         flat = torch.frombuffer(file, dtype=dtype, count=buffer.num_bytes // dtype.itemsize, offset=buffer.offset)
         yield buffer.name, flat.view(buffer.shape)
-
-
-def _refresh_tied_head(model: torch.nn.Module) -> None:
-    """A tied head shares the embedding's parameter, but the CPU back end multiplies by its own repacked copy."""
-    for head in _tied_heads(model):
-        head.quant_method.process_weights_after_loading(head)
-
-
-def _repack_experts(model: torch.nn.Module) -> None:
-    """The CPU back end multiplies by packed experts, and vLLM packs them only at the first load."""
-    for layer in model.modules():
-        method = getattr(layer, "quant_method", None)
-        if isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU:
-            method.moe_kernel.fused_experts.process_weights_after_loading(layer)
-
-
-def _tied_heads(model: torch.nn.Module) -> list[ParallelLMHead]:
-    shared = {id(embedding.weight) for embedding in _embeddings(model)}
-    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
-    return [head for head in heads if id(head.weight) in shared]
 
 
 def _embeddings(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -33,19 +33,22 @@ _PLAIN = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
 """Methods that use weights as a checkpoint has them, or a packed copy of them."""
 
 
+Flat = Mapping[torch.dtype, torch.Tensor]
+"""All bytes of a weight file as one tensor, for each dtype of its tensors."""
+
+
 class _View(NamedTuple):
     """A tensor within a weight file."""
 
     offset: int
+    """In elements."""
     dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
 
-    def of(self, file: mmap.mmap) -> torch.Tensor:
+    def of(self, file: Flat) -> torch.Tensor:
         """The same tensor of another file."""
-        extent = 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
-        flat = torch.frombuffer(file, dtype=self.dtype, count=extent, offset=self.offset)
-        return flat.as_strided(self.shape, self.stride)
+        return file[self.dtype].as_strided(self.shape, self.stride, self.offset)
 
 
 class _Call(NamedTuple):
@@ -56,7 +59,7 @@ class _Call(NamedTuple):
     arguments: BoundArguments
     views: Mapping[str, _View]
 
-    def bind(self, file: mmap.mmap) -> BoundArguments:
+    def bind(self, file: Flat) -> BoundArguments:
         """The arguments for another file; `param` is not among them."""
         views = {name: view.of(file) for name, view in self.views.items()}
         return BoundArguments(self.arguments.signature, self.arguments.arguments | views)  # type: ignore[arg-type]
@@ -79,6 +82,7 @@ class _LayerLoad(NamedTuple):
     layer: torch.nn.Module
     calls: Sequence[_Call]
     target: _Target
+    method: QuantizeMethodBase | None
 
 
 class WeightReplay:
@@ -89,11 +93,13 @@ class WeightReplay:
 
     def __init__(self, model: torch.nn.Module, act_dtype: torch.dtype) -> None:
         """`act_dtype` is the model's; attention layers want it."""
-        self._model = model
+        self._attention: list[Any] = [layer for layer in model.modules() if is_deferred_attention_layer(layer)]
         self._act_dtype = act_dtype
         self._buffers: Sequence[Buffer] = ()
+        self._dtypes: Collection[torch.dtype] = ()
         self._loads: Sequence[_LayerLoad] = ()
-        self._kept = torch.empty(0, dtype=torch.uint8)
+        self._kept: Mapping[torch.nn.Module, torch.nn.Parameter] = {}
+        """The same memory as the weight of each layer that has its own in packed form only."""
 
     def knows(self, buffers: Sequence[Buffer]) -> bool:
         """Whether `load` can load a file of this layout."""
@@ -109,7 +115,7 @@ class WeightReplay:
             tensors: for each of the buffers the view into the file that the model is given.
             optional: names of buffers that the model may leave out.
         """
-        self._loads, self._kept = (), torch.empty(0, dtype=torch.uint8)
+        self._loads, self._kept = (), {}
         found: list[tuple[torch.nn.Module, list[tuple[str, BoundArguments]]]] = []
         process = layerwise._layerwise_process
 
@@ -126,42 +132,34 @@ class WeightReplay:
         calls = [(layer, [file.call(name, arguments) for name, arguments in loaded]) for layer, loaded in found]
         if file.was_passed_on(optional):
             self._buffers = buffers
-            self._loads = [_LayerLoad(layer, made, _target(layer, made)) for layer, made in calls]
-            sizes = [_packed_weight(load.layer).nbytes for load in self._loads if load.target is _Target.KEPT_MEMORY]
-            self._kept = torch.empty(max(sizes, default=0), dtype=torch.uint8).fill_(0)  # touches its pages
+            self._dtypes = {view.dtype for _, made in calls for call in made for view in call.views.values()}
+            self._loads = [_layer_load(layer, made) for layer, made in calls]
+            self._kept = _one_memory([load.layer for load in self._loads if load.target is _Target.KEPT_MEMORY])
 
     def load(self, file: mmap.mmap) -> None:
         """Load a file of the recorded layout."""
+        flat = {dtype: torch.frombuffer(file, dtype=dtype, count=len(file) // dtype.itemsize) for dtype in self._dtypes}
         for load in self._loads:
             if load.target is _Target.FRESH_MEMORY:
-                _load_by_vllm(load, file)
+                _load_by_vllm(load, flat)
             else:
-                self._load(load, file)
-        for layer in self._model.modules():
-            if is_deferred_attention_layer(layer):
-                layer.process_weights_after_loading(self._act_dtype)  # type: ignore[operator]
+                self._load(load, flat)
+        for layer in self._attention:
+            layer.process_weights_after_loading(self._act_dtype)
 
-    def _load(self, load: _LayerLoad, file: mmap.mmap) -> None:
+    def _load(self, load: _LayerLoad, file: Flat) -> None:
         layer = load.layer
-        if packed := load.target is _Target.KEPT_MEMORY:
-            placeholder, layer.weight = layer.weight, self._memory_like(_packed_weight(layer))
+        placeholder = layer._parameters.get("weight")
+        if load.target is _Target.KEPT_MEMORY:
+            layer._parameters["weight"] = self._kept[layer]
         for call in load.calls:
             tensor, bound = getattr(layer, call.tensor), call.bind(file)
             bound.arguments["param"] = tensor
             layerwise._get_original_loader(tensor)(*bound.args, **bound.kwargs)
-        method = getattr(layer, "quant_method", None)
-        if isinstance(method, QuantizeMethodBase):
-            method.process_weights_after_loading(layer)
-        if packed:
-            layer.weight = placeholder
-
-    def _memory_like(self, weight: torch.Tensor) -> torch.Tensor:
-        """The kept memory as a parameter that vLLM's loaders take for this one."""
-        flat = self._kept[: weight.nbytes].view(weight.dtype)
-        tensor = flat.as_strided(weight.size(), weight.stride())
-        tensor.__class__ = weight.__class__
-        tensor.__dict__ = weight.__dict__.copy()
-        return tensor
+        if load.method is not None:
+            load.method.process_weights_after_loading(layer)
+        if load.target is _Target.KEPT_MEMORY:
+            layer._parameters["weight"] = placeholder
 
 
 class _File:
@@ -198,13 +196,18 @@ class _File:
             self._passed_on[buffer.name] += tensor.nbytes
         else:
             self._strange = True  # computed from the file's values
-        return _View(offset, tensor.dtype, tensor.shape, tensor.stride())
+        return _View(offset // tensor.dtype.itemsize, tensor.dtype, tensor.shape, tensor.stride())
 
 
-def _target(layer: torch.nn.Module, calls: Sequence[_Call]) -> _Target:
-    """The fastest way that certainly gives what vLLM's reload gave."""
+def _layer_load(layer: torch.nn.Module, calls: Sequence[_Call]) -> _LayerLoad:
     method = getattr(layer, "quant_method", None)
-    if isinstance(method, QuantizeMethodBase) and type(method) not in _PLAIN:
+    method = method if isinstance(method, QuantizeMethodBase) else None
+    return _LayerLoad(layer, calls, _target(layer, calls, method), method)
+
+
+def _target(layer: torch.nn.Module, calls: Sequence[_Call], method: QuantizeMethodBase | None) -> _Target:
+    """The fastest way that certainly gives what vLLM's reload gave."""
+    if method is not None and type(method) not in _PLAIN:
         return _Target.FRESH_MEMORY
     params, buffers = get_layerwise_info(layer).restore_metadata
     present, wanted = get_layer_tensors(layer), params | buffers
@@ -222,12 +225,22 @@ def _alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return (tensor.shape, tensor.stride(), tensor.dtype) == (other.shape, other.stride(), other.dtype)
 
 
-def _packed_weight(layer: torch.nn.Module) -> torch.Tensor:
-    """The weight as loaders want it, without data."""
-    return get_layerwise_info(layer).restore_metadata[0]["weight"]
+def _one_memory(layers: Sequence[torch.nn.Module]) -> dict[torch.nn.Module, torch.nn.Parameter]:
+    """For each layer its weight as vLLM's loaders want it, all of them in the same memory."""
+    wanted = {layer: get_layerwise_info(layer).restore_metadata[0]["weight"] for layer in layers}
+    size = max((weight.nbytes for weight in wanted.values()), default=0)
+    memory = torch.empty(size, dtype=torch.uint8).fill_(0)  # touches its pages
+    return {layer: _placed(weight, memory) for layer, weight in wanted.items()}
 
 
-def _load_by_vllm(load: _LayerLoad, file: mmap.mmap) -> None:
+def _placed(weight: torch.Tensor, memory: torch.Tensor) -> Any:
+    tensor = memory[: weight.nbytes].view(weight.dtype).as_strided(weight.size(), weight.stride())
+    tensor.__class__ = weight.__class__
+    tensor.__dict__ = weight.__dict__.copy()
+    return tensor
+
+
+def _load_by_vllm(load: _LayerLoad, file: Flat) -> None:
     """vLLM's steps for one layer, from its removal to the copy into the model."""
     layer, info = load.layer, get_layerwise_info(load.layer)
     info.kernel_tensors = get_layer_params_buffers(layer)

@@ -40,6 +40,8 @@ from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
 
 T = TypeVar("T")
 LIVENESS_POLL_S = 0.2
+PAGES_POLL_S = 0.01
+"""Between two questions to the workers whether they have mapped a staged version."""
 
 
 class _StepGauge:
@@ -279,16 +281,15 @@ class VllmEngine:
         version = staged.manifest.version
         manifest = structs.replace(staged.manifest, shards=())  # workers need the layout alone
         arguments = (str(staged.path), file_signature(staged.path), codec.encode(manifest))
-        refusals = await self._call(core.collective_rpc_async("check_staged_weights", None, arguments))
-        if any(refusals):
-            raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")
+        if refusals := await self._refusals(arguments):
+            raise WeightError(f"weights {version} refused: {'; '.join(refusals)}")
         recompute = self._actors.weight_update == "recompute"
         await self._call(core.pause_scheduler_async("keep", recompute))
         # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same path,
         # so the time between them is the time between the two events in the engine core.
         paused_at = time.monotonic()
         try:
-            loaded = await self._call(core.collective_rpc_async("load_staged_weights", None, arguments))
+            loaded = await self._call(core.collective_rpc_async("load_staged_weights"))
             if set(loaded) != {str(version)}:
                 raise RuntimeError(f"its workers answered {loaded}")
             await self._call(core.set_weight_version_async(str(version)))
@@ -299,6 +300,16 @@ class VllmEngine:
             raise EngineDied(self._cause) from error
         await self._call(core.resume_scheduler_async())
         return Update(version, time.monotonic() - paused_at)
+
+    async def _refusals(self, arguments: tuple[str, str, bytes]) -> list[str]:
+        """Why workers cannot load a version. Afterwards all its pages are mapped where workers can load it."""
+        core = self._running().engine_core
+        async with within(self._actors.stall_deadline_s, f"the workers of {self._model.path} to map weights"):
+            while True:
+                answers = await self._call(core.collective_rpc_async("check_staged_weights", None, arguments))
+                if None not in answers:
+                    return [answer for answer in answers if answer]
+                await asyncio.sleep(PAGES_POLL_S)
 
     @asynccontextmanager
     async def drained(self) -> AsyncIterator[None]:

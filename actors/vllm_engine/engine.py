@@ -63,7 +63,11 @@ class _StepGauge:
         """Requests that `generate` has passed on and not finished."""
         self.own_metrics: Any = None
         """vLLM's own metrics for Prometheus, which get the steps too."""
-        self._noted_at = time.monotonic()
+        self.scored_s = 0.0
+        self._scoring = 0
+        """Tokens of the prompt that waits to be scored."""
+        self._scoring_since = 0.0
+        self._step_at = self._noted_at = time.monotonic()
         self._busy_s = 0.0
         self._running_s = 0.0
 
@@ -76,6 +80,7 @@ class _StepGauge:
         """Take the statistics of a step. vLLM calls this."""
         self._integrate()
         if iteration_stats is not None:
+            self._note_score(iteration_stats)
             self.tokens += iteration_stats.num_generation_tokens
             if self.cost is not None and iteration_stats.num_generation_tokens:
                 self.step_bytes += self.cost.step_bytes(iteration_stats.num_generation_tokens)
@@ -92,6 +97,19 @@ class _StepGauge:
         """Note a new request (1), or the end of one (-1)."""
         self._integrate()
         self.in_flight += number
+
+    def scores(self, tokens: int) -> None:
+        """Note that a prompt is passed on to be scored."""
+        self._scoring, self._scoring_since = tokens, time.monotonic()
+
+    def _note_score(self, stats: Any) -> None:
+        """Take the time of the step that scored a prompt, as far as its tokens are the prompt's."""
+        now = time.monotonic()
+        began_at, self._step_at = max(self._step_at, self._scoring_since), now
+        if 0 < self._scoring <= stats.num_prompt_tokens:
+            computed = stats.num_prompt_tokens + stats.num_generation_tokens
+            self.scored_s += (now - began_at) * self._scoring / computed
+            self._scoring = 0
 
     def times(self) -> tuple[float, float]:
         """How long requests ran, and the same for each request, summed."""
@@ -340,6 +358,7 @@ class VllmEngine:
         prompt = list(token_ids[: self._max_model_len - 1])
         salted = tokens_input(prompt, cache_salt=str(self._version))
         self._scored += 1
+        self._gauge.scores(len(prompt))
         name = f"score/{self._scored}"
         try:
             collector = await llm.add_request(name, salted, scoring_params(), priority=SCORING_PRIORITY)
@@ -388,7 +407,8 @@ class VllmEngine:
         now = sum((self._work_of(state) for state in unfinished), self._finished)
         # A request that has just left vLLM is not among the finished ones yet: the totals never decrease.
         self._told = self._told.at_least(now)
-        return EngineUse(*self._gauge.times(), self._told.flops, self._told.num_bytes + self._gauge.step_bytes)
+        moved = self._told.num_bytes + self._gauge.step_bytes
+        return EngineUse(*self._gauge.times(), self._told.flops, moved, self._gauge.scored_s)
 
     def _work_of(self, state: Any) -> AnswerWork:
         """The work for an unfinished request so far."""

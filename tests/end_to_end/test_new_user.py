@@ -55,7 +55,8 @@ TIMES = {
     "wall_s", "actor_tokens_per_s", "useful_tokens_per_s", "weight_publish_s", "weight_stall_s_mean",
     "weight_stall_s_max", "learner_step_s", "learner_wait_s", "learner_forward_backward_s", "learner_optimizer_s",
     "learner_snapshot_s", "learner_publish_wait_s", "weight_proof_diff_mean", "weight_proof_diff_max",
-    "weight_proof_s_mean", "engine_slots", "engine_busy_fraction", "engine_slots_fraction",
+    "weight_proof_s_mean", "weight_proof_fraction", "learner_publish_fraction",
+    "engine_slots", "engine_busy_fraction", "engine_slots_fraction",
     "engine_capacity_tokens_per_s", "sequences_awaiting_weights", "sequences_awaiting_verdicts",
     "sequences_awaiting_group", "groups_ready", "learner_mfu", "engine_mfu", "engine_mbu", "learner_peak_flops_per_s",
 }  # fmt: skip

@@ -302,7 +302,7 @@ class WeightStore(Protocol):
 # --- actor --------------------------------------------------------------------------------------
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Sampling parameters of one completion. Temperature 1, top_p 1 and top_k 0 keep the ratio of training unbiased."""
 
     temperature: float = 1.0

@@ -251,8 +251,7 @@ class Actor:
 
     async def _report(self) -> None:
         while True:
-            await self._queue.heartbeat(self.status())
-            self._obey(Order(await self._queue.control(self.name)))
+            self._obey(Order(await self._queue.heartbeat(self.status())))
             if self._times:
                 begun = in_hand(work for work in self._works.values() if work.version).generating
                 self._watch.check(self._clock.now(), begun, self._engine.tokens_generated)

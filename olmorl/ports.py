@@ -144,7 +144,7 @@ class LeaseQueue(Protocol):
     async def lease(self, owner: str, limit: int, lane: str, wait_s: float) -> list[Lease]:
         """Up to `limit` prompts. An empty list after `wait_s` seconds without a prompt.
 
-        An owner that `control` tells to drain gets none.
+        An owner that is told to drain gets none.
         """
         ...
 
@@ -160,12 +160,8 @@ class LeaseQueue(Protocol):
         """Store the result, acknowledge the prompt and mark the draw done, in one atomic step."""
         ...
 
-    async def heartbeat(self, status: ActorStatus) -> None:
-        """Report that the actor is alive, with its totals."""
-        ...
-
-    async def control(self, owner: str) -> str:
-        """The current command to the actor: `run`, `pause` or `drain`."""
+    async def heartbeat(self, status: ActorStatus) -> str:
+        """Report that the actor is alive, with its totals. Returns the current command: `run`, `pause` or `drain`."""
         ...
 
 

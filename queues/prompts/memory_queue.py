@@ -209,11 +209,9 @@ class MemoryQueue:
         store.late += 1
         return CommitOutcome.LATE
 
-    async def heartbeat(self, status: ActorStatus) -> None:
+    async def heartbeat(self, status: ActorStatus) -> str:
         self._run.statuses[status.name] = encode(status)
-
-    async def control(self, owner: str) -> str:
-        return self._run.orders.get(owner) or self._run.orders.get(EVERYONE) or "run"
+        return self._run.orders.get(status.name) or self._run.orders.get(EVERYONE) or "run"
 
     # --- the orchestrator's end of the results
 

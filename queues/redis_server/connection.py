@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from redis import exceptions
 from redis.asyncio import BlockingConnectionPool, Connection, Redis, SSLConnection
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
@@ -60,7 +61,7 @@ class RedisConnection:
         self._outage_deadline_s = outage_deadline_s
 
     async def command(self, what: str, *parts: Any) -> Reply:
-        """One Redis command, its answer unparsed."""
+        """One Redis command, its answer as it came."""
         return (await self.pipeline(what, [parts]))[0]
 
     async def pipeline(self, what: str, commands: Sequence[Sequence[Any]]) -> list[Reply]:
@@ -79,15 +80,29 @@ class RedisConnection:
         except exceptions.NoScriptError:
             return await self.command(what, "EVAL", script.text, *parts)
 
+    async def info(self, what: str, section: str) -> dict[str, str]:
+        """What Redis says about itself, by name."""
+        text: bytes = await self.command(what, "INFO", section)
+        pairs = (line.partition(":") for line in text.decode().splitlines())
+        return {name: value for name, _, value in pairs}
+
     async def close(self) -> None:
         """Close all connections."""
         await self._redis.aclose()
 
     async def _send(self, commands: Sequence[Sequence[Any]]) -> list[Reply]:
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            for parts in commands:
-                pipeline.execute_command(*parts)
-            replies: list[Reply] = await pipeline.execute(raise_on_error=False)
+        # Not a pipeline of the library, which takes four times as long: 0.1 ms of CPU a call.
+        pool = self._redis.connection_pool
+        connection = await pool.get_connection()
+        try:
+            await connection.send_packed_command(connection.pack_commands(commands))
+            replies = [await _reply(connection) for _ in commands]
+        except BaseException:
+            # The next call must not get the replies that were not read.
+            await connection.disconnect(nowait=True)
+            raise
+        finally:
+            await asyncio.shield(pool.release(connection))
         passing = next((reply for reply in replies if _may_pass(reply)), None)
         if passing is None:
             return replies
@@ -98,9 +113,9 @@ class RedisConnection:
 
     async def _ask(self, parts: Sequence[str]) -> list[bytes]:
         """Send a command that only reads, once."""
-        async with self._redis.pipeline(transaction=False) as pipeline:
-            pipeline.execute_command(*parts)
-            [reply] = await pipeline.execute()
+        [reply] = await self._send([parts])
+        if isinstance(reply, exceptions.ResponseError):
+            raise reply
         return list(reply)
 
     async def _until_answered(self, what: str, send: Callable[[], Awaitable[T]]) -> T:
@@ -120,6 +135,13 @@ class RedisConnection:
                     raise QueueUnavailable(f"{what}: {cause}") from error
             await self._clock.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+async def _reply(connection: AbstractConnection) -> Reply:
+    try:
+        return await connection.read_response()
+    except exceptions.ResponseError as error:
+        return error
 
 
 def _may_pass(error: Any) -> bool:

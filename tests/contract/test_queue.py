@@ -456,12 +456,15 @@ async def test_heartbeats_and_orders(queue: Queue) -> None:
     status = (await queue.statuses())["actor-0"]
     assert (status.at, status.version, status.running) == (2.0, Version(1, 4), 3)
 
-    assert await queue.control("actor-0") == "run"
+    async def order(name: str) -> str:
+        return await queue.heartbeat(ActorStatus(name=name, at=3.0))
+
+    assert await order("actor-0") == "run"
     await queue.set_control("*", "pause")
     await queue.set_control("actor-1", "drain")
-    assert [await queue.control(f"actor-{n}") for n in (0, 1)] == ["pause", "drain"]
+    assert [await order(f"actor-{n}") for n in (0, 1)] == ["pause", "drain"]
     await queue.set_control("*", "run")
-    assert await queue.control("actor-1") == "run"
+    assert await order("actor-1") == "run"
     with pytest.raises(ValueError, match="use one of run, pause, drain"):
         await queue.set_control("*", "dance")
 

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import measure
 import psutil
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -110,7 +111,7 @@ def act(recipe: config.Config, access: QueueAccess, names: Sequence[str]) -> Non
         await asyncio.gather(*(actor.run() for actor in actors))
 
     with suppress(KeyboardInterrupt):
-        asyncio.run(main())
+        uvloop.run(main())
 
 
 class Watch:
@@ -207,7 +208,7 @@ def run_case(case: Case, act: Act = act, watching: Watching = unwatched) -> Meas
         try:
             meter = Meter(server.pid or 0, [process.pid or 0 for process in processes])
             with watching(recipe) as watch:
-                return asyncio.run(orchestrate(case, recipe, access, meter, watch))
+                return uvloop.run(orchestrate(case, recipe, access, meter, watch))
         finally:
             for process in processes:
                 process.kill()

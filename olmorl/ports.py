@@ -125,6 +125,10 @@ class PromptQueue(Protocol):
         """The place of each draw of the lane, in one consistent read. For reconciliation."""
         ...
 
+    async def queued(self, lane: str) -> list[int]:
+        """The draws of the lane that no actor holds: first those to be attempted again, then in their order."""
+        ...
+
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
         """Remove these draws if they are queued or leased. Their later results are refused."""
         ...

@@ -146,6 +146,10 @@ class MemoryQueue:
             **{stored.draw_id: QueuePlace.RESULTS for stored in store.results.values()},
         }
 
+    async def queued(self, lane: str) -> list[int]:
+        self._fence()
+        return [*self._lane(lane).again, *self._lane(lane).fresh]
+
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
         self._fence()
         store = self._lane(lane)

@@ -25,7 +25,7 @@ _COMMITS_TOGETHER = 16
 _NAMES = (
     *("claim", "push", "lease", "extend", "give_back", "commit", "reject_prompt", "reject_result"),
     *("expire_leases", "release_dead_actor", "inventory", "counts", "trim", "withdraw"),
-    *("forget_done", "drop_dead_letters", "flush"),
+    *("forget_done", "drop_dead_letters", "flush", "queued"),
 )
 
 
@@ -111,6 +111,9 @@ class RedisQueue:
     async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         flat = await self._call("inventory", lane, self._incarnation)
         return {int(draw): QueuePlace(place.decode()) for draw, place in zip(flat[::2], flat[1::2], strict=True)}
+
+    async def queued(self, lane: str) -> list[int]:
+        return list(map(int, (await self._call("queued", lane, self._incarnation)).split()))
 
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
         await self._call("withdraw", lane, self._incarnation, *draw_ids)

@@ -36,7 +36,7 @@ from olmorl.learner.storage.rollout_record import Ended
 from olmorl.ports import Queue
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
-GROUP, TOKENS, BATCH = 8, 8, 256
+GROUP, TOKENS, BATCH = 8, 8, 1024
 PROCESSES = 4
 """Processes of the actors."""
 NUMBERS = (10, 100, 1000)
@@ -80,10 +80,16 @@ def settings(case: Case, folder: Path) -> config.Config:
             "schedule": {
                 "steps": 1_000_000,
                 "prompts_per_step": case.batch,
-                "max_lag": 16,
+                "max_lag": 4,
                 "filter_zero_gradient": False,
             },
-            "actors": {"max_running": GROUP, "max_waiting": GROUP, "start_deadline_s": 600},
+            "actors": {
+                "max_running": GROUP,
+                "max_waiting": GROUP,
+                "start_deadline_s": 600,
+                # Each actor has a host of its own, and all of these share one machine.
+                "weight_poll_s": 1.0,
+            },
             "checkpoint": {"every": 1_000_000},
             "supervision": {"heartbeat_deadline_s": 600},
             "simulation": {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import sys
@@ -110,6 +111,7 @@ Watching = Callable[[config.Config], AbstractContextManager["Watch"]]
 
 def act(recipe: config.Config, access: QueueAccess, names: Sequence[str]) -> None:
     """A process of actors. It is ended by the benchmark."""
+    gc.disable()  # it would look through hundreds of actors, and a process of the service has one
 
     async def main() -> None:
         queues = [await wiring.open_queue(recipe, access) for _ in names]

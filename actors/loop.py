@@ -95,6 +95,7 @@ class Actor:
         self._works: dict[str, LeasedGroup] = {}
         self._order = Order.RUN
         self._times: SequenceTimes | None = None
+        self._noting: asyncio.Handle | None = None
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -252,8 +253,7 @@ class Actor:
 
     async def _report(self) -> None:
         while True:
-            await self._queue.heartbeat(self.status())
-            self._obey(Order(await self._queue.control(self.name)))
+            self._obey(Order(await self._queue.heartbeat(self.status())))
             if self._times:
                 begun = held_sequences(work for work in self._works.values() if work.version).generating
                 self._watch.check(self._clock.now(), begun, self._engine.tokens_generated)
@@ -277,7 +277,7 @@ class Actor:
         now = heartbeat.of_process(self.name, self._clock.wall(), state, self._metrics, self._weights.damaged)
         if self._times is None:
             return now
-        self._note_times(self._times)
+        self._note_times()
         return heartbeat.with_engine(
             now, self._engine, self._weights, self._scorer, self._totals, self._times, self._peak
         )
@@ -291,14 +291,16 @@ class Actor:
             self._changed.set()
 
     def _note_change(self) -> None:
-        """A sequence or a group came, moved on or ended."""
-        if self._times is not None:
-            self._note_times(self._times)
+        """A sequence or a group came, moved on or ended. All changes of one turn of the loop are noted at its end."""
+        if self._noting is None:
+            self._noting = asyncio.get_running_loop().call_soon(self._note_times)
         self._changed.set()
 
-    def _note_times(self, times: SequenceTimes) -> None:
-        room = slots(self._engine.load(), self._settings.kv_headroom)
-        times.note(self._clock.now(), self._works.values(), room)
+    def _note_times(self) -> None:
+        self._noting = None
+        if self._times is not None:
+            room = slots(self._engine.load(), self._settings.kv_headroom)
+            self._times.note(self._clock.now(), self._works.values(), room)
 
     async def _change(self) -> None:
         """Wait until a sequence or a group ends or a command comes, at most one heartbeat interval."""

@@ -62,7 +62,7 @@ class _Call(NamedTuple):
     def bind(self, file: Flat) -> BoundArguments:
         """The arguments for another file; `param` is not among them."""
         views = {name: view.of(file) for name, view in self.views.items()}
-        return BoundArguments(self.arguments.signature, self.arguments.arguments | views)  # type: ignore[arg-type]
+        return BoundArguments(self.arguments.signature, self.arguments.arguments | views)
 
 
 class _Target(Enum):
@@ -179,7 +179,7 @@ class _File:
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         kept = {name: value for name, value in given.items() if name not in tensors}
         views = {name: self._view(value) for name, value in tensors.items()}
-        return _Call(tensor, BoundArguments(bound.signature, kept), views)  # type: ignore[arg-type]
+        return _Call(tensor, BoundArguments(bound.signature, kept), views)
 
     def was_passed_on(self, optional: Collection[str]) -> bool:
         """Whether the loaders got every byte, apart from `optional` buffers, and nothing else."""

@@ -94,6 +94,7 @@ def with_engine(
         proof_diff_total=proof.difference_total,
         proof_diff_max=proof.difference_max,
         proof_s_total=proof.seconds_total,
+        scored_s=use.scored_s,
         verifier_s_total=totals.verifier_s,
         verifiers=scorer.counts(),
         commits_late=totals.late,

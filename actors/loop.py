@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from olmorl import config
 from olmorl.actors import heartbeat
 from olmorl.actors.admission import Intake, Lane, slots
-from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, in_hand
+from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, held_sequences
 from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE
@@ -63,9 +63,9 @@ class Actor:
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
-        While the engine stays more than `max_lag` versions behind, the actor leases nothing and gives back groups that
-        have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its group fails as
-        `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
+        While the engine drains, or stays more than `max_lag` versions behind, the actor leases nothing and gives back
+        groups that have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its
+        group fails as `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
         """
         self.name = name
         self._engine = engine
@@ -148,7 +148,7 @@ class Actor:
 
     async def _admit(self, tasks: asyncio.TaskGroup) -> None:
         while not self._order.final:
-            held = in_hand(self._works.values())
+            held = held_sequences(self._works.values())
             if self._order is Order.PAUSE or self._weights.trails or not self._intake.room(held):
                 await self._change()
                 continue
@@ -235,6 +235,7 @@ class Actor:
     async def _update(self) -> None:
         while True:
             update = await self._weights.next_update()
+            self._changed.set()
             for work in self._works.values():
                 trains = work.prompt.lane == TRAIN_LANE
                 if trains and self._max_span is not None and work.outlived(update.version, self._max_span):
@@ -254,7 +255,7 @@ class Actor:
         while True:
             self._obey(Order(await self._queue.heartbeat(self.status())))
             if self._times:
-                begun = in_hand(work for work in self._works.values() if work.version).generating
+                begun = held_sequences(work for work in self._works.values() if work.version).generating
                 self._watch.check(self._clock.now(), begun, self._engine.tokens_generated)
                 await self._weights.check()
             await self._clock.sleep(self._settings.heartbeat_s)

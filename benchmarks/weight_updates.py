@@ -6,8 +6,11 @@ Two learner ranks, each a process without a model, hold the fp32 weights of an O
 shard to host memory and publishes it; that copy is the pause of the learner. A vLLM engine follows, on its own core.
 `file` is shared memory of one host, `mounted` a folder that hosts share (also in memory here), `ray` the object store.
 
-The stall is compared with a copy of the same bytes in the engine's process, and with vLLM's repacking, which is timed
-within the same update. No network takes part, so the times to the engine are those of the processors alone.
+The stall is compared with a copy of the same bytes in the engine's process, from memory to memory with all pages
+touched before. vLLM's repacking is timed within the same update: it is all time in `process_weights_after_loading` of
+linear layers and embeddings, which make the packed copies that the CPU kernels multiply by. Afterwards vLLM's own
+reload loads the same file, with all its steps. No network takes part, so the times to the engine are those of the
+processors alone.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import mmap
 import multiprocessing
 import os
 import sys
@@ -31,16 +35,17 @@ import measure
 import numpy as np
 import psutil
 import torch
+from msgspec import structs
 from rich.console import Console
 from rich.table import Table
 
-from olmorl import config
+from olmorl import codec, config
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.deploy.demo import tiny_model
 from olmorl.deploy.demo.settings import ModelSize
 from olmorl.learner.trainer.checkpoint_shards import share_of
 from olmorl.learner.trainer.weight_snapshot import HeldPiece, WeightSnapshot, model_tensors
-from olmorl.messages import Version
+from olmorl.messages import Version, WeightsReady
 from olmorl.queues.weights.store import StagedWeightStore, store_in_files, store_in_ray
 
 RANKS = 2
@@ -71,6 +76,8 @@ class Update(NamedTuple):
     """The part of the stall in which vLLM repacks weights for its CPU kernels."""
     copy_s: float
     """A copy of the same bytes in the engine's process."""
+    reload_s: float
+    """vLLM's own reload of the same bytes, repacking included."""
 
     @property
     def ratio(self) -> float:
@@ -179,15 +186,31 @@ def repacked(worker: Any) -> float:
 
 
 def copied(worker: Any, path: str) -> float:
-    """In the engine's worker: seconds of a copy of all bytes of a file into memory that was touched before."""
+    """In the engine's worker: seconds of a copy of all bytes of a file. All memory was touched before."""
     size = 256 << 20
     if not hasattr(worker, "target"):
         worker.target = np.ones(size, np.uint8)
     source = np.memmap(path, np.uint8, "r")
+    source[:: mmap.PAGESIZE].max()
     began_at = time.perf_counter()
     for start in range(0, len(source), size):
         part = source[start : start + size]
         np.copyto(worker.target[: len(part)], part)
+    return time.perf_counter() - began_at
+
+
+def reloaded(worker: Any, path: str, manifest: bytes) -> float:
+    """In the engine's worker: seconds of vLLM's own reload of a file."""
+    from vllm.config import set_current_vllm_config
+
+    from olmorl.actors.vllm_engine.weight_loader import reload_model, tensors_of
+
+    ready = codec.decode(manifest, WeightsReady)
+    with Path(path).open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    began_at = time.perf_counter()
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad():
+        reload_model(worker.get_model(), dict(tensors_of(ready.buffers, mapped)), worker.model_config)
     return time.perf_counter() - began_at
 
 
@@ -203,14 +226,19 @@ class Reader:
         [answer] = await self._engine._llm.engine_core.collective_rpc_async(function, None, arguments)
         return answer
 
-    async def follow(self, store: StagedWeightStore, version: Version) -> tuple[float, float, float, float]:
-        """When the engine had the version; seconds of its stall, of repacking, and of a copy of the same bytes."""
+    async def follow(self, store: StagedWeightStore, version: Version) -> tuple[float, ...]:
+        """When the engine had the version; seconds of its stall, of repacking, of a copy and of a reload by vLLM."""
         while await asyncio.to_thread(store.latest) != version:  # noqa: ASYNC110 - readers poll
             await asyncio.sleep(POLL_S)
         staged = await asyncio.to_thread(store.fetch, version)
         stall_s = (await self._engine.update(staged)).stall_s
         applied_at = time.monotonic()
-        return applied_at, stall_s, await self.call(repacked), await self.call(copied, str(staged.path))
+        repack_s, copy_s = await self.call(repacked), await self.call(copied, str(staged.path))
+        reload_s = await self.call(
+            reloaded, str(staged.path), codec.encode(structs.replace(staged.manifest, shards=()))
+        )
+        await self.call(repacked)  # the reload's is not counted
+        return applied_at, stall_s, repack_s, copy_s, reload_s
 
 
 def build(mib: int, folder: Path) -> float:
@@ -264,10 +292,10 @@ async def rows(mib: int, transports: Sequence[str], rounds: int, work: Path, ray
                         version, began_at = Version(number + 1, step), time.monotonic()
                         for rank in ranks:
                             rank.send(version)
-                        applied_at, stall_s, repack_s, copy_s = await engine.follow(store, version)
+                        applied_at, *in_engine = await engine.follow(store, version)
                         answers = [rank.recv() for rank in ranks]
                         pause_s, visible_s = max(pause for pause, _ in answers), answers[0][1] - began_at
-                        updates.append(Update(pause_s, visible_s, applied_at - began_at, stall_s, repack_s, copy_s))
+                        updates.append(Update(pause_s, visible_s, applied_at - began_at, *in_engine))
                 store.sweep()
             found.append(Row(size, transport, updates[1:]))
     return found
@@ -282,9 +310,11 @@ def spread(values: Sequence[float]) -> str:
 
 def show(found: Sequence[Row], console: Console) -> None:
     table = Table(title="Updates by size and transport, seconds: median (lowest-highest)", title_justify="left")
-    for heading in ("MiB", "transport", "pause", "visible", "applied", "stall", "repacking", "copy", "ratio"):
+    for heading in ("MiB", "transport", "pause", "visible", "applied", "stall", "repacking", "copy", "vLLM's", "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.caption = "visible, applied: since the end of the step; ratio: (stall - repacking) / copy"
+    table.caption = (
+        "visible, applied: since the end of the step; vLLM's: its own reload; ratio: (stall - repacking) / copy"
+    )
     for row in found:
         columns = zip(*row.updates, strict=True)
         ratios = spread([update.ratio for update in row.updates])
@@ -316,7 +346,7 @@ def main() -> int:
     arguments = parser.parse_args()
     # The engine runs functions of this file, not only calls by name.
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-    console, found, address = Console(width=180), [], ""
+    console, found, address = Console(width=210), [], ""
     if "ray" in arguments.transport:
         import ray
 

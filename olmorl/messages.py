@@ -283,6 +283,8 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     """Sum over `proofs` of the mean difference, in nats."""
     proof_diff_max: float = 0.0
     proof_s_total: float = 0.0
+    scored_s: float = 0.0
+    """The part of the time of the engine's steps that went into scoring these tokens."""
     verifier_s_total: float = 0.0
     verifiers: dict[str, dict[str, float]] = {}
     """The counts of each part of the verifiers: `Scorer.counts`."""

@@ -338,6 +338,8 @@ class EngineUse(NamedTuple):
     """Operations that its tokens needed; 0 where they are not counted."""
     num_bytes: float = 0.0
     """Bytes of weights and KV cache that its steps moved; 0 where they are not counted."""
+    scored_s: float = 0.0
+    """The part of the time of its steps that `score` took, by tokens."""
 
 
 class Update(NamedTuple):

@@ -40,6 +40,8 @@ from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
 
 T = TypeVar("T")
 LIVENESS_POLL_S = 0.2
+PAGES_POLL_S = 0.01
+"""Between two questions to the workers whether they have mapped a staged version."""
 
 
 class _StepGauge:
@@ -61,7 +63,11 @@ class _StepGauge:
         """Requests that `generate` has passed on and not finished."""
         self.own_metrics: Any = None
         """vLLM's own metrics for Prometheus, which get the steps too."""
-        self._noted_at = time.monotonic()
+        self.scored_s = 0.0
+        self._scoring = 0
+        """Tokens of the prompt that waits to be scored."""
+        self._scoring_since = 0.0
+        self._step_at = self._noted_at = time.monotonic()
         self._busy_s = 0.0
         self._running_s = 0.0
 
@@ -74,6 +80,7 @@ class _StepGauge:
         """Take the statistics of a step. vLLM calls this."""
         self._integrate()
         if iteration_stats is not None:
+            self._note_score(iteration_stats)
             self.tokens += iteration_stats.num_generation_tokens
             if self.cost is not None and iteration_stats.num_generation_tokens:
                 self.step_bytes += self.cost.step_bytes(iteration_stats.num_generation_tokens)
@@ -90,6 +97,19 @@ class _StepGauge:
         """Note a new request (1), or the end of one (-1)."""
         self._integrate()
         self.in_flight += number
+
+    def scores(self, tokens: int) -> None:
+        """Note that a prompt is passed on to be scored."""
+        self._scoring, self._scoring_since = tokens, time.monotonic()
+
+    def _note_score(self, stats: Any) -> None:
+        """Take the time of the step that scored a prompt, as far as its tokens are the prompt's."""
+        now = time.monotonic()
+        began_at, self._step_at = max(self._step_at, self._scoring_since), now
+        if 0 < self._scoring <= stats.num_prompt_tokens:
+            computed = stats.num_prompt_tokens + stats.num_generation_tokens
+            self.scored_s += (now - began_at) * self._scoring / computed
+            self._scoring = 0
 
     def times(self) -> tuple[float, float]:
         """How long requests ran, and the same for each request, summed."""
@@ -279,16 +299,15 @@ class VllmEngine:
         version = staged.manifest.version
         manifest = structs.replace(staged.manifest, shards=())  # workers need the layout alone
         arguments = (str(staged.path), file_signature(staged.path), codec.encode(manifest))
-        refusals = await self._call(core.collective_rpc_async("check_staged_weights", None, arguments))
-        if any(refusals):
-            raise WeightError(f"weights {version} refused: {'; '.join(filter(None, refusals))}")
+        if refusals := await self._refusals(arguments):
+            raise WeightError(f"weights {version} refused: {'; '.join(refusals)}")
         recompute = self._actors.weight_update == "recompute"
         await self._call(core.pause_scheduler_async("keep", recompute))
         # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same path,
         # so the time between them is the time between the two events in the engine core.
         paused_at = time.monotonic()
         try:
-            loaded = await self._call(core.collective_rpc_async("load_staged_weights", None, arguments))
+            loaded = await self._call(core.collective_rpc_async("load_staged_weights"))
             if set(loaded) != {str(version)}:
                 raise RuntimeError(f"its workers answered {loaded}")
             await self._call(core.set_weight_version_async(str(version)))
@@ -299,6 +318,16 @@ class VllmEngine:
             raise EngineDied(self._cause) from error
         await self._call(core.resume_scheduler_async())
         return Update(version, time.monotonic() - paused_at)
+
+    async def _refusals(self, arguments: tuple[str, str, bytes]) -> list[str]:
+        """Why workers cannot load a version. Afterwards all its pages are mapped where workers can load it."""
+        core = self._running().engine_core
+        async with within(self._actors.stall_deadline_s, f"the workers of {self._model.path} to map weights"):
+            while True:
+                answers = await self._call(core.collective_rpc_async("check_staged_weights", None, arguments))
+                if None not in answers:
+                    return [answer for answer in answers if answer]
+                await asyncio.sleep(PAGES_POLL_S)
 
     @asynccontextmanager
     async def drained(self) -> AsyncIterator[None]:
@@ -329,6 +358,7 @@ class VllmEngine:
         prompt = list(token_ids[: self._max_model_len - 1])
         salted = tokens_input(prompt, cache_salt=str(self._version))
         self._scored += 1
+        self._gauge.scores(len(prompt))
         name = f"score/{self._scored}"
         try:
             collector = await llm.add_request(name, salted, scoring_params(), priority=SCORING_PRIORITY)
@@ -377,7 +407,8 @@ class VllmEngine:
         now = sum((self._work_of(state) for state in unfinished), self._finished)
         # A request that has just left vLLM is not among the finished ones yet: the totals never decrease.
         self._told = self._told.at_least(now)
-        return EngineUse(*self._gauge.times(), self._told.flops, self._told.num_bytes + self._gauge.step_bytes)
+        moved = self._told.num_bytes + self._gauge.step_bytes
+        return EngineUse(*self._gauge.times(), self._told.flops, moved, self._gauge.scored_s)
 
     def _work_of(self, state: Any) -> AnswerWork:
         """The work for an unfinished request so far."""

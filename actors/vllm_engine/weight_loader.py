@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import set_current_vllm_config
+from vllm.config import ModelConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
@@ -20,7 +20,8 @@ from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, i
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
 
 from olmorl import codec
-from olmorl.actors.vllm_engine.weight_check import file_signature
+from olmorl.actors.vllm_engine.mapped_weights import MappedWeights
+from olmorl.actors.vllm_engine.weight_replay import WeightReplay
 from olmorl.messages import Buffer, WeightsReady
 
 
@@ -31,50 +32,99 @@ class StagedWeightLoader:
     """
 
     # `self` is vLLM's Worker, which refuses mixins that declare any attribute it has.
-    def check_staged_weights(self: Any, path: str, signature: str, manifest: bytes) -> str:
-        """Why this worker cannot load a staged version; empty when it can. Changes nothing.
+    def check_staged_weights(self: Any, path: str, signature: str, manifest: bytes) -> str | None:
+        """Why this worker cannot load a staged version; empty when it can, None when it should be asked again soon.
+
+        Brings the pages of the file into this process, and changes nothing else.
 
         Args:
             signature: of the file whose bytes were compared with the published hashes.
         """
-        ready: WeightsReady = codec.decode(manifest, WeightsReady)
-        try:
-            with _map(Path(path), signature) as file:
-                problems = _misfits(ready.buffers, len(file))
-        except (OSError, ValueError) as error:
-            problems = [str(error)]
-        return f"worker {self.rank}: {'; '.join(problems[:5])}" if problems else ""
+        wanted = path, signature, manifest
+        if getattr(self, "checked_weights", None) != wanted:
+            self.checked_weights = self.staged_weights = None
+            try:
+                staged = MappedWeights(Path(path), signature, codec.decode(manifest, WeightsReady))
+                problems = _misfits(staged.manifest.buffers, len(staged.file))
+            except (OSError, ValueError) as error:
+                problems = [str(error)]
+            if problems:
+                return f"worker {self.rank}: {'; '.join(problems[:5])}"
+            self.checked_weights, self.staged_weights = wanted, staged
+        return "" if self.staged_weights.touched() else None
 
-    def load_staged_weights(self: Any, path: str, signature: str, manifest: bytes) -> str:
-        """Copy a staged version into the model. Each tensor-parallel worker takes its own share of every tensor.
+    def load_staged_weights(self: Any) -> str:
+        """Copy the checked version into the model. Each tensor-parallel worker takes its own share of every tensor.
 
         Returns:
             The version that every parameter has now.
 
         Raises:
-            OSError: the file is gone.
-            ValueError: the file is not the one that was checked.
-            RuntimeError: some parameters are new and some are not.
-            After each of them the engine must end: other workers may have loaded the version.
+            RuntimeError: some parameters are new and some are not. The engine must end: other workers may have loaded
+                the version.
         """
-        ready: WeightsReady = codec.decode(manifest, WeightsReady)
-        file = _map(Path(path), signature)
-        model: torch.nn.Module = self.get_model()
-        expected = {name for name, _ in model.named_parameters()}
+        staged: MappedWeights = self.staged_weights
+        if not hasattr(self, "weight_parts"):
+            self.weight_parts = _Parts(self.get_model(), self.model_config.dtype)
+        parts: _Parts = self.weight_parts
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
-            initialize_layerwise_reload(model)
-            loaded = model.load_weights(_tensors(ready.buffers, file))  # type: ignore[operator]
-            unloaded = _unloaded(model)
-            with _unsaid({type(layer).__name__ for layer in unloaded}):
-                finalize_layerwise_reload(model, self.model_config)
-            _refresh_tied_head(model)
-            _repack_experts(model)
+            parts.load(staged, self.model_config)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
-        _check_unloaded(model, unloaded)
-        if missing := expected - loaded:
-            raise RuntimeError(f"no new value for {sorted(missing)[:5]} ({len(missing)} parameters in all)")
-        return str(ready.version)
+        self.checked_weights = self.staged_weights = None
+        staged.release()
+        return str(staged.manifest.version)
+
+
+class _Parts:
+    """The parts of a model that updates need, found once."""
+
+    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+        self._model = model
+        self._replay = WeightReplay(model, dtype)
+        layers = list(model.modules())
+        shared = {id(layer.weight) for layer in _embeddings(model)}
+        self._tied_heads = [
+            layer for layer in layers if isinstance(layer, ParallelLMHead) and id(layer.weight) in shared
+        ]
+        self._experts: list[Any] = [layer for layer in layers if _packs_experts(getattr(layer, "quant_method", None))]
+
+    def load(self, staged: MappedWeights, model_config: ModelConfig) -> None:
+        """Give every parameter its value of the staged version."""
+        buffers = staged.manifest.buffers
+        if self._replay.knows(buffers):
+            self._replay.load(staged.file)
+        else:
+            tensors = dict(tensors_of(buffers, staged.file))
+            optional = [name for name in tensors if name.endswith("lm_head.weight")] if self._tied_heads else []
+            with self._replay.recording(buffers, list(tensors.values()), optional):
+                reload_model(self._model, tensors, model_config)
+        self._pack_again()
+
+    def _pack_again(self) -> None:
+        """Renew packed copies that vLLM makes only at the first load."""
+        for head in self._tied_heads:  # it shares the embedding's parameter, but the CPU back end has a copy of its own
+            head.quant_method.process_weights_after_loading(head)
+        for layer in self._experts:
+            layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+def _packs_experts(method: object) -> bool:
+    """Whether the CPU back end multiplies by packed experts."""
+    return isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU
+
+
+def reload_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], model_config: ModelConfig) -> None:
+    """vLLM's own reload. Raises RuntimeError if a parameter got no new value."""
+    expected = {name for name, _ in model.named_parameters()}
+    initialize_layerwise_reload(model)
+    loaded = model.load_weights(tensors.items())  # type: ignore[operator]
+    unloaded = _unloaded(model)
+    with _unsaid({type(layer).__name__ for layer in unloaded}):
+        finalize_layerwise_reload(model, model_config)
+    _check_unloaded(model, unloaded)
+    if missing := expected - loaded:
+        raise RuntimeError(f"no new value for {sorted(missing)[:5]} ({len(missing)} parameters in all)")
 
 
 def _unloaded(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -114,14 +164,6 @@ def _unsaid(layers: Collection[str]) -> Iterator[None]:
         logger.removeFilter(is_news)
 
 
-def _map(path: Path, signature: str) -> mmap.mmap:
-    """Map the file. Raises ValueError if it does not have `signature`."""
-    with path.open("rb") as file:
-        if (found := file_signature(file.fileno())) != signature:
-            raise ValueError(f"{path} is not the file that was checked ({found}, not {signature})")
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-
-
 def _misfits(buffers: Sequence[Buffer], size: int) -> list[str]:
     """The faults of buffers that are not tensors within a file of `size` bytes."""
     problems = []
@@ -136,29 +178,12 @@ def _misfits(buffers: Sequence[Buffer], size: int) -> list[str]:
     return problems
 
 
-def _tensors(buffers: tuple[Buffer, ...], file: mmap.mmap) -> Iterator[tuple[str, torch.Tensor]]:
+def tensors_of(buffers: Sequence[Buffer], file: mmap.mmap) -> Iterator[tuple[str, torch.Tensor]]:
     """Views into the mapping, without a copy."""
     for buffer in buffers:
         dtype: torch.dtype = getattr(torch, buffer.dtype)
         flat = torch.frombuffer(file, dtype=dtype, count=buffer.num_bytes // dtype.itemsize, offset=buffer.offset)
         yield buffer.name, flat.view(buffer.shape)
-
-
-def _refresh_tied_head(model: torch.nn.Module) -> None:
-    """A tied head shares the embedding's parameter, but the CPU back end multiplies by its own repacked copy."""
-    heads = [module for module in model.modules() if isinstance(module, ParallelLMHead)]
-    for embedding in _embeddings(model):
-        for head in heads:
-            if head.weight is embedding.weight:
-                head.quant_method.process_weights_after_loading(head)
-
-
-def _repack_experts(model: torch.nn.Module) -> None:
-    """The CPU back end multiplies by packed experts, and vLLM packs them only at the first load."""
-    for layer in model.modules():
-        method = getattr(layer, "quant_method", None)
-        if isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU:
-            method.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def _embeddings(model: torch.nn.Module) -> list[torch.nn.Module]:

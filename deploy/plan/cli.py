@@ -25,6 +25,8 @@ from olmorl.deploy.plan import report
 from olmorl.deploy.plan.measured import FinishedRun, finished_run
 from olmorl.deploy.plan.sweep import Axes, Choice, Prediction, Sweep, choice_of, default_axes, predict
 from olmorl.deploy.plan.workload import Workload
+from olmorl.deploy.preflight import checks, memory
+from olmorl.deploy.preflight.publishing import PublishingPlan, publishing_plan
 from olmorl.errors import ConfigError
 
 ABOUT = """\
@@ -148,7 +150,7 @@ def _plan(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -
     own = choice_of(settings)
     groups = own.batch * (arguments.steps or (run.steps if run else STEPS))
     out = report.console()
-    report.show_inputs(out, settings, load)
+    report.show_inputs(out, settings, load, _publishing(settings))
     if arguments.dry_run:
         if not arguments.no_sweep:
             out.print(_axes(arguments, own).text())
@@ -211,6 +213,15 @@ def _workload(
         slots = settings.actors.max_running
         rates["tokens_per_s"] = speed / slots * (1 + load.simulation.batch_slowdown * (slots - 1))
     return replace(load, simulation=load.simulation.model_copy(update=rates))
+
+
+def _publishing(settings: Config) -> PublishingPlan | None:
+    """What publishing costs the learner; None where the model is not here."""
+    here = memory.known(settings) if settings.run.mode == "real" else None
+    if here is None:
+        return None
+    size = checks.size_of(here.model.path, here.model.dtype, here.model.trust_remote_code)
+    return publishing_plan(here, size.parameters, size.weights_bytes)
 
 
 def _axes(arguments: argparse.Namespace, own: Choice) -> Axes:

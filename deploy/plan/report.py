@@ -16,6 +16,7 @@ from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.plan.measured import FinishedRun
 from olmorl.deploy.plan.sweep import Choice, Prediction
 from olmorl.deploy.plan.workload import Workload
+from olmorl.deploy.preflight.publishing import PublishingPlan
 from olmorl.errors import DataError
 
 _WIDTH = 150
@@ -27,8 +28,8 @@ def console() -> Console:
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH)
 
 
-def show_inputs(out: Console, settings: Config, load: Workload) -> None:
-    """The numbers that the predictions rest on."""
+def show_inputs(out: Console, settings: Config, load: Workload, publishing: PublishingPlan | None) -> None:
+    """The numbers that the predictions rest on, and what publishing costs the learner, if the model is here."""
     simulation, placed = load.simulation, plan(settings)
     slots = settings.actors.max_running
     full = slots * simulation.tokens_per_s / (1 + simulation.batch_slowdown * (slots - 1))
@@ -50,6 +51,9 @@ def show_inputs(out: Console, settings: Config, load: Workload) -> None:
         f"verdicts {simulation.verify_s:.3g} s, publishing {simulation.publish_s:.3g} s, stall of an update "
         f"{simulation.update_s:.3g} s",
     )
+    if publishing is not None:
+        waited = f"{publishing.copy_s + publishing.probe_s:.2g} s for each version"
+        table.add_row("publishing", f"the learner waits {waited}, {publishing.share(trained):.1%} of its step")
     out.print(table)
 
 

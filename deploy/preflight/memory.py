@@ -20,6 +20,7 @@ from olmorl import toml
 from olmorl.config import Config, with_key
 from olmorl.deploy.cluster.placement import GPUS_OF_A_NODE, plan
 from olmorl.deploy.preflight import hub, model_folder
+from olmorl.deploy.preflight.publishing import PublishingPlan, publishing_plan
 from olmorl.errors import ModelError, ResourceError
 from olmorl.learner.publisher import KEPT_VERSIONS
 from olmorl.learner.trainer.sequence_parallel import refuse_heads
@@ -80,10 +81,11 @@ class MemoryPlace:
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The places of a run, and its use of the disk."""
+    """The places of a run, its use of the disk, and what publishing costs its learner."""
 
     places: tuple[MemoryPlace, ...]
     disk: tuple[MemoryPart, ...]
+    publishing: PublishingPlan
 
     def rows(self) -> Iterator[tuple[str, str, str]]:
         """`(place, part, size)` for people."""
@@ -95,6 +97,7 @@ class MemoryPlan:
             yield "", "at the peak", f"{size(place.needed)}{of}"
         for number, part in enumerate(self.disk):
             yield "" if number else "disk", part.what, f"{size(part.num_bytes)}  ({part.note})"
+        yield from self.publishing.rows()
 
     @property
     def overfull(self) -> MemoryPlace | None:
@@ -157,7 +160,8 @@ def memory_plan(settings: Config) -> MemoryPlan:
         needed = sum(place.needed * number for place, number in copies) + others.needed
         limit = host_memory() if alone else None
         places = [MemoryPlace("this host" if alone else "all hosts", (*parts, *others.parts), needed, limit)]
-    return MemoryPlan(tuple(places), _disk(settings, rank.parameters, weights))
+    publishing = publishing_plan(settings, rank.parameters, weights)
+    return MemoryPlan(tuple(places), _disk(settings, rank.parameters, weights), publishing)
 
 
 def refuse_too_little(settings: Config, found: MemoryPlan) -> None:

@@ -171,6 +171,7 @@ class Telemetry:
                 "weight_proofs_total": status.proofs,
                 "weight_proof_diff_max": status.proof_diff_max,
                 "weight_proof_s_total": status.proof_s_total,
+                "weight_proof_engine_s_total": status.scored_s,
                 "verifier_s_total": status.verifier_s_total,
                 "commits_late_total": status.commits_late,
                 "commits_duplicate_total": status.commits_duplicate,

@@ -17,7 +17,7 @@ LEAST_SPREAD = 0.1
 """Relative spread of the number of running sequences at which the heartbeats count as much as the assumption."""
 _SUMS = (
     *("up_s", "busy_s", "running_s", "slots_s", "awaiting_weights_s", "awaiting_verdicts_s", "awaiting_group_s"),
-    *("flops", "moved_bytes"),
+    *("flops", "moved_bytes", "scored_s"),
 )
 
 
@@ -93,6 +93,7 @@ class EngineTimes:
             waits = ("weights", "verdicts", "group")
             return {
                 "engines": engines,
+                "weight_proof_fraction": None,
                 **{f"engine_{name}": None for name in names},
                 **{f"sequences_awaiting_{name}": None for name in waits},
             }
@@ -100,6 +101,7 @@ class EngineTimes:
         capacity = self._speed.tokens_per_s(slots)
         return {
             "engines": engines,
+            "weight_proof_fraction": sums["scored_s"] / up_s,
             "engine_slots": slots * engines,
             "engine_busy_fraction": min(sums["busy_s"] / up_s, 1.0),
             "engine_slots_fraction": min(sums["running_s"] / sums["slots_s"], 1.0) if sums["slots_s"] else None,

@@ -212,6 +212,9 @@ class StepMetrics:
         fields |= self._engines.fields()
         fields |= batch.tally.fields() | batch.tally.part_fields() | totals(state, counts, in_flight)
         fields |= report.values
+        publishing = sum(report.values.get(name, 0.0) for name in ("learner_snapshot_s", "learner_publish_wait_s"))
+        if worked := publishing + report.values.get("learner_step_s", 0.0):
+            fields["learner_publish_fraction"] = publishing / worked
         most = report.values.get("learner_peak_flops_per_s", 0.0) * report.values.get("learner_step_s", 0.0)
         if most and "learner_flops" in report.values:
             fields["learner_mfu"] = report.values["learner_flops"] / most

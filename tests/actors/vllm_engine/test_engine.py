@@ -362,6 +362,20 @@ async def test_the_engine_scores_as_the_learner_while_requests_run(live: tuple[C
     assert len(await engine.score(range(MAX_MODEL_LEN + 9))) == MAX_MODEL_LEN - 2
 
 
+async def test_the_time_of_a_score_is_its_part_of_the_steps(live: tuple[Case, VllmEngine]) -> None:
+    case, engine = live
+    probe = case.scores(case.weights)
+    for others in (0, 8):
+        requests = await running(engine, others, Sampling(max_tokens=200, min_tokens=200, seed=1))
+        before, began_at = engine.use().scored_s, time.monotonic()
+        await engine.score(probe.token_ids)
+        assert 0 < engine.use().scored_s - before < time.monotonic() - began_at
+        await asyncio.gather(*requests)
+    counted = engine.use().scored_s
+    await ask(engine, "no score")
+    assert engine.use().scored_s == counted
+
+
 @pytest.mark.parametrize("wrong", ["a tensor after the hash check", "all of it"])
 async def test_an_update_that_went_wrong_behind_the_hash_check_is_named(
     live: tuple[Case, VllmEngine], tmp_path: Path, wrong: str

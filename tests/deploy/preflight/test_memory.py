@@ -68,6 +68,18 @@ def test_a_shipped_recipe_fits_gpus_of_80_gb(models: Path, recipe: str) -> None:
     assert of(engine)["weights"] == pytest.approx(2 * parameters / settings.actors.tensor_parallel / GIB)
 
 
+@pytest.mark.parametrize("recipe", SHIPPED)
+def test_publishing_costs_the_learner_of_a_shipped_recipe_at_most_two_percent(models: Path, recipe: str) -> None:
+    """Of a step with the speed of the published 32B run: 125 s on 64 GPUs for 1,024 answers of up to 32,768 tokens."""
+    settings, parameters = shipped(models, recipe), SHIPPED[recipe][1]
+    found = memory.memory_plan(settings).publishing
+    work = parameters * settings.schedule.prompts_per_step * settings.sampling.group_size * settings.sampling.max_tokens
+    published = SHIPPED["olmo3-32b-think"][1] * 1024 * 32_768
+    step_s = 125 * work / published * 64 / (settings.learner.nodes * settings.learner.ranks_per_node)
+    assert 0 < found.share(step_s) < 0.02
+    assert found.background_s < step_s
+
+
 def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
     """Worked by hand, but for the activations inside of a layer and of the head."""
     places = {place.name: of(place) for place in memory.memory_plan(shipped(models, "olmo3-32b-think")).places}

@@ -25,11 +25,13 @@ def heard(times: EngineTimes, *statuses: ActorStatus) -> dict[str, Any]:
 
 def test_shares_are_over_the_time_of_all_engines() -> None:
     busy = status("a", 10.0, busy_s=10.0, running_s=80.0, slots_s=80.0, tokens_generated=800, awaiting_weights_s=5.0)
+    busy = replace(busy, scored_s=0.1)
     busy = replace(busy, flops=3e9, moved_bytes=1e9, peak_flops_per_s=1e9, peak_bytes_per_s=5e8)
     idle = status("b", 10.0, busy_s=5.0, running_s=20.0, slots_s=80.0, tokens_generated=200, awaiting_group_s=30.0)
     line = heard(EngineTimes(), busy, idle)
     assert line == {
         "engines": 2,
+        "weight_proof_fraction": pytest.approx(0.1 / 20),
         "engine_slots": pytest.approx(16.0),
         "engine_busy_fraction": pytest.approx(0.75),
         "engine_slots_fraction": pytest.approx(100 / 160),
@@ -49,6 +51,7 @@ def test_a_line_without_a_heartbeat_has_no_shares() -> None:
     heard(times, status("a", 1.0, busy_s=1.0, running_s=1.0, slots_s=8.0))
     line = times.fields()
     assert line["engines"] == 1
+    assert line["weight_proof_fraction"] is None
     assert line["engine_busy_fraction"] is None and line["sequences_awaiting_group"] is None
 
 

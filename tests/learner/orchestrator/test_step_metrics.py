@@ -90,6 +90,18 @@ def test_proofs_are_those_since_the_line_before() -> None:
     assert found == [[0.25, 0.25, 1.0], [0.25, 0.375, 0.5], [None, None, None]]
 
 
+def test_the_share_of_publishing_is_of_the_time_in_which_the_learner_has_a_batch() -> None:
+    accounts = LedgerState(batches={step: BatchRecord([], Score(), Score()) for step in (1, 2)})
+    meter, facts = StepMetrics(*NOWHERE, 0.0, 0.0, {}), BatchFacts(0, 0, 0, 0.0, 0.0, 0)
+    times = {"learner_step_s": 1.9, "learner_wait_s": 5.0, "learner_snapshot_s": 0.02, "learner_publish_wait_s": 0.08}
+    found = []
+    for step, values in ((1, times), (2, {})):
+        report = StepReport(step=step, version=Version(1, step), values=values)
+        line = meter.line(report, facts, accounts, Counts(0, 0, 0, 0, 0), 0, float(step))
+        found.append(line["learner_publish_fraction"])
+    assert found == [pytest.approx(0.1 / 2.0), None]
+
+
 RATES = {
     "steady": lambda second: 5000,
     "two paces": lambda second: 5000 if second < 30 else 1000,

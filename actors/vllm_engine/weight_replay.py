@@ -1,0 +1,250 @@
+"""Repeats the loading of an earlier version: the same calls of vLLM's weight loaders, on the bytes of a new version.
+
+vLLM's reload maps the name of each tensor, counts and defers each call, loads each layer into fresh memory and copies
+it into the model. The calls are the same for all versions of one layout, so they are recorded once. Repeated, they
+write into the parameters themselves, or into one kept buffer where a kernel multiplies by its own packed copy.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import Enum, auto
+from inspect import BoundArguments
+from typing import Any, NamedTuple
+
+import torch
+from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
+from vllm.model_executor.model_loader.reload import layerwise
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
+from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers, get_layer_tensors
+from vllm.platforms import current_platform
+
+from olmorl.messages import Buffer
+
+_PLAIN = (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+"""Methods that use weights as a checkpoint has them, or a packed copy of them."""
+
+
+Flat = Mapping[torch.dtype, torch.Tensor]
+"""All bytes of a weight file as one tensor, for each dtype of its tensors."""
+
+
+class _View(NamedTuple):
+    """A tensor within a weight file."""
+
+    offset: int
+    """In elements."""
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    def of(self, file: Flat) -> torch.Tensor:
+        """The same tensor of another file."""
+        return file[self.dtype].as_strided(self.shape, self.stride, self.offset)
+
+
+class _Call(NamedTuple):
+    """A call of a weight loader, without its tensors."""
+
+    tensor: str
+    """The parameter or buffer of the layer that it loads."""
+    arguments: BoundArguments
+    views: Mapping[str, _View]
+
+    def bind(self, file: Flat) -> BoundArguments:
+        """The arguments for another file; `param` is not among them."""
+        views = {name: view.of(file) for name, view in self.views.items()}
+        return BoundArguments(self.arguments.signature, self.arguments.arguments | views)  # type: ignore[arg-type]
+
+
+class _Target(Enum):
+    """Where the loaders of a layer write."""
+
+    PARAMETERS = auto()
+    """Into the tensors that the model computes with."""
+    KEPT_MEMORY = auto()
+    """The model has the weight in packed form only: into memory from which the kernel packs it."""
+    FRESH_MEMORY = auto()
+    """The layer may compute its tensors from the loaded ones: as in vLLM's own reload."""
+
+
+class _LayerLoad(NamedTuple):
+    """How one layer is loaded."""
+
+    layer: torch.nn.Module
+    calls: Sequence[_Call]
+    target: _Target
+    method: QuantizeMethodBase | None
+
+
+class WeightReplay:
+    """Loads a version exactly as vLLM's reload loaded an earlier one of the same layout.
+
+    Only a reload is repeated in which every byte of the file went through weight loaders, and no value was changed.
+    """
+
+    def __init__(self, model: torch.nn.Module, act_dtype: torch.dtype) -> None:
+        """`act_dtype` is the model's; attention layers want it."""
+        self._attention: list[Any] = [layer for layer in model.modules() if is_deferred_attention_layer(layer)]
+        self._act_dtype = act_dtype
+        self._buffers: Sequence[Buffer] = ()
+        self._dtypes: Collection[torch.dtype] = ()
+        self._loads: Sequence[_LayerLoad] = ()
+        self._kept: Mapping[torch.nn.Module, torch.nn.Parameter] = {}
+        """The same memory as the weight of each layer that has its own in packed form only."""
+
+    def knows(self, buffers: Sequence[Buffer]) -> bool:
+        """Whether `load` can load a file of this layout."""
+        return bool(self._loads) and buffers == self._buffers
+
+    @contextmanager
+    def recording(
+        self, buffers: Sequence[Buffer], tensors: Sequence[torch.Tensor], optional: Collection[str]
+    ) -> Iterator[None]:
+        """Record the reload inside this block.
+
+        Args:
+            tensors: for each of the buffers the view into the file that the model is given.
+            optional: names of buffers that the model may leave out.
+        """
+        self._loads, self._kept = (), {}
+        found: list[tuple[torch.nn.Module, list[tuple[str, BoundArguments]]]] = []
+        process = layerwise._layerwise_process
+
+        def noting(layer: torch.nn.Module, info: Any) -> None:
+            found.append((layer, list(info.loaded_weights)))
+            process(layer, info)
+
+        layerwise._layerwise_process = noting
+        try:
+            yield
+        finally:
+            layerwise._layerwise_process = process
+        file = _File(buffers, tensors)
+        calls = [(layer, [file.call(name, arguments) for name, arguments in loaded]) for layer, loaded in found]
+        if file.was_passed_on(optional):
+            self._buffers = buffers
+            self._dtypes = {view.dtype for _, made in calls for call in made for view in call.views.values()}
+            self._loads = [_layer_load(layer, made) for layer, made in calls]
+            self._kept = _one_memory([load.layer for load in self._loads if load.target is _Target.KEPT_MEMORY])
+
+    def load(self, file: mmap.mmap) -> None:
+        """Load a file of the recorded layout."""
+        flat = {dtype: torch.frombuffer(file, dtype=dtype, count=len(file) // dtype.itemsize) for dtype in self._dtypes}
+        for load in self._loads:
+            if load.target is _Target.FRESH_MEMORY:
+                _load_by_vllm(load, flat)
+            else:
+                self._load(load, flat)
+        for layer in self._attention:
+            layer.process_weights_after_loading(self._act_dtype)
+
+    def _load(self, load: _LayerLoad, file: Flat) -> None:
+        layer = load.layer
+        placeholder = layer._parameters.get("weight")
+        if load.target is _Target.KEPT_MEMORY:
+            layer._parameters["weight"] = self._kept[layer]
+        for call in load.calls:
+            tensor, bound = getattr(layer, call.tensor), call.bind(file)
+            bound.arguments["param"] = tensor
+            layerwise._get_original_loader(tensor)(*bound.args, **bound.kwargs)
+        if load.method is not None:
+            load.method.process_weights_after_loading(layer)
+        if load.target is _Target.KEPT_MEMORY:
+            layer._parameters["weight"] = placeholder
+
+
+class _File:
+    """The recorded file: which tensors are parts of it, and which of its bytes the loaders got."""
+
+    def __init__(self, buffers: Sequence[Buffer], tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._buffers = sorted(buffers, key=lambda buffer: buffer.offset)
+        self._starts = [buffer.offset for buffer in self._buffers]
+        self._address = tensors[0].data_ptr() - buffers[0].offset if buffers else 0
+        self._passed_on: Counter[str] = Counter()
+        self._strange = False
+
+    def call(self, tensor: str, bound: BoundArguments) -> _Call:
+        """A call of a loader, noted."""
+        given = {name: value for name, value in bound.arguments.items() if name != "param"}
+        tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
+        kept = {name: value for name, value in given.items() if name not in tensors}
+        views = {name: self._view(value) for name, value in tensors.items()}
+        return _Call(tensor, BoundArguments(bound.signature, kept), views)  # type: ignore[arg-type]
+
+    def was_passed_on(self, optional: Collection[str]) -> bool:
+        """Whether the loaders got every byte, apart from `optional` buffers, and nothing else."""
+        if self._strange or any(tensor._version for tensor in self._tensors):
+            return False
+        return all(
+            self._passed_on[buffer.name] >= buffer.num_bytes or buffer.name in optional for buffer in self._buffers
+        )
+
+    def _view(self, tensor: torch.Tensor) -> _View:
+        offset = tensor.data_ptr() - self._address if tensor.device.type == "cpu" else -1
+        buffer = self._buffers[bisect_right(self._starts, offset) - 1]
+        if buffer.offset <= offset and offset + tensor.nbytes <= buffer.offset + buffer.num_bytes:
+            self._passed_on[buffer.name] += tensor.nbytes
+        else:
+            self._strange = True  # computed from the file's values
+        return _View(offset // tensor.dtype.itemsize, tensor.dtype, tensor.shape, tensor.stride())
+
+
+def _layer_load(layer: torch.nn.Module, calls: Sequence[_Call]) -> _LayerLoad:
+    method = getattr(layer, "quant_method", None)
+    method = method if isinstance(method, QuantizeMethodBase) else None
+    return _LayerLoad(layer, calls, _target(layer, calls, method), method)
+
+
+def _target(layer: torch.nn.Module, calls: Sequence[_Call], method: QuantizeMethodBase | None) -> _Target:
+    """The fastest way that certainly gives what vLLM's reload gave."""
+    if method is not None and type(method) not in _PLAIN:
+        return _Target.FRESH_MEMORY
+    params, buffers = get_layerwise_info(layer).restore_metadata
+    present, wanted = get_layer_tensors(layer), params | buffers
+    names = {call.tensor for call in calls} & wanted.keys()
+    other = {name for name in names if not _alike(present[name], wanted[name])}
+    if not other:
+        return _Target.PARAMETERS
+    # Kernels of the Zen back end may go on using the memory from which they were made.
+    packs = current_platform.is_cpu() and not current_platform.is_zen_cpu() and type(method) in _PLAIN
+    only_packed = other == {"weight"} and not present["weight"].numel()
+    return _Target.KEPT_MEMORY if packs and only_packed else _Target.FRESH_MEMORY
+
+
+def _alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return (tensor.shape, tensor.stride(), tensor.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def _one_memory(layers: Sequence[torch.nn.Module]) -> dict[torch.nn.Module, torch.nn.Parameter]:
+    """For each layer its weight as vLLM's loaders want it, all of them in the same memory."""
+    wanted = {layer: get_layerwise_info(layer).restore_metadata[0]["weight"] for layer in layers}
+    size = max((weight.nbytes for weight in wanted.values()), default=0)
+    memory = torch.empty(size, dtype=torch.uint8).fill_(0)  # touches its pages
+    return {layer: _placed(weight, memory) for layer, weight in wanted.items()}
+
+
+def _placed(weight: torch.Tensor, memory: torch.Tensor) -> Any:
+    tensor = memory[: weight.nbytes].view(weight.dtype).as_strided(weight.size(), weight.stride())
+    tensor.__class__ = weight.__class__
+    tensor.__dict__ = weight.__dict__.copy()
+    return tensor
+
+
+def _load_by_vllm(load: _LayerLoad, file: Flat) -> None:
+    """vLLM's steps for one layer, from its removal to the copy into the model."""
+    layer, info = load.layer, get_layerwise_info(load.layer)
+    info.kernel_tensors = get_layer_params_buffers(layer)
+    info.kernel_non_persistent_buffers = set(layer._non_persistent_buffers_set)
+    restore_layer_on_meta(layer, info)
+    info.loaded_weights = [(call.tensor, call.bind(file)) for call in load.calls]
+    layerwise._layerwise_process(layer, info)

@@ -1,0 +1,168 @@
+"""A version is loaded by the calls that vLLM's own reload made for an earlier one."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.model_loader.reload import layerwise
+
+from olmorl.actors.vllm_engine.weight_replay import WeightReplay
+from olmorl.messages import Buffer
+
+pytestmark = pytest.mark.engine
+
+Tensors = dict[str, torch.Tensor]
+SHAPES = {"norm.weight": (32,), "norm.bias": (32,), "packed.q": (64, 32), "packed.k": (64, 32), "turned.weight": (4, 6)}
+
+
+class Turned(QuantizeMethodBase):
+    """A method that computes the model's weight from the loaded one."""
+
+    def create_weights(self, layer: torch.nn.Module, *arguments: Any, **more: Any) -> None:
+        raise AssertionError("the layer makes its own")
+
+    def apply(self, layer: torch.nn.Module, *arguments: Any, **more: Any) -> torch.Tensor:
+        raise AssertionError("nothing is computed here")
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.weight = torch.nn.Parameter(layer.weight.data.t().contiguous(), requires_grad=False)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, shape: tuple[int, ...], method: QuantizeMethodBase) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(shape), requires_grad=False)
+        self.quant_method = method
+
+
+class Model(torch.nn.Module):
+    """Two checkpoint tensors are halves of one weight that the CPU kernel has in packed form only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(32)
+        self.packed = Layer((128, 32), UnquantizedLinearMethod())
+        self.turned = Layer((4, 6), Turned())
+        self.packed.weight.weight_loader = load_half  # type: ignore[attr-defined]
+        self.given: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
+        self.skipped = ""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        halves = {"packed.q": 0, "packed.k": 1}
+        for name, tensor in weights:
+            if name == self.skipped:
+                continue
+            if name in halves:
+                weight = self.packed.weight
+                weight.weight_loader(weight, self.given(tensor), halves[name])  # type: ignore[attr-defined]
+            else:
+                weight = self.get_parameter(name)
+                getattr(weight, "weight_loader", layerwise.default_weight_loader)(weight, self.given(tensor))
+        return {name for name, _ in self.named_parameters()}
+
+
+def load_half(param: torch.Tensor, loaded_weight: torch.Tensor, half: int) -> None:
+    param.data[64 * half : 64 * (half + 1)].copy_(loaded_weight)
+
+
+def built() -> Any:
+    """A model whose weights were loaded once, as an engine has it after its start."""
+    model = Model()
+    layerwise.record_metadata_for_reloading(model)
+    for layer in (model.packed, model.turned):
+        layer.quant_method.process_weights_after_loading(layer)
+    assert model.packed.weight.numel() == 0
+    return model
+
+
+def staged(seed: int) -> tuple[tuple[Buffer, ...], mmap.mmap, Tensors]:
+    """A weight file, and its tensors as copies."""
+    torch.manual_seed(seed)
+    tensors = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+    file, buffers, end = mmap.mmap(-1, 1 << 16), [], 0
+    for name, tensor in tensors.items():
+        buffers.append(Buffer(name, "float32", tuple(tensor.shape), end, tensor.nbytes))
+        file[end : end + tensor.nbytes] = tensor.numpy().tobytes()
+        end += tensor.nbytes
+    return tuple(buffers), file, tensors
+
+
+def recorded(model: Any, seed: int = 0) -> WeightReplay:
+    """A replay that saw vLLM's reload of the version with this seed."""
+    buffers, file, _ = staged(seed)
+    replay = WeightReplay(model, torch.float32)
+    views = {
+        one.name: torch.frombuffer(file, dtype=torch.float32, count=one.num_bytes // 4, offset=one.offset).view(
+            one.shape
+        )
+        for one in buffers
+    }
+    with torch.no_grad(), replay.recording(buffers, list(views.values()), ["norm.bias"]):
+        layerwise.initialize_layerwise_reload(model)
+        model.load_weights(views.items())
+        layerwise.finalize_layerwise_reload(model, None)
+    return replay
+
+
+def assert_has(model: Any, tensors: Tensors) -> None:
+    assert torch.equal(model.norm.weight, tensors["norm.weight"])
+    assert torch.equal(model.turned.weight, tensors["turned.weight"].t())
+    weight = torch.cat([tensors["packed.q"], tensors["packed.k"]])
+    inputs = torch.randn(5, 32)
+    torch.testing.assert_close(model.packed.cpu_linear(inputs, None, None), inputs @ weight.t())
+
+
+def test_it_loads_the_next_version_into_the_same_memory() -> None:
+    model = built()
+    replay = recorded(model)
+    assert_has(model, staged(0)[2])
+    before = {name: (weight, weight.data_ptr()) for name, weight in model.named_parameters()}
+    for seed in (1, 2):
+        buffers, file, tensors = staged(seed)
+        assert replay.knows(buffers)
+        with torch.no_grad():
+            replay.load(file)
+        assert_has(model, tensors)
+        assert torch.equal(model.norm.bias, tensors["norm.bias"])
+        for name, weight in model.named_parameters():
+            assert weight is before[name][0]
+            assert weight.data_ptr() == before[name][1]
+        file.close()  # nothing refers to its bytes any more
+
+
+def test_vllm_can_reload_after_it() -> None:
+    model = built()
+    replay = recorded(model)
+    with torch.no_grad():
+        replay.load(staged(1)[1])
+    recorded(model, seed=2)
+    assert_has(model, staged(2)[2])
+
+
+def test_a_file_of_another_layout_is_not_loaded() -> None:
+    model = built()
+    replay = recorded(model)
+    buffers, _, _ = staged(1)
+    assert not replay.knows(buffers[:-1])
+    assert not replay.knows((*buffers[1:], buffers[0]))
+    assert not WeightReplay(model, torch.float32).knows(())
+
+
+@pytest.mark.parametrize("given", [lambda tensor: tensor + 0, lambda tensor: tensor.mul_(2)])
+def test_a_reload_that_computes_with_the_values_is_not_repeated(given: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    model = built()
+    model.given = given
+    assert not recorded(model).knows(staged(1)[0])
+
+
+@pytest.mark.parametrize(("name", "repeated"), [("norm.weight", False), ("norm.bias", True)])
+def test_a_reload_that_leaves_out_a_tensor_is_not_repeated_unless_it_may(name: str, repeated: bool) -> None:
+    model = built()
+    model.skipped = name
+    assert recorded(model).knows(staged(1)[0]) is repeated

@@ -316,19 +316,8 @@ def spread(values: Sequence[float]) -> str:
 
 def show(found: Sequence[Row], console: Console) -> None:
     table = Table(title="Updates by size and transport, seconds: median (lowest-highest)", title_justify="left")
-    for heading in (
-        "MiB",
-        "transport",
-        "pause",
-        "visible",
-        "applied",
-        "stall",
-        "repacking",
-        "copy",
-        "vLLM's",
-        "proof",
-        "ratio",
-    ):
+    in_engine = ("stall", "repacking", "copy", "vLLM's", "proof")
+    for heading in ("MiB", "transport", "pause", "visible", "applied", *in_engine, "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.caption = (
         "visible, applied: since the end of the step; vLLM's: its own reload; ratio: (stall - repacking) / copy"
@@ -340,12 +329,14 @@ def show(found: Sequence[Row], console: Console) -> None:
     console.print(table)
 
 
-def content(found: Sequence[Row]) -> dict[str, Any]:
-    """The file that `--json` writes."""
+def content(found: Sequence[Row], before: dict[str, Any]) -> dict[str, Any]:
+    """The file that `--json` writes. What it said `before` of other sizes stays."""
+    sizes = {row.mib for row in found}
     return {
         "benchmark": "weight_updates",
         "ranks": RANKS,
-        "rows": [
+        "rows": [row for row in before.get("rows", []) if row["mib"] not in sizes]
+        + [
             {"mib": row.mib, "transport": row.transport, "ratio": median(update.ratio for update in row.updates)}
             | {"updates": [update._asdict() for update in row.updates]}
             for row in found
@@ -360,11 +351,11 @@ def main() -> int:
     parser.add_argument("--mib", type=int, nargs="+", choices=SIZES, default=list(SIZES), help="sizes of the model")
     parser.add_argument("--transport", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--rounds", type=int, default=5, help="updates of each row; one more is not counted")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write them there, beside those of other sizes")
     arguments = parser.parse_args()
     # The engine runs functions of this file, not only calls by name.
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-    console, found, address = Console(width=210), [], ""
+    console, found, address = Console(width=250), [], ""
     if "ray" in arguments.transport:
         import ray
 
@@ -381,7 +372,8 @@ def main() -> int:
             found += asyncio.run(rows(mib, arguments.transport, arguments.rounds, Path(work), address))
         show(found, console)
         if arguments.json:  # after each size: the largest one may not fit
-            arguments.json.write_text(json.dumps(content(found), indent=2) + "\n", encoding="utf-8")
+            before = json.loads(arguments.json.read_text("utf-8")) if arguments.json.exists() else {}
+            arguments.json.write_text(json.dumps(content(found, before), indent=2) + "\n", encoding="utf-8")
     return 0
 
 

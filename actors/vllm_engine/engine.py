@@ -331,11 +331,7 @@ class VllmEngine:
 
     @asynccontextmanager
     async def drained(self) -> AsyncIterator[None]:
-        """The wait has no deadline of its own: the actor ends when its sequences make no token for too long.
-
-        Raises:
-            EngineDied: the engine died.
-        """
+        """Raises EngineDied when the engine died."""
         core = self._running().engine_core
         try:
             # The cache is cleared too: requests that wait have the salt of the version before.

@@ -251,7 +251,7 @@ def test_a_drain_that_never_ends_although_nothing_runs_ends_the_actor(service: M
         await asyncio.sleep(2 * DEADLINE_S)
         s.shelf.publish(v(1))
         started = s.clock.now()
-        with pytest.raises(DeadlinePassed, match="60 s for a token from the engine of a0, .* 0 sequences and drains"):
+        with pytest.raises(DeadlinePassed, match=r"60 s for a token from the engine of a0, .* 0 sequences and drains"):
             await running
         return float(s.clock.now() - started)
 

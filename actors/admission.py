@@ -11,7 +11,9 @@ from olmorl.messages import TRAIN_LANE, Lease
 from olmorl.ports import Engine, EngineLoad, LeaseQueue
 
 LONGEST_IDLE_S = 0.25
-"""How long an actor with room asks for training prompts before it looks at the evaluation lanes again."""
+"""How long an actor with room waits for training prompts before it looks at the evaluation lanes again."""
+LONGEST_WAIT_S = 1.0
+"""How long it waits without evaluation lanes. A command waits as long."""
 
 
 class Lane(NamedTuple):
@@ -104,7 +106,8 @@ class Intake:
         free -= _sequences(leases)
         wanted = groups(free, self._training.group_size)
         if wanted:
-            wait_s = 0.0 if leases else LONGEST_IDLE_S
+            longest_s = LONGEST_IDLE_S if self._evaluation else LONGEST_WAIT_S
+            wait_s = 0.0 if leases else longest_s
             training = await self._queue.lease(self._owner, wanted, self._training.name, wait_s)
             leases += training
             if len(training) < wanted:

@@ -40,7 +40,7 @@ from olmorl.ports import Queue
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
 GROUP, TOKENS, BATCH = 8, 8, 1024
-PROCESSES = 4
+PROCESSES = 2
 """Processes of the actors."""
 NUMBERS = (10, 100, 1000)
 LEAST_STEPS = 5

@@ -134,6 +134,8 @@ class StepMetrics:
             self._window.wasted += self._lost_by(self._seen.pop(name))
         for name, status in statuses.items():
             before = self._seen.get(name)
+            if status is before:
+                continue  # heartbeats are read more often than they come
             if before is None or status.pid != before.pid or status.tokens_generated < before.tokens_generated:
                 self._window.wasted += self._lost_by(before) if before else 0
                 before = ActorStatus(name=name, at=status.at)
@@ -163,7 +165,8 @@ class StepMetrics:
     def _lost_by(self, gone: ActorStatus) -> int:
         """Tokens of the unfinished work of an actor that is gone. One that left in order has none."""
         unfinished = gone.tokens_generated - gone.tokens_stored - gone.tokens_wasted
-        return max(0, unfinished - sum(tokens for _, tokens in self._recent.pop(gone.name, [])))
+        recent = self._recent.pop(gone.name, [])
+        return max(0, unfinished - sum(tokens for ended_at, tokens in recent if ended_at > gone.at))
 
     def wasted(self) -> int:
         """Tokens of lost attempts reported since the last call."""

@@ -62,7 +62,7 @@ class _Call(NamedTuple):
     def bind(self, file: Flat) -> BoundArguments:
         """The arguments for another file; `param` is not among them."""
         views = {name: view.of(file) for name, view in self.views.items()}
-        return BoundArguments(self.arguments.signature, self.arguments.arguments | views)  # type: ignore[arg-type]
+        return BoundArguments(self.arguments.signature, self.arguments.arguments | views)
 
 
 class _Target(Enum):
@@ -184,7 +184,7 @@ class _File:
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         kept = {name: value for name, value in given.items() if name not in tensors}
         views = {name: self._view(value) for name, value in tensors.items()}
-        return _Call(tensor, BoundArguments(bound.signature, kept), views)  # type: ignore[arg-type]
+        return _Call(tensor, BoundArguments(bound.signature, kept), views)
 
     def was_passed_on(self, optional: Collection[str]) -> bool:
         """Whether the loaders got every byte, apart from `optional` buffers, and nothing else."""
@@ -237,7 +237,7 @@ def _only_copies(calls: Sequence[_Call], weight: torch.Tensor) -> bool:
     numbers = torch.arange(weight.numel(), dtype=torch.int32).view(weight.shape)
     given = call.arguments.arguments | {name: numbers}
     target = torch.zeros_like(numbers)
-    _run(BoundArguments(call.arguments.signature, given), _taken_for(weight, target.view_as(target)))  # type: ignore[arg-type]
+    _run(BoundArguments(call.arguments.signature, given), _taken_for(weight, target.view_as(target)))
     return torch.equal(target, numbers)
 
 
@@ -260,7 +260,8 @@ def _alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 
 def _packed_weight(layer: torch.nn.Module) -> torch.Tensor:
     """The weight as loaders want it, without data."""
-    return get_layerwise_info(layer).restore_metadata[0]["weight"]
+    weight: torch.Tensor = get_layerwise_info(layer).restore_metadata[0]["weight"]
+    return weight
 
 
 def _one_memory(layers: Sequence[torch.nn.Module]) -> dict[torch.nn.Module, torch.nn.Parameter]:

@@ -48,7 +48,7 @@ def slots(load: EngineLoad, kv_headroom: float) -> int:
     return min(load.max_running, int(load.running * (1 - kv_headroom) / load.kv_used))
 
 
-def room(load: EngineLoad, in_hand: HeldSequences, max_waiting: int, kv_headroom: float) -> int:
+def room(load: EngineLoad, held: HeldSequences, max_waiting: int, kv_headroom: float) -> int:
     """Sequences to admit now, 0 or more: first for all slots, then `max_waiting` more.
 
     So no engine takes prompts to wait while another has free slots for them. Answers that wait for their verdicts
@@ -57,14 +57,14 @@ def room(load: EngineLoad, in_hand: HeldSequences, max_waiting: int, kv_headroom
     """
     places = slots(load, kv_headroom)
     bound = places + max_waiting
-    occupied = max(in_hand.generating, load.running + load.waiting)
+    occupied = max(held.generating, load.running + load.waiting)
     free = (bound if occupied >= places else places) - occupied
-    return max(0, min(free, 2 * bound - in_hand.generating - in_hand.unverified))
+    return max(0, min(free, 2 * bound - held.generating - held.unverified))
 
 
-def evaluation_room(free: int, load: EngineLoad, in_hand: HeldSequences, share: float) -> int:
+def evaluation_room(free: int, load: EngineLoad, held: HeldSequences, share: float) -> int:
     """How many of the `free` sequences evaluation may take while training prompts wait; its share is at least one."""
-    return max(0, min(free, ceil(share * load.max_running) - in_hand.evaluation))
+    return max(0, min(free, ceil(share * load.max_running) - held.evaluation))
 
 
 def groups(sequences: int, group_size: int) -> int:

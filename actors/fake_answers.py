@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from math import exp, log
 from random import Random
 from typing import NamedTuple, Protocol
@@ -47,6 +48,12 @@ class RandomAnswers:
 def solve_rate(simulation: config.Simulation, prompt: TokenIds, version: int) -> float:
     """Probability of a right answer. Some prompts are easier than others, so that some groups are all alike."""
     start = min(max(simulation.solve_rate, 1e-6), 1 - 1e-6)
-    ease = Random(crc32(prompt.tobytes())).gauss(0.0, simulation.prompt_spread)
+    ease = _ease(crc32(prompt.tobytes()), simulation.prompt_spread)
     log_odds = log(start / (1 - start)) + ease + simulation.learned_per_version * version
     return 1 / (1 + exp(-log_odds))
+
+
+@lru_cache(maxsize=1024)
+def _ease(seed: int, spread: float) -> float:
+    """The same for all answers of a group."""
+    return Random(seed).gauss(0.0, spread)

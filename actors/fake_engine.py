@@ -72,6 +72,7 @@ class FakeEngine:
         self._busy_s = 0.0
         self._running_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_at: float | None = None
         self._recompute = recompute
         self._updating = False
         self._held = False
@@ -198,6 +199,7 @@ class FakeEngine:
         self._cached_tokens += steps * len(self._running)
 
     def _on_timer(self) -> None:
+        self._timer = self._rings_at = None
         self._advance()
         while self._running and self._running[0].last_step <= self._step:
             sequence = heappop(self._running)
@@ -235,13 +237,16 @@ class FakeEngine:
         self._fill()
 
     def _set_timer(self) -> None:
-        if self._timer:
-            self._timer.cancel()
-            self._timer = None
+        rings_at = None
         if self._running and not self._updating:
             steps = self._running[0].last_step - self._step
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_at(self._step_at + steps * self._step_s, self._on_timer)
+            rings_at = self._step_at + steps * self._step_s
+        if rings_at == self._rings_at:
+            return
+        self._rings_at = rings_at
+        if self._timer:
+            self._timer.cancel()
+        self._timer = None if rings_at is None else asyncio.get_running_loop().call_at(rings_at, self._on_timer)
 
     def _spans(self, first_step: int, num_tokens: int) -> tuple[Span, ...]:
         spans = []

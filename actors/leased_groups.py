@@ -67,7 +67,7 @@ class LeasedGroup:
         return bool(self.version and self.num_generating and now.number - self.version.number > max_span)
 
 
-def in_hand(works: Iterable[LeasedGroup]) -> HeldSequences:
+def held_sequences(works: Iterable[LeasedGroup]) -> HeldSequences:
     """Count the sequences of all groups."""
     generating = unverified = evaluation = 0
     for work in works:

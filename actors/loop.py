@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from olmorl import config
 from olmorl.actors import heartbeat
 from olmorl.actors.admission import Intake, Lane, slots
-from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, in_hand
+from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, held_sequences
 from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE
@@ -63,9 +63,9 @@ class Actor:
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
-        While the engine stays more than `max_lag` versions behind, the actor leases nothing and gives back groups that
-        have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its group fails as
-        `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
+        While the engine drains, or stays more than `max_lag` versions behind, the actor leases nothing and gives back
+        groups that have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its
+        group fails as `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
         """
         self.name = name
         self._engine = engine
@@ -95,6 +95,7 @@ class Actor:
         self._works: dict[str, LeasedGroup] = {}
         self._order = Order.RUN
         self._times: SequenceTimes | None = None
+        self._noting: asyncio.Handle | None = None
         self._changed = asyncio.Event()
         self._ended = asyncio.Event()
 
@@ -147,7 +148,7 @@ class Actor:
 
     async def _admit(self, tasks: asyncio.TaskGroup) -> None:
         while not self._order.final:
-            held = in_hand(self._works.values())
+            held = held_sequences(self._works.values())
             if self._order is Order.PAUSE or self._weights.trails or not self._intake.room(held):
                 await self._change()
                 continue
@@ -234,6 +235,7 @@ class Actor:
     async def _update(self) -> None:
         while True:
             update = await self._weights.next_update()
+            self._changed.set()
             for work in self._works.values():
                 trains = work.prompt.lane == TRAIN_LANE
                 if trains and self._max_span is not None and work.outlived(update.version, self._max_span):
@@ -251,10 +253,9 @@ class Actor:
 
     async def _report(self) -> None:
         while True:
-            await self._queue.heartbeat(self.status())
-            self._obey(Order(await self._queue.control(self.name)))
+            self._obey(Order(await self._queue.heartbeat(self.status())))
             if self._times:
-                begun = in_hand(work for work in self._works.values() if work.version).generating
+                begun = held_sequences(work for work in self._works.values() if work.version).generating
                 self._watch.check(self._clock.now(), begun, self._engine.tokens_generated)
                 await self._weights.check()
             await self._clock.sleep(self._settings.heartbeat_s)
@@ -276,7 +277,7 @@ class Actor:
         now = heartbeat.of_process(self.name, self._clock.wall(), state, self._metrics, self._weights.damaged)
         if self._times is None:
             return now
-        self._note_times(self._times)
+        self._note_times()
         return heartbeat.with_engine(
             now, self._engine, self._weights, self._scorer, self._totals, self._times, self._peak
         )
@@ -290,14 +291,16 @@ class Actor:
             self._changed.set()
 
     def _note_change(self) -> None:
-        """A sequence or a group came, moved on or ended."""
-        if self._times is not None:
-            self._note_times(self._times)
+        """A sequence or a group came, moved on or ended. All changes of one turn of the loop are noted at its end."""
+        if self._noting is None:
+            self._noting = asyncio.get_running_loop().call_soon(self._note_times)
         self._changed.set()
 
-    def _note_times(self, times: SequenceTimes) -> None:
-        room = slots(self._engine.load(), self._settings.kv_headroom)
-        times.note(self._clock.now(), self._works.values(), room)
+    def _note_times(self) -> None:
+        self._noting = None
+        if self._times is not None:
+            room = slots(self._engine.load(), self._settings.kv_headroom)
+            self._times.note(self._clock.now(), self._works.values(), room)
 
     async def _change(self) -> None:
         """Wait until a sequence or a group ends or a command comes, at most one heartbeat interval."""

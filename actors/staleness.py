@@ -47,6 +47,11 @@ class LagWatch:
         elif version > self._newest:
             self.note_versions(now, version, engine)
 
+    def start_again(self, now: float) -> None:
+        """Count the time behind from `now` (s): until now the engine ended its sequences."""
+        if self._since is not None:
+            self._since = now
+
     def trails(self, now: float) -> bool:
         """Whether the engine is too far behind, for longer than an update: other actors should get its prompts."""
         return self._since is not None and now - self._since > GRACE_S

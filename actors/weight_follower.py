@@ -79,6 +79,7 @@ class WeightFollower:
         self.prover = WeightProver(engine, clock, owner, tolerance, deadline_s)
         self._failed_tries = _FailedTries()
         self._moved = asyncio.Condition()
+        self._draining = False
         self.updates = 0
         self.stall_s_total = 0.0
         self.stall_s_max = 0.0
@@ -115,9 +116,10 @@ class WeightFollower:
     def trails(self) -> bool:
         """Whether other actors should get its prompts.
 
-        The engine is more than `max_lag` behind for longer than an update, or the published version is damaged.
+        The engine is more than `max_lag` behind for longer than an update, or drains, or the published version is
+        damaged.
         """
-        return self.damaged is not None or self._lag.trails(self._clock.now())
+        return self._draining or self.damaged is not None or self._lag.trails(self._clock.now())
 
     @property
     def damaged(self) -> Version | None:
@@ -149,20 +151,26 @@ class WeightFollower:
         """Check the lag, and wake the waits for a version while the engine trails.
 
         Raises:
-            DeadlinePassed: the engine has been behind for too long.
+            DeadlinePassed: the engine has been behind for too long. A drain may take as long as an answer.
         """
-        self._lag.check(self._clock.now(), self._failed_tries.last)
+        if not self._draining:
+            self._lag.check(self._clock.now(), self._failed_tries.last)
         if self.trails:
-            async with self._moved:
-                self._moved.notify_all()
+            await self._notify()
 
     async def _apply_when_drained(self, staged: StagedWeights) -> Update:
         """Wait for the running sequences, then apply `staged` or the version that was published meanwhile."""
-        async with self._engine.drained():
-            newest = await self._latest()
-            if newest is not None and newest != staged.manifest.version:
-                staged = await self._in_thread(self._store.fetch, newest)
-            return await self._apply(staged)
+        self._draining = True
+        try:
+            await self._notify()
+            async with self._engine.drained():
+                newest = await self._latest()
+                if newest is not None and newest != staged.manifest.version:
+                    staged = await self._in_thread(self._store.fetch, newest)
+                return await self._apply(staged)
+        finally:
+            self._draining = False
+            self._lag.start_again(self._clock.now())
 
     async def _apply(self, staged: StagedWeights) -> Update:
         with self.prover.taking(staged.manifest):
@@ -171,9 +179,13 @@ class WeightFollower:
         self.stall_s_total += update.stall_s
         self.stall_s_max = max(self.stall_s_max, update.stall_s)
         self._failed_tries.applied()
+        await self._notify()
+        return update
+
+    async def _notify(self) -> None:
+        """Wake the waits for a version."""
         async with self._moved:
             self._moved.notify_all()
-        return update
 
     async def _back_off(self, error: WeightError) -> None:
         self._failed_tries.note(error)

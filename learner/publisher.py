@@ -16,14 +16,13 @@ from olmorl.ports import BatchSource, NamedBuffer, WeightStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
-SHARDS_DEADLINE_S = 600.0
-"""For the shards of the other ranks, after that of rank 0."""
 _POLL_S = 0.02
 KEPT_VERSIONS = 2
 """The newest version, and the previous one, because a node may still fetch it."""
 TEND_S = 5.0
 """Interval between two cleanups of the published versions."""
 STORE_DEADLINE_S = 1800.0
+"""For one call of the store, and for the shards of the other ranks after that of rank 0."""
 _log = logging.getLogger(__name__)
 
 
@@ -70,11 +69,11 @@ class Publisher(Background):
 
     async def _complete(self, version: Version) -> None:
         """Wait until the shards of all ranks are there and readers see the version."""
-        give_up = self._clock.now() + SHARDS_DEADLINE_S
+        give_up = self._clock.now() + STORE_DEADLINE_S
         while missing := await self._call(self._store.complete, version):
             if self._clock.now() > give_up:
                 raise DeadlinePassed(
-                    f"waited {SHARDS_DEADLINE_S:g} s for the shards of version {version}: none from learner ranks "
+                    f"waited {STORE_DEADLINE_S:g} s for the shards of version {version}: none from learner ranks "
                     f"{missing}"
                 )
             await self._clock.sleep(_POLL_S)

@@ -32,7 +32,7 @@ def _encode_array(value: Any) -> Any:
 
 
 def _decode_array(kind: Any, value: Any) -> Any:
-    return np.frombuffer(value, dtype=_stored_dtype(kind))
+    return np.frombuffer(value, _stored_dtype(kind))
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)

@@ -254,7 +254,7 @@ class Learner(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of keeping them."""
     offload_activations: bool = False
-    """Keep the inputs of the layers, which are left with gradient_checkpointing, in host memory until the backward
+    """Move the layer inputs that gradient_checkpointing keeps to host memory until the backward
     pass. For GPUs: on the CPU they are there already."""
     mlp_tiles: int = Field(1, ge=1, le=64)
     """Tiles of a row in which each MLP is computed one after the other, and once more in the backward pass."""
@@ -319,7 +319,8 @@ class Actors(Section):
     weight_update: Literal["in_flight", "recompute", "drain"] = "in_flight"
     """How an engine takes a new version. `in_flight`: between two decoding steps, and the KV cache is kept;
     `recompute`: likewise, and then it computes the cache of all its sequences with the new weights; `drain`: it begins
-    no sequence until all running ones have ended, so that each answer has one version."""
+    no sequence until all running ones have ended, so that each answer has one version. Only a sequence that the engine
+    stopped because its cache was full continues with the new one."""
     stall_deadline_s: float = Field(300, gt=0)
     """Longest time that an engine with requests makes no token, or stays more than schedule.max_lag versions behind.
     Then its actor ends with the cause, and another actor replaces it."""

@@ -146,6 +146,11 @@ class Unscorable(OlmoRLError, RuntimeError):
         return type(self), (self.error_kind, self.detail)
 
 
+def is_passing(error: OlmoRLError) -> bool:
+    """Whether another start may succeed. Any other error would happen again, or people have to mend its cause."""
+    return isinstance(error, (ProcessLost, EngineDied, WeightError))
+
+
 @contextmanager
 def of_key(kind: type[UserError], key: str, *others: str) -> Iterator[None]:
     """Put `key` in front of an error of this kind, unless its message already names `key` or one of `others`."""

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -41,3 +42,13 @@ def start_child(
             env={**os.environ, **(environment or {}), "PYTHONPATH": path, **threads},
         )
     return process, ours
+
+
+def end_child(process: subprocess.Popen[bytes], wait_s: float) -> None:
+    """Wait for the end of a child that was told to end. After `wait_s` seconds it is killed."""
+    try:
+        process.wait(wait_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(wait_s)

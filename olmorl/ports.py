@@ -125,6 +125,10 @@ class PromptQueue(Protocol):
         """The place of each draw of the lane, in one consistent read. For reconciliation."""
         ...
 
+    async def queued(self, lane: str) -> list[int]:
+        """The draws of the lane that no actor holds: first those to be attempted again, then in their order."""
+        ...
+
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
         """Remove these draws if they are queued or leased. Their later results are refused."""
         ...
@@ -144,7 +148,7 @@ class LeaseQueue(Protocol):
     async def lease(self, owner: str, limit: int, lane: str, wait_s: float) -> list[Lease]:
         """Up to `limit` prompts. An empty list after `wait_s` seconds without a prompt.
 
-        An owner that `control` tells to drain gets none.
+        An owner that is told to drain gets none.
         """
         ...
 
@@ -160,12 +164,8 @@ class LeaseQueue(Protocol):
         """Store the result, acknowledge the prompt and mark the draw done, in one atomic step."""
         ...
 
-    async def heartbeat(self, status: ActorStatus) -> None:
-        """Report that the actor is alive, with its totals."""
-        ...
-
-    async def control(self, owner: str) -> str:
-        """The current command to the actor: `run`, `pause` or `drain`."""
+    async def heartbeat(self, status: ActorStatus) -> str:
+        """Report that the actor is alive, with its totals. Returns the current command: `run`, `pause` or `drain`."""
         ...
 
 
@@ -302,7 +302,7 @@ class WeightStore(Protocol):
 # --- actor --------------------------------------------------------------------------------------
 
 
-class Sampling(msgspec.Struct, frozen=True, kw_only=True):
+class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Sampling parameters of one completion. Temperature 1, top_p 1 and top_k 0 keep the ratio of training unbiased."""
 
     temperature: float = 1.0

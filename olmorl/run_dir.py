@@ -48,6 +48,11 @@ class RunFiles:
         return self.run_dir / "metrics.jsonl"
 
     @property
+    def tracking_id(self) -> Path:
+        """The id of the run for trackers and traces."""
+        return self.run_dir / "tracking_id"
+
+    @property
     def evaluated(self) -> Path:
         """Evaluation results of the steps that are being replayed."""
         return self.run_dir / "evaluated.json"

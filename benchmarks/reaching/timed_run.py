@@ -12,6 +12,7 @@ from statistics import mean
 from typing import Any, NamedTuple, Protocol
 
 from olmorl.errors import RunEnded
+from olmorl.parent_death import die_with_parent
 
 POLL_S = 1.0
 STOP_S = 60.0
@@ -73,8 +74,14 @@ def watch(
     """
     with log.open("wb") as output:
         launched_at = time.time()
+        parent = os.getpid()
         process = subprocess.Popen(
-            command, stdout=output, stderr=output, env={**os.environ, **environment}, start_new_session=True
+            command,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **environment},
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(parent),
         )
         try:
             while not rule.ends(found := values()):

@@ -20,7 +20,7 @@ from olmorl.deploy.tracking.tracking import Environment, Tracking
 from olmorl.deploy.view.dashboard import RecentSample
 from olmorl.deploy.view.live_view import Status
 from olmorl.deploy.view.run_history import sample_of
-from olmorl.errors import ResourceError, Superseded
+from olmorl.errors import OlmoRLError, ResourceError, Superseded, is_passing
 from olmorl.learner.orchestrator.dead_letters import Letter
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.storage import metrics_log
@@ -179,10 +179,15 @@ class OrchestratorProcess(RunProcess):
     async def run(self) -> str:
         """Run until the run is over, or opened again; returns why."""
         current = self._current
-        reason = await current.run()
+        try:
+            reason = await current.run()
+        except OlmoRLError as error:
+            if not is_passing(error):
+                await self.close_tracking()
+            raise
         semaphores.unlink_own()
         if current is self._run:  # it was not opened again
-            await asyncio.to_thread(self._tracking.close)
+            await self.close_tracking()
         return reason
 
     @property
@@ -194,6 +199,9 @@ class OrchestratorProcess(RunProcess):
         self._lines.add(line)
         self.telemetry.record_line(line)
         self._tracking.add_line(line)
+        self._count_dropped()
+
+    def _count_dropped(self) -> None:
         self.telemetry.record({"tracking_dropped_total": self._tracking.num_dropped})
 
     def _observe_ended(self, ended: Ended) -> None:
@@ -241,6 +249,11 @@ class OrchestratorProcess(RunProcess):
         """These actors are dead: they get no new leases, and their prompts go to other actors."""
         for actor in actors:
             await self._current.orchestrator.control.declare_dead(actor)
+
+    async def close_tracking(self) -> None:
+        """The run is over: its last points leave."""
+        await asyncio.to_thread(self._tracking.close)
+        self._count_dropped()
 
     async def stop(self) -> None:
         """Stop after the current micro-batch, with a checkpoint."""

@@ -16,6 +16,7 @@ from olmorl.deploy.processes import rank_process
 from olmorl.deploy.processes.orchestrator_process import Opened, OrchestratorProcess
 from olmorl.deploy.processes.rank_process import RankProcess
 from olmorl.deploy.supervision.policies import Context, GiveUp, Heartbeats, Restarts, is_final, poll, wait_for_start
+from olmorl.deploy.tracking.feed import CLOSE_S
 from olmorl.deploy.tracking.tracking import environment_of_launcher
 from olmorl.deploy.view.live_view import Status
 from olmorl.errors import DeadlinePassed, OlmoRLError, ProcessLost, RunEnded, first_cause
@@ -26,6 +27,7 @@ _LOAD_DEADLINE_S = 3600.0
 _START_DEADLINE_S = 120.0
 """Also for a sign of life of an orchestrator that opens the run, and may read a ledger of millions of draws."""
 _ORDER_DEADLINE_S = 30.0
+_TRACKING_DEADLINE_S = 2 * CLOSE_S
 _SAY_AGAIN_S = 20.0
 """Pause between two reports on the reading of data."""
 
@@ -110,7 +112,11 @@ class LearnerSupervisor:
                 await self._start_ranks()
                 return await self._until_over()
             except OlmoRLError as error:
-                await self._wait_for_restart(error)
+                try:
+                    await self._wait_for_restart(error)
+                except OlmoRLError:
+                    await self._close_tracking()
+                    raise
 
     async def _start_orchestrator(self) -> RemoteProcess:
         context = self._context
@@ -177,6 +183,11 @@ class LearnerSupervisor:
         for process in self._ranks:
             process.kill()
             self._context.processes.remove(process.name)
+
+    async def _close_tracking(self) -> None:
+        if self._orchestrator is not None:
+            with suppress(ProcessLost, DeadlinePassed):
+                await self._orchestrator.call("close_tracking", timeout_s=_TRACKING_DEADLINE_S)
 
     async def _end_orchestrator_unless_well(self) -> None:
         if self._orchestrator is None:

@@ -24,7 +24,7 @@ from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.cluster.ray_cluster import RayCluster
 from olmorl.deploy.cluster.remote_process import Identity, RemoteProcess
 from olmorl.deploy.supervision.process_list import ProcessList
-from olmorl.errors import DeadlinePassed, EngineDied, OlmoRLError, ProcessLost, ResourceError, UserError, WeightError
+from olmorl.errors import DeadlinePassed, OlmoRLError, ProcessLost, ResourceError, UserError, is_passing
 from olmorl.failed_start import same
 from olmorl.messages import Wait
 
@@ -205,11 +205,6 @@ class NoActorWatch:
         idle_s = time.monotonic() - self._since
         too_long = idle_s > max(self._limit_s, 2 * self._longest_start_s)
         return idle_s if self._any_has_worked and too_long else 0.0
-
-
-def is_passing(error: OlmoRLError) -> bool:
-    """Whether another start may succeed. Any other error would happen again, or people have to mend its cause."""
-    return isinstance(error, (ProcessLost, EngineDied, WeightError))
 
 
 def is_final(error: OlmoRLError) -> bool:

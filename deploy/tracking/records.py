@@ -1,7 +1,7 @@
 """What the orchestrator tells a tracking process.
 
 orchestrator -> process   TrackedRun, then TrackedLine and TrackedAttempt
-process -> orchestrator   Taken, for each of them
+process -> orchestrator   Taken, for each of the last two, and once more at the end
 """
 
 from __future__ import annotations
@@ -69,10 +69,16 @@ class TrackedAttempt(Message, frozen=True, kw_only=True):
     completions: list[TimedCompletion]
 
 
+Record = TrackedLine | TrackedAttempt
+
+
 class Taken(Message, frozen=True, kw_only=True):
-    """The answer to a record: so many records were lost."""
+    """The answer to a record, and to the end of the records."""
 
     lost: int = 0
+    """Records that were lost since the answer before."""
+    kept: int = 0
+    """Records that the process has not passed on yet."""
 
 
 def attempt_of(ended: Ended) -> TrackedAttempt:

@@ -21,10 +21,10 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import Span, Status, StatusCode, Tracer, set_span_in_context
 
-from olmorl.deploy.tracking.records import TrackedAttempt, TrackedLine, TrackedRun
+from olmorl.deploy.tracking.records import Record, TrackedAttempt, TrackedLine, TrackedRun
 
 MOST_ENDED = 256
-"""Attempts that are sent without waiting for the next step."""
+"""So many attempts without a step are sent at once. Fewer wait for the next step."""
 _OWN = "olmorl"
 
 
@@ -41,7 +41,11 @@ class SpanSink:
         self._ended: list[TrackedAttempt] = []
         self._batched: dict[int, list[TrackedAttempt]] = {}
 
-    def take(self, record: TrackedLine | TrackedAttempt) -> int:
+    @property
+    def num_kept(self) -> int:
+        return len(self._ended) + sum(map(len, self._batched.values()))
+
+    def take(self, record: Record) -> int:
         match record:
             case TrackedAttempt(step=None):
                 self._ended.append(record)
@@ -53,13 +57,14 @@ class SpanSink:
                 return self._send(step, record.at)
         return 0
 
-    def close(self) -> None:
-        """Send the attempts whose step never ended too."""
+    def close(self) -> int:
+        """Send the attempts whose step never ended too; returns how many were lost."""
         for attempts in self._batched.values():
             self._ended += attempts
         self._batched.clear()
-        self._send()
+        lost = self._send()
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        return lost
 
     def _send(self, step: int = 0, trained_at: float | None = None) -> int:
         """Send all attempts that ended, and those of the batches up to `step`; returns how many were lost."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from olmorl.deploy.tracking.records import TrackedAttempt, TrackedLine, TrackedRun
+from olmorl.deploy.tracking.records import Record, TrackedLine, TrackedRun
 from olmorl.deploy.view.dashboard import RecentSample
 
 PROJECT = "olmorl"
@@ -38,11 +38,13 @@ class Tracker(Protocol):
 class TrackerSink:
     """Passes lines to a tracker, and says when steps are taken again."""
 
+    num_kept = 0
+
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
         self._step: int | None = None
 
-    def take(self, record: TrackedLine | TrackedAttempt) -> int:
+    def take(self, record: Record) -> int:
         if not isinstance(record, TrackedLine):
             return 0
         step = record.line.get("step")
@@ -56,8 +58,9 @@ class TrackerSink:
                 self._tracker.log_samples(step, [_row(sample) for sample in record.samples])
         return 0
 
-    def close(self) -> None:
+    def close(self) -> int:
         self._tracker.close()
+        return 0
 
 
 def points(line: Mapping[str, Any]) -> dict[int, dict[str, float]]:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from netrc import NetrcParseError, netrc
+from secrets import token_hex
 from typing import Any
 from urllib.parse import urlsplit
 
 from olmorl.config import Config
-from olmorl.deploy.credentials import run_id
 from olmorl.deploy.tracking.feed import TrackingFeed
 from olmorl.deploy.tracking.records import SinkName, TrackedLine, TrackedRun, attempt_of
 from olmorl.deploy.view.dashboard import RecentSample
 from olmorl.errors import ConfigError
+from olmorl.learner.storage.durable_files import write_whole
 from olmorl.learner.storage.rollout_record import Ended
+from olmorl.run_dir import RunFiles
 
 SAMPLES = 4
 """Answers in the table of a step."""
@@ -39,7 +42,7 @@ class Tracking:
         names += ["traces"] if sends_traces(environment) else []
         about: dict[str, Any] = {
             "name": settings.run.name,
-            "run_id": run_id(settings.run_dir),
+            "run_id": tracking_id(settings),
             "folder": str(settings.run_dir),
             "settings": settings.model_dump(mode="json", exclude_none=True),
         }
@@ -48,10 +51,11 @@ class Tracking:
 
     def add_line(self, line: Mapping[str, Any]) -> None:
         """Pass on a metrics line, with the answers since the line before."""
-        for feed in self._feeds.values():
-            feed.put(TrackedLine(at=time.time(), line=dict(line), samples=self._samples))
+        samples: list[RecentSample] = []
         if "step" in line:
-            self._samples = []
+            samples, self._samples = self._samples, []
+        for feed in self._feeds.values():
+            feed.put(TrackedLine(at=time.time(), line=dict(line), samples=samples))
 
     def add_ended(self, ended: Ended, sample: RecentSample | None) -> None:
         """Pass on a draw that ended, with one of its answers."""
@@ -66,9 +70,18 @@ class Tracking:
         return sum(feed.num_dropped for feed in self._feeds.values())
 
     def close(self) -> None:
-        """Wait a little for the last points. Blocks."""
-        for feed in self._feeds.values():
-            feed.close()
+        """Wait for the last points, at most `CLOSE_S`. Blocks. May be called again."""
+        if self._feeds:
+            with ThreadPoolExecutor(len(self._feeds)) as pool:
+                list(pool.map(lambda feed: feed.close(), self._feeds.values()))
+
+
+def tracking_id(settings: Config) -> str:
+    """The id of the run for trackers and traces: made once, and kept in the run directory."""
+    path = RunFiles(settings.run_dir).tracking_id
+    if not path.exists():
+        write_whole(path, [f"{settings.run.name}-{token_hex(4)}".encode()])
+    return path.read_text()
 
 
 def sends_traces(environment: Environment) -> bool:

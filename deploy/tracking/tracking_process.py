@@ -7,50 +7,70 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from olmorl import codec
-from olmorl.deploy.tracking.records import Taken, TrackedAttempt, TrackedLine, TrackedRun
+from olmorl.deploy.tracking.records import Record, Taken, TrackedRun
 from olmorl.learner.storage.rollout_writer import receive, send
 from olmorl.parent_death import die_with_parent
 
 log = logging.getLogger("olmorl.tracking")
 _NICE = 10
-Record = TrackedLine | TrackedAttempt
 
 
 class Sink(Protocol):
     """Where records go. It may block, and may raise any error."""
 
+    @property
+    def num_kept(self) -> int:
+        """Records that are not passed on yet."""
+
     def take(self, record: Record) -> int:
         """Pass a record on; returns how many records, this one or earlier ones, were lost."""
 
-    def close(self) -> None:
-        """Pass on what is left."""
+    def close(self) -> int:
+        """Pass on what is left; returns how many records were lost."""
+
+
+class Guard:
+    """An error of a sink costs the records that it has not kept, and is logged once for each type."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._told: set[str] = set()
+
+    def call(self, work: Callable[[], int], num_records: int) -> Taken:
+        """Do some work of the sink on so many new records."""
+        held = self._sink.num_kept + num_records
+        try:
+            lost = work()
+        except Exception as error:
+            lost, kind = held - self._sink.num_kept, type(error).__name__
+            if kind not in self._told:
+                self._told.add(kind)
+                log.warning("a point is lost: %s: %s", kind, error)
+        return Taken(lost=lost, kept=self._sink.num_kept)
 
 
 def main(argv: list[str]) -> None:
-    """Serve until the orchestrator closes the socket."""
+    """Serve until the orchestrator ends the records."""
     link = socket.socket(fileno=int(argv[0]))
     die_with_parent(int(argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher: the last points come after it
     os.nice(_NICE)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sink = open_sink(codec.decode(receive(link), TrackedRun))
-    told: set[str] = set()
-    while True:
-        try:
+    guard = Guard(sink)
+    with suppress(EOFError, OSError):
+        while True:
             record = codec.decode(receive(link), Record)
-        except (EOFError, OSError):
-            return sink.close()
-        try:
-            lost = sink.take(record)
-        except Exception as error:
-            lost, said = 1, f"{type(error).__name__}: {error}"
-            if type(error).__name__ not in told:
-                told.add(type(error).__name__)
-                log.warning("a point is lost: %s", said)
-        send(link, Taken(lost=lost))
+            send(link, guard.call(partial(sink.take, record), 1))
+    last = guard.call(sink.close, 0)
+    with suppress(OSError):
+        send(link, last)
 
 
 def open_sink(run: TrackedRun) -> Sink:

@@ -10,6 +10,7 @@ predicted, so nothing is predicted across the border of two samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heappop, heappush, heapreplace
 from itertools import chain
 from typing import Final, NamedTuple
 
@@ -70,14 +71,13 @@ def pack(
     batches = [list(chain.from_iterable(groups[first::stride])) for first in range(stride)]
     num_shares = num_ranks // sequence_parallel
     dealt = [_deal(_rows(batch, row_tokens, num_shares), num_shares) for batch in batches]
-    loss_tokens = tuple(float(sum(int(sample.loss_mask.sum()) for sample in batch)) for batch in batches)
-    num_sequences = tuple(sum(bool(sample.loss_mask.any()) for sample in batch) for batch in batches)
+    counts = [[np.count_nonzero(sample.loss_mask) for sample in batch] for batch in batches]
     return tuple(
         Shard(
             step=step,
             minibatches=tuple(minibatch[rank // sequence_parallel] for minibatch in dealt),
-            loss_tokens=loss_tokens,
-            num_sequences=num_sequences,
+            loss_tokens=tuple(float(sum(tokens)) for tokens in counts),
+            num_sequences=tuple(sum(map(bool, tokens)) for tokens in counts),
             checkpoint=checkpoint,
         )
         for rank in range(num_ranks)
@@ -132,54 +132,68 @@ def _padding(size: int, start: int, pad_token_id: int) -> RowArrays:
 def _rows(samples: Sequence[Sample], row_tokens: int, num_ranks: int) -> list[Row]:
     """Count the rows with first fit decreasing, then spread the samples evenly over the rows that ranks run."""
     ordered = sorted(samples, key=_length, reverse=True)
-    tight = _first_fit(ordered, row_tokens)
-    even = _spread(ordered, row_tokens, -(-len(tight) // num_ranks) * num_ranks)
-    return tight if even is None else even
-
-
-def _first_fit(ordered: Sequence[Sample], row_tokens: int) -> list[Row]:
-    rows: list[list[Sample]] = []
-    room = np.zeros(len(ordered), np.int64)
-    for sample in ordered:
-        length = _length(sample)
-        open_rows = np.flatnonzero(room[: len(rows)] >= length)
-        if open_rows.size:
-            index = int(open_rows[0])
-        else:
-            index = len(rows)
-            rows.append([])
-            room[index] = row_tokens
-        rows[index].append(sample)
-        room[index] -= length
-    return [tuple(row) for row in rows]
-
-
-def _spread(ordered: Sequence[Sample], row_tokens: int, num_rows: int) -> list[Row] | None:
-    """Put each sample into the cheapest row that has room; None if they do not fit into `num_rows` rows."""
+    lengths = [_length(sample) for sample in ordered]
+    tight = _first_fit(lengths, row_tokens)
+    num_rows = -(-(1 + max(tight)) // num_ranks) * num_ranks
     rows: list[list[Sample]] = [[] for _ in range(num_rows)]
-    room = np.full(num_rows, row_tokens, np.int64)
-    cost = np.zeros(num_rows)
-    for sample in ordered:
-        length = _length(sample)
-        # An empty row takes a sample of any length.
-        index = int(np.argmin(np.where((room >= length) | (cost == 0), cost, np.inf)))
-        if rows[index] and room[index] < length:
-            return None
-        rows[index].append(sample)
-        room[index] -= length
-        cost[index] += _cost(length)
+    for sample, row in zip(ordered, _spread(lengths, row_tokens, num_rows) or tight, strict=True):
+        rows[row].append(sample)
     return [tuple(row) for row in rows]
+
+
+def _first_fit(lengths: Sequence[int], row_tokens: int) -> list[int]:
+    """The row of each sample: the first one with room. `lengths` decrease."""
+    # A tree of maxima over the rows, so that the first row with room is found in a few steps.
+    size = 1 << (len(lengths) - 1).bit_length()
+    room = [row_tokens] * (2 * size)
+    rows = []
+    for length in lengths:
+        needed, node = min(length, row_tokens), 1
+        while node < size:
+            node = 2 * node + (room[2 * node] < needed)
+        rows.append(node - size)
+        room[node] -= length
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
+    return rows
+
+
+def _spread(lengths: Sequence[int], row_tokens: int, num_rows: int) -> list[int] | None:
+    """The row of each sample: the cheapest one with room. None if they do not fit into `num_rows` rows.
+
+    `lengths` decrease, so a row without room for one sample has room again only for shorter ones.
+    """
+    room = [row_tokens] * num_rows
+    cheapest = [(0.0, row) for row in range(num_rows)]
+    roomiest: list[tuple[int, float, int]] = []
+    rows = []
+    for length in lengths:
+        while roomiest and -roomiest[0][0] >= length:
+            heappush(cheapest, heappop(roomiest)[1:])
+        # An empty row takes a sample of any length.
+        while cheapest and room[cheapest[0][1]] < length and cheapest[0][0]:
+            cost, row = heappop(cheapest)
+            heappush(roomiest, (-room[row], cost, row))
+        if not cheapest:
+            return None
+        cost, row = cheapest[0]
+        rows.append(row)
+        room[row] -= length
+        heapreplace(cheapest, (cost + _cost(length), row))
+    return rows
 
 
 def _deal(rows: Sequence[Row], num_ranks: int) -> list[tuple[Row, ...]]:
     """Ranks run in lock-step, so give them rows of similar cost at a time, the dearest to the least loaded rank."""
-    ordered = sorted(rows, key=row_cost, reverse=True)
+    costs = [row_cost(row) for row in rows]
+    ordered = sorted(range(len(rows)), key=costs.__getitem__, reverse=True)
     shares: list[list[Row]] = [[] for _ in range(num_ranks)]
-    load = np.zeros(num_ranks)
+    load = [0.0] * num_ranks
     for start in range(0, len(ordered), num_ranks):
-        slice_of_rows = list(ordered[start : start + num_ranks])
-        slice_of_rows += [()] * (num_ranks - len(slice_of_rows))
-        for row, rank in zip(slice_of_rows, np.argsort(load, kind="stable"), strict=True):
-            shares[rank].append(row)
-            load[rank] += row_cost(row)
+        ranks = sorted(range(num_ranks), key=load.__getitem__)
+        for place, rank in enumerate(ranks, start):
+            row = ordered[place] if place < len(ordered) else None
+            shares[rank].append(() if row is None else rows[row])
+            load[rank] += 0.0 if row is None else costs[row]
     return [tuple(share) for share in shares]

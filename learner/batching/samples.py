@@ -6,6 +6,7 @@ Shape letters: G completions of a group, T tokens of a completion.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -90,7 +91,7 @@ def _masked(completion: Completion, switches: Switches) -> bool:
 
 def _completion_defect(completion: Completion) -> str | None:
     num_tokens = len(completion.token_ids)
-    if completion.reward is not None and not np.isfinite(completion.reward):
+    if completion.reward is not None and not isfinite(completion.reward):
         return f"reward {completion.reward}"
     if not num_tokens or len(completion.logprobs) != num_tokens:
         return f"{num_tokens} tokens, {len(completion.logprobs)} log-probabilities"

@@ -248,8 +248,7 @@ class DrawLifecycle:
 
     async def queued(self) -> list[int]:
         """The open draws that no actor holds."""
-        places = await self._queue.inventory(TRAIN_LANE)
-        return [draw for draw, place in places.items() if place is QueuePlace.QUEUED and draw in self.state.open]
+        return [draw for draw in await self._queue.queued(TRAIN_LANE) if draw in self.state.open]
 
     async def reconcile(self, answered: Collection[int]) -> Reconciled:
         """Claim the queue again and compare it with the ledger, after it may have lost writes.

@@ -13,7 +13,7 @@ MOST_LOGGED = 128
 """Most logged names in a line: the first in alphabetical order."""
 
 
-class Moments(msgspec.Struct, frozen=True, array_like=True):
+class Moments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Count, sum and sum of squares."""
 
     count: int = 0
@@ -39,7 +39,7 @@ class Moments(msgspec.Struct, frozen=True, array_like=True):
         return sqrt(max(self.squares / self.count - (self.total / self.count) ** 2, 0.0))
 
 
-class PartScore(msgspec.Struct, frozen=True, array_like=True):
+class PartScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sums over the groups of one verifier, or of one data source."""
 
     groups: int = 0
@@ -75,7 +75,7 @@ class PartScore(msgspec.Struct, frozen=True, array_like=True):
         }
 
 
-class Score(msgspec.Struct, frozen=True, omit_defaults=True):
+class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Sums over scored groups and their completions, and counts of failed draws."""
 
     groups: int = 0

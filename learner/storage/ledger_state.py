@@ -24,7 +24,7 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower, gc=False):
     """Base of the events."""
 
     at: float | None = None

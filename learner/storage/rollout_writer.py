@@ -9,7 +9,6 @@ from __future__ import annotations
 import socket
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +16,7 @@ from olmorl import codec
 from olmorl.errors import DiskFull, ProcessLost, ResourceError
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import Message
-from olmorl.parent_death import start_child
+from olmorl.parent_death import end_child, start_child
 
 _LENGTH_BYTES = 8
 _ANSWER_S = 600.0
@@ -86,12 +85,7 @@ class RolloutWriter:
         if self._process is None or self._link is None:
             return
         self._link.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_END_S)
+        end_child(self._process, _END_S)
 
     def __str__(self) -> str:
         pid = self._process.pid if self._process else "not started"

@@ -47,6 +47,14 @@ local function fields_of(stream, entry)
   return { draw = fields[2], attempt = tonumber(fields[4]), not_after = fields[6] }
 end
 
+local function value_of(name, fields)
+  for i = 1, #fields, 2 do
+    if fields[i] == name then
+      return fields[i + 1]
+    end
+  end
+end
+
 local function lease_name(draw, stream, entry)
   return draw .. '/' .. stream .. '/' .. entry
 end

@@ -30,12 +30,7 @@ local function deliver(stream, entry)
 end
 
 local function last_entry(stream)
-  local info = redis.call('XINFO', 'STREAM', STREAMS[stream])
-  for i = 1, #info, 2 do
-    if info[i] == 'last-generated-id' then
-      return info[i + 1]
-    end
-  end
+  return value_of('last-generated-id', redis.call('XINFO', 'STREAM', STREAMS[stream]))
 end
 
 hand_again()

@@ -146,6 +146,10 @@ class MemoryQueue:
             **{stored.draw_id: QueuePlace.RESULTS for stored in store.results.values()},
         }
 
+    async def queued(self, lane: str) -> list[int]:
+        self._fence()
+        return [*self._lane(lane).again, *self._lane(lane).fresh]
+
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
         self._fence()
         store = self._lane(lane)
@@ -209,11 +213,9 @@ class MemoryQueue:
         store.late += 1
         return CommitOutcome.LATE
 
-    async def heartbeat(self, status: ActorStatus) -> None:
+    async def heartbeat(self, status: ActorStatus) -> str:
         self._run.statuses[status.name] = encode(status)
-
-    async def control(self, owner: str) -> str:
-        return self._run.orders.get(owner) or self._run.orders.get(EVERYONE) or "run"
+        return self._run.orders.get(status.name) or self._run.orders.get(EVERYONE) or "run"
 
     # --- the orchestrator's end of the results
 

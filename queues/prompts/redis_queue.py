@@ -25,7 +25,7 @@ _COMMITS_TOGETHER = 16
 _NAMES = (
     *("claim", "push", "lease", "extend", "give_back", "commit", "reject_prompt", "reject_result"),
     *("expire_leases", "release_dead_actor", "inventory", "counts", "trim", "withdraw"),
-    *("forget_done", "drop_dead_letters", "flush"),
+    *("forget_done", "drop_dead_letters", "flush", "queued"),
 )
 
 
@@ -79,8 +79,7 @@ class RedisQueue:
 
     async def epoch(self) -> str:
         """The id of this start of Redis; a replica that takes over has another one."""
-        server = await self._link.command(f"identity of the Redis of run {self._run}", "INFO", "server")
-        return str(server["run_id"])
+        return (await self._link.info(f"identity of the Redis of run {self._run}", "server"))["run_id"]
 
     # --- the orchestrator's end of the prompts
 
@@ -112,6 +111,9 @@ class RedisQueue:
     async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         flat = await self._call("inventory", lane, self._incarnation)
         return {int(draw): QueuePlace(place.decode()) for draw, place in zip(flat[::2], flat[1::2], strict=True)}
+
+    async def queued(self, lane: str) -> list[int]:
+        return list(map(int, (await self._call("queued", lane, self._incarnation)).split()))
 
     async def withdraw(self, draw_ids: Iterable[int], lane: str) -> None:
         await self._call("withdraw", lane, self._incarnation, *draw_ids)
@@ -155,13 +157,10 @@ class RedisQueue:
         token = secrets.token_hex(8)
         return await self._commit(_Commit(prompt.lane, lease.lease_id, prompt.draw_id, token, encode(result)))
 
-    async def heartbeat(self, status: ActorStatus) -> None:
-        await self._link.command(
-            f"heartbeat of {status.name}", "HSET", self._key("statuses"), status.name, encode(status)
-        )
-
-    async def control(self, owner: str) -> str:
-        own, everyone = await self._link.command(f"commands to {owner}", "HMGET", self._key("control"), owner, EVERYONE)
+    async def heartbeat(self, status: ActorStatus) -> str:
+        report = ("HSET", self._key("statuses"), status.name, encode(status))
+        orders = ("HMGET", self._key("control"), status.name, EVERYONE)
+        _, (own, everyone) = await self._link.pipeline(f"heartbeat of {status.name}", [report, orders])
         return (own or everyone or b"run").decode()
 
     # --- the orchestrator's end of the results
@@ -173,7 +172,7 @@ class RedisQueue:
             entries = await self._read_results(limit, lane, cursors.get(lane, b"0"), give_up - self._clock.now())
             if entries or self._clock.now() >= give_up:
                 break
-        taken = [await self._taken(entry, _stored(fields), lane) for entry, fields in entries]
+        taken = [await self._taken(entry, _stored(_by_name(fields)), lane) for entry, fields in entries]
         if entries:
             cursors[lane] = entries[-1][0]
         return taken
@@ -190,7 +189,7 @@ class RedisQueue:
 
     async def dead_letters(self, lane: str) -> list[DeadLetter]:
         entries = await self._link.command(f"dead letters of {lane}", "XRANGE", self._key(f"{lane}:dead"), "-", "+")
-        return [DeadLetter(int(f[b"draw"]), f[b"reason"].decode(), f[b"payload"]) for _, f in entries]
+        return [_dead_letter(_by_name(fields)) for _, fields in entries]
 
     async def drop_dead_letters(self, draw_ids: Iterable[int], lane: str) -> None:
         await self._call("drop_dead_letters", lane, self._incarnation, *draw_ids)
@@ -199,7 +198,8 @@ class RedisQueue:
         # A Redis that refuses writes refuses a ping too. Then no actor is silent, because none can write a heartbeat.
         commands = [("PING",), ("HGETALL", self._key("statuses"))]
         _, found = await self._link.pipeline("heartbeats of the actors", commands)
-        statuses, unread = codec.to_statuses({name.decode(): status for name, status in found.items()})
+        heartbeats = {name.decode(): status for name, status in _by_name(found).items()}
+        statuses, unread = codec.to_statuses(heartbeats)
         if unread:
             await self._link.command("heartbeats that cannot be read", "HDEL", self._key("statuses"), *unread)
         return statuses
@@ -257,7 +257,7 @@ class RedisQueue:
 
     async def _read_results(
         self, limit: int, lane: str, cursor: bytes, wait_s: float
-    ) -> list[tuple[bytes, dict[bytes, bytes]]]:
+    ) -> list[tuple[bytes, list[bytes]]]:
         block = ("BLOCK", max(1, int(1000 * min(wait_s, BLOCK_S)))) if wait_s > 0 else ()
         read = ("XREAD", "COUNT", limit, *block, "STREAMS", self._key(f"{lane}:results"), cursor)
         owner = ("HGET", self._key("claim"), "incarnation")
@@ -286,6 +286,15 @@ class RedisQueue:
 def _parcel(parts: tuple[bytes, int, bytes]) -> Delivery:
     lease, attempt, payload = parts
     return Delivery(payload, int(lease.split(b"/", 1)[0]), attempt, lease.decode())
+
+
+def _by_name(flat: Sequence[bytes]) -> dict[bytes, bytes]:
+    """The fields of an entry of a stream, or of a hash: name, value, name, value, ..."""
+    return dict(zip(flat[::2], flat[1::2], strict=True))
+
+
+def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:
+    return DeadLetter(int(fields[b"draw"]), fields[b"reason"].decode(), fields[b"payload"])
 
 
 def _stored(fields: dict[bytes, bytes]) -> StoredResult:

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 from redis import exceptions
-from redis.asyncio import BlockingConnectionPool
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
@@ -63,7 +62,7 @@ def _silence(error: Exception) -> str:
     return f"does not answer: {error}" if str(error) else f"does not answer within {_ANSWER_S:g} s"
 
 
-class PrimaryPool(SentinelConnectionPool, BlockingConnectionPool):
+class PrimaryPool(SentinelConnectionPool):
     """One primary at a time: once another is named, no new call uses a connection to the previous one."""
 
     def __init__(self, service: str, sentinels: Sentinels, **settings: Any) -> None:

@@ -84,9 +84,13 @@ class PublishedFolder:
 
     def open(self, version: Version) -> Published:
         manifest = self._manifest(version)
-        return Published(manifest, [self._chunks(manifest, rank) for rank in range(len(manifest.shards))])
+        shards = [self._chunks(manifest, rank) for rank in range(len(manifest.shards))]
+        for chunks in shards:
+            next(chunks)  # opens the file: the version may be discarded while it is read
+        return Published(manifest, shards)
 
     def _chunks(self, manifest: WeightsReady, rank: int) -> Iterator[memoryview]:
+        """Nothing, once the file is open; then the chunks. The file is closed with the iterator."""
         version, shard = manifest.version, manifest.shards[rank]
         if self._in_place:
             return _read_pieces(self._files.path(version, "weights"), shard.pieces, manifest)
@@ -111,7 +115,7 @@ class PublishedFolder:
         try:
             return bases(self._manifest(version))
         except WeightError:
-            return ()  # whoever reads it is told
+            return ()  # its readers get the error
 
     def sweep(self) -> None:
         self._files.remove_all()
@@ -142,6 +146,7 @@ def _read(path: Path, sizes: Iterable[int]) -> Iterator[memoryview]:
     """A file in chunks; each is valid until the next one."""
     buffer = memoryview(bytearray())
     with path.open("rb") as source:
+        yield buffer
         for size in sizes:
             if len(buffer) < size:
                 buffer = memoryview(bytearray(size))
@@ -155,4 +160,5 @@ def _read_pieces(path: Path, pieces: Sequence[Extent], manifest: WeightsReady) -
     with path.open("rb") as source:
         if (size := path.stat().st_size) != manifest.num_bytes:
             raise WeightsDamaged(f"version {manifest.version}: {path} has {size} bytes of {manifest.num_bytes}")
+        yield memoryview(b"")
         yield from gather(source.fileno(), pieces, manifest.chunk_bytes)

@@ -82,6 +82,7 @@ class Board:
         if self._latest is not None:
             oldest = self._latest.incarnation
             self._shards = {one: found for one, found in self._shards.items() if found and one.incarnation >= oldest}
+            self._ranks = {one: self._ranks[one] for one in self._shards}
         return self._latest
 
     def missing(self, version: Version, ranks: int) -> list[int]:
@@ -133,6 +134,9 @@ class PublishedObjects:
         if version in self._mine:
             raise ValueError(f"version {version} exists; a version is never overwritten")
         self._rank, self._ranks = rank, ranks
+        if rank == 0:
+            with suppress(WeightError):  # `_show` tries again
+                self._board = self._find() or self._make()  # now: the other ranks may have their chunks there first
         packing = self._packer.pack(version, buffers, probe)
         try:
             chunks = [ray.put(np.frombuffer(chunk, np.uint8)) for chunk in packing]
@@ -149,9 +153,10 @@ class PublishedObjects:
         self._packer.keep()
 
     def complete(self, version: Version) -> list[int]:
-        if self._is_lost():
+        missing = self._missing(version)
+        if self._rank in missing:
             self._show()
-        missing: list[int] = self._ask(self._board, "missing", version, self._ranks)
+            missing = self._missing(version)
         return missing
 
     def discard(self, keep: Iterable[Version]) -> None:
@@ -166,7 +171,7 @@ class PublishedObjects:
         dropped = self._mine.keys() - kept
         for version in dropped:
             del self._mine[version], self._bases[version]
-        if dropped or self._is_lost():
+        if dropped or self._rank in self._missing(self._newest):
             self._show()
 
     def sweep(self) -> None:
@@ -177,14 +182,14 @@ class PublishedObjects:
             if ray.is_initialized() and (board := self._find()) is not None:
                 self._ask(board, "clear")
 
-    def _is_lost(self) -> bool:
-        """Whether the board is gone, or does not show the newest shard."""
-        assert self._newest is not None
+    def _missing(self, version: Version) -> list[int]:
+        """The ranks whose shards of a version the board does not show: all of them while the board is gone."""
         try:
             board = self._find()
-            return board is None or self._rank in self._ask(board, "missing", self._newest, self._ranks)
+            missing = range(self._ranks) if board is None else self._ask(board, "missing", version, self._ranks)
         except WeightError:
-            return True
+            missing = range(self._ranks)
+        return list(missing)
 
     def _show(self) -> None:
         assert self._newest is not None

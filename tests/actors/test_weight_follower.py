@@ -204,6 +204,32 @@ def test_what_has_begun_goes_on_while_the_engine_trails(service: Make, draw: Mak
     assert {completion.oldest for completion in group.completions} == {v(0)}
 
 
+@pytest.mark.parametrize("newest", [v(1), v(5), v(1, incarnation=2)])
+def test_a_drain_may_take_longer_than_the_stall_deadline(service: Make, draw: Make, newest: Version) -> None:
+    slow = config.Simulation(tokens_per_s=1, batch_slowdown=0, mean_tokens=200, tail=0, update_s=0.5)
+    drains = config.Actors(max_running=16, max_waiting=4, stall_deadline_s=DEADLINE_S, weight_update="drain")
+
+    async def scenario() -> Any:
+        s = service(simulation=slow, settings=drains, max_lag=1)
+        await s.push(draw(0))
+        async with s.running(s.actor("a0")):
+            await asyncio.sleep(1.0)
+            await s.push(draw(1, min_version=newest))
+            s.shelf.publish(newest)
+            await asyncio.sleep(2.0)
+            draining = await s.queue.counts("train")
+            groups = await s.results(2)
+            return draining, groups, await s.queue.statuses()
+
+    draining, (before, after), statuses = run_simulated(scenario())
+    assert before.finished_at - before.started_at > 3 * DEADLINE_S
+    assert (draining.queued, draining.leased) == (1, 1), "another actor may take what waits for the version"
+    assert {one.oldest for one in before.completions} == {v(0)}
+    assert {one.oldest for one in after.completions} == {newest} and after.prompt.attempt == 1
+    assert after.started_at - before.finished_at < 1.0
+    assert statuses["a0"].updates == 1
+
+
 def test_a_board_that_is_away_for_a_while_ends_nobody(service: Make, draw: Make) -> None:
     async def scenario() -> Any:
         s = service(simulation=STEADY, settings=settings(), max_lag=1)

@@ -113,12 +113,12 @@ class RedisRig:
     async def damage_result(self, draw_id: int, payload: bytes = b"damaged") -> None:
         key = f"olmorl:{{{self._run}}}:train:results"
         for entry, fields in await self._command("XRANGE", key, "-", "+"):
-            if int(fields[b"draw"]) == draw_id:
+            if int(fields[fields.index(b"draw") + 1]) == draw_id:
                 await self._command("XDEL", key, entry)
                 await self._command("XADD", key, "*", "draw", draw_id, "attempt", 1, "result", payload)
 
-    async def _command(self, *parts: object) -> list[tuple[bytes, dict[bytes, bytes]]]:
-        found: list[tuple[bytes, dict[bytes, bytes]]] = await self._queues[0]._link.command("a test", *parts)
+    async def _command(self, *parts: object) -> list[tuple[bytes, list[bytes]]]:
+        found: list[tuple[bytes, list[bytes]]] = await self._queues[0]._link.command("a test", *parts)
         return found
 
     async def close(self) -> None:

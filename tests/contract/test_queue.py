@@ -136,13 +136,16 @@ async def test_extended_leases_hold_and_lost_ones_are_named(
     assert await queue.expire() == 1
     assert await queue.extend([kept, lost]) == {lost.lease_id}
     assert await queue.inventory("train") == {1: QueuePlace.LEASED, 2: QueuePlace.QUEUED}
+    assert await queue.queued("train") == [2]
 
 
 async def test_given_back_prompts_keep_their_attempt(queue: Queue, make_prompt: MakePrompt) -> None:
     await queue.push([make_prompt(1), make_prompt(2)])
     [lent] = await lease(queue)
+    assert await queue.queued("train") == [2]
     await queue.give_back([lent])
     await queue.give_back([lent])
+    assert await queue.queued("train") == [1, 2]
     assert await live(queue) == (2, 0, 0)
     [again] = await lease(queue)
     assert (again.prompt.draw_id, again.prompt.attempt) == (1, 1)
@@ -280,6 +283,7 @@ async def test_a_newer_claim_supersedes(rig: QueueRig, queue: Queue, make_prompt
         queue.forget_done([1], "train"),
         queue.drop_dead_letters([1], "train"),
         queue.inventory("train"),
+        queue.queued("train"),
         queue.claim(1),
     ):
         with pytest.raises(Superseded, match="by incarnation 2"):
@@ -359,6 +363,8 @@ async def test_the_inventory_names_the_place_of_each_draw(
     await queue.trim(await take(queue, 1))
     assert await queue.inventory("train") == {1: QueuePlace.RESULTS, 2: QueuePlace.LEASED, 3: QueuePlace.QUEUED}
     assert await queue.inventory("unheard-of") == {}
+    assert await queue.queued("train") == [3]
+    assert await queue.queued("unheard-of") == []
 
 
 async def test_what_is_queued_or_leased_is_withdrawn_and_a_result_is_not(
@@ -456,12 +462,15 @@ async def test_heartbeats_and_orders(queue: Queue) -> None:
     status = (await queue.statuses())["actor-0"]
     assert (status.at, status.version, status.running) == (2.0, Version(1, 4), 3)
 
-    assert await queue.control("actor-0") == "run"
+    async def order(name: str) -> str:
+        return await queue.heartbeat(ActorStatus(name=name, at=3.0))
+
+    assert await order("actor-0") == "run"
     await queue.set_control("*", "pause")
     await queue.set_control("actor-1", "drain")
-    assert [await queue.control(f"actor-{n}") for n in (0, 1)] == ["pause", "drain"]
+    assert [await order(f"actor-{n}") for n in (0, 1)] == ["pause", "drain"]
     await queue.set_control("*", "run")
-    assert await queue.control("actor-1") == "run"
+    assert await order("actor-1") == "run"
     with pytest.raises(ValueError, match="use one of run, pause, drain"):
         await queue.set_control("*", "dance")
 

@@ -13,6 +13,7 @@ import pytest
 from olmorl.errors import Superseded, WeightError, WeightsDamaged
 from olmorl.messages import Version
 from olmorl.ports import NamedBuffer, StagedWeights, WeightStore
+from olmorl.queues.weights.chunks import checked
 from olmorl.queues.weights.store import StagedWeightStore
 
 ConnectStore = Callable[[], WeightStore]
@@ -185,6 +186,24 @@ def test_deltas_are_for_each_shard(delta_rig: WeightRig) -> None:
         stored = sum(len(chunk) for each in chunks for chunk in each)
         assert stored == 6033 if base is None else stored < 2000
     check(reader.fetch(V[3]), 3)
+
+
+def test_a_version_stays_whole_for_its_readers_when_it_is_discarded(weight_rig: WeightRig) -> None:
+    """So do the versions that its deltas build on."""
+    learner, reader = Learner(weight_rig.connect), weight_rig.connect()
+    assert isinstance(reader, StagedWeightStore)
+    for number in range(3):
+        learner.publish(V[number])
+    found = published(reader).open(V[2])
+    shards = [checked(chunks, found.manifest, rank) for rank, chunks in enumerate(reader._shards(found, False))]
+    begun = bytes(next(shards[0]))
+    for number in range(3, 6):  # the fourth is whole
+        learner.publish(V[number])
+    learner.discard(V[5])
+    with pytest.raises(WeightError):
+        published(reader).open(V[2])
+    read = [begun, *(bytes(chunk) for chunks in shards for chunk in chunks)]
+    assert sum(map(len, read)) == sum(size for _, _, size in TENSORS.values())
 
 
 def published(store: WeightStore) -> Any:

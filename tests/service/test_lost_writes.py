@@ -115,18 +115,21 @@ def test_it_is_reconciled_while_the_run_goes_on(service: Build, held_out: list[R
     )
     run.queue = Forgetful(QueueSettings(lease_s=20.0), BOUND, run.clock)
 
-    async def scenario() -> None:
+    async def scenario() -> int:
         await run.start()
         for step in (3, 6, 9):
             await run.steps(step)
             await asyncio.sleep(chance.uniform(0.0, 3.0))
             run.queue.lose(chance)
+        known = len(run.ledger)
         await run.finish()
+        return known
 
-    run_simulated(scenario())
+    known = run_simulated(scenario())
     run.check_lines()
     assert len(run.lines) == steps
     assert {record["outcome"] for record in run.ledger} <= {"trained", "zero_gradient", "in_flight"}
+    assert min(run.in_flight, default=known) >= known, "no draw from before the losses is left"
     assert len(run.in_flight) <= max_lag * 8
     assert max(record["attempt"] for record in run.ledger) > 1
     assert all(line["eval_held_prompts"] == 20 for line in run.lines if "eval_held_prompts" in line)

@@ -219,21 +219,23 @@ def test_journaled_steps_behind_a_gap_are_never_adopted(service: Build) -> None:
 def test_going_back_by_choice_abandons_what_came_after(service: Build) -> None:
     run = service({"schedule.steps": 20, "checkpoint.every": 5})
 
-    async def scenario() -> list[list[int]]:
+    async def scenario() -> tuple[list[list[int]], int]:
         await run.start()
         await run.until((run.run_dir / "checkpoints" / "step_15" / "complete").exists)
         await run.crash(actors=False)
         before = trained_sequence(run)
         await run.start(resume=True, from_step=5)
+        known = len(run.ledger)
         await run.finish()
-        return before
+        return before, known
 
-    before = run_simulated(scenario())
+    before, known = run_simulated(scenario())
     run.check_lines()
     after = trained_sequence(run)
     assert after[:5] == before[:5]
     assert [line["incarnation"] for line in run.lines] == [1] * 5 + [2] * 15
     assert len(set(chain(*after))) == 20 * 8
+    assert min(run.in_flight, default=known) >= known > 0, "no draw from before the checkpoint is left"
     assert len(run.in_flight) <= run.settings.schedule.max_lag * 8
     moved = run.run_dir / "abandoned" / "000002"
     assert sorted(path.name for path in (moved / "checkpoints").iterdir()) == ["step_10", "step_15"]

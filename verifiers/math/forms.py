@@ -65,10 +65,15 @@ _FORMS: tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...] = tuple(
 )
 
 
+_NOTATIONS = tuple(
+    (name, re.compile(mark))
+    for name, mark in (("fraction", r"\\frac|/"), ("percent", r"%|percent"), ("power", r"\^|\de[-+\d]"))
+)
+
+
 def notation_of(number: str) -> str:
     """How a number is written: `fraction`, `percent`, `power` or `plain`."""
-    marks = (("fraction", r"\\frac|/"), ("percent", r"%|percent"), ("power", r"\^|\de[-+\d]"))
-    return next((name for name, mark in marks if re.search(mark, number)), "plain")
+    return next((name for name, mark in _NOTATIONS if mark.search(number)), "plain")
 
 
 def has_other_form(question: str, label: str, answer: str) -> bool:

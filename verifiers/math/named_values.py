@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from olmorl.verifiers.math.last_value import NUMBER, SENTENCE_END, normal_signs, unsure
 from olmorl.verifiers.math.notation import normalise, unmark
@@ -60,11 +60,13 @@ def names_all(label: str, ending: str) -> bool:
     return False
 
 
-def of_subject(subject: str, names: Iterable[str], sentence: str) -> str:
+def of_subject(subject: str, names: Collection[str], sentence: str) -> str:
     """The number behind the name that a question asks for, if each of several names of a sentence has one number.
 
     Empty otherwise: `Bob has 10 and Ann has 5`, but not `Bob has 5 more than Ann`.
     """
+    if len(names) < 2 or subject not in sentence:
+        return ""
     pieces = re.split(rf"\b({'|'.join(map(re.escape, names))})\b", normal_signs(sentence))
     said, behind = pieces[1::2], [in_digits(piece) for piece in pieces[2::2]]
     numbers = [list(NUMBER.finditer(piece)) for piece in behind]

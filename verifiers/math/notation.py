@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import lru_cache
 
 from olmorl.verifiers.math.words.languages import units_in_english
 from olmorl.verifiers.math.words.wording import harmless_ahead
@@ -179,6 +180,7 @@ _ANY_SPACE_BUT_GROUPS = re.compile(r"(?<!\d) | (?!\d)")
 _WORD = re.compile(r"(?<![a-zA-Z\\])[A-Za-z][a-z]{2,}(?![a-zA-Z])")
 
 
+@lru_cache(1024)  # one check normalises its answer several times
 def normalise(text: str) -> str:
     """Bring spacing, delimiters, fractions, signs and text into one notation. Text stays marked."""
     text = text.strip()
@@ -273,6 +275,8 @@ def _undelimited(text: str) -> str:
 
 def last_side(text: str) -> tuple[str, str, str]:
     """What stands in front of the last equals sign outside of braces, the sign, and what stands behind it."""
+    if "=" not in text:
+        return "", "", text
     depth = 0
     for place in range(len(text) - 1, -1, -1):
         depth += (text[place] in "})]") - (text[place] in "{([")

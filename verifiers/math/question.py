@@ -91,6 +91,7 @@ _REWRITES = re.compile(
 _NUMERIC_FRACTION = re.compile(r"\\[dt]?frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?")
 _LOOKS = re.compile(r"[{}$~]|\\(?:left|right|displaystyle|[,;:!])(?![a-zA-Z])|(?<=\\)[dt](?=frac)")
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·]")
+_SIGN = re.compile(r"\\[a-zA-Z]+|\d+|\S")
 _OPERATION = re.compile(r"[+*/^-]|\\(?:cdot|times|frac)")
 _CLAIMS = re.compile(r"[,;<>≤≥∈]|\\(?:[lg]eq?|in|to|cup|ne)(?![a-zA-Z])")
 _POLAR = re.compile(
@@ -117,7 +118,7 @@ _NO_NAMES = frozenset(
     Suppose Assume Each Every All Some She Her His They Their Its After Before For From With Without During Today
     Yesterday Tomorrow Now Later Next Last First Second Third Express Write Give Your Answer Round Simplify Solve
     Monday Tuesday Wednesday Thursday Friday Saturday Sunday January February March April May June July August
-    September October November December And But Not One Two Three Four Five Six Seven Eight Nine Ten
+    September October November December And But Not One Two Three Four Five Six Seven Eight Nine Ten Please
     """.split()  # noqa: SIM905
 )
 """Words with a capital that name no person."""
@@ -188,13 +189,11 @@ class MathQuestion(NamedTuple):
             return False
         if _CLAIMS.search(value) or (not self.asks_form and quantity(normalise(value))):
             return False
-        signs = list(map(re.escape, re.findall(r"\\[a-zA-Z]+|\d+|\S", _written(value))))
-        if not signs or value.strip().isalpha():
+        signs, question = _SIGN.findall(_written(value)), _written(self.text)
+        if not signs or value.strip().isalpha() or not all(sign in question for sign in signs):
             return False
-        expression = r"\s*".join(signs)
-        return bool(
-            re.search(rf"(?<![\w.+*/^-])(?<![+*/^-]\s){expression}(?![\w^(]|\.\d|\s*[+*/-])", _written(self.text))
-        )
+        expression = r"\s*".join(map(re.escape, signs))
+        return bool(re.search(rf"(?<![\w.+*/^-])(?<![+*/^-]\s){expression}(?![\w^(]|\.\d|\s*[+*/-])", question))
 
     def polarity(self, sentence: str) -> str:
         """`yes` or `no`, if a sentence answers a question of that kind in its words: `It is not prime`. Else empty."""
@@ -214,10 +213,10 @@ class MathQuestion(NamedTuple):
     def value_side(self, answer: str) -> str:
         """The value in an answer that repeats the asked expression: `10x + 3 = 11`. Else the answer."""
         ahead, _, value = last_side(answer)
-        signs = list(map(re.escape, _SPACE.sub("", ahead)))
-        if len(signs) < 2 or not value.strip():
+        signs = _SPACE.sub("", ahead)
+        if len(signs) < 2 or not value.strip() or not set(self.text).issuperset(signs):
             return answer
-        asked = rf"(?<![\w+*/^\\-]){_OPTIONAL_SPACE.join(signs)}(?![\w+*/^=(]|\s*[+*/^=(<>-])"
+        asked = rf"(?<![\w+*/^\\-]){_OPTIONAL_SPACE.join(map(re.escape, signs))}(?![\w+*/^=(]|\s*[+*/^=(<>-])"
         return value.strip() if re.search(asked, self.text) else answer
 
     def without_bound(self, answer: str) -> str:
@@ -332,6 +331,7 @@ def _with_comma(text: str) -> bool:
     return language(text) in COMMA_LANGUAGES or bool(_DECIMAL.search(text) or _ACCENT.search(text))
 
 
+@lru_cache(256)  # the completions of a group have one question
 def _written(text: str) -> str:
     """A formula without signs that do not change how it is read."""
     return _TIMES.sub("*", _LOOKS.sub("", _NUMERIC_FRACTION.sub(r"\1/\2", text)))

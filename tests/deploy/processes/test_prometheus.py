@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 from prometheus_client import REGISTRY, Gauge
@@ -22,8 +21,9 @@ from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.errors import ResourceError
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_record import Ended
-from olmorl.messages import ActorStatus, Completion, Failure, Group, Prompt, Span, Verdict, Version
+from olmorl.messages import ActorStatus, Group
 from olmorl.metrics import prometheus_name
+from tests.deploy.ended_draws import ended
 
 
 @pytest.fixture
@@ -212,37 +212,14 @@ def test_sets_of_labels_are_bounded(telemetry: Telemetry) -> None:
     assert found['source="other"'] == 2 * (200 - metrics.MOST_LABEL_VALUES)
 
 
-def completion(index: int, *spans: Span, **verdicts: Verdict) -> Completion:
-    num_tokens = spans[-1].end
-    return Completion(
-        index=index,
-        token_ids=np.zeros(num_tokens, np.int32),
-        logprobs=np.zeros(num_tokens, np.float32),
-        spans=spans,
-        finish_reason="stop",
-        text="",
-        verdicts=verdicts,
-    )
-
-
 def test_a_draw_that_ended_is_in_every_histogram(telemetry: Telemetry) -> None:
-    prompt = Prompt(
-        draw_id=0,
-        row="math.jsonl:1",
-        messages="1 + 1",
-        token_ids=np.zeros(2, np.int32),
-        datasets=("math",),
-        ground_truths=("2",),
-        queued_at=90.0,
-        group_size=2,
-        min_version=Version(1, 2),
-    )
-    first = completion(0, Span(Version(1, 2), 0, 2), Span(Version(1, 4), 2, 3), math=Verdict(reward=1.0, seconds=0.2))
-    second = completion(1, Span(Version(1, 5), 0, 40))
-    group = Group(prompt=prompt, completions=(first, second), actor="a", started_at=100.0, finished_at=104.0)
-    telemetry.record_ended(Ended(group, Outcome.TRAINED, 6, ""))
-    telemetry.record_ended(Ended(group, Outcome.ZERO_GRADIENT, None, ""))
-    telemetry.record_ended(Ended(Failure(prompt=prompt, cause="over_long"), Outcome.FAILED, None, "over_long"))
+    trained = ended()
+    group = trained.result
+    assert isinstance(group, Group)
+    first, second = group.completions
+    telemetry.record_ended(trained)
+    telemetry.record_ended(ended(outcome=Outcome.ZERO_GRADIENT, step=None))
+    telemetry.record_ended(ended(outcome=Outcome.FAILED, cause="over_long"))
     malformed = replace(group, completions=(replace(first, spans=()), second))
     telemetry.record_ended(Ended(malformed, Outcome.FAILED, None, "malformed: no spans"))
     lengths = samples(telemetry, "olmorl_completion_tokens_bucket")
@@ -254,7 +231,7 @@ def test_a_draw_that_ended_is_in_every_histogram(telemetry: Telemetry) -> None:
     assert samples(telemetry, "olmorl_kv_cache_age_versions_sum") == {"": 4}
     assert samples(telemetry, "olmorl_queue_seconds_sum") == {"": 20}
     assert samples(telemetry, "olmorl_group_seconds_count") == {"": 2}
-    assert samples(telemetry, "olmorl_verification_seconds_sum") == {'verifier="math"': pytest.approx(0.4)}
+    assert samples(telemetry, "olmorl_verification_seconds_sum") == {'verifier="math"': 4 * 0.25}
 
 
 @pytest.mark.parametrize(

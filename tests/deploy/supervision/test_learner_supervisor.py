@@ -15,7 +15,7 @@ from olmorl.deploy.processes.orchestrator_process import Opened
 from olmorl.deploy.supervision import learner_supervisor, policies
 from olmorl.deploy.supervision.learner_supervisor import LearnerSupervisor
 from olmorl.deploy.view.live_view import Status
-from olmorl.errors import DeadlinePassed, NothingToLearn, ProcessLost, RunEnded, StartError
+from olmorl.errors import DeadlinePassed, Diverged, NothingToLearn, ProcessLost, RunEnded, StartError
 from olmorl.messages import ActorStatus, Owner, Version, Wait
 
 Keeping = Callable[..., AbstractAsyncContextManager[LearnerSupervisor]]
@@ -158,6 +158,18 @@ async def test_an_error_with_a_name_ends_the_run(context: Any, keeping: Keeping,
             made.cluster.newest("orchestrator").end(NothingToLearn("all solved"))
             await asyncio.sleep(0.05)
     assert made.cluster.names == GROUP
+
+
+async def test_a_run_that_ends_with_an_error_of_a_rank_sends_its_last_points(context: Any, keeping: Keeping) -> None:
+    made = context()
+    with pytest.raises(Diverged, match="not finite"):
+        async with keeping(made):
+            made.cluster.newest("learner-1").end(ProcessLost("learner-1 died"))
+            await asyncio.sleep(0.05)
+            assert ("close_tracking",) not in made.cluster.newest("orchestrator").calls
+            made.cluster.newest("learner-0").end(Diverged("the gradient is not finite"))
+            await asyncio.sleep(0.05)
+    assert made.cluster.newest("orchestrator").calls[-1] == ("close_tracking",)
 
 
 async def test_a_policy_that_cannot_be_built_ends_the_run(context: Any, keeping: Keeping) -> None:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from olmorl.deploy.tracking.records import TrackedLine, TrackedRun, attempt_of
 from olmorl.deploy.tracking.spans import MOST_ENDED, SpanSink
+from olmorl.deploy.tracking.tracking_process import Guard
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_record import Ended
+from tests.deploy.ended_draws import ended
 from tests.deploy.tracking.otlp_receiver import OtlpReceiver
-
-Make = Callable[..., Ended]
 
 
 @pytest.fixture
@@ -27,9 +27,7 @@ def line(step: int, at: float) -> TrackedLine:
     return TrackedLine(at=at, line={"step": step}, samples=[])
 
 
-def test_a_trained_attempt_is_one_trace_from_its_draw_to_its_step(
-    sink: SpanSink, receiver: OtlpReceiver, ended: Make
-) -> None:
+def test_a_trained_attempt_is_one_trace_from_its_draw_to_its_step(sink: SpanSink, receiver: OtlpReceiver) -> None:
     attempt = attempt_of(ended())
     assert sink.take(attempt) == sink.take(line(5, attempt.ended_at + 1)) == 0
     assert receiver.spans == [], "step 6 is not done"
@@ -66,9 +64,7 @@ def test_a_trained_attempt_is_one_trace_from_its_draw_to_its_step(
     assert receiver.headers == ["secret"]
 
 
-def test_attempts_without_a_step_are_sent_with_the_next_line(
-    sink: SpanSink, receiver: OtlpReceiver, ended: Make
-) -> None:
+def test_attempts_without_a_step_are_sent_with_the_next_line(sink: SpanSink, receiver: OtlpReceiver) -> None:
     sink.take(attempt_of(ended(1, Outcome.ZERO_GRADIENT, None)))
     sink.take(attempt_of(ended(2, Outcome.FAILED, None, "unscorable")))
     sink.take(line(1, 1000.0))
@@ -79,7 +75,7 @@ def test_attempts_without_a_step_are_sent_with_the_next_line(
 
 
 def test_many_attempts_do_not_wait_for_a_line_and_the_rest_is_sent_at_the_end(
-    sink: SpanSink, receiver: OtlpReceiver, ended: Make
+    sink: SpanSink, receiver: OtlpReceiver
 ) -> None:
     for draw in range(MOST_ENDED):
         sink.take(attempt_of(ended(draw, Outcome.ZERO_GRADIENT, None)))
@@ -90,9 +86,7 @@ def test_many_attempts_do_not_wait_for_a_line_and_the_rest_is_sent_at_the_end(
     assert "trained" not in [name for name, _ in receiver.spans[-1].events]
 
 
-def test_a_collector_that_refuses_costs_the_attempts_that_it_refused(
-    sink: SpanSink, receiver: OtlpReceiver, ended: Make
-) -> None:
+def test_a_collector_that_refuses_costs_the_attempts_that_it_refused(sink: SpanSink, receiver: OtlpReceiver) -> None:
     receiver.status = 400
     for draw in range(3):
         assert sink.take(attempt_of(ended(draw))) == 0
@@ -100,3 +94,25 @@ def test_a_collector_that_refuses_costs_the_attempts_that_it_refused(
     receiver.status = 200
     sink.take(attempt_of(ended(3)))
     assert sink.take(line(6, 1000.0)) == 0 and len(receiver.traces()) == 1
+
+
+def test_a_library_that_fails_costs_all_attempts_that_were_sent(
+    sink: SpanSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(spans: object) -> None:
+        raise ConnectionError("no route")
+
+    def call(work: Callable[[], int], num_records: int) -> tuple[int, int]:
+        """Lost and kept."""
+        taken = guard.call(work, num_records)
+        return taken.lost, taken.kept
+
+    guard = Guard(sink)
+    monkeypatch.setattr(sink._exporter, "export", fail)
+    attempts = [attempt_of(ended(draw)) for draw in range(3)]
+    taken = [call(partial(sink.take, attempt), 1) for attempt in attempts]
+    assert taken == [(0, 1), (0, 2), (0, 3)]
+    assert call(partial(sink.take, line(5, 1000.0)), 1) == (0, 3)
+    assert call(partial(sink.take, line(6, 1000.0)), 1) == (4, 0)
+    call(partial(sink.take, attempts[0]), 1)
+    assert call(sink.close, 0) == (1, 0)

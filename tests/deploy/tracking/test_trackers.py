@@ -135,7 +135,6 @@ def test_wandb_keeps_the_points_offline(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_trackio_keeps_the_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    pytest.importorskip("trackio", reason="trackio is not installed (pip install trackio)")
     from trackio.sqlite_storage import SQLiteStorage
 
     write(tmp_path, "trackio", line(step=1, loss=0.5), line([SAMPLE], step=2, loss=0.25))

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from threading import Barrier
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from olmorl import config
 from olmorl.deploy.tracking import tracking
-from olmorl.deploy.tracking.tracking import SAMPLES, Tracking, check_tracking, environment_of_launcher
+from olmorl.deploy.tracking.records import TrackedLine
+from olmorl.deploy.tracking.tracking import (
+    SAMPLES,
+    Tracking,
+    check_tracking,
+    environment_of_launcher,
+    tracking_id,
+)
 from olmorl.deploy.view.run_history import sample_of
 from olmorl.errors import ConfigError
-from olmorl.learner.storage.rollout_record import Ended
+from tests.deploy.ended_draws import ended
 from tests.deploy.tracking.otlp_receiver import OtlpReceiver
 
 
@@ -28,7 +38,7 @@ def settings(folder: Path, **telemetry: Any) -> config.Config:
     return config.build({"run": {"directory": str(folder)}, "telemetry": telemetry})
 
 
-def test_a_run_without_a_tracker_starts_nothing(tmp_path: Path, ended: Callable[..., Ended]) -> None:
+def test_a_run_without_a_tracker_starts_nothing(tmp_path: Path) -> None:
     made = Tracking(settings(tmp_path), {})
     made.add_ended(ended(), None)
     made.add_line({"step": 1})
@@ -38,7 +48,6 @@ def test_a_run_without_a_tracker_starts_nothing(tmp_path: Path, ended: Callable[
 
 def test_lines_samples_and_traces_reach_their_places(
     tmp_path: Path,
-    ended: Callable[..., Ended],
     receiver: OtlpReceiver,
     fake_trackio: Callable[[str], None],
 ) -> None:
@@ -56,6 +65,32 @@ def test_lines_samples_and_traces_reach_their_places(
     assert (curves, last) == ("{'loss': 0.5}", "{'loss': 0.25}")
     assert table.count("'trained', '1', '6 x 7?', '42'") == SAMPLES
     assert len(receiver.traces()) == SAMPLES + 2 and made.num_dropped == 0
+
+
+def test_an_evaluation_takes_no_answers_with_it(tmp_path: Path) -> None:
+    made, put = Tracking(settings(tmp_path), {}), list[TrackedLine]()
+    made._feeds = {"trackio": SimpleNamespace(put=put.append)}  # type: ignore[dict-item]
+    made.add_ended(ended(), sample_of(ended()))
+    made.add_line({"eval_held_version": 1})
+    made.add_line({"step": 1})
+    assert [len(one.samples) for one in put] == [0, 1]
+
+
+def test_tracker_and_traces_close_at_the_same_time(tmp_path: Path) -> None:
+    made, both = Tracking(settings(tmp_path), {}), Barrier(2, timeout=10)
+    made._feeds = {name: SimpleNamespace(close=both.wait) for name in ("trackio", "traces")}  # type: ignore[misc]
+    made.close()
+    assert not both.broken
+
+
+def test_a_run_keeps_its_id_and_another_one_in_its_folder_gets_another(tmp_path: Path) -> None:
+    recipe = settings(tmp_path / "first")
+    made = tracking_id(recipe)
+    assert made.startswith("run-") and tracking_id(recipe) == made
+    (tmp_path / "first").rename(tmp_path / "moved")
+    assert tracking_id(settings(tmp_path / "moved")) == made
+    shutil.rmtree(tmp_path / "moved")
+    assert tracking_id(settings(tmp_path / "moved")) != made
 
 
 @pytest.mark.parametrize("tracker", ["tensorboard", "wandb", "trackio"])

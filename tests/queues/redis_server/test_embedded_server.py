@@ -100,7 +100,7 @@ async def test_one_that_refuses_writes_is_left_alone_and_its_heartbeats_are_no_n
         await link.command("a test", "CONFIG", "SET", "dir", "/proc/self/fdinfo")
         await link.command("a test", "BGSAVE")
         for _ in range(1000):
-            if (await link.command("a test", "INFO", "persistence"))["rdb_last_bgsave_status"] == "err":
+            if (await link.info("a test", "persistence"))["rdb_last_bgsave_status"] == "err":
                 break
             await asyncio.sleep(0.02)
         asked = asyncio.create_task(queue.statuses())
@@ -117,7 +117,7 @@ async def test_one_that_refuses_writes_is_left_alone_and_its_heartbeats_are_no_n
 async def test_a_password_may_have_any_characters(tmp_path: Path) -> None:
     with EmbeddedRedis(tmp_path, password='sesam "öffne" # dich\\') as server:
         link = await connect(server.url, SystemClock(), 10, 10, server.environment)
-        assert await link.command("a test", "PING") in (True, b"PONG")
+        assert await link.command("a test", "PING") == b"PONG"
         await link.close()
 
 
@@ -140,7 +140,7 @@ async def test_nothing_is_ever_evicted_and_every_write_is_logged(tmp_path: Path)
     with EmbeddedRedis(tmp_path, fsync="always") as server:
         link = await connect(server.url, SystemClock(), 10, 10, server.environment)
         for name, value in (("maxmemory-policy", "noeviction"), ("appendonly", "yes"), ("appendfsync", "always")):
-            assert (await link.command("a test", "CONFIG GET", name))[name] == value
+            assert await link.command("a test", "CONFIG", "GET", name) == [name.encode(), value.encode()]
         await link.close()
 
 

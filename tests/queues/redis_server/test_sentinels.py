@@ -47,7 +47,7 @@ async def refusal(url: str, environment: dict[str, str], deadline_s: float = 1.0
 async def test_the_first_sentinel_that_answers_is_enough(servers: Watched, silent: str) -> None:
     url = f"redis+sentinel://127.0.0.1:{free_port()},{silent},127.0.0.1:{servers.sentinel.port}/{SERVICE}"
     link = await connect(url, SystemClock(), 10, 10, ENVIRONMENT)
-    assert (await link.command("a test", "INFO", "server"))["tcp_port"] == servers.first.port
+    assert int((await link.info("a test", "server"))["tcp_port"]) == servers.first.port
     await link.close()
 
 
@@ -85,8 +85,8 @@ async def test_a_primary_that_is_demoted_is_left_by_all_connections(servers: Wat
     await link.command("a test", "SET", "key", "between")
     await link.command("a test", "EVAL", "return redis.call('SET', KEYS[1], 'after')", 1, "key")
     assert servers.second.client.get("key") == "after"
-    ports = [(await link.command("a test", "INFO", "server"))["tcp_port"] for _ in range(3)]
+    ports = [int((await link.info("a test", "server"))["tcp_port"]) for _ in range(3)]
     await blocked
     assert ports == [servers.second.port] * 3
-    assert (await link.command("a test", "INFO", "server"))["tcp_port"] == servers.second.port
+    assert int((await link.info("a test", "server"))["tcp_port"]) == servers.second.port
     await link.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,15 @@ import pytest
 from olmorl.errors import Superseded, WeightError
 from olmorl.messages import Version
 from olmorl.ports import NamedBuffer, StagedWeights
+from olmorl.queues.weights import ray_publisher
 from olmorl.queues.weights.deltas import Published
 from olmorl.queues.weights.store import StagedWeightStore, store_in_ray
+from tests import waiting
+from tests.waiting import HANG_S, until
 
 pytestmark = pytest.mark.cluster
 CHUNK_BYTES = 1 << 16
 NUM_CHUNKS = 16
-HANG_S = 60.0
 V0, V1, V2 = Version(1, 0), Version(1, 1), Version(1, 2)
 
 
@@ -36,13 +38,6 @@ def weights(seed: int) -> list[NamedBuffer]:
 
 def is_whole(staged: StagedWeights) -> bool:
     return staged.path.read_bytes() == bytes(weights(staged.manifest.version.number)[0].data)
-
-
-def until(condition: Callable[[], Any]) -> None:
-    give_up = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
 
 
 class Halting:
@@ -127,10 +122,13 @@ def ended(ray_here: None) -> Iterator[list[StagedWeightStore]]:
     """The stores of finished tests. All tests share a board, because a board takes a second to start."""
     import ray
 
-    # Ray's workers cannot import a test: its classes travel as code.
-    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    # Ray's workers cannot import a test: its classes and functions travel as code.
+    modules = sys.modules[__name__], waiting
+    for module in modules:
+        ray.cloudpickle.register_pickle_by_value(module)
     yield []
-    ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    for module in modules:
+        ray.cloudpickle.unregister_pickle_by_value(module)
 
 
 @pytest.fixture
@@ -219,8 +217,6 @@ def test_a_chunk_that_never_comes_is_an_error_and_the_next_version_is_fetched(
 ) -> None:
     import ray
 
-    from olmorl.queues.weights import ray_publisher
-
     monkeypatch.setattr(ray_publisher, "PULL_DEADLINE_S", 0.5)
     store: Any = rig.store()
     store.publish(V0, weights(0))
@@ -301,6 +297,48 @@ def test_a_new_board_gets_the_shards_of_all_ranks(own_rig: Rig) -> None:
     assert is_whole(rig.store("c").fetch(V0))
 
 
+def test_the_other_ranks_find_the_board_before_rank_0_has_put_its_shard(
+    own_rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_publisher, "SHOW_DEADLINE_S", 5.0)
+    first, second = own_rig.store(), own_rig.store("second")
+    there = Event()
+
+    def slow() -> Iterator[NamedBuffer]:
+        assert there.wait(HANG_S)
+        yield from halves(0)[0]
+
+    with ThreadPoolExecutor(1) as pool:
+        publishing = pool.submit(first.publish, V0, slow(), None, 0, 2)
+        try:
+            second.publish(V0, halves(0)[1], None, 1, 2)
+        finally:
+            there.set()
+        publishing.result(HANG_S)
+    assert first.complete(V0) == [] and is_whole(own_rig.store("b").fetch(V0))
+
+
+def test_the_board_forgets_versions_that_are_gone() -> None:
+    board, entry = ray_publisher.Board(), ray_publisher.BoardEntry(b"", [])
+    for number in range(10):
+        board.show(1, 0, 1, {Version(1, number): entry})
+    board.show(2, 0, 1, {Version(2, 9): entry})
+    assert board.latest() == Version(2, 9)
+    assert set(board._ranks) == set(board._shards) == {Version(2, 9)}
+
+
+def test_a_poll_for_the_other_shards_is_one_question(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = rig.store()
+    first.publish(V0, halves(0)[0], None, 0, 2)
+    asked, ask = list[str](), ray_publisher.PublishedObjects._ask
+    monkeypatch.setattr(
+        ray_publisher.PublishedObjects,
+        "_ask",
+        lambda self, board, method, *args: asked.append(method) or ask(self, board, method, *args),
+    )
+    assert first.complete(V0) == [1] and asked == ["missing"]
+
+
 def test_a_rank_that_dies_while_it_publishes_leaves_the_version_before(own_rig: Rig) -> None:
     rig = own_rig
     first, second, reader = rig.store(), rig.process("second"), rig.store("b")
@@ -326,8 +364,6 @@ def latest_or_none(store: StagedWeightStore) -> Version | None:
 def test_a_board_that_hangs_is_an_error_after_its_deadline(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
 
-    from olmorl.queues.weights import ray_publisher
-
     publisher, reader = rig.store(), rig.store("b")
     publisher.publish(V0, weights(0))
     assert reader.latest() == V0
@@ -345,8 +381,6 @@ def test_a_board_that_hangs_is_an_error_after_its_deadline(rig: Rig, monkeypatch
 
 def test_a_board_that_hangs_is_replaced_by_its_publisher(own_rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     import ray
-
-    from olmorl.queues.weights import ray_publisher
 
     rig = own_rig
     publisher, reader = rig.store(), rig.store("b")

@@ -18,19 +18,27 @@ import select
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import Any
 
 from olmorl.verifiers.code.inside import trial
 from olmorl.verifiers.code.inside.bridge import standard_library
+from olmorl.verifiers.code.inside.bridge.codec import Codec
+from olmorl.verifiers.code.inside.bridge.peer import MessageLink, Peer
+from olmorl.verifiers.code.inside.bridge.program_handles import ProgramHandles
+from olmorl.verifiers.code.inside.bridge.tester_handles import TesterHandles
 from olmorl.verifiers.code.inside.isolation import syscalls
 from olmorl.verifiers.code.inside.isolation.restrictions import Restrictions, SandboxSetup, longest_s
+from olmorl.verifiers.code.inside.testing.runner import TestRun
 from olmorl.verifiers.code.inside.trial import KEPT_FROM
 
 PRELOADED = (
     *standard_library.MODULES, "array", "asyncio", "dataclasses", "enum", "queue", "threading", "time", "abc", "io",
 )  # fmt: skip
 """Modules that are imported before the fork, so that no test has to import them."""
+WARM_RUNS = 30
+"""After so many runs Python has specialised the bytecode of a function."""
 
 
 def main(control: int, settings: dict[str, Any]) -> None:
@@ -40,6 +48,7 @@ def main(control: int, settings: dict[str, Any]) -> None:
     try:
         restrictions = Restrictions(setup)
         _load(setup)
+        _warm()
         syscalls.adopt_orphans()
         if setup.uid is not None:
             _open_folders()
@@ -78,6 +87,20 @@ def _load(setup: SandboxSetup) -> None:
     os.environ.clear()
     # A fixed seed makes programs with random numbers repeatable.
     random.seed(0)
+
+
+def _warm() -> None:
+    """Specialise the code that every test runs. Else each fork does that, and copies the memory pages of the code."""
+    ours, theirs = socket.socketpair()
+    tester = Peer(MessageLink(ours), Codec(TesterHandles(), 0), lambda verb, values: None)
+    program = Peer(MessageLink(theirs), Codec(ProgramHandles(tester.ask), 1), lambda verb, values: values[0])
+    answering = threading.Thread(target=program.serve)
+    answering.start()
+    for _ in range(WARM_RUNS):
+        TestRun("assert add([1, 2], 'a') == 3", tester)
+        tester.ask("call", "add", 3)
+    ours.close()
+    answering.join()
 
 
 def _open_folders() -> None:

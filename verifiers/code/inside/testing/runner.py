@@ -67,7 +67,8 @@ class TestRun:
     def __init__(self, test: str, peer: Peer) -> None:
         """Parse the test. Raises SyntaxError."""
         self._peer = peer
-        self._tree = _TypeByName().visit(ast.parse(test))
+        tree = ast.parse(test)
+        self._tree = _TypeByName().visit(tree) if "__class__" in test else tree
         self._uses = NameUses(test, self._tree)
         self._watched = watched_streams(test, self._uses)
         self._nodes = _nodes(self._tree)

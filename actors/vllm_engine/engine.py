@@ -317,7 +317,9 @@ class VllmEngine:
             await self.stop()
             raise EngineDied(self._cause) from error
         await self._call(core.resume_scheduler_async())
-        return Update(version, time.monotonic() - paused_at)
+        update = Update(version, time.monotonic() - paused_at)
+        await self._call(core.collective_rpc_async("release_staged_weights"))
+        return update
 
     async def _refusals(self, arguments: tuple[str, str, bytes]) -> list[str]:
         """Why workers cannot load a version. Afterwards all its pages are mapped where workers can load it."""

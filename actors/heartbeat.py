@@ -103,7 +103,7 @@ def with_engine(
 
 
 class StallWatch:
-    """An engine that has sequences and makes no token for `deadline_s` is an error."""
+    """An engine that has sequences, or drains, and makes no token for `deadline_s` is an error."""
 
     def __init__(self, owner: str, deadline_s: float) -> None:
         self._owner = owner
@@ -111,16 +111,16 @@ class StallWatch:
         self._tokens = -1
         self._since = 0.0
 
-    def check(self, now: float, sequences: int, tokens_generated: int) -> None:
+    def check(self, now: float, sequences: int, tokens_generated: int, *, draining: bool = False) -> None:
         """Look at the engine at time `now` (s).
 
         Raises:
-            DeadlinePassed: it has had sequences, and has made no token for the deadline.
+            DeadlinePassed: it has had sequences, or has drained, and has made no token for the deadline.
         """
-        if not sequences or tokens_generated != self._tokens:
+        if not (sequences or draining) or tokens_generated != self._tokens:
             self._tokens, self._since = tokens_generated, now
         elif now - self._since > self._deadline_s:
             raise DeadlinePassed(
                 f"waited {self._deadline_s:g} s for a token from the engine of {self._owner}, "
-                f"which has {sequences} sequences"
+                f"which has {sequences} sequences" + (" and drains" if draining else "")
             )

@@ -256,7 +256,8 @@ class Actor:
             self._obey(Order(await self._queue.heartbeat(self.status())))
             if self._times:
                 begun = held_sequences(work for work in self._works.values() if work.version).generating
-                self._watch.check(self._clock.now(), begun, self._engine.tokens_generated)
+                tokens, draining = self._engine.tokens_generated, self._weights.draining
+                self._watch.check(self._clock.now(), begun, tokens, draining=draining)
                 await self._weights.check()
             await self._clock.sleep(self._settings.heartbeat_s)
 

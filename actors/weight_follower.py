@@ -79,7 +79,8 @@ class WeightFollower:
         self.prover = WeightProver(engine, clock, owner, tolerance, deadline_s)
         self._failed_tries = _FailedTries()
         self._moved = asyncio.Condition()
-        self._draining = False
+        self.draining = False
+        """Whether the engine ends its sequences before an update. `StallWatch` limits the time."""
         self.updates = 0
         self.stall_s_total = 0.0
         self.stall_s_max = 0.0
@@ -119,7 +120,7 @@ class WeightFollower:
         The engine is more than `max_lag` behind for longer than an update, or drains, or the published version is
         damaged.
         """
-        return self._draining or self.damaged is not None or self._lag.trails(self._clock.now())
+        return self.draining or self.damaged is not None or self._lag.trails(self._clock.now())
 
     @property
     def damaged(self) -> Version | None:
@@ -153,14 +154,14 @@ class WeightFollower:
         Raises:
             DeadlinePassed: the engine has been behind for too long. A drain may take as long as an answer.
         """
-        if not self._draining:
+        if not self.draining:
             self._lag.check(self._clock.now(), self._failed_tries.last)
         if self.trails:
             await self._notify()
 
     async def _apply_when_drained(self, staged: StagedWeights) -> Update:
         """Wait for the running sequences, then apply `staged` or the version that was published meanwhile."""
-        self._draining = True
+        self.draining = True
         try:
             await self._notify()
             async with self._engine.drained():
@@ -169,7 +170,7 @@ class WeightFollower:
                     staged = await self._in_thread(self._store.fetch, newest)
                 return await self._apply(staged)
         finally:
-            self._draining = False
+            self.draining = False
             self._lag.start_again(self._clock.now())
 
     async def _apply(self, staged: StagedWeights) -> Update:

@@ -56,6 +56,8 @@ TRANSPORTS = ("file", "mounted", "ray")
 SOURCE = 64 << 20
 """fp32 weights of a rank: 256 MiB, more than caches hold, and used again for larger models."""
 POLL_S = 0.02
+PROBE = [1 + number for number in range(32)]
+"""Tokens as many as a proof has."""
 NEEDED = 7
 """Copies of the weights that exist at the same time, or memory of the same size."""
 MIB = 2**20
@@ -78,6 +80,8 @@ class Update(NamedTuple):
     """A copy of the same bytes in the engine's process."""
     reload_s: float
     """vLLM's own reload of the same bytes, repacking included."""
+    proof_s: float
+    """The engine scores the fixed tokens of the proof, and does nothing else."""
 
     @property
     def ratio(self) -> float:
@@ -227,18 +231,20 @@ class Reader:
         return answer
 
     async def follow(self, store: StagedWeightStore, version: Version) -> tuple[float, ...]:
-        """When the engine had the version; seconds of its stall, of repacking, of a copy and of a reload by vLLM."""
+        """When the engine had the version; seconds of its stall, repacking, a copy, a reload by vLLM and the proof."""
         while await asyncio.to_thread(store.latest) != version:  # noqa: ASYNC110 - readers poll
             await asyncio.sleep(POLL_S)
         staged = await asyncio.to_thread(store.fetch, version)
         stall_s = (await self._engine.update(staged)).stall_s
         applied_at = time.monotonic()
+        await self._engine.score(PROBE)
+        proof_s = time.monotonic() - applied_at
         repack_s, copy_s = await self.call(repacked), await self.call(copied, str(staged.path))
         reload_s = await self.call(
             reloaded, str(staged.path), codec.encode(structs.replace(staged.manifest, shards=()))
         )
         await self.call(repacked)  # the reload's is not counted
-        return applied_at, stall_s, repack_s, copy_s, reload_s
+        return applied_at, stall_s, repack_s, copy_s, reload_s, proof_s
 
 
 def build(mib: int, folder: Path) -> float:
@@ -310,7 +316,8 @@ def spread(values: Sequence[float]) -> str:
 
 def show(found: Sequence[Row], console: Console) -> None:
     table = Table(title="Updates by size and transport, seconds: median (lowest-highest)", title_justify="left")
-    for heading in ("MiB", "transport", "pause", "visible", "applied", "stall", "repacking", "copy", "vLLM's", "ratio"):
+    in_engine = ("stall", "repacking", "copy", "vLLM's", "proof")
+    for heading in ("MiB", "transport", "pause", "visible", "applied", *in_engine, "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.caption = (
         "visible, applied: since the end of the step; vLLM's: its own reload; ratio: (stall - repacking) / copy"
@@ -322,12 +329,14 @@ def show(found: Sequence[Row], console: Console) -> None:
     console.print(table)
 
 
-def content(found: Sequence[Row]) -> dict[str, Any]:
-    """The file that `--json` writes."""
+def content(found: Sequence[Row], before: dict[str, Any]) -> dict[str, Any]:
+    """The file that `--json` writes. What it said `before` of other sizes stays."""
+    sizes = {row.mib for row in found}
     return {
         "benchmark": "weight_updates",
         "ranks": RANKS,
-        "rows": [
+        "rows": [row for row in before.get("rows", []) if row["mib"] not in sizes]
+        + [
             {"mib": row.mib, "transport": row.transport, "ratio": median(update.ratio for update in row.updates)}
             | {"updates": [update._asdict() for update in row.updates]}
             for row in found
@@ -342,11 +351,11 @@ def main() -> int:
     parser.add_argument("--mib", type=int, nargs="+", choices=SIZES, default=list(SIZES), help="sizes of the model")
     parser.add_argument("--transport", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--rounds", type=int, default=5, help="updates of each row; one more is not counted")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write them there, beside those of other sizes")
     arguments = parser.parse_args()
     # The engine runs functions of this file, not only calls by name.
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"
-    console, found, address = Console(width=210), [], ""
+    console, found, address = Console(width=250), [], ""
     if "ray" in arguments.transport:
         import ray
 
@@ -363,7 +372,8 @@ def main() -> int:
             found += asyncio.run(rows(mib, arguments.transport, arguments.rounds, Path(work), address))
         show(found, console)
         if arguments.json:  # after each size: the largest one may not fit
-            arguments.json.write_text(json.dumps(content(found), indent=2) + "\n", encoding="utf-8")
+            before = json.loads(arguments.json.read_text("utf-8")) if arguments.json.exists() else {}
+            arguments.json.write_text(json.dumps(content(found, before), indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -373,7 +373,10 @@ class Engine(Protocol):
         ...
 
     def drained(self) -> AbstractAsyncContextManager[None]:
-        """No sequence begins until the block ends. The block begins when no sequence runs."""
+        """No sequence begins until the block ends. The block begins when no sequence runs.
+
+        That has no deadline of its own: the actor ends when the engine makes no token for too long.
+        """
         ...
 
     async def score(self, token_ids: Sequence[int]) -> Floats:

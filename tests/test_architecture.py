@@ -47,7 +47,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "processes": "cluster credentials tracking view wiring",
         "report": "control view",
         "supervision": "cluster control credentials processes tracking view wiring",
-        "tracking": "credentials view",
+        "tracking": "view",
         "verify": "arguments control view",
     },
 }

@@ -317,7 +317,9 @@ class VllmEngine:
             await self.stop()
             raise EngineDied(self._cause) from error
         await self._call(core.resume_scheduler_async())
-        return Update(version, time.monotonic() - paused_at)
+        update = Update(version, time.monotonic() - paused_at)
+        await self._call(core.collective_rpc_async("release_staged_weights"))
+        return update
 
     async def _refusals(self, arguments: tuple[str, str, bytes]) -> list[str]:
         """Why workers cannot load a version. Afterwards all its pages are mapped where workers can load it."""
@@ -331,11 +333,7 @@ class VllmEngine:
 
     @asynccontextmanager
     async def drained(self) -> AsyncIterator[None]:
-        """The wait has no deadline of its own: the actor ends when its sequences make no token for too long.
-
-        Raises:
-            EngineDied: the engine died.
-        """
+        """Raises EngineDied when the engine died."""
         core = self._running().engine_core
         try:
             # The cache is cleared too: requests that wait have the salt of the version before.

@@ -28,7 +28,7 @@ from olmorl.messages import Buffer, WeightsReady
 class StagedWeightLoader:
     """Mixed into vLLM's worker. A version is loaded only after all workers of the engine have accepted it.
 
-    Both calls come between two engine steps.
+    All calls come between two engine steps.
     """
 
     # `self` is vLLM's Worker, which refuses mixins that declare any attribute it has.
@@ -71,9 +71,13 @@ class StagedWeightLoader:
             parts.load(staged, self.model_config)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
+        return str(staged.manifest.version)
+
+    def release_staged_weights(self: Any) -> None:
+        """Give back the memory of the loaded version, when the engine goes on."""
+        staged: MappedWeights = self.staged_weights
         self.checked_weights = self.staged_weights = None
         staged.release()
-        return str(staged.manifest.version)
 
 
 class _Parts:

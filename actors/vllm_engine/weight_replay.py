@@ -62,7 +62,7 @@ class _Call(NamedTuple):
     def bind(self, file: Flat) -> BoundArguments:
         """The arguments for another file; `param` is not among them."""
         views = {name: view.of(file) for name, view in self.views.items()}
-        return BoundArguments(self.arguments.signature, self.arguments.arguments | views)  # type: ignore[arg-type]
+        return BoundArguments(self.arguments.signature, self.arguments.arguments | views)
 
 
 class _Target(Enum):
@@ -72,6 +72,8 @@ class _Target(Enum):
     """Into the tensors that the model computes with."""
     KEPT_MEMORY = auto()
     """The model has the weight in packed form only: into memory from which the kernel packs it."""
+    NOWHERE = auto()
+    """The same, and the kernel packs the weight from the file itself: the loader would only copy it."""
     FRESH_MEMORY = auto()
     """The layer may compute its tensors from the loaded ones: as in vLLM's own reload."""
 
@@ -152,13 +154,16 @@ class WeightReplay:
         placeholder = layer._parameters.get("weight")
         if load.target is _Target.KEPT_MEMORY:
             layer._parameters["weight"] = self._kept[layer]
-        for call in load.calls:
-            tensor, bound = getattr(layer, call.tensor), call.bind(file)
-            bound.arguments["param"] = tensor
-            layerwise._get_original_loader(tensor)(*bound.args, **bound.kwargs)
+        if load.target is _Target.NOWHERE:
+            [call] = load.calls
+            [view] = call.views.values()
+            layer._parameters["weight"] = _taken_for(_packed_weight(layer), view.of(file))
+        else:
+            for call in load.calls:
+                _run(call.bind(file), getattr(layer, call.tensor))
         if load.method is not None:
             load.method.process_weights_after_loading(layer)
-        if load.target is _Target.KEPT_MEMORY:
+        if load.target in (_Target.KEPT_MEMORY, _Target.NOWHERE):
             layer._parameters["weight"] = placeholder
 
 
@@ -179,7 +184,7 @@ class _File:
         tensors = {name: value for name, value in given.items() if isinstance(value, torch.Tensor)}
         kept = {name: value for name, value in given.items() if name not in tensors}
         views = {name: self._view(value) for name, value in tensors.items()}
-        return _Call(tensor, BoundArguments(bound.signature, kept), views)  # type: ignore[arg-type]
+        return _Call(tensor, BoundArguments(bound.signature, kept), views)
 
     def was_passed_on(self, optional: Collection[str]) -> bool:
         """Whether the loaders got every byte, apart from `optional` buffers, and nothing else."""
@@ -217,27 +222,58 @@ def _target(layer: torch.nn.Module, calls: Sequence[_Call], method: QuantizeMeth
         return _Target.PARAMETERS
     # Kernels of the Zen back end may go on using the memory from which they were made.
     packs = current_platform.is_cpu() and not current_platform.is_zen_cpu() and type(method) in _PLAIN
-    only_packed = other == {"weight"} and not present["weight"].numel()
-    return _Target.KEPT_MEMORY if packs and only_packed else _Target.FRESH_MEMORY
+    if not packs or other != {"weight"} or present["weight"].numel():
+        return _Target.FRESH_MEMORY
+    return _Target.NOWHERE if _only_copies(calls, _packed_weight(layer)) else _Target.KEPT_MEMORY
+
+
+def _only_copies(calls: Sequence[_Call], weight: torch.Tensor) -> bool:
+    """Whether the weight is one tensor of the file as it is: numbers come out of the loader in their order."""
+    if len(calls) != 1 or len(calls[0].views) != 1:
+        return False
+    [call], [(name, view)] = calls, calls[0].views.items()
+    if (view.shape, view.stride, view.dtype) != (weight.shape, weight.stride(), weight.dtype):
+        return False
+    numbers = torch.arange(weight.numel(), dtype=torch.int32).view(weight.shape)
+    given = call.arguments.arguments | {name: numbers}
+    target = torch.zeros_like(numbers)
+    _run(BoundArguments(call.arguments.signature, given), _taken_for(weight, target.view_as(target)))
+    return torch.equal(target, numbers)
+
+
+def _run(call: BoundArguments, param: Any) -> None:
+    """Call the weight loader of `param`."""
+    call.arguments["param"] = param
+    layerwise._get_original_loader(param)(*call.args, **call.kwargs)
+
+
+def _taken_for(weight: torch.Tensor, tensor: torch.Tensor) -> Any:
+    """The tensor, as a parameter that vLLM takes for this weight."""
+    tensor.__class__ = weight.__class__
+    tensor.__dict__ = weight.__dict__.copy()
+    return tensor
 
 
 def _alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return (tensor.shape, tensor.stride(), tensor.dtype) == (other.shape, other.stride(), other.dtype)
 
 
+def _packed_weight(layer: torch.nn.Module) -> torch.Tensor:
+    """The weight as loaders want it, without data."""
+    weight: torch.Tensor = get_layerwise_info(layer).restore_metadata[0]["weight"]
+    return weight
+
+
 def _one_memory(layers: Sequence[torch.nn.Module]) -> dict[torch.nn.Module, torch.nn.Parameter]:
     """For each layer its weight as vLLM's loaders want it, all of them in the same memory."""
-    wanted = {layer: get_layerwise_info(layer).restore_metadata[0]["weight"] for layer in layers}
+    wanted = {layer: _packed_weight(layer) for layer in layers}
     size = max((weight.nbytes for weight in wanted.values()), default=0)
     memory = torch.empty(size, dtype=torch.uint8).fill_(0)  # touches its pages
-    return {layer: _placed(weight, memory) for layer, weight in wanted.items()}
-
-
-def _placed(weight: torch.Tensor, memory: torch.Tensor) -> Any:
-    tensor = memory[: weight.nbytes].view(weight.dtype).as_strided(weight.size(), weight.stride())
-    tensor.__class__ = weight.__class__
-    tensor.__dict__ = weight.__dict__.copy()
-    return tensor
+    views = {layer: memory[: weight.nbytes].view(weight.dtype) for layer, weight in wanted.items()}
+    return {
+        layer: _taken_for(weight, views[layer].as_strided(weight.size(), weight.stride()))
+        for layer, weight in wanted.items()
+    }
 
 
 def _load_by_vllm(load: _LayerLoad, file: Flat) -> None:

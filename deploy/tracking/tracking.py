@@ -40,10 +40,6 @@ class Tracking:
     def __init__(self, settings: Config, environment: Environment) -> None:
         names: list[SinkName] = [settings.telemetry.tracker] if settings.telemetry.tracker else []
         names += ["traces"] if sends_traces(environment) else []
-        self._feeds: dict[SinkName, TrackingFeed] = {}
-        self._samples: list[RecentSample] = []
-        if not names:
-            return
         about: dict[str, Any] = {
             "name": settings.run.name,
             "run_id": tracking_id(settings),
@@ -51,6 +47,7 @@ class Tracking:
             "settings": settings.model_dump(mode="json", exclude_none=True),
         }
         self._feeds = {name: TrackingFeed(TrackedRun(sink=name, **about), environment) for name in names}
+        self._samples: list[RecentSample] = []
 
     def add_line(self, line: Mapping[str, Any]) -> None:
         """Pass on a metrics line, with the answers since the line before."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from olmorl import config
+from olmorl.actors.fake_engine import FakeEngine
 from olmorl.actors.staleness import GRACE_S, LagWatch
 from olmorl.clock import run_simulated
 from olmorl.errors import DeadlinePassed, WeightError, WeightsDamaged
@@ -228,6 +230,32 @@ def test_a_drain_may_take_longer_than_the_stall_deadline(service: Make, draw: Ma
     assert {one.oldest for one in after.completions} == {newest} and after.prompt.attempt == 1
     assert after.started_at - before.finished_at < 1.0
     assert statuses["a0"].updates == 1
+
+
+class NeverDrained(FakeEngine):
+    """Its scheduler never says that it is empty."""
+
+    @asynccontextmanager
+    async def drained(self) -> AsyncIterator[None]:
+        await asyncio.Event().wait()
+        yield
+
+
+def test_a_drain_that_never_ends_although_nothing_runs_ends_the_actor(service: Make) -> None:
+    drains = config.Actors(max_running=16, max_waiting=4, stall_deadline_s=DEADLINE_S, weight_update="drain")
+
+    async def scenario() -> float:
+        s = service(settings=drains)
+        actor = s.actor("a0", NeverDrained(s.simulation, max_running=16, max_model_len=500))
+        running = asyncio.create_task(actor.run())
+        await asyncio.sleep(2 * DEADLINE_S)
+        s.shelf.publish(v(1))
+        started = s.clock.now()
+        with pytest.raises(DeadlinePassed, match=r"60 s for a token from the engine of a0, .* 0 sequences and drains"):
+            await running
+        return float(s.clock.now() - started)
+
+    assert DEADLINE_S < run_simulated(scenario()) < DEADLINE_S + 5
 
 
 def test_a_board_that_is_away_for_a_while_ends_nobody(service: Make, draw: Make) -> None:

@@ -74,6 +74,18 @@ def test_curves_and_traces_are_those_of_the_run_also_after_a_crash(simulate: Cal
 
 
 @pytest.mark.slow
+def test_a_run_that_ends_with_an_error_sends_its_last_traces(simulate: Callable[[str], Any]) -> None:
+    run = simulate(SETTINGS.format(steps=8, tracker="tensorboard"))
+    with OtlpReceiver() as receiver:
+        run.environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.url
+        run.start("--schedule.max_useless_groups", "40", "--simulation.solve_rate", "0.000001")
+        assert run.wait() == 1, run.output()
+        assert "40 groups in a row" in run.output()
+        assert len(receiver.traces()) >= 40
+    run.until_gone()
+
+
+@pytest.mark.slow
 def test_a_tracker_that_hangs_costs_points_and_no_step(simulate: Callable[[str], Any], tmp_path: Path) -> None:
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake" / "trackio.py").write_text("import time\ndef init(**settings): time.sleep(3600)\n")

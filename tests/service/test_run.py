@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from itertools import pairwise
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import pytest
@@ -36,14 +36,18 @@ def test_every_line_balances_and_no_token_is_too_old(service: Build, max_lag: in
 
 
 def test_the_last_steps_of_a_run_wait_for_no_second_round_of_draws(service: Build) -> None:
-    run = service({"schedule.max_lag": 4, "schedule.steps": 20, "simulation.solve_rate": 0.85})
-    run_simulated(run.run())
-    run.check_lines()
-    ended = [line["wall_s"] for line in run.lines]
-    steps = [b - a for a, b in pairwise(ended)]
-    assert run.lines[-1]["groups_zero_gradient_total"] > 0.3 * 20 * 8, "many draws are replaced"
-    assert max(steps[-3:]) < 1.5 * median(steps)
-    assert 0 < len(run.in_flight) < 2 * 8, "few spares are left over"
+    settings = {"schedule.max_lag": 4, "schedule.steps": 20, "simulation.solve_rate": 0.85}
+    spares = []
+    for seed in range(8):
+        run = service({**settings, "run.seed": seed})
+        run_simulated(run.run())
+        run.check_lines()
+        ended = [line["wall_s"] for line in run.lines]
+        steps = [b - a for a, b in pairwise(ended)]
+        assert run.lines[-1]["groups_zero_gradient_total"] > 0.3 * 20 * 8, "many draws are replaced"
+        assert max(steps[-3:]) < 3 * median(steps), "without spares 6 to 30 times"
+        spares.append(len(run.in_flight))
+    assert 0 < mean(spares) < 3 * 8, "few spares are left over"
 
 
 def test_waiting_throws_nothing_away(service: Build) -> None:

@@ -18,7 +18,15 @@ from olmorl.messages import Buffer
 pytestmark = pytest.mark.engine
 
 Tensors = dict[str, torch.Tensor]
-SHAPES = {"norm.weight": (32,), "norm.bias": (32,), "packed.q": (64, 32), "packed.k": (64, 32), "turned.weight": (4, 6)}
+SHAPES = {
+    "norm.weight": (32,),
+    "norm.bias": (32,),
+    "packed.q": (64, 32),
+    "packed.k": (64, 32),
+    "plain.weight": (32, 32),
+    "mirrored.weight": (32, 32),
+    "turned.weight": (4, 6),
+}
 
 
 class Turned(QuantizeMethodBase):
@@ -42,12 +50,15 @@ class Layer(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """Two checkpoint tensors are halves of one weight that the CPU kernel has in packed form only."""
+    """The CPU kernel has three weights in packed form only. One is made of two tensors of the checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = torch.nn.LayerNorm(32)
         self.packed = Layer((128, 32), UnquantizedLinearMethod())
+        self.plain = Layer((32, 32), UnquantizedLinearMethod())
+        self.mirrored = Layer((32, 32), UnquantizedLinearMethod())
+        self.mirrored.weight.weight_loader = load_mirrored  # type: ignore[attr-defined]
         self.turned = Layer((4, 6), Turned())
         self.packed.weight.weight_loader = load_half  # type: ignore[attr-defined]
         self.given: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
@@ -71,11 +82,15 @@ def load_half(param: torch.Tensor, loaded_weight: torch.Tensor, half: int) -> No
     param.data[64 * half : 64 * (half + 1)].copy_(loaded_weight)
 
 
+def load_mirrored(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data.copy_(loaded_weight.t())
+
+
 def built() -> Any:
     """A model whose weights were loaded once, as an engine has it after its start."""
     model = Model()
     layerwise.record_metadata_for_reloading(model)
-    for layer in (model.packed, model.turned):
+    for layer in (model.packed, model.plain, model.mirrored, model.turned):
         layer.quant_method.process_weights_after_loading(layer)
     assert model.packed.weight.numel() == 0
     return model
@@ -113,9 +128,13 @@ def recorded(model: Any, seed: int = 0) -> WeightReplay:
 def assert_has(model: Any, tensors: Tensors) -> None:
     assert torch.equal(model.norm.weight, tensors["norm.weight"])
     assert torch.equal(model.turned.weight, tensors["turned.weight"].t())
-    weight = torch.cat([tensors["packed.q"], tensors["packed.k"]])
     inputs = torch.randn(5, 32)
-    torch.testing.assert_close(model.packed.cpu_linear(inputs, None, None), inputs @ weight.t())
+    for layer, weight in (
+        (model.packed, torch.cat([tensors["packed.q"], tensors["packed.k"]])),
+        (model.plain, tensors["plain.weight"]),
+        (model.mirrored, tensors["mirrored.weight"].t()),
+    ):
+        torch.testing.assert_close(layer.cpu_linear(inputs, None, None), inputs @ weight.t())
 
 
 def test_it_loads_the_next_version_into_the_same_memory() -> None:
@@ -134,6 +153,21 @@ def test_it_loads_the_next_version_into_the_same_memory() -> None:
             assert weight is before[name][0]
             assert weight.data_ptr() == before[name][1]
         file.close()  # nothing refers to its bytes any more
+
+
+def test_only_a_weight_that_its_loader_copies_as_it_is_is_packed_from_the_file() -> None:
+    model = built()
+    replay = recorded(model)
+    targets = {
+        name: load.target.name for name, layer in model.named_modules() for load in replay._loads if load.layer is layer
+    }
+    assert targets == {
+        "norm": "PARAMETERS",
+        "packed": "KEPT_MEMORY",
+        "plain": "NOWHERE",
+        "mirrored": "KEPT_MEMORY",
+        "turned": "FRESH_MEMORY",
+    }
 
 
 def test_vllm_can_reload_after_it() -> None:

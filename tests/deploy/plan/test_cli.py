@@ -10,9 +10,11 @@ import pytest
 
 from olmorl import config
 from olmorl.deploy.plan import cli
+from tests.deploy.folders import olmo3
 
 from .conftest import Recipe
 
+SHIPPED = Path(__file__).parents[3] / "deploy" / "recipes"
 SMALL = ["--steps", "3", "--simulation.tail", "0.3"]
 
 
@@ -98,6 +100,18 @@ def test_a_mistake_gives_one_message_with_the_fix(
     said = capsys.readouterr().err
     assert message in said
     assert "Traceback" not in said
+
+
+def test_publishing_is_a_share_of_the_training_step_where_the_model_is_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The published 32B run: 1.46 s for a copy over PCIe and one forward pass that gathers the weights, and 125 s."""
+    recipe = str(SHIPPED / "olmo3-32b-think.toml")
+    known = ["--dry-run", "--no-sweep", "--mean-tokens", "14628", "--train-s", "125", "--model.path"]
+    assert cli.main([recipe, *known, str(olmo3(tmp_path, "32b"))]) == 0
+    assert "the learner waits 1.5 s for each version, 1.2% of its step" in capsys.readouterr().out
+    assert cli.main([recipe, *known, str(tmp_path / "nowhere")]) == 0
+    assert "publishing" not in capsys.readouterr().out.replace("publishing 0 s", "")
 
 
 def test_a_dry_run_shows_what_would_be_tried(recipe_file: str, capsys: pytest.CaptureFixture[str]) -> None:

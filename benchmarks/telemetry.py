@@ -2,7 +2,7 @@
 
     python benchmarks/telemetry.py --json benchmarks/results/telemetry.json
 
-A run of `benchmarks/control_plane.py`: the service's orchestrator and loop, actors in four processes, Redis. Engines
+A run of `benchmarks/control_plane.py`: the service's orchestrator and loop, actors in two processes, Redis. Engines
 and learner only take time. Telemetry is Prometheus in each process, a scrape of all of them every five seconds, JSON
 logs, the status for the live view twice a second with the verdict, TensorBoard, and a trace for each group. Its two
 tracking processes are the row `trackers`.

@@ -184,9 +184,14 @@ def test_a_report_that_waits_for_the_disk_is_not_owed_by_the_learner(service: Bu
     def owed() -> list[str]:
         return [wait.what for wait in run.orchestrator.waits.current() if wait.owner is Owner.LEARNER]
 
+    def published() -> int:
+        version = run.orchestrator._ranks.published
+        return version.number if version else 0
+
     async def scenario() -> None:
         await run.start()
-        await run.until(lambda: owed() == ["the report of step 2"])
+        # While version 1 is being published, the learner cannot publish version 2, and does not report.
+        await run.until(lambda: owed() == ["the report of step 2"] and published() == 1)
         async with run.orchestrator._lifecycle.exclusive():
             await asyncio.sleep(200)
             assert owed() == [], "it has reported, and cannot go on"

@@ -202,6 +202,13 @@ class Service:
         return {record["prompt_id"] for record in self.ledger if record["outcome"] == "in_flight"}
 
     @property
+    def decided_after_the_last_line(self) -> list[dict[str, Any]]:
+        """Events of the ledger: outcomes of spares, which no line counts."""
+        events = [json.loads(line) for line in (self.run_dir / "ledger" / "000001.jsonl").read_text().splitlines()]
+        last = max(n for n, event in enumerate(events) if event["event"] == "trained")
+        return [event for event in events[last:] if event["event"] == "decided"]
+
+    @property
     def rollouts(self) -> list[dict[str, Any]]:
         return [record for path in rollout_log.files(self.run_dir / "rollouts") for record in rollout_log.read(path)]
 

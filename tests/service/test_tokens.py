@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -29,14 +28,11 @@ def generated(run: Any) -> int:
 
 def after_the_last_line(run: Any) -> int:
     """Tokens that no line counts: of spares that ended or wait for an outcome, and of work that was cancelled."""
-    events = [json.loads(line) for line in (run.run_dir / "ledger" / "000001.jsonl").read_text().splitlines()]
-    last = max(n for n, event in enumerate(events) if event["event"] == "trained")
-    decided = [event for event in events[last:] if event["event"] == "decided"]
     waiting = [to_result(stored, TRAIN_LANE) for stored in run.queue._run.lanes[TRAIN_LANE].results.values()]
     assert {result.prompt.draw_id for result in waiting} <= run.in_flight
     counts = run.orchestrator._metrics
     counts.heard({actor.name: actor.status() for actor in run.actors}, run.clock.now())
-    ended = sum(event["score"].get("tokens", 0) + event.get("wasted", 0) for event in decided)
+    ended = sum(event["score"].get("tokens", 0) + event.get("wasted", 0) for event in run.decided_after_the_last_line)
     return int(ended + sum(result.num_tokens for result in waiting) + counts.wasted())
 
 

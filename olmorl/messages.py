@@ -109,6 +109,10 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True):
     num_bytes: int
 
 
+PROBE_TOKENS = 32
+"""Of a `Probe` of the learner."""
+
+
 class Probe(msgspec.Struct, frozen=True):
     """Fixed tokens, and the log-probabilities that the learner gives them with one version.
 

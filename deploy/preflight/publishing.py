@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from olmorl.config import Config
 from olmorl.deploy.cluster.placement import plan
+from olmorl.messages import PROBE_TOKENS
 
 SHARE = 0.02
 """Publishing should cost no more of a step."""
@@ -21,8 +22,8 @@ HOST_BYTES_PER_S, GPU_BYTES_PER_S = 50e9, 200e9
 """Weights gathered into a host, an eighth of eight links of 400 Gb/s; into a GPU of the same host. Assumed."""
 WHOLE_BYTES_PER_S, DELTA_BYTES_PER_S = 1e9, 0.25e9
 """Of one rank in the background, hashed and stored; as changes. Half of what one core was measured to do."""
-PROBE_TOKENS = 32
 CPU_FLOPS_PER_S = 20e9
+"""Of one rank. Assumed."""
 
 
 class PublishingPlan(NamedTuple):

@@ -46,12 +46,11 @@ from olmorl.learner.trainer.process_group import Ranks, join, training_device
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup, form_group, refuse_heads
 from olmorl.learner.trainer.tiled_mlp import tile_mlps
 from olmorl.learner.trainer.weight_snapshot import WeightSnapshot, model_tensors
-from olmorl.messages import Probe, Shard
+from olmorl.messages import PROBE_TOKENS, Probe, Shard
 from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
 from olmorl.seeds import derive
 
-PROBE_TOKENS: Final = 32
 PROBE_STRIDE: Final = 7919
 """Distance of the token ids of the probe: a prime, so that they are spread over the vocabulary."""
 SHARED_MEMORY_REDUCE: Final = "deepspeed_shm_comm"

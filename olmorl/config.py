@@ -261,6 +261,9 @@ class Learner(Section):
     attention: Literal["auto", "eager", "sdpa", "varlen", "flash_attention_2", "flex_attention"] = "auto"
     """Attention over packed rows. `auto`: `varlen` (torch's flash kernel) on GPUs of compute capability 8 and later in
     bfloat16, else `sdpa`. `flash_attention_2` needs the package flash-attn."""
+    share_prompts: bool = True
+    """Compute a prompt once for the answers of its group that are in one row. Works with attention `auto`, `sdpa` and
+    `varlen`; with another one each answer has its own prompt."""
     threads: int = Field(1, ge=1)
     """CPU threads of each rank."""
     cores: Cores | None = None
@@ -275,6 +278,16 @@ class Learner(Section):
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """More settings for DeepSpeed by their own names and tables, for instance `zero_optimization.overlap_comm = false`.
     Settings that other keys decide are refused."""
+
+    @property
+    def has_own_attention(self) -> bool:
+        """Whether attention runs in the service's own implementations, not in those of transformers."""
+        return self.attention in ("auto", "sdpa", "varlen")
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether answers in a row share the prompt of their group."""
+        return self.share_prompts and self.has_own_attention
 
 
 class Actors(Section):
@@ -804,7 +817,7 @@ def _shared_rows(config: Config) -> str | None:
 def _attention_of_shared_rows(config: Config) -> str | None:
     """`learner.sequence_parallel` above 1 needs `learner.attention` to be `auto`, `sdpa` or `varlen`."""
     learner = config.learner
-    if learner.sequence_parallel == 1 or learner.attention in ("auto", "sdpa", "varlen"):
+    if learner.sequence_parallel == 1 or learner.has_own_attention:
         return None
     return (
         f"learner.sequence_parallel = {learner.sequence_parallel} does not work with learner.attention = "

@@ -388,7 +388,7 @@ def _changes(settings: Config, place: str) -> Iterator[tuple[str, Any]]:
 def _shares(settings: Config) -> Iterator[int]:
     """Larger numbers of ranks for each row that the learner's ranks and the model's heads allow."""
     sizes, placed = model_folder.architecture(Path(settings.model.path)), plan(settings)
-    attention = settings.learner.attention in ("auto", "sdpa", "varlen")
+    attention = settings.learner.has_own_attention
     for number in (2, 4, 8):
         if number > settings.learner.sequence_parallel and placed.ranks_per_node % number == 0 and attention and sizes:
             with suppress(ModelError):

@@ -1,6 +1,6 @@
 """Divides groups into minibatches, packs samples into rows, deals rows to ranks. Deterministic; drops nothing.
 
-    groups --stride--> minibatches --first fit decreasing--> rows --dealt by cost--> ranks, or groups of ranks
+    groups --stride--> minibatches --group by group, or sample by sample--> rows --dealt by cost--> ranks
 
 Shape letter: T tokens of one row. Entry t of every array belongs to token t of the row, the one that is *predicted*:
 its log-probability comes from the hidden state at t - 1. The first token of a sample is a prompt token, which is never
@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush, heapreplace
 from itertools import chain
+from math import ceil, inf
+from operator import attrgetter
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -24,6 +26,13 @@ Row = tuple[Sample, ...]
 PARITY_TOKENS: Final = 50_000
 """Length at which causal attention costs as much as the matrix products: 12 hidden sizes of a 7B to 32B model."""
 
+MORE_ROWS: Final = 0.02
+"""Share of rows that is added when groups did not find room. It doubles each time."""
+COST_LIMITS: Final = (1.0, 1.02, inf)
+"""Most cost of a row, in equal shares of what is left. The next one is tried when groups did not find room."""
+TRIED_GROUPS: Final = 2
+"""Groups that are split for the last room of a row."""
+
 MIN_ROW_TOKENS: Final = 2
 """An empty row still runs a forward; two tokens give it one (masked) prediction."""
 
@@ -33,9 +42,10 @@ class RowArrays(NamedTuple):
 
     token_ids_T: TokenIds
     position_ids_T: TokenIds
-    """Restart at 0 with every sample, and with the padding."""
+    """Restart with every sample and with the padding: at 0, or after the prompt that the sample shares."""
     sequence_ids_T: TokenIds
-    """Index of the sample in its row, its prompt included: attention stays inside. -1 for padding."""
+    """Number of the sample in its row: attention stays inside, and on the prompt. A shared prompt has the number of the
+    first sample that shares it. -1 for padding."""
     loss_mask_T: npt.NDArray[np.bool_]
     """True for the completion tokens that the sample's own mask keeps."""
     behaviour_logprobs_T: Floats
@@ -53,8 +63,12 @@ def pack(
     row_tokens: int,
     checkpoint: bool = False,
     sequence_parallel: int = 1,
+    share_prompts: bool = False,
 ) -> tuple[Shard, ...]:
     """One shard for each rank, from the groups of a step. Each `sequence_parallel` ranks in turn get equal shards.
+
+    With `share_prompts`, a row holds the prompt of a group once, so the answers of a group stay together where that
+    costs less than it saves. All samples of a group have the same prompt.
 
     Minibatches take the groups in turn, so their sizes differ by at most one group and each sees early and late (short
     and long) groups alike. With fewer groups than minibatches there are as many minibatches as groups. A sample of more
@@ -68,10 +82,10 @@ def pack(
     if any(len(sample.prompt_ids) == 0 for sample in chain.from_iterable(groups)):
         raise ValueError("every sample needs a prompt of at least one token")
     stride = min(num_minibatches, len(groups))
-    batches = [list(chain.from_iterable(groups[first::stride])) for first in range(stride)]
+    batches = [groups[first::stride] for first in range(stride)]
     num_shares = num_ranks // sequence_parallel
-    dealt = [_deal(_rows(batch, row_tokens, num_shares), num_shares) for batch in batches]
-    counts = [[np.count_nonzero(sample.loss_mask) for sample in batch] for batch in batches]
+    dealt = [_deal(_rows(batch, row_tokens, num_shares, share_prompts), num_shares, share_prompts) for batch in batches]
+    counts = [[np.count_nonzero(sample.loss_mask) for sample in chain.from_iterable(batch)] for batch in batches]
     return tuple(
         Shard(
             step=step,
@@ -84,29 +98,63 @@ def pack(
     )
 
 
-def row_arrays(row: Sequence[Sample], pad_to: int = 0, pad_token_id: int = 0) -> RowArrays:
-    """The row's samples one after the other, padded to `pad_to` tokens and at least to 2."""
-    lengths = [_length(sample) for sample in row]
-    total = sum(lengths)
+def row_arrays(row: Sequence[Sample], pad_to: int = 0, pad_token_id: int = 0, share_prompts: bool = False) -> RowArrays:
+    """The row's samples one after the other, padded to `pad_to` tokens and at least to 2.
+
+    With `share_prompts`, neighbours of one draw have their prompt once, before the first answer.
+    """
+    blocks = prompt_blocks(row, share_prompts)
+    total = sum(map(_block_length, blocks))
     arrays = _padding(max(total, pad_to, MIN_ROW_TOKENS), total, pad_token_id)
-    start = 0
-    for index, (sample, length) in enumerate(zip(row, lengths, strict=True)):
-        first, end = start + len(sample.prompt_ids), start + length
-        arrays.token_ids_T[start:first] = sample.prompt_ids
-        arrays.token_ids_T[first:end] = sample.completion_ids
-        arrays.position_ids_T[start:end] = np.arange(length)
-        arrays.sequence_ids_T[start:end] = index
-        arrays.loss_mask_T[first:end] = sample.loss_mask
-        arrays.behaviour_logprobs_T[first:end] = sample.behaviour_logprobs
-        arrays.advantages_T[first:end] = sample.advantage
-        arrays.lags_T[first:end] = sample.lags
-        start = end
+    start = number = 0
+    for block in blocks:
+        prompt = len(block[0].prompt_ids)
+        arrays.token_ids_T[start : start + prompt] = block[0].prompt_ids
+        arrays.position_ids_T[start : start + prompt] = np.arange(prompt)
+        arrays.sequence_ids_T[start : start + prompt] = number
+        start += prompt
+        for sample in block:
+            length = len(sample.completion_ids)
+            part = slice(start, start + length)
+            arrays.token_ids_T[part] = sample.completion_ids
+            arrays.position_ids_T[part] = np.arange(prompt, prompt + length)
+            arrays.sequence_ids_T[part] = number
+            arrays.loss_mask_T[part] = sample.loss_mask
+            arrays.behaviour_logprobs_T[part] = sample.behaviour_logprobs
+            arrays.advantages_T[part] = sample.advantage
+            arrays.lags_T[part] = sample.lags
+            start, number = start + length, number + 1
     return arrays
 
 
-def row_cost(row: Sequence[Sample]) -> float:
-    """Relative time of a row: its tokens, and the attention of each sample to itself."""
-    return sum(_cost(_length(sample)) for sample in row)
+def prompt_blocks(row: Sequence[Sample], share_prompts: bool) -> list[list[Sample]]:
+    """The samples of a row by the prompts that it holds: neighbours of one draw share theirs, or each has its own."""
+    blocks: list[list[Sample]] = []
+    for sample in row:
+        if share_prompts and blocks and _same_prompt(blocks[-1][0], sample):
+            blocks[-1].append(sample)
+        else:
+            blocks.append([sample])
+    return blocks
+
+
+def _same_prompt(one: Sample, other: Sample) -> bool:
+    return one.draw_id == other.draw_id and np.array_equal(one.prompt_ids, other.prompt_ids)
+
+
+def _block_length(block: Sequence[Sample]) -> int:
+    return len(block[0].prompt_ids) + sum(len(sample.completion_ids) for sample in block)
+
+
+def row_cost(row: Sequence[Sample], share_prompts: bool = False) -> float:
+    """Relative time of a row: its tokens, and the attention of each sample to itself and its prompt."""
+    if not share_prompts:
+        return sum(_cost(_length(sample)) for sample in row)
+    cost = 0.0
+    for block in prompt_blocks(row, share_prompts):
+        prompt = len(block[0].prompt_ids)
+        cost += _cost(prompt) + sum(_answer_cost(prompt, len(sample.completion_ids)) for sample in block)
+    return cost
 
 
 def _length(sample: Sample) -> int:
@@ -115,6 +163,11 @@ def _length(sample: Sample) -> int:
 
 def _cost(length: int) -> float:
     return length + length * length / PARITY_TOKENS
+
+
+def _answer_cost(prompt: int, length: int) -> float:
+    """Of an answer after a prompt that has been computed."""
+    return length + length * (length + 2 * prompt) / PARITY_TOKENS
 
 
 def _padding(size: int, start: int, pad_token_id: int) -> RowArrays:
@@ -129,12 +182,120 @@ def _padding(size: int, start: int, pad_token_id: int) -> RowArrays:
     )
 
 
-def _rows(samples: Sequence[Sample], row_tokens: int, num_ranks: int) -> list[Row]:
+def _rows(groups: Sequence[Sequence[Sample]], row_tokens: int, num_ranks: int, share_prompts: bool) -> list[Row]:
+    """As few rows as possible, of similar cost for the ranks that run side by side."""
+    if not share_prompts:
+        return _spread_rows(list(chain.from_iterable(groups)), row_tokens, num_ranks)
+    blocks = sorted(map(_block, groups), key=lambda block: block.lengths[0])
+    large = sum(2 * (block.prompt + length) > row_tokens for block in blocks for length in block.lengths)
+    num_rows = _round_up(max(large, sum(block.tokens for block in blocks) / row_tokens), num_ranks)
+    growth, most = MORE_ROWS, sum(map(len, groups))
+    while num_rows < most:
+        for limit in COST_LIMITS if num_ranks > 1 else (inf,):
+            if rows := _filled_rows(blocks, row_tokens, num_rows, num_ranks, limit):
+                return rows
+        num_rows = _round_up(num_rows * (1 + growth), num_ranks)
+        growth *= 2
+    rows = _spread_rows(list(chain.from_iterable(groups)), row_tokens, num_ranks)
+    return [tuple(sorted(row, key=attrgetter("draw_id"))) for row in rows]
+
+
+def _round_up(number: float, step: int) -> int:
+    return ceil(number / step) * step
+
+
+class _Block(NamedTuple):
+    """Answers of one group, longest first, with their prompt once."""
+
+    samples: Sequence[Sample]
+    lengths: Sequence[int]
+    """Without the prompt, as the next field."""
+    costs: Sequence[float]
+    prompt: int
+    prompt_cost: float
+    tokens: int
+    """With the prompt, as the next field."""
+    cost: float
+
+
+def _block(group: Sequence[Sample]) -> _Block:
+    samples = sorted(group, key=_length, reverse=True)
+    prompt = len(samples[0].prompt_ids)
+    lengths = [len(sample.completion_ids) for sample in samples]
+    costs = [_answer_cost(prompt, length) for length in lengths]
+    prompt_cost = _cost(prompt)
+    return _Block(samples, lengths, costs, prompt, prompt_cost, prompt + sum(lengths), prompt_cost + sum(costs))
+
+
+def _split(block: _Block, room: int, aim: float, at_least_one: bool) -> tuple[_Block | None, _Block | None]:
+    """The answers that fit into `room` tokens and bring the cost close to `aim`, and the others."""
+    room, aim = room - block.prompt, aim - block.prompt_cost
+    taken: list[Sample] = []
+    left: list[Sample] = []
+    last = len(block.samples) - 1
+    for place, (sample, length, cost) in enumerate(zip(block.samples, block.lengths, block.costs, strict=True)):
+        # The shortest one may go beyond, if the row is then closer to the aim.
+        if length <= room and (cost <= aim or (place == last and cost <= 2 * aim)):
+            taken.append(sample)
+            room, aim = room - length, aim - cost
+        else:
+            left.append(sample)
+    if at_least_one and not taken:
+        taken.append(left.pop(0))
+    return _block(taken) if taken else None, _block(left) if left else None
+
+
+def _filled_rows(
+    blocks: Sequence[_Block], row_tokens: int, num_rows: int, num_ranks: int, limit: float
+) -> list[Row] | None:
+    """Fill one row after the other with groups, the last one of `blocks` first. None if some do not find room.
+
+    A row aims at an equal share of the cost that is left, or at that of the longest answer that runs beside it. A group
+    is split at the border of a row if both parts cost more than another copy of the prompt, or to save a row.
+    """
+    waiting = list(blocks)
+    tokens, cost = sum(block.tokens for block in waiting), sum(block.cost for block in waiting)
+    rows: list[Row] = []
+    dearest = 0.0
+    for rows_left in range(num_rows, 0, -1):
+        if rows_left % num_ranks == 0:
+            # All but the parts of the last row are in order.
+            nearest = waiting[-TRIED_GROUPS - 1 :]
+            dearest = max((block.prompt_cost + block.costs[0] for block in nearest), default=0.0)
+        aim = max(limit * cost / rows_left, dearest) if rows_left > 1 else inf
+        room = row_tokens
+        row: list[Sample] = []
+        aside: list[_Block] = []
+        while waiting and len(aside) < TRIED_GROUPS:
+            whole = waiting.pop()
+            block: _Block | None = whole
+            rest: _Block | None = None
+            if whole.tokens > room or whole.cost > aim:
+                block, rest = _split(whole, room, aim, at_least_one=not row)
+            if block and rest and tokens <= (rows_left - 1) * row_tokens:
+                if whole.tokens <= room and sum(rest.costs) <= whole.prompt_cost:
+                    block, rest = whole, None
+                elif row and sum(block.costs) <= whole.prompt_cost:
+                    block, rest = None, whole
+            if rest:
+                aside.append(rest)
+            if block:
+                row += block.samples
+                room, aim = room - block.tokens, aim - block.cost
+                copied = rest is not None
+                tokens -= block.tokens - copied * block.prompt
+                cost -= block.cost - copied * block.prompt_cost
+        waiting += reversed(aside)
+        rows.append(tuple(row))
+    return None if waiting else rows
+
+
+def _spread_rows(samples: Sequence[Sample], row_tokens: int, num_ranks: int) -> list[Row]:
     """Count the rows with first fit decreasing, then spread the samples evenly over the rows that ranks run."""
     ordered = sorted(samples, key=_length, reverse=True)
     lengths = [_length(sample) for sample in ordered]
     tight = _first_fit(lengths, row_tokens)
-    num_rows = -(-(1 + max(tight)) // num_ranks) * num_ranks
+    num_rows = _round_up(1 + max(tight), num_ranks)
     rows: list[list[Sample]] = [[] for _ in range(num_rows)]
     for sample, row in zip(ordered, _spread(lengths, row_tokens, num_rows) or tight, strict=True):
         rows[row].append(sample)
@@ -184,9 +345,9 @@ def _spread(lengths: Sequence[int], row_tokens: int, num_rows: int) -> list[int]
     return rows
 
 
-def _deal(rows: Sequence[Row], num_ranks: int) -> list[tuple[Row, ...]]:
+def _deal(rows: Sequence[Row], num_ranks: int, share_prompts: bool) -> list[tuple[Row, ...]]:
     """Ranks run in lock-step, so give them rows of similar cost at a time, the dearest to the least loaded rank."""
-    costs = [row_cost(row) for row in rows]
+    costs = [row_cost(row, share_prompts) for row in rows]
     ordered = sorted(range(len(rows)), key=costs.__getitem__, reverse=True)
     shares: list[list[Row]] = [[] for _ in range(num_ranks)]
     load = [0.0] * num_ranks

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
-from itertools import product
+from itertools import chain, product
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
@@ -36,12 +36,12 @@ from olmorl import config
 from olmorl.errors import Diverged
 from olmorl.learner.algorithm.objective import STATS, LossInputs, policy_loss, step_metrics
 from olmorl.learner.algorithm.presets import Switches
-from olmorl.learner.batching.packing import RowArrays, row_arrays
+from olmorl.learner.batching.packing import RowArrays, prompt_blocks, row_arrays
 from olmorl.learner.trainer import deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
-from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, refuse_cuts, refuse_leaks
+from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, refuse_cuts, refuse_leaks, refuse_sharing
 from olmorl.learner.trainer.process_group import Ranks, join, training_device
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup, form_group, refuse_heads
 from olmorl.learner.trainer.tiled_mlp import tile_mlps
@@ -110,6 +110,8 @@ class DeepSpeedTrainer:
         self._engine = self._build_engine(settings, policy)
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
         refuse_leaks(self._engine, self._model, self._device)
+        if learner.shares_prompts:
+            refuse_sharing(self._engine, self._model, self._device)
         if self._group:
             refuse_cuts(self._engine, self._model, self._device)
         self._reference = self._build_reference(settings, temperature) if switches.needs_reference else None
@@ -125,7 +127,10 @@ class DeepSpeedTrainer:
         self._interrupted.set()
 
     def _train(self, shard: Shard) -> dict[str, float] | None:
-        rows = [[row_arrays(row) for row in minibatch] for minibatch in shard.minibatches]
+        rows = [
+            [row_arrays(row, share_prompts=self._learner.shares_prompts) for row in minibatch]
+            for minibatch in shard.minibatches
+        ]
         updates = list(product(range(self._learner.epochs), range(len(rows))))
         old = _score(self._engine, rows, self._device) if len(updates) > 1 else None
         reference = _score(self._reference, rows, self._device) if self._reference else None
@@ -179,15 +184,22 @@ class DeepSpeedTrainer:
         return sums[:-1], float(sums[-1])
 
     def _forward_flops(self, shard: Shard) -> float:
-        """Operations of a forward pass over the samples of the shard that feed the loss, without padding."""
+        """Operations of a forward pass over the samples of the shard that feed the loss, without padding.
+
+        A prompt that several answers share counts once.
+        """
         if self._cost is None:
             return 0.0
-        samples = [sample for minibatch in shard.minibatches for row in minibatch for sample in row]
-        return sum(
-            self._cost.forward_flops(0, len(one.prompt_ids) + len(one.completion_ids), int(one.loss_mask.sum()))
-            for one in samples
-            if one.loss_mask.any()
-        )
+        flops = 0.0
+        for row in chain.from_iterable(shard.minibatches):
+            for block in prompt_blocks(row, self._learner.shares_prompts):
+                prompt = len(block[0].prompt_ids)
+                trained = [sample for sample in block if sample.loss_mask.any()]
+                flops += self._cost.forward_flops(0, prompt, 0) if trained else 0.0
+                for sample in trained:
+                    end, logits = prompt + len(sample.completion_ids), int(sample.loss_mask.sum())
+                    flops += self._cost.forward_flops(prompt, end, logits)
+        return flops
 
     def _given_up(self) -> bool:
         """Whether any rank was interrupted. All ranks learn it between the same two micro-batches."""

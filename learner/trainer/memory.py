@@ -235,9 +235,9 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
 class _PlannedGroup(SequenceGroup):
     """A group of which the other ranks do not exist. An exchange makes the tensors of a real one."""
 
-    def own(self, predicted_P: Tensor, part: slice) -> Tensor:
+    def own(self, before_P: Tensor, part: slice) -> slice:
         """All tokens of the planned row are predicted. So the shape does not depend on the data."""
-        return predicted_P[part]
+        return part
 
     def exchange(self, states: Tensor, split: int, joined: int) -> Tensor:
         sent = torch.cat(states.chunk(self.size, dim=split), dim=joined)

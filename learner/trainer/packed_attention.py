@@ -5,6 +5,14 @@ sample by sample. Both cost the sum of the squared sample lengths, not the squar
 transformers passes the sample bounds to the others: `flash_attention_2` gets summed lengths, `eager` and
 `flex_attention` get positions that start at 0 with each sample. Ranks that share a row run `varlen` or `sdpa`.
 
+With these two, samples can also share a prompt. The first sample has it, the others begin at their answers:
+
+    row        prompt  answer 1 | answer 2          | answer 3          | the next prompt ...
+    keys       prompt  answer 1 | prompt  answer 2  | prompt  answer 3  | the next prompt ...
+
+So the keys and values of a prompt are computed once and copied in front of each answer. A query sees the keys up to its
+own, counted from the end, as in a cache of a prompt.
+
 Shape letters: H query heads, K key heads, T tokens of the row (or t, those of this rank), L of one sample, D head size.
 """
 
@@ -28,6 +36,8 @@ FLASH_HEAD_DIM: Final = 256
 """Largest head size of torch's flash kernel."""
 FLASH_CAPABILITY: Final = (8, 0)
 """Least compute capability of a GPU for it."""
+QUERY_BLOCK: Final = 256
+"""Queries of an answer that `sdpa` runs at a time. The keys after a block are left out, those within it are masked."""
 
 
 def implementation(wanted: str, device: torch.device, dtype: torch.dtype, model: PretrainedConfig) -> str:
@@ -62,25 +72,45 @@ def _head_dim(model: PretrainedConfig) -> int:
     return getattr(text, "head_dim", None) or (text.hidden_size // heads if heads else 0)
 
 
-def layout(lengths: Sequence[int], device: torch.device, group: SequenceGroup | None = None) -> dict[str, Any]:
+def layout(
+    lengths: Sequence[int], device: torch.device, group: SequenceGroup | None = None, prefixes: Sequence[int] = ()
+) -> dict[str, Any]:
     """Arguments of a model's forward that keep samples of these lengths apart in one row.
 
     With a `group`, the forward takes this rank's part of the row. The lengths are always those of the whole row. The
     cache is off: with one, transformers takes the row for a single sequence.
+
+    `prefixes` has a number for each sample: 0, or the tokens of the prompt that the sample shares and that its length
+    leaves out. They are the first ones of the last sample before it with a 0. Empty: no sample shares.
     """
-    positions_T = torch.cat([torch.arange(length) for length in lengths])
+    shares = any(prefixes)
+    prefixes = prefixes or [0] * len(lengths)
+    seen = [prefix + length for prefix, length in zip(prefixes, lengths, strict=True)]
+    positions_T = torch.cat([torch.arange(prefix, end) for prefix, end in zip(prefixes, seen, strict=True)])
     part = slice(None) if group is None else group.part(len(positions_T))
     bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
     return {
         "position_ids": positions_T[part][None].to(device),
         "use_cache": False,
         "sample_lengths": tuple(lengths),
+        "key_lengths": tuple(seen),
+        "key_tokens": _key_tokens(lengths, prefixes).to(device) if shares else None,
         "sequence_group": group,
         "cu_seq_lens_q": bounds,
-        "cu_seq_lens_k": bounds,
+        "cu_seq_lens_k": torch.tensor([0, *accumulate(seen)], dtype=torch.int32, device=device) if shares else bounds,
         "max_length_q": max(lengths),
-        "max_length_k": max(lengths),
+        "max_length_k": max(seen),
     }
+
+
+def _key_tokens(lengths: Sequence[int], prefixes: Sequence[int]) -> Tensor:
+    """The tokens of the row whose keys the samples see, sample by sample."""
+    parts, start, first = [], 0, 0
+    for length, prefix in zip(lengths, prefixes, strict=True):
+        first = first if prefix else start
+        parts += [torch.arange(first, first + prefix), torch.arange(start, start + length)]
+        start += length
+    return torch.cat(parts)
 
 
 def packed_sdpa(
@@ -93,6 +123,8 @@ def packed_sdpa(
     scaling: float | None = None,
     sliding_window: int | None = None,
     sample_lengths: tuple[int, ...] | None = None,
+    key_lengths: tuple[int, ...] = (),
+    key_tokens: Tensor | None = None,
     sequence_group: SequenceGroup | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
@@ -104,8 +136,10 @@ def packed_sdpa(
     _refuse(module, "sdpa", sample_lengths, options)
     assert sample_lengths is not None
 
-    def attend(*row: Tensor) -> Tensor:
-        samples = zip(*(torch.split(states, list(sample_lengths), dim=2) for states in row), strict=True)
+    def attend(query_1HTD: Tensor, *keys_and_values: Tensor) -> Tensor:
+        queries = torch.split(query_1HTD, list(sample_lengths), dim=2)
+        seen = (torch.split(_seen(states, key_tokens, 2), list(key_lengths), dim=2) for states in keys_and_values)
+        samples = zip(queries, *seen, strict=True)
         outputs = [_attend(q, k, v, sliding_window, scale=scaling, dropout_p=dropout) for q, k, v in samples]
         return torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
 
@@ -122,13 +156,17 @@ def packed_varlen(
     scaling: float | None = None,
     sliding_window: int | None = None,
     cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
     max_length_q: int = 0,
+    max_length_k: int = 0,
+    key_tokens: Tensor | None = None,
     sequence_group: SequenceGroup | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention of all samples of the row in one kernel; returns 1tHD.
 
-    A window of W tokens holds the query's own and the W - 1 before it. There is no dropout: the policy has none.
+    A window of W tokens holds the query's own and the W - 1 before it. The kernel counts positions from the end of a
+    sample, so an answer's first query sees the whole prompt. There is no dropout: the policy has none.
 
     Raises:
         ModelError: the model does not pass the sample bounds to its attention, or uses another kind of attention.
@@ -139,12 +177,12 @@ def packed_varlen(
     def attend(query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor) -> Tensor:
         output_THD = varlen_attn(
             query_1HTD[0].transpose(0, 1),
-            key_1KTD[0].transpose(0, 1),
-            value_1KTD[0].transpose(0, 1),
+            _seen(key_1KTD[0].transpose(0, 1), key_tokens, 0),
+            _seen(value_1KTD[0].transpose(0, 1), key_tokens, 0),
             cu_seq_lens_q,
-            cu_seq_lens_q,
+            cu_seq_lens_k,
             max_length_q,
-            max_length_q,
+            max_length_k,
             scale=scaling,
             window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
             enable_gqa=query_1HTD.shape[1] != key_1KTD.shape[1],
@@ -173,19 +211,28 @@ def _refuse(module: torch.nn.Module, name: str, bounds: object, options: dict[st
         raise ModelError(f"{type(module).__name__} cannot run packed rows with {name}: {why}; set learner.attention")
 
 
+def _seen(states: Tensor, key_tokens: Tensor | None, dim: int) -> Tensor:
+    """The keys or values that the samples see, sample by sample. `dim` counts the tokens of the row."""
+    return states if key_tokens is None else states.index_select(dim, key_tokens)
+
+
 def _attend(query: Tensor, key: Tensor, value: Tensor, window: int | None, **options: Any) -> Tensor:
+    """Attention of one sample. With fewer queries than keys, the queries are the last ones."""
     options["enable_gqa"] = query.shape[1] != key.shape[1]
-    length = query.shape[2]
-    if window is None or length <= window:
+    length = key.shape[2]
+    prefix = length - query.shape[2]
+    reach = length if window is None else window
+    if length <= reach and not prefix:
         return scaled_dot_product_attention(query, key, value, is_causal=True, **options)
-    # In blocks of one window, a query reaches at most the block before. So the cost is L times the window.
+    # In blocks of at most one window, a query reaches at most the block before. So the cost is L times the window.
+    block = min(reach, QUERY_BLOCK) if length <= reach else reach
     outputs = []
-    for start in range(0, length, window):
-        stop, first = min(start + window, length), max(0, start - window + 1)
+    for start in range(prefix, length, block):
+        stop, first = min(start + block, length), max(0, start - reach + 1)
         distance = torch.arange(start, stop, device=query.device)[:, None] - torch.arange(
             first, stop, device=query.device
         )
-        near = (distance >= 0) & (distance < window)
-        block = query[:, :, start:stop], key[:, :, first:stop], value[:, :, first:stop]
-        outputs.append(scaled_dot_product_attention(*block, attn_mask=near, **options))
+        near = (distance >= 0) & (distance < reach)
+        part = query[:, :, start - prefix : stop - prefix], key[:, :, first:stop], value[:, :, first:stop]
+        outputs.append(scaled_dot_product_attention(*part, attn_mask=near, **options))
     return torch.cat(outputs, dim=2)

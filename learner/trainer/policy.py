@@ -20,7 +20,6 @@ from olmorl.learner.batching.packing import RowArrays
 from olmorl.learner.trainer import packed_attention
 from olmorl.learner.trainer.logprobs import token_logprobs
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup
-from olmorl.messages import TokenIds
 
 SCALED_HEADS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 LEAK: Final = 1e-3
@@ -40,21 +39,34 @@ class PolicyRow(NamedTuple):
     """Tokens of each sample, padding last: attention stays inside."""
     predicted_P: Tensor
     """Indices of the tokens whose log-probability is computed; never 0."""
+    prefixes: tuple[int, ...] = ()
+    """For each sample 0, or the tokens of the prompt that it shares: the first ones of the last sample with a 0. Empty:
+    each sample has its own prompt."""
+
+    def before(self) -> Tensor:
+        """P: the tokens that the predicted ones are predicted from."""
+        before_P = self.predicted_P - 1
+        if not any(self.prefixes):
+            return before_P
+        # The first token of an answer without its own prompt is predicted from the end of the shared one.
+        before_T, start, first = torch.arange(-1, len(self.token_ids_T) - 1), 0, 0
+        for length, prefix in zip(self.lengths, self.prefixes, strict=True):
+            first = first if prefix else start
+            before_T[start] = first + prefix - 1
+            start += length
+        return before_T.to(before_P.device)[self.predicted_P]
 
 
 def policy_row(arrays: RowArrays, device: torch.device) -> PolicyRow:
     """Predict only loss tokens, so that prompts cost no logits. A row without any predicts token 1."""
     predicted = np.flatnonzero(arrays.loss_mask_T)
+    starts = np.array([0, *(np.flatnonzero(np.diff(arrays.sequence_ids_T)) + 1)])
     return PolicyRow(
         token_ids_T=torch.from_numpy(arrays.token_ids_T).long().to(device),
-        lengths=_run_lengths(arrays.sequence_ids_T),
+        lengths=tuple(np.diff([*starts, len(arrays.sequence_ids_T)]).tolist()),
         predicted_P=torch.from_numpy(predicted if predicted.size else np.array([1])).to(device),
+        prefixes=tuple(arrays.position_ids_T[starts].tolist()),
     )
-
-
-def _run_lengths(sequence_ids_T: TokenIds) -> tuple[int, ...]:
-    borders = np.flatnonzero(np.diff(sequence_ids_T)) + 1
-    return tuple(np.diff([0, *borders, len(sequence_ids_T)]).tolist())
 
 
 class _RowPart(NamedTuple):
@@ -63,24 +75,29 @@ class _RowPart(NamedTuple):
     token_ids_t: Tensor
     lengths: tuple[int, ...]
     """Tokens of each sample of the whole row, with the padding that makes it divisible among the ranks."""
+    prefixes: tuple[int, ...]
     predicted_p: Tensor
     """The predicted tokens of the row whose predecessor is in this part."""
-    start: int
+    before_p: Tensor
+    """Their predecessors, counted from the start of this part."""
 
 
 def _whole_row(row: PolicyRow) -> _RowPart:
-    return _RowPart(row.token_ids_T, row.lengths, row.predicted_P, 0)
+    return _RowPart(row.token_ids_T, row.lengths, row.prefixes, row.predicted_P, row.before())
 
 
 def _row_part(row: PolicyRow, group: SequenceGroup) -> _RowPart:
     padding = group.padding(len(row.token_ids_T))
     padded_T = nn.functional.pad(row.token_ids_T, (0, padding))
     part = group.part(len(padded_T))
+    before_P = row.before()
+    own = group.own(before_P, part)
     return _RowPart(
         token_ids_t=padded_T[part],
         lengths=(*row.lengths, padding) if padding else row.lengths,
-        predicted_p=group.own(row.predicted_P, part),
-        start=part.start,
+        prefixes=(*row.prefixes, 0) if padding and row.prefixes else row.prefixes,
+        predicted_p=row.predicted_P[own],
+        before_p=before_P[own] - part.start,
     )
 
 
@@ -130,11 +147,11 @@ class PackedPolicy(nn.Module):
         """
         group = self.group if shared else None
         part = _whole_row(row) if group is None else _row_part(row, group)
-        layout = packed_attention.layout(part.lengths, row.token_ids_T.device, group)
+        layout = packed_attention.layout(part.lengths, row.token_ids_T.device, group, part.prefixes)
         with self.saving():
             hidden_tE = self.model.base_model(part.token_ids_t[None], **layout).last_hidden_state[0]
         predicted_p = part.predicted_p
-        hidden_pE, targets_p = hidden_tE[predicted_p - 1 - part.start], row.token_ids_T[predicted_p]
+        hidden_pE, targets_p = hidden_tE[part.before_p], row.token_ids_T[predicted_p]
         logprobs_p, entropy_p = self.head(hidden_pE, targets_p, with_entropy, self.temperature if tempered else 1.0)
         blank_T = logprobs_p.new_zeros(len(row.token_ids_T))
 
@@ -191,6 +208,35 @@ def refuse_leaks(
             f"{type(model).__name__} with {model.config._attn_implementation}: packed samples see each other "
             f"(log-probabilities move by {drift:.2g}); set learner.attention to another value, "
             "or use a model whose layers are all attention"
+        )
+
+
+def refuse_sharing(
+    policy: Callable[[PolicyRow], tuple[Tensor, Any]], model: PreTrainedModel, device: torch.device
+) -> None:
+    """Check that two answers with a shared prompt get the log-probabilities that each has with its own.
+
+    Raises:
+        ModelError: they differ or see each other: some layer looks at neighbouring tokens or counts positions itself.
+    """
+    length = PROBE_TOKENS
+    row_T = torch.arange(3 * length, device=device) * 7919 % model.config.get_text_config().vocab_size
+    prompt_T, first_T, second_T = row_T.split(length)
+    second_P = torch.arange(2 * length, 3 * length, device=device)
+
+    def of_second(answer_T: Tensor) -> Tensor:
+        tokens_T = torch.cat([prompt_T, answer_T, second_T])
+        return policy(PolicyRow(tokens_T, (2 * length, length), second_P, (0, length)))[0][second_P]
+
+    with torch.no_grad():
+        shared_P, changed_P = of_second(first_T), of_second(first_T.flip(0))
+        own = PolicyRow(torch.cat([prompt_T, second_T]), (2 * length,), second_P - length)
+        alone_P = policy(own)[0][length:]
+    leak, drift = (shared_P - changed_P).abs().max().item(), (shared_P - alone_P).abs().mean().item()
+    if not (leak <= LEAK and drift <= CUT[model.dtype]):
+        raise ModelError(
+            f"{type(model).__name__} with {model.config._attn_implementation} cannot share a prompt among answers: "
+            f"log-probabilities move by {max(leak, drift):.2g}; set learner.share_prompts = false"
         )
 
 

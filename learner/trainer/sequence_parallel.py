@@ -39,10 +39,10 @@ class SequenceGroup:
         length = num_tokens // self.size
         return slice(self.rank * length, (self.rank + 1) * length)
 
-    def own(self, predicted_P: Tensor, part: slice) -> Tensor:
-        """The predicted tokens of a row that are predicted from a token in `part`."""
-        before_P = predicted_P - 1
-        return predicted_P[(before_P >= part.start) & (before_P < part.stop)]
+    def own(self, before_P: Tensor, part: slice) -> Tensor | slice:
+        """Index of the tokens that are predicted from a token in `part`."""
+        is_own_P: Tensor = (before_P >= part.start) & (before_P < part.stop)
+        return is_own_P
 
     def tokens_of_heads(self, states_1HtD: Tensor) -> Tensor:
         """1hTD: all tokens of this rank's heads. With fewer heads than ranks, several ranks get the same head."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -16,7 +18,7 @@ from hypothesis import strategies as st
 from olmorl.config import Objective
 from olmorl.learner.algorithm.objective import LossInputs, policy_loss
 from olmorl.learner.algorithm.presets import resolve
-from olmorl.learner.batching.packing import RowArrays, pack, row_arrays, row_cost
+from olmorl.learner.batching.packing import RowArrays, pack, prompt_blocks, row_arrays, row_cost
 from olmorl.messages import Sample, Shard
 
 IDENTITY = count()
@@ -51,6 +53,7 @@ class Problem:
     num_minibatches: int
     row_tokens: int
     sequence_parallel: int = 1
+    share_prompts: bool = False
 
     def solve(self) -> tuple[Shard, ...]:
         return pack(
@@ -60,6 +63,7 @@ class Problem:
             num_minibatches=self.num_minibatches,
             row_tokens=self.row_tokens,
             sequence_parallel=self.sequence_parallel,
+            share_prompts=self.share_prompts,
         )
 
 
@@ -263,6 +267,116 @@ def test_arrays_keep_every_token(problem: Problem) -> None:
                 token for one in row for token in [*one.prompt_ids, *one.completion_ids]
             ]
             assert arrays.loss_mask_T.sum() == sum(one.loss_mask.sum() for one in row)
+
+
+# --- prompts that are shared
+
+
+def group(draw_id: int, prompt: int, completions: Sequence[int]) -> list[Sample]:
+    """Samples with one prompt. The advantage of each is its identity."""
+    first = sample(draw_id, prompt, 0)
+    return [
+        msgspec.structs.replace(sample(draw_id, prompt, length), prompt_ids=first.prompt_ids, advantage=next(IDENTITY))
+        for length in completions
+    ]
+
+
+def shared_tokens(row: Sequence[Sample]) -> int:
+    return sum(
+        len(block[0].prompt_ids) + sum(len(one.completion_ids) for one in block) for block in prompt_blocks(row, True)
+    )
+
+
+@st.composite
+def shared_problems(draw: st.DrawFn) -> Problem:
+    shapes = st.tuples(st.integers(1, 12), st.lists(st.integers(0, 40), min_size=1, max_size=6))
+    groups = draw(st.lists(shapes, min_size=1, max_size=9))
+    return Problem(
+        groups=[group(d, prompt, completions) for d, (prompt, completions) in enumerate(groups)],
+        num_ranks=draw(st.integers(1, 5)),
+        num_minibatches=draw(st.integers(1, 3)),
+        row_tokens=draw(st.integers(1, 200)),
+        share_prompts=True,
+    )
+
+
+@settings(deadline=None)
+@given(shared_problems())
+def test_with_shared_prompts_rows_are_bounded_and_hold_every_sample_once(problem: Problem) -> None:
+    shards = problem.solve()
+    for parts in zip(*(shard.minibatches for shard in shards), strict=True):
+        assert len({len(rows) for rows in parts}) == 1
+    rows = [row for rows in minibatches(shards) for row in rows]
+    assert Counter(one.advantage for row in rows for one in row) == Counter(
+        one.advantage for group in problem.groups for one in group
+    )
+    assert all(len(row) <= 1 or shared_tokens(row) <= problem.row_tokens for row in rows)
+    assert all(len({one.draw_id for one in row}) == len(prompt_blocks(row, True)) for row in rows)
+    assert [shard.minibatches for shard in problem.solve()] == [shard.minibatches for shard in shards]
+
+
+def test_groups_stay_whole_where_that_costs_no_row() -> None:
+    groups = [group(d, 50, [20, 20, 10]) for d in range(6)]
+    rows = minibatches(Problem(groups, 1, 1, 210, share_prompts=True).solve())[0]
+    assert [Counter(one.draw_id for one in row) for row in rows] == [{5: 3, 4: 3}, {3: 3, 2: 3}, {1: 3, 0: 3}]
+
+
+def test_a_group_that_is_longer_than_a_row_is_split_and_each_part_has_the_prompt() -> None:
+    rows = minibatches(Problem([group(0, 10, [30, 30, 30, 30])], 1, 1, 80, share_prompts=True).solve())[0]
+    assert [shared_tokens(row) for row in rows] == [70, 70]
+
+
+def test_a_split_that_costs_more_than_it_balances_is_not_made() -> None:
+    # Two groups for two ranks: 100 and 96 tokens. Moving an answer of 2 tokens would copy a prompt of 80.
+    groups = [group(0, 80, [10, 10]), group(1, 80, [8, 6, 2])]
+    shards = Problem(groups, 2, 1, 300, share_prompts=True).solve()
+    assert [[shared_tokens(row) for row in shard.minibatches[0]] for shard in shards] == [[100], [96]]
+
+
+def test_ranks_without_a_group_get_answers_of_another() -> None:
+    shards = Problem([group(0, 10, [100] * 8)], 4, 1, 1000, share_prompts=True).solve()
+    assert [[shared_tokens(row) for row in shard.minibatches[0]] for shard in shards] == [[210]] * 4
+
+
+@pytest.mark.parametrize("num_ranks", [1, 4])
+@pytest.mark.parametrize("sigma", [0.9, 1.3])
+def test_long_tailed_groups_fill_rows_and_ranks(sigma: float, num_ranks: int) -> None:
+    rng = np.random.default_rng(0)
+    lengths = np.minimum(rng.lognormal(np.log(70) - sigma**2 / 2, sigma, (128, 8)), 1400).astype(int)
+    groups = [group(d, int(rng.integers(5, 15)), row.tolist()) for d, row in enumerate(lengths)]
+    least = sum(shared_tokens(one) for one in groups)
+    row_tokens = least // (6 * num_ranks) + 60
+    shards = Problem(groups, num_ranks, 1, row_tokens, share_prompts=True).solve()
+    rows = minibatches(shards)[0]
+    assert len(rows) == 6 * num_ranks
+    assert least / (len(rows) * row_tokens) > 0.95
+    costs = np.array([[row_cost(row, True) for row in shard.minibatches[0]] for shard in shards])
+    alone = sum(row_cost(one, True) for one in groups)
+    assert alone / (costs.max(axis=0).sum() * num_ranks) > 0.97
+
+
+def test_arrays_of_a_row_with_a_shared_prompt_by_hand() -> None:
+    first, second = group(4, 2, [2, 1])
+    third = sample(5, 1, 1)
+    arrays = row_arrays([first, second, third], pad_to=8, share_prompts=True)
+    prompt = first.prompt_ids.tolist()
+    assert arrays.token_ids_T.tolist() == [*prompt, 100, 101, 100, identity(third), 100, 0]
+    assert arrays.position_ids_T.tolist() == [0, 1, 2, 3, 2, 0, 1, 0]
+    assert arrays.sequence_ids_T.tolist() == [0, 0, 0, 0, 1, 2, 2, -1]
+    assert arrays.loss_mask_T.tolist() == [False, False, True, True, True, False, True, False]
+    assert arrays.advantages_T.tolist() == [0, 0, *[first.advantage] * 2, second.advantage, 0, 5.5, 0]
+    assert arrays.lags_T.tolist() == [0, 0, 1, 1, 1, 0, 2, 0]
+
+
+def test_answers_of_one_draw_with_different_prompts_share_nothing() -> None:
+    row = [sample(0, 2, 3), sample(0, 2, 3)]
+    assert row_arrays(row, share_prompts=True).position_ids_T.tolist() == [0, 1, 2, 3, 4] * 2
+
+
+def test_an_answer_after_a_shared_prompt_costs_what_it_adds() -> None:
+    one, two = group(0, 30_000, [20_000, 10_000])
+    both, prompt = row_cost([one, two], True), row_cost(group(1, 30_000, [0]), True)
+    assert both == pytest.approx(row_cost([one]) + row_cost([two]) - prompt)
 
 
 def bigram_loss(arrays: RowArrays, table_VV: torch.Tensor, loss_tokens: float) -> torch.Tensor:

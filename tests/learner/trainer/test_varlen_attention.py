@@ -4,6 +4,7 @@ exists for GPUs alone: everything above the kernel is torch's own code, the auto
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,65 +15,70 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from olmorl.errors import ModelError
 from olmorl.learner.trainer import packed_attention
 from olmorl.learner.trainer.packed_attention import implementation, layout, packed_varlen
-from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, refuse_leaks
+from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, refuse_leaks, refuse_sharing
 from tests.learner.trainer.test_packed_policy import LENGTHS, alone, packed
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
-def allowed(length: int, is_causal: bool, left: int, right: int) -> Tensor:
-    """The flash kernel's windows: `left` keys before the query's own and `right` after it; -1 for all."""
-    distance = torch.arange(length)[:, None] - torch.arange(length)
+def allowed(queries: int, keys: int, is_causal: bool, left: int, right: int) -> Tensor:
+    """The flash kernel's windows: `left` keys before the query's own and `right` after it; -1 for all.
+
+    Queries are counted from the end of the keys.
+    """
+    distance = torch.arange(keys - queries, keys)[:, None] - torch.arange(keys)
     right = 0 if is_causal else right
-    return (distance <= left if left >= 0 else distance > -length) & (-distance <= right if right >= 0 else True)
+    return (distance <= left if left >= 0 else distance > -keys) & (-distance <= right if right >= 0 else True)
 
 
 def attention(query: Tensor, key: Tensor, scale: float, near: Tensor) -> Tensor:
-    """Weights of one sample, HLL, in fp64."""
+    """Weights of one sample, H x queries x keys, in fp64."""
     key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
     scores = torch.einsum("qhd,khd->hqk", query.double(), key.double()) * scale
     return scores.masked_fill(~near, -torch.inf).softmax(-1)
 
 
-def samples(bounds: Tensor, *tensors: Tensor) -> Iterator[tuple[slice, list[Tensor]]]:
-    for start, end in zip(bounds.tolist(), bounds.tolist()[1:], strict=False):
-        yield slice(start, end), [tensor[start:end] for tensor in tensors]
+def samples(bounds_q: Tensor, bounds_k: Tensor) -> Iterator[tuple[slice, slice]]:
+    for queries, keys in zip(pairwise(bounds_q.tolist()), pairwise(bounds_k.tolist()), strict=True):
+        yield slice(*queries), slice(*keys)
 
 
 def forward(
     query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, bounds_k: Tensor, max_q: int, max_k: int, *rest: Any,
     **options: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    assert torch.equal(bounds, bounds_k) and bounds.dtype == torch.int32 and bounds[-1] == len(query)
-    assert max_q == max_k == int(bounds.diff().max())
+    for own, states, longest in ((bounds, query, max_q), (bounds_k, key, max_k), (bounds_k, value, max_k)):
+        assert own.dtype == torch.int32 and own[-1] == len(states) and longest == int(own.diff().max())
     dropout, is_causal = rest[0], rest[1]
     assert dropout == 0
     output = torch.empty_like(query)
-    for part, (q, k, v) in samples(bounds, query, key, value):
-        near = allowed(len(q), is_causal, options["window_size_left"], options["window_size_right"])
+    for own, seen in samples(bounds, bounds_k):
+        q, k, v = query[own], key[seen], value[seen]
+        near = allowed(len(q), len(k), is_causal, options["window_size_left"], options["window_size_right"])
         weights = attention(q, k, options["scale"], near)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], 1).double()
-        output[part] = torch.einsum("hqk,khd->qhd", weights, v).to(output.dtype)
+        output[own] = torch.einsum("hqk,khd->qhd", weights, v).to(output.dtype)
     nothing = query.new_empty(0)
     return output, query.new_zeros(query.shape[1], len(query)), nothing, nothing, nothing
 
 
 def backward(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, bounds: Tensor, *rest: Any,
-    **options: Any,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, output: Tensor, lse: Tensor, bounds: Tensor,
+    bounds_k: Tensor, *rest: Any, **options: Any,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    is_causal, scale = rest[4], options["scale"]
+    is_causal, scale = rest[3], options["scale"]
     grads = [torch.empty_like(tensor) for tensor in (query, key, value)]
-    for part, (q, k, v, do) in samples(bounds, query, key, value, grad.double()):
-        near = allowed(len(q), is_causal, options["window_size_left"], options["window_size_right"])
+    for own, seen in samples(bounds, bounds_k):
+        q, k, v, do = query[own], key[seen], value[seen], grad[own].double()
+        near = allowed(len(q), len(k), is_causal, options["window_size_left"], options["window_size_right"])
         weights, groups = attention(q, k, scale, near), q.shape[1] // k.shape[1]
         dp = torch.einsum("qhd,khd->hqk", do, v.repeat_interleave(groups, 1).double())
         ds = weights * (dp - (weights * dp).sum(-1, keepdim=True)) * scale
         dq = torch.einsum("hqk,khd->qhd", ds, k.repeat_interleave(groups, 1).double())
         dk = torch.einsum("hqk,qhd->khd", ds, q.double()).unflatten(1, (-1, groups)).sum(2)
         dv = torch.einsum("hqk,qhd->khd", weights, do).unflatten(1, (-1, groups)).sum(2)
-        for whole, own in zip(grads, (dq, dk, dv), strict=True):
-            whole[part] = own.to(whole.dtype)
+        for whole, part, made in zip(grads, (own, seen, seen), (dq, dk, dv), strict=True):
+            whole[part] = made.to(whole.dtype)
     return tuple(grads)
 
 
@@ -109,12 +115,16 @@ def test_packed_equals_separate_in_values_and_gradients(tiny_models: dict[str, s
         assert torch.allclose(left.grad, right.grad, atol=1e-4), key
 
 
+@pytest.mark.parametrize("prefixes", [(), (0, 3, 3, 0), (0, 0, 7, 7)])
 @pytest.mark.parametrize("window", [None, 1, 2, 6, 40])
-def test_windows_and_groups_of_heads_are_those_of_sdpa(window: int | None) -> None:
+def test_windows_groups_of_heads_and_shared_prompts_are_those_of_sdpa(
+    window: int | None, prefixes: tuple[int, ...]
+) -> None:
     torch.manual_seed(0)
-    shapes = ((1, 4, sum(LENGTHS), 8), (1, 2, sum(LENGTHS), 8), (1, 2, sum(LENGTHS), 8))
+    lengths = LENGTHS if not prefixes or prefixes[1] else (3, 12, 17, 9)
+    shapes = ((1, 4, sum(lengths), 8), (1, 2, sum(lengths), 8), (1, 2, sum(lengths), 8))
     inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
-    bounds = layout(LENGTHS, CPU)
+    bounds = layout(lengths, CPU, prefixes=prefixes)
     options: dict[str, Any] = {"scaling": 0.3, "sliding_window": window, **bounds}
     module = torch.nn.Identity()
     wanted, _ = packed_attention.packed_sdpa(module, *inputs, None, **options)
@@ -130,6 +140,7 @@ def test_windows_and_groups_of_heads_are_those_of_sdpa(window: int | None) -> No
 def test_samples_of_a_row_do_not_see_each_other(tiny_models: dict[str, str]) -> None:
     policy = load(tiny_models["olmo3"], varlen(tiny_models["olmo3"]))
     refuse_leaks(policy, policy.model, CPU)
+    refuse_sharing(policy, policy.model, CPU)
     with pytest.raises(ModelError, match="packed samples see each other"):
         refuse_leaks(lambda row: policy(row._replace(lengths=(16,))), policy.model, CPU)
 

@@ -126,7 +126,7 @@ def _sample(rng: np.random.Generator, draw: int) -> Sample:
     )
 
 
-def _free_address() -> str:
+def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
@@ -147,7 +147,7 @@ def prepare(quick: bool) -> Iterator[Callable[[], measure.Values]]:
     switches = resolve(config.Objective(), max_tokens=640)
     with tempfile.TemporaryDirectory() as folder:
         settings = make_model(Path(folder), quick)
-        ranks = Ranks(0, 1, _free_address())
+        ranks = Ranks(0, 1, free_address())
         trainer = DeepSpeedTrainer(settings, LEARNER, switches, temperature=1.0, steps=1000, seed=0, ranks=ranks)
         bare = BareLoop(settings, switches)
     shards = [make_shard(step, num_groups=2 if quick else 4) for step in (1, 2)]

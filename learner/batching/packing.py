@@ -139,6 +139,8 @@ def prompt_blocks(row: Sequence[Sample], share_prompts: bool) -> list[list[Sampl
 
 
 def _same_prompt(one: Sample, other: Sample) -> bool:
+    if one.prompt_ids is other.prompt_ids:
+        return one.draw_id == other.draw_id
     return one.draw_id == other.draw_id and np.array_equal(one.prompt_ids, other.prompt_ids)
 
 
@@ -230,19 +232,25 @@ def _block(group: Sequence[Sample]) -> _Block:
 def _split(block: _Block, room: int, aim: float, at_least_one: bool) -> tuple[_Block | None, _Block | None]:
     """The answers that fit into `room` tokens and bring the cost close to `aim`, and the others."""
     room, aim = room - block.prompt, aim - block.prompt_cost
-    taken: list[Sample] = []
-    left: list[Sample] = []
+    taken: list[int] = []
+    left: list[int] = []
     last = len(block.samples) - 1
-    for place, (sample, length, cost) in enumerate(zip(block.samples, block.lengths, block.costs, strict=True)):
+    for place, (length, cost) in enumerate(zip(block.lengths, block.costs, strict=True)):
         # The shortest one may go beyond, if the row is then closer to the aim.
         if length <= room and (cost <= aim or (place == last and cost <= 2 * aim)):
-            taken.append(sample)
+            taken.append(place)
             room, aim = room - length, aim - cost
         else:
-            left.append(sample)
+            left.append(place)
     if at_least_one and not taken:
         taken.append(left.pop(0))
-    return _block(taken) if taken else None, _block(left) if left else None
+    return (_part(block, taken), _part(block, left)) if taken and left else (block, None) if taken else (None, block)
+
+
+def _part(block: _Block, places: Sequence[int]) -> _Block:
+    samples, lengths, costs = ([values[place] for place in places] for values in block[:3])
+    tokens, cost = block.prompt + sum(lengths), block.prompt_cost + sum(costs)
+    return _Block(samples, lengths, costs, block.prompt, block.prompt_cost, tokens, cost)
 
 
 def _filled_rows(

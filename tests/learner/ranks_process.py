@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 from torch.profiler import ProfilerActivity, profile
 
 from olmorl import config
@@ -43,10 +44,16 @@ SETTLE_S = 0.005
 """Within it gloo's thread drops the tensors of a collective that is done."""
 
 
-def make_groups(seed: int, num_groups: int = 4) -> list[list[Sample]]:
-    """Samples of 2 to 32 tokens, some tokens masked, some stale, engine a little off the learner; 13 in four groups."""
+def make_groups(seed: int, num_groups: int = 4, one_prompt: bool = False) -> list[list[Sample]]:
+    """Samples of 2 to 32 tokens, some tokens masked, some stale, engine a little off the learner; 13 in four groups.
+
+    Each sample has another prompt, so that no two share one, unless the groups have `one_prompt` each.
+    """
     rng = np.random.default_rng(seed)
-    return [[_sample(rng, draw) for _ in range(4 if draw == 0 else 3)] for draw in range(num_groups)]
+    groups = [[_sample(rng, draw) for _ in range(4 if draw == 0 else 3)] for draw in range(num_groups)]
+    if not one_prompt:
+        return groups
+    return [[replace(sample, prompt_ids=group[0].prompt_ids) for sample in group] for group in groups]
 
 
 def _without_times(values: dict[str, float] | None) -> dict[str, float] | None:
@@ -115,7 +122,7 @@ class Rank:
         )
 
     def shard(self, job: dict[str, Any], step: int) -> Shard:
-        groups = make_groups(step, job.get("groups", 4))
+        groups = make_groups(step, job.get("groups", 4), job.get("one_prompt", False))
         shards = pack(
             groups,
             step=step,
@@ -123,6 +130,7 @@ class Rank:
             num_minibatches=job["learner"].get("minibatches", 1),
             row_tokens=job.get("row_tokens", 64),
             sequence_parallel=job["learner"].get("sequence_parallel", 1),
+            share_prompts=job.get("one_prompt", False) and config.Learner(**job["learner"]).shares_prompts,
         )
         return shards[self.ranks.rank]
 
@@ -261,10 +269,12 @@ class Rank:
         group = form_group(self.ranks.rank, size, self.ranks.timeout_s) if size > 1 else None
         model = models.load(config.Model(path=job["model"], dtype="float32"), "sdpa", torch.device("cpu")).double()
         policy = PackedPolicy(model, 0.7, chunk=4, group=group)
-        samples = [sample for group in make_groups(1) for sample in group]
+        one_prompt = job.get("one_prompt", False)
+        samples = [sample for group in make_groups(1, one_prompt=one_prompt) for sample in group]
         result: dict[str, Any] = {"logprobs": [], "entropies": [], "gradients": []}
         for row in ([], samples[:1], samples[1:3], samples[3:6], samples[6:10]):
-            logprobs_T, entropy_T = policy(policy_row(row_arrays(row), torch.device("cpu")), with_entropy=True)
+            arrays = row_arrays(row, share_prompts=one_prompt)
+            logprobs_T, entropy_T = policy(policy_row(arrays, torch.device("cpu")), with_entropy=True)
             model.zero_grad()
             (logprobs_T * torch.linspace(-1, 1, len(logprobs_T), dtype=torch.float64)).sum().backward()
             gradient = torch.cat([weight.grad.flatten() for weight in policy.parameters() if weight.grad is not None])

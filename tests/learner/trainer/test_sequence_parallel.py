@@ -44,6 +44,8 @@ def jobs(models: dict[str, str], **shared: Any) -> Jobs:
         "gspo": gradient_job(models["olmo3"], "float32", 2, ONE_ROW, **shared) | {"objective": {"preset": "gspo"}},
         "per-sequence": gradient_job(models["olmo3"], "float32", 2, ONE_ROW, **shared)
         | {"objective": {"preset": "grpo"}},
+        "one prompt": gradient_job(models["olmo3"], "float32", 2, ONE_ROW, **shared) | {"one_prompt": True},
+        "one prompt, eight": gradient_job(models["olmo3"], "float32", 2, EIGHT_ROWS, **shared) | {"one_prompt": True},
     }
 
 
@@ -75,6 +77,11 @@ def steps_job(model: str, **learner: Any) -> dict[str, Any]:
     }
 
 
+def exact_jobs(models: dict[str, str], **shared: Any) -> Jobs:
+    found: Jobs = {f"exact {model}": {"kind": "shared_row", "model": models[model]} | shared for model in MODELS}
+    return found | {"exact one prompt": found["exact olmo3"] | {"one_prompt": True}}
+
+
 @pytest.fixture(scope="module")
 def alone(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]) -> Results:
     """One rank."""
@@ -86,12 +93,16 @@ def alone(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]
     one_row = {
         name: gradient_job(tiny_models["olmo3"], "float32", 2, ONE_ROW, **given) for name, given in settings.items()
     }
-    exact: Jobs = {model: {"kind": "shared_row", "model": tiny_models[model]} for model in MODELS}
+    own = {
+        name: gradient_job(tiny_models["olmo3"], "float32", 2, row, share_prompts=False) | {"one_prompt": True}
+        for name, row in (("own prompts", ONE_ROW), ("own prompts, eight", EIGHT_ROWS))
+    }
     return run_ranks(
         1,
         jobs(tiny_models)
         | one_row
-        | {f"exact {model}": job for model, job in exact.items()}
+        | own
+        | exact_jobs(tiny_models)
         | {"steps": steps_job(tiny_models["olmo3"], zero_stage=2)},
     )
 
@@ -99,10 +110,7 @@ def alone(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]
 @pytest.fixture(scope="module")
 def pair(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]) -> Results:
     """Two ranks that share every row."""
-    exact: Jobs = {
-        f"exact {model}": {"kind": "shared_row", "model": tiny_models[model], "sequence_parallel": 2}
-        for model in MODELS
-    }
+    exact = exact_jobs(tiny_models, sequence_parallel=2)
     learner = {"sequence_parallel": 2, "zero_stage": 3, **SHARDED, **FULL}
     steps = {"steps": steps_job(tiny_models["olmo3"], **learner)}
     return run_ranks(2, jobs(tiny_models, sequence_parallel=2) | more_jobs(tiny_models) | exact | steps)
@@ -122,7 +130,8 @@ def four(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str])
 
 
 @pytest.mark.parametrize(
-    "name", [*(f"{model}-{rows}" for model, rows in product(MODELS, ROWS)), "gspo", "per-sequence"]
+    "name",
+    [*(f"{model}-{rows}" for model, rows in product(MODELS, ROWS)), "gspo", "per-sequence", "one prompt"],
 )
 def test_two_ranks_that_share_rows_give_the_gradient_and_the_metrics_of_one(
     alone: Results, pair: Results, name: str
@@ -132,6 +141,16 @@ def test_two_ranks_that_share_rows_give_the_gradient_and_the_metrics_of_one(
         assert distance(rank["gradients"], wanted["gradients"]) <= CLOSE
         assert rank["values"] == pytest.approx(wanted["values"], rel=1e-4, abs=1e-6)
         assert rank["rows"] == wanted["rows"]
+
+
+@pytest.mark.parametrize("rows", ["", ", eight"])
+def test_shared_prompts_give_the_gradient_and_the_metrics_of_own_ones(alone: Results, pair: Results, rows: str) -> None:
+    wanted = alone[f"own prompts{rows}"][0]
+    for rank in (alone[f"one prompt{rows}"][0], *pair[f"one prompt{rows}"]):
+        assert distance(rank["gradients"], wanted["gradients"]) <= CLOSE
+        values, expected = dict(rank["values"]), dict(wanted["values"])
+        assert values.pop("learner_flops") < expected.pop("learner_flops"), "a shared prompt is computed once"
+        assert values == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("name", more_jobs({"olmo3": ""}))
@@ -165,7 +184,7 @@ def test_three_steps_of_updates_with_a_reference_are_those_of_one_rank(alone: Re
     assert max((weights[key] - wanted["weights"][key]).abs().max().item() for key in weights) <= CLOSE
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", [*MODELS, "one prompt"])
 def test_a_shared_row_is_exact_in_float64(alone: Results, pair: Results, model: str) -> None:
     """Log-probabilities, entropies and the sum of the ranks' gradients, of rows of 2 to 33 tokens."""
     wanted = alone[f"exact {model}"][0]

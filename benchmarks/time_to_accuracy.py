@@ -96,6 +96,10 @@ FURTHER: Mapping[str, Configuration] = {
         )
         for groups in (6, 8)
     },
+    "adaptive, compiled": Configuration("service", {"schedule.max_lag": 4, "actors.enforce_eager": False}),
+    "adaptive, 6 groups, compiled": Configuration(
+        "service", {"schedule.max_lag": 4, "schedule.prompts_per_step": 6, "actors.enforce_eager": False}
+    ),
     "adaptive, 96 running": Configuration("service", {"schedule.max_lag": 4, "actors.max_running": 96}),
     "adaptive, 8 groups, 96 running": Configuration(
         "service", {"schedule.max_lag": 4, "schedule.prompts_per_step": 8, "actors.max_running": 96}

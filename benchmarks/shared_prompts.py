@@ -2,8 +2,9 @@
 
     python benchmarks/shared_prompts.py --json benchmarks/results/shared_prompts.json
 
-The same trainer takes the same answers both ways, in turn, on one core. The bound is what tokens alone would give:
-G (P + R) / (P + G R) for G answers of R tokens to a prompt of P.
+The same trainer takes the same answers both ways, in turn, with one thread. CPU seconds count, so that other load on
+the machine matters less. The bound is what tokens alone would give: G (P + R) / (P + G R) for G answers of R tokens to
+a prompt of P.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def bound(workload: Workload) -> float:
 
 
 def measured(repetitions: int, quick: bool) -> list[dict[str, Any]]:
-    """Seconds of a step by workload: of both ways in each repetition."""
+    """CPU seconds of a step by workload: of both ways in each repetition."""
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -122,16 +123,16 @@ def _compared(trainer: DeepSpeedTrainer, workload: Workload, repetitions: int) -
     for number in range(repetitions + 1):
         order.reverse()
         for name in order:
-            began = time.perf_counter()
+            began = time.process_time()
             asyncio.run(trainer.train(given[name]))
             if number:
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(time.process_time() - began)
     gains = [own / shared for own, shared in zip(seconds["own"], seconds["shared"], strict=True)]
     return {"workload": workload._asdict(), "seconds": seconds, "gains": gains, "bound": bound(workload)}
 
 
 def table(found: Sequence[dict[str, Any]]) -> Table:
-    shown = Table(title="A step with shared prompts", title_justify="left")
+    shown = Table(title="CPU seconds of a step with own and with shared prompts", title_justify="left")
     for heading in ("", "prompt", "answers", "own, s", "shared, s", "gain", "lowest", "highest", "bound"):
         shown.add_column(heading, justify="right" if heading else "left")
     for one in found:

@@ -199,6 +199,7 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
     needs_reference = resolve(settings.objective, settings.sampling.max_tokens).needs_reference
     reference = states.weights if needs_reference else 0
     reserved = RESERVED_BYTES if on_gpu else 0
+    copied = _copied_keys(settings)
     share = settings.learner.sequence_parallel
     row_note = f"a row of {settings.row_tokens:,} tokens" + (f" on {share} ranks" if share > 1 else "")
     parts = (
@@ -209,6 +210,7 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
         MemoryPart("buffers of the gradients' sum", states.buckets),
         MemoryPart("reference model", reference, "objective.kl_beta"),
         MemoryPart("activations", layers, row_note),
+        MemoryPart("copied keys of prompts", copied, "one group with the longest prompt: learner.share_prompts"),
         MemoryPart("logits", logits, "not while the layers' activations are at their peak"),
         MemoryPart("optimizer step", states.step, "not while there are activations"),
         MemoryPart("reserve", reserved, "CUDA, NCCL, fragments: assumed"),
@@ -217,7 +219,24 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
     real = _real(parts)
     if row is None:
         real += (MemoryPart("activations", 0, "not known: the model's shapes depend on its data"),)
-    return MemoryPlace(LEARNER_GPU if on_gpu else "learner", real, rank.peak + reference + reserved, limit, GPU_KEY)
+    return MemoryPlace(
+        LEARNER_GPU if on_gpu else "learner", real, rank.peak + copied + reference + reserved, limit, GPU_KEY
+    )
+
+
+def _copied_keys(settings: Config) -> int:
+    """Bytes of a shared prompt's keys and values in front of each further answer of its group, and of their gradients.
+
+    Rows with several groups of long prompts and short answers have more copies than this.
+    """
+    learner, sizes = settings.learner, model_folder.architecture(Path(settings.model.path))
+    if sizes is None or not learner.shares_prompts:
+        return 0
+    tokens = (settings.sampling.group_size - 1) * settings.data.max_prompt_tokens
+    heads = -(-sizes.kv_heads // learner.sequence_parallel)
+    of_layer = 2 * tokens * heads * sizes.head_dim * _WIDTH[settings.model.dtype]
+    kept = 1 if learner.gradient_checkpointing else sizes.layers
+    return (kept + 1) * of_layer
 
 
 def _engine(settings: Config, weights: int) -> MemoryPlace:

@@ -15,7 +15,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from olmorl import config
 from olmorl.actors.vllm_engine.weight_check import checkpoint_shapes
 from olmorl.learner.trainer import model as models
-from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, refuse_leaks
+from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, refuse_leaks, refuse_sharing
 from tests.models.families import FAMILIES, WINDOW, build
 from tests.models.table import TOLERANCE, problems, render
 
@@ -53,6 +53,38 @@ def test_packed_samples_are_those_alone_and_names_are_those_of_the_folder(name: 
     weights = {key: value for key, value in policy.model.state_dict().items() if not (tied and key == "lm_head.weight")}
     published = revert_weight_conversion(policy.model, weights)
     assert {key: tuple(tensor.shape) for key, tensor in published.items()} == checkpoint_shapes(tmp_path)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_answers_that_share_a_prompt_have_the_values_and_gradients_of_own_prompts(name: str, tmp_path: Path) -> None:
+    build(FAMILIES[name], tmp_path)
+    settings = config.Model(path=str(tmp_path), dtype="float32")
+    policy = PackedPolicy(models.load(settings, "sdpa", CPU), 1.0, 64)
+    refuse_sharing(policy, policy.model, CPU)
+    prompt_T, *answers = torch.randint(0, 250, (2 * WINDOW + 14,)).split([WINDOW + 3, 5, WINDOW, 6])
+    first, *others = (len(answer) for answer in answers)
+    prompt, total = len(prompt_T), len(prompt_T) + first + sum(others)
+    shared = PolicyRow(
+        torch.cat([prompt_T, *answers]), (prompt + first, *others), torch.arange(prompt, total), (0, prompt, prompt)
+    )
+    found = [policy(shared)[0][prompt:], torch.cat([_alone(policy, prompt_T, answer) for answer in answers])]
+    assert torch.allclose(*found, atol=1e-6)
+    direction = torch.linspace(-1, 1, total - prompt) / total
+    weights = [weight for weight in policy.parameters() if weight.requires_grad]
+    shared_gradients, own_gradients = (
+        torch.autograd.grad((values * direction).sum(), weights, allow_unused=True, retain_graph=True)
+        for values in found
+    )
+    for left, right in zip(shared_gradients, own_gradients, strict=True):
+        assert (left is None) == (right is None)
+        if left is not None and right is not None:
+            assert (left - right).abs().max() <= 1e-6 * max(1.0, right.abs().max().item())
+
+
+def _alone(policy: PackedPolicy, prompt_T: torch.Tensor, answer_T: torch.Tensor) -> torch.Tensor:
+    tokens_T = torch.cat([prompt_T, answer_T])
+    row = PolicyRow(tokens_T, (len(tokens_T),), torch.arange(len(prompt_T), len(tokens_T)))
+    return policy(row)[0][len(prompt_T) :]
 
 
 @pytest.mark.slow

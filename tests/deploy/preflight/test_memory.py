@@ -89,6 +89,10 @@ def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
     whole_head = 100_278 * 5120 * 4 / GIB  # its gradient in fp32
     assert whole_head < learner["logits"] < 3 * whole_head
     assert learner["weights gathered from other ranks"] == pytest.approx(1.05e9 * 2 / GIB)
+    # Keys and values of 8 heads of 128 numbers, 7 copies of a prompt, in one layer; and their gradients.
+    assert learner["copied keys of prompts"] == pytest.approx(2 * 7 * 2048 * 2 * 8 * 128 * 2 / GIB)
+    unshared = memory.memory_plan(shipped(models, "olmo3-32b-think", ("learner.share_prompts", "false")))
+    assert "copied keys of prompts" not in of(unshared.places[0])
     weights = 2 * SHIPPED["olmo3-32b-think"][1] / GIB
     assert places["a host of engines"] == pytest.approx({"shared memory": 2 * weights, "object store": 3 * weights})
     hosts = shipped(models, "olmo3-32b-think").learner.nodes

@@ -248,7 +248,9 @@ def _split(block: _Block, room: int, aim: float, at_least_one: bool) -> tuple[_B
 
 
 def _part(block: _Block, places: Sequence[int]) -> _Block:
-    samples, lengths, costs = ([values[place] for place in places] for values in block[:3])
+    samples = [block.samples[place] for place in places]
+    lengths = [block.lengths[place] for place in places]
+    costs = [block.costs[place] for place in places]
     tokens, cost = block.prompt + sum(lengths), block.prompt_cost + sum(costs)
     return _Block(samples, lengths, costs, block.prompt, block.prompt_cost, tokens, cost)
 

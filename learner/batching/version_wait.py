@@ -1,9 +1,9 @@
 """Says when draws wait for a version that is about to come.
 
-A group must train within `max_lag` versions of its first token. While the learner waits for a straggler, finished groups
-gather. Then they train in quick succession, and each step takes a version from the draws that began meanwhile: soon
-the longest of them holds up the learner in turn. A draw that waits for the last of these versions loses a few steps of
-training time, and has all its versions.
+A group must train within `max_lag` versions of its first token. While the learner waits for a straggler, finished
+groups gather. Then they train in quick succession, and each step takes a version from the draws that have begun: soon
+the longest of them holds up the learner. A draw that waits for the last of these versions loses the time of a few
+short steps, and has all its versions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from olmorl.clock import Clock
 
 
 class VersionWait:
-    """Draws wait only while stragglers cost the learner more time than training does: then the wait is the shorter one."""
+    """Draws wait only while the learner waits longer for stragglers than it trains."""
 
     def __init__(self, clock: Clock, steps: int) -> None:
         """The times of the last `steps` steps count, one or more."""

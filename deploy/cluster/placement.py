@@ -158,7 +158,8 @@ def plan(config: Config) -> Placement:
 def _transfers(config: Config, on_gpu: bool) -> bool:
     if config.weights.transfer != "auto":
         return config.weights.transfer == "nccl"
-    return on_gpu and config.cluster.address is not None and config.actors.nodes >= TRANSFER_NODES
+    on_gpus = on_gpu and config.run.mode == "real"
+    return on_gpus and config.cluster.address is not None and config.actors.nodes >= TRANSFER_NODES
 
 
 def _cores_of(config: Config, engines: int, ranks: int) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -207,7 +209,18 @@ def test_a_rollback_is_followed(gathered: Run) -> None:
     assert [is_whole(one.result(HANG_S), version) for one in found] == [True, True]
 
 
-def test_a_newcomer_uses_the_store_until_the_group_has_it(gathered: Run) -> None:
+def test_a_version_that_the_sender_cannot_fetch_is_left_to_the_store(gathered: Run) -> None:
+    import ray
+
+    unknown = Version(gathered.version.incarnation + 1, 7)
+    said = ray.get(gathered.actor(f"sender-{gathered.name}").bring.remote(unknown, "b"), timeout=HANG_S)
+    assert said.startswith(f"its sender did not get it: version {unknown} is not in ")
+
+
+def test_a_newcomer_uses_the_store_until_the_group_has_it(gathered: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")  # as Ray gives them to an actor's process
     newcomer = gathered.host("d")
     version = gathered.publish()
     assert is_whole(newcomer.fetch(version), version)
@@ -215,6 +228,9 @@ def test_a_newcomer_uses_the_store_until_the_group_has_it(gathered: Run) -> None
     gathered.gather()
     version = gathered.publish()
     assert all(is_whole(one.result(HANG_S), version) for one in fetch_sent(gathered, ["b", "c", "d"]))
+    receiver = gathered.actor(f"receiver-{gathered.name}-d")
+    seen = ray.get(receiver.__ray_call__.remote(lambda self: os.environ["CUDA_VISIBLE_DEVICES"]), timeout=HANG_S)
+    assert seen == "5,6", "Ray hides all GPUs from a process that asks for none"
     gathered.hosts.pop("d").end()
 
 
@@ -276,3 +292,17 @@ def test_without_its_sender_every_host_uses_the_store_and_another_host_sends(gat
     gathered.gather()
     version = gathered.publish()
     assert all(is_whole(one.result(HANG_S), version) for one in fetch_sent(gathered, ["a", "b"]))
+
+
+def test_a_sender_that_does_not_answer_is_replaced(gathered: Run) -> None:
+    import ray
+
+    sender = gathered.actor(f"sender-{gathered.name}")
+    os.kill(ray.get(sender.__ray_call__.remote(lambda self: os.getpid()), timeout=HANG_S), signal.SIGSTOP)
+    version, started = gathered.publish(), time.monotonic()
+    with ThreadPoolExecutor() as pool:
+        waits = [pool.submit(gathered.hosts[name].fetch, version) for name in ("b", "a")]
+        assert [is_whole(one.result(HANG_S), version) for one in waits] == [True, True]
+    assert time.monotonic() - started < 5 * STALL_S
+    assert "sender is lost" in gathered.hosts["b"].said
+    gathered.gather()

@@ -15,6 +15,7 @@ from olmorl.learner.batching.draw_ahead import DrawAhead
 from olmorl.learner.batching.oldest_versions import OldestVersions, slowest_engine
 from olmorl.learner.batching.samples import defect
 from olmorl.learner.batching.scheduling import ReadyGroups
+from olmorl.learner.batching.version_wait import VersionWait
 from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle, Ending, Reconciled
 from olmorl.learner.orchestrator.result_streaks import ResultStreaks
 from olmorl.learner.storage.group_stats import solve_rate
@@ -41,6 +42,7 @@ class Batcher:
         self._ready = ReadyGroups()
         self._ahead = DrawAhead(clock, config.schedule.prompts_per_step)
         self._oldest = OldestVersions()
+        self._version_wait = VersionWait(clock, config.schedule.max_lag + 1)
         self.streaks = ResultStreaks(config.schedule.max_useless_groups)
         self._last_built = done
         self._never_filled = False
@@ -133,9 +135,17 @@ class Batcher:
         )
         if self._schedule.draw_ahead == "adaptive":
             allowed = min(allowed, self._needed(done))
+        if self._version_wait.pays and version.number < self._to_come:
+            allowed = 0
         first = len(self._lifecycle.state.draws)
         await self._lifecycle.draw(allowed, version)
         self._ahead.drawn(range(first, len(self._lifecycle.state.draws)))
+
+    @property
+    def _to_come(self) -> int:
+        """The newest version that is published once the batches so far are trained."""
+        every = self._config.weights.publish_every
+        return self._last_built // every * every
 
     def _to_finish(self, done: int) -> int:
         """Live draws that the rest of the run needs, with spares: no step waits for a second round of draws."""
@@ -155,15 +165,22 @@ class Batcher:
     def step_ended(self, step: int) -> None:
         """The learner has trained the batch of `step`."""
         self._ahead.step_ended()
+        self._version_wait.step_ended()
         self._ahead.forget_all_but(self._lifecycle.state.open)
         if self._last_built > step:
-            self._ahead.step_began()
+            self._step_began()
+
+    def _step_began(self) -> None:
+        self._ahead.step_began()
+        self._version_wait.step_began()
 
     async def assemble(self, done: int) -> None:
         """Build the batches of the next two steps, as far as there are groups for them."""
         while self._last_built < min(done + 2, self._schedule.steps) and await self._assemble():
             if self._last_built == done + 1:
-                self._ahead.step_began()
+                self._step_began()
+        if self._last_built == done and self.waits_for_unfinished:
+            self._version_wait.held_up()
 
     async def _assemble(self) -> bool:
         """Build the next batch; False when there are too few groups."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from olmorl.clock import run_simulated
+from olmorl.learner.batching.version_wait import VersionWait
 
 Build = Callable[..., Any]
 SLOW_LEARNER = {
@@ -63,3 +64,34 @@ def test_the_fixed_depth_bounds_adaptive_draws(service: Build, max_lag: int, ove
     run.check_lines()
     assert all(line["groups_in_flight"] <= (max_lag + 1) * 8 for line in run.lines)
     assert len(run.in_flight) <= run.lines[-1]["groups_in_flight"] <= max_lag * 8
+
+
+@pytest.mark.parametrize("publish_every", [1, 2, 3])
+def test_draws_that_wait_for_a_version_get_it(
+    service: Build, monkeypatch: pytest.MonkeyPatch, publish_every: int
+) -> None:
+    """Stragglers hold up a fast learner: draws wait for versions, also when only some steps publish one."""
+    waits = []
+    paying = VersionWait.pays.fget
+    assert paying is not None
+
+    def pays(wait: VersionWait) -> bool:
+        waits.append(paying(wait))
+        return bool(waits[-1])
+
+    monkeypatch.setattr(VersionWait, "pays", property(pays))
+    run = service(
+        {
+            "schedule.max_lag": 4,
+            "schedule.steps": 40,
+            "schedule.filter_zero_gradient": False,
+            "weights.publish_every": publish_every,
+            "simulation.tail": 1.5,
+            "simulation.train_tokens_per_s": 1e5,
+        }
+    )
+    run_simulated(run.run())
+    run.check_lines()
+    assert len(run.lines) == 40 and max(line["lag_max"] for line in run.lines) <= 4
+    assert run.lines[-1]["groups_stale_total"] == 0
+    assert any(waits)

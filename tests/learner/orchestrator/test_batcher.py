@@ -86,6 +86,47 @@ def test_a_batch_waits_for_a_group_that_it_would_make_too_old(parts: Build) -> N
     run_simulated(scenario())
 
 
+@pytest.mark.parametrize(("held_up_s", "early_draws"), [(0.0, 1), (1.0, 1), (5.0, 0)])
+def test_draws_wait_for_the_version_to_come_after_a_straggler(parts: Build, held_up_s: float, early_draws: int) -> None:
+    """A straggler holds up the learner at step 3, then steps of a second each follow one another."""
+
+    async def scenario() -> None:
+        async with parts({"schedule.max_lag": 2, "schedule.prompts_per_step": 1}).opened() as run:
+            await run.batcher.draw(V0, 0)
+            (late,) = await run.queue.lease("a1", 1, TRAIN_LANE, 0.0)
+            await run.answer(1.0, 0.0, number=2)
+            await run.settle()
+            await run.batcher.assemble(0)
+            for step in (1, 2):
+                await train(run, step)
+                await run.batcher.draw(Version(1, step), step)
+                await run.answer(1.0, 0.0, version=Version(1, step))
+            await run.settle()
+            await run.batcher.assemble(2)
+            assert run.batcher.num_ready == 2 and run.batcher.waits_for_unfinished
+            await run.clock.sleep(held_up_s)
+            await run.finish(late, 1.0, 0.0)
+            await run.settle()
+            await run.batcher.assemble(2)
+            await train(run, 3)
+            await run.batcher.draw(Version(1, 3), 3)
+            assert len(run.lifecycle.state.draws) == 5 + early_draws, "steps 4 and 5 are about to train"
+            for step in (4, 5):
+                await train(run, step)
+            await run.batcher.draw(Version(1, 5), 5)
+            assert len(run.lifecycle.state.draws) == 8, "no newer version can come"
+
+    run_simulated(scenario())
+
+
+async def train(run: Any, step: int) -> None:
+    """Train a step in one second, and build the next batches."""
+    await run.clock.sleep(1.0)
+    await run.lifecycle.train(step, 1, 0)
+    run.batcher.step_ended(step)
+    await run.batcher.assemble(step)
+
+
 def test_too_many_groups_without_a_gradient_end_the_run(parts: Build) -> None:
     async def scenario() -> None:
         async with parts().opened() as run:

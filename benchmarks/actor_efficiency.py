@@ -1,9 +1,11 @@
 """Measures the tokens/s of an actor inside the service, against the same engine driven directly.
 
-Both rows use one engine, in turn, on the same requests. The answers are long-tailed: their mean length is 45% of the
-longest, and each has a fixed length and seed. The service row has a real Redis, leases, commits, verification in other
-processes, and a new version every few seconds, applied during generation. The bare row only keeps enough requests in
-flight to fill the engine. The measured window of each row begins after two generations of answers on a full engine.
+All rows use one engine, in turn, on the same requests. The answers are long-tailed: their mean length is 45% of the
+longest, and each has a fixed length. The service row has a real Redis, leases, commits, verification in other
+processes, a seed for each answer, and a new version every few seconds, applied during generation. The bare row only
+keeps enough requests in flight to fill the engine, and sets no seeds. Two more rows show what the seeds and the
+log-probabilities of the sampled tokens cost. The measured window of each row begins after two generations of answers
+on a full engine.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from math import log
 from pathlib import Path
 from random import Random
@@ -59,7 +62,7 @@ def num_tokens(draw_id: int, index: int) -> int:
 
 
 def sample(prompt: Prompt, index: int) -> Sampling:
-    """The parameters of one request, equal in both rows."""
+    """The parameters of one request of the service."""
     length = num_tokens(prompt.draw_id, index)
     seed = seeds.derive(0, prompt.draw_id, index)
     return Sampling(max_tokens=length, min_tokens=length, seed=seed)
@@ -97,17 +100,22 @@ class StandingEngine(VllmEngine):
         """All sequences in the last step."""
         return self._gauge.running
 
-    async def answer(self, request_id: str, prompt: Prompt, sampling: Sampling) -> None:
+    async def answer(self, request_id: str, prompt: Prompt, sampling: Sampling, *, seeds: bool, logprobs: bool) -> None:
         """Make one request directly to vLLM."""
         from vllm.inputs.engine import tokens_input
 
+        parameters = sampling_params(sampling)
+        if not seeds:
+            parameters.seed = None
+        if not logprobs:
+            parameters.logprobs = None
         tokens = tokens_input(prompt.token_ids.tolist())
-        async for _ in self._llm.generate(tokens, sampling_params(sampling), request_id):
+        async for _ in self._llm.generate(tokens, parameters, request_id):
             pass
 
 
 class Rows:
-    """Measures both rows on one engine; draws never repeat within the benchmark."""
+    """Measures all rows on one engine; draws never repeat within the benchmark."""
 
     def __init__(
         self,
@@ -123,24 +131,30 @@ class Rows:
         self._buffers = buffers
         self._window_s = window_s
         self._next_draw = 0
-        self._order = [("service", self._service), ("bare", self._bare)]
+        self._order: list[tuple[str, Callable[[int], Awaitable[float]]]] = [
+            ("service", self._service),
+            ("bare", self._bare),
+            ("bare, with seeds", partial(self._bare, seeds=True)),
+            ("bare, without log-probabilities", partial(self._bare, logprobs=False)),
+        ]
         self._versions = (Version(1, number) for number in itertools.count())
 
     async def measure(self) -> dict[str, float]:
-        """One repetition: both rows on the same draws. The order of the rows alternates."""
+        """One repetition: all rows on the same draws. The order of the rows alternates."""
         first = self._next_draw
         self._next_draw += 10_000
         self._order.reverse()
         return {name: await row(first) for name, row in self._order}
 
-    async def _bare(self, first: int) -> float:
+    async def _bare(self, first: int, *, seeds: bool = False, logprobs: bool = True) -> float:
         """Measure the engine alone. Twice as many requests as can run are always in flight."""
         draws = map(draw, itertools.count(first))
         requests = ((prompt, index) for prompt in draws for index in range(GROUP))
 
         async def keep_asking() -> None:
             for prompt, index in requests:
-                await self._engine.answer(f"{prompt.draw_id}/{index}", prompt, sample(prompt, index))
+                name, sampling = f"{prompt.draw_id}/{index}", sample(prompt, index)
+                await self._engine.answer(name, prompt, sampling, seeds=seeds, logprobs=logprobs)
 
         askers = [asyncio.create_task(keep_asking()) for _ in range(2 * RUNNING)]
         try:
@@ -267,7 +281,10 @@ def prepare(quick: bool) -> Iterator[Callable[[], measure.Values]]:
 BENCHMARK = measure.Benchmark(
     name="actor_efficiency",
     title="An actor inside the service, against its engine driven directly",
-    units={"service": "tokens/s", "bare": "tokens/s"},
+    units=dict.fromkeys(
+        ("service", "bare", "bare, with seeds", "bare, without log-probabilities"),
+        "tokens/s",
+    ),
     ratio=("service", "bare"),
     target=0.97,
     prepare=prepare,

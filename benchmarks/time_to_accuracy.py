@@ -90,6 +90,20 @@ STANDARD: Mapping[str, Configuration] = {
 }
 FURTHER: Mapping[str, Configuration] = {
     "adaptive 2": Configuration("service", {"schedule.max_lag": 2, "schedule.draw_ahead": "adaptive"}),
+    **{
+        f"adaptive, {groups} groups": Configuration(
+            "service", {"schedule.max_lag": 4, "schedule.prompts_per_step": groups}
+        )
+        for groups in (6, 8)
+    },
+    "adaptive, compiled": Configuration("service", {"schedule.max_lag": 4, "actors.enforce_eager": False}),
+    "adaptive, 6 groups, compiled": Configuration(
+        "service", {"schedule.max_lag": 4, "schedule.prompts_per_step": 6, "actors.enforce_eager": False}
+    ),
+    "adaptive, 96 running": Configuration("service", {"schedule.max_lag": 4, "actors.max_running": 96}),
+    "adaptive, 8 groups, 96 running": Configuration(
+        "service", {"schedule.max_lag": 4, "schedule.prompts_per_step": 8, "actors.max_running": 96}
+    ),
     "TRL, 1 thread": Configuration("trl", {"threads": 1}),
     "TRL, scaled": Configuration("trl", {"scale_rewards": "group"}),
     "TRL, in four": Configuration("trl", {"micro_batch": 24}),

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SPOKES = ("learner", "actors", "queues", "verifiers")
 FOLDERS = (*SPOKES, "deploy")
 DOORS = {
-    "vllm": {"actors"},
+    "vllm": {"actors", "queues"},
     "deepspeed": {"learner"},
     "ray": {"deploy", "queues"},
     "redis": {"queues"},

@@ -88,6 +88,7 @@ def check_gpus_of_a_node(settings: Config) -> None:
     """Raises ConfigError if a node has too few GPUs for its part of the plan."""
     placed, tensor_parallel = plan(settings), settings.actors.tensor_parallel
     if not placed.on_gpu:
+        _refuse_transfer(settings)
         if tensor_parallel > 1:
             raise ConfigError(
                 f"actors.tensor_parallel = {tensor_parallel} splits an engine over GPUs, and this run has none: set it "
@@ -173,5 +174,14 @@ def _with_gpus(settings: Config, gpus_per_node: int) -> Config:
     return settings.model_copy(update={"cluster": cluster, "learner": learner})
 
 
+def _refuse_transfer(settings: Config) -> None:
+    """Raises ConfigError for what only GPUs can do."""
+    if settings.weights.transfer == "nccl":
+        raise ConfigError(
+            'weights.transfer = "nccl" sends weights from GPU to GPU, and this run has no GPUs: set it to "auto"'
+        )
+
+
 def _on_cpu(settings: Config) -> Config:
+    _refuse_transfer(settings)
     return settings.model_copy(update={"learner": settings.learner.model_copy(update={"device": "cpu"})})

@@ -10,6 +10,8 @@ from olmorl.config import Config
 from olmorl.errors import ResourceError
 
 GPUS_OF_A_NODE = 8
+TRANSFER_NODES = 3
+"""Fewer actor hosts get a version as fast if each pulls it."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,8 @@ class Placement:
     engine_cores: tuple[int | None, ...]
     """CPU core of each engine; None leaves it to the system."""
     rank_cores: tuple[int | None, ...]
+    transfers: bool
+    """Whether actor hosts send versions to each other (`weights.transfer`)."""
 
     @property
     def ranks(self) -> int:
@@ -116,6 +120,7 @@ class Placement:
                 if self.on_gpu
                 else f"engines {_cores(self.engine_cores)}, learner {_cores(self.rank_cores)}",
             ),
+            *([("weights", "actor hosts send versions to each other by NCCL")] if self.transfers else []),
             *([("crowded", crowding)] if (crowding := self.crowding(config)) else []),
         ]
 
@@ -146,7 +151,14 @@ def plan(config: Config) -> Placement:
         groups_in_flight=(config.schedule.batches_ahead + 1) * config.schedule.prompts_per_step,
         engine_cores=engine_cores,
         rank_cores=rank_cores,
+        transfers=_transfers(config, on_gpu),
     )
+
+
+def _transfers(config: Config, on_gpu: bool) -> bool:
+    if config.weights.transfer != "auto":
+        return config.weights.transfer == "nccl"
+    return on_gpu and config.cluster.address is not None and config.actors.nodes >= TRANSFER_NODES
 
 
 def _cores_of(config: Config, engines: int, ranks: int) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:

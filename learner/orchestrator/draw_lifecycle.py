@@ -253,14 +253,17 @@ class DrawLifecycle:
     async def reconcile(self, answered: Collection[int]) -> Reconciled:
         """Claim the queue again and compare it with the ledger, after it may have lost writes.
 
+        The result has the draws that were lost since the last comparison. Those before may still wait to be queued.
+
         Args:
             answered: open draws whose results had arrived.
         """
         assert self._lock.locked()
         await self._queue.claim(self._incarnation)
         found = await reconcile(self._queue, self.state, answered)
-        self._leftovers, self._lost = set(found.leftovers), set(found.lost)
-        return found
+        before, self._lost = self._lost, set(found.lost)
+        self._leftovers = set(found.leftovers)
+        return found._replace(lost=found.lost - before)
 
     def check_newest(self) -> None:
         """Raises Superseded when a newer start has taken over the run."""

@@ -1,4 +1,4 @@
-"""Writes the stream of a shard where its pieces belong in a weight file, and reads it from there."""
+"""Writes the stream of a shard, or one chunk of it, where it belongs in a weight file, and reads it from there."""
 
 from __future__ import annotations
 
@@ -34,3 +34,15 @@ def gather(file: int, pieces: Sequence[Extent], chunk_bytes: int) -> Iterator[me
                 filled = 0
     if filled:
         yield chunk[:filled]
+
+
+def within(pieces: Sequence[Extent], start: int, size: int) -> list[Extent]:
+    """Where `size` bytes of a stream belong, from byte `start` of the stream on."""
+    found: list[Extent] = []
+    for offset, length in pieces:
+        skipped = min(start, length)
+        taken = min(length - skipped, size)
+        if taken:
+            found.append((offset + skipped, taken))
+        start, size = start - skipped, size - taken
+    return found

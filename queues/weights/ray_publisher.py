@@ -1,4 +1,4 @@
-"""Versions published in Ray's object store, for hosts that share no storage. The one file of the queues with ray.
+"""Versions published in Ray's object store, for hosts that share no storage.
 
     publisher (learner rank)   puts the chunks of its shard, keeps them alive, and shows their references on the board
     board (Ray actor)          shows them to every host; the publishers could show all of it again

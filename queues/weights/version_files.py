@@ -50,14 +50,14 @@ class VersionFiles:
         return self.folder / f"{version}.{kind}_{rank}"
 
     @contextmanager
-    def turn(self, version: Version) -> Iterator[None]:
+    def turn(self, version: Version, wait_s: float = _TURN_DEADLINE_S) -> Iterator[None]:
         """Be the only writer of the version on this host.
 
         Raises:
             WeightError: another process is still writing it; it may succeed, so the caller tries again.
         """
-        path, give_up = self.path(version, "lock"), time.monotonic() + _TURN_DEADLINE_S
-        while time.monotonic() < give_up:
+        path, give_up = self.path(version, "lock"), time.monotonic() + wait_s
+        while True:
             with path.open("a+b") as lock:
                 # A lock without a link belonged to a version that was removed meanwhile.
                 if _locked(lock, fcntl.LOCK_EX) and os.fstat(lock.fileno()).st_nlink:
@@ -66,14 +66,22 @@ class VersionFiles:
                     lock.flush()
                     yield
                     return
+            if time.monotonic() >= give_up:
+                owner = path.read_text(encoding="ascii", errors="replace")
+                raise WeightError(f"version {version}: process {owner} of this host has staged it for {wait_s:g} s")
             time.sleep(_POLL_S)
-        owner = path.read_text(encoding="ascii", errors="replace")
-        raise WeightError(f"version {version}: process {owner} of this host has staged it for {_TURN_DEADLINE_S:g} s")
 
     def write_pieces(
         self, version: Version, num_bytes: int, shards: Iterable[tuple[Sequence[Extent], Iterable[memoryview]]]
     ) -> None:
-        """Write streams where their pieces belong in `V.partial`, which has `num_bytes`. An error removes the file.
+        """Write streams where their pieces belong in `V.partial`, which has `num_bytes`. An error removes the file."""
+        with self.partial(version, num_bytes) as file:
+            for pieces, chunks in shards:
+                scatter(file, pieces, chunks)
+
+    @contextmanager
+    def partial(self, version: Version, num_bytes: int) -> Iterator[int]:
+        """`V.partial`, open to be written. An error inside the block removes it.
 
         Several processes may write their own pieces at the same time.
         """
@@ -81,8 +89,7 @@ class VersionFiles:
         file = os.open(partial, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
             os.truncate(file, num_bytes)
-            for pieces, chunks in shards:
-                scatter(file, pieces, chunks)
+            yield file
         except BaseException:
             partial.unlink(missing_ok=True)
             raise

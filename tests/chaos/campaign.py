@@ -65,8 +65,6 @@ offload_activations = true
 zero_stage = 3
 deepspeed.zero_optimization.stage3_param_persistence_threshold = 0
 """
-"""Two ranks that share every row and all weights."""
-
 # More groups in flight than four actors can lease, so that every lost actor has leased groups.
 HOSTS = """
 [schedule]
@@ -100,11 +98,20 @@ def simulated() -> Campaign:
     return Campaign("simulated", make, kinds, 15, 2)
 
 
-def real(policy: Path, learner: str = ONE_RANK) -> Campaign:
-    """Real engines, real ranks: two vLLM engines on one core, DeepSpeed's rank or ranks on the other."""
+def real(policy: Path) -> Campaign:
+    """Real engines and a real rank: two vLLM engines on one core, DeepSpeed on the other."""
+    return _real("real", policy, ONE_RANK)
+
+
+def shared_rows(policy: Path) -> Campaign:
+    """Like `real`, with two ranks that share every row and all weights."""
+    return _real("shared", policy, SHARED_ROWS)
+
+
+def _real(name: str, policy: Path, learner: str) -> Campaign:
     kinds = {**faults.OF_REAL_ENGINES, **faults.EVERYWHERE, **({} if disk.missing() else faults.OF_OWN_DISK)}
     make = partial(_on_this_host, lambda folder: recipes.real(folder, policy, REAL.format(learner=learner)), 300.0)
-    return Campaign("real", make, kinds, 9, 1)
+    return Campaign(name, make, kinds, 9, 1)
 
 
 def hosts() -> Campaign:

@@ -85,7 +85,7 @@ def test_real_engines_get_over_faults(tmp_path: Path, policy: Path) -> None:
 
 @pytest.mark.engine
 def test_ranks_that_share_rows_get_over_the_death_of_one(tmp_path: Path, policy: Path) -> None:
-    chosen = campaign.real(policy, campaign.SHARED_ROWS)
+    chosen = campaign.shared_rows(policy)
     kinds = {**chosen.faults, REAL[-1]: between_checkpoints(chosen.faults[REAL[-1]])}
     (rank,) = strike(replace(chosen, faults=kinds), REAL[-1:], tmp_path, seed=0).records
     assert rank.steps_replayed > 0 and rank.draws_again == 0, "replayed, not generated again"

@@ -118,6 +118,7 @@ def test_a_draw_that_never_reached_the_queue_is_queued_with_the_next_attempt(
                     await run.lifecycle.draw(2, V0)
         async with run.opened():
             assert (await run.lifecycle.counts())[1] == 2, "lost ones are in flight too"
+            assert (await run.lifecycle.reconcile([])).lost == set(), "a restart of the queue did not lose them"
             await run.lifecycle.draw(0, V0)
             leases = await run.queue.lease("a0", 9, TRAIN_LANE, 0.0)
             assert [(lease.prompt.draw_id, lease.prompt.attempt) for lease in leases] == [(0, 2), (1, 2)]

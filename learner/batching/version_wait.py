@@ -12,7 +12,6 @@ from collections import deque
 
 from olmorl.clock import Clock
 
-
 WORTH = 4.0
 """Draws wait while the learner waits this many times as long for stragglers as it trains. Below it, the slots that stay
 free during a step can cost more than the next version gains."""

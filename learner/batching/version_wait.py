@@ -12,9 +12,13 @@ from collections import deque
 
 from olmorl.clock import Clock
 
+WORTH = 4.0
+"""Draws wait while the learner waits this many times as long for stragglers as it trains. Below it, the slots that stay
+free during a step can cost more than the next version gains."""
+
 
 class VersionWait:
-    """Draws wait only while the learner waits longer for stragglers than it trains."""
+    """Draws wait only while the learner waits far longer for stragglers than it trains."""
 
     def __init__(self, clock: Clock, steps: int) -> None:
         """The times of the last `steps` steps count, one or more."""
@@ -44,4 +48,4 @@ class VersionWait:
     @property
     def pays(self) -> bool:
         """Whether a draw gains more by the next version than its wait costs."""
-        return sum(self._held_up_s) > sum(self._train_s)
+        return sum(self._held_up_s) > WORTH * sum(self._train_s)

@@ -39,10 +39,10 @@ def test_draws_wait_while_stragglers_cost_more_time_than_training() -> None:
     assert not wait.pays
     step(wait, time, held_up_s=0.0, train_s=2.0)
     assert not wait.pays
-    step(wait, time, held_up_s=4.0, train_s=1.5)
+    step(wait, time, held_up_s=16.0, train_s=1.5)
     assert wait.pays
     step(wait, time, held_up_s=0.0, train_s=1.0)
-    assert not wait.pays, "4 s of waiting and 4.5 s of training"
+    assert not wait.pays, "16 s of waiting, and four times 4.5 s of training"
 
 
 def test_old_steps_are_forgotten() -> None:

@@ -80,7 +80,9 @@ def test_a_run_that_ends_with_an_error_sends_its_last_traces(simulate: Callable[
         run.environment["OTEL_EXPORTER_OTLP_ENDPOINT"] = receiver.url
         run.start("--schedule.max_useless_groups", "40", "--simulation.solve_rate", "0.000001")
         assert run.wait() == 1, run.output()
-        assert "40 groups in a row" in run.output()
+        told = re.search(r"(\d+) groups in a row", run.output())
+        # Results that came together are counted before the limit is checked.
+        assert told is not None and int(told[1]) >= 40, run.output()
         assert len(receiver.traces()) >= 40
     run.until_gone()
 

@@ -127,6 +127,7 @@ steps = {STEPS}
 prompts_per_step = {PROMPTS}
 max_lag = {MAX_LAG}
 [learner]
+share_prompts = false
 learning_rate = {RATE}
 schedule = "linear"
 warmup_steps = {WARMUP}

@@ -333,7 +333,7 @@ class Orchestrator:
             return  # the last version may be published after the run: the ledger is closed
         done, published = self._ranks.done, self._ranks.published
         if published is not None and self.control.drawing:
-            await self._batcher.draw(published, done)
+            await self._reconciler.draw(published, done)
         await self._batcher.assemble(done)
         self._metrics.ready(self._batcher.num_ready, self._clock.now())
         if not self.control.stopping:

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TypeVar
 
-from olmorl.errors import RunEnded
+from olmorl.errors import QueueFull, RunEnded
 from olmorl.learner.orchestrator.batcher import Batcher
 from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle
 from olmorl.learner.orchestrator.evaluation import Evaluator
 from olmorl.learner.orchestrator.run_control import RunControl
+from olmorl.messages import Version
 from olmorl.ports import Counts, Queue
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,22 @@ class Reconciler:
             RunEnded: they do not add up.
         """
         return await self._reconciled(self._lifecycle.counts)
+
+    async def draw(self, version: Version, done: int) -> None:
+        """Draw for the steps after `done`.
+
+        A restarted queue may be full of ended draws that came back. It is compared first then, and the next call queues
+        what found no room.
+
+        Raises:
+            QueueFull: the queue has no room, and was not restarted.
+        """
+        try:
+            await self._batcher.draw(version, done)
+        except QueueFull:
+            if await self._queue.epoch() == self.epoch:
+                raise
+            await self.counts()
 
     async def collect_evaluation(self) -> None:
         """Collect and count the answers of the evaluation.

@@ -127,7 +127,6 @@ steps = {STEPS}
 prompts_per_step = {PROMPTS}
 max_lag = {MAX_LAG}
 [learner]
-share_prompts = false
 learning_rate = {RATE}
 schedule = "linear"
 warmup_steps = {WARMUP}
@@ -620,20 +619,28 @@ def expected_line(session: Session, step: int) -> Record:
             "prompt_tokens_total": sum(len(group["prompt_token_ids"]) for group in ended),
             "draws_per_trained_group": 1 + len(replaced) / PROMPTS,
             "draws_unaccounted": 0,
-            "learner_flops": sum(flops_of(group, one) for group in batch for one in rewarded(group)),
             "engines": 1,
             "data_ended": 0,
         }
     )
 
 
-def flops_of(group: Record, completion: Record) -> float:
-    """Operations of the three passes over one sample: the model's matrices of two layers, its head, its pairs."""
-    prompt, answer = len(group["prompt_token_ids"]), len(completion["token_ids"])
+def possible_flops(session: Session, step: int) -> set[float]:
+    """Operations of a step. Each row computes a group's prompt once, and packing decides how many rows have one."""
+    once, more = 0.0, [0.0]
+    for group in session.trained(step):
+        prompt, answers = len(group["prompt_token_ids"]), [len(one["token_ids"]) for one in rewarded(group)]
+        once += flops_of(0, prompt, 0) + sum(flops_of(prompt, prompt + answer, answer) for answer in answers)
+        more = [copies + extra * flops_of(0, prompt, 0) for copies in more for extra in range(len(answers))]
+    return {once + copies for copies in more}
+
+
+def flops_of(start: int, end: int, predicted: int) -> float:
+    """Operations of the three passes over tokens of one sample: matrices of two layers, the head, pairs."""
     hidden, inner, kv, vocabulary = 64, 96, 32, len(WORDS) + 5 + 4 + 4
     layer = 2 * hidden * hidden + 2 * hidden * kv + 3 * hidden * inner
-    pairs = (prompt + answer) * (prompt + answer + 1) / 2
-    return 3 * 2 * (2 * layer * (prompt + answer) + hidden * vocabulary * answer + 2 * 2 * hidden * pairs)
+    pairs = (end * (end + 1) - start * (start + 1)) / 2
+    return 3 * 2 * (2 * layer * (end - start) + hidden * vocabulary * predicted + 2 * 2 * hidden * pairs)
 
 
 def lost_tokens(session: Session, events: Sequence[Record]) -> Iterator[int]:
@@ -667,6 +674,8 @@ def test_each_line_is_what_rollouts_ledger_and_the_plain_loop_say(session: Sessi
     for line, learned in zip(session.lines, loop.said, strict=True):
         told = {key: value for key, value in line.items() if not key.startswith("eval_") and key not in TIMES}
         assert told.pop("tokens_evaluation_total") in evaluation_tokens(session, line["step"])
+        flops = told.pop("learner_flops")
+        assert any(flops == pytest.approx(one, rel=1e-6) for one in possible_flops(session, line["step"]))
         assert told == pytest.approx(expected_line(session, line["step"]) | learned, rel=1e-4, abs=1e-6)
 
 

@@ -19,7 +19,7 @@ from olmorl.queues.prompts.codec import StoredResult
 from olmorl.queues.prompts.memory_queue import MemoryQueue, _Draw, _Held, _Lane
 
 Build = Callable[..., Any]
-BOUND = 64
+BOUND = 32
 """The value of the composition root for batches of 8 and a lag of 2."""
 
 

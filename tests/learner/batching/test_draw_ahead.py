@@ -7,22 +7,7 @@ from itertools import pairwise
 import pytest
 
 from olmorl.learner.batching.draw_ahead import DrawAhead, Rates, draws_to_finish, unfinished_needed
-
-
-class ManualClock:
-    """Time that the test sets."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def wall(self) -> float:
-        return self.seconds
-
-    async def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
+from tests.learner.batching.manual_clock import ManualClock
 
 
 def needed(draw_s: float, *, elapsed_s: float = 0.0, ready: int = 0, margin: float = 1.0, waiting: bool = False) -> int:

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from olmorl.learner.batching.version_wait import VersionWait
+from tests.learner.batching.manual_clock import ManualClock
 
 
-class ManualTime:
-    """Time that the test sets."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def now(self) -> float:
-        return self.seconds
-
-    def wall(self) -> float:
-        return self.seconds
-
-    async def sleep(self, seconds: float) -> None:
-        self.seconds += seconds
-
-
-def step(wait: VersionWait, time: ManualTime, *, held_up_s: float, train_s: float) -> None:
+def step(wait: VersionWait, time: ManualClock, *, held_up_s: float, train_s: float) -> None:
     """The learner waits for a straggler, then it trains."""
     if held_up_s:
         wait.held_up()
@@ -34,7 +19,7 @@ def step(wait: VersionWait, time: ManualTime, *, held_up_s: float, train_s: floa
 
 
 def test_draws_wait_while_stragglers_cost_more_time_than_training() -> None:
-    time = ManualTime()
+    time = ManualClock()
     wait = VersionWait(time, steps=3)
     assert not wait.pays
     step(wait, time, held_up_s=0.0, train_s=2.0)
@@ -46,7 +31,7 @@ def test_draws_wait_while_stragglers_cost_more_time_than_training() -> None:
 
 
 def test_old_steps_are_forgotten() -> None:
-    time = ManualTime()
+    time = ManualClock()
     wait = VersionWait(time, steps=2)
     step(wait, time, held_up_s=50.0, train_s=1.0)
     step(wait, time, held_up_s=0.0, train_s=1.0)
@@ -56,7 +41,7 @@ def test_old_steps_are_forgotten() -> None:
 
 
 def test_other_waits_of_the_learner_do_not_count() -> None:
-    time = ManualTime()
+    time = ManualClock()
     wait = VersionWait(time, steps=2)
     for _ in range(3):
         time.seconds += 100.0

@@ -57,13 +57,17 @@ def parse(argv: Sequence[str]) -> Arguments:
         ConfigError: an option that is neither known nor a dotted key with a value.
     """
     parser = _parser()
-    known, rest = parser.parse_known_args(argv)
+    words, keys = dotted(argv)
+    known, unknown = parser.parse_known_args(words)
+    for word in unknown:
+        meant = _meant(word, list(parser._option_string_actions))
+        raise ConfigError(f"{word}: unknown argument{meant}; keys of the recipe are written --section.key value")
     overrides = [
         (key, str(value)) for flag, key in _SHORT.items() if (value := getattr(known, _name(flag))) is not None
     ]
     if known.strict_data:
         overrides.append(("data.strict", "true"))
-    overrides += dotted(rest, list(parser._option_string_actions))
+    overrides += keys
     _refuse_twice(argv, overrides)
     resume = known.resume or known.from_step is not None
     if known.change and not resume:
@@ -104,26 +108,29 @@ def _name(flag: str) -> str:
     return flag.removeprefix("--").replace("-", "_")
 
 
-def dotted(rest: Sequence[str], options: Sequence[str] = ()) -> list[tuple[str, str]]:
-    """Read `--section.key value` and `--section.key=value`. Raises ConfigError for anything else.
+def dotted(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Take `--section.key value` and `--section.key=value` out of a command line.
 
-    `options`: the names to suggest for a misspelled word.
+    Returns its other words, then keys and values.
+
+    Raises:
+        ConfigError: a key without a value.
     """
+    others: list[str] = []
     pairs: list[tuple[str, str]] = []
-    words = list(rest)
+    words = list(argv)
     while words:
-        flag = words.pop(0)
-        if not flag.startswith("--") or "." not in flag.split("=")[0]:
-            raise ConfigError(
-                f"{flag}: unknown argument{_meant(flag, options)}; keys of the recipe are written --section.key value"
-            )
-        key, given, value = flag.removeprefix("--").partition("=")
+        word = words.pop(0)
+        key, given, value = word.removeprefix("--").partition("=")
+        if not word.startswith("--") or "." not in key:
+            others.append(word)
+            continue
         if not given:
             if not words or (words[0].startswith("--") and "." in words[0]):
-                raise ConfigError(f"{flag}: needs a value, as in {flag} VALUE")
+                raise ConfigError(f"{word}: needs a value, as in {word} VALUE")
             value = words.pop(0)
         pairs.append((key, value))
-    return pairs
+    return others, pairs
 
 
 def _meant(flag: str, options: Sequence[str]) -> str:

@@ -177,7 +177,6 @@ def actor(
     from olmorl.actors.admission import lanes
     from olmorl.actors.loop import Actor
     from olmorl.actors.sampling_params import SamplingRule
-    from olmorl.actors.weight_proof import TOLERANCE
     from olmorl.learner.data.loader import evaluation_names
 
     return Actor(
@@ -194,10 +193,17 @@ def actor(
         lease_s=settings.queue.lease_s,
         max_lag=settings.schedule.max_lag,
         max_span=settings.schedule.max_lag if settings.schedule.over_age == "drop" else None,
-        proof_tolerance=settings.weights.proof_tolerance or TOLERANCE[settings.model.dtype],
+        proof_tolerance=proof_tolerance(settings),
         metrics=metrics,
         peak=peak and peak.times(settings.actors.tensor_parallel),
     )
+
+
+def proof_tolerance(settings: Config) -> float:
+    """Mean difference of log-probabilities, in nats, at which engine and learner still have the same weights."""
+    from olmorl.actors.weight_proof import TOLERANCE
+
+    return settings.weights.proof_tolerance or TOLERANCE[settings.model.dtype]
 
 
 def prompts(

@@ -23,8 +23,8 @@ from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.options import Parser, count
 from olmorl.deploy.plan import report
 from olmorl.deploy.plan.measured import FinishedRun, finished_run
-from olmorl.deploy.plan.sweep import Axes, Choice, Prediction, Sweep, choice_of, default_axes, predict
-from olmorl.deploy.plan.workload import Workload
+from olmorl.deploy.plan.sweep import Axes, Prediction, Sweep, choice_of, default_axes, predict
+from olmorl.deploy.plan.workload import ANSWER_KEYS, Workload
 from olmorl.deploy.preflight import checks, memory
 from olmorl.deploy.preflight.publishing import PublishingPlan, publishing_plan
 from olmorl.errors import ConfigError
@@ -68,8 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def do() -> int:
         parser = _parser()
-        arguments, rest = parser.parse_known_args(argv)
-        _plan(arguments, _overrides(parser, rest))
+        words, overrides = dotted(sys.argv[1:] if argv is None else argv)
+        arguments, unknown = parser.parse_known_args(words)
+        for word in unknown:
+            raise parser.unknown(word)
+        _plan(arguments, overrides)
         return 0
 
     return run_command("olmorl-plan", do)
@@ -136,13 +139,6 @@ def listed(one: Callable[[str], Any]) -> Callable[[str], list[Any]]:
     return lambda text: [one(part.strip()) for part in text.split(",")]
 
 
-def _overrides(parser: Parser, rest: Sequence[str]) -> list[tuple[str, str]]:
-    for word in rest:
-        if word.startswith("--") and "." not in word.partition("=")[0]:
-            raise parser.unknown(word)
-    return dotted(rest)
-
-
 def _plan(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -> None:
     run = None if arguments.run is None else finished_run(arguments.run)
     settings = _settings(arguments, overrides, run)
@@ -153,18 +149,20 @@ def _plan(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -
     report.show_inputs(out, settings, load, _publishing(settings))
     if arguments.dry_run:
         if not arguments.no_sweep:
-            out.print(_axes(arguments, own).text())
+            out.print(_axes(arguments, settings).text())
         return
     if arguments.no_sweep:
         chosen, tried = predict(settings, load, own, groups), {}
         tried[own] = chosen
     else:
         sweep = Sweep(settings, load, groups, arguments.processes, _note)
-        chosen = sweep.run(own, _axes(arguments, own))
+        chosen = sweep.run(own, _axes(arguments, settings))
         tried = sweep.tried
     predictions = sorted(tried.values(), key=lambda one: one.choice)
-    # The run itself can be compared with a prediction of its own configuration only.
-    real = run if run and choice_of(run.settings) == own and not overrides else None
+    # The run itself can be compared with a prediction of its own configuration and rates only.
+    rates = (arguments.mean_tokens, arguments.train_s, arguments.engine_tokens_per_s)
+    changed = overrides or arguments.recipe or any(rates)
+    real = run if run and choice_of(run.settings) == own and not changed else None
     report.show(out, settings, predictions, None if arguments.no_sweep else chosen, real)
     if not arguments.no_sweep:
         out.print(_advice(tried[own], chosen))
@@ -194,8 +192,13 @@ def _workload(
     """The rates of the run or of the recipe, changed by the rates on the command line."""
     load = Workload(settings.simulation) if run is None else run.workload
     if run is not None:
-        keys = [key.partition(".")[2] for key, _ in overrides if key.startswith("simulation.")]
-        given = {key.replace("-", "_"): getattr(settings.simulation, key.replace("-", "_")) for key in keys}
+        keys = [key.partition(".")[2].replace("-", "_") for key, _ in overrides if key.startswith("simulation.")]
+        if recorded := sorted(set(keys) & ANSWER_KEYS):
+            raise ConfigError(
+                f"--simulation.{recorded[0]}: the answers are those that {arguments.run} has recorded; leave out this "
+                "key, or --from and give the recipe with its rates"
+            )
+        given = {key: getattr(settings.simulation, key) for key in keys}
         load = replace(load, simulation=load.simulation.model_copy(update=given))
     limit = settings.sampling.max_tokens
     if (mean := arguments.mean_tokens) is not None:
@@ -224,8 +227,15 @@ def _publishing(settings: Config) -> PublishingPlan | None:
     return publishing_plan(here, size.parameters, size.weights_bytes)
 
 
-def _axes(arguments: argparse.Namespace, own: Choice) -> Axes:
-    usual = default_axes(own)
+def _axes(arguments: argparse.Namespace, settings: Config) -> Axes:
+    """The values to try. Raises ConfigError for a value on the command line that the recipe does not allow."""
+    own, usual = choice_of(settings), default_axes(settings)
+    for learner_nodes, actor_nodes in arguments.splits or ():
+        own._replace(learner_nodes=learner_nodes, actor_nodes=actor_nodes).apply(settings)
+    for max_lag in arguments.lags or ():
+        own._replace(max_lag=max_lag).apply(settings)
+    for batch in arguments.batches or ():
+        own._replace(batch=batch).apply(settings)
     return Axes(
         splits=arguments.splits or usual.splits,
         lags=arguments.lags or usual.lags,

@@ -7,6 +7,17 @@ from typing import Any, NamedTuple
 
 from olmorl.config import Config
 
+COUNTED_KEYS = (
+    "wall_s",
+    "tokens_generated_total",
+    "tokens_trained_total",
+    "batch_tokens",
+    "learner_wait_s",
+    "learner_step_s",
+    "lag_mean",
+    "lag_max",
+)
+"""Fields of a metrics line that the figures and the rates of a run need."""
 Lines = Sequence[Mapping[str, Any]]
 
 

@@ -22,7 +22,7 @@ from olmorl.actors.fake_engine import FakeEngine
 from olmorl.clock import run_simulated
 from olmorl.config import Config
 from olmorl.deploy.cluster.placement import plan
-from olmorl.deploy.plan.figures import Figures, Lines, figures_of, warm_up
+from olmorl.deploy.plan.figures import COUNTED_KEYS, Figures, Lines, figures_of, warm_up
 from olmorl.deploy.plan.workload import MEAN_TOKENS, RecordedAnswer, RecordedGroup, Workload
 from olmorl.deploy.view.run_state import metric_lines
 from olmorl.errors import ConfigError, DataError
@@ -84,6 +84,12 @@ def finished_run(run_dir: Path) -> FinishedRun:
     except ConfigError as error:
         raise DataError(f"{error}\n  so the run cannot be used: it is of another version of OlmoRL") from None
     lines, skipped = _counted(metric_lines(run_dir), settings, run_dir)
+    for line in lines[skipped - 1 :]:
+        if missing := [key for key in COUNTED_KEYS if line.get(key) is None]:
+            raise DataError(
+                f"{files.metrics}: the line of step {line.get('step')} has no {missing[0]}, so the run cannot be used: "
+                "it is of another version of OlmoRL, or the file was changed"
+            )
     records = _records(files)
     if not records:
         raise DataError(f"{files.rollouts}: no groups, so answer lengths are unknown; give a run with rollouts")

@@ -16,6 +16,7 @@ from olmorl.deploy.plan import workload
 from olmorl.deploy.plan.figures import Figures, figures_of, warm_up
 from olmorl.deploy.plan.simulated_service import SimulatedService
 from olmorl.deploy.plan.workload import Units, Workload
+from olmorl.errors import ConfigError
 
 LEAST_STEPS = 3
 """Counted steps of a simulated run."""
@@ -137,16 +138,39 @@ class Axes:
         )
 
 
-def default_axes(own: Choice) -> Axes:
-    """Splits of the same number of nodes, lags up to twice the recipe's, half and double the batch."""
+def default_axes(settings: Config) -> Axes:
+    """Splits of the same number of nodes, lags up to twice the recipe's, half and double the batch.
+
+    Values that the rest of the recipe does not allow are left out.
+    """
+    own = choice_of(settings)
     nodes = own.learner_nodes + own.actor_nodes
     learners = {own.learner_nodes, *(round(own.learner_nodes * share) for share in (0.25, 0.5, 0.75, 1.5, 2.0))}
     lags = {0, 1, 2, 4, 8, 16, own.max_lag}
     return Axes(
-        splits=[(n, nodes - n) for n in sorted(learners) if 1 <= n < nodes],
-        lags=[lag for lag in sorted(lags) if lag <= max(2 * own.max_lag, 2)],
-        batches=sorted({max(1, own.batch // 2), own.batch, 2 * own.batch}),
+        splits=[
+            (n, nodes - n)
+            for n in sorted(learners)
+            if 1 <= n < nodes and _fits(own._replace(learner_nodes=n, actor_nodes=nodes - n), settings)
+        ],
+        lags=[
+            lag for lag in sorted(lags) if lag <= max(2 * own.max_lag, 2) and _fits(own._replace(max_lag=lag), settings)
+        ],
+        batches=[
+            batch
+            for batch in sorted({max(1, own.batch // 2), own.batch, 2 * own.batch})
+            if _fits(own._replace(batch=batch), settings)
+        ],
     )
+
+
+def _fits(choice: Choice, settings: Config) -> bool:
+    """Whether the recipe allows the choice."""
+    try:
+        choice.apply(settings)
+    except ConfigError:
+        return False
+    return True
 
 
 class Sweep:
@@ -155,6 +179,7 @@ class Sweep:
     def __init__(
         self, settings: Config, load: Workload, groups: int, processes: int, note: Callable[[Prediction], None]
     ) -> None:
+        self._settings = settings
         self._predict = partial(predict, settings, load, groups=groups)
         self._processes = processes
         self._note = note
@@ -169,8 +194,9 @@ class Sweep:
         return self.tried[now]
 
     def _best_of(self, now: Choice, variants: Sequence[Choice]) -> Choice:
-        self._try(variants)
-        return best(self.tried[choice] for choice in {now, *variants}).choice
+        allowed = [variant for variant in variants if _fits(variant, self._settings)]
+        self._try(allowed)
+        return best(self.tried[choice] for choice in {now, *allowed}).choice
 
     def _try(self, choices: Iterable[Choice]) -> None:
         new = [choice for choice in dict.fromkeys(choices) if choice not in self.tried]

@@ -26,6 +26,8 @@ STEP_S = 25.0
 """Duration of a simulated step at most, in simulated seconds. All polls of the service are much shorter."""
 ACTOR_KEYS = ("max_running", "max_waiting", "kv_headroom", "batching", "weight_update")
 """Keys of `actors` that a simulated engine obeys."""
+ANSWER_KEYS = frozenset(("mean_tokens", "tail", "solve_rate", "prompt_spread", "learned_per_version"))
+"""Keys of `simulation` that describe random answers. Recorded answers have none of them."""
 LAST_PART = 3
 """After its end, a recorded run goes on with answers of its last third."""
 

@@ -228,7 +228,7 @@ def shared_memory(settings: Config) -> str:
     versions = memory.shared_memory(settings, weights)
     return _room(
         Path("/dev/shm"),
-        versions + RAY_OBJECTS_BYTES,
+        versions + max(RAY_OBJECTS_BYTES, memory.object_store(settings, weights)),
         f"{versions // weights} versions of the weights and Ray's objects",
         "remount it larger (mount -o remount,size=...), or give the container more (--shm-size)",
     )

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from olmorl import config
-from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.deploy import wiring
 from olmorl.deploy.processes import rank_process, semaphores
 from olmorl.errors import ModelError
@@ -137,11 +136,12 @@ def compare(settings: config.Config, answer: EngineAnswer, learner: Sequence[flo
         raise ModelError(f"engine and learner read the same tokens as {answer.text!r:.80} and {decoded!r:.80}")
     difference = np.abs(np.array(learner) - answer.logprobs)
     mean, largest = float(difference.mean()), float(difference.max())
-    allowed = TOLERANCE[settings.model.dtype]
+    allowed = wiring.proof_tolerance(settings)
     if not mean <= allowed:
         raise ModelError(
             f"engine and learner disagree on the log-probability of {len(answer.tokens)} sampled tokens: by {mean:.3g} "
             f"nats in the mean ({allowed:g} is allowed), by {largest:.3g} at most; see that model.path, "
-            'model.tokenizer and model.dtype are meant for each other, and try learner.attention = "eager"'
+            'model.tokenizer and model.dtype are meant for each other, and try learner.attention = "eager"; a pair '
+            "that differs on purpose (a quantized engine) needs weights.proof_tolerance"
         )
     return f"{len(answer.tokens)} tokens; log-probabilities differ by {mean:.2g} in the mean, {largest:.2g} at most"

@@ -21,7 +21,7 @@ from olmorl.config import Config, with_key
 from olmorl.deploy.cluster.placement import GPUS_OF_A_NODE, plan
 from olmorl.deploy.preflight import hub, model_folder
 from olmorl.deploy.preflight.publishing import PublishingPlan, publishing_plan
-from olmorl.errors import ModelError, ResourceError
+from olmorl.errors import ConfigError, ModelError, ResourceError
 from olmorl.learner.publisher import KEPT_VERSIONS
 from olmorl.learner.trainer.sequence_parallel import refuse_heads
 
@@ -47,7 +47,9 @@ _HIDDEN_COPIES = 16
 """Numbers per token in a step of an engine, in hidden sizes: hidden states, and the wider ones of attention and MLP."""
 BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_GPU_GIB = 8192, 16384, 70
 """Tokens of one step of an engine, where `actors.max_batched_tokens` leaves it to vLLM: more on a GPU this large."""
-LEARNER_GPU, ENGINE_GPU = "a learner GPU", "an engine GPU"
+LEARNER_GPU, ENGINE_GPU, BESIDE_ENGINE = "a learner GPU", "an engine GPU", "an engine GPU, outside the engine"
+TRANSFER_BYTES = 2**30
+"""Memory of a GPU that sends or receives versions: CUDA, NCCL and two buffers of 64 MiB. An assumption."""
 GPU_KEY = "cluster.gpu_memory_gib"
 LEAST_ANSWER = 256
 """Tokens of the shortest answer limit that is proposed as a fix."""
@@ -122,6 +124,7 @@ def memory_plan(settings: Config) -> MemoryPlan:
 
     Raises:
         ModelError: not a model that the learner can train.
+        ConfigError: the engine cannot have the GPUs of actors.tensor_parallel.
     """
     from olmorl.learner.trainer.memory import rank_memory
 
@@ -144,6 +147,7 @@ def memory_plan(settings: Config) -> MemoryPlan:
         places = [
             learner,
             engine,
+            *_beside_engine(settings),
             _place("a host of the learner", on_host + shared["learner"]),
             _place("a host of engines", shared["engine"]),
         ]
@@ -245,6 +249,12 @@ def _engine(settings: Config, weights: int) -> MemoryPlace:
     architecture = model_folder.architecture(Path(settings.model.path))
     one = 0
     if architecture is not None:
+        if architecture.heads % share:
+            fitting = [n for n in range(1, share) if architecture.heads % n == 0]
+            raise ConfigError(
+                f"actors.tensor_parallel = {share} does not divide the {architecture.heads} attention heads of "
+                f"{settings.model.path}: set it to {fitting[-1]}"
+            )
         heads = -(-architecture.kv_heads // share)
         one = model_folder.cache_bytes(architecture, heads, settings.max_model_len, _WIDTH[settings.model.dtype])
     large = placed.on_gpu and gpu_bytes(settings) >= LARGE_GPU_GIB * GIB
@@ -270,6 +280,16 @@ def _engine(settings: Config, weights: int) -> MemoryPlace:
         limit,
         "actors.gpu_memory_utilization of cluster.gpu_memory_gib",
     )
+
+
+def _beside_engine(settings: Config) -> list[MemoryPlace]:
+    """What an engine's GPU holds outside `actors.gpu_memory_utilization`."""
+    if not plan(settings).transfers:
+        return []
+    part = MemoryPart("transfer of versions", TRANSFER_BYTES, "weights.transfer: assumed")
+    limit = int((1 - settings.actors.gpu_memory_utilization) * gpu_bytes(settings))
+    key = "1 - actors.gpu_memory_utilization of cluster.gpu_memory_gib"
+    return [MemoryPlace(BESIDE_ENGINE, (part,), TRANSFER_BYTES, limit, key)]
 
 
 def _published(settings: Config, shards: int) -> list[MemoryPart]:
@@ -354,23 +374,28 @@ def _fix(settings: Config, place: MemoryPlace) -> str:
     changes = list(_changes(settings, place.name))
     for change in changes:
         then = _with(settings, [change], place)
-        if then.fits:
+        if then is not None and then.fits:
             return _told([change], then)
     kept: list[tuple[str, Any]] = []
     for change in changes:
         others = [other for other in kept if other[0] != change[0]]
         then = _with(settings, [*others, change], place)
-        if then.needed < place.needed:
+        if then is not None and then.needed < place.needed:
             kept, place = [*others, change], then
-        if then.fits:
-            return _told(kept, then)
+            if then.fits:
+                return _told(kept, then)
     return "no setting mends it: take a smaller model, more nodes or shorter answers"
 
 
-def _with(settings: Config, changes: Sequence[tuple[str, Any]], place: MemoryPlace) -> MemoryPlace:
-    for key, value in changes:
-        settings = with_key(settings, key, value)
-    return next(each for each in memory_plan(settings).places if each.name == place.name)
+def _with(settings: Config, changes: Sequence[tuple[str, Any]], place: MemoryPlace) -> MemoryPlace | None:
+    """The place with these changes; None if the rest of the recipe does not allow them."""
+    try:
+        for key, value in changes:
+            settings = with_key(settings, key, value)
+        places = memory_plan(settings).places
+    except ConfigError:
+        return None
+    return next((each for each in places if each.name == place.name), MemoryPlace(place.name, (), 0, place.limit))
 
 
 def _told(changes: Sequence[tuple[str, Any]], then: MemoryPlace) -> str:
@@ -380,11 +405,15 @@ def _told(changes: Sequence[tuple[str, Any]], then: MemoryPlace) -> str:
 def _changes(settings: Config, place: str) -> Iterator[tuple[str, Any]]:
     learner, actors = settings.learner, settings.actors
     if place == ENGINE_GPU:
-        there = settings.cluster.gpus_per_node or GPUS_OF_A_NODE
+        there = (settings.cluster.gpus_per_node or GPUS_OF_A_NODE) // (actors.engines_per_node or 1)
         yield from (("actors.tensor_parallel", n) for n in (2, 4, 8) if actors.tensor_parallel < n <= there)
         if actors.gpu_memory_utilization < 0.95:
             yield "actors.gpu_memory_utilization", 0.95
         yield from (("sampling.max_tokens", n) for n in _halves(settings.sampling.max_tokens))
+        return
+    if place == BESIDE_ENGINE:
+        yield from (("actors.gpu_memory_utilization", n) for n in (0.95, 0.9) if n < actors.gpu_memory_utilization)
+        yield "weights.transfer", "store"
         return
     if not learner.gradient_checkpointing:
         yield "learner.gradient_checkpointing", True

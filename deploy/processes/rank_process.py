@@ -17,6 +17,8 @@ from olmorl.deploy.cluster.remote_process import RayBatchSource, RemoteProcess
 from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.run_process import RunProcess, Tree
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Names of the variable with torch's settings for GPU memory. The operator's own value stays."""
 _ANSWER_S = 60.0
 """Time for the orchestrator to answer once it can."""
 _PULSE_S = 1.0
@@ -83,5 +85,8 @@ def start(
 def _environment(settings: Config, placement: Placement) -> dict[str, str]:
     """The environment variables, which must be set before the rank imports torch."""
     threads = str(settings.learner.threads)
-    accelerator = {} if placement.on_gpu else {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    accelerator = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    if placement.on_gpu:
+        # Rows differ in length: without expandable segments each length leaves holes.
+        accelerator = {} if any(map(os.environ.get, ALLOCATOR)) else {ALLOCATOR[0]: "expandable_segments:True"}
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **accelerator}

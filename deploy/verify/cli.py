@@ -65,8 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _score(argv: Sequence[str] | None) -> int:
     parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
-    settings = _settings(arguments, _overrides(parser, rest))
+    words, overrides = dotted(sys.argv[1:] if argv is None else argv)
+    arguments, unknown = parser.parse_known_args(words)
+    for word in unknown:
+        raise parser.unknown(word)
+    settings = _settings(arguments, overrides)
     if arguments.self_test:
         return _self_test(settings)
     if arguments.input is None or arguments.output is None:
@@ -128,14 +131,6 @@ def _settings(arguments: argparse.Namespace, overrides: list[tuple[str, str]]) -
     settings = settings.model_copy(update={"verifiers": verifiers})
     _check_names(settings)
     return settings
-
-
-def _overrides(parser: Parser, rest: list[str]) -> list[tuple[str, str]]:
-    """Keys of the recipe among the words that are no option. Raises ConfigError for the others."""
-    for word in rest:
-        if word.startswith("-") and word != STANDARD and "." not in word.partition("=")[0]:
-            raise parser.unknown(word)
-    return dotted(rest)
 
 
 def _check_names(settings: config.Config) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from functools import reduce
+from operator import getitem
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -101,11 +103,16 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def refuse_owned(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError for a setting that other keys decide."""
+    """Raises ConfigError for a setting that other keys decide, or that is left to another program."""
     for leaf in _leaves(given):
         for name, reason in OWNED.items():
             if f"{leaf}.".startswith(f"{name}."):
                 raise ConfigError(f"learner.deepspeed.{leaf} cannot be set here: {reason}")
+        value: Any = reduce(getitem, leaf.split("."), given)
+        if value == "auto":
+            raise ConfigError(
+                f'learner.deepspeed.{leaf} = "auto": only the Trainer of Transformers fills it in; give a value'
+            )
 
 
 class _Read(dict[str, Any]):

@@ -273,6 +273,7 @@ def check_environments(ranks: Sequence[Group], engines: Sequence[Group], setting
     for seen in (seen for node in ranks for seen in node.seen):
         assert seen.environment["OMP_NUM_THREADS"] == str(settings.learner.threads)
         assert "DS_ACCELERATOR" not in seen.environment
+        assert seen.environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
     for seen in (seen for engine in engines for seen in engine.seen):
         assert seen.environment["VLLM_NO_USAGE_STATS"] == seen.environment["VLLM_DO_NOT_TRACK"] == "1"
         assert seen.environment["TOKENIZERS_PARALLELISM"] == "false"

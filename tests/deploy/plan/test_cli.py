@@ -75,9 +75,28 @@ def test_a_plan_from_a_run_has_the_run_beside_its_prediction(
     assert "the run" in shown
 
 
+def test_a_key_before_the_recipe_keeps_its_value(recipe_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The value of an unknown option would be taken for the recipe."""
+    assert cli.main(["--schedule.max_lag", "4", recipe_file, "--no-sweep", *SMALL]) == 0
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "1+1" in line]
+    assert [cell.strip() for cell in row.split("│")][2:5] == ["1+1", "4", "8"]
+
+
+def test_the_run_is_shown_only_beside_its_own_configuration_and_rates(
+    finished: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = str(finished(schedule__steps=14))
+    assert cli.main(["--from", run_dir, "--schedule.max_lag", "3", "--no-sweep", "--steps", "3"]) == 0
+    assert cli.main(["--from", run_dir, "--train-s", "9", "--no-sweep", "--steps", "3"]) == 0
+    assert "the run" not in capsys.readouterr().out
+    assert cli.main(["--from", run_dir, "--simulation.solve_rate", "0.9", "--no-sweep"]) == 2
+    assert "--simulation.solve_rate: the answers are those that" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["RECIPE", "--weights.publish_every", "2", "--lags", "0,2", "--dry-run"], "max_lag 0, 8 prompts a step"),
         ([], "give a recipe, a finished run, or both: olmorl-plan RECIPE.toml --from RUN"),
         (["none.toml"], "none.toml: no such recipe"),
         (["--from", "nowhere"], "nowhere: no config.toml, so this is no run directory; give the folder of a run"),

@@ -71,6 +71,11 @@ def test_what_is_no_finished_run_is_named(tmp_path: Path, finished: Finished) ->
         finished_run(tmp_path)
     with pytest.raises(DataError, match=r"0 step\(s\) to measure, and 3 are needed.* 10 steps or more"):
         finished_run(finished(run__name="short", schedule__steps=5, checkpoint__every=5))
+    run_dir = finished(run__name="older")
+    metrics = run_dir / "metrics.jsonl"
+    metrics.write_text(metrics.read_text().replace('"tokens_generated_total"', '"tokens_total"'))
+    with pytest.raises(DataError, match=r"metrics.jsonl: the line of step \d+ has no tokens_generated_total"):
+        finished_run(run_dir)
     run_dir = finished(run__name="bare")
     for path in (run_dir / "rollouts").iterdir():
         path.unlink()

@@ -31,12 +31,17 @@ def test_the_fastest_wins_unless_a_fresher_one_is_as_fast() -> None:
     assert best([slow, fastest]) is fastest
 
 
-def test_the_usual_sweep_keeps_the_number_of_nodes() -> None:
-    axes = default_axes(Choice(8, 20, 8, 128))
+def test_the_usual_sweep_keeps_the_number_of_nodes(recipe: Recipe) -> None:
+    axes = default_axes(recipe(learner__nodes=8, actors__nodes=20, schedule__max_lag=8, schedule__prompts_per_step=128))
     assert {n + m for n, m in axes.splits} == {28}
     assert (8, 20) in axes.splits
     assert (axes.lags, axes.batches) == ([0, 1, 2, 4, 8, 16], [64, 128, 256])
-    assert default_axes(Choice(1, 1, 0, 1)) == Axes([(1, 1)], [0, 1, 2], [1, 2])
+    assert default_axes(recipe(schedule__max_lag=0, schedule__prompts_per_step=1)) == Axes([(1, 1)], [0, 1, 2], [1, 2])
+
+
+def test_the_usual_sweep_leaves_out_what_the_recipe_does_not_allow(recipe: Recipe) -> None:
+    assert default_axes(recipe(weights__publish_every=2)).lags == [1, 2, 4]
+    assert default_axes(recipe(learner__minibatches=8)).batches == [8, 16]
 
 
 def test_a_choice_changes_its_keys_alone(recipe: Recipe) -> None:

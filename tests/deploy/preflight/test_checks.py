@@ -154,6 +154,9 @@ def test_engine_and_learner_that_disagree(policy: Path, tmp_path: Path) -> None:
     assert "3 tokens; log-probabilities differ by 0 in the mean" in said
     with pytest.raises(ModelError, match=r"by 0\.01 nats in the mean"):
         logprob_check.compare(recipe, unknown._replace(logprobs=[logprob + 0.01 for logprob in learner]), learner)
+    tolerant = config.with_key(recipe, "weights.proof_tolerance", 0.02)
+    said = logprob_check.compare(tolerant, unknown._replace(logprobs=[logprob + 0.01 for logprob in learner]), learner)
+    assert "differ by 0.01 in the mean" in said
     with pytest.raises(ModelError, match="read the same tokens"):
         logprob_check.compare(recipe, unknown._replace(text="something else"), learner)
 

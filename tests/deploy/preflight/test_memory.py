@@ -17,7 +17,7 @@ from olmorl import codec, config
 from olmorl.deploy.launch import main
 from olmorl.deploy.preflight import checks, memory
 from olmorl.deploy.preflight.memory import GIB, MemoryPlace, MemoryPlan
-from olmorl.errors import ResourceError
+from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.storage import rollout_record
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_record import Ended
@@ -161,11 +161,43 @@ def test_what_does_not_fit_is_refused_with_the_key_that_mends_it(
     assert "a learner GPU needs" in said.err and "set learner.gradient_checkpointing = true (then" in said.err
 
 
+def test_a_change_that_the_recipe_does_not_allow_is_not_proposed(models: Path) -> None:
+    """Shorter answers contradict the buffer, and two GPUs for each of eight engines are more than a node has."""
+    buffer = ("objective.overlong_buffer", "16384"), ("objective.preset", '"dapo"')
+    full = ("actors.gpu_memory_utilization", "0.2"), ("actors.engines_per_node", "8")
+    settings = shipped(models, "olmo3-7b-rl-zero", *buffer, *full)
+    with pytest.raises(ResourceError, match=r"set actors.gpu_memory_utilization = 0.95"):
+        memory.refuse_too_little(settings, memory.memory_plan(settings))
+    place = memory.memory_plan(settings).places[1]
+    proposed = [change for change in memory._changes(settings, place.name) if change[0] == "actors.tensor_parallel"]
+    assert proposed == []
+    assert memory._with(settings, [("sampling.max_tokens", 1024)], place) is None
+
+
+def test_an_engine_has_gpus_that_divide_the_heads(models: Path) -> None:
+    settings = shipped(models, "olmo3-7b-rl-zero", ("actors.tensor_parallel", "3"), ("actors.engines_per_node", "1"))
+    with pytest.raises(ConfigError, match=r"= 3 does not divide the 32 attention heads of .*: set it to 2"):
+        memory.memory_plan(settings)
+
+
+def test_a_transfer_has_room_beside_the_engine(models: Path) -> None:
+    given = [("weights.transfer", '"nccl"'), ("actors.nodes", "3"), ("cluster.address", '"auto"')]
+    fits = shipped(models, "olmo3-7b-rl-zero", *given)
+    assert "an engine GPU, outside the engine" in {place.name for place in memory.memory_plan(fits).places}
+    tight = shipped(models, "olmo3-7b-rl-zero", *given, ("actors.gpu_memory_utilization", "0.99"))
+    with pytest.raises(ResourceError, match=r"outside the engine needs 1\.0 GiB .*gpu_memory_utilization = 0\.95"):
+        memory.refuse_too_little(tight, memory.memory_plan(tight))
+
+
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [
         ((("learner.zero_stage", "1"),), "learner.zero_stage = 3"),
-        ((("actors.gpu_memory_utilization", "0.2"),), "actors.tensor_parallel = 2"),
+        ((("actors.gpu_memory_utilization", "0.2"),), "actors.gpu_memory_utilization = 0.95"),
+        (
+            (("actors.gpu_memory_utilization", "0.2"), ("actors.engines_per_node", "4")),
+            "actors.tensor_parallel = 2",
+        ),
         (
             (("learner.gradient_checkpointing", "false"), ("learner.zero_stage", "1")),
             "learner.gradient_checkpointing = true and learner.zero_stage = 3",

@@ -59,6 +59,9 @@ format: $(READY)  ## rewrite the code in the project's format
 bench: $(READY)  ## run all benchmarks, which takes hours; results under benchmarks/results
 	for name in $(BENCHMARKS); do \
 	    $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
+	$(BIN)/python benchmarks/time_to_accuracy.py --workload tail --only adaptive --only "adaptive, 6 groups" --only TRL \
+	    --json benchmarks/results/time_to_accuracy_tail.json
+	$(BIN)/python benchmarks/ladder.py --real --json benchmarks/results/ladder_real.json
 
 docs: $(READY)  ## write docs/configuration.md from the code
 	$(BIN)/python -m olmorl.reference > docs/configuration.md

@@ -10,9 +10,15 @@ from olmorl.ports import Sampling
 
 
 class SamplingRule:
-    """The same draw and attempt is sampled the same way on every actor."""
+    """The sampling parameters of a run's completions.
 
-    def __init__(self, sampling: config.SamplingSettings, evaluation: config.Evaluation, run_seed: int) -> None:
+    Args:
+        run_seed: with it the same draw and attempt is sampled the same way on every actor. None: the engine's own
+            random numbers, for runs in which new weights may arrive between any two tokens: no seed could repeat
+            those, and seeds cost an engine 3% of its speed.
+    """
+
+    def __init__(self, sampling: config.SamplingSettings, evaluation: config.Evaluation, run_seed: int | None) -> None:
         self._run_seed = run_seed
         self._training = Sampling(
             temperature=sampling.temperature,
@@ -28,7 +34,9 @@ class SamplingRule:
         )
 
     def __call__(self, prompt: Prompt, index: int) -> Sampling:
-        """The parameters of the completion `index` of `prompt`; the seed is its own."""
+        """The parameters of the completion `index` of `prompt`; a seed is its own."""
         rule = self._training if prompt.lane == TRAIN_LANE else self._evaluation
+        if self._run_seed is None:
+            return rule
         seed = seeds.derive(self._run_seed, prompt.lane, prompt.draw_id, prompt.attempt, index)
         return msgspec.structs.replace(rule, seed=seed)

@@ -2,10 +2,9 @@
 
 All rows use one engine, in turn, on the same requests. The answers are long-tailed: their mean length is 45% of the
 longest, and each has a fixed length. The service row has a real Redis, leases, commits, verification in other
-processes, a seed for each answer, and a new version every few seconds, applied during generation. The bare row only
-keeps enough requests in flight to fill the engine, and sets no seeds. Two more rows show what the seeds and the
-log-probabilities of the sampled tokens cost. The measured window of each row begins after two generations of answers
-on a full engine.
+processes, and a new version every few seconds, applied during generation. The bare row only keeps enough requests in
+flight to fill the engine. Two more rows show what a seed for each answer would cost, and what the log-probabilities of
+the sampled tokens cost. The measured window of each row begins after two generations of answers on a full engine.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ def num_tokens(draw_id: int, index: int) -> int:
 def sample(prompt: Prompt, index: int) -> Sampling:
     """The parameters of one request of the service."""
     length = num_tokens(prompt.draw_id, index)
-    seed = seeds.derive(0, prompt.draw_id, index)
-    return Sampling(max_tokens=length, min_tokens=length, seed=seed)
+    return Sampling(max_tokens=length, min_tokens=length)
 
 
 def draw(draw_id: int) -> Prompt:
@@ -100,13 +98,15 @@ class StandingEngine(VllmEngine):
         """All sequences in the last step."""
         return self._gauge.running
 
-    async def answer(self, request_id: str, prompt: Prompt, sampling: Sampling, *, seeds: bool, logprobs: bool) -> None:
+    async def answer(
+        self, request_id: str, prompt: Prompt, sampling: Sampling, *, seeded: bool, logprobs: bool
+    ) -> None:
         """Make one request directly to vLLM."""
         from vllm.inputs.engine import tokens_input
 
         parameters = sampling_params(sampling)
-        if not seeds:
-            parameters.seed = None
+        if seeded:
+            parameters.seed = seeds.derive(0, request_id)
         if not logprobs:
             parameters.logprobs = None
         tokens = tokens_input(prompt.token_ids.tolist())
@@ -134,7 +134,7 @@ class Rows:
         self._order: list[tuple[str, Callable[[int], Awaitable[float]]]] = [
             ("service", self._service),
             ("bare", self._bare),
-            ("bare, with seeds", partial(self._bare, seeds=True)),
+            ("bare, with seeds", partial(self._bare, seeded=True)),
             ("bare, without log-probabilities", partial(self._bare, logprobs=False)),
         ]
         self._versions = (Version(1, number) for number in itertools.count())
@@ -146,7 +146,7 @@ class Rows:
         self._order.reverse()
         return {name: await row(first) for name, row in self._order}
 
-    async def _bare(self, first: int, *, seeds: bool = False, logprobs: bool = True) -> float:
+    async def _bare(self, first: int, *, seeded: bool = False, logprobs: bool = True) -> float:
         """Measure the engine alone. Twice as many requests as can run are always in flight."""
         draws = map(draw, itertools.count(first))
         requests = ((prompt, index) for prompt in draws for index in range(GROUP))
@@ -154,7 +154,7 @@ class Rows:
         async def keep_asking() -> None:
             for prompt, index in requests:
                 name, sampling = f"{prompt.draw_id}/{index}", sample(prompt, index)
-                await self._engine.answer(name, prompt, sampling, seeds=seeds, logprobs=logprobs)
+                await self._engine.answer(name, prompt, sampling, seeded=seeded, logprobs=logprobs)
 
         askers = [asyncio.create_task(keep_asking()) for _ in range(2 * RUNNING)]
         try:

@@ -176,6 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         workload, folder = WORKLOADS[given.workload], given.scratch.resolve() / given.workload
         settings = service_run.prepared(ROOT / "deploy/recipes/demo.toml", given.scratch, workload.demo, workload.keys)
         record = Record(given.runs or folder / "runs.jsonl")
+        folder = given.runs.resolve().parent if given.runs else folder  # a record's weights lie beside it
         python = trl_run.environment(given.scratch) if any(one.kind == "trl" for one in chosen.values()) else None
         todo = [(name, seed) for seed in given.seeds for name in chosen if (name, seed) not in record.runs]
         _announce(console, chosen, todo)
@@ -259,7 +260,7 @@ def _measure(
                     "step_s": line["seconds"][-1] / last,
                     "accuracies": record.accuracies(name, seed),
                     # The first step waits for the start of the engines.
-                    **{key: mean(values[1:last]) for key, values in line["more"].items()},
+                    **{key: mean(values[min(1, last - 1) : last]) for key, values in line["more"].items()},
                 }
             )
         rows.append({"configuration": name, "keys": dict(chosen[name].keys), "runs": runs})

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from olmorl import seeds
 from olmorl.actors.vllm_engine import reaper
 from olmorl.clock import SystemClock
 from olmorl.config import Config
@@ -118,8 +119,8 @@ def weight_store(settings: Config) -> WeightStore:
     return open_store().helped_by(HostTransfer(run, open_store))
 
 
-def engine(settings: Config, core: int | None) -> Engine:
-    """The engine of an actor."""
+def engine(settings: Config, core: int | None, name: str = "") -> Engine:
+    """The engine of an actor. Engines of different names sample apart."""
     if settings.run.mode == "simulated":
         from olmorl.actors.fake_engine import FakeEngine
 
@@ -135,7 +136,7 @@ def engine(settings: Config, core: int | None) -> Engine:
         settings.model,
         settings.actors,
         max_model_len=settings.max_model_len,
-        seed=settings.run.seed,
+        seed=seeds.derive(settings.run.seed, "engine", name),
         core=core,
         initial=Version(0, 0),
         notes=_staged(settings),
@@ -179,14 +180,15 @@ def actor(
     from olmorl.actors.sampling_params import SamplingRule
     from olmorl.learner.data.loader import evaluation_names
 
+    repeatable = settings.schedule.max_lag == 0 or settings.run.mode == "simulated"
     return Actor(
         name=name,
-        engine=engine(settings, core),
+        engine=engine(settings, core, name),
         queue=queue,
         weights=weight_store(settings),
         scorer=scorer(settings),
         clock=SystemClock(),
-        sample=SamplingRule(settings.sampling, settings.evaluation, settings.run.seed),
+        sample=SamplingRule(settings.sampling, settings.evaluation, settings.run.seed if repeatable else None),
         lanes=lanes(settings.sampling, settings.evaluation, evaluation_names(settings.evaluation)),
         settings=settings.actors,
         evaluation_share=settings.evaluation.share,

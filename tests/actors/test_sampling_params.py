@@ -23,6 +23,12 @@ def test_attempts_and_indices_are_sampled_apart(draw: Callable[..., Prompt]) -> 
     assert len(drawn) == 16
 
 
+def test_without_a_seed_of_the_run_the_engine_samples_with_its_own(draw: Callable[..., Prompt]) -> None:
+    rule = SamplingRule(config.SamplingSettings(), config.Evaluation(), run_seed=None)
+    assert rule(draw(5), 0).seed is None
+    assert rule(draw(5, lane="held_out"), 0).seed is None
+
+
 def test_evaluation_is_greedy_with_its_own_length(draw: Callable[..., Prompt]) -> None:
     training = config.SamplingSettings(max_tokens=64, top_p=0.9, temperature=0.7)
     rule = SamplingRule(training, config.Evaluation(max_tokens=128), run_seed=7)

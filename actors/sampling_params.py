@@ -15,7 +15,7 @@ class SamplingRule:
     Args:
         run_seed: with it the same draw and attempt is sampled the same way on every actor. None: the engine's own
             random numbers, for runs in which new weights may arrive between any two tokens: no seed could repeat
-            those, and seeds cost an engine 3% of its speed.
+            those, and seeds cost an engine 1 to 3% of its speed.
     """
 
     def __init__(self, sampling: config.SamplingSettings, evaluation: config.Evaluation, run_seed: int | None) -> None:

@@ -126,7 +126,7 @@ def dotted(argv: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
             others.append(word)
             continue
         if not given:
-            if not words or (words[0].startswith("--") and "." in words[0]):
+            if not words or words[0].startswith("--"):
                 raise ConfigError(f"{word}: needs a value, as in {word} VALUE")
             value = words.pop(0)
         pairs.append((key, value))

@@ -252,6 +252,7 @@ def test_eight_learner_nodes_and_twenty_actor_nodes(settings: config.Config) -> 
     assert {place.name for place in found.places} == {
         "a learner GPU",
         "an engine GPU",
+        "an engine GPU, outside the engine",
         "a host of the learner",
         "a host of engines",
     }

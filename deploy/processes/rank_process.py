@@ -18,7 +18,7 @@ from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.run_process import RunProcess, Tree
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Names of the variable with torch's settings for GPU memory. The operator's own value stays."""
+"""Names of the variable with torch's settings for GPU memory. If the launcher has one, nothing is set here."""
 _ANSWER_S = 60.0
 """Time for the orchestrator to answer once it can."""
 _PULSE_S = 1.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import reduce
-from operator import getitem
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -93,22 +91,26 @@ def _merged(own: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted names of all values."""
+def _values(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All values with their dotted names."""
     for name, value in tree.items():
         if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{name}.")
+            yield from _values(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", value
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted names of all values."""
+    return (name for name, _ in _values(tree, prefix))
 
 
 def refuse_owned(given: Mapping[str, Any]) -> None:
     """Raises ConfigError for a setting that other keys decide, or that is left to another program."""
-    for leaf in _leaves(given):
+    for leaf, value in _values(given):
         for name, reason in OWNED.items():
             if f"{leaf}.".startswith(f"{name}."):
                 raise ConfigError(f"learner.deepspeed.{leaf} cannot be set here: {reason}")
-        value: Any = reduce(getitem, leaf.split("."), given)
         if value == "auto":
             raise ConfigError(
                 f'learner.deepspeed.{leaf} = "auto": only the Trainer of Transformers fills it in; give a value'

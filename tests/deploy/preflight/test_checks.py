@@ -118,6 +118,18 @@ def test_this_host_has_memory_ports_and_verifiers(policy: Path, tmp_path: Path) 
     assert checks.verifiers(recipe).startswith("3 known answers are right; programs run in the sandbox ")
 
 
+def test_shared_memory_holds_rays_object_store_too(
+    policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = settings(policy, tmp_path, weights={"store": "ray"})
+    checks.shared_memory(recipe)
+    monkeypatch.setattr(checks.memory, "object_store", lambda *given: 1 << 60)
+    with pytest.raises(
+        ResourceError, match=r"/dev/shm: .* free, and .* versions of the weights and Ray's objects need"
+    ):
+        checks.shared_memory(recipe)
+
+
 def test_a_host_that_can_run_no_programs_says_so(policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str, settings: config.Verifiers, number: int) -> tiers.Tier:
         raise FileNotFoundError(f"{name} is not installed")

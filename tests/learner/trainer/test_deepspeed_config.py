@@ -53,6 +53,8 @@ def test_deepspeed_takes_its_own_settings(given: dict[str, Any]) -> None:
         ({"zero_optimization": {"stage": 1}}, r"zero_optimization\.stage cannot be set here: set learner\.zero_stage"),
         ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, r"set learner\.offload_optimizer"),
         ({"zero_optimization": {"reduce_bucket_size": "auto"}}, r'reduce_bucket_size = "auto": .* give a value'),
+        ({"zero_optimization.stage": 1}, r"zero_optimization\.stage cannot be set here"),
+        ({"no.such": 1}, r"learner\.deepspeed\.no\.such: DeepSpeed has no such setting"),
         ({"bf16": {"enabled": False}}, r"learner\.deepspeed\.bf16\.enabled cannot be set here: set model\.dtype"),
         ({"communication_data_type": "fp32"}, r"set learner\.fp32_reduce"),
     ],

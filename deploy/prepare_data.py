@@ -209,9 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The options, each checked alone and with the others. Raises ConfigError."""
     parser = _parser()
-    arguments, rest = parser.parse_known_args(argv)
-    if rest:
-        raise parser.unknown(rest[0])
+    arguments = parser.read(argv)
     check_verifier("--verifier", arguments.verifier)
     made = {*CONVERSATION, *LABELS}.intersection(arguments.keep)
     if made:

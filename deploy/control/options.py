@@ -19,6 +19,13 @@ class Parser(argparse.ArgumentParser):
         hint = nearest(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else ""
         raise ConfigError(f"{message.removeprefix('argument ')}{hint}; see --help")
 
+    def read(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """The values of a command line. Raises ConfigError for a mistake in it."""
+        arguments, unknown = self.parse_known_args(argv)
+        if unknown:
+            raise self.unknown(unknown[0])
+        return arguments
+
     def unknown(self, word: str) -> ConfigError:
         """The error for an unknown option."""
         flag = word.partition("=")[0]

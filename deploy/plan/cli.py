@@ -67,12 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
 
     def do() -> int:
-        parser = _parser()
         words, overrides = dotted(sys.argv[1:] if argv is None else argv)
-        arguments, unknown = parser.parse_known_args(words)
-        for word in unknown:
-            raise parser.unknown(word)
-        _plan(arguments, overrides)
+        _plan(_parser().read(words), overrides)
         return 0
 
     return run_command("olmorl-plan", do)

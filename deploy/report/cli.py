@@ -35,9 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _report(argv: Sequence[str] | None) -> int:
-    arguments, rest = (parser := _parser()).parse_known_args(argv)
-    if rest:
-        raise parser.unknown(rest[0])
+    arguments = _parser().read(argv)
     folders = [path for i, path in enumerate(arguments.run) if path.resolve() not in _resolved(arguments.run[:i])]
     most_bytes = arguments.mib * _MIB // len(folders)
     runs = [RunReader(folder, most_bytes, arguments.tokenizer) for folder in folders]

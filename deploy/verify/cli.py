@@ -64,11 +64,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _score(argv: Sequence[str] | None) -> int:
-    parser = _parser()
     words, overrides = dotted(sys.argv[1:] if argv is None else argv)
-    arguments, unknown = parser.parse_known_args(words)
-    for word in unknown:
-        raise parser.unknown(word)
+    arguments = _parser().read(words)
     settings = _settings(arguments, overrides)
     if arguments.self_test:
         return _self_test(settings)

@@ -13,7 +13,6 @@ Oversampling is DAPO's: each step generates three batches, and three more until 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -132,8 +131,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cells.append({"solve_rate": rate, "max_lag": lag, "runs": [run._asdict() for run in runs]})
     Console(width=140).print(table)
     if given.json:
-        document = {"benchmark": "active_sampling", "machine": measure.describe_machine(("numpy",)), "cells": cells}
-        given.json.write_text(json.dumps(document, indent=1) + "\n")
+        measure.write(given.json, {"benchmark": "active_sampling", "cells": cells}, ("numpy",))
     return 0
 
 

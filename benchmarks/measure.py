@@ -83,9 +83,15 @@ class Report:
                 {"name": name, "unit": unit, "median": median(self.of(name)), "values": self.of(name)}
                 for name, unit in self.benchmark.units.items()
             ],
-            "machine": describe_machine(self.benchmark.packages),
-            "command": " ".join([Path(sys.executable).name, *sys.argv]),
         }
+
+
+def write(path: Path, document: Mapping[str, Any], packages: Sequence[str]) -> None:
+    """Write a result as JSON, with the machine, the versions of `packages`, and the command of this process."""
+    command = " ".join(["python", *sys.orig_argv[1:]])
+    whole = {**document, "machine": describe_machine(packages), "command": command}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
 def describe_machine(packages: Sequence[str]) -> dict[str, Any]:
@@ -162,6 +168,5 @@ def main(benchmark: Benchmark, argv: Sequence[str] | None = None) -> int:
     report = run(benchmark, arguments.quick)
     show(report, Console())
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(report.to_json(), indent=2) + "\n", encoding="utf-8")
+        write(arguments.json, report.to_json(), benchmark.packages)
     return 0

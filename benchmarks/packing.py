@@ -15,7 +15,6 @@ own       cost of the slowest ranks without shared prompts, over that with them
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -151,8 +150,7 @@ def main() -> int:
     found = [measured(cell) for cell in (CELLS[:1] if arguments.quick else CELLS)]
     Console().print(table(found))
     if arguments.json:
-        written = {"benchmark": "packing", "rows": found, "machine": measure.describe_machine(("numpy",))}
-        arguments.json.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        measure.write(arguments.json, {"benchmark": "packing", "rows": found}, ("numpy",))
     return 0
 
 

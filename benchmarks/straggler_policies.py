@@ -17,7 +17,6 @@ every token is at most as old as before. A policy gains only by other times to b
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
@@ -314,8 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rows.append({"policy": policy.name, "busy": busy, "speed": speed})
     Console(width=130).print(table)
     if given.json:
-        document = {"benchmark": "straggler_policies", "machine": measure.describe_machine(("numpy",)), "rows": rows}
-        given.json.write_text(json.dumps(document, indent=1) + "\n")
+        measure.write(given.json, {"benchmark": "straggler_policies", "rows": rows}, ("numpy",))
     return 0
 
 

@@ -21,7 +21,6 @@ average over seeds the bound holds for all such schedulers.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -181,9 +180,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         cells.append({**cell._asdict(), "runs": [one._asdict() for one in runs]})
     Console(width=160).print(table)
     if given.json:
-        machine = measure.describe_machine(("numpy",))
-        document = {"benchmark": "stragglers", "over_age": given.over_age, "machine": machine, "cells": cells}
-        given.json.write_text(json.dumps(document, indent=1) + "\n")
+        document = {"benchmark": "stragglers", "over_age": given.over_age, "cells": cells}
+        measure.write(given.json, document, ("numpy",))
     lost = given.over_age == "wait" and any(run["lost"] for cell in cells for run in cell["runs"])
     return int(lost or any(run["lag_max"] > LAG for cell in cells for run in cell["runs"]))
 

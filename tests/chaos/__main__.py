@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.measure import describe_machine
+from benchmarks import measure
 from tests.chaos import campaign, disk, soak, table
 from tests.end_to_end.recipes import make_policy
 from tests.hosts import lan
@@ -35,11 +34,10 @@ def main() -> int:
         found = soak.run(arguments.minutes, arguments.seed, arguments.folder / "soak", console.print)
     else:
         found = _campaign(arguments, console)
-    machine = describe_machine(_PACKAGES)
-    table.show(found, f"{arguments.kind}: {found['faults']} faults, seed {arguments.seed}, {machine['cpu']}", console)
+    cpu = measure.describe_machine(_PACKAGES)["cpu"]
+    table.show(found, f"{arguments.kind}: {found['faults']} faults, seed {arguments.seed}, {cpu}", console)
     if arguments.json:
-        written = {"campaign": arguments.kind, "seed": arguments.seed, **found, "machine": machine}
-        arguments.json.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
+        measure.write(arguments.json, {"campaign": arguments.kind, "seed": arguments.seed, **found}, _PACKAGES)
     return 1 if found["violations"] or found["prompts_lost"] or found["prompts_doubled"] else 0
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import describe_machine
+from benchmarks import measure
 from tests.models.families import FAMILIES
 from tests.models.table import render
 
@@ -29,8 +29,7 @@ def main() -> int:
         print(f"{name} ...", file=sys.stderr, flush=True)
         results[name] = _compare(name, arguments.timeout)
         if arguments.json:
-            report = {"families": results, "machine": describe_machine(_PACKAGES)}
-            arguments.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+            measure.write(arguments.json, {"families": results}, _PACKAGES)
     print(render(results))
     return 1 if any("failed" in result for result in results.values()) else 0
 

@@ -61,7 +61,12 @@ bench: $(READY)  ## run all benchmarks, which takes hours; results under benchma
 	    $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 	$(BIN)/python benchmarks/time_to_accuracy.py --workload tail --only adaptive --only "adaptive, 6 groups" --only TRL \
 	    --json benchmarks/results/time_to_accuracy_tail.json
+	$(BIN)/python benchmarks/time_to_accuracy.py --workload tail --only "lag 0" --only "stale*" \
+	    --json benchmarks/results/stale_tokens.json
 	$(BIN)/python benchmarks/ladder.py --real --json benchmarks/results/ladder_real.json
+	$(BIN)/python benchmarks/draw_depth.py --learned 0.1 --seeds 1 --json benchmarks/results/draw_depth_fast.json
+	for way in mask drop; do $(BIN)/python benchmarks/stragglers.py --over-age $$way \
+	    --json benchmarks/results/stragglers_$$way.json || exit 1; done
 
 docs: $(READY)  ## write docs/configuration.md from the code
 	$(BIN)/python -m olmorl.reference > docs/configuration.md

@@ -12,6 +12,7 @@ is one line of a file, so the same command continues a measurement that was stop
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 import math
 import shutil
@@ -309,10 +310,13 @@ def _spread(values: Sequence[float | None], form: str) -> str:
 
 def _chosen(only: Sequence[str] | None) -> dict[str, Configuration]:
     known = {**STANDARD, **FURTHER}
-    unknown = [name for name in only or () if name not in known]
-    if unknown:
-        raise ConfigError(f"--only {unknown[0]!r}: no such configuration; there are: {'; '.join(known)}")
-    return {name: known[name] for name in only or STANDARD}
+    names: dict[str, Configuration] = {}
+    for pattern in only or STANDARD:
+        found = fnmatch.filter(known, pattern)
+        if not found:
+            raise ConfigError(f"--only {pattern!r}: no such configuration; there are: {'; '.join(known)}")
+        names |= {name: known[name] for name in found}
+    return names
 
 
 def _announce(console: Console, chosen: Mapping[str, Configuration], todo: Sequence[tuple[str, int]]) -> None:
@@ -328,7 +332,12 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, epilog=f"also: {'; '.join(FURTHER)}"
     )
     add = parser.add_argument
-    add("--only", action="append", metavar="NAME", help=f"one of: {'; '.join(STANDARD)}; may be repeated")
+    add(
+        "--only",
+        action="append",
+        metavar="NAME",
+        help=f"one of: {'; '.join(STANDARD)}, or a pattern such as 'stale*'; may be repeated",
+    )
     add("--workload", choices=WORKLOADS, default="demo", help="default: %(default)s")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--limit", type=int, default=LIMIT, metavar="STEPS", help="steps of a run at most")

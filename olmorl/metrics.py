@@ -58,6 +58,7 @@ LEARNER: Final = {
     "clip_fraction_high": "Share of tokens clipped at the upper bound of the ratio.",
     "tis_clip_fraction": "Share of tokens whose importance weight was capped or masked.",
     "importance_ess_fraction": "Effective sample size of the importance weights over the number of tokens.",
+    "rejected_fraction": "Share of the answers that `objective.reject_beyond` left out of the loss.",
     "logprob_diff_mean": "Mean difference of log-probabilities, learner minus engine.",
     "logprob_diff_mean_fresh": "The same over tokens of lag 0.",
     "kl_engine_learner": "Estimate (k3) of the divergence of the learner from the engine.",

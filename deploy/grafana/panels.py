@@ -158,12 +158,13 @@ LEARNING = GrafanaBoard(
         ),
         GrafanaPanel("Entropy", "Falls slowly. A sudden fall to zero ends exploration.", (_line("entropy_mean"),)),
         GrafanaPanel(
-            "Clipped tokens",
+            "Clipped tokens, rejected answers",
             "A few percent. Much more: steps are too large or tokens too old.",
             (
                 _line("clip_fraction_low", "ratio, low"),
                 _line("clip_fraction_high", "ratio, high"),
                 _line("tis_clip_fraction", "importance weight"),
+                _line("rejected_fraction", "rejected answers"),
             ),
             "percentunit",
         ),

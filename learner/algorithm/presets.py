@@ -37,6 +37,8 @@ class Switches:
     rho: float | None
     """Cap of the importance weight; None: weight 1. `inf`: the weight, uncapped."""
     rho_kind: RhoKind
+    reject_beyond: float | None
+    """Bound of the mean ratio of an answer that feeds the loss; None: every answer does."""
     proximal: Proximal
     kl_beta: float
     kl_estimator: KlEstimator
@@ -118,6 +120,7 @@ def resolve(objective: Objective, max_tokens: int) -> Switches:
     switches = Switches(
         **chosen,
         constant_length=objective.constant_length or max_tokens,
+        reject_beyond=None if objective.reject_beyond == "off" else objective.reject_beyond,
         reward_scale=objective.reward_scale,
         overlong_buffer=round(overlong_share * max_tokens),
         mask_truncated=objective.mask_truncated,

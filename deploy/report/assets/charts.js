@@ -25,6 +25,7 @@ const SECTIONS = [
     ["KL engine against learner", ["kl_engine_learner", "kl_engine_learner_fresh"], "fresh: tokens of lag 0, near 0"],
     ["Clipped ratios", ["clip_fraction_low", "clip_fraction_high"], ""],
     ["Truncated importance weights", ["tis_clip_fraction"], ""],
+    ["Rejected answers", ["rejected_fraction"], "objective.reject_beyond; a few percent"],
   ]],
   ["Throughput", [
     ["Tokens a second", ["actor_tokens_per_s", "useful_tokens_per_s"], "generated, and trained"],

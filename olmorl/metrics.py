@@ -54,6 +54,7 @@ LEARNER: Final = {
     "loss": "Loss of the step.",
     "grad_norm": "Norm of the gradient before clipping.",
     "lr": "Learning rate.",
+    "lr_factor_mean": "Mean factor of the learning rate by `objective.ess_scaling`; 1 without it.",
     "clip_fraction_low": "Share of tokens clipped at the lower bound of the ratio.",
     "clip_fraction_high": "Share of tokens clipped at the upper bound of the ratio.",
     "tis_clip_fraction": "Share of tokens whose importance weight was capped or masked.",

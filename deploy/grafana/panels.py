@@ -171,7 +171,7 @@ LEARNING = GrafanaBoard(
         GrafanaPanel(
             "Effective sample size",
             "Close to 100%. Below 50%, half of the tokens hardly count.",
-            (_line("importance_ess_fraction"),),
+            (_line("importance_ess_fraction", "of the tokens"), _line("lr_factor_mean", "factor of the learning rate")),
             "percentunit",
         ),
         GrafanaPanel(

@@ -110,7 +110,7 @@ def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
         "clip_fraction_low": total["clip_low"] / tokens,
         "clip_fraction_high": total["clip_high"] / tokens,
         "tis_clip_fraction": total["tis_clip"] / tokens,
-        "importance_ess_fraction": _effective_share(total["weight"], total["weight_square"], tokens),
+        "importance_ess_fraction": effective_share(stats_S),
         "rejected_fraction": total["rejected"] / max(total["sequences"], 1.0),
         "logprob_diff_mean": total["logprob_diff"] / tokens,
         "logprob_diff_mean_fresh": total["logprob_diff_fresh"] / fresh_tokens,
@@ -121,11 +121,14 @@ def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
     }
 
 
-def _effective_share(weight: float, weight_square: float, tokens: float) -> float:
+def effective_share(stats_S: Tensor) -> float:
     """Kish's effective sample size, (sum w)^2 / sum w^2, over the number of tokens (L. Kish, "Survey Sampling", 1965).
 
-    1: all weights are equal. 0: no token has a weight.
+    1: all weights are equal. 0: no token has a weight. It is of the sums: shares of rows or ranks cannot be averaged.
     """
+    weight, weight_square, tokens = (
+        float(stats_S[STATS.index(name)]) for name in ("weight", "weight_square", "tokens")
+    )
     return weight**2 / (weight_square * tokens) if weight_square else 0.0
 
 

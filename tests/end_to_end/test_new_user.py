@@ -396,6 +396,7 @@ def backward(model: Any, groups: Sequence[Record], step: int) -> Record:
             )
     return {
         "loss": sums["loss"],
+        "lr_factor_mean": 1.0,
         "clip_fraction_low": 0.0,
         "clip_fraction_high": 0.0,
         "tis_clip_fraction": sums["tis"] / num_tokens,

@@ -12,6 +12,7 @@ const SECTIONS = [
     ["Entropy", ["entropy_mean"], "should fall slowly; a collapse ends exploration"],
     ["Gradient norm", ["grad_norm"], "spikes come before trouble"],
     ["Learning rate", ["lr"], ""],
+    ["Factor of the learning rate", ["lr_factor_mean"], "below 1 with objective.ess_scaling"],
     ["KL to the reference", ["kl_ref_mean"], ""],
   ]],
   ["Length", [

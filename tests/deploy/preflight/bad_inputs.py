@@ -377,6 +377,11 @@ LINES = [
         says=("objective.rho_kind", "set objective.rho"),
     ),
     line(
+        "a scale by weights that are all 1",
+        *("--objective.rho", "off", "--objective.ess_scaling", "true"),
+        says=("objective.ess_scaling", "set objective.rho"),
+    ),
+    line(
         "files that go through Ray",
         *("--weights.store", "ray", "--weights.directory", "/tmp"),
         says=("weights.directory", 'weights.store = "file"'),

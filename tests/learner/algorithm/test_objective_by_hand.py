@@ -24,7 +24,7 @@ from torch import Tensor
 
 from olmorl.config import Objective
 from olmorl.learner.algorithm.advantage import advantages
-from olmorl.learner.algorithm.objective import LossInputs, policy_loss, step_metrics
+from olmorl.learner.algorithm.objective import LossInputs, effective_share, policy_loss, step_metrics
 from olmorl.learner.algorithm.presets import Switches, resolve
 
 MAX_TOKENS = 5
@@ -238,6 +238,27 @@ def test_statistics() -> None:
             "kl_ref_mean": 0.5 / 6,
         }
     )
+
+
+def test_the_effective_share_is_that_of_all_rows() -> None:
+    # Weights 1, 3, 0.5 in the first row and 1.25, 1, 4 in the second: 10.75^2 / (28.8125 * 6). Of each row alone it is
+    # 4.5^2 / (10.25 * 3) and 6.25^2 / (18.5625 * 3); their mean is another number.
+    switches = switches_of("olmorl", rho="uncapped")
+    inputs = example(switches)
+    both_S = policy_loss(inputs, switches)[1]
+    rows = [
+        policy_loss(inputs._replace(**{name: values[b : b + 1] for name, values in tensors(inputs)}), switches)[1]
+        for b in (0, 1)
+    ]
+    assert effective_share(rows[0]) == pytest.approx(4.5**2 / (10.25 * 3))
+    assert effective_share(rows[1]) == pytest.approx(6.25**2 / (18.5625 * 3))
+    for stats_S in (both_S, rows[0] + rows[1]):
+        assert effective_share(stats_S) == pytest.approx(10.75**2 / (28.8125 * 6))
+    assert effective_share(torch.zeros_like(both_S)) == 0
+
+
+def tensors(inputs: LossInputs) -> list[tuple[str, Tensor]]:
+    return [(name, value) for name, value in inputs._asdict().items() if isinstance(value, Tensor)]
 
 
 def test_clip_fractions_count_where_the_clip_acts() -> None:

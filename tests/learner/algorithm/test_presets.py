@@ -77,6 +77,8 @@ def test_an_explicit_switch_wins_even_when_it_is_zero_or_off() -> None:
         ({"preset": "grpo", "rho_kind": "mask"}, "set objective.rho"),
         ({"rho": 0.5, "rho_kind": "mask"}, "set rho to 1 or more"),
         ({"kl_estimator": "k1"}, "set objective.kl_beta"),
+        ({"ess_scaling": True, "preset": "gspo"}, "set objective.rho"),
+        ({"ess_scaling": True, "proximal": "behaviour"}, 'proximal = "old"'),
         ({"constant_length": 100}, 'needs objective.normalize = "constant"'),
     ],
 )
@@ -98,6 +100,7 @@ SWITCHES_OF_RECIPES: list[dict[str, Any]] = [
     {"kl_beta": 0.1, "kl_estimator": "k1"},
     {"normalize": "constant", "constant_length": 7},
     {"reject_beyond": 1.01, "rho": "off"},
+    {"reject_beyond": 1.01, "ess_scaling": True},
     {"overlong_buffer": 5, "eps_low": 0.0, "mask_truncated": True},
     {"ratio": "sequence", "clip": "cispo", "proximal": "behaviour", "advantage": "mean_std", "reward_scale": 10.0},
 ]

@@ -10,12 +10,13 @@ Convention: the last token of a completion is `RIGHT` or `WRONG`; all others are
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 
 import msgspec
 import numpy as np
@@ -35,6 +36,7 @@ class _Sequence:
 
     num_tokens: int
     prompt_tokens: int
+    priority: int
     done: asyncio.Future[int]
     """Gets the step before the first token."""
     last_step: int = 0
@@ -117,7 +119,7 @@ class FakeEngine:
         kv_used = min(1.0, self._cached_tokens / self._kv_tokens)
         return EngineLoad(len(self._running), len(self._waiting), kv_used, self._max_running)
 
-    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
+    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0) -> Completion:
         """The answer comes from `answers`; the version of its first token may decide whether it is right."""
         if len(prompt) >= self._max_model_len:
             raise ValueError(f"prompt of {len(prompt)} tokens, the context has {self._max_model_len}")
@@ -125,9 +127,9 @@ class FakeEngine:
         limit = min(sampling.max_tokens, self._max_model_len - len(prompt))
         wanted = max(1, sampling.min_tokens, answer.num_tokens)
         num_tokens = min(wanted, limit)
-        sequence = _Sequence(num_tokens, len(prompt), asyncio.get_running_loop().create_future())
+        sequence = _Sequence(num_tokens, len(prompt), priority, asyncio.get_running_loop().create_future())
         self._advance()
-        self._waiting.append(sequence)
+        insort(self._waiting, sequence, key=attrgetter("priority"))
         self._fill()
         try:
             first_step = await sequence.done

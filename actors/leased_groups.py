@@ -36,6 +36,8 @@ class LeasedGroup:
     """One leased group; each of its sequences counts as generating until the engine is done with it."""
 
     lease: Lease
+    priority: int = 0
+    """Its place among the sequences that wait in the engine, as `place_in_engine` gives it."""
     task: asyncio.Task[None] | None = None
     version: Version | None = None
     """The engine's version when generation began."""
@@ -65,6 +67,17 @@ class LeasedGroup:
     def outlived(self, now: Version, max_span: int) -> bool:
         """Whether an unfinished answer spans more than `max_span` versions, counted from the start of its group."""
         return bool(self.version and self.num_generating and now.number - self.version.number > max_span)
+
+
+def place_in_engine(prompt: Prompt, held: Iterable[LeasedGroup]) -> int:
+    """The priority of a prompt: the number of its draw, so that sequences of older draws begin first.
+
+    Evaluation counts its own draws: its prompts come behind the training draws that the actor has, and before later
+    ones.
+    """
+    if prompt.lane == TRAIN_LANE:
+        return prompt.draw_id
+    return max((work.prompt.draw_id for work in held if work.prompt.lane == TRAIN_LANE), default=0)
 
 
 def held_sequences(works: Iterable[LeasedGroup]) -> HeldSequences:

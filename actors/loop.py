@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from olmorl import config
 from olmorl.actors import heartbeat
 from olmorl.actors.admission import Intake, Lane, slots
-from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, held_sequences
+from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, held_sequences, place_in_engine
 from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE
@@ -155,7 +155,8 @@ class Actor:
             for lease in await self._intake.lease(held):
                 if lease.lease_id in self._works:
                     continue  # after a fail-over that lost the lease, the queue leased the draw to the same actor again
-                work = self._works[lease.lease_id] = LeasedGroup(lease)
+                work = LeasedGroup(lease, place_in_engine(lease.prompt, self._works.values()))
+                self._works[lease.lease_id] = work
                 self._note_change()
                 work.task = tasks.create_task(self._serve(work))
             await asyncio.sleep(0)  # the other actors of this event loop lease before this one leases more
@@ -207,7 +208,8 @@ class Actor:
         # Not by the attempt: after a fail-over the queue may give out the same attempt under another lease.
         request_id = f"{prompt.lane}/{work.lease.lease_id}/{index}"
         try:
-            completion = await self._engine.generate(request_id, prompt.token_ids, self._sample(prompt, index))
+            sampling = self._sample(prompt, index)
+            completion = await self._engine.generate(request_id, prompt.token_ids, sampling, work.priority)
         except ValueError as error:
             raise OverLong(str(error)) from error
         finally:

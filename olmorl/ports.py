@@ -357,8 +357,11 @@ class Engine(Protocol):
         """Load the model and begin to serve, at the version of `weights` if given."""
         ...
 
-    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
+    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0) -> Completion:
         """Sample one completion (index 0, no verdicts). Cancelling the task aborts the request.
+
+        Of the requests that wait, those with the lowest `priority` begin first, equal ones in the order in which they
+        came. When the KV cache is full, the engine stops those with the highest. It is 0 or more.
 
         The prefix cache is salted with the version at submission. Raises ValueError for a prompt that is too long.
         """

@@ -33,13 +33,13 @@ OWNED: Final[Mapping[str, str]] = {
     "distributed_executor_backend": "an engine starts its own processes",
     "logprobs_mode": "the learner needs the probabilities that tokens were sampled with",
     "worker_extension_cls": "it loads new weights",
-    "scheduling_policy": "scoring after an update comes before prompts that wait",
+    "scheduling_policy": "scoring after an update comes before prompts that wait, and older draws before newer ones",
     "skip_tokenizer_init": "answers are decoded for the verifiers",
     "disable_log_stats": "the actor reads the load of its engine from them",
 }
 """Arguments of vLLM that a recipe cannot pass on, and why or what to do instead."""
 SCORING_PRIORITY: Final = -1
-"""Priority in vLLM's queue, where prompts have 0: tokens to score get the next free place."""
+"""Priority in vLLM's queue, where prompts have 0 and more: tokens to score get the next free place."""
 LOADER = "olmorl.actors.vllm_engine.weight_loader.StagedWeightLoader"
 
 

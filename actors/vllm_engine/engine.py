@@ -218,7 +218,7 @@ class VllmEngine:
 
     # --- generation -----------------------------------------------------------------------------
 
-    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
+    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0) -> Completion:
         """Sample one completion.
 
         Raises:
@@ -235,7 +235,7 @@ class VllmEngine:
         salted = tokens_input(prompt.tolist(), cache_salt=str(self._version))
         self._gauge.accepted(1)
         try:
-            collector = await llm.add_request(request_id, salted, sampling_params(sampling))
+            collector = await llm.add_request(request_id, salted, sampling_params(sampling), priority=priority)
             output = await collector.get()
         except asyncio.CancelledError:
             for state in _unfinished(llm.output_processor, request_id):

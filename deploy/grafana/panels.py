@@ -158,19 +158,20 @@ LEARNING = GrafanaBoard(
         ),
         GrafanaPanel("Entropy", "Falls slowly. A sudden fall to zero ends exploration.", (_line("entropy_mean"),)),
         GrafanaPanel(
-            "Clipped tokens",
+            "Clipped tokens, rejected answers",
             "A few percent. Much more: steps are too large or tokens too old.",
             (
                 _line("clip_fraction_low", "ratio, low"),
                 _line("clip_fraction_high", "ratio, high"),
                 _line("tis_clip_fraction", "importance weight"),
+                _line("rejected_fraction", "rejected answers"),
             ),
             "percentunit",
         ),
         GrafanaPanel(
             "Effective sample size",
             "Close to 100%. Below 50%, half of the tokens hardly count.",
-            (_line("importance_ess_fraction"),),
+            (_line("importance_ess_fraction", "of the tokens"), _line("lr_factor_mean", "factor of the learning rate")),
             "percentunit",
         ),
         GrafanaPanel(

@@ -10,11 +10,13 @@ predicted from token t - 1. Sequences never cross rows.
     loss  = - sum_t n_t * (w_t * surrogate(ratio_t, A) - beta * kl_t)
 
 n_t is the normaliser: 1 / loss tokens of the global minibatch, or a per-sequence one. So the objective is the plain sum
-of `policy_loss` over the rows, micro-batches and ranks of a minibatch. It does not depend on the layout.
+of `policy_loss` over the rows, micro-batches and ranks of a minibatch. It does not depend on the layout. Rejected
+answers leave the sum and stay in the normaliser.
 """
 
 from __future__ import annotations
 
+from math import log
 from typing import Final, NamedTuple
 
 import torch
@@ -56,6 +58,8 @@ STATS: Final = (
     "loss",
     "tokens",
     "fresh_tokens",
+    "sequences",
+    "rejected",
     "clip_low",
     "clip_high",
     "tis_clip",
@@ -68,7 +72,8 @@ STATS: Final = (
     "entropy",
     "kl_ref",
 )
-"""Entries of `stats_S`: sums over loss tokens, to be added over rows, micro-batches, minibatches and ranks."""
+"""Entries of `stats_S`: sums over loss tokens, to be added over rows, micro-batches, minibatches and ranks. The two of
+sequences are counts of sequences with a loss token."""
 
 
 def policy_loss(inputs: LossInputs, switches: Switches) -> tuple[Tensor, Tensor]:
@@ -81,17 +86,18 @@ def policy_loss(inputs: LossInputs, switches: Switches) -> tuple[Tensor, Tensor]
         `STATS`, without gradient.
     """
     rows = _masked(inputs)
-    proximal_BT = rows.old_logprobs_BT if switches.proximal == "old" else rows.behaviour_logprobs_BT
-    ratio_BT = _ratio(rows, proximal_BT, switches)
-    weight_BT, tis_clip_BT = _importance_weight(rows, proximal_BT, switches)
-    gain_BT = weight_BT * _surrogate(rows, ratio_BT, switches)
+    kept = rows if switches.reject_beyond is None else _without_rejected(rows, switches.reject_beyond)
+    proximal_BT = kept.old_logprobs_BT if switches.proximal == "old" else kept.behaviour_logprobs_BT
+    ratio_BT = _ratio(kept, proximal_BT, switches)
+    weight_BT, tis_clip_BT = _importance_weight(kept, proximal_BT, switches)
+    gain_BT = weight_BT * _surrogate(kept, ratio_BT, switches)
     kl_BT = torch.zeros_like(proximal_BT)
     if switches.needs_reference:
         assert rows.ref_logprobs_BT is not None, "kl_beta > 0 needs the log-probabilities of a reference"
         kl_BT = kl_estimate(rows.logprobs_BT, rows.ref_logprobs_BT, switches.kl_estimator)
-    loss = -(_normaliser(rows, switches) * (gain_BT - switches.kl_beta * kl_BT)).sum()
+    loss = -(_normaliser(kept, switches) * (gain_BT - switches.kl_beta * kl_BT)).sum()
     with torch.no_grad():
-        stats_S = _stats(rows, loss, ratio_BT, weight_BT, tis_clip_BT, kl_BT, switches)
+        stats_S = _stats(rows, kept, loss, ratio_BT, weight_BT, tis_clip_BT, kl_BT, switches)
     return loss, stats_S
 
 
@@ -104,7 +110,8 @@ def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
         "clip_fraction_low": total["clip_low"] / tokens,
         "clip_fraction_high": total["clip_high"] / tokens,
         "tis_clip_fraction": total["tis_clip"] / tokens,
-        "importance_ess_fraction": _effective_share(total["weight"], total["weight_square"], tokens),
+        "importance_ess_fraction": effective_share(stats_S),
+        "rejected_fraction": total["rejected"] / max(total["sequences"], 1.0),
         "logprob_diff_mean": total["logprob_diff"] / tokens,
         "logprob_diff_mean_fresh": total["logprob_diff_fresh"] / fresh_tokens,
         "kl_engine_learner": total["kl_engine_learner"] / tokens,
@@ -114,11 +121,14 @@ def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
     }
 
 
-def _effective_share(weight: float, weight_square: float, tokens: float) -> float:
+def effective_share(stats_S: Tensor) -> float:
     """Kish's effective sample size, (sum w)^2 / sum w^2, over the number of tokens (L. Kish, "Survey Sampling", 1965).
 
-    1: all weights are equal. 0: no token has a weight.
+    1: all weights are equal. 0: no token has a weight. It is of the sums: shares of rows or ranks cannot be averaged.
     """
+    weight, weight_square, tokens = (
+        float(stats_S[STATS.index(name)]) for name in ("weight", "weight_square", "tokens")
+    )
     return weight**2 / (weight_square * tokens) if weight_square else 0.0
 
 
@@ -153,6 +163,18 @@ def _masked(inputs: LossInputs) -> LossInputs:
         ref_logprobs_BT=None if inputs.ref_logprobs_BT is None else keep(inputs.ref_logprobs_BT).detach(),
         entropy_BT=None if inputs.entropy_BT is None else keep(inputs.entropy_BT).detach(),
     )
+
+
+def _without_rejected(rows: LossInputs, bound: float) -> LossInputs:
+    """The rows without the sequences whose mean ratio pi_old / pi_engine is outside [1/bound, bound].
+
+    The mean is geometric, over the loss tokens: unlike their product it does not grow with the length. The normaliser
+    keeps its value, so the others count as before: a batch that is mostly rejected makes a small gradient.
+    """
+    drift_BT = _log_ratio(rows.old_logprobs_BT, rows.behaviour_logprobs_BT)
+    mean_BT = _sequence_sum(drift_BT, rows.sequence_ids_BT) / _sequence_tokens(rows)
+    # A NaN is not outside: it reaches the loss, as everywhere.
+    return _masked(rows._replace(loss_mask_BT=rows.loss_mask_BT & ~(mean_BT.abs() > log(bound))))
 
 
 def _log_ratio(above_BT: Tensor, below_BT: Tensor) -> Tensor:
@@ -207,7 +229,7 @@ def _surrogate(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> Tensor
 
 
 def _normaliser(rows: LossInputs, switches: Switches) -> Tensor:
-    """n_t, the factor of each token's term; 0 where the mask is False."""
+    """n_t, the factor of each token's term; 0 where the mask is False. The totals count rejected sequences too."""
     mask_BT = rows.loss_mask_BT.to(rows.logprobs_BT.dtype)
     if switches.normalize == "token":
         return mask_BT / max(rows.loss_tokens, 1.0)
@@ -226,6 +248,7 @@ def _clipped(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> tuple[Te
 
 def _stats(
     rows: LossInputs,
+    kept: LossInputs,
     loss: Tensor,
     ratio_BT: Tensor,
     weight_BT: Tensor,
@@ -233,9 +256,10 @@ def _stats(
     kl_BT: Tensor,
     switches: Switches,
 ) -> Tensor:
-    mask_BT = rows.loss_mask_BT
+    mask_BT, kept_BT = rows.loss_mask_BT, kept.loss_mask_BT
     fresh_BT = mask_BT & (rows.lags_BT == 0)
-    low_BT, high_BT = _clipped(rows, ratio_BT, switches)
+    low_BT, high_BT = _clipped(kept, ratio_BT, switches)
+    sequence_share_BT = _sequence_tokens(rows).double().reciprocal()
     diff_BT = _log_ratio(rows.old_logprobs_BT, rows.behaviour_logprobs_BT)
     # k3 from samples of the engine, so it estimates KL(engine || learner).
     drift_BT = kl_estimate(rows.behaviour_logprobs_BT, rows.old_logprobs_BT, "k3")
@@ -248,11 +272,13 @@ def _stats(
         "loss": loss.double(),
         "tokens": total(mask_BT, mask_BT),
         "fresh_tokens": total(fresh_BT, fresh_BT),
-        "clip_low": total(low_BT, mask_BT),
-        "clip_high": total(high_BT, mask_BT),
-        "tis_clip": total(tis_clip_BT, mask_BT),
-        "weight": total(weight_BT, mask_BT),
-        "weight_square": total(weight_BT.double().square(), mask_BT),
+        "sequences": total(sequence_share_BT, mask_BT),
+        "rejected": total(sequence_share_BT, mask_BT & ~kept_BT),
+        "clip_low": total(low_BT, kept_BT),
+        "clip_high": total(high_BT, kept_BT),
+        "tis_clip": total(tis_clip_BT, kept_BT),
+        "weight": total(weight_BT, kept_BT),
+        "weight_square": total(weight_BT.double().square(), kept_BT),
         "logprob_diff": total(diff_BT, mask_BT),
         "logprob_diff_fresh": total(diff_BT, fresh_BT),
         "kl_engine_learner": total(drift_BT, mask_BT),

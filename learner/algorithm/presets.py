@@ -37,6 +37,10 @@ class Switches:
     rho: float | None
     """Cap of the importance weight; None: weight 1. `inf`: the weight, uncapped."""
     rho_kind: RhoKind
+    reject_beyond: float | None
+    """Bound of the mean ratio of an answer that feeds the loss; None: every answer does."""
+    ess_scaling: bool
+    """Whether the learning rate is multiplied by the effective sample size of the importance weights."""
     proximal: Proximal
     kl_beta: float
     kl_estimator: KlEstimator
@@ -49,6 +53,11 @@ class Switches:
     def needs_reference(self) -> bool:
         """Whether a reference model must be loaded."""
         return self.kl_beta > 0
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether tokens may have an importance weight other than 1."""
+        return self.reject_beyond is not None or (self.rho is not None and self.proximal == "old")
 
 
 _OLMORL: Final[dict[str, Any]] = {
@@ -118,6 +127,8 @@ def resolve(objective: Objective, max_tokens: int) -> Switches:
     switches = Switches(
         **chosen,
         constant_length=objective.constant_length or max_tokens,
+        reject_beyond=None if objective.reject_beyond == "off" else objective.reject_beyond,
+        ess_scaling=objective.ess_scaling,
         reward_scale=objective.reward_scale,
         overlong_buffer=round(overlong_share * max_tokens),
         mask_truncated=objective.mask_truncated,
@@ -151,6 +162,11 @@ def _refuse_idle_switches(objective: Objective, switches: Switches) -> None:
         raise ConfigError(
             f"objective.rho = {switches.rho} with rho_kind = 'mask' keeps the weights in [1/rho, rho], which is empty: "
             "set rho to 1 or more"
+        )
+    if switches.ess_scaling and not switches.has_weights:
+        raise ConfigError(
+            "objective.ess_scaling needs importance weights: set objective.rho, for instance to 2.0, with "
+            'objective.proximal = "old"'
         )
     if objective.kl_estimator is not None and not switches.needs_reference:
         raise ConfigError("objective.kl_estimator needs a KL term: set objective.kl_beta over 0, for instance to 0.001")

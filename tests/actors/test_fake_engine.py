@@ -55,6 +55,22 @@ def test_a_third_sequence_waits_for_a_slot() -> None:
     assert took == pytest.approx([20 * 0.11, 50 * 0.11, 50 * 0.11])
 
 
+def test_waiting_sequences_begin_by_their_priority_and_then_as_they_came() -> None:
+    async def scenario() -> list[str]:
+        fake, ended = engine(max_running=1), list[str]()
+
+        async def one(name: str, priority: int) -> None:
+            await fake.generate(name, PROMPT, Sampling(max_tokens=10), priority)
+            ended.append(name)
+
+        async with asyncio.TaskGroup() as tasks:
+            for name, priority in (("runs", 9), ("new", 8), ("old", 3), ("new too", 8), ("old too", 3), ("first", 0)):
+                tasks.create_task(one(name, priority))
+        return ended
+
+    assert run_simulated(scenario()) == ["runs", "first", "old", "old too", "new", "new too"]
+
+
 def test_a_prompt_waits_until_the_cache_has_room_for_it() -> None:
     async def scenario() -> Any:
         fake = engine(kv_tokens=70)

@@ -11,6 +11,7 @@ import pytest
 
 from olmorl import config
 from olmorl.actors.fake_engine import FakeEngine, FakeScorer
+from olmorl.actors.leased_groups import LeasedGroup, place_in_engine
 from olmorl.clock import run_simulated
 from olmorl.errors import DeadlinePassed, Unscorable
 from olmorl.messages import Completion, Failure, Group, Lease, Prompt, Result, TokenIds, Verdict, Version
@@ -351,7 +352,9 @@ def test_a_lease_that_is_given_once_more_is_worked_on_once(service: Make, draw: 
 
 def test_an_engine_without_progress_ends_the_actor_with_its_name(service: Make, draw: Make) -> None:
     class Stuck(FakeEngine):
-        async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
+        async def generate(
+            self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0
+        ) -> Completion:
             await asyncio.Event().wait()
             raise AssertionError("nothing sets the event")
 
@@ -366,7 +369,9 @@ def test_an_engine_without_progress_ends_the_actor_with_its_name(service: Make, 
 
 def test_an_engine_error_ends_the_actor_and_rewards_nothing(service: Make, draw: Make) -> None:
     class Broken(FakeEngine):
-        async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
+        async def generate(
+            self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0
+        ) -> Completion:
             raise RuntimeError("device lost")
 
     async def scenario() -> Any:
@@ -497,6 +502,40 @@ def test_a_slow_verifier_bounds_the_leases(service: Make, draw: Make) -> None:
 
     # 16 slots and 4 waiting, generated and once more unverified: 40 sequences, ten groups.
     assert max(run_simulated(scenario())) == 10
+
+
+def test_older_draws_begin_first_and_evaluation_keeps_its_place(service: Make, draw: Make) -> None:
+    async def scenario() -> list[tuple[str, int]]:
+        s = service(
+            simulation=STEADY,
+            settings=config.Actors(max_running=4, max_waiting=16),
+            evaluation=config.Evaluation(share=1.0, samples=4),
+            evaluation_lanes=("held",),
+        )
+        await s.push(draw(7))
+        async with s.running(s.actor()):
+            await asyncio.sleep(2.0)
+            await s.push(draw(8))
+            await asyncio.sleep(2.0)
+            await s.push(draw(900, lane="held"))
+            await asyncio.sleep(2.0)
+            await s.push(draw(9), draw(3))
+            groups = [*await s.results(4), *await s.results(1, lane="held")]
+        groups.sort(key=lambda group: group.finished_at)
+        return [(group.prompt.lane, group.prompt.draw_id) for group in groups]
+
+    # 3 is an old draw whose first actor died: it begins before 8 and the evaluation, which came before it.
+    assert run_simulated(scenario()) == [("train", 7), ("train", 3), ("train", 8), ("held", 900), ("train", 9)]
+
+
+def test_the_place_of_a_prompt_is_its_draw(draw: Make) -> None:
+    def lease(prompt: Prompt) -> LeasedGroup:
+        return LeasedGroup(Lease(prompt=prompt, lease_id="1", owner="a0", deadline=0.0))
+
+    held = [lease(draw(5)), lease(draw(12)), lease(draw(40, lane="held"))]
+    assert place_in_engine(draw(7), held) == 7
+    assert place_in_engine(draw(3_000_000, lane="held"), held) == 12
+    assert place_in_engine(draw(3_000_000, lane="held"), []) == 0
 
 
 def test_evaluation_takes_its_share_while_training_waits_and_all_when_it_does_not(service: Make, draw: Make) -> None:

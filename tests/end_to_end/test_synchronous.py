@@ -47,7 +47,7 @@ class ScriptedEngine:
         if weights is not None:
             self.version = weights.manifest.version
 
-    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
+    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0) -> Completion:
         random = np.random.default_rng(sampling.seed)
         length = int(random.integers(2, 20))
         await asyncio.sleep(0.001 * length)

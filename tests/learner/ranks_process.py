@@ -411,7 +411,8 @@ def main() -> None:
     process = Rank(rank, world, address)
     for name, job in json.loads(jobs_file.read_text()).items():
         result = process.run(job, jobs_file.parent / name)
-        result["groups"] = {step: make_groups(step, job.get("groups", 4)) for step in range(1, STEPS)}
+        made = (job.get("groups", 4), job.get("one_prompt", False))
+        result["groups"] = {step: make_groups(step, *made) for step in range(1, STEPS)}
         torch.save(result, jobs_file.parent / f"{name}.{rank}.pt")
 
 

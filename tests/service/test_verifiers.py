@@ -49,8 +49,8 @@ def careful(prompts, completions, n, **columns):
 class TalkingEngine(FakeEngine):
     """Gives one of the four answers to the domain that the prompt's first token names."""
 
-    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> Completion:
-        made = await super().generate(request_id, prompt, sampling)
+    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0) -> Completion:
+        made = await super().generate(request_id, prompt, sampling, priority)
         assert sampling.seed is not None
         return replace(made, text=list(ANSWERS.values())[prompt[0]][sampling.seed % 4])
 

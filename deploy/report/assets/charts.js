@@ -12,6 +12,7 @@ const SECTIONS = [
     ["Entropy", ["entropy_mean"], "should fall slowly; a collapse ends exploration"],
     ["Gradient norm", ["grad_norm"], "spikes come before trouble"],
     ["Learning rate", ["lr"], ""],
+    ["Factor of the learning rate", ["lr_factor_mean"], "below 1 with objective.ess_scaling"],
     ["KL to the reference", ["kl_ref_mean"], ""],
   ]],
   ["Length", [
@@ -25,6 +26,7 @@ const SECTIONS = [
     ["KL engine against learner", ["kl_engine_learner", "kl_engine_learner_fresh"], "fresh: tokens of lag 0, near 0"],
     ["Clipped ratios", ["clip_fraction_low", "clip_fraction_high"], ""],
     ["Truncated importance weights", ["tis_clip_fraction"], ""],
+    ["Rejected answers", ["rejected_fraction"], "objective.reject_beyond; a few percent"],
   ]],
   ["Throughput", [
     ["Tokens a second", ["actor_tokens_per_s", "useful_tokens_per_s"], "generated, and trained"],

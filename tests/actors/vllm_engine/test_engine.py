@@ -434,6 +434,29 @@ async def test_what_is_scored_comes_before_all_that_waits(live: tuple[Case, Vllm
     assert ended < 8, "without its priority it waits for eight more places"
 
 
+async def test_sequences_of_older_draws_begin_before_newer_ones_that_came_earlier(
+    live: tuple[Case, VllmEngine],
+) -> None:
+    case, engine = live
+    ended: list[int] = []
+
+    async def one(name: str, draw: int) -> None:
+        await engine.generate(name, PROMPT, Sampling(max_tokens=8, min_tokens=8), draw)
+        ended.append(draw)
+
+    async with asyncio.timeout(300):
+        async with engine.drained():  # nothing begins before all have come
+            draws = [draw for draw in (3_000_000, 9, 2) for _ in range(16)]
+            waiting = [asyncio.create_task(one(f"draw {n}", draw)) for n, draw in enumerate(draws)]
+            while len(engine._llm.output_processor.request_states) < len(draws):  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.01)
+            scoring = asyncio.create_task(engine.score(case.scores(case.weights).token_ids))
+            scoring.add_done_callback(lambda _: ended.append(-1))
+        await asyncio.gather(*waiting, scoring)
+    # 32 run at a time: all of the two older draws begin before one of the newest.
+    assert ended[0] == -1 and set(ended[1:33]) == {2, 9} and ended[33:] == [3_000_000] * 16
+
+
 async def test_labels_end_exactly_where_the_tokens_change(live: tuple[Case, VllmEngine]) -> None:
     """Blocks that add nothing, and a head whose largest row is the version's number: each token names its version."""
     case, engine = live

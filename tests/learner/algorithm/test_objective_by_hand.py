@@ -24,7 +24,7 @@ from torch import Tensor
 
 from olmorl.config import Objective
 from olmorl.learner.algorithm.advantage import advantages
-from olmorl.learner.algorithm.objective import LossInputs, policy_loss, step_metrics
+from olmorl.learner.algorithm.objective import LossInputs, effective_share, policy_loss, step_metrics
 from olmorl.learner.algorithm.presets import Switches, resolve
 
 MAX_TOKENS = 5
@@ -152,6 +152,49 @@ def test_importance_weights_of_whole_sequences() -> None:
     expect(switches, 2.453 / 6, [0, -0.9 / 6, 0, -1.375 / 6, 4 / 6, 1.8 / 6])
 
 
+def test_answers_far_from_the_engine_leave_the_loss_and_stay_in_the_divisor() -> None:
+    # The geometric means of the weights: a sqrt(1 * 3) = 1.73, b 0.5, c 1.25, d sqrt(1 * 4) = 2. Within [0.56, 1.8] are
+    # a and c, so 0.636 + 0.9 + 1.375 = 2.911 is left, and each token still counts 1/6.
+    switches = switches_of("olmorl", reject_beyond=1.8)
+    expect(switches, -2.911 / 6, [0, -0.9 / 6, 0, -1.375 / 6, 0, 0])
+    metrics = step_metrics(policy_loss(example(switches), switches)[1], 1)
+    assert metrics["rejected_fraction"] == pytest.approx(2 / 4)
+    assert metrics["tis_clip_fraction"] == pytest.approx(1 / 6)  # a2: d2 has no weight at all
+    assert metrics["importance_ess_fraction"] == pytest.approx(4.25**2 / (6.5625 * 6))  # of 1, 2 and 1.25
+    assert metrics["clip_fraction_low"] == 0 and metrics["clip_fraction_high"] == pytest.approx(1 / 6)
+
+
+def test_an_answer_is_judged_by_its_mean_and_not_by_a_token() -> None:
+    # The ratios 3 of a2 and 4 of d2 are outside [0.45, 2.2], and those of their answers inside.
+    switches = switches_of("olmorl", reject_beyond=2.2)
+    expect(switches, 1.089 / 6, [0, -0.9 / 6, 0, -1.375 / 6, 2 / 6, 1.8 / 6])
+    assert step_metrics(policy_loss(example(switches), switches)[1], 1)["rejected_fraction"] == 0
+
+
+def test_a_rejected_answer_leaves_the_kl_term_too_and_its_statistics_stay() -> None:
+    # Of the k3 of a1 (1 - ln 2) and d2 (ln 2 - 0.5), d is rejected; 0.6 / 6 a token. Its entropy and its drift count.
+    switches = switches_of("olmorl", reject_beyond=1.8, kl_beta=0.6)
+    expect(switches, -2.911 / 6 + 0.1 * (1 - log(2)), [-0.1, -0.9 / 6, 0, -1.375 / 6, 0, 0])
+    metrics = step_metrics(policy_loss(example(switches), switches)[1], 1)
+    assert metrics["kl_ref_mean"] == pytest.approx(0.5 / 6)
+    assert metrics["entropy_mean"] == pytest.approx(2.1 / 6)
+    assert metrics["logprob_diff_mean"] == pytest.approx(log(3 * 0.5 * 1.25 * 4) / 6)
+
+
+def test_the_mean_per_sequence_counts_rejected_answers_as_sequences() -> None:
+    # As `test_grpo` with the answers a and c alone: (1.05 + 1.1) / 4, and the KL of a1.
+    gradient = [-0.005, -0.9 / 8, 0, -1.1 / 4, 0, 0]
+    kl = 0.04 * (1 - log(2)) / 8
+    expect(switches_of("grpo", reject_beyond=1.8), -2.15 / 4 + kl, gradient)
+
+
+def test_a_batch_that_is_rejected_whole_has_no_gradient() -> None:
+    switches = switches_of("olmorl", reject_beyond=1.2)
+    expect(switches, 0.0, [0.0] * 6)
+    metrics = step_metrics(policy_loss(example(switches), switches)[1], 1)
+    assert (metrics["rejected_fraction"], metrics["importance_ess_fraction"]) == (1, 0)
+
+
 def test_behaviour_policy_as_the_proximal_one() -> None:
     # The ratio is pi / pi_engine: 1.5, 2.7, 0.25, 1.375, 2, 3.6, and the weight is 1.
     # 0.636 + 0.636 - 0.4 + 1.272 - 2 - 3.6 = -3.456
@@ -186,6 +229,7 @@ def test_statistics() -> None:
             "clip_fraction_high": 1 / 6,  # a1; d1 is outside the range, but the minimum is the unclipped term
             "tis_clip_fraction": 2 / 6,  # a2, d2
             "importance_ess_fraction": 7.75**2 / (11.8125 * 6),  # of 1, 2, 0.5, 1.25, 1 and 2
+            "rejected_fraction": 0.0,
             "logprob_diff_mean": log(3 * 0.5 * 1.25 * 4) / 6,
             "logprob_diff_mean_fresh": log(3) / 2,  # a1 and a2 have lag 0
             "kl_engine_learner": (10.75 - 6 - log(7.5)) / 6,  # w - 1 - ln w
@@ -194,6 +238,27 @@ def test_statistics() -> None:
             "kl_ref_mean": 0.5 / 6,
         }
     )
+
+
+def test_the_effective_share_is_that_of_all_rows() -> None:
+    # Weights 1, 3, 0.5 in the first row and 1.25, 1, 4 in the second: 10.75^2 / (28.8125 * 6). Of each row alone it is
+    # 4.5^2 / (10.25 * 3) and 6.25^2 / (18.5625 * 3); their mean is another number.
+    switches = switches_of("olmorl", rho="uncapped")
+    inputs = example(switches)
+    both_S = policy_loss(inputs, switches)[1]
+    rows = [
+        policy_loss(inputs._replace(**{name: values[b : b + 1] for name, values in tensors(inputs)}), switches)[1]
+        for b in (0, 1)
+    ]
+    assert effective_share(rows[0]) == pytest.approx(4.5**2 / (10.25 * 3))
+    assert effective_share(rows[1]) == pytest.approx(6.25**2 / (18.5625 * 3))
+    for stats_S in (both_S, rows[0] + rows[1]):
+        assert effective_share(stats_S) == pytest.approx(10.75**2 / (28.8125 * 6))
+    assert effective_share(torch.zeros_like(both_S)) == 0
+
+
+def tensors(inputs: LossInputs) -> list[tuple[str, Tensor]]:
+    return [(name, value) for name, value in inputs._asdict().items() if isinstance(value, Tensor)]
 
 
 def test_clip_fractions_count_where_the_clip_acts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf, isnan, nan
+from typing import Any
 
 import pytest
 import torch
@@ -15,8 +16,8 @@ from olmorl.learner.algorithm.presets import Switches, resolve
 PRESETS = ("olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_decoupled")
 
 
-def switches_of(preset: str) -> Switches:
-    return resolve(Objective.model_validate({"preset": preset}), max_tokens=8)
+def switches_of(preset: str, **explicit: Any) -> Switches:
+    return resolve(Objective.model_validate({"preset": preset} | explicit), max_tokens=8)
 
 
 def row(
@@ -95,6 +96,22 @@ def test_cispo_says_so_when_a_trained_token_is_impossible() -> None:
 def test_a_nan_that_counts_reaches_the_loss(preset: str) -> None:
     loss, _ = policy_loss(row([-1.0, nan], [-1.0, -1.0], [-1.0, -1.0], [1.0, -1.0]), switches_of(preset))
     assert isnan(loss.item())
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_rejected_answer_contributes_nothing(preset: str) -> None:
+    # The learner calls a token impossible that the engine sampled.
+    inputs = row([-1.0, -inf], [-1.0, -inf], [-1.0, -1.0], [1.0, 1.0])._replace(ref_logprobs_BT=torch.zeros(1, 2))
+    loss, grad_BT, stats_S = loss_and_gradient(inputs, switches_of(preset, reject_beyond=2.0, kl_beta=0.1))
+    assert loss.item() == 0
+    assert not grad_BT.any()
+    assert stats_S.isfinite().all()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_nan_is_not_rejected(preset: str) -> None:
+    inputs = row([-1.0, nan], [-1.0, nan], [-1.0, -1.0], [1.0, -1.0])
+    assert isnan(policy_loss(inputs, switches_of(preset, reject_beyond=1.1))[0].item())
 
 
 def test_a_nan_of_the_engine_reaches_the_statistics_without_a_weight() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from itertools import product
-from math import exp, fsum, inf, nan
+from math import exp, fsum, inf, nan, prod
 from typing import Any, cast
 
 import pytest
@@ -35,6 +35,9 @@ def reference(sequences: list[Sequence], switches: Switches) -> tuple[float, lis
     num_tokens, num_sequences = sum(map(len, kept)), sum(bool(tokens) for tokens in kept)
     losses, gradients = [], []
     for sequence, tokens in zip(sequences, kept, strict=True):
+        if is_rejected(tokens, switches):
+            gradients.append([0.0] * len(sequence.tokens))
+            continue
         n = {
             "token": 1 / num_tokens,
             "sequence": 1 / (num_sequences * max(len(tokens), 1)),
@@ -52,6 +55,14 @@ def reference(sequences: list[Sequence], switches: Switches) -> tuple[float, lis
         whole = iter(g + n * switches.kl_beta * terms[i][3] for i, g in enumerate(through_ratio))
         gradients.append([0.0 if token is None else next(whole) for token in sequence.tokens])
     return fsum(losses), gradients
+
+
+def is_rejected(tokens: list[tuple[float, float, float, float]], switches: Switches) -> bool:
+    """Whether the geometric mean of pi_old / pi_engine is too far from 1."""
+    if switches.reject_beyond is None or not tokens:
+        return False
+    mean = prod(exp(old - engine) for _, old, engine, _ in tokens) ** (1 / len(tokens))
+    return not 1 / switches.reject_beyond <= mean <= switches.reject_beyond
 
 
 def term(
@@ -200,6 +211,23 @@ def test_every_combination_of_switches(normalize: str, ratio: str, clip: str) ->
 
 
 @pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("proximal", ["old", "behaviour"])
+@pytest.mark.parametrize("rho", ["off", 1.5])
+def test_rejected_answers(preset: str, proximal: str, rho: float | str) -> None:
+    objective = {"preset": preset, "reject_beyond": 1.25, "proximal": proximal, "rho": rho}
+    switches = resolve(Objective.model_validate(objective), max_tokens=12)
+    found = []
+    for seed in range(6):
+        sequences = random_sequences(random.Random(seed))
+        loss, gradients, stats_S = evaluate(sequences, [[0, 1], [2, 3, 4], [5, 6]], switches)
+        assert_same((loss, gradients), reference(sequences, switches))
+        kept = [[token for token in sequence.tokens if token is not None] for sequence in sequences]
+        found.append(step_metrics(stats_S, 1)["rejected_fraction"])
+        assert found[-1] == pytest.approx(sum(is_rejected(t, switches) for t in kept) / sum(map(bool, kept)))
+    assert 0.2 < fsum(found) / len(found) < 0.8, "the cases reject some and keep some"
+
+
+@pytest.mark.parametrize("preset", PRESETS)
 def test_single_precision_is_close(preset: str) -> None:
     switches = resolve(Objective.model_validate({"preset": preset}), max_tokens=12)
     sequences = random_sequences(random.Random(11))
@@ -209,10 +237,12 @@ def test_single_precision_is_close(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("seed", range(3))
-def test_the_gradient_does_not_depend_on_the_layout(preset: str, seed: int) -> None:
+@pytest.mark.parametrize("reject_beyond", ["off", 1.25])
+def test_the_gradient_does_not_depend_on_the_layout(preset: str, seed: int, reject_beyond: float | str) -> None:
     # One row, one sequence a row with padding, and random rows each computed alone as micro-batches of several ranks.
     rng = random.Random(100 + seed)
-    switches = resolve(Objective.model_validate({"preset": preset, "kl_beta": 0.1}), max_tokens=12)
+    objective = {"preset": preset, "kl_beta": 0.1, "reject_beyond": reject_beyond}
+    switches = resolve(Objective.model_validate(objective), max_tokens=12)
     sequences = random_sequences(rng)
     everything = list(range(len(sequences)))
     loss, gradients, stats_S = evaluate(sequences, [everything], switches)

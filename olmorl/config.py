@@ -580,6 +580,9 @@ class Cluster(Section):
     """GPUs of each node. Default: what Ray reports; 8 in a plan (`--dry-run`) with learner.device cuda, else 0."""
     gpu_memory_gib: float | None = Field(None, gt=0)
     """Memory of each GPU, for the memory plan. Default: 80 GB, which are 74.5 GiB."""
+    host_memory_gib: float | None = Field(None, gt=0)
+    """Memory of each host, for the memory plan. Default: this machine's, if the run starts its own Ray here; on a cluster
+    `--preflight` asks each host, and before that it is not known."""
     peak_tflops: float | None = Field(None, gt=0)
     """Most operations of one GPU or one CPU core with model.dtype, in 10^12 per second: the base of MFU. Default: known
     GPUs by their names; on CPU a short measurement."""

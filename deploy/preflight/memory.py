@@ -41,6 +41,8 @@ from olmorl.deploy.preflight.publishing import PublishingPlan, publishing_plan
 from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.publisher import KEPT_VERSIONS
 
+from olmorl.learner.trainer.pinned_memory import pinned_bytes
+from olmorl.model_cost import VALUE_BYTES
 if TYPE_CHECKING:
     from olmorl.learner.trainer.memory import RankMemory
 
@@ -304,13 +306,17 @@ def _with_copies(host: MemoryPlace, place: MemoryPlace, number: int) -> MemoryPl
 
 
 def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights: int) -> list[MemoryPart]:
-    shards, row = weights // placed.learner_nodes, rank.activations
+    shards, ranks = weights // placed.learner_nodes, placed.ranks_per_node
+    row = rank.activations.host * ranks if rank.activations else 0
+    block = pinned_bytes if placed.on_gpu else int
     return [
-        MemoryPart("snapshot for publishing", shards, "the shards of its ranks"),
+        MemoryPart("snapshot for publishing", block(weights // placed.ranks) * ranks, "the shards of its ranks"),
         MemoryPart("copy for the deltas", shards if settings.has_deltas else 0, "weights.full_every"),
-        MemoryPart("copy for a checkpoint", MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.learner_nodes),
-        MemoryPart("offloaded optimizer", rank.offloaded * placed.ranks_per_node),
-        MemoryPart("offloaded activations", (row.host if row else 0) * placed.ranks_per_node),
+        MemoryPart("copy for a checkpoint", block(MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.ranks) * ranks),
+        MemoryPart("offloaded optimizer", rank.offloaded * ranks),
+        MemoryPart("offloaded activations", row, f"a row of {settings.row_tokens:,} tokens"),
+        # Shorter rows need blocks of a half, a quarter and so on. Torch keeps them all: together once more as much.
+        MemoryPart("kept for shorter rows", row, "at most: pinned blocks of lower powers of two"),
         *_published(settings, shards),
     ]
 

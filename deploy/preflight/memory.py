@@ -20,6 +20,7 @@ from olmorl.config import Config, with_key
 from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import Placement, plan
 from olmorl.deploy.preflight import hub, memory_fixes, model_folder
+from olmorl.deploy.preflight.engine_bytes import cache_width, weight_bytes
 from olmorl.deploy.preflight.memory_fixes import Change
 from olmorl.deploy.preflight.memory_places import (
     BESIDE_ENGINE,
@@ -42,6 +43,7 @@ from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.publisher import KEPT_VERSIONS
 
 from olmorl.learner.trainer.pinned_memory import pinned_bytes
+
 from olmorl.model_cost import VALUE_BYTES
 if TYPE_CHECKING:
     from olmorl.learner.trainer.memory import RankMemory
@@ -68,7 +70,6 @@ TRANSFER_BYTES = 2**30
 """Memory of a GPU that sends or receives versions: CUDA, NCCL and two buffers of 64 MiB. An assumption."""
 PROCESS_BYTES = 4 * GIB
 """Host memory of a process with a GPU, beside what the plan counts: torch, CUDA and NCCL. An assumption."""
-_WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,8 @@ def memory_plan(settings: Config) -> MemoryPlan:
     settings = _where_it_runs(settings)
     placed = plan(settings)
     rank = rank_memory(settings.model, settings.learner, placed.ranks, settings.row_tokens, on_gpu=placed.on_gpu)
-    weights = rank.parameters * _WIDTH[settings.model.dtype]
-    learner, engine = _learner(settings, rank), _engine(settings, weights)
+    weights = rank.parameters * VALUE_BYTES[settings.model.dtype]
+    learner, engine = _learner(settings, rank), _engine(settings, rank.parameters)
     if placed.on_gpu:
         places = [learner, engine, *_beside_engine(settings), *_gpu_hosts(settings, placed, rank, weights)]
     else:
@@ -214,12 +215,12 @@ def _copied_keys(settings: Config) -> int:
         return 0
     tokens = (settings.sampling.group_size - 1) * settings.data.max_prompt_tokens
     heads = -(-sizes.kv_heads // learner.sequence_parallel)
-    of_layer = 2 * tokens * heads * sizes.head_dim * _WIDTH[settings.model.dtype]
+    of_layer = 2 * tokens * heads * sizes.head_dim * VALUE_BYTES[settings.model.dtype]
     kept = 1 if learner.gradient_checkpointing else sizes.layers
     return (kept + 1) * of_layer
 
 
-def _engine(settings: Config, weights: int) -> MemoryPlace:
+def _engine(settings: Config, parameters: int) -> MemoryPlace:
     actors, placed = settings.actors, plan(settings)
     share = placed.gpus_per_engine if placed.on_gpu else 1
     architecture = model_folder.architecture(Path(settings.model.path))
@@ -232,11 +233,12 @@ def _engine(settings: Config, weights: int) -> MemoryPlace:
                 f"{settings.model.path}: set it to {fitting[-1]}"
             )
         heads = -(-architecture.kv_heads // share)
-        one = model_folder.cache_bytes(architecture, heads, settings.max_model_len, _WIDTH[settings.model.dtype])
+        one = model_folder.cache_bytes(architecture, heads, settings.max_model_len, cache_width(settings))
     large = placed.on_gpu and gpu_bytes(settings) >= LARGE_GPU_GIB * GIB
     tokens = actors.max_batched_tokens or (BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
     logits = _LOGITS_COPIES * 4 * actors.max_running * (architecture.vocabulary if architecture else 0)
-    inner = (architecture.hidden if architecture else 0) * _HIDDEN_COPIES * _WIDTH[settings.model.dtype] * tokens
+    inner = (architecture.hidden if architecture else 0) * _HIDDEN_COPIES * VALUE_BYTES[settings.model.dtype] * tokens
+    weights = weight_bytes(settings, parameters, architecture)
     fixed = [
         MemoryPart("weights", weights // share, f"of {share} GPU(s)" if placed.on_gpu else ""),
         MemoryPart(

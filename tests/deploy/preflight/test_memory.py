@@ -156,6 +156,46 @@ def test_a_host_of_the_learner_has_the_shards_of_its_ranks_and_with_deltas_a_cop
         assert host.get("copy for the deltas") == (expected and pytest.approx(expected))
 
 
+def test_what_deepspeed_offloads_is_counted_with_its_gradients(models: Path) -> None:
+    """Master copy and moments in ordinary memory, two pinned copies of the gradients."""
+    settings = shipped(models, "olmo3-7b-rl-zero", ("learner.offload_optimizer", "true"))
+    gpu, host = (of(memory.memory_plan(settings).places[number]) for number in (0, 3))
+    assert not {"optimizer", "gradients"} & set(gpu)
+    assert host["offloaded optimizer"] == pytest.approx((12 + 4 + 4) * 7_298_011_136 / GIB)
+    assert host["copy for a checkpoint"] == pytest.approx(12 * 7_298_011_136 / GIB), "too large to be rounded"
+
+
+@pytest.mark.parametrize(
+    ("vllm", "key", "weights"),
+    [
+        ({}, 2, 2 * 7_298_011_136),
+        ({"kv_cache_dtype": "fp8", "quantization": "fp8"}, 1, 7_298_011_136 + 2 * 100_278 * 4096),
+        ({"kv_cache_dtype": "fp8_e5m2"}, 1, 2 * 7_298_011_136),
+        ({"kv_cache_dtype": "nvfp4", "quantization": "unheard_of"}, 2, 2 * 7_298_011_136),
+    ],
+)
+def test_an_engine_has_the_bytes_of_its_formats(models: Path, vllm: dict[str, str], key: int, weights: int) -> None:
+    """Embedding and head, of 100,278 x 4,096 each, stay in bf16. A format that is not known counts as the model's."""
+    settings = config.with_key(shipped(models, "olmo3-7b-rl-zero"), "actors.vllm", vllm)
+    engine = memory.memory_plan(settings).places[1]
+    assert of(engine)["weights"] == weights / GIB
+    [cache] = [part for part in engine.parts if part.what == "KV cache"]
+    one = (8 * 18_432 + 24 * 4096) * 2 * 4096 * key
+    assert cache.note == f"{cache.num_bytes / one:.1f} sequences of 18,432 tokens"
+
+
+def test_a_store_of_files_has_its_versions_on_the_disk(models: Path) -> None:
+    def disk(*changes: tuple[str, str]) -> dict[str, tuple[int, str]]:
+        plan = memory.memory_plan(shipped(models, "olmo3-7b-think", *changes))
+        return {part.what: (part.num_bytes, part.note) for part in plan.disk}
+
+    three = 3 * 2 * SHIPPED["olmo3-7b-think"][1]
+    assert disk(("weights.directory", '"/shared/w"'))["published versions"] == (three, "in /shared/w")
+    own = disk(("weights.store", '"file"'))["published versions"]
+    assert own == (three, "in runs/olmo3-7b-think/weights")
+    assert "published versions" not in disk()
+
+
 def test_what_does_not_fit_is_refused_with_the_key_that_mends_it(
     models: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -211,18 +211,22 @@ def redis(settings: Config) -> str:
 
 
 def disk(settings: Config) -> str:
-    """The run directory has room for the checkpoints that are kept, and one being written."""
+    """The run directory has room for the checkpoints that are kept, and one being written; versions have room too."""
     model_size = _size(settings)
     kept, one = settings.checkpoint.keep + 1, memory.MASTER_AND_MOMENTS_BYTES * model_size.parameters
     there = sum(file.stat().st_size for file in RunFiles(settings.run_dir).checkpoints.rglob("*") if file.is_file())
     needed = max(one, kept * one - there) + model_size.weights_bytes
+    published, folder = memory.published_files(settings, model_size.weights_bytes), settings.weights.directory
     try:
-        settings.run_dir.mkdir(parents=True, exist_ok=True)
+        for path in filter(None, (settings.run_dir, folder)):
+            path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable(settings.run_dir, error) from None
-    return _room(
-        settings.run_dir, needed, f"{kept} checkpoints", "free some, lower checkpoint.keep, or set run.directory"
-    )
+        raise unwritable(path, error, "weights.directory" if path == folder else "run.directory") from None
+    what, fix = f"{kept} checkpoints", "free some, lower checkpoint.keep, or set run.directory"
+    if folder is None or not published:
+        return _room(settings.run_dir, needed + published, what + (" and versions" if published else ""), fix)
+    said = _room(settings.run_dir, needed, what, fix)
+    return f"{said}\n{_room(folder, published, 'versions of the weights', 'free some, or set weights.directory')}"
 
 
 def shared_memory(settings: Config) -> str:

@@ -41,10 +41,9 @@ from olmorl.deploy.preflight.memory_places import (
 from olmorl.deploy.preflight.publishing import PublishingPlan, publishing_plan
 from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.publisher import KEPT_VERSIONS
-
 from olmorl.learner.trainer.pinned_memory import pinned_bytes
-
 from olmorl.model_cost import VALUE_BYTES
+
 if TYPE_CHECKING:
     from olmorl.learner.trainer.memory import RankMemory
 
@@ -391,8 +390,21 @@ def _disk(settings: Config, parameters: int, weights: int) -> tuple[MemoryPart, 
         MemoryPart("a checkpoint", checkpoint, f"every {settings.checkpoint.every} steps"),
         MemoryPart("checkpoints", (kept + 1) * checkpoint, f"checkpoint.keep = {kept}, and one being written"),
         MemoryPart("export", weights, "after the last step"),
+        MemoryPart("published versions", published_files(settings, weights), f"in {weights_folder(settings)}"),
     )
     return real(parts)
+
+
+def weights_folder(settings: Config) -> Path | None:
+    """The folder of published versions; None where they are in memory."""
+    if settings.weight_store != "file" or (settings.cluster.address is None and settings.weights.directory is None):
+        return None
+    return settings.weights.directory or settings.run_dir / "weights"
+
+
+def published_files(settings: Config, weights: int) -> int:
+    """Bytes of the versions in that folder."""
+    return PUBLISHED_VERSIONS * weights if weights_folder(settings) else 0
 
 
 def host_memory() -> int:

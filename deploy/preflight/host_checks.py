@@ -138,13 +138,14 @@ def _of_hosts(
 def _memory_of_hosts(
     settings: config.Config, placed: Placement, nodes: Mapping[str, Any], inspectors: Mapping[str, Any]
 ) -> Iterator[CheckResult]:
-    """The memory plan against what Ray and the hosts report."""
+    """The memory plan against what Ray and the hosts report. On this machine alone the plan knows the memory itself."""
+    asks_memory = settings.cluster.address is not None or settings.cluster.host_memory_gib is not None
     for host, node in nodes.items():
         resources = node["Resources"]
         if settings.weight_store == "ray" and checks.concerns("object store", placed, resources):
             there = resources.get("object_store_memory", 0.0)
             yield _attempt("object store", host, partial(checks.object_store, settings, there))
-        if checks.concerns("host memory", placed, resources):
+        if asks_memory and checks.concerns("host memory", placed, resources):
             yield _attempt("host memory", host, partial(_host_memory, inspectors[host], settings))
 
 

@@ -270,8 +270,7 @@ def _beside_engine(settings: Config) -> list[MemoryPlace]:
 
 
 def _gpu_hosts(settings: Config, placed: Placement, rank: RankMemory, weights: int) -> list[MemoryPlace]:
-    learner = _learner_host(settings, placed, rank, weights)
-    engines = _staged(settings, weights)
+    learner, engines = _learner_host(settings, placed, rank, weights), _engine_host(settings, placed, weights)
     workers = placed.engines_per_node * placed.gpus_per_engine
     if _is_one_host(settings, placed):
         parts = [*learner, *engines, _processes(placed.ranks_per_node + workers)]
@@ -292,7 +291,9 @@ def _cpu_hosts(
         placed.ranks_per_node,
     )
     of_engines = _with_copies(
-        host_place(ENGINE_HOST, _staged(settings, weights), _host_limit(settings)), engine, placed.engines_per_node
+        host_place(ENGINE_HOST, _engine_host(settings, placed, weights), _host_limit(settings)),
+        engine,
+        placed.engines_per_node,
     )
     if not _is_one_host(settings, placed):
         return [of_learner, of_engines]
@@ -320,6 +321,12 @@ def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights
         MemoryPart("kept for shorter rows", row, "at most: pinned blocks of lower powers of two"),
         *_published(settings, shards),
     ]
+
+
+def _engine_host(settings: Config, placed: Placement, weights: int) -> list[MemoryPart]:
+    """On the learner's own host nothing is pulled: the versions are in its object store already."""
+    parts = _staged(settings, weights)
+    return [part for part in parts if part.what != "object store"] if _is_one_host(settings, placed) else parts
 
 
 def _processes(number: int) -> MemoryPart:

@@ -139,8 +139,13 @@ def test_each_host_is_asked_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> N
         "worker": {"Resources": {"CPU": 64.0, "GPU": 8.0, "object_store_memory": 2.0}},
     }
     inspectors = dict.fromkeys(nodes, FakeInspector())
-    results = list(host_checks._memory_of_hosts(settings, plan(settings), nodes, inspectors))
-    assert [(result.check, result.host, result.said) for result in results] == [
-        ("object store", "worker", "2.0"),
-        ("host memory", "worker", str(host_checks.host_memory())),
-    ]
+
+    def found(settings: config.Config) -> list[tuple[str, str, str]]:
+        results = host_checks._memory_of_hosts(settings, plan(settings), nodes, inspectors)
+        return [(result.check, result.host, result.said) for result in results]
+
+    memory = ("host memory", "worker", str(host_checks.host_memory()))
+    assert found(settings) == [("object store", "worker", "2.0"), memory]
+    alone = config.with_key(settings, "cluster.address", None)
+    assert found(alone) == [], "the plan has the memory of this machine"
+    assert found(config.with_key(alone, "cluster.host_memory_gib", 64)) == [memory], "the recipe may say more"

@@ -276,10 +276,10 @@ def test_a_shipped_recipe_fits_hosts_of_one_and_a_half_terabytes(models: Path, r
 
 
 def test_what_is_offloaded_has_to_fit_the_host(models: Path) -> None:
-    few = shipped(models, "olmo3-7b-rl-zero", *OFFLOADED, ("cluster.host_memory_gib", "256"))
+    few = shipped(models, "olmo3-7b-rl-zero", *OFFLOADED, ("cluster.host_memory_gib", "320"))
     with pytest.raises(
         ResourceError,
-        match=r"a host of the learner needs .* of 256.0 GiB \(cluster.host_memory_gib\): set learner.offload_",
+        match=r"a host of the learner needs .* of 320.0 GiB \(cluster.host_memory_gib\): set learner.offload_activations",
     ):
         memory.refuse_too_little(few, memory.memory_plan(few))
     enough = config.with_key(few, "cluster.host_memory_gib", 1400)
@@ -331,6 +331,7 @@ def test_learner_and_engines_on_one_host_share_its_memory(models: Path, monkeypa
     joined = config.with_key(settings, "cluster.address", "auto")
     [host] = memory.memory_plan(joined).hosts.places
     assert host.name == "the host of learner and engines" and host.limit is None
+    assert [part.note for part in host.parts if part.what == "object store"] == ["3 published versions"]
     whole = [("actors.nodes", "1"), ("cluster.address", '"auto"')]
     hosts = memory.memory_plan(shipped(models, "olmo3-7b-rl-zero", *whole)).hosts.places
     assert len(hosts) == 2, "16 GPUs are not on one host of 8"
@@ -339,7 +340,7 @@ def test_learner_and_engines_on_one_host_share_its_memory(models: Path, monkeypa
 def test_a_host_with_less_memory_than_planned_is_named(models: Path) -> None:
     settings = shipped(models, "olmo3-7b-rl-zero", *OFFLOADED)
     assert checks.host_memory(settings, 2000 * GIB).startswith("2000.0 GiB, ")
-    with pytest.raises(ResourceError, match=r"a host of the learner needs .* of 200.0 GiB .*set learner.nodes = 2"):
+    with pytest.raises(ResourceError, match=r"a host of the learner needs .* of 200.0 GiB .*set learner.offload_"):
         checks.host_memory(settings, 200 * GIB)
     planned = config.with_key(settings, "cluster.host_memory_gib", 1400)
     with pytest.raises(ResourceError, match=r"this host has 1000.0 GiB.*set cluster.host_memory_gib = 1000"):

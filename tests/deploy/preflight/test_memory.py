@@ -279,7 +279,7 @@ def test_what_is_offloaded_has_to_fit_the_host(models: Path) -> None:
     few = shipped(models, "olmo3-7b-rl-zero", *OFFLOADED, ("cluster.host_memory_gib", "320"))
     with pytest.raises(
         ResourceError,
-        match=r"a host of the learner needs .* of 320.0 GiB \(cluster.host_memory_gib\): set learner.offload_activations",
+        match=r"host of the learner needs .* of 320.0 GiB \(cluster.host_memory_gib\): set learner.offload_activations",
     ):
         memory.refuse_too_little(few, memory.memory_plan(few))
     enough = config.with_key(few, "cluster.host_memory_gib", 1400)

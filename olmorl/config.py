@@ -586,6 +586,9 @@ class Cluster(Section):
     """GPUs of each node. Default: what Ray reports; 8 in a plan (`--dry-run`) with learner.device cuda, else 0."""
     gpu_memory_gib: float | None = Field(None, gt=0)
     """Memory of each GPU, for the memory plan. Default: 80 GB, which are 74.5 GiB."""
+    host_memory_gib: float | None = Field(None, gt=0)
+    """Memory of each host, for the memory plan. Default: this machine's for a run that starts its own Ray; on a cluster
+    `--preflight` asks each host, and before that it is not known."""
     peak_tflops: float | None = Field(None, gt=0)
     """Most operations of one GPU or one CPU core with model.dtype, in 10^12 per second: the base of MFU. Default: known
     GPUs by their names; on CPU a short measurement."""
@@ -866,7 +869,12 @@ def _near_greedy(config: Config) -> str | None:
 
 
 def _device_of_gpus(config: Config) -> str | None:
-    """`cluster.gpus_per_node` is 0 or left out with `learner.device = "cpu"`."""
+    """`cluster.gpus_per_node` is 0 or left out with `learner.device = "cpu"`, and not 0 with "cuda"."""
+    if config.learner.device == "cuda" and config.cluster.gpus_per_node == 0:
+        return (
+            'learner.device = "cuda" with cluster.gpus_per_node = 0: set cluster.gpus_per_node to the GPUs of a node, '
+            "remove it to take what Ray reports, or remove learner.device to use no GPU"
+        )
     if config.learner.device != "cpu" or not config.cluster.gpus_per_node:
         return None
     return (

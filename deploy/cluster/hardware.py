@@ -58,7 +58,8 @@ def decide(settings: Config, gpus: Sequence[int]) -> Config:
             f"Ray reports {_nodes(gpus)}, and torch here is a CPU build: install the GPU builds on every host "
             '(make clean install-gpu), or set learner.device = "cpu"'
         )
-    settings = _with_gpus(settings, given or _of_each_node(gpus, placed.learner_nodes + placed.actor_nodes))
+    found = _of_each_node(gpus, placed.learner_nodes + placed.actor_nodes) if given is None else given
+    settings = _with_gpus(settings, found)
     check_gpus_of_a_node(settings)
     _refuse_misfit(plan(settings), gpus)
     return settings

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from olmorl.config import Config
+from olmorl.config import Config, with_key
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
 from olmorl.deploy.preflight.local_checks import check_data, check_functions, check_model, check_whole_paths
+from olmorl.deploy.preflight.memory_places import GPU_KEY, HOST_KEY, size
 from olmorl.errors import ModelError, ResourceError, Unscorable, UserError, unwritable
 from olmorl.learner.orchestrator.draws import prompt_of
 from olmorl.messages import Completion, Prompt, Span, Version
@@ -100,12 +101,14 @@ def model(settings: Config) -> str:
     check_model(settings.model.path)
     hub.check_model(settings.model)
     model_folder.check_folder(settings)
-    size = _size(settings)
+    model_size = _size(settings)
     folder = Path(settings.model.path)
     where = "on the hub"
     if folder.is_dir():
         where = f"{len(model_folder.tensors(folder))} tensors in {folder}"
-    return f"{size.architecture}, {size.parameters:,} parameters, {_bytes(size.weights_bytes)}; {where}"
+    return (
+        f"{model_size.architecture}, {model_size.parameters:,} parameters, {_bytes(model_size.weights_bytes)}; {where}"
+    )
 
 
 def memory_plan(settings: Config) -> str:
@@ -208,18 +211,22 @@ def redis(settings: Config) -> str:
 
 
 def disk(settings: Config) -> str:
-    """The run directory has room for the checkpoints that are kept, and one being written."""
-    size = _size(settings)
-    kept, one = settings.checkpoint.keep + 1, memory.MASTER_AND_MOMENTS_BYTES * size.parameters
+    """The run directory has room for the checkpoints that are kept, and one being written; versions have room too."""
+    model_size = _size(settings)
+    kept, one = settings.checkpoint.keep + 1, memory.MASTER_AND_MOMENTS_BYTES * model_size.parameters
     there = sum(file.stat().st_size for file in RunFiles(settings.run_dir).checkpoints.rglob("*") if file.is_file())
-    needed = max(one, kept * one - there) + size.weights_bytes
+    needed = max(one, kept * one - there) + model_size.weights_bytes
+    published, folder = memory.published_files(settings, model_size.weights_bytes), settings.weights.directory
     try:
-        settings.run_dir.mkdir(parents=True, exist_ok=True)
+        for path in filter(None, (settings.run_dir, folder)):
+            path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise unwritable(settings.run_dir, error) from None
-    return _room(
-        settings.run_dir, needed, f"{kept} checkpoints", "free some, lower checkpoint.keep, or set run.directory"
-    )
+        raise unwritable(path, error, "weights.directory" if path == folder else "run.directory") from None
+    what, fix = f"{kept} checkpoints", "free some, lower checkpoint.keep, or set run.directory"
+    if folder is None or not published:
+        return _room(settings.run_dir, needed + published, what + (" and versions" if published else ""), fix)
+    said = _room(settings.run_dir, needed, what, fix)
+    return f"{said}\n{_room(folder, published, 'versions of the weights', 'free some, or set weights.directory')}"
 
 
 def shared_memory(settings: Config) -> str:
@@ -251,10 +258,10 @@ def gpu_memory(settings: Config) -> str:
         return f"not known: {NVIDIA_SMI[0]} does not tell it ({type(error).__name__})"
     if there < planned:
         raise ResourceError(
-            f"a GPU of this host has {memory.size(there)}, and the memory plan counts on {memory.size(planned)}: set "
-            f"{memory.GPU_KEY} = {int(there / GIB)}, and see with --dry-run that the plan fits"
+            f"a GPU of this host has {size(there)}, and the memory plan counts on {size(planned)}: set "
+            f"{GPU_KEY} = {int(there / GIB)}, and see with --dry-run that the plan fits"
         )
-    return f"{memory.size(there)}, {memory.size(planned)} planned"
+    return f"{size(there)}, {size(planned)} planned"
 
 
 def ports(settings: Config) -> str:
@@ -339,6 +346,7 @@ HOLDERS: Mapping[str, Sequence[Callable[[Placement], Mapping[str, float]]]] = {
     "shared memory": (Placement.learner_bundle, Placement.engine_bundle),
     "object store": (Placement.learner_bundle, Placement.engine_bundle),
     "GPU memory": (Placement.learner_bundle, Placement.engine_bundle),
+    "host memory": (Placement.learner_bundle, Placement.engine_bundle),
 }
 """Which hosts a check concerns, if not all: ranks write checkpoints, and ranks and engines stage weights. The first two
 checks compare a folder with the launcher's."""
@@ -351,10 +359,27 @@ def object_store(settings: Config, there: float) -> str:
     needed = memory.object_store(settings, _size(settings).weights_bytes)
     if there < needed:
         raise ResourceError(
-            f"Ray's object store has {memory.size(int(there))}, and the published versions of the weights need "
-            f"{memory.size(needed)}, or Ray moves them to disk: ray start --object-store-memory {needed}"
+            f"Ray's object store has {size(int(there))}, and the published versions of the weights need "
+            f"{size(needed)}, or Ray moves them to disk: ray start --object-store-memory {needed}"
         )
-    return f"{memory.size(int(there))}, {memory.size(needed)} needed"
+    return f"{size(int(there))}, {size(needed)} needed"
+
+
+def host_memory(settings: Config, there: int) -> str:
+    """A host, of `there` bytes, holds what the plan has for the host that needs most."""
+    planned = settings.cluster.host_memory_gib
+    if planned is not None and there < planned * GIB:
+        raise ResourceError(
+            f"this host has {size(there)}, and the memory plan counts on {size(int(planned * GIB))}: set "
+            f"{HOST_KEY} = {int(there / GIB)}, and see with --dry-run that the plan fits"
+        )
+    here = memory.known(settings)
+    if here is None:
+        return memory.not_known(settings)
+    here = with_key(here, HOST_KEY, there / GIB)
+    found = memory.memory_plan(here).hosts
+    memory.refuse_too_little(here, found)
+    return f"{size(there)}, {size(max(place.needed for place in found.places))} needed"
 
 
 def concerns(check: str, placed: Placement, resources: Mapping[str, float]) -> bool:

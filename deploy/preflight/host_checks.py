@@ -29,6 +29,7 @@ from olmorl.deploy.cluster.ray_cluster import BY_NODES, RayCluster
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.preflight import checks
 from olmorl.deploy.preflight.logprob_check import AskedEngine, AskedRank, compare
+from olmorl.deploy.preflight.memory import host_memory
 from olmorl.deploy.processes import actor_process, rank_process
 from olmorl.errors import OlmoRLError, ResourceError, unwritable
 
@@ -93,6 +94,9 @@ class Inspector:
     def now(self) -> float:
         return time.time()
 
+    def memory(self) -> int:
+        return host_memory()
+
     def check(self, name: str) -> str:
         return checks.ON_HOSTS[name](self._settings)
 
@@ -118,11 +122,8 @@ def _of_hosts(
     for (name, folder), (host, node) in product(folders.items(), nodes.items()):
         if checks.concerns(name, placed, node["Resources"]):
             yield _attempt(name, host, partial(_shared, inspectors[host], name, folder))
-    if settings.run.mode == "real" and settings.weight_store == "ray":
-        for host, node in nodes.items():
-            if checks.concerns("object store", placed, node["Resources"]):
-                there = node["Resources"].get("object_store_memory", 0.0)
-                yield _attempt("object store", host, partial(checks.object_store, settings, there))
+    if settings.run.mode == "real":
+        yield from _memory_of_hosts(settings, placed, nodes, inspectors)
     asked_at = time.monotonic()
     answers = {
         (check, host): inspectors[host].check.remote(check)
@@ -132,6 +133,20 @@ def _of_hosts(
     }
     for (check, host), answer in answers.items():
         yield _attempt(check, host, partial(_result, answer, HOST_DEADLINE_S, asked_at))
+
+
+def _memory_of_hosts(
+    settings: config.Config, placed: Placement, nodes: Mapping[str, Any], inspectors: Mapping[str, Any]
+) -> Iterator[CheckResult]:
+    """The memory plan against what Ray and the hosts report. On this machine alone the plan knows the memory itself."""
+    asks_memory = settings.cluster.address is not None or settings.cluster.host_memory_gib is not None
+    for host, node in nodes.items():
+        resources = node["Resources"]
+        if settings.weight_store == "ray" and checks.concerns("object store", placed, resources):
+            there = resources.get("object_store_memory", 0.0)
+            yield _attempt("object store", host, partial(checks.object_store, settings, there))
+        if asks_memory and checks.concerns("host memory", placed, resources):
+            yield _attempt("host memory", host, partial(_host_memory, inspectors[host], settings))
 
 
 def _attempt(name: str, host: str, check: Callable[[], str]) -> CheckResult:
@@ -155,6 +170,11 @@ def _clock(inspector: Any) -> str:
             f"the clock is {off:.1f} s off the launcher's: heartbeats would be wrong; run NTP on all hosts"
         )
     return f"within {heard_at - asked_at + max(off, 0):.2f} s of the launcher's"
+
+
+def _host_memory(inspector: Any, settings: config.Config) -> str:
+    """The host tells its memory. The plan is made here, where the model is."""
+    return checks.host_memory(settings, _result(inspector.memory.remote(), HOST_DEADLINE_S))
 
 
 def _shared_folders(settings: config.Config) -> dict[str, Path]:

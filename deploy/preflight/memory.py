@@ -11,24 +11,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from olmorl import toml
 from olmorl.config import Config, with_key
-from olmorl.deploy.cluster.placement import GPUS_OF_A_NODE, plan
-from olmorl.deploy.preflight import hub, model_folder
+from olmorl.deploy.cluster import hardware
+from olmorl.deploy.cluster.placement import Placement, plan
+from olmorl.deploy.preflight import hub, memory_fixes, model_folder
+from olmorl.deploy.preflight.engine_bytes import cache_width, weight_bytes
+from olmorl.deploy.preflight.memory_fixes import Change
+from olmorl.deploy.preflight.memory_places import (
+    BESIDE_ENGINE,
+    ENGINE_GPU,
+    ENGINE_HOST,
+    GIB,
+    GPU_KEY,
+    LEARNER_GPU,
+    LEARNER_HOST,
+    ONE_HOST,
+    THIS_HOST,
+    MemoryPart,
+    MemoryPlace,
+    host_place,
+    real,
+    size,
+)
 from olmorl.deploy.preflight.publishing import PublishingPlan, publishing_plan
-from olmorl.errors import ConfigError, ModelError, ResourceError
+from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.publisher import KEPT_VERSIONS
-from olmorl.learner.trainer.sequence_parallel import refuse_heads
+from olmorl.learner.trainer.pinned_memory import pinned_bytes
+from olmorl.model_cost import VALUE_BYTES
 
 if TYPE_CHECKING:
     from olmorl.learner.trainer.memory import RankMemory
 
-GIB = 2**30
 GPU_GIB = 80e9 / GIB
 """Memory of a GPU, unless `cluster.gpu_memory_gib` says otherwise: 80 GB."""
 RESERVED_BYTES = 4 * GIB
@@ -47,38 +65,10 @@ _HIDDEN_COPIES = 16
 """Numbers per token in a step of an engine, in hidden sizes: hidden states, and the wider ones of attention and MLP."""
 BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_GPU_GIB = 8192, 16384, 70
 """Tokens of one step of an engine, where `actors.max_batched_tokens` leaves it to vLLM: more on a GPU this large."""
-LEARNER_GPU, ENGINE_GPU, BESIDE_ENGINE = "a learner GPU", "an engine GPU", "an engine GPU, outside the engine"
 TRANSFER_BYTES = 2**30
 """Memory of a GPU that sends or receives versions: CUDA, NCCL and two buffers of 64 MiB. An assumption."""
-GPU_KEY = "cluster.gpu_memory_gib"
-LEAST_ANSWER = 256
-"""Tokens of the shortest answer limit that is proposed as a fix."""
-_WIDTH = {"bfloat16": 2, "float16": 2, "float32": 4}
-
-
-class MemoryPart(NamedTuple):
-    """One part of a place's memory."""
-
-    what: str
-    num_bytes: int
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class MemoryPlace:
-    """One kind of GPU or host. `needed` is at most the sum of the parts: some do not live at the same time."""
-
-    name: str
-    parts: tuple[MemoryPart, ...]
-    needed: int
-    limit: int | None
-    """Available bytes; None where this is not known before the run."""
-    limit_key: str = ""
-    """The key that sets the limit."""
-
-    @property
-    def fits(self) -> bool:
-        return self.limit is None or self.needed <= self.limit
+PROCESS_BYTES = 4 * GIB
+"""Host memory of a process with a GPU, beside what the plan counts: torch, CUDA and NCCL. An assumption."""
 
 
 @dataclass(frozen=True)
@@ -95,11 +85,15 @@ class MemoryPlan:
             for number, part in enumerate(place.parts):
                 note = f"  ({part.note})" if part.note else ""
                 yield "" if number else place.name, part.what, f"{size(part.num_bytes)}{note}"
-            of = "" if place.limit is None else f" of {size(place.limit)}"
-            yield "", "at the peak", f"{size(place.needed)}{of}"
+            yield "", "at the peak", place.peak
         for number, part in enumerate(self.disk):
             yield "" if number else "disk", part.what, f"{size(part.num_bytes)}  ({part.note})"
         yield from self.publishing.rows()
+
+    @property
+    def hosts(self) -> MemoryPlan:
+        """The plan of the hosts alone."""
+        return replace(self, places=tuple(place for place in self.places if place.is_host))
 
     @property
     def overfull(self) -> MemoryPlace | None:
@@ -128,44 +122,25 @@ def memory_plan(settings: Config) -> MemoryPlan:
     """
     from olmorl.learner.trainer.memory import rank_memory
 
-    if settings.cluster.address is None and plan(settings).several_hosts:
-        settings = with_key(settings, "cluster.address", "auto")  # such a run starts only on a cluster
+    settings = _where_it_runs(settings)
     placed = plan(settings)
     rank = rank_memory(settings.model, settings.learner, placed.ranks, settings.row_tokens, on_gpu=placed.on_gpu)
-    weights, row = rank.parameters * _WIDTH[settings.model.dtype], rank.activations
-    learner, engine = _learner(settings, rank), _engine(settings, weights)
-    shards = weights // placed.learner_nodes
-    on_host = [
-        MemoryPart("snapshot for publishing", shards, "the shards of its ranks"),
-        MemoryPart("copy for the deltas", shards if settings.has_deltas else 0, "weights.full_every"),
-        MemoryPart("copy for a checkpoint", MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.learner_nodes),
-        MemoryPart("offloaded optimizer", rank.offloaded * placed.ranks_per_node),
-        MemoryPart("offloaded activations", (row.host if row else 0) * placed.ranks_per_node),
-    ]
-    shared = {"learner": _published(settings, shards), "engine": _staged(settings, weights)}
+    weights = rank.parameters * VALUE_BYTES[settings.model.dtype]
+    learner, engine = _learner(settings, rank), _engine(settings, rank.parameters)
     if placed.on_gpu:
-        places = [
-            learner,
-            engine,
-            *_beside_engine(settings),
-            _place("a host of the learner", on_host + shared["learner"]),
-            _place("a host of engines", shared["engine"]),
-        ]
-        places = [place for place in places if place.parts]
+        places = [learner, engine, *_beside_engine(settings), *_gpu_hosts(settings, placed, rank, weights)]
     else:
-        alone = settings.cluster.address is None
-        copies = [(learner, placed.ranks), (engine, placed.engines)]
-        parts = [
-            MemoryPart(f"{place.name}: {part.what}", part.num_bytes * number, part.note)
-            for place, number in copies
-            for part in place.parts
-        ]
-        others = _place("", on_host + shared["learner"] + shared["engine"])
-        needed = sum(place.needed * number for place, number in copies) + others.needed
-        limit = host_memory() if alone else None
-        places = [MemoryPlace("this host" if alone else "all hosts", (*parts, *others.parts), needed, limit)]
+        places = _cpu_hosts(settings, placed, rank, weights, learner, engine)
+    places = [place for place in places if place.parts]
     publishing = publishing_plan(settings, rank.parameters, weights)
     return MemoryPlan(tuple(places), _disk(settings, rank.parameters, weights), publishing)
+
+
+def _where_it_runs(settings: Config) -> Config:
+    """A run of several hosts starts only on a cluster."""
+    if settings.cluster.address is None and plan(settings).several_hosts:
+        return with_key(settings, "cluster.address", "auto")
+    return settings
 
 
 def refuse_too_little(settings: Config, found: MemoryPlan) -> None:
@@ -179,7 +154,8 @@ def refuse_too_little(settings: Config, found: MemoryPlan) -> None:
         return
     largest = sorted(place.parts, key=lambda part: -part.num_bytes)[:3]
     names = ", ".join(f"{part.what} {size(part.num_bytes)}" for part in largest)
-    limit = f"{size(place.limit)}{f' ({place.limit_key})' if place.limit_key else ''}"
+    is_found = place.is_host and settings.cluster.host_memory_gib is None
+    limit = size(place.limit) + ("" if is_found or not place.limit_key else f" ({place.limit_key})")
     raise ResourceError(
         f"memory: {place.name} needs {size(place.needed)} ({names}) of {limit}: {_fix(settings, place)}"
     )
@@ -220,11 +196,11 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
         MemoryPart("reserve", reserved, "CUDA, NCCL, fragments: assumed"),
     )
     limit = gpu_bytes(settings) if on_gpu else None
-    real = _real(parts)
+    there = real(parts)
     if row is None:
-        real += (MemoryPart("activations", 0, "not known: the model's shapes depend on its data"),)
+        there += (MemoryPart("activations", 0, "not known: the model's shapes depend on its data"),)
     return MemoryPlace(
-        LEARNER_GPU if on_gpu else "learner", real, rank.peak + copied + reference + reserved, limit, GPU_KEY
+        LEARNER_GPU if on_gpu else "learner", there, rank.peak + copied + reference + reserved, limit, GPU_KEY
     )
 
 
@@ -238,12 +214,12 @@ def _copied_keys(settings: Config) -> int:
         return 0
     tokens = (settings.sampling.group_size - 1) * settings.data.max_prompt_tokens
     heads = -(-sizes.kv_heads // learner.sequence_parallel)
-    of_layer = 2 * tokens * heads * sizes.head_dim * _WIDTH[settings.model.dtype]
+    of_layer = 2 * tokens * heads * sizes.head_dim * VALUE_BYTES[settings.model.dtype]
     kept = 1 if learner.gradient_checkpointing else sizes.layers
     return (kept + 1) * of_layer
 
 
-def _engine(settings: Config, weights: int) -> MemoryPlace:
+def _engine(settings: Config, parameters: int) -> MemoryPlace:
     actors, placed = settings.actors, plan(settings)
     share = placed.gpus_per_engine if placed.on_gpu else 1
     architecture = model_folder.architecture(Path(settings.model.path))
@@ -256,11 +232,12 @@ def _engine(settings: Config, weights: int) -> MemoryPlace:
                 f"{settings.model.path}: set it to {fitting[-1]}"
             )
         heads = -(-architecture.kv_heads // share)
-        one = model_folder.cache_bytes(architecture, heads, settings.max_model_len, _WIDTH[settings.model.dtype])
+        one = model_folder.cache_bytes(architecture, heads, settings.max_model_len, cache_width(settings))
     large = placed.on_gpu and gpu_bytes(settings) >= LARGE_GPU_GIB * GIB
     tokens = actors.max_batched_tokens or (BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
     logits = _LOGITS_COPIES * 4 * actors.max_running * (architecture.vocabulary if architecture else 0)
-    inner = (architecture.hidden if architecture else 0) * _HIDDEN_COPIES * _WIDTH[settings.model.dtype] * tokens
+    inner = (architecture.hidden if architecture else 0) * _HIDDEN_COPIES * VALUE_BYTES[settings.model.dtype] * tokens
+    weights = weight_bytes(settings, parameters, architecture)
     fixed = [
         MemoryPart("weights", weights // share, f"of {share} GPU(s)" if placed.on_gpu else ""),
         MemoryPart(
@@ -269,7 +246,7 @@ def _engine(settings: Config, weights: int) -> MemoryPlace:
     ]
     if not placed.on_gpu:
         cache = MemoryPart("KV cache", int(actors.kv_cache_gib * GIB), "actors.kv_cache_gib")
-        return _place("engine", [*fixed, cache])
+        return host_place("engine", [*fixed, cache], None)
     limit = int(actors.gpu_memory_utilization * gpu_bytes(settings))
     room = limit - sum(part.num_bytes for part in fixed)
     held = f"{room / one:.1f} sequences of {settings.max_model_len:,} tokens" if one else "size of a sequence unknown"
@@ -290,6 +267,90 @@ def _beside_engine(settings: Config) -> list[MemoryPlace]:
     limit = int((1 - settings.actors.gpu_memory_utilization) * gpu_bytes(settings))
     key = "1 - actors.gpu_memory_utilization of cluster.gpu_memory_gib"
     return [MemoryPlace(BESIDE_ENGINE, (part,), TRANSFER_BYTES, limit, key)]
+
+
+def _gpu_hosts(settings: Config, placed: Placement, rank: RankMemory, weights: int) -> list[MemoryPlace]:
+    learner, engines = _learner_host(settings, placed, rank, weights), _engine_host(settings, placed, weights)
+    workers = placed.engines_per_node * placed.gpus_per_engine
+    if _is_one_host(settings, placed):
+        parts = [*learner, *engines, _processes(placed.ranks_per_node + workers)]
+        return [host_place(_one_host(settings), parts, _host_limit(settings))]
+    return [
+        host_place(LEARNER_HOST, [*learner, _processes(placed.ranks_per_node)], _host_limit(settings)),
+        host_place(ENGINE_HOST, [*engines, _processes(workers)], _host_limit(settings)),
+    ]
+
+
+def _cpu_hosts(
+    settings: Config, placed: Placement, rank: RankMemory, weights: int, learner: MemoryPlace, engine: MemoryPlace
+) -> list[MemoryPlace]:
+    """Without GPUs the hosts also hold what would be in the memory of GPUs."""
+    of_learner = _with_copies(
+        host_place(LEARNER_HOST, _learner_host(settings, placed, rank, weights), _host_limit(settings)),
+        learner,
+        placed.ranks_per_node,
+    )
+    of_engines = _with_copies(
+        host_place(ENGINE_HOST, _engine_host(settings, placed, weights), _host_limit(settings)),
+        engine,
+        placed.engines_per_node,
+    )
+    if not _is_one_host(settings, placed):
+        return [of_learner, of_engines]
+    parts, needed = of_learner.parts + of_engines.parts, of_learner.needed + of_engines.needed
+    return [replace(of_learner, name=_one_host(settings), parts=parts, needed=needed)]
+
+
+def _with_copies(host: MemoryPlace, place: MemoryPlace, number: int) -> MemoryPlace:
+    """The host with `number` processes that each hold the parts of `place`."""
+    parts = tuple(MemoryPart(f"{place.name}: {part.what}", part.num_bytes * number, part.note) for part in place.parts)
+    return replace(host, parts=parts + host.parts, needed=host.needed + place.needed * number)
+
+
+def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights: int) -> list[MemoryPart]:
+    shards, ranks = weights // placed.learner_nodes, placed.ranks_per_node
+    row = rank.activations.host * ranks if rank.activations else 0
+    block = pinned_bytes if placed.on_gpu else int
+    return [
+        MemoryPart("snapshot for publishing", block(weights // placed.ranks) * ranks, "the shards of its ranks"),
+        MemoryPart("copy for the deltas", shards if settings.has_deltas else 0, "weights.full_every"),
+        MemoryPart("copy for a checkpoint", block(MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.ranks) * ranks),
+        MemoryPart("offloaded optimizer", rank.offloaded * ranks),
+        MemoryPart("offloaded activations", row, f"a row of {settings.row_tokens:,} tokens"),
+        # Shorter rows need blocks of a half, a quarter and so on. Torch keeps them all: together once more as much.
+        MemoryPart("kept for shorter rows", row, "at most: pinned blocks of lower powers of two"),
+        *_published(settings, shards),
+    ]
+
+
+def _engine_host(settings: Config, placed: Placement, weights: int) -> list[MemoryPart]:
+    """On the learner's own host nothing is pulled: the versions are in its object store already."""
+    parts = _staged(settings, weights)
+    return [part for part in parts if part.what != "object store"] if _is_one_host(settings, placed) else parts
+
+
+def _processes(number: int) -> MemoryPart:
+    return MemoryPart("processes", PROCESS_BYTES * number, f"{number} with a GPU, without the parts above: assumed")
+
+
+def _is_one_host(settings: Config, placed: Placement) -> bool:
+    """Whether learner and engines are, or may be, on the same host."""
+    gpus = placed.ranks + placed.engines * placed.gpus_per_engine
+    has_room = not placed.on_gpu or gpus <= placed.gpus_per_node
+    return not placed.several_hosts and (settings.cluster.address is None or has_room)
+
+
+def _one_host(settings: Config) -> str:
+    return THIS_HOST if settings.cluster.address is None else ONE_HOST
+
+
+def _host_limit(settings: Config) -> int | None:
+    """Memory of a host; None where it is not known: on a cluster, and where a run with GPUs is planned without any."""
+    if settings.cluster.host_memory_gib is not None:
+        return int(settings.cluster.host_memory_gib * GIB)
+    if settings.cluster.address is not None or (plan(settings).on_gpu and hardware.gpus_here() == 0):
+        return None
+    return host_memory()
 
 
 def _published(settings: Config, shards: int) -> list[MemoryPart]:
@@ -336,8 +397,21 @@ def _disk(settings: Config, parameters: int, weights: int) -> tuple[MemoryPart, 
         MemoryPart("a checkpoint", checkpoint, f"every {settings.checkpoint.every} steps"),
         MemoryPart("checkpoints", (kept + 1) * checkpoint, f"checkpoint.keep = {kept}, and one being written"),
         MemoryPart("export", weights, "after the last step"),
+        MemoryPart("published versions", published_files(settings, weights), f"in {weights_folder(settings)}"),
     )
-    return _real(parts)
+    return real(parts)
+
+
+def weights_folder(settings: Config) -> Path | None:
+    """The folder of published versions; None where they are in memory."""
+    if settings.weight_store != "file" or (settings.cluster.address is None and settings.weights.directory is None):
+        return None
+    return settings.weights.directory or settings.run_dir / "weights"
+
+
+def published_files(settings: Config, weights: int) -> int:
+    """Bytes of the versions in that folder."""
+    return PUBLISHED_VERSIONS * weights if weights_folder(settings) else 0
 
 
 def host_memory() -> int:
@@ -353,31 +427,18 @@ def gpu_bytes(settings: Config) -> int:
     return int((settings.cluster.gpu_memory_gib or GPU_GIB) * GIB)
 
 
-def _place(name: str, parts: Sequence[MemoryPart]) -> MemoryPlace:
-    return MemoryPlace(name, _real(parts), sum(part.num_bytes for part in parts), None)
-
-
-def _real(parts: Sequence[MemoryPart]) -> tuple[MemoryPart, ...]:
-    return tuple(part for part in parts if part.num_bytes)
-
-
-def size(num_bytes: int) -> str:
-    """Bytes as text."""
-    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.1f} MiB"
-
-
 # --- what to change ---------------------------------------------------------------------------------
 
 
 def _fix(settings: Config, place: MemoryPlace) -> str:
     """The first single change that makes the place fit; without one, the changes that do so together."""
-    changes = list(_changes(settings, place.name))
-    for change in changes:
+    tried = list(memory_fixes.changes(_where_it_runs(settings), place.name))
+    for change in tried:
         then = _with(settings, [change], place)
         if then is not None and then.fits:
             return _told([change], then)
-    kept: list[tuple[str, Any]] = []
-    for change in changes:
+    kept: list[Change] = []
+    for change in tried:
         others = [other for other in kept if other[0] != change[0]]
         then = _with(settings, [*others, change], place)
         if then is not None and then.needed < place.needed:
@@ -387,64 +448,22 @@ def _fix(settings: Config, place: MemoryPlace) -> str:
     return "no setting mends it: take a smaller model, more nodes or shorter answers"
 
 
-def _with(settings: Config, changes: Sequence[tuple[str, Any]], place: MemoryPlace) -> MemoryPlace | None:
-    """The place with these changes; None if the rest of the recipe does not allow them."""
+def _with(settings: Config, changes: Sequence[Change], place: MemoryPlace) -> MemoryPlace | None:
+    """The place with these changes.
+
+    None if the rest of the recipe does not allow them, or if another place no longer fits.
+    """
+    overfull = {each.name for each in memory_plan(settings).places if not each.fits}
     try:
         for key, value in changes:
             settings = with_key(settings, key, value)
         places = memory_plan(settings).places
     except ConfigError:
         return None
+    if any(not each.fits and each.name != place.name and each.name not in overfull for each in places):
+        return None
     return next((each for each in places if each.name == place.name), MemoryPlace(place.name, (), 0, place.limit))
 
 
-def _told(changes: Sequence[tuple[str, Any]], then: MemoryPlace) -> str:
+def _told(changes: Sequence[Change], then: MemoryPlace) -> str:
     return f"set {' and '.join(f'{key} = {toml.literal(value)}' for key, value in changes)} (then {size(then.needed)})"
-
-
-def _changes(settings: Config, place: str) -> Iterator[tuple[str, Any]]:
-    learner, actors = settings.learner, settings.actors
-    if place == ENGINE_GPU:
-        there = (settings.cluster.gpus_per_node or GPUS_OF_A_NODE) // (actors.engines_per_node or 1)
-        yield from (("actors.tensor_parallel", n) for n in (2, 4, 8) if actors.tensor_parallel < n <= there)
-        if actors.gpu_memory_utilization < 0.95:
-            yield "actors.gpu_memory_utilization", 0.95
-        yield from (("sampling.max_tokens", n) for n in _halves(settings.sampling.max_tokens))
-        return
-    if place == BESIDE_ENGINE:
-        yield from (("actors.gpu_memory_utilization", n) for n in (0.95, 0.9) if n < actors.gpu_memory_utilization)
-        yield "weights.transfer", "store"
-        return
-    if not learner.gradient_checkpointing:
-        yield "learner.gradient_checkpointing", True
-    if learner.zero_stage < 3:
-        yield "learner.zero_stage", 3
-    yield from (("learner.logprob_chunk", n) for n in (256, 64) if n < learner.logprob_chunk)
-    if place == LEARNER_GPU:
-        if not learner.offload_optimizer:
-            yield "learner.offload_optimizer", True
-        yield from (("learner.sequence_parallel", n) for n in _shares(settings))
-        if learner.gradient_checkpointing and not learner.offload_activations:
-            yield "learner.offload_activations", True
-        yield from (("learner.nodes", learner.nodes * n) for n in (2, 4, 8))
-    else:
-        yield from (("actors.kv_cache_gib", n) for n in (1.0, 0.25) if n < actors.kv_cache_gib)
-    if learner.row_tokens is None:
-        yield from (("sampling.max_tokens", n) for n in _halves(settings.sampling.max_tokens))
-
-
-def _shares(settings: Config) -> Iterator[int]:
-    """Larger numbers of ranks for each row that the learner's ranks and the model's heads allow."""
-    sizes, placed = model_folder.architecture(Path(settings.model.path)), plan(settings)
-    attention = settings.learner.has_own_attention
-    for number in (2, 4, 8):
-        if number > settings.learner.sequence_parallel and placed.ranks_per_node % number == 0 and attention and sizes:
-            with suppress(ModelError):
-                refuse_heads(sizes.heads, sizes.kv_heads, number)
-                yield number
-
-
-def _halves(number: int) -> Iterator[int]:
-    while number > LEAST_ANSWER:
-        number //= 2
-        yield number

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from olmorl.config import Config
 from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.preflight.engine_bytes import cache_width
 from olmorl.errors import ConfigError, ModelError
 from olmorl.learner.data.chat_templates import LightTokenizer, check_vocabulary
 from olmorl.learner.trainer.sequence_parallel import refuse_heads
@@ -27,7 +28,6 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16
 _PLAIN = ("llama", "mistral", "olmo", "olmo2", "olmo3", "qwen2", "qwen3")
 """Model types whose tensors follow from their configuration in the same way."""
 _LAYER = re.compile(r"^layers\.(\d+)\.")
-_DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 _BLOCK_TOKENS = 128
 """Tokens in a block of the KV cache on CPU."""
 Shape = tuple[int, ...]
@@ -259,7 +259,7 @@ def _check_cache(settings: Config, sizes: Architecture) -> None:
     if hardware.is_open(settings) or plan(settings).on_gpu:
         return
     length = settings.max_model_len
-    needed = cache_bytes(sizes, sizes.kv_heads, length, _DTYPE_BYTES[settings.model.dtype])
+    needed = cache_bytes(sizes, sizes.kv_heads, length, cache_width(settings))
     given = settings.actors.kv_cache_gib * GIB
     if given < needed:
         raise ConfigError(

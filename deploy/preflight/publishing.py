@@ -1,8 +1,9 @@
 """What publishing costs the learner in each step, worked out from the recipe before anything runs.
 
 The learner waits while each rank copies its shard to host memory, and while all ranks score the fixed tokens of the
-proof: with ZeRO-3 that forward pass gathers all weights once. The rest is in the background. The learner waits for it
-only when publishing a version takes longer than a step. A run measures all of it: `learner_publish_fraction`.
+proof: that forward pass reads all weights once, and with ZeRO-3 it gathers them. The rest is in the background. The
+learner waits for it only when publishing a version takes longer than a step. A run measures all of it:
+`learner_publish_fraction`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ GPU_COPY_BYTES_PER_S, CPU_COPY_BYTES_PER_S = 20e9, 1e9
 """Of one rank: to pinned memory over PCIe 4, assumed; and rounded from fp32 on a CPU, as measured."""
 HOST_BYTES_PER_S, GPU_BYTES_PER_S = 50e9, 200e9
 """Weights gathered into a host, an eighth of eight links of 400 Gb/s; into a GPU of the same host. Assumed."""
+MEMORY_BYTES_PER_S = 2e12
+"""Weights read by a GPU that has all of them, unless `cluster.peak_gb_per_s` says otherwise. Assumed."""
 WHOLE_BYTES_PER_S, DELTA_BYTES_PER_S = 1e9, 0.25e9
 """Of one rank in the background, hashed and stored; as changes. Half of what one core was measured to do."""
 CPU_FLOPS_PER_S = 20e9
@@ -65,12 +68,16 @@ def publishing_plan(settings: Config, parameters: int, weights: int) -> Publishi
 
 
 def _probe_s(settings: Config, parameters: int, weights: int) -> float:
-    """Seconds of the forward pass: of its operations on a CPU, else of gathering the weights."""
-    placed = plan(settings)
+    """Seconds of the forward pass: of its operations on a CPU, else of reading or gathering the weights.
+
+    A few tokens cost a GPU less than reading the weights. It reads gathered weights while it gathers others.
+    """
+    placed, peak = plan(settings), settings.cluster.peak_gb_per_s
     if not placed.on_gpu:
         return 2 * parameters * PROBE_TOKENS / CPU_FLOPS_PER_S
+    read = weights / (MEMORY_BYTES_PER_S if peak is None else peak * 1e9)
     if settings.learner.zero_stage < 3:
-        return 0.0
+        return read
     from_hosts = weights * (1 - 1 / placed.learner_nodes) / HOST_BYTES_PER_S
     from_gpus = weights * (1 - 1 / placed.ranks_per_node) / GPU_BYTES_PER_S
-    return from_hosts + from_gpus
+    return max(read, from_hosts + from_gpus)

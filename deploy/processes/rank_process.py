@@ -16,9 +16,10 @@ from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RayBatchSource, RemoteProcess
 from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.run_process import RunProcess, Tree
+from olmorl.learner.trainer.pinned_memory import ALLOCATOR_SETTINGS
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Names of the variable with torch's settings for GPU memory. If the launcher has one, nothing is set here."""
+"""Names of the variable with torch's settings for memory. If the launcher has one, nothing is set here."""
 _ANSWER_S = 60.0
 """Time for the orchestrator to answer once it can."""
 _PULSE_S = 1.0
@@ -87,6 +88,5 @@ def _environment(settings: Config, placement: Placement) -> dict[str, str]:
     threads = str(settings.learner.threads)
     accelerator = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     if placement.on_gpu:
-        # Rows differ in length: without expandable segments each length leaves holes.
-        accelerator = {} if any(map(os.environ.get, ALLOCATOR)) else {ALLOCATOR[0]: "expandable_segments:True"}
+        accelerator = {} if any(map(os.environ.get, ALLOCATOR)) else {ALLOCATOR[0]: ALLOCATOR_SETTINGS}
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **accelerator}

@@ -8,6 +8,7 @@ assumed to run in a fused kernel, which keeps no matrix of all pairs of tokens, 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from functools import lru_cache
@@ -30,6 +31,7 @@ from olmorl import config
 from olmorl.errors import ModelError
 from olmorl.learner.trainer import deepspeed_config, packed_attention
 from olmorl.learner.trainer.model import DTYPES, attention_heads, read_config, without_dropout
+from olmorl.learner.trainer.pinned_memory import pinned_bytes
 from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup, refuse_heads
 from olmorl.learner.trainer.tiled_mlp import tile_mlps
@@ -52,7 +54,7 @@ class Activations(NamedTuple):
     """Added at the peak of the head, forward or backward."""
 
     host: int
-    """Moved to host memory from the forward to the backward pass."""
+    """Taken in pinned host memory by what is moved there from the forward to the backward pass."""
 
     @property
     def peak(self) -> int:
@@ -96,7 +98,7 @@ class RankMemory(NamedTuple):
     activations: Activations | None
     """None: not known, because the model's shapes depend on its data."""
     offloaded: int
-    """Bytes of this rank in host memory."""
+    """Bytes of this rank in host memory: with `learner.offload_optimizer`, optimizer states and gradients."""
 
     @property
     def peak(self) -> int:
@@ -117,8 +119,11 @@ def rank_memory(
         ConfigError: settings that cannot be trained with.
     """
     sizes = parameter_sizes(model)
-    held = states(model, learner, sizes, ranks, on_gpu=on_gpu)
-    offloaded = held.optimizer if learner.offload_optimizer else 0
+    held, offloaded = states(model, learner, sizes, ranks, on_gpu=on_gpu), 0
+    if learner.offload_optimizer:
+        offloaded = _offloaded(model, learner, sizes, ranks, block=pinned_bytes if on_gpu else int)
+        # Stage 3 sums gradients in host memory.
+        held = held._replace(optimizer=0, gradients=0 if learner.zero_stage == 3 else held.gradients)
     row = RowSettings(
         tokens=row_tokens,
         eager=learner.attention == "eager",
@@ -131,7 +136,7 @@ def rank_memory(
     )
     return RankMemory(
         parameters=sum(sizes),
-        states=held._replace(optimizer=held.optimizer - offloaded),
+        states=held,
         activations=activations(model, row),
         offloaded=offloaded,
     )
@@ -172,6 +177,26 @@ def states(model: config.Model, learner: config.Learner, sizes: tuple[int, ...],
         buckets=width * bucket + summed_in * copied,
         step=MASTER_BYTES * min(int(zero["sub_group_size"]), share),
     )
+
+
+def _offloaded(
+    model: config.Model, learner: config.Learner, sizes: tuple[int, ...], ranks: int, block: Callable[[int], int]
+) -> int:
+    """Host memory of a rank for its share of the parameters, as DeepSpeed 0.19 allocates it.
+
+    Adam's moments are in ordinary memory, everything that moves to or from the device in pinned blocks.
+    """
+    zero = deepspeed_config.settings(model, learner, torch.device("cpu"))["zero_optimization"]
+    share, width = -(-sum(sizes) // ranks), DTYPES[model.dtype].itemsize
+    if zero["stage"] == 3:
+        # Each group of parameters has a master copy in ordinary memory and a pinned gradient. One block has all sums.
+        whole, rest = divmod(share, int(zero["sub_group_size"]))
+        gradients = whole * block(MASTER_BYTES * int(zero["sub_group_size"])) + block(MASTER_BYTES * rest)
+        return (MASTER_BYTES + MOMENTS_BYTES) * share + gradients + block(MASTER_BYTES * share)
+    # Master copy and gradient, the updated weights on their way back, and a buffer for the largest parameter. Gradients
+    # of several rows add up in a block for each parameter, which is rounded to at most twice its size.
+    blocks = 2 * block(MASTER_BYTES * share) + block(width * share) + block(width * max(sizes))
+    return MOMENTS_BYTES * share + blocks + (1 if block is int else 2) * width * share
 
 
 @lru_cache
@@ -247,7 +272,7 @@ class _PlannedGroup(SequenceGroup):
 
 
 class _Host:
-    """Counts the bytes of saved tensors that leave the device."""
+    """Counts the host memory of saved tensors that leave the device, each in a pinned block."""
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -257,7 +282,7 @@ class _Host:
         return saved_tensors_hooks(self._leave, self._return)
 
     def _leave(self, tensor: Tensor) -> tuple[torch.Size, torch.dtype]:
-        self.num_bytes += tensor.nbytes
+        self.num_bytes += pinned_bytes(tensor.nbytes)
         return tensor.shape, tensor.dtype
 
     @staticmethod

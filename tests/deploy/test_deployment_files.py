@@ -6,6 +6,8 @@ command line, the plan and the lock, not that a cluster takes them.
 
 from __future__ import annotations
 
+import copy
+import json
 import re
 import shlex
 import subprocess
@@ -16,10 +18,16 @@ from typing import Any
 import kubernetes_validate
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from olmorl import config
 from olmorl.deploy import arguments
 from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.preflight import memory
+from olmorl.deploy.preflight.memory import MemoryPlan
+from olmorl.deploy.preflight.memory_places import GIB, MemoryPlace
+from tests.deploy.folders import olmo3
+from tests.deploy.rayjob import RayJob
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -33,9 +41,13 @@ COMPOSE = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())
 RECIPE = DEPLOY / "recipes" / "olmo3-32b-think.toml"
 
 
-def job() -> dict[str, Any]:
+def rayjob() -> dict[str, Any]:
     (found,) = (document for document in KUBERNETES if document["kind"] == "RayJob")
-    return found["spec"]
+    return found
+
+
+def job() -> dict[str, Any]:
+    return rayjob()["spec"]
 
 
 def pods() -> list[dict[str, Any]]:
@@ -78,6 +90,94 @@ def test_kubernetes_knows_every_field_of_the_pods(template: dict[str, Any]) -> N
     kubernetes_validate.validate({**pod, "spec": template["spec"]}, "1.33", strict=True)
     mounted = {mount["name"] for mount in template["spec"]["containers"][0]["volumeMounts"]}
     assert mounted == {volume["name"] for volume in template["spec"]["volumes"]} == {"runs", "shared-memory"}
+
+
+def test_kuberay_knows_every_field_of_the_job() -> None:
+    RayJob.model_validate(rayjob())
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "rayClusterSpec", "authOption"), {"mode": "token"}),
+        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "replicas"), "28"),
+        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "rayStartParams", "object-store-memory"), 206158430208),
+        (("spec", "submissionMode"), "K8sMode"),
+    ],
+)
+def test_a_wrong_field_of_the_job_is_seen(path: tuple[Any, ...], value: Any) -> None:
+    tree = copy.deepcopy(rayjob())
+    within = tree
+    for name in path[:-1]:
+        within = within[name]
+    within[path[-1]] = value
+    with pytest.raises(ValidationError):
+        RayJob.model_validate(tree)
+
+
+def ray_starts() -> list[str]:
+    """The commands under Slurm that start Ray, on the head and on the other nodes."""
+    found = re.findall(r"/ray['\"] start (.*)", SBATCH.read_text().replace("\\\n", " "))
+    assert len(found) == 2 and "--include-dashboard" in found[0]
+    return found
+
+
+def test_ray_knows_every_parameter_of_its_start() -> None:
+    from ray.scripts.scripts import start as ray_start
+
+    known = {option for parameter in ray_start.params for option in parameter.opts}
+    cluster = job()["rayClusterSpec"]
+    given = {
+        f"--{name}"
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+        for name in group["rayStartParams"]
+    }
+    given |= {option for command in ray_starts() for option in re.findall(r"--[a-z-]+", command)}
+    assert given <= known
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> MemoryPlan:
+    """The memory plan of the run that Kubernetes starts, which is also the default run under Slurm."""
+    _, *words = shlex.split(job()["entrypoint"])
+    model = ("--model.path", json.dumps(str(olmo3(tmp_path_factory.mktemp("models"), "32b"))))
+    return memory.memory_plan(settings_of([*words, *model]))
+
+
+def part(place: MemoryPlace, what: str) -> int:
+    return sum(part.num_bytes for part in place.parts if part.what == what)
+
+
+def bytes_of(quantity: str) -> int:
+    assert quantity.endswith("Gi")
+    return int(quantity.removesuffix("Gi")) * GIB
+
+
+def test_the_object_stores_have_room_for_the_versions_of_the_plan(planned: MemoryPlan) -> None:
+    """Not much more either: a plan that needs less should free the memory."""
+    (workers,) = job()["rayClusterSpec"]["workerGroupSpecs"]
+    given = int(workers["rayStartParams"]["object-store-memory"])
+    needed = max(part(host, "object store") for host in planned.hosts.places)
+    assert needed < given < 1.1 * needed
+    (under_slurm,) = re.findall(r"OLMORL_OBJECT_STORE_BYTES:-(\d+)}", SBATCH.read_text())
+    assert int(under_slurm) == given
+    assert all('--object-store-memory="$object_store"' in command.replace("'", '"') for command in ray_starts())
+
+
+def test_the_memory_of_the_pods_is_that_of_the_plan(planned: MemoryPlan) -> None:
+    """Shared memory counts as memory of its container. Ray fills its whole object store before it spills."""
+    (workers,) = job()["rayClusterSpec"]["workerGroupSpecs"]
+    store = int(workers["rayStartParams"]["object-store-memory"])
+    (container,) = workers["template"]["spec"]["containers"]
+    (shared,) = (volume["emptyDir"] for volume in workers["template"]["spec"]["volumes"] if "emptyDir" in volume)
+    limit, shm = bytes_of(container["resources"]["limits"]["memory"]), bytes_of(shared["sizeLimit"])
+    staged = max(part(host, "shared memory") for host in planned.hosts.places)
+    assert staged + store < shm < 1.3 * (staged + store)
+    needed = max(host.needed - part(host, "object store") + store for host in planned.hosts.places)
+    assert shm < limit and needed < limit < 2.5 * needed
+    head = job()["rayClusterSpec"]["headGroupSpec"]
+    (shared,) = (volume["emptyDir"] for volume in head["template"]["spec"]["volumes"] if "emptyDir" in volume)
+    assert int(head["rayStartParams"]["object-store-memory"]) < bytes_of(shared["sizeLimit"])
 
 
 def test_kubernetes_has_the_nodes_and_the_ray_of_the_run_it_starts() -> None:

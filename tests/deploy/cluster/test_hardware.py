@@ -118,6 +118,11 @@ def test_gpus_without_a_device_of_theirs_are_a_contradiction() -> None:
         recipe(device="cpu", gpus=8)
 
 
+def test_a_device_without_gpus_of_its_own_is_a_contradiction() -> None:
+    with pytest.raises(ConfigError, match=r'learner\.device = "cuda" with cluster\.gpus_per_node = 0: set'):
+        recipe(device="cuda", gpus=0)
+
+
 def test_nodes_that_join_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def node(gpus: int) -> dict[str, Any]:
         return {"Alive": True, "Resources": {"CPU": 8.0, "GPU": float(gpus)}}

@@ -33,6 +33,7 @@ from olmorl.deploy.cluster.ray_cluster import BY_NODES, RayCluster, ReservedPlac
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.preflight import memory
 from olmorl.deploy.processes import actor_process, rank_process
+from olmorl.learner.trainer.pinned_memory import ALLOCATOR_SETTINGS
 from tests.deploy.folders import olmo3
 
 pytestmark = [pytest.mark.cluster, pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -274,7 +275,7 @@ def check_environments(ranks: Sequence[Group], engines: Sequence[Group], setting
     for seen in (seen for node in ranks for seen in node.seen):
         assert seen.environment["OMP_NUM_THREADS"] == str(settings.learner.threads)
         assert "DS_ACCELERATOR" not in seen.environment
-        assert seen.environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+        assert seen.environment["PYTORCH_ALLOC_CONF"] == ALLOCATOR_SETTINGS
     for seen in (seen for engine in engines for seen in engine.seen):
         assert seen.environment["VLLM_NO_USAGE_STATS"] == seen.environment["VLLM_DO_NOT_TRACK"] == "1"
         assert seen.environment["TOKENIZERS_PARALLELISM"] == "false"

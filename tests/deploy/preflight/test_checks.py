@@ -65,6 +65,16 @@ def test_room_for_checkpoints(policy: Path, tmp_path: Path) -> None:
         checks.disk(settings(policy, tmp_path, checkpoint={"keep": 10**9}))
 
 
+def test_room_for_versions_in_files(policy: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "shared" / "weights"
+    cluster = {"cluster": {"address": "auto"}}
+    own = settings(policy, tmp_path, **cluster, weights={"store": "file"})
+    assert "checkpoints and versions" in checks.disk(own)
+    apart = settings(policy, tmp_path, **cluster, weights={"directory": str(folder)})
+    assert f"{folder}, " in checks.disk(apart).splitlines()[1]
+    assert checks.disk(settings(policy, tmp_path, **cluster)).endswith("needed for 4 checkpoints")
+
+
 def test_checkpoints_that_are_there_need_no_room_again(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

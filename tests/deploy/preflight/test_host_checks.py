@@ -115,3 +115,37 @@ def test_ranks_of_one_host_and_a_single_rank(check: Callable[..., Any]) -> None:
 def test_what_fails_is_a_row_of_the_table(check: Callable[..., Any], answers: dict[str, Any], says: str) -> None:
     _, results = check(**answers)
     assert (results[-1].check, results[-1].passed, results[-1].said) == ("log-probabilities", False, says)
+
+
+class FakeInspector:
+    """An inspector whose answer is there at once."""
+
+    class Asked:
+        def remote(self) -> int:
+            return host_checks.Inspector({}).memory()
+
+    memory = Asked()
+
+
+def test_each_host_is_asked_for_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The head has no place of the run. Ray reports the object store, the host its memory."""
+    for name in ("host_memory", "object_store"):
+        monkeypatch.setattr(host_checks.checks, name, lambda settings, there: str(there))
+    monkeypatch.setattr(host_checks, "_result", lambda answer, *given: answer)
+    tree = {"learner": {"device": "cuda", "ranks_per_node": 8}, "cluster": {"address": "auto", "gpus_per_node": 8}}
+    settings = config.build(tree)
+    nodes = {
+        "head": {"Resources": {"object_store_memory": 1.0}},
+        "worker": {"Resources": {"CPU": 64.0, "GPU": 8.0, "object_store_memory": 2.0}},
+    }
+    inspectors = dict.fromkeys(nodes, FakeInspector())
+
+    def found(settings: config.Config) -> list[tuple[str, str, str]]:
+        results = host_checks._memory_of_hosts(settings, plan(settings), nodes, inspectors)
+        return [(result.check, result.host, result.said) for result in results]
+
+    memory = ("host memory", "worker", str(host_checks.host_memory()))
+    assert found(settings) == [("object store", "worker", "2.0"), memory]
+    alone = config.with_key(settings, "cluster.address", None)
+    assert found(alone) == [], "the plan has the memory of this machine"
+    assert found(config.with_key(alone, "cluster.host_memory_gib", 64)) == [memory], "the recipe may say more"

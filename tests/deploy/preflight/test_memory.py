@@ -15,8 +15,9 @@ import zstandard
 
 from olmorl import codec, config
 from olmorl.deploy.launch import main
-from olmorl.deploy.preflight import checks, memory
-from olmorl.deploy.preflight.memory import GIB, MemoryPlace, MemoryPlan
+from olmorl.deploy.preflight import checks, memory, memory_fixes
+from olmorl.deploy.preflight.memory import MemoryPlan
+from olmorl.deploy.preflight.memory_places import GIB, MemoryPlace
 from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.storage import rollout_record
 from olmorl.learner.storage.ledger_state import Outcome
@@ -94,7 +95,9 @@ def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
     unshared = memory.memory_plan(shipped(models, "olmo3-32b-think", ("learner.share_prompts", "false")))
     assert "copied keys of prompts" not in of(unshared.places[0])
     weights = 2 * SHIPPED["olmo3-32b-think"][1] / GIB
-    assert places["a host of engines"] == pytest.approx({"shared memory": 2 * weights, "object store": 3 * weights})
+    assert places["a host of engines"] == pytest.approx(
+        {"shared memory": 2 * weights, "object store": 3 * weights, "processes": 8 * 4}
+    )
     hosts = shipped(models, "olmo3-32b-think").learner.nodes
     assert places["a host of the learner"]["object store"] == pytest.approx(3 * weights / hosts)
     # 16 full and 48 sliding layers, one key head on each of 8 GPUs, keys and values of 128 numbers.
@@ -105,7 +108,7 @@ def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
 
 
 def test_shared_rows_tiles_and_activations_on_the_host(models: Path) -> None:
-    """Each makes room on a GPU; what is offloaded is counted on the host, for its eight ranks."""
+    """Each makes room on a GPU; what is offloaded is counted on the host in pinned blocks, for its eight ranks."""
 
     def planned(*changes: tuple[str, str]) -> MemoryPlan:
         return memory.memory_plan(shipped(models, "olmo3-32b-think", *changes))
@@ -126,7 +129,9 @@ def test_shared_rows_tiles_and_activations_on_the_host(models: Path) -> None:
     inputs = 64 * 34_816 * 5120 * 2 / GIB
     assert activations[0] - activations[3] == pytest.approx(inputs, rel=0.1)
     host = {place.name: of(place) for place in offloaded.places}["a host of the learner"]
-    assert 8 * inputs < host["offloaded activations"] < 1.2 * 8 * inputs
+    blocks = 64 * 512 / 1024  # of the 340 MiB of each input
+    assert 8 * blocks < host["offloaded activations"] < 1.2 * 8 * blocks
+    assert host["kept for shorter rows"] == host["offloaded activations"]
     assert "a row of 34,816 tokens on 8 ranks" in {part.note for part in shared.places[0].parts}
 
 
@@ -147,8 +152,48 @@ def test_a_host_of_the_learner_has_the_shards_of_its_ranks_and_with_deltas_a_cop
         settings = shipped(models, "olmo3-32b-think", *change)
         places = {place.name: of(place) for place in memory.memory_plan(settings).places}
         host = places["a host of the learner"]
-        assert host["snapshot for publishing"] == pytest.approx(weights)
+        assert 0.9 < weights / 8 < 1 and host["snapshot for publishing"] == 8, "a pinned block of 1 GiB for each rank"
         assert host.get("copy for the deltas") == (expected and pytest.approx(expected))
+
+
+def test_what_deepspeed_offloads_is_counted_with_its_gradients(models: Path) -> None:
+    """Master copy and moments in ordinary memory, two pinned copies of the gradients."""
+    settings = shipped(models, "olmo3-7b-rl-zero", ("learner.offload_optimizer", "true"))
+    gpu, host = (of(memory.memory_plan(settings).places[number]) for number in (0, 3))
+    assert not {"optimizer", "gradients"} & set(gpu)
+    assert host["offloaded optimizer"] == pytest.approx((12 + 4 + 4) * 7_298_011_136 / GIB)
+    assert host["copy for a checkpoint"] == pytest.approx(12 * 7_298_011_136 / GIB), "too large to be rounded"
+
+
+@pytest.mark.parametrize(
+    ("vllm", "key", "weights"),
+    [
+        ({}, 2, 2 * 7_298_011_136),
+        ({"kv_cache_dtype": "fp8", "quantization": "fp8"}, 1, 7_298_011_136 + 2 * 100_278 * 4096),
+        ({"kv_cache_dtype": "fp8_e5m2"}, 1, 2 * 7_298_011_136),
+        ({"kv_cache_dtype": "nvfp4", "quantization": "unheard_of"}, 2, 2 * 7_298_011_136),
+    ],
+)
+def test_an_engine_has_the_bytes_of_its_formats(models: Path, vllm: dict[str, str], key: int, weights: int) -> None:
+    """Embedding and head, of 100,278 x 4,096 each, stay in bf16. A format that is not known counts as the model's."""
+    settings = config.with_key(shipped(models, "olmo3-7b-rl-zero"), "actors.vllm", vllm)
+    engine = memory.memory_plan(settings).places[1]
+    assert of(engine)["weights"] == weights / GIB
+    [cache] = [part for part in engine.parts if part.what == "KV cache"]
+    one = (8 * 18_432 + 24 * 4096) * 2 * 4096 * key
+    assert cache.note == f"{cache.num_bytes / one:.1f} sequences of 18,432 tokens"
+
+
+def test_a_store_of_files_has_its_versions_on_the_disk(models: Path) -> None:
+    def disk(*changes: tuple[str, str]) -> dict[str, tuple[int, str]]:
+        plan = memory.memory_plan(shipped(models, "olmo3-7b-think", *changes))
+        return {part.what: (part.num_bytes, part.note) for part in plan.disk}
+
+    three = 3 * 2 * SHIPPED["olmo3-7b-think"][1]
+    assert disk(("weights.directory", '"/shared/w"'))["published versions"] == (three, "in /shared/w")
+    own = disk(("weights.store", '"file"'))["published versions"]
+    assert own == (three, "in runs/olmo3-7b-think/weights")
+    assert "published versions" not in disk()
 
 
 def test_what_does_not_fit_is_refused_with_the_key_that_mends_it(
@@ -169,7 +214,9 @@ def test_a_change_that_the_recipe_does_not_allow_is_not_proposed(models: Path) -
     with pytest.raises(ResourceError, match=r"set actors.gpu_memory_utilization = 0.95"):
         memory.refuse_too_little(settings, memory.memory_plan(settings))
     place = memory.memory_plan(settings).places[1]
-    proposed = [change for change in memory._changes(settings, place.name) if change[0] == "actors.tensor_parallel"]
+    proposed = [
+        change for change in memory_fixes.changes(settings, place.name) if change[0] == "actors.tensor_parallel"
+    ]
     assert proposed == []
     assert memory._with(settings, [("sampling.max_tokens", 1024)], place) is None
 
@@ -214,6 +261,92 @@ def test_the_plan_with_the_named_change_fits(models: Path, changes: tuple[tuple[
     assert "KV cache" in of(memory.memory_plan(settings).places[1])
     fixed = {place.name: place.fits for place in memory.memory_plan(settings).places}
     assert fixed["a learner GPU" if "learner" in fix else "an engine GPU"]
+
+
+OFFLOADED = (("learner.offload_optimizer", "true"), ("learner.offload_activations", "true"))
+
+
+@pytest.mark.parametrize("recipe", SHIPPED)
+def test_a_shipped_recipe_fits_hosts_of_one_and_a_half_terabytes(models: Path, recipe: str) -> None:
+    settings = shipped(models, recipe, ("cluster.host_memory_gib", str(1.5e12 / GIB)))
+    plan = memory.memory_plan(settings)
+    assert plan.overfull is None
+    assert {place.name for place in plan.hosts.places} == {"a host of the learner", "a host of engines"}
+    assert all(place.limit == pytest.approx(1.5e12) and place.needed < 0.5e12 for place in plan.hosts.places)
+
+
+def test_what_is_offloaded_has_to_fit_the_host(models: Path) -> None:
+    few = shipped(models, "olmo3-7b-rl-zero", *OFFLOADED, ("cluster.host_memory_gib", "320"))
+    with pytest.raises(
+        ResourceError,
+        match=r"host of the learner needs .* of 320.0 GiB \(cluster.host_memory_gib\): set learner.offload_activations",
+    ):
+        memory.refuse_too_little(few, memory.memory_plan(few))
+    enough = config.with_key(few, "cluster.host_memory_gib", 1400)
+    assert memory.memory_plan(enough).overfull is None
+
+
+def test_a_host_of_engines_without_room_for_pulled_versions_is_told_to_use_files(models: Path) -> None:
+    settings = shipped(models, "olmo3-32b-think", ("cluster.host_memory_gib", "256"))
+    with pytest.raises(ResourceError, match=r'a host of engines needs .*: set weights.store = "file" \(then'):
+        memory.refuse_too_little(settings, memory.memory_plan(settings))
+    assert memory.memory_plan(config.with_key(settings, "weights.store", "file")).overfull is None
+
+
+def test_offloading_is_not_proposed_where_the_host_has_no_room_for_it(models: Path) -> None:
+    long = (("sampling.max_tokens", "57344"), ("learner.logprob_chunk", "64"), ("cluster.gpu_memory_gib", "44"))
+    settings = shipped(models, "olmo3-7b-think", *long, ("actors.max_running", "64"))
+    gpu = memory.memory_plan(settings).places[0]
+    assert not gpu.fits
+    change = [("learner.offload_activations", True)]
+    assert memory._with(settings, change, gpu) is not None
+    little = config.with_key(settings, "cluster.host_memory_gib", 150)
+    assert memory.memory_plan(little).hosts.overfull is None
+    assert memory._with(little, change, gpu) is None
+
+
+def test_the_plan_says_that_the_memory_of_a_host_is_not_known(models: Path) -> None:
+    plan = memory.memory_plan(shipped(models, "olmo3-7b-rl-zero"))
+    said = [row[2] for row in plan.rows() if row[1] == "at the peak"]
+    assert [place.limit for place in plan.hosts.places] == [None, None]
+    assert [text.partition("  ")[2] for text in said[-2:]] == [
+        "(the limit is not known here: cluster.host_memory_gib)"
+    ] * 2
+
+
+def test_learner_and_engines_on_one_host_share_its_memory(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without GPUs here the run starts elsewhere. With GPUs this machine's memory counts."""
+    one = [("actors.nodes", "1"), ("actors.engines_per_node", "4"), ("learner.ranks_per_node", "4")]
+    settings = shipped(models, "olmo3-7b-rl-zero", *one)
+    parts = {}
+    for gpus, limit in ((0, None), (8, 100 * GIB)):
+        monkeypatch.setattr(memory.hardware, "gpus_here", lambda gpus=gpus: gpus)
+        monkeypatch.setattr(memory, "host_memory", lambda: 100 * GIB)
+        [host] = memory.memory_plan(settings).hosts.places
+        assert (host.name, host.limit) == ("this host", limit)
+        parts = of(host)
+    assert parts["processes"] == 8 * 4 and "snapshot for publishing" in parts and "shared memory" in parts
+    with pytest.raises(ResourceError, match=r"this host needs .* of 100.0 GiB: "):
+        memory.refuse_too_little(settings, memory.memory_plan(settings))
+    joined = config.with_key(settings, "cluster.address", "auto")
+    [host] = memory.memory_plan(joined).hosts.places
+    assert host.name == "the host of learner and engines" and host.limit is None
+    assert [part.note for part in host.parts if part.what == "object store"] == ["3 published versions"]
+    whole = [("actors.nodes", "1"), ("cluster.address", '"auto"')]
+    hosts = memory.memory_plan(shipped(models, "olmo3-7b-rl-zero", *whole)).hosts.places
+    assert len(hosts) == 2, "16 GPUs are not on one host of 8"
+
+
+def test_a_host_with_less_memory_than_planned_is_named(models: Path) -> None:
+    settings = shipped(models, "olmo3-7b-rl-zero", *OFFLOADED)
+    assert checks.host_memory(settings, 2000 * GIB).startswith("2000.0 GiB, ")
+    with pytest.raises(ResourceError, match=r"a host of the learner needs .* of 200.0 GiB .*set learner.offload_"):
+        checks.host_memory(settings, 200 * GIB)
+    planned = config.with_key(settings, "cluster.host_memory_gib", 1400)
+    with pytest.raises(ResourceError, match=r"this host has 1000.0 GiB.*set cluster.host_memory_gib = 1000"):
+        checks.host_memory(planned, 1000 * GIB)
+    absent = config.with_key(settings, "model.path", "no/model-here")
+    assert "not known before the model is here" in checks.host_memory(absent, 2000 * GIB)
 
 
 def test_a_model_that_is_not_here_costs_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -52,6 +52,12 @@ def test_deepspeed_takes_its_own_settings(given: dict[str, Any]) -> None:
         ({"activation_checkpointing": {"partition": True}}, r"activation_checkpointing\.partition: DeepSpeed has no"),
         ({"zero_optimization": {"stage": 1}}, r"zero_optimization\.stage cannot be set here: set learner\.zero_stage"),
         ({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}, r"set learner\.offload_optimizer"),
+        ({"zero_optimization": {"cpu_offload": True}}, r"set learner\.offload_optimizer"),
+        (
+            {"zero_optimization": {"offload_param": {"device": "cpu"}}},
+            r"offload_param\.device cannot .* learner\.nodes",
+        ),
+        ({"zero_optimization": {"cpu_offload_param": True}}, r"cpu_offload_param cannot .* learner\.nodes"),
         ({"zero_optimization": {"reduce_bucket_size": "auto"}}, r'reduce_bucket_size = "auto": .* give a value'),
         ({"zero_optimization.stage": 1}, r"zero_optimization\.stage cannot be set here"),
         ({"no.such": 1}, r"learner\.deepspeed\.no\.such: DeepSpeed has no such setting"),

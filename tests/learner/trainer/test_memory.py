@@ -11,6 +11,7 @@ from olmorl import config
 from olmorl.errors import ModelError
 from olmorl.learner.trainer import memory
 from olmorl.learner.trainer.memory import LiveBytes, RankMemory, RowSettings
+from olmorl.learner.trainer.pinned_memory import pinned_bytes
 
 Jobs = dict[str, dict[str, Any]]
 Results = dict[str, list[dict[str, Any]]]
@@ -74,10 +75,12 @@ def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
         "float32, stage 0": job(llama, "float32", 0, False),
         "bfloat16, stage 2, a longer row": job(llama, "bfloat16", 2, row_tokens=1024),
         "bfloat16, stage 3, sliding windows": job(olmo, "bfloat16", 3),
+        "bfloat16, stage 3, offloaded": job(llama, "bfloat16", 3, offload_optimizer=True),
         "float32, stage 0, in tiles": job(llama, "float32", 0, False, 1024, mlp_tiles=4),
     }
     pair = {
         "bfloat16, stage 1": job(llama, "bfloat16", 1),
+        "bfloat16, stage 2, offloaded": job(llama, "bfloat16", 2, offload_optimizer=True),
         "float32, stage 3, tied": job(tied, "float32", 3, False, row_tokens=1024),
         "float32, stage 0, a shared row": job(llama, "float32", 0, False, 2048, sequence_parallel=2),
         "bfloat16, stage 2, a shared row in tiles": job(
@@ -123,12 +126,15 @@ def in_mib(part: NamedTuple) -> dict[str, float]:
 @pytest.mark.parametrize("name", [*ALONE, *PAIR])
 def test_the_planned_peak_is_within_a_tenth_of_the_measured_one(compared: dict[str, list[Compared]], name: str) -> None:
     for rank in compared[name]:
-        said = f"{in_mib(rank)}, {rank.plan.peak / MIB:.1f} planned: {in_mib(rank.plan.states)}"
+        planned = rank.plan.peak + rank.plan.offloaded  # on the CPU both are in the memory of the host
+        said = f"{in_mib(rank)}, {planned / MIB:.1f} planned: {in_mib(rank.plan.states)}, {in_mib(rank.plan)}"
         print(name, said)
-        assert rank.plan.peak == pytest.approx(rank.peak, rel=CLOSE), said
+        assert planned == pytest.approx(rank.peak, rel=CLOSE), said
 
 
-@pytest.mark.parametrize("name", [name for name in (*ALONE, *PAIR) if "stage 3" not in name])
+@pytest.mark.parametrize(
+    "name", [name for name in (*ALONE, *PAIR) if "stage 3" not in name and "offloaded" not in name]
+)
 def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
     compared: dict[str, list[Compared]], name: str
 ) -> None:
@@ -159,12 +165,13 @@ def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch:
 
 
 def test_offloaded_activations_are_on_the_host(small_models: dict[str, str]) -> None:
-    """Of each layer its input is moved: tokens x hidden size, in bf16. The norm before the head saves some more."""
+    """Of each layer its input is moved, into a pinned block: tokens x hidden size, in bf16. The norm before the head
+    saves some more."""
     model = config.Model(path=small_models["llama"], dtype="bfloat16")
     row = RowSettings(1024, False, 256, 1, True, False, 1, True)
     there, moved = (memory.activations(model, row._replace(offload_activations=moved)) for moved in (False, True))
     assert there is not None and moved is not None
-    inputs = LAYERS * 1024 * 192 * 2
+    inputs = LAYERS * pinned_bytes(1024 * 192 * 2)
     assert there.host == 0 and inputs <= moved.host < 2 * inputs
     assert moved.kept < 0.2 * there.kept and moved.peak < there.peak
     assert there.kept - moved.kept <= moved.host, "a tensor that is saved twice is copied twice"

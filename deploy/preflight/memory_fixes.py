@@ -1,0 +1,113 @@
+"""The single changes of a recipe that may make a place of the memory plan fit, the cheapest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from olmorl.config import Config
+from olmorl.deploy.cluster.placement import GPUS_OF_A_NODE, plan
+from olmorl.deploy.preflight import model_folder
+from olmorl.deploy.preflight.memory_places import BESIDE_ENGINE, ENGINE_GPU, ENGINE_HOST, LEARNER_GPU, LEARNER_HOST
+from olmorl.errors import ModelError
+from olmorl.learner.trainer.sequence_parallel import refuse_heads
+
+LEAST_ANSWER = 256
+"""Tokens of the shortest answer limit that is proposed as a fix."""
+Change = tuple[str, Any]
+
+
+def changes(settings: Config, place: str) -> Iterator[Change]:
+    """Keys and new values that may take memory from the place of this name."""
+    if place == ENGINE_GPU:
+        return _of_engine(settings)
+    if place == BESIDE_ENGINE:
+        return _beside_engine(settings)
+    if place == LEARNER_GPU:
+        return _of_learner(settings)
+    return _of_gpu_host(settings, place) if plan(settings).on_gpu else _of_cpu_host(settings)
+
+
+def _of_engine(settings: Config) -> Iterator[Change]:
+    actors = settings.actors
+    there = (settings.cluster.gpus_per_node or GPUS_OF_A_NODE) // (actors.engines_per_node or 1)
+    yield from (("actors.tensor_parallel", n) for n in (2, 4, 8) if actors.tensor_parallel < n <= there)
+    if actors.gpu_memory_utilization < 0.95:
+        yield "actors.gpu_memory_utilization", 0.95
+    yield from _shorter_answers(settings)
+
+
+def _beside_engine(settings: Config) -> Iterator[Change]:
+    now = settings.actors.gpu_memory_utilization
+    yield from (("actors.gpu_memory_utilization", n) for n in (0.95, 0.9) if n < now)
+    yield "weights.transfer", "store"
+
+
+def _of_learner(settings: Config) -> Iterator[Change]:
+    learner = settings.learner
+    yield from _smaller_states_and_rows(settings)
+    if not learner.offload_optimizer:
+        yield "learner.offload_optimizer", True
+    yield from _shared_rows(settings)
+    if learner.gradient_checkpointing and not learner.offload_activations:
+        yield "learner.offload_activations", True
+    yield from _more_nodes(settings)
+    if learner.row_tokens is None:
+        yield from _shorter_answers(settings)
+
+
+def _of_cpu_host(settings: Config) -> Iterator[Change]:
+    yield from _smaller_states_and_rows(settings)
+    yield from (("actors.kv_cache_gib", n) for n in (1.0, 0.25) if n < settings.actors.kv_cache_gib)
+    if settings.learner.row_tokens is None:
+        yield from _shorter_answers(settings)
+
+
+def _of_gpu_host(settings: Config, place: str) -> Iterator[Change]:
+    learner = settings.learner
+    if place != ENGINE_HOST:
+        if learner.offload_activations:
+            yield "learner.offload_activations", False
+        if learner.offload_optimizer:
+            yield "learner.offload_optimizer", False
+        if learner.offload_activations:
+            yield from _shared_rows(settings)
+        if settings.has_deltas:
+            yield "weights.full_every", 1
+    if place == LEARNER_HOST:
+        yield from _more_nodes(settings)
+    if settings.weight_store == "ray":
+        yield "weights.store", "file"
+
+
+def _smaller_states_and_rows(settings: Config) -> Iterator[Change]:
+    learner = settings.learner
+    if not learner.gradient_checkpointing:
+        yield "learner.gradient_checkpointing", True
+    if learner.zero_stage < 3:
+        yield "learner.zero_stage", 3
+    yield from (("learner.logprob_chunk", n) for n in (256, 64) if n < learner.logprob_chunk)
+
+
+def _more_nodes(settings: Config) -> Iterator[Change]:
+    yield from (("learner.nodes", settings.learner.nodes * n) for n in (2, 4, 8))
+
+
+def _shared_rows(settings: Config) -> Iterator[Change]:
+    """Larger numbers of ranks for each row that the learner's ranks and the model's heads allow."""
+    sizes, placed = model_folder.architecture(Path(settings.model.path)), plan(settings)
+    attention = settings.learner.has_own_attention
+    for number in (2, 4, 8):
+        if number > settings.learner.sequence_parallel and placed.ranks_per_node % number == 0 and attention and sizes:
+            with suppress(ModelError):
+                refuse_heads(sizes.heads, sizes.kv_heads, number)
+                yield "learner.sequence_parallel", number
+
+
+def _shorter_answers(settings: Config) -> Iterator[Change]:
+    number = settings.sampling.max_tokens
+    while number > LEAST_ANSWER:
+        number //= 2
+        yield "sampling.max_tokens", number

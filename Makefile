@@ -36,6 +36,8 @@ chaos: $(READY)  ## hundreds of faults on simulated runs, dozens on real engines
 	$(BIN)/python -m tests.chaos simulated --faults 300 --json benchmarks/results/chaos_simulated.json
 	$(BIN)/python -m tests.chaos real --faults 35 --json benchmarks/results/chaos_real.json
 	$(BIN)/python -m tests.chaos shared --faults 18 --json benchmarks/results/chaos_shared.json
+	$(BIN)/python -m tests.chaos deltas --faults 20 --json benchmarks/results/chaos_deltas.json
+	$(BIN)/python -m tests.chaos deltas-ray --faults 20 --json benchmarks/results/chaos_deltas_ray.json
 	$(BIN)/python -m tests.chaos hosts --faults 21 --json benchmarks/results/chaos_hosts.json
 
 soak: $(READY)  ## run the demo for an hour with a fault every minute

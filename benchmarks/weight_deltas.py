@@ -5,14 +5,14 @@
 The weights are bf16 copies of fp32 weights of scale 0.02 that each step moves by the learning rate, up or down, as Adam
 does at most. Versions are published into one folder of shared memory and staged in another, so no disk and no network
 takes part. From the CPU times follows the rate of a link below which deltas pay, if one core works on them; other load
-on the machine changes these times little.
+on the machine changes these times little. Both kinds are measured in turns, version by version. Where the memory is too
+small for that, one kind follows the other, on the same weights.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import sys
 import tempfile
 import time
@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 import measure
 import numpy as np
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -36,6 +37,10 @@ TENSOR = 4 << 20
 """Weights of a tensor: 8 MiB."""
 STEPS = 4
 MIB = 2**20
+KINDS = {"whole": 1, "delta": 32}
+"""How often a version is whole."""
+HELD_IN_TURNS, HELD_ONE_BY_ONE = 12, 6
+"""Copies of the weights that exist at the same time, with room to spare."""
 
 
 class Cost(NamedTuple):
@@ -52,6 +57,7 @@ class Row(NamedTuple):
     """One size: medians over the steps."""
 
     mib: int
+    in_turns: bool
     changed: float
     """Share of the weights that a step changes."""
     copy_s: float
@@ -100,32 +106,51 @@ def middle(costs: Sequence[Cost]) -> Cost:
     return Cost(*map(median, zip(*costs, strict=True)))
 
 
-def row(mib: int) -> Row:
-    """Publish and fetch a few versions of both kinds in turn."""
-    number = mib * MIB // (2 * TENSOR)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        places = {kind: Path(folder, kind) for kind in ("whole", "delta")}
-        stores = {
-            kind: store_in_files("benchmark", place / "published", shared_memory=place / "host", full_every=full_every)
-            for (kind, place), full_every in zip(places.items(), (1, 32), strict=True)
-        }
-        costs: dict[str, list[Cost]] = {kind: [] for kind in stores}
-        copies, changed = [], []
-        before: np.ndarray | None = None
-        target = np.zeros(mib * MIB, np.uint8)
-        for step, buffers in enumerate(versions(number, STEPS + 1)):
-            first = np.frombuffer(buffers[0].data, np.uint16).copy()
-            for kind, store in stores.items():
-                found = cost(store, Version(1, step), buffers, places[kind] / "published")
-                if step:  # the first is whole in both
-                    costs[kind].append(found)
-            if before is not None:
-                changed.append(float((before != first).mean()))
-                copies.append(timed(lambda: copy_all(buffers, target))[0])  # noqa: B023
-            before = first
-        for place in places.values():
-            shutil.rmtree(place, ignore_errors=True)
-    return Row(mib, median(changed), median(copies), middle(costs["whole"]), middle(costs["delta"]))
+def rounds(mib: int) -> list[list[str]]:
+    """The kinds that are measured in turns, one list after the other. Empty if the memory is too small."""
+    free = psutil.virtual_memory().available
+    if free >= HELD_IN_TURNS * mib * MIB:
+        return [list(KINDS)]
+    return [[kind] for kind in KINDS] if free >= HELD_ONE_BY_ONE * mib * MIB else []
+
+
+def row(mib: int, kinds: Sequence[Sequence[str]]) -> Row:
+    """Publish and fetch a few versions of both kinds."""
+    costs: dict[str, list[Cost]] = {kind: [] for kind in KINDS}
+    copies: list[float] = []
+    changed: list[float] = []
+    for in_turns in kinds:
+        with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+            measure_kinds(mib, in_turns, Path(folder), costs, copies, changed)
+    return Row(mib, len(kinds) == 1, median(changed), median(copies), middle(costs["whole"]), middle(costs["delta"]))
+
+
+def measure_kinds(
+    mib: int,
+    kinds: Sequence[str],
+    folder: Path,
+    costs: dict[str, list[Cost]],
+    copies: list[float],
+    changed: list[float],
+) -> None:
+    """Publish and fetch each version as each kind, and copy its bytes."""
+    places = {kind: folder / kind for kind in kinds}
+    stores = {
+        kind: store_in_files("benchmark", place / "published", shared_memory=place / "host", full_every=KINDS[kind])
+        for kind, place in places.items()
+    }
+    before: np.ndarray | None = None
+    target = np.zeros(mib * MIB, np.uint8)
+    for step, buffers in enumerate(versions(mib * MIB // (2 * TENSOR), STEPS + 1)):
+        first = np.frombuffer(buffers[0].data, np.uint16).copy()
+        for kind, store in stores.items():
+            found = cost(store, Version(1, step), buffers, places[kind] / "published")
+            if step:  # the first is whole in both
+                costs[kind].append(found)
+        if before is not None:
+            changed.append(float((before != first).mean()))
+            copies.append(timed(lambda: copy_all(buffers, target))[0])  # noqa: B023
+        before = first
 
 
 def copy_all(buffers: Sequence[NamedBuffer], target: np.ndarray) -> None:
@@ -153,11 +178,19 @@ def show(rows: Sequence[Row], console: Console) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--mib", type=int, nargs="+", default=[8, 64, 512], help="sizes; 16 times as much is held")
+    needs = f"sizes; {HELD_ONE_BY_ONE} times as much memory is needed"
+    parser.add_argument("--mib", type=int, nargs="+", default=[8, 64, 512, 2048], help=needs)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the measurements there")
     arguments = parser.parse_args()
-    rows = [row(mib) for mib in arguments.mib]
-    show(rows, Console())
+    console, rows = Console(), []
+    for mib in arguments.mib:
+        if kinds := rounds(mib):
+            rows.append(row(mib, kinds))
+        else:
+            free = psutil.virtual_memory().available / 2**30
+            needed = HELD_ONE_BY_ONE * mib / 1024
+            console.print(f"{mib} MiB is left out: it needs {needed:.0f} GiB, and {free:.0f} are free")
+    show(rows, console)
     if arguments.json:
         content = {
             "benchmark": "weight_deltas",
@@ -168,6 +201,7 @@ def main() -> int:
                 for found in rows
             ],
             "machine": measure.describe_machine(("numpy", "zstandard", "xxhash", "torch")),
+            "command": " ".join([Path(sys.executable).name, *sys.argv]),
         }
         arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     return 0

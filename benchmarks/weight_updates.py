@@ -74,8 +74,10 @@ class Update(NamedTuple):
     """From the end of the step until the engine samples with it."""
     stall_s: float
     """Of the engine."""
+    load_s: float
+    """The part of the stall in the engine's worker. The rest are calls between the processes of vLLM."""
     repack_s: float
-    """The part of the stall in which vLLM repacks weights for its CPU kernels."""
+    """The part of the load in which vLLM repacks weights for its CPU kernels."""
     copy_s: float
     """A copy of the same bytes in the engine's process."""
     reload_s: float
@@ -166,12 +168,23 @@ def learner(transport: str, folder: Path, model: Path, ray_address: str) -> Iter
 # --- the engine -------------------------------------------------------------------------------------
 
 
-def time_repacking(worker: Any) -> None:
-    """In the engine's worker: count the time in which vLLM repacks weights."""
+def time_loading(worker: Any) -> None:
+    """In the engine's worker: count the time in which versions are loaded, and in which vLLM repacks weights."""
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-    worker.repack_s = 0.0
+    from olmorl.actors.vllm_engine.weight_loader import StagedWeightLoader
+
+    worker.repack_s = worker.load_s = 0.0
+    load: Any = StagedWeightLoader.load_staged_weights
+
+    def timed_load(self: Any) -> str:
+        began_at = time.perf_counter()
+        version: str = load(self)
+        worker.load_s = time.perf_counter() - began_at
+        return version
+
+    StagedWeightLoader.load_staged_weights = timed_load  # type: ignore[method-assign]
     for method in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):
         repack: Any = method.process_weights_after_loading
 
@@ -183,10 +196,10 @@ def time_repacking(worker: Any) -> None:
         method.process_weights_after_loading = timed  # type: ignore[method-assign]
 
 
-def repacked(worker: Any) -> float:
-    """In the engine's worker: seconds of repacking since the last call."""
+def loaded(worker: Any) -> tuple[float, float]:
+    """In the engine's worker: seconds of the last load, and of all repacking since the last call."""
     seconds, worker.repack_s = worker.repack_s, 0.0
-    return float(seconds)
+    return worker.load_s, seconds
 
 
 def copied(worker: Any, path: str) -> float:
@@ -231,7 +244,7 @@ class Reader:
         return answer
 
     async def follow(self, store: StagedWeightStore, version: Version) -> tuple[float, ...]:
-        """When the engine had the version; seconds of its stall, repacking, a copy, a reload by vLLM and the proof."""
+        """When the engine had the version; the other times of `Update`, from the stall on."""
         while await asyncio.to_thread(store.latest) != version:  # noqa: ASYNC110 - readers poll
             await asyncio.sleep(POLL_S)
         staged = await asyncio.to_thread(store.fetch, version)
@@ -239,12 +252,13 @@ class Reader:
         applied_at = time.monotonic()
         await self._engine.score(PROBE)
         proof_s = time.monotonic() - applied_at
-        repack_s, copy_s = await self.call(repacked), await self.call(copied, str(staged.path))
+        load_s, repack_s = await self.call(loaded)
+        copy_s = await self.call(copied, str(staged.path))
         reload_s = await self.call(
             reloaded, str(staged.path), codec.encode(structs.replace(staged.manifest, shards=()))
         )
-        await self.call(repacked)  # the reload's is not counted
-        return applied_at, stall_s, repack_s, copy_s, reload_s, proof_s
+        await self.call(loaded)  # the reload's is not counted
+        return applied_at, stall_s, load_s, repack_s, copy_s, reload_s, proof_s
 
 
 def build(mib: int, folder: Path) -> float:
@@ -277,7 +291,7 @@ async def reader(model: Path, notes: Path) -> Any:
         await engine.start(None)
         os.sched_setaffinity(0, cores[1:] or cores)
         found = Reader(engine)
-        await found.call(time_repacking)
+        await found.call(time_loading)
         yield found
     finally:
         os.sched_setaffinity(0, cores)
@@ -316,11 +330,12 @@ def spread(values: Sequence[float]) -> str:
 
 def show(found: Sequence[Row], console: Console) -> None:
     table = Table(title="Updates by size and transport, seconds: median (lowest-highest)", title_justify="left")
-    in_engine = ("stall", "repacking", "copy", "vLLM's", "proof")
+    in_engine = ("stall", "load", "repacking", "copy", "vLLM's", "proof")
     for heading in ("MiB", "transport", "pause", "visible", "applied", *in_engine, "ratio"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.caption = (
-        "visible, applied: since the end of the step; vLLM's: its own reload; ratio: (stall - repacking) / copy"
+        "visible, applied: since the end of the step; load: the part of the stall in the worker; "
+        "vLLM's: its own reload; ratio: (stall - repacking) / copy"
     )
     for row in found:
         columns = zip(*row.updates, strict=True)

@@ -46,6 +46,10 @@ class _View(NamedTuple):
     shape: torch.Size
     stride: tuple[int, ...]
 
+    @property
+    def is_contiguous(self) -> bool:
+        return torch.empty_strided(self.shape, self.stride, device="meta").is_contiguous()
+
     def of(self, file: Flat) -> torch.Tensor:
         """The same tensor of another file."""
         return file[self.dtype].as_strided(self.shape, self.stride, self.offset)
@@ -73,7 +77,7 @@ class _Target(Enum):
     KEPT_MEMORY = auto()
     """The model has the weight in packed form only: into memory from which the kernel packs it."""
     NOWHERE = auto()
-    """The same, and the kernel packs the weight from the file itself: the loader would only copy it."""
+    """The same, and the kernel packs the weight from the file itself: loaders would only copy a part of the file."""
     FRESH_MEMORY = auto()
     """The layer may compute its tensors from the loaded ones: as in vLLM's own reload."""
 
@@ -85,6 +89,8 @@ class _LayerLoad(NamedTuple):
     calls: Sequence[_Call]
     target: _Target
     method: QuantizeMethodBase | None
+    weight: _View | None = None
+    """The part of the file that is the weight, with the target `NOWHERE`. Then `calls` load other tensors."""
 
 
 class WeightReplay:
@@ -154,13 +160,10 @@ class WeightReplay:
         placeholder = layer._parameters.get("weight")
         if load.target is _Target.KEPT_MEMORY:
             layer._parameters["weight"] = self._kept[layer]
-        if load.target is _Target.NOWHERE:
-            [call] = load.calls
-            [view] = call.views.values()
-            layer._parameters["weight"] = _taken_for(_packed_weight(layer), view.of(file))
-        else:
-            for call in load.calls:
-                _run(call.bind(file), getattr(layer, call.tensor))
+        if load.weight is not None:
+            layer._parameters["weight"] = _taken_for(_packed_weight(layer), load.weight.of(file))
+        for call in load.calls:
+            _run(call.bind(file), getattr(layer, call.tensor))
         if load.method is not None:
             load.method.process_weights_after_loading(layer)
         if load.target in (_Target.KEPT_MEMORY, _Target.NOWHERE):
@@ -205,13 +208,19 @@ class _File:
 
 
 def _layer_load(layer: torch.nn.Module, calls: Sequence[_Call]) -> _LayerLoad:
+    """The fastest way that certainly gives what vLLM's reload gave."""
     method = getattr(layer, "quant_method", None)
     method = method if isinstance(method, QuantizeMethodBase) else None
-    return _LayerLoad(layer, calls, _target(layer, calls, method), method)
+    target = _target(layer, calls, method)
+    if target is _Target.KEPT_MEMORY:
+        of_weight = [call for call in calls if call.tensor == "weight"]
+        if (found := _part_of_file(of_weight, _packed_weight(layer))) is not None:
+            others = [call for call in calls if call.tensor != "weight"]
+            return _LayerLoad(layer, others, _Target.NOWHERE, method, found)
+    return _LayerLoad(layer, calls, target, method)
 
 
 def _target(layer: torch.nn.Module, calls: Sequence[_Call], method: QuantizeMethodBase | None) -> _Target:
-    """The fastest way that certainly gives what vLLM's reload gave."""
     if method is not None and type(method) not in _PLAIN:
         return _Target.FRESH_MEMORY
     params, buffers = get_layerwise_info(layer).restore_metadata
@@ -224,21 +233,33 @@ def _target(layer: torch.nn.Module, calls: Sequence[_Call], method: QuantizeMeth
     packs = current_platform.is_cpu() and not current_platform.is_zen_cpu() and type(method) in _PLAIN
     if not packs or other != {"weight"} or present["weight"].numel():
         return _Target.FRESH_MEMORY
-    return _Target.NOWHERE if _only_copies(calls, _packed_weight(layer)) else _Target.KEPT_MEMORY
+    return _Target.KEPT_MEMORY
 
 
-def _only_copies(calls: Sequence[_Call], weight: torch.Tensor) -> bool:
-    """Whether the weight is one tensor of the file as it is: numbers come out of the loader in their order."""
-    if len(calls) != 1 or len(calls[0].views) != 1:
-        return False
-    [call], [(name, view)] = calls, calls[0].views.items()
-    if (view.shape, view.stride, view.dtype) != (weight.shape, weight.stride(), weight.dtype):
-        return False
-    numbers = torch.arange(weight.numel(), dtype=torch.int32).view(weight.shape)
-    given = call.arguments.arguments | {name: numbers}
-    target = torch.zeros_like(numbers)
-    _run(BoundArguments(call.arguments.signature, given), _taken_for(weight, target.view_as(target)))
-    return torch.equal(target, numbers)
+def _part_of_file(calls: Sequence[_Call], weight: torch.Tensor) -> _View | None:
+    """The part of the file that these loaders only copy: numbers come out of them in their order. None: they do more.
+
+    Tensors that follow each other in the file may be one weight: query, key and value of an attention layer.
+    """
+    views = [view for call in calls for view in call.views.values()]
+    if {view.dtype for view in views} != {weight.dtype} or any(len(call.views) != 1 for call in calls):
+        return None
+    if not all(view.is_contiguous for view in views):
+        return None
+    start = min(view.offset for view in views)
+    end = max(view.offset + view.shape.numel() for view in views)
+    if end - start != weight.numel() or not weight.is_contiguous():
+        return None
+    numbers = torch.arange(weight.numel(), dtype=torch.int32)
+    target = torch.full_like(numbers, -1).view(weight.shape)
+    param = _taken_for(weight, target.view_as(target))
+    for call in calls:
+        [(name, view)] = call.views.items()
+        given = {name: numbers.as_strided(view.shape, view.stride, view.offset - start)}
+        _run(BoundArguments(call.arguments.signature, call.arguments.arguments | given), param)
+    if not torch.equal(target.flatten(), numbers):
+        return None
+    return _View(start, weight.dtype, weight.shape, weight.stride())
 
 
 def _run(call: BoundArguments, param: Any) -> None:

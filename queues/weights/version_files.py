@@ -68,7 +68,8 @@ class VersionFiles:
                     return
             if time.monotonic() >= give_up:
                 owner = path.read_text(encoding="ascii", errors="replace")
-                raise WeightError(f"version {version}: process {owner} of this host has staged it for {wait_s:g} s")
+                held_s = max(0.0, time.time() - path.stat().st_mtime)  # its owner wrote the file when it locked it
+                raise WeightError(f"version {version}: process {owner} of this host has staged it for {held_s:.1f} s")
             time.sleep(_POLL_S)
 
     def write_pieces(

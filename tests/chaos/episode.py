@@ -86,6 +86,8 @@ class Episode:
         self._windows: list[Window] = []
         self._journaled: list[tuple[int, list[int]]] = []
         """Journaled steps at each moment without processes, and their draws in order."""
+        self._went_back: dict[int, int] = {}
+        """Where a resume went back to: the step, by the number of steps seen before."""
         self.outcome = Outcome(seed)
 
     def run(self, work: Callable[[], None]) -> Outcome:
@@ -176,8 +178,12 @@ class Episode:
         rig.run.process.wait()
         rig.run.until_gone()
         self._journaled += rig.journaled()
-        arguments = next(strike.resume for strike in strikes if strike.ends_run)
-        rig.start("--resume", "--change", *arguments)
+        ends = next(strike for strike in strikes if strike.ends_run)
+        if ends.back_to is not None:
+            rig.steps.look()
+            self._went_back[len(rig.steps)] = ends.back_to
+            self._journaled = [(step, draws) for step, draws in self._journaled if step <= ends.back_to]
+        rig.start("--resume", "--change", *ends.resume)
 
     # --- the end ------------------------------------------------------------------------------------
 
@@ -192,7 +198,7 @@ class Episode:
         rig, outcome, schedule = self._rig, self.outcome, self._rig.settings.schedule
         outcome.steps = len(rig.run.lines())
         outcome.violations += violations(rig.run.run_dir, schedule.prompts_per_step, schedule.max_lag)
-        outcome.violations += _replayed_differently(rig.steps.seen)
+        outcome.violations += _replayed_differently(rig.steps.seen, self._went_back)
         outcome.violations += journaled_otherwise(rig.run.run_dir, self._journaled)
         if rig.run.roster():
             outcome.violations.append(f"processes.json names {sorted(rig.run.roster())}")
@@ -246,10 +252,16 @@ def _count_groups(window: Window, following: Window, groups: Sequence[Mapping[st
     record.draws_doubled = sum(trained[draw] > 1 for draw in {group["prompt_id"] for group in here})
 
 
-def _replayed_differently(seen: Sequence[Seen]) -> Iterator[str]:
-    """A step that was reported was in the journal: done once more, it trains on the same groups."""
+def _replayed_differently(seen: Sequence[Seen], went_back: Mapping[int, int]) -> Iterator[str]:
+    """A step that was reported was in the journal: done once more, it trains on the same groups.
+
+    Args:
+        went_back: steps after which the history ends, by the number of steps seen before.
+    """
     first: dict[int, dict[str, Any]] = {}
-    for step in seen:
+    for number, step in enumerate(seen):
+        if number in went_back:
+            first = {done: line for done, line in first.items() if done <= went_back[number]}
         before = first.setdefault(step.line["step"], step.line)
         if any(step.line[name] != before[name] for name in ("batch_tokens", "batch_reward_mean")):
             yield f"step {step.line['step']} of incarnation {step.line['incarnation']} had other groups than before"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from signal import SIGKILL, SIGSTOP
 
+from tests.chaos import on_deltas as deltas
 from tests.chaos import on_everything as world
 from tests.chaos import on_hosts as hosts
 from tests.chaos import on_messages as messages
@@ -52,6 +53,19 @@ OF_REAL_ENGINES: dict[str, Fault] = {
 OF_WEIGHTS_IN_RAY: dict[str, Fault] = {
     "SIGKILL weight board": processes.on_helper(SIGKILL, "ray::Board", stays=True),
     "SIGSTOP weight board": processes.on_helper(SIGSTOP, "ray::Board", stays=True),
+}
+OF_DELTAS: dict[str, Fault] = {
+    "versions missed": deltas.miss_versions,
+    "corrupt base of a delta": deltas.damage_base,
+    "back to a checkpoint": world.go_back,
+    **{name: OF_PROCESSES[name] for name in ("SIGKILL actor", "SIGKILL all actors", "SIGKILL learner rank")},
+    "SIGKILL engine core": OF_REAL_ENGINES["SIGKILL engine core"],
+    "SIGKILL everything in a checkpoint": EVERYWHERE["SIGKILL everything in a checkpoint"],
+}
+"""Versions that are missed, a crash and a rollback, for versions that are stored as deltas."""
+OF_PUBLISHED_FILES: dict[str, Fault] = {
+    "corrupt delta": deltas.damage_delta,
+    "SIGKILL learner rank in a publish": deltas.kill_publisher,
 }
 OF_OWN_DISK: dict[str, Fault] = {
     "disk full": world.disk_for_a_while(Disk.fill, Disk.empty),

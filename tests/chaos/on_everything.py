@@ -72,6 +72,21 @@ def lose_last_writes(rig: Rig, random: Random) -> Strike:
     return Strike(f"{lost:,} bytes", lambda: not rig.alive, always, ends_run=True)
 
 
+def go_back(rig: Rig, random: Random) -> Strike:
+    """Everything, and the resume goes back to a checkpoint that has steps after it."""
+    folder = rig.run.run_dir / "checkpoints"
+
+    def left_behind() -> list[int]:
+        rig.steps.look()
+        complete = sorted(int(marker.parent.name.partition("_")[2]) for marker in folder.glob("step_*/complete"))
+        return [step for step in complete if step < rig.steps.seen[-1].line["step"]][-1:]
+
+    (step,) = rig.until(left_behind, "a checkpoint with steps after it")
+    _kill_all(rig)
+    back = ("--from-step", str(step))
+    return Strike(f"to step {step}", lambda: not rig.alive, always, ends_run=True, resume=back, back_to=step)
+
+
 def on_ray(word: str) -> Fault:
     """One of Ray's own daemons: the run ends with the cause, and is resumed."""
 

@@ -17,7 +17,7 @@ from tests.chaos.on_processes import on_actor
 from tests.chaos.rig import Rig
 from tests.chaos.strike import Fault, Strike, always, given_up, replaced, send
 
-_REFUSAL = "weights not applied"
+REFUSAL = "weights not applied"
 _STOPPED_S, _BETWEEN_STOPS_S = 3.0, 2.0
 _LOSS = "restarted: [1-9][0-9]* draws were lost"
 
@@ -140,10 +140,10 @@ def _damaged_unread(rig: Rig, random: Random, link: Redis) -> Any:
 def damage_weights(rig: Rig, random: Random) -> Strike:
     """Bytes of a published version change before an actor fetches it. The learner publishes no other one meanwhile."""
     name = random.choice(rig.named("actor"))
-    refusals = rig.logged(name, _REFUSAL)
+    refusals = rig.logged(name, REFUSAL)
 
     def refused() -> bool:
-        return rig.logged(name, _REFUSAL) > refusals
+        return rig.logged(name, REFUSAL) > refusals
 
     stopped = [rig.pid(who) for who in (name, *rig.named("learner"))]
     actor, *ranks = stopped
@@ -153,7 +153,7 @@ def damage_weights(rig: Rig, random: Random) -> Strike:
         file = rig.until(lambda: set(rig.staged.rglob("*.weights")) - before, "a new version", every_s=0.001).pop()
         for rank in ranks:
             send(rank, SIGSTOP)
-        _damage_file(file, random)
+        flip_bit(file, random)
         send(actor, SIGCONT)
         rig.until(lambda: refused() or given_up(rig, name, actor)(), f"{name} refuses {file.name}")
     finally:
@@ -163,7 +163,8 @@ def damage_weights(rig: Rig, random: Random) -> Strike:
     return Strike(f"{file.name}, {name}", refused if refused() else None, always)
 
 
-def _damage_file(file: Path, random: Random) -> None:
+def flip_bit(file: Path, random: Random) -> None:
+    """Change one bit of a file."""
     with file.open("r+b") as stream:
         stream.seek(random.randrange(file.stat().st_size))
         byte = stream.read(1)[0]

@@ -78,6 +78,9 @@ class Rig:
             until_clean(self.run, self._unused_before)
         except AssertionError as left:
             yield f"shared memory: {left}"
+        directory = self.settings.weights.directory
+        if directory is not None and (left_there := sorted(str(path) for path in directory.rglob("*"))):
+            yield f"published weights: {left_there[:5]}"
         for file in self.run.run_dir.rglob("*"):
             if file.is_file() and self.run.mark.encode() in file.read_bytes():
                 yield f"{file} holds the password of Redis"

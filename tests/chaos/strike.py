@@ -32,6 +32,8 @@ class Strike:
     """The fault ends the launcher, so the run is resumed."""
     resume: Sequence[str] = ()
     """Arguments of the resume, in addition to `--resume`."""
+    back_to: int | None = None
+    """The step to which the resume goes back: later ones leave the history."""
     kept: Check = always
     """A condition that must hold after recovery. Its docstring is the message of the violation."""
     at: float = field(default_factory=time.monotonic)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.episode import Episode
+from tests.chaos.episode import Episode, _replayed_differently
 from tests.chaos.rig import Ended, Hang
+from tests.chaos.steps import Seen
 
 
 def rig_that(error: Exception) -> Any:
@@ -59,3 +60,15 @@ def test_what_outlives_a_run_is_found_before_it_is_killed(monkeypatch: pytest.Mo
     outcome = Episode(rig, seed=0).run(lambda: None)
     assert outcome.violations == ["orphans: an engine core"]
     assert not rig.orphan_lives
+
+
+def test_a_step_may_have_other_groups_only_after_the_run_went_back_before_it() -> None:
+    done = [(1, 1, 10), (1, 2, 20), (1, 3, 30), (2, 1, 10), (2, 2, 21), (2, 3, 31)]
+    seen = [
+        Seen(0.0, {"incarnation": incarnation, "step": step, "batch_tokens": tokens, "batch_reward_mean": 0.5})
+        for incarnation, step, tokens in done
+    ]
+    differ = [f"step {step} of incarnation 2 had other groups than before" for step in (2, 3)]
+    assert list(_replayed_differently(seen, {})) == differ
+    assert list(_replayed_differently(seen, {3: 1})) == []
+    assert list(_replayed_differently(seen, {3: 2})) == differ[:1]

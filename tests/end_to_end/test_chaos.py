@@ -30,6 +30,7 @@ SIMULATED = [
 ]
 """Faults of the disk run only where a run can have its own disk. `make chaos` runs all others."""
 REAL = ("SIGKILL engine core", "SIGKILL verifier", "SIGKILL learner rank")
+DELTAS = ("versions missed", "corrupt delta", "SIGKILL learner rank in a publish")
 NOT_OF_ACTORS = ("SIGKILL learner rank", "SIGKILL redis-server", "SIGKILL orchestrator", "Redis cuts connections")
 SYNCHRONOUS = """
 [schedule]
@@ -89,6 +90,11 @@ def test_ranks_that_share_rows_get_over_the_death_of_one(tmp_path: Path, policy:
     kinds = {**chosen.faults, REAL[-1]: between_checkpoints(chosen.faults[REAL[-1]])}
     (rank,) = strike(replace(chosen, faults=kinds), REAL[-1:], tmp_path, seed=0).records
     assert rank.steps_replayed > 0 and rank.draws_again == 0, "replayed, not generated again"
+
+
+@pytest.mark.engine
+def test_real_engines_follow_deltas_through_faults(tmp_path: Path, policy: Path) -> None:
+    strike(campaign.deltas_in_files(policy), DELTAS, tmp_path, seed=0)
 
 
 def final_state(run: Any) -> tuple[str, list[tuple[int, str, int | None]]]:

@@ -23,10 +23,19 @@ SHAPES = {
     "norm.bias": (32,),
     "packed.q": (64, 32),
     "packed.k": (64, 32),
+    "packed.bias": (128,),
+    "swapped.k": (64, 32),
+    "swapped.q": (64, 32),
+    "apart.q": (64, 32),
+    "between.weight": (32,),
+    "apart.k": (64, 32),
     "plain.weight": (32, 32),
     "mirrored.weight": (32, 32),
     "turned.weight": (4, 6),
 }
+
+
+HALVES = {"q": 0, "k": 1}
 
 
 class Turned(QuantizeMethodBase):
@@ -50,28 +59,33 @@ class Layer(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """The CPU kernel has three weights in packed form only. One is made of two tensors of the checkpoint."""
+    """The CPU kernel has five weights in packed form only. Three are made of two tensors of the checkpoint each."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = torch.nn.LayerNorm(32)
         self.packed = Layer((128, 32), UnquantizedLinearMethod())
+        self.packed.bias = torch.nn.Parameter(torch.zeros(128), requires_grad=False)
+        self.swapped = Layer((128, 32), UnquantizedLinearMethod())
+        self.apart = Layer((128, 32), UnquantizedLinearMethod())
+        self.between = torch.nn.LayerNorm(32, bias=False)
         self.plain = Layer((32, 32), UnquantizedLinearMethod())
         self.mirrored = Layer((32, 32), UnquantizedLinearMethod())
         self.mirrored.weight.weight_loader = load_mirrored  # type: ignore[attr-defined]
         self.turned = Layer((4, 6), Turned())
-        self.packed.weight.weight_loader = load_half  # type: ignore[attr-defined]
+        for layer in (self.packed, self.swapped, self.apart):
+            layer.weight.weight_loader = load_half  # type: ignore[attr-defined]
         self.given: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor
         self.skipped = ""
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        halves = {"packed.q": 0, "packed.k": 1}
         for name, tensor in weights:
+            layer, _, part = name.partition(".")
             if name == self.skipped:
                 continue
-            if name in halves:
-                weight = self.packed.weight
-                weight.weight_loader(weight, self.given(tensor), halves[name])  # type: ignore[attr-defined]
+            if part in HALVES:
+                weight = self.get_submodule(layer).weight
+                weight.weight_loader(weight, self.given(tensor), HALVES[part])  # type: ignore[operator, union-attr]
             else:
                 weight = self.get_parameter(name)
                 getattr(weight, "weight_loader", layerwise.default_weight_loader)(weight, self.given(tensor))
@@ -90,7 +104,7 @@ def built() -> Any:
     """A model whose weights were loaded once, as an engine has it after its start."""
     model = Model()
     layerwise.record_metadata_for_reloading(model)
-    for layer in (model.packed, model.plain, model.mirrored, model.turned):
+    for layer in (model.packed, model.swapped, model.apart, model.plain, model.mirrored, model.turned):
         layer.quant_method.process_weights_after_loading(layer)
     assert model.packed.weight.numel() == 0
     return model
@@ -127,10 +141,14 @@ def recorded(model: Any, seed: int = 0) -> WeightReplay:
 
 def assert_has(model: Any, tensors: Tensors) -> None:
     assert torch.equal(model.norm.weight, tensors["norm.weight"])
+    assert torch.equal(model.between.weight, tensors["between.weight"])
+    assert torch.equal(model.packed.bias, tensors["packed.bias"])
     assert torch.equal(model.turned.weight, tensors["turned.weight"].t())
     inputs = torch.randn(5, 32)
     for layer, weight in (
         (model.packed, torch.cat([tensors["packed.q"], tensors["packed.k"]])),
+        (model.swapped, torch.cat([tensors["swapped.q"], tensors["swapped.k"]])),
+        (model.apart, torch.cat([tensors["apart.q"], tensors["apart.k"]])),
         (model.plain, tensors["plain.weight"]),
         (model.mirrored, tensors["mirrored.weight"].t()),
     ):
@@ -155,7 +173,8 @@ def test_it_loads_the_next_version_into_the_same_memory() -> None:
         file.close()  # nothing refers to its bytes any more
 
 
-def test_only_a_weight_that_its_loader_copies_as_it_is_is_packed_from_the_file() -> None:
+def test_only_a_weight_that_its_loaders_copy_as_it_is_is_packed_from_the_file() -> None:
+    """Also one of two tensors, if they follow each other in the file in the order of the weight."""
     model = built()
     replay = recorded(model)
     targets = {
@@ -163,7 +182,10 @@ def test_only_a_weight_that_its_loader_copies_as_it_is_is_packed_from_the_file()
     }
     assert targets == {
         "norm": "PARAMETERS",
-        "packed": "KEPT_MEMORY",
+        "packed": "NOWHERE",
+        "swapped": "KEPT_MEMORY",
+        "apart": "KEPT_MEMORY",
+        "between": "PARAMETERS",
         "plain": "NOWHERE",
         "mirrored": "KEPT_MEMORY",
         "turned": "FRESH_MEMORY",

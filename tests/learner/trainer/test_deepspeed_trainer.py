@@ -22,6 +22,8 @@ ONE_ROW, SINGLES = 10_000, 1
 """`row_tokens` that put all samples into one row, and each sample into a separate row."""
 EIGHT_ROWS = 36
 NO_CLIPPING = {"max_grad_norm": 1e9}
+CLIPPED = 0.05
+"""A norm to which every gradient here is clipped."""
 BOUND = {"float32": 1e-5, "bfloat16": 2e-2}
 TEMPERATURE = 0.7
 SHARDED = {"deepspeed": {"zero_optimization": {"stage3_param_persistence_threshold": 0}}}
@@ -32,7 +34,7 @@ def gradient_job(model: str, dtype: str, stage: int, row_tokens: int, **learner:
     return {
         "kind": "gradient",
         "model": {"path": model, "dtype": dtype},
-        "learner": {"zero_stage": stage, **NO_CLIPPING, **learner},
+        "learner": {"zero_stage": stage} | NO_CLIPPING | learner,
         "row_tokens": row_tokens,
         "temperature": TEMPERATURE,
     }
@@ -78,6 +80,13 @@ def results(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, st
     pair["tied-z3-uneven-2"] = gradient_job(tied, "float32", 3, SINGLES)
     pair |= {f"{dtype}-z3-sharded-2": gradient_job(olmo, dtype, 3, SINGLES, **SHARDED) for dtype in BOUND}
     pair |= {
+        f"{name}-z3-sharded-eager-2": gradient_job(folder, "float32", 3, SINGLES, attention="eager", **SHARDED)
+        for name, folder in (("float32", olmo), ("tied", tied))
+    }
+    pair |= {
+        "clipped-z3-sharded-eager-2": gradient_job(
+            olmo, "float32", 3, SINGLES, attention="eager", max_grad_norm=CLIPPED, **SHARDED
+        ),
         "tied-z3-sharded-2": gradient_job(tied, "float32", 3, SINGLES, **SHARDED),
         "float32-z3-sharded-checkpointing-2": gradient_job(
             olmo, "float32", 3, SINGLES, gradient_checkpointing=True, **SHARDED
@@ -115,8 +124,8 @@ def sample_objective(logprobs: torch.Tensor, old: torch.Tensor, sample: Any) -> 
     return (weight * surrogate)[torch.tensor(sample.loss_mask)].sum()
 
 
-def reference_gradient(folder: str, groups: list[list[Any]]) -> Gradients:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+def reference_gradient(folder: str, groups: list[list[Any]], attention: str = "eager") -> Gradients:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
     samples = [sample for group in groups for sample in group]
     num_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
     total = torch.zeros(())
@@ -181,6 +190,34 @@ def test_gradient_is_that_of_plain_pytorch(results: Results, tiny_models: dict[s
     for rank in results[job]:
         wanted = reference_gradient(tiny_models[model], rank["groups"][1])
         assert distance(rank["gradients"], wanted) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("job", "model", "attention"),
+    [
+        ("float32-z3-sharded-eager-2", "olmo3", "eager"),
+        ("clipped-z3-sharded-eager-2", "olmo3", "eager"),
+        ("tied-z3-sharded-eager-2", "qwen2", "eager"),
+        ("tied-z3-sharded-2", "qwen2", "sdpa"),
+    ],
+)
+def test_zero_3_of_two_ranks_gives_the_gradient_of_plain_pytorch(
+    results: Results, tiny_models: dict[str, str], job: str, model: str, attention: str
+) -> None:
+    """The norm of the difference of the whole gradients is at most 1e-6 of the norm of plain PyTorch's gradient.
+
+    Both compute attention with the same kernel. With different ones (above) 1e-6 cannot be asked for: the rounding of
+    fp32 in forward and backward alone is larger. Measured against float64, plain PyTorch is off by 1.2e-6 to 1.9e-6 on
+    these models, and the trainer by as much with every kernel. Sharding, the mean over ranks and the clipping do not
+    show: with the same kernel the difference is 3e-7 to 6e-7, with one row and with many.
+    """
+    for rank in results[job]:
+        wanted = reference_gradient(tiny_models[model], rank["groups"][1], attention)
+        if job.startswith("clipped"):
+            norm = float(torch.stack([gradient.norm() for gradient in wanted.values()]).norm())
+            assert rank["values"]["grad_norm"] == pytest.approx(norm, rel=1e-6) and norm > CLIPPED
+            wanted = {name: gradient * (CLIPPED / norm) for name, gradient in wanted.items()}
+        assert distance(rank["gradients"], wanted) <= 1e-6
 
 
 def test_metrics_are_global_and_not_multiplied_by_ranks(results: Results) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable
 from errno import ENOSPC
 from pathlib import Path
@@ -132,6 +134,10 @@ def test_it_does_not_wait_for_a_process_that_stages_the_version(
     files = VersionFiles(Path(str(cache)))
     files.folder.mkdir()
     passed: list[tuple[int, int]] = []
-    with files.turn(V1), pytest.raises(WeightError, match=r"version 1\.1: process \d+ of this host has staged it"):
-        cache.receive(manifest, passing(chunks, passed))
+    with files.turn(V1):
+        began_at = time.time() - 12
+        os.utime(files.path(V1, "lock"), (began_at, began_at))
+        expected = rf"version 1\.1: process {os.getpid()} of this host has staged it for 1[23]\.\d s$"
+        with pytest.raises(WeightError, match=expected):
+            cache.receive(manifest, passing(chunks, passed))
     assert passed == []

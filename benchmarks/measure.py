@@ -39,7 +39,7 @@ class Benchmark:
     name: str
     title: str
     units: Mapping[str, str]
-    """Unit of each row, in the order of the table. More is better in all rows."""
+    """Unit of each row, in the order of the table."""
     ratio: tuple[str, str]
     """The measured row, and the row that it is divided by."""
     target: float

@@ -110,6 +110,7 @@ FURTHER: Mapping[str, Configuration] = {
     "TRL, scaled": Configuration("trl", {"scale_rewards": "group"}),
     "TRL, in four": Configuration("trl", {"micro_batch": 24}),
     "TRL, continuous": Configuration("trl", {"more": {"use_transformers_continuous_batching": True}}),
+    "lag 0, no momentum": _lag(0, **{"learner.betas": [0.0, 0.95]}),
     "stale": _stale(),
     "stale, no momentum": _stale(**{"learner.betas": [0.0, 0.95]}),
     "stale, half momentum": _stale(**{"learner.betas": [0.5, 0.95]}),
@@ -120,6 +121,8 @@ FURTHER: Mapping[str, Configuration] = {
     "stale, sequence rho": _stale(**{"objective.rho_kind": "sequence"}),
     "stale, masked rho": _stale(**{"objective.rho_kind": "mask"}),
     "stale, behaviour": _stale(**{"objective.proximal": "behaviour"}),
+    "stale, reject": _stale(**{"objective.reject_beyond": 1.05}),
+    "stale, ess": _stale(**{"objective.rho": "uncapped", "objective.ess_scaling": True}),
     "stale, recompute": _stale(**{"actors.weight_update": "recompute"}),
 }
 """Run only when `--only` names them."""

@@ -307,10 +307,14 @@ class VllmEngine:
         # so the time between them is the time between the two events in the engine core.
         paused_at = time.monotonic()
         try:
-            loaded = await self._call(core.collective_rpc_async("load_staged_weights"))
+            # The core answers calls in their order. The second one does not wait for the answer to the first: an engine
+            # that did not load the version makes no token with its label, because it ends.
+            loaded, _ = await asyncio.gather(
+                self._call(core.collective_rpc_async("load_staged_weights")),
+                self._call(core.set_weight_version_async(str(version))),
+            )
             if set(loaded) != {str(version)}:
                 raise RuntimeError(f"its workers answered {loaded}")
-            await self._call(core.set_weight_version_async(str(version)))
             self._version = version
         except BaseException as error:
             self._cause = f"weights {version} were loaded in part: {error}"

@@ -1,4 +1,4 @@
-"""An engine without the service: starts it and answers one batch of prompts. `python -m reaching.engine_alone RECIPE`."""
+"""`python -m reaching.engine_alone RECIPE`: starts an engine without the service and answers one batch of prompts."""
 
 from __future__ import annotations
 

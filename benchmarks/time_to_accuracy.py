@@ -189,7 +189,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             console.print(
                 f"{number}/{len(todo)}  {name}, seed {seed}: {len(run.seconds)} steps, {run.seconds[-1]:.0f} s"
             )
-        found = _measure(record, chosen, given.seeds, settings, rule, console)
+        held_out = None if given.reward_only else _held_out(settings)
+        found = _measure(record, chosen, given.seeds, held_out, rule, console)
     except OlmoRLError as error:
         print(f"time_to_accuracy: {error}", file=sys.stderr)
         return error.exit_code
@@ -228,14 +229,11 @@ def _measure(
     record: Record,
     chosen: Mapping[str, Configuration],
     seeds: Sequence[int],
-    settings: Config,
+    held_out: HeldOut | None,
     rule: StopRule,
     console: Console,
 ) -> list[dict[str, Any]]:
-    """One entry for each configuration: the seconds and steps of its runs until the wanted accuracy."""
-    torch.set_num_threads(1)
-    problems = Path(settings.evaluation.data[0].partition("=")[2])
-    held_out = HeldOut(Path(settings.model.path), problems, settings.sampling.max_tokens)
+    """One entry for each configuration: the seconds and steps of its runs until the reward and the wanted accuracy."""
     rows = []
     for name in chosen:
         runs = []
@@ -244,27 +242,42 @@ def _measure(
                 continue
             line = record.runs[name, seed]
             last = len(line["seconds"])
-            version = first_reached(lambda v, s=seed, n=name: record.accuracy(n, s, v, held_out), last, WANTED)
-            seconds = line["seconds"][version - 1] if version else None
             rewarded = next((n for n in range(1, last + 1) if rule.good(line["rewards"][:n])), None)
-            console.print(f"{name}, seed {seed}: version {version or f'none of {last}'}")
             runs.append(
                 {
                     "seed": seed,
-                    "steps": version,
                     "steps_run": last,
                     "steps_to_reward": rewarded,
                     "seconds_to_reward": line["seconds"][rewarded - 1] if rewarded else None,
-                    "seconds": seconds,
-                    "from_launch_s": line["start_s"] + seconds if seconds is not None else None,
                     "step_s": line["seconds"][-1] / last,
-                    "accuracies": record.accuracies(name, seed),
                     # The first step waits for the start of the engines.
                     **{key: mean(values[min(1, last - 1) : last]) for key, values in line["more"].items()},
+                    **(_reached(record, name, seed, held_out, console) if held_out else {}),
                 }
             )
         rows.append({"configuration": name, "keys": dict(chosen[name].keys), "runs": runs})
     return rows
+
+
+def _held_out(settings: Config) -> HeldOut:
+    torch.set_num_threads(1)
+    problems = Path(settings.evaluation.data[0].partition("=")[2])
+    return HeldOut(Path(settings.model.path), problems, settings.sampling.max_tokens)
+
+
+def _reached(record: Record, name: str, seed: int, held_out: HeldOut, console: Console) -> dict[str, Any]:
+    """The steps and seconds of a run until the wanted accuracy; None if it never had it."""
+    line = record.runs[name, seed]
+    last = len(line["seconds"])
+    version = first_reached(lambda version: record.accuracy(name, seed, version, held_out), last, WANTED)
+    seconds = line["seconds"][version - 1] if version else None
+    console.print(f"{name}, seed {seed}: version {version or f'none of {last}'}")
+    return {
+        "steps": version,
+        "seconds": seconds,
+        "from_launch_s": line["start_s"] + seconds if seconds is not None else None,
+        "accuracies": record.accuracies(name, seed),
+    }
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -274,7 +287,8 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         "steps",
         "seconds",
         "seconds from the launch",
-        "seconds to reward 0.8",
+        "steps to reward 0.8",
+        "seconds to it",
         "s/step",
         "lag",
         "wait",
@@ -291,9 +305,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             row["configuration"],
             str(len(runs)),
-            _spread([one["steps"] for one in runs], "{:.0f}"),
-            _spread([one["seconds"] for one in runs], "{:.0f}"),
-            _spread([one["from_launch_s"] for one in runs], "{:.0f}"),
+            *(
+                _spread([one[key] for one in runs if key in one], "{:.0f}")
+                for key in ("steps", "seconds", "from_launch_s", "steps_to_reward")
+            ),
             _spread([one["seconds_to_reward"] for one in runs], "{:.0f}"),
             _spread([one["step_s"] for one in runs], "{:.2f}"),
             _spread([one["lag_mean"] for one in runs if "lag_mean" in one], "{:.2f}"),
@@ -342,6 +357,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"one of: {'; '.join(STANDARD)}, or a pattern such as 'stale*'; may be repeated",
     )
     add("--workload", choices=WORKLOADS, default="demo", help="default: %(default)s")
+    add("--reward-only", action="store_true", help="leave the accuracies out, which take most of the time")
     add("--seeds", type=int, nargs="+", default=[0, 1, 2])
     add("--limit", type=int, default=LIMIT, metavar="STEPS", help="steps of a run at most")
     add(

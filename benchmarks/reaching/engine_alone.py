@@ -1,11 +1,15 @@
-"""`python -m reaching.engine_alone RECIPE`: starts an engine without the service and answers one batch of prompts."""
+"""`python -m reaching.engine_alone RECIPE PROMPTS`: an engine starts without the service and answers a batch."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+
+import numpy as np
 
 from olmorl import config
 from olmorl.deploy import wiring
@@ -13,21 +17,19 @@ from olmorl.deploy.cluster.placement import plan
 from olmorl.ports import Sampling
 
 
-async def answer_a_batch(settings: config.Config) -> None:
-    """Start an engine on the core of the first actor, and generate as many answers as a step trains."""
+async def answer(settings: config.Config, prompts: Sequence[Sequence[int]]) -> None:
+    """Start an engine on the core of the first actor, and generate a group of answers to each prompt."""
     wanted = settings.sampling
     sampling = Sampling(temperature=wanted.temperature, max_tokens=wanted.max_tokens, top_p=wanted.top_p)
     engine = wiring.engine(settings, plan(settings).engine_cores[0])
     await engine.start(None)
     try:
-        stream, _, _ = await asyncio.to_thread(wiring.prompts, settings)
-        rows = filter(None, (stream.draw() for _ in range(settings.schedule.prompts_per_step)))
         async with asyncio.TaskGroup() as tasks:
-            for row, index in product(rows, range(wanted.group_size)):
-                tasks.create_task(engine.generate(f"{row.row}/{index}", row.token_ids, sampling))
+            for (number, prompt), index in product(enumerate(prompts), range(wanted.group_size)):
+                tasks.create_task(engine.generate(f"{number}/{index}", np.array(prompt, np.int32), sampling))
     finally:
         await engine.stop()
 
 
 if __name__ == "__main__":
-    asyncio.run(answer_a_batch(config.load(Path(sys.argv[1]))))
+    asyncio.run(answer(config.load(Path(sys.argv[1])), json.loads(Path(sys.argv[2]).read_text())))

@@ -100,6 +100,8 @@ class EngineProcesses:
         psutil.wait_procs(self._known or (), DEADLINE_S)
         for file in filter(Path.exists, self._shared_memory):
             file.unlink()
+            if not str(file).startswith(reaper.TRACKED):
+                continue
             # The engine's processes share this process's tracker, which would warn at its exit.
             kind = "semaphore" if file.name.startswith("sem.") else "shared_memory"
             resource_tracker.unregister("/" + file.name.removeprefix("sem."), kind)

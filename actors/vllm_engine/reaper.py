@@ -30,7 +30,10 @@ VARIABLE = "OLMORL_ENGINE"
 UP, ENDED = "up", "ended"
 LOOK_S = 1.0
 """Interval between two looks for the shared memory of an engine that starts."""
-NAMES = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
+TRACKED = ("/dev/shm/psm_", "/dev/shm/sem.mp-")
+"""Shared memory and semaphores of `multiprocessing`."""
+NAMES = (*TRACKED, "/dev/shm/vllm_dist_")
+"""The same, and the memory in which the workers of a tensor-parallel engine meet on a CPU."""
 _SHARED_MEMORY = Path("/dev/shm")
 _IN_CREATE = 0x100
 _FIRST_PIDS, _FIRST_IPC = 0xEFFFFFFC, 0xEFFFFFFF

@@ -32,6 +32,7 @@ async def engine(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv(VARIABLE, str(tmp_path / "orders"))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
     order(tmp_path, "nothing")
+    before = in_shared_memory()
     engine = VllmEngine(
         config.Model(path=str(case.folder), dtype=case.dtype),
         config.Actors(tensor_parallel=2, max_running=4, kv_cache_gib=0.25, enforce_eager=True),
@@ -46,6 +47,12 @@ async def engine(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         yield engine
     finally:
         await engine.stop()
+        assert in_shared_memory() <= before
+
+
+def in_shared_memory() -> set[Path]:
+    """The memory in which workers of engines meet."""
+    return set(Path("/dev/shm").glob("vllm_dist_*"))
 
 
 def order(folder: Path, what: str) -> None:

@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -88,7 +89,7 @@ class Report:
 
 def write(path: Path, document: Mapping[str, Any], packages: Sequence[str]) -> None:
     """Write a result as JSON, with the machine, the versions of `packages`, and the command of this process."""
-    command = " ".join(["python", *sys.orig_argv[1:]])
+    command = shlex.join(["python", *sys.orig_argv[1:]])
     whole = {**document, "machine": describe_machine(packages), "command": command}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")

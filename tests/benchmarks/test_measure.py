@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -52,4 +53,4 @@ def test_the_ratio_is_taken_within_each_repetition(measure: ModuleType, tmp_path
     assert written["rows"][0] == {"name": "service", "unit": "tokens/s", "median": 30.0, "values": [10.0, 30.0, 80.0]}
     assert written["machine"]["cores"] >= 1
     assert written["machine"]["packages"]["no-such-distribution"] == "not installed"
-    assert written["command"] == " ".join(["python", *sys.orig_argv[1:]])
+    assert written["command"] == shlex.join(["python", *sys.orig_argv[1:]])

@@ -18,16 +18,17 @@ from olmorl.deploy.processes.run_process import RunProcess, Tree
 class ActorProcess(RunProcess):
     """One engine and its actor. `actor` names this start; `name` names the slot."""
 
-    def __init__(self, tree: Tree, name: str, actor: str, core: int | None) -> None:
+    def __init__(self, tree: Tree, name: str, actor: str, core: int | None, access: QueueAccess) -> None:
         super().__init__(tree, name)
         self._actor_name = actor
         self._core = core
-        # While Redis and the orchestrator start. An import that fails here fails again when the engine starts.
+        self._access = access
+        # While the orchestrator reads the data. An import that fails here fails again when the engine starts.
         threading.Thread(target=wiring.load_engine, args=(self.settings, core), daemon=True).start()
 
-    async def run(self, access: QueueAccess) -> str:
-        """Serve until asked to stop. `access` is how to reach the queue."""
-        queue = await wiring.join_queue(self.settings, access)
+    async def run(self) -> str:
+        """Serve until asked to stop."""
+        queue = await wiring.join_queue(self.settings, self._access)
         peak = await asyncio.to_thread(wiring.device_peak, self.settings)
         self._actor = wiring.actor(self.settings, self._actor_name, self._core, queue, self.telemetry.address, peak)
         watch = asyncio.create_task(self._publish_metrics())

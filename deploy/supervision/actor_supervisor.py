@@ -57,11 +57,15 @@ class ActorSlot:
 
 
 class ActorSupervisor:
-    """Every slot has an actor, unless it is in quarantine. Each start of an actor has a new name."""
+    """Every slot has an actor, unless it is in quarantine. Each start of an actor has a new name.
 
-    def __init__(self, context: Context) -> None:
+    Args:
+        access: how actors reach the queue.
+    """
+
+    def __init__(self, context: Context, access: QueueAccess) -> None:
         self._context = context
-        self._access: QueueAccess | None = None
+        self._access = access
         self._slots: list[ActorSlot] = []
         self._num_slots = 0
         self._heartbeats = Heartbeats()
@@ -80,21 +84,17 @@ class ActorSupervisor:
         await self._add(count, self._context.settings.cluster.wait_s, BY_NODES)
 
     def load(self) -> None:
-        """Start the processes ahead of `supervise`: their imports take longer than the other parts of a start."""
+        """Start the processes ahead of `supervise`: their imports take as long as other parts of a start."""
         for slot in self._slots:
             slot.loading = self._start(slot)
 
-    async def supervise(self, access: QueueAccess) -> None:
+    async def supervise(self) -> None:
         """Keep an actor in every slot.
-
-        Args:
-            access: how actors reach the queue.
 
         Raises:
             RunEnded: no actor works, and none will soon.
             UserError: no actor can start before people mend the cause.
         """
-        self._access = access
         async with asyncio.TaskGroup() as self._tasks:
             for slot in self._slots:
                 self._supervise_slot(slot)
@@ -148,7 +148,7 @@ class ActorSupervisor:
             identity = await wait_for_start(process, self._context.settings.actors.start_deadline_s)
             slot.there_since = time.monotonic()
             self._context.processes.add(slot.name, identity)
-            process.begin("run", self._access)
+            process.begin("run")
             await process.ended()
             return ProcessLost(f"{slot.name} left without being asked")
         except OlmoRLError as error:
@@ -164,7 +164,7 @@ class ActorSupervisor:
         slot.there_since, slot.was_up = None, False
         name = slot.name if slot.num_starts == 1 else f"{slot.name}.{slot.num_starts}"
         cores = context.placement.engine_cores
-        asked = (context.tree, slot.name, name, cores[slot.index % len(cores)])
+        asked = (context.tree, slot.name, name, cores[slot.index % len(cores)], self._access)
         return actor_process.start(context.cluster, context.placement, ActorProcess, name, slot.place, *asked, calls=16)
 
     async def _wait_for_restart(self, slot: ActorSlot, error: OlmoRLError) -> bool:

@@ -127,7 +127,6 @@ class Parts(NamedTuple):
     redis: RedisSupervisor | None
     learner: LearnerSupervisor
     actors: ActorSupervisor
-    access: QueueAccess
     statuses: StatusLoop
     commands: Commands
 
@@ -249,16 +248,11 @@ class Service:
         return "nothing has begun: start it again, without --resume"
 
     async def _start(self) -> Parts:
-        """Start Redis, then the orchestrator, then learner and engines. On one machine engines load from the start."""
+        """Start Redis, then the orchestrator, then learner and engines in parallel."""
         context = self._context
         context.processes.add("launcher", Identity(socket.gethostname(), os.getpid(), self._telemetry.address))
         with self._progress.placing("the learner", self._settings.cluster.wait_s):
             places = await context.cluster.place_learner()
-        actors = ActorSupervisor(context)
-        if alone := self._settings.cluster.address is None:
-            # On one machine places are free at once, and engines take longest to start.
-            await actors.place(self._num_engines)
-            actors.load()
         if self._settings.queue.url is None:
             self._progress.doing("starting the queue")
             self._redis = RedisSupervisor(context, places[0])
@@ -267,10 +261,15 @@ class Service:
             access = QueueAccess.of_recipe(self._settings.queue.url)
         self._progress.doing("reading the data and the ledger of the run")
         learner = LearnerSupervisor(context, places, access)
+        actors = ActorSupervisor(context, access)
         statuses = StatusLoop(context, self._progress, self._telemetry, learner, actors)
         commands = Commands(
             learner, actors, self._signals.stop_asked, lambda: statuses.latest, lambda: self._progress.latest
         )
+        if alone := self._settings.cluster.address is None:
+            # On one machine places are free at once, and engines take longest to start.
+            await actors.place(self._num_engines)
+            actors.load()
         for note in (await learner.open(self._resume, self._from_step)).notes:
             self._progress.say(note)
         note_end(self._settings.run_dir, None)
@@ -285,7 +284,7 @@ class Service:
         )
         if crowding := context.placement.crowding(self._settings):
             self._progress.say(crowding)
-        return Parts(self._redis, learner, actors, access, statuses, commands)
+        return Parts(self._redis, learner, actors, statuses, commands)
 
     async def _place_engines(self, learner: LearnerSupervisor, actors: ActorSupervisor) -> None:
         attending = asyncio.create_task(self._attend(learner))
@@ -307,10 +306,7 @@ class Service:
 
     async def _watch(self, parts: Parts) -> None:
         async with self._endpoint(parts.commands), asyncio.TaskGroup() as tasks:
-            standing = [
-                tasks.create_task(parts.statuses.run()),
-                tasks.create_task(parts.actors.supervise(parts.access)),
-            ]
+            standing = [tasks.create_task(parts.statuses.run()), tasks.create_task(parts.actors.supervise())]
             standing += [tasks.create_task(self._obey_stop(parts)), tasks.create_task(self._context.cluster.watch())]
             if parts.redis is not None:
                 standing.append(tasks.create_task(parts.redis.supervise()))

@@ -29,7 +29,6 @@ from olmorl.messages import ActorStatus
 from olmorl.run_dir import RunFiles
 
 Running = Callable[..., AbstractAsyncContextManager[ActorSupervisor]]
-ACCESS = QueueAccess("redis://here", {})
 
 
 @pytest.fixture
@@ -38,9 +37,9 @@ def running(until: Any) -> Running:
 
     @asynccontextmanager
     async def run(context: Any, count: int = 3) -> AsyncIterator[ActorSupervisor]:
-        supervisor = ActorSupervisor(context)
+        supervisor = ActorSupervisor(context, QueueAccess("redis://here", {}))
         await supervisor.place(count)
-        keeping = asyncio.create_task(supervisor.supervise(ACCESS))
+        keeping = asyncio.create_task(supervisor.supervise())
         await until(lambda: len(context.cluster.started) == count)
         yield supervisor
         keeping.cancel()
@@ -71,7 +70,7 @@ async def test_a_dead_actor_is_replaced_under_a_name_of_its_own(context: Any, ru
 
 async def test_processes_that_load_ahead_are_the_first_ones_and_nobody_before(context: Any, until: Any) -> None:
     made = context()
-    supervisor = ActorSupervisor(made)
+    supervisor = ActorSupervisor(made, QueueAccess("redis://here", {}))
     await supervisor.place(2)
     supervisor.load()
     assert made.cluster.names == ["actor-0", "actor-1"]
@@ -79,9 +78,9 @@ async def test_processes_that_load_ahead_are_the_first_ones_and_nobody_before(co
     for slot in supervisor.slots:
         slot.started_at -= 10_000
     made.cluster.newest("actor-1").end(ProcessLost("actor-1 died while it loaded"))
-    keeping = asyncio.create_task(supervisor.supervise(ACCESS))
+    keeping = asyncio.create_task(supervisor.supervise())
     await until(lambda: "actor-1.2" in made.cluster.names)
-    await until(lambda: ("run", ACCESS) in made.cluster.newest("actor-0").calls)
+    await until(lambda: ("run",) in made.cluster.newest("actor-0").calls)
     assert made.cluster.names == ["actor-0", "actor-1", "actor-1.2"]
     assert look(supervisor, 1.0, a0=1) == []
     await asyncio.sleep(0.7)

@@ -38,15 +38,15 @@ def first_step(settings: config.Config, folder: Path) -> float:
 
 def engine_alone(settings: config.Config, prompts: Sequence[Sequence[int]], folder: Path) -> float:
     """Seconds from the start of a process until its engine has answered a batch."""
-    path = folder / "recipe.toml"
-    path.write_text(config.to_toml(service_run.recipe(settings, folder, 0, {})), encoding="utf-8")
-    (folder / "prompts.json").write_text(json.dumps(prompts))
+    recipe, asked, answered_at = (folder / name for name in ("recipe.toml", "prompts.json", "answered_at"))
+    recipe.write_text(config.to_toml(service_run.recipe(settings, folder, 0, {})), encoding="utf-8")
+    asked.write_text(json.dumps(prompts))
     environment = {**os.environ, "PYTHONPATH": f"{FOLDER}{os.pathsep}{FOLDER.parent}", "OMP_NUM_THREADS": "1"}
     began_at = time.time()
-    command = [sys.executable, "-m", "reaching.engine_alone", str(path), str(folder / "prompts.json")]
+    command = [sys.executable, "-m", "reaching.engine_alone", *map(str, (recipe, asked, answered_at))]
     with (folder / "engine.log").open("wb") as log:
         subprocess.run(command, env=environment, check=True, stdout=log, stderr=log)
-    return time.time() - began_at
+    return float(answered_at.read_text()) - began_at
 
 
 @contextmanager

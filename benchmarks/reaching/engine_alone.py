@@ -1,10 +1,14 @@
-"""`python -m reaching.engine_alone RECIPE PROMPTS`: an engine starts without the service and answers a batch."""
+"""`python -m reaching.engine_alone RECIPE PROMPTS ANSWERED_AT`: an engine starts without the service.
+
+It answers a batch of prompts, then writes the time, and stops.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -17,19 +21,24 @@ from olmorl.deploy.cluster.placement import plan
 from olmorl.ports import Sampling
 
 
-async def answer(settings: config.Config, prompts: Sequence[Sequence[int]]) -> None:
-    """Start an engine on the core of the first actor, and generate a group of answers to each prompt."""
+async def answer(settings: config.Config, prompts: Sequence[Sequence[int]]) -> float:
+    """Start an engine on the core of the first actor. Returns the time at which each prompt has a group of answers."""
     wanted = settings.sampling
-    sampling = Sampling(temperature=wanted.temperature, max_tokens=wanted.max_tokens, top_p=wanted.top_p)
+    sampling = Sampling(
+        temperature=wanted.temperature, max_tokens=wanted.max_tokens, top_p=wanted.top_p, top_k=wanted.top_k
+    )
     engine = wiring.engine(settings, plan(settings).engine_cores[0])
     await engine.start(None)
     try:
         async with asyncio.TaskGroup() as tasks:
             for (number, prompt), index in product(enumerate(prompts), range(wanted.group_size)):
                 tasks.create_task(engine.generate(f"{number}/{index}", np.array(prompt, np.int32), sampling))
+        return time.time()
     finally:
         await engine.stop()
 
 
 if __name__ == "__main__":
-    asyncio.run(answer(config.load(Path(sys.argv[1])), json.loads(Path(sys.argv[2]).read_text())))
+    recipe, prompts, answered_at = map(Path, sys.argv[1:])
+    at = asyncio.run(answer(config.load(recipe), json.loads(prompts.read_text())))
+    answered_at.write_text(str(at))

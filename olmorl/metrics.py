@@ -63,7 +63,7 @@ LEARNER: Final = {
     "logprob_diff_mean": "Mean difference of log-probabilities, learner minus engine.",
     "logprob_diff_mean_fresh": "The same over tokens of lag 0.",
     "kl_engine_learner": "Estimate (k3) of the divergence of the learner from the engine.",
-    "kl_engine_learner_fresh": "The same over tokens of lag 0: anything but rounding is an engine fault.",
+    "kl_engine_learner_fresh": "The same over tokens of lag 0: rounding, and older keys in the cache.",
     "entropy_mean": "Mean entropy of the policy over the trained tokens.",
     "learner_step_s": "Time of the step, without waiting for its batch.",
     "learner_flops": "Operations that the step needed over all ranks, without recomputation and padding.",

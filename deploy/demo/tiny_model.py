@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Olmo3Config, Olmo3ForCausalLM, PreTrainedTokenizerFast
 
+from olmorl.deploy.demo.muon import Muon
 from olmorl.deploy.demo.problem import Problem
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def _optimizers(model: Olmo3ForCausalLM, settings: WarmStart) -> list[tuple[torc
     matrices = set(map(id, inner))
     rest = [p for p in model.parameters() if id(p) not in matrices]
     return [
-        (torch.optim.Muon(inner, weight_decay=0.0, adjust_lr_fn="original"), settings.matrix_lr),
+        (Muon(inner), settings.matrix_lr),
         (torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.0), settings.vector_lr),
     ]
 

@@ -68,6 +68,7 @@ def test_arguments_are_passed_on_as_vllm_reads_them(config_folder: Path) -> None
         ({"enable_expert_parallel": "yes"}, r"enable_expert_parallel = 'yes'"),
         ({"max_num_seqs": 4}, r"actors\.vllm\.max_num_seqs cannot be set here: set actors\.max_running"),
         ({"data_parallel_size": 2}, r"engines_per_node"),
+        ({"nnodes": 2}, r"set actors\.nodes_per_engine"),
         ({"hf_overrides": {"head_dtype": "float32"}}, r"set model\.fp32_head"),
     ],
 )

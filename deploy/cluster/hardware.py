@@ -89,7 +89,8 @@ def check_gpus_of_a_node(settings: Config) -> None:
     """Raises ConfigError if a node has too few GPUs for its part of the plan."""
     placed = plan(settings)
     if not placed.on_gpu:
-        return _refuse_what_needs_gpus(settings)
+        _refuse_what_needs_gpus(settings)
+        return
     _refuse_part_of_a_node(placed)
     for key, needed in (
         ("actors.engines_per_node x actors.tensor_parallel", placed.engines_per_node * placed.engine_gpus_of_a_node),

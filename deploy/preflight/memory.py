@@ -448,6 +448,11 @@ def _fix(settings: Config, place: MemoryPlace) -> str:
             kept, place = [*others, change], then
             if then.fits:
                 return _told(kept, then)
+    if place.name == ENGINE_GPU:
+        return (
+            "no setting of one node mends it: give an engine several (actors.nodes_per_engine, and "
+            "actors.tensor_parallel for all its GPUs), or take a smaller model or shorter answers"
+        )
     return "no setting mends it: take a smaller model, more nodes or shorter answers"
 
 

@@ -1,11 +1,14 @@
-"""The experts of a mixture are spread over the workers of an engine, at the start and by an update. Real vLLM."""
+"""An update reaches the experts of a mixture that are spread over the workers of an engine. Real vLLM, on the CPU.
+
+vLLM 0.32 loads such a model on a CPU, and cannot compute with it: its kernel there takes every expert for a local one.
+So the weights themselves are compared.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -13,24 +16,12 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from olmorl import config
 from olmorl.actors.vllm_engine.engine import VllmEngine
-from olmorl.messages import Buffer, Completion, Version, WeightsReady
-from olmorl.ports import Sampling, StagedWeights
+from olmorl.messages import Buffer, Version, WeightsReady
+from olmorl.ports import StagedWeights
 from tests.models.families import FAMILIES, MAX_TOKENS, build
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
-PROMPT = np.array([5, 9, 2, 44, 61, 7], dtype=np.int32)
-ANSWER = Sampling(max_tokens=24, seed=3)
-CLOSE = 1e-3
-"""Nats. A moved group of weights moves the log-probabilities by far more."""
-
-
-def scores(model: Any, said: Completion) -> np.ndarray[Any, Any]:
-    """The log-probabilities of the answer's tokens, by transformers."""
-    ids = torch.tensor([[*PROMPT, *said.token_ids]], dtype=torch.long)
-    with torch.no_grad():
-        logprobs_TV = model(ids).logits[0, len(PROMPT) - 1 : -1].float().log_softmax(-1)
-    found: np.ndarray[Any, Any] = logprobs_TV.gather(1, ids[0, len(PROMPT) :, None])[:, 0].numpy()
-    return found
+pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(900)]
+Digests = list[dict[str, str]]
 
 
 def staged(model: Any, path: Path, version: Version) -> StagedWeights:
@@ -45,14 +36,10 @@ def staged(model: Any, path: Path, version: Version) -> StagedWeights:
     return StagedWeights(ready, path)
 
 
-async def test_experts_spread_over_two_workers_compute_what_transformers_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
-    build(FAMILIES["OLMoE"], tmp_path / "model")
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+async def digests(folder: Path, notes: Path, updates: list[StagedWeights]) -> list[Digests]:
+    """Of each worker's weights, after the start and after each update."""
     engine = VllmEngine(
-        config.Model(path=str(tmp_path / "model"), dtype="float32"),
+        config.Model(path=str(folder), dtype="float32"),
         config.Actors(
             tensor_parallel=2,
             max_running=4,
@@ -64,22 +51,40 @@ async def test_experts_spread_over_two_workers_compute_what_transformers_does(
         seed=0,
         core=None,
         initial=Version(1, 0),
-        notes=tmp_path / "notes",
+        notes=notes,
     )
     try:
         await engine.start(None)
         assert engine._llm.vllm_config.parallel_config.enable_expert_parallel
-        said = await engine.generate("first", PROMPT, ANSWER)
-        before = scores(model, said)
-        assert np.abs(said.logprobs - before).max() < CLOSE
-        torch.manual_seed(1)
-        with torch.no_grad():
-            for name, weight in model.named_parameters():
-                if "experts" in name:
-                    weight.add_(torch.randn_like(weight) * weight.std())
-        assert np.abs(scores(model, said) - before).max() > 100 * CLOSE, "the experts matter"
-        await engine.update(staged(model, tmp_path / "staged", Version(1, 1)))
-        said = await engine.generate("second", PROMPT, ANSWER)
-        assert np.abs(said.logprobs - scores(model, said)).max() < CLOSE
+        found = [await engine._llm.compute_weight_checksums()]
+        for update in updates:
+            await engine.update(update)
+            found.append(await engine._llm.compute_weight_checksums())
+        return found
     finally:
         await engine.stop()
+
+
+def experts(found: Digests) -> list[dict[str, str]]:
+    return [{name: digest for name, digest in one.items() if "experts" in name} for one in found]
+
+
+async def test_an_update_gives_spread_experts_the_weights_of_an_engine_that_starts_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0|1")
+    first, second = tmp_path / "first", tmp_path / "second"
+    build(FAMILIES["OLMoE"], first)
+    build(FAMILIES["OLMoE"], second)
+    model = AutoModelForCausalLM.from_pretrained(first, dtype=torch.float32)
+    old = staged(model, tmp_path / "old", Version(1, 2))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(torch.randn_like(weight) * 0.1)
+    model.save_pretrained(second)
+    new = staged(model, tmp_path / "new", Version(1, 1))
+    before, after, back = await digests(first, tmp_path / "notes", [new, old])
+    [expected] = await digests(second, tmp_path / "notes", [])
+    assert after == expected != before == back
+    assert all(experts(before)) and experts(before)[0].values() != experts(before)[1].values(), "each has its own"

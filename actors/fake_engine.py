@@ -267,6 +267,13 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
+class FakeFollower:
+    """Another node of an engine. There is nothing to do on it."""
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
+
+
 class FakeScorer:
     """Reads the last token: `RIGHT` is 1, all else 0. A verdict takes `verify_s` seconds."""
 

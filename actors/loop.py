@@ -32,7 +32,7 @@ from olmorl.errors import Unscorable, first_cause
 from olmorl.log_context import note_facts
 from olmorl.messages import TRAIN_LANE, ActorStatus, Completion, Failure, Group, Prompt, Result
 from olmorl.model_cost import DevicePeak
-from olmorl.ports import CommitOutcome, Engine, LeaseQueue, Sampling, Scorer, WeightStore
+from olmorl.ports import CommitOutcome, Engine, LeaseQueue, Sampling, Scorer, WeightSource
 
 EXTENSIONS = 4
 """Times that a lease is extended within its length."""
@@ -47,7 +47,7 @@ class Actor:
         name: str,
         engine: Engine,
         queue: LeaseQueue,
-        weights: WeightStore,
+        weights: WeightSource,
         scorer: Scorer,
         clock: Clock,
         sample: Callable[[Prompt, int], Sampling],

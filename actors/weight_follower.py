@@ -12,7 +12,7 @@ from olmorl.actors.weight_proof import TOLERANCE, WeightProver
 from olmorl.clock import Clock, within
 from olmorl.errors import WeightError, WeightsDamaged
 from olmorl.messages import Version
-from olmorl.ports import Engine, StagedWeights, Update, WeightStore
+from olmorl.ports import Engine, StagedWeights, Update, WeightSource
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class WeightFollower:
 
     def __init__(
         self,
-        store: WeightStore,
+        store: WeightSource,
         engine: Engine,
         clock: Clock,
         *,

@@ -24,7 +24,18 @@ from olmorl.errors import HostLost, QueueUnavailable, ResourceError
 from olmorl.failed_start import building
 from olmorl.messages import Stop, Version
 from olmorl.model_cost import DevicePeak
-from olmorl.ports import BatchSource, Engine, Queue, Row, Scorer, Trainer, WeightStore
+from olmorl.ports import (
+    BatchSource,
+    Engine,
+    EngineFollower,
+    EngineNode,
+    Queue,
+    Row,
+    Scorer,
+    Trainer,
+    WeightSource,
+    WeightStore,
+)
 
 if TYPE_CHECKING:
     from olmorl.actors.loop import Actor
@@ -119,8 +130,8 @@ def weight_store(settings: Config) -> WeightStore:
     return open_store().helped_by(HostTransfer(run, open_store))
 
 
-def engine(settings: Config, core: int | None, name: str = "") -> Engine:
-    """The engine of an actor. Engines of different names sample apart."""
+def engine(settings: Config, core: int | None, name: str = "", node: EngineNode | None = None) -> Engine:
+    """The engine of an actor. Engines of different names sample apart. `node` is this node, of an engine on several."""
     if settings.run.mode == "simulated":
         from olmorl.actors.fake_engine import FakeEngine
 
@@ -140,6 +151,26 @@ def engine(settings: Config, core: int | None, name: str = "") -> Engine:
         core=core,
         initial=Version(0, 0),
         notes=_staged(settings),
+        node=node,
+    )
+
+
+def engine_follower(settings: Config, core: int | None, name: str, node: EngineNode) -> EngineFollower:
+    """The part of the engine `name` on this node."""
+    if settings.run.mode == "simulated":
+        from olmorl.actors.fake_engine import FakeFollower
+
+        return FakeFollower()
+    from olmorl.actors.vllm_engine.follower import VllmFollower
+
+    return VllmFollower(
+        settings.model,
+        settings.actors,
+        max_model_len=settings.max_model_len,
+        seed=seeds.derive(settings.run.seed, "engine", name),
+        core=core,
+        notes=_staged(settings),
+        node=node,
     )
 
 
@@ -166,15 +197,25 @@ def scorer(settings: Config) -> Scorer:
 def load_engine(settings: Config, core: int | None) -> None:
     """Import the modules of an engine, ahead of its start. Blocks."""
     if settings.run.mode == "real":
-        from olmorl.actors.vllm_engine.engine import load_libraries
+        from olmorl.actors.vllm_engine.start import load_libraries
 
         load_libraries(core, settings.actors.start_deadline_s)
 
 
 def actor(
-    settings: Config, name: str, core: int | None, queue: Queue, metrics: str, peak: DevicePeak | None = None
+    settings: Config,
+    name: str,
+    core: int | None,
+    queue: Queue,
+    metrics: str,
+    peak: DevicePeak | None = None,
+    node: EngineNode | None = None,
+    weights: WeightSource | None = None,
 ) -> Actor:
-    """An actor with all that it works with. `peak` is that of one device of its engine."""
+    """An actor with all that it works with. `peak` is that of one device of its engine.
+
+    With an engine on several nodes, `node` is this one, and `weights` stages versions on all of them.
+    """
     from olmorl.actors.admission import lanes
     from olmorl.actors.loop import Actor
     from olmorl.actors.sampling_params import SamplingRule
@@ -183,9 +224,9 @@ def actor(
     repeatable = settings.schedule.max_lag == 0 or settings.run.mode == "simulated"
     return Actor(
         name=name,
-        engine=engine(settings, core, name),
+        engine=engine(settings, core, name, node),
         queue=queue,
-        weights=weight_store(settings),
+        weights=weights or weight_store(settings),
         scorer=scorer(settings),
         clock=SystemClock(),
         sample=SamplingRule(settings.sampling, settings.evaluation, settings.run.seed if repeatable else None),

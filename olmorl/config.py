@@ -305,7 +305,10 @@ class Actors(Section):
     """Engines on each node. Default: GPUs of the node divided by tensor_parallel, on one machine without the learner's
     GPUs; 1 on CPU."""
     tensor_parallel: int = Field(1, ge=1)
-    """GPUs of each engine."""
+    """GPUs of each engine, on all its nodes."""
+    nodes_per_engine: int = Field(1, ge=1)
+    """Nodes of each engine. With more than 1 an engine has these nodes to itself, and equally many GPUs on each:
+    for a model that does not fit the GPUs of one node."""
     max_running: int = Field(256, ge=1)
     """Most sequences that an engine decodes at one time."""
     max_waiting: int = Field(16, ge=0)
@@ -769,6 +772,21 @@ def _heartbeats(config: Config) -> str | None:
     )
 
 
+def _engine_nodes(config: Config) -> str | None:
+    """`actors.nodes_per_engine` divides `actors.nodes` and `actors.tensor_parallel`; over 1, a node has one engine."""
+    actors = config.actors
+    share = actors.nodes_per_engine
+    for key, number in (("actors.nodes", actors.nodes), ("actors.tensor_parallel", actors.tensor_parallel)):
+        if number % share:
+            return f"actors.nodes_per_engine = {share} does not divide {key} = {number}: set {key} to a multiple of it"
+    if share > 1 and (actors.engines_per_node or 1) > 1:
+        return (
+            f"actors.engines_per_node = {actors.engines_per_node}: with actors.nodes_per_engine = {share} an engine "
+            "has its nodes to itself; leave actors.engines_per_node out"
+        )
+    return None
+
+
 def _warm_up(config: Config) -> str | None:
     """`learner.warmup_steps` is at most `schedule.steps`."""
     warmup, steps = config.learner.warmup_steps, config.schedule.steps
@@ -914,6 +932,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _minibatches,
     _publishing,
     _heartbeats,
+    _engine_nodes,
     _warm_up,
     _overlong_buffer,
     _engine_length,

@@ -241,9 +241,26 @@ class StagedWeights(NamedTuple):
     manifest: WeightsReady
     path: Path
     """One file. The manifest has the position of each tensor."""
+    on_followers: tuple[str, ...] = ()
+    """The signature of this file on each other node of the engine, in the order of their numbers."""
 
 
-class WeightStore(Protocol):
+class WeightSource(Protocol):
+    """Where an actor gets versions. All calls block. Callers on an event loop use a thread."""
+
+    def latest(self) -> Version | None:
+        """The version that actors should run now. Raises WeightError when the store does not answer."""
+        ...
+
+    def fetch(self, version: Version) -> StagedWeights:
+        """Stage a version on this host, once for all its engines. Frees the other staged versions that no engine uses.
+
+        Raises WeightError when the version is gone or its chunks do not match their hashes.
+        """
+        ...
+
+
+class WeightStore(WeightSource, Protocol):
     """Moves named byte buffers. Readers pull, so no reader can block the writer or another reader.
 
     All calls block. Callers on an event loop use a thread.
@@ -272,17 +289,6 @@ class WeightStore(Protocol):
         Rank 0 calls this after its `publish`, until none is missing. Readers see the version before until then.
 
         Raises Superseded in an older incarnation, and WeightError if the pieces are not all bytes.
-        """
-        ...
-
-    def latest(self) -> Version | None:
-        """The version that actors should run now. Raises WeightError when the store does not answer."""
-        ...
-
-    def fetch(self, version: Version) -> StagedWeights:
-        """Stage a version on this host, once for all its engines. Frees the other staged versions that no engine uses.
-
-        Raises WeightError when the version is gone or its chunks do not match their hashes.
         """
         ...
 
@@ -348,6 +354,24 @@ class Update(NamedTuple):
     version: Version
     stall_s: float
     """Time from the end of the last step before the update until the next step could begin."""
+
+
+class EngineNode(NamedTuple):
+    """One of the nodes of an engine that has several."""
+
+    number: int
+    """0 is the node of the actor."""
+    nodes: int
+    meeting_point: str
+    """A free `host:port` of node 0, where all of them meet."""
+
+
+class EngineFollower(Protocol):
+    """The part of an engine on another node than its actor's."""
+
+    async def run(self) -> None:
+        """Work until the engine cannot go on. Raises the cause: it has no other end."""
+        ...
 
 
 class Engine(Protocol):

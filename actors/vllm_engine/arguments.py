@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn
 
 from olmorl import config
 from olmorl.errors import ConfigError
-from olmorl.ports import Sampling
+from olmorl.ports import EngineNode, Sampling
 
 OWNED: Final[Mapping[str, str]] = {
     "model": "set model.path",
@@ -29,7 +29,10 @@ OWNED: Final[Mapping[str, str]] = {
     "data_parallel_size": "start more engines with actors.engines_per_node or actors.nodes",
     "pipeline_parallel_size": "an engine has the GPUs of actors.tensor_parallel",
     "prefill_context_parallel_size": "an engine has the GPUs of actors.tensor_parallel",
-    "nnodes": "an engine is on one host",
+    "nnodes": "set actors.nodes_per_engine",
+    "node_rank": "the nodes of an engine are numbered when it starts",
+    "master_addr": "the nodes of an engine agree on it when it starts",
+    "master_port": "the nodes of an engine agree on it when it starts",
     "distributed_executor_backend": "an engine starts its own processes",
     "logprobs_mode": "the learner needs the probabilities that tokens were sampled with",
     "worker_extension_cls": "it loads new weights",
@@ -43,8 +46,10 @@ SCORING_PRIORITY: Final = -1
 LOADER = "olmorl.actors.vllm_engine.weight_loader.StagedWeightLoader"
 
 
-def engine_arguments(model: config.Model, actors: config.Actors, max_model_len: int, seed: int) -> dict[str, Any]:
-    """The keywords of `AsyncEngineArgs`."""
+def engine_arguments(
+    model: config.Model, actors: config.Actors, max_model_len: int, seed: int, node: EngineNode | None = None
+) -> dict[str, Any]:
+    """The keywords of `AsyncEngineArgs`. `node` is this node, of an engine on several."""
     from vllm.platforms import current_platform
 
     passed = passed_on(actors.vllm)
@@ -80,7 +85,15 @@ def engine_arguments(model: config.Model, actors: config.Actors, max_model_len: 
             "scheduling_policy": "priority",
             "worker_extension_cls": LOADER,
         }
+        | _of_node(node)
     )
+
+
+def _of_node(node: EngineNode | None) -> dict[str, Any]:
+    if node is None:
+        return {}
+    host, _, port = node.meeting_point.rpartition(":")
+    return {"nnodes": node.nodes, "node_rank": node.number, "master_addr": host, "master_port": int(port)}
 
 
 def refuse_owned(given: Mapping[str, Any]) -> None:
@@ -143,7 +156,8 @@ def engine_config(arguments: Mapping[str, Any]) -> Any:
     from vllm.usage.usage_lib import UsageContext
 
     # Without a context, vLLM takes its smallest batch of tokens on every hardware.
-    return AsyncEngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
+    headless = arguments.get("node_rank", 0) > 0
+    return AsyncEngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS, headless=headless)
 
 
 def sampling_params(sampling: Sampling) -> Any:

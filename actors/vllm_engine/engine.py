@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
@@ -23,20 +21,17 @@ from msgspec import structs
 from olmorl import codec, config
 from olmorl.actors.vllm_engine.arguments import (
     SCORING_PRIORITY,
-    engine_arguments,
-    engine_config,
     sampling_params,
     scoring_params,
 )
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
-from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
-from olmorl.actors.vllm_engine.weight_check import check_fit, checkpoint_shapes, file_signature
+from olmorl.actors.vllm_engine.start import start_processes
+from olmorl.actors.vllm_engine.weight_check import Shapes, check_fit, file_signature
 from olmorl.clock import within
-from olmorl.errors import EngineDied, ModelError, StartError, WeightError
-from olmorl.failed_start import describe, would_repeat
+from olmorl.errors import EngineDied, WeightError
 from olmorl.messages import Completion, Floats, Span, TokenIds, Version
 from olmorl.model_cost import VALUE_BYTES, AnswerWork, ModelCost, model_cost
-from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
+from olmorl.ports import EngineLoad, EngineNode, EngineUse, Sampling, StagedWeights, Update
 
 T = TypeVar("T")
 LIVENESS_POLL_S = 0.2
@@ -123,16 +118,13 @@ class _StepGauge:
         self._running_s += seconds * self.unfinished
 
 
-_LOADING = threading.Lock()
-"""Held while vLLM is imported or started: both set environment variables."""
-
-
 class VllmEngine:
     """One vLLM engine. Every token carries the version that computed it, and no update costs a token or a KV block.
 
     Args:
         core: CPU core for the engine's one thread; None on a GPU, or to let vLLM take all cores.
         initial: the version that the model folder holds.
+        node: this node, of an engine on several. An `VllmFollower` runs on each of the others.
     """
 
     def __init__(
@@ -145,17 +137,19 @@ class VllmEngine:
         core: int | None,
         initial: Version,
         notes: Path,
+        node: EngineNode | None = None,
     ) -> None:
         self._model = model
         self._actors = actors
         self._max_model_len = max_model_len
         self._seed = seed
         self._core = core
+        self._node = node
         self._version = initial
         self._llm: Any = None
         self._tokenizer: Any = None
         self._gauge = _StepGauge()
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self._shapes: Shapes = {}
         self._processes = EngineProcesses(notes)
         self._aborted = 0
         self._scored = 0
@@ -198,23 +192,22 @@ class VllmEngine:
 
     def _construct(self) -> None:
         """Start the processes; blocks, so it runs in a thread."""
-        output = ErrorOutput()
-        with _LOADING, self._processes.starting(_variables(self._core, self._actors.start_deadline_s)):
+
+        def make(vllm_config: Any) -> Any:
             from vllm.v1.engine.async_llm import AsyncLLM
 
-            arguments = engine_arguments(self._model, self._actors, self._max_model_len, self._seed)
-            try:
-                vllm_config = engine_config(arguments)
-                self._shapes = checkpoint_shapes(_folder(self._model.path))
-            except (OSError, ValueError) as error:
-                settings = f" with actors.vllm = {self._actors.vllm}" if self._actors.vllm else ""
-                raise ModelError(f"{self._model.path}: vLLM cannot use this model{settings}: {error}") from error
-            try:
-                self._llm = AsyncLLM.from_vllm_config(vllm_config)
-            except Exception as error:
-                cause = root_cause(output.read()) or describe(error)
-                text = f"the engine of {self._model.path} did not start: {cause}"
-                raise StartError(text) if would_repeat(cause) else EngineDied(text) from error
+            return AsyncLLM.from_vllm_config(vllm_config)
+
+        self._llm, self._shapes = start_processes(
+            make,
+            self._model,
+            self._actors,
+            max_model_len=self._max_model_len,
+            seed=self._seed,
+            core=self._core,
+            node=self._node,
+            processes=self._processes,
+        )
 
     # --- generation -----------------------------------------------------------------------------
 
@@ -298,7 +291,8 @@ class VllmEngine:
         core = llm.engine_core
         version = staged.manifest.version
         manifest = structs.replace(staged.manifest, shards=())  # workers need the layout alone
-        arguments = (str(staged.path), file_signature(staged.path), codec.encode(manifest))
+        signatures = (file_signature(staged.path), *staged.on_followers)
+        arguments = (str(staged.path), signatures, codec.encode(manifest))
         if refusals := await self._refusals(arguments):
             raise WeightError(f"weights {version} refused: {'; '.join(refusals)}")
         recompute = self._actors.weight_update == "recompute"
@@ -325,7 +319,7 @@ class VllmEngine:
         await self._call(core.collective_rpc_async("release_staged_weights"))
         return update
 
-    async def _refusals(self, arguments: tuple[str, str, bytes]) -> list[str]:
+    async def _refusals(self, arguments: tuple[str, tuple[str, ...], bytes]) -> list[str]:
         """Why workers cannot load a version. Afterwards all its pages are mapped where workers can load it."""
         core = self._running().engine_core
         async with within(self._actors.stall_deadline_s, f"the workers of {self._model.path} to map weights"):
@@ -444,46 +438,6 @@ class VllmEngine:
             del llm
             gc.collect()  # a client in a reference cycle would log an error at the end of the interpreter
         await asyncio.to_thread(self._processes.end)
-
-
-def load_libraries(core: int | None, start_deadline_s: float) -> None:
-    """Import vLLM, which takes ten seconds, for an engine that is built later in this process."""
-    with _LOADING:
-        wanted = _variables(core, start_deadline_s)
-        variables = {name: value for name, value in wanted.items() if name not in os.environ}
-        os.environ.update(variables)
-        try:
-            import vllm.v1.engine.async_llm  # noqa: F401
-        finally:
-            for name in variables:
-                del os.environ[name]
-
-
-def _folder(path: str) -> Path:
-    """The model folder, or the local copy of a hub model that vLLM has just resolved."""
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
-
-
-def _variables(core: int | None, ready_timeout_s: float) -> dict[str, str]:
-    variables = {
-        "VLLM_LOGGING_LEVEL": "WARNING",
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # where `root_cause` looks
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(ready_timeout_s)),
-        # All processes of an engine are on one host, and no other host may reach them.
-        "VLLM_HOST_IP": "127.0.0.1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }
-    if core is not None:
-        variables |= {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
-        # On CPU, 0 means no process of its own for the worker. vLLM needs one to set the threads, and here it is one.
-        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    return variables
 
 
 def _unfinished(output_processor: Any, request_id: str) -> list[Any]:

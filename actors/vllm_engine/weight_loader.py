@@ -32,14 +32,16 @@ class StagedWeightLoader:
     """
 
     # `self` is vLLM's Worker, which refuses mixins that declare any attribute it has.
-    def check_staged_weights(self: Any, path: str, signature: str, manifest: bytes) -> str | None:
+    def check_staged_weights(self: Any, path: str, signatures: Sequence[str], manifest: bytes) -> str | None:
         """Why this worker cannot load a staged version; empty when it can, None when it should be asked again soon.
 
         Brings the pages of the file into this process, and changes nothing else.
 
         Args:
-            signature: of the file whose bytes were compared with the published hashes.
+            signatures: for each node of the engine, of the file there whose bytes were compared with the published
+                hashes.
         """
+        signature = signatures[self.parallel_config.node_rank]
         wanted = path, signature, manifest
         if getattr(self, "checked_weights", None) != wanted:
             self.checked_weights = self.staged_weights = None

@@ -87,18 +87,13 @@ def _of_each_node(gpus: Sequence[int], nodes: int) -> int:
 
 def check_gpus_of_a_node(settings: Config) -> None:
     """Raises ConfigError if a node has too few GPUs for its part of the plan."""
-    placed, tensor_parallel = plan(settings), settings.actors.tensor_parallel
+    placed = plan(settings)
     if not placed.on_gpu:
-        _refuse_transfer(settings)
-        if tensor_parallel > 1:
-            raise ConfigError(
-                f"actors.tensor_parallel = {tensor_parallel} splits an engine over GPUs, and this run has none: set it "
-                'to 1, or set learner.device = "cuda"'
-            )
+        _refuse_what_needs_gpus(settings)
         return
+    _refuse_part_of_a_node(placed)
     for key, needed in (
-        ("actors.tensor_parallel", tensor_parallel),
-        ("actors.engines_per_node x actors.tensor_parallel", placed.engines_per_node * tensor_parallel),
+        ("actors.engines_per_node x actors.tensor_parallel", placed.engines_per_node * placed.engine_gpus_of_a_node),
         ("learner.ranks_per_node", placed.ranks_per_node),
     ):
         if needed > placed.gpus_per_node:
@@ -106,6 +101,24 @@ def check_gpus_of_a_node(settings: Config) -> None:
                 f"{key} = {needed} is over the GPUs of a node, {placed.gpus_per_node}: lower it, or set "
                 "cluster.gpus_per_node to the GPUs of a node"
             )
+
+
+def _refuse_part_of_a_node(placed: Placement) -> None:
+    """Raises ConfigError for an engine that is too large for its nodes, or has several and leaves GPUs of them free."""
+    needed, there, nodes = placed.gpus_per_engine, placed.gpus_per_node, placed.nodes_per_engine
+    fitting = -(-needed // there)
+    several = f"actors.nodes_per_engine = {fitting} and actors.tensor_parallel = {fitting * there}"
+    if needed > there * nodes:
+        of_nodes = f"a node, {there}" if nodes == 1 else f"{nodes} nodes, {there * nodes}"
+        raise ConfigError(
+            f"actors.tensor_parallel = {needed} is over the GPUs of {of_nodes}: lower it, set {several}, or set "
+            "cluster.gpus_per_node to the GPUs of a node"
+        )
+    if nodes > 1 and needed < there * nodes:
+        raise ConfigError(
+            f"actors.nodes_per_engine = {nodes} gives an engine whole nodes with {there * nodes} GPUs, and "
+            f"actors.tensor_parallel is {needed}: set {several}"
+        )
 
 
 def _refuse_misfit(placed: Placement, gpus: Sequence[int]) -> None:
@@ -119,11 +132,14 @@ def _refuse_misfit(placed: Placement, gpus: Sequence[int]) -> None:
         if not placed.several_hosts:
             free.append(node - placed.ranks_per_node)
     else:
-        if sum(size // placed.gpus_per_engine for size in free) >= placed.engines:
+        of_a_node, several = placed.engine_gpus_of_a_node, placed.nodes_per_engine
+        shares = sum(size // of_a_node if several == 1 else size >= of_a_node for size in free)
+        if shares // several >= placed.engines:
             return
     raise ResourceError(
         f"the plan asks for {placed.learner_nodes} learner node(s) with {placed.ranks_per_node} GPU(s) each and for "
         f"{placed.engines} engine(s) with {placed.gpus_per_engine} GPU(s) each"
+        f"{f' on {placed.nodes_per_engine} nodes' if placed.nodes_per_engine > 1 else ''}"
         f"{' on other nodes' if placed.several_hosts else ''}, and Ray reports {_nodes(gpus)}: {FEWER}"
     )
 
@@ -175,14 +191,20 @@ def _with_gpus(settings: Config, gpus_per_node: int) -> Config:
     return settings.model_copy(update={"cluster": cluster, "learner": learner})
 
 
-def _refuse_transfer(settings: Config) -> None:
+def _refuse_what_needs_gpus(settings: Config) -> None:
     """Raises ConfigError for what only GPUs can do."""
+    placed = plan(settings)
     if settings.weights.transfer == "nccl":
         raise ConfigError(
             'weights.transfer = "nccl" sends weights from GPU to GPU, and this run has no GPUs: set it to "auto"'
         )
+    if placed.engine_gpus_of_a_node > 1:
+        raise ConfigError(
+            f"actors.tensor_parallel = {placed.gpus_per_engine} splits an engine over GPUs, and this run has none: set "
+            f'it to {placed.nodes_per_engine}, or set learner.device = "cuda"'
+        )
 
 
 def _on_cpu(settings: Config) -> Config:
-    _refuse_transfer(settings)
+    _refuse_what_needs_gpus(settings)
     return settings.model_copy(update={"learner": settings.learner.model_copy(update={"device": "cpu"})})

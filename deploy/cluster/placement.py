@@ -23,7 +23,10 @@ class Placement:
     ranks_per_node: int
     actor_nodes: int
     engines_per_node: int
+    nodes_per_engine: int
+    """With more than 1 an engine has its nodes to itself."""
     gpus_per_engine: int
+    """On all its nodes."""
     gpus_per_node: int
     groups_in_flight: int
     """Live draws at most: the in-flight budget."""
@@ -39,7 +42,12 @@ class Placement:
 
     @property
     def engines(self) -> int:
-        return self.actor_nodes * self.engines_per_node
+        return self.actor_nodes // self.nodes_per_engine * self.engines_per_node
+
+    @property
+    def engine_gpus_of_a_node(self) -> int:
+        """GPUs that an engine has on each of its nodes."""
+        return self.gpus_per_engine // self.nodes_per_engine
 
     @property
     def several_hosts(self) -> bool:
@@ -61,9 +69,14 @@ class Placement:
         return {"CPU": float(self.ranks_per_node), **gpus}
 
     def engine_bundle(self) -> dict[str, float]:
-        """Ray resources of one engine."""
-        gpus = {"GPU": float(self.gpus_per_engine)} if self.on_gpu else {}
+        """Ray resources of one engine on each of its nodes."""
+        gpus = {"GPU": float(self.engine_gpus_of_a_node)} if self.on_gpu else {}
         return {"CPU": 1.0, **gpus}
+
+    def engine_environment(self) -> dict[str, str]:
+        """Environment variables of an engine's processes. They must be set before vLLM is imported."""
+        threads = {} if self.on_gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        return {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **threads}
 
     def crowding(self, config: Config) -> str:
         """A warning if engines and ranks of one machine share cores; empty when each has its own."""
@@ -79,6 +92,10 @@ class Placement:
     def rows(self, config: Config) -> list[tuple[str, str]]:
         """The plan as `(what, value)` for people."""
         unit = "GPU" if self.on_gpu else "CPU core"
+        devices = self.gpus_per_engine if self.on_gpu else self.nodes_per_engine
+        engines = f"{self.actor_nodes} node(s) x {self.engines_per_node} engine(s)"
+        if self.nodes_per_engine > 1:
+            engines = f"{self.actor_nodes} node(s), {self.engines} engine(s) of {self.nodes_per_engine} nodes"
         sequences = self.groups_in_flight * config.sampling.group_size
         slots = self.engines * config.actors.max_running
         return [
@@ -88,11 +105,7 @@ class Placement:
                 f"ZeRO-{config.learner.zero_stage}"
                 + (f", {config.learner.sequence_parallel} ranks a row" if config.learner.sequence_parallel > 1 else ""),
             ),
-            (
-                "actors",
-                f"{self.actor_nodes} node(s) x {self.engines_per_node} engine(s), "
-                f"{self.gpus_per_engine if self.on_gpu else 1} {unit}(s) each",
-            ),
+            ("actors", f"{engines}, {devices} {unit}(s) each"),
             (
                 "in all",
                 f"{self.ranks} learner rank(s), {self.engines} engine(s), "
@@ -130,11 +143,12 @@ def plan(config: Config) -> Placement:
     gpus = config.cluster.gpus_per_node
     on_gpu = config.learner.device != "cpu" and (config.learner.device == "cuda" or bool(gpus))
     per_node = GPUS_OF_A_NODE if gpus is None else gpus
-    tensor_parallel = config.actors.tensor_parallel
+    tensor_parallel, nodes_per_engine = config.actors.tensor_parallel, config.actors.nodes_per_engine
     ranks = config.learner.ranks_per_node
     for_engines = per_node - ranks if config.cluster.address is None and config.actors.nodes == 1 else per_node
-    engines = config.actors.engines_per_node or (max(1, for_engines // tensor_parallel) if on_gpu else 1)
-    num_engines = config.actors.nodes * engines
+    fitting = max(1, for_engines // tensor_parallel) if on_gpu and nodes_per_engine == 1 else 1
+    engines = config.actors.engines_per_node or fitting
+    num_engines = config.actors.nodes // nodes_per_engine * engines
     engine_cores, rank_cores = (
         ((None,) * num_engines, (None,) * (config.learner.nodes * ranks))
         if on_gpu or config.run.mode == "simulated"
@@ -146,6 +160,7 @@ def plan(config: Config) -> Placement:
         ranks_per_node=ranks,
         actor_nodes=config.actors.nodes,
         engines_per_node=engines,
+        nodes_per_engine=nodes_per_engine,
         gpus_per_engine=tensor_parallel,
         gpus_per_node=per_node if on_gpu else 0,
         groups_in_flight=(config.schedule.batches_ahead + 1) * config.schedule.prompts_per_step,

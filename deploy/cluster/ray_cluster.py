@@ -216,7 +216,9 @@ class RayCluster:
         return min(MOST_ENGINES, _room(ray.cluster_resources(), self._plan))
 
     async def place_engine(self, wait_s: float, asked_by: str) -> ReservedPlace:
-        """Reserve a bundle for one engine, so that each joins and leaves alone. On several hosts: not on learner nodes.
+        """Reserve the nodes of one engine, so that each joins and leaves alone. On several hosts: not on learner nodes.
+
+        Returns the place of its actor. The other bundles of the group are for the followers.
 
         Args:
             asked_by: the option by which people asked for it.
@@ -224,11 +226,11 @@ class RayCluster:
         Raises:
             ResourceError: there is no place for it.
         """
-        apart = None
+        apart, bundles = None, [self._plan.engine_bundle()] * self._plan.nodes_per_engine
         if self._plan.several_hosts:
             learner = placement_group_table(self._learner)["bundles_to_node_id"].values()
-            apart = [{"ray.io/node-id": f"!in({','.join(learner)})"}]
-        return await self._place([self._plan.engine_bundle()], "PACK", "an engine", wait_s, asked_by, apart), 0
+            apart = [{"ray.io/node-id": f"!in({','.join(learner)})"}] * len(bundles)
+        return await self._place(bundles, "STRICT_SPREAD", "an engine", wait_s, asked_by, apart), 0
 
     async def _place(
         self,
@@ -274,21 +276,41 @@ class RayCluster:
         env: dict[str, str] | None = None,
     ) -> RemoteProcess:
         """Start a process of `kind` and return at once; it serves `calls` calls in parallel."""
-        group, index = place
-        options: dict[str, Any] = {
-            "name": named_actors.start_of(name),
-            "lifetime": self._lifetime,
-            "num_cpus": 0,
-            "num_gpus": gpus,
-            "max_restarts": 0,
-            "max_concurrency": calls,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
-            ),
-        }
-        if env:
-            options["runtime_env"] = {"env_vars": env}
-        return RemoteProcess(name, ray.remote(kind).options(**options).remote(*args))
+        return start_process(kind, name, place, *args, gpus=gpus, calls=calls, env=env, lifetime=self._lifetime)
+
+
+def start_process(
+    kind: type,
+    name: str,
+    place: ReservedPlace,
+    *args: Any,
+    gpus: float,
+    calls: int,
+    env: dict[str, str] | None,
+    lifetime: str | None = None,
+) -> RemoteProcess:
+    """Start a process of `kind`. Without a `lifetime` it ends with the process that started it."""
+    group, index = place
+    options: dict[str, Any] = {
+        "name": named_actors.start_of(name),
+        "lifetime": lifetime,
+        "num_cpus": 0,
+        "num_gpus": gpus,
+        "max_restarts": 0,
+        "max_concurrency": calls,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(
+            group, placement_group_bundle_index=index, placement_group_capture_child_tasks=False
+        ),
+    }
+    if env:
+        options["runtime_env"] = {"env_vars": env}
+    return RemoteProcess(name, ray.remote(kind).options(**options).remote(*args))
+
+
+def other_places() -> list[ReservedPlace]:
+    """The other places of the group that this process was started in."""
+    group = ray.util.get_current_placement_group()
+    return [] if group is None else [(group, index) for index in range(1, group.bundle_count)]
 
 
 def _await_head(address: str) -> None:

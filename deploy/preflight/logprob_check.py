@@ -15,7 +15,10 @@ import numpy as np
 from olmorl import config
 from olmorl.deploy import wiring
 from olmorl.deploy.processes import rank_process, semaphores
+from olmorl.deploy.processes.follower_process import Followers
 from olmorl.errors import ModelError
+from olmorl.messages import Completion
+from olmorl.network import way_to
 from olmorl.ports import Sampling
 
 NUM_TOKENS = 32
@@ -52,13 +55,18 @@ async def _ask(settings: config.Config, core: int | None) -> EngineAnswer:
     tokenizer = open_tokenizer(settings.model)
     given = settings.data.chat_template_kwargs
     prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, return_dict=False, **given)
-    engine = wiring.engine(settings, core)
-    try:
-        await engine.start(None)
-        sampling = Sampling(temperature=settings.sampling.temperature, max_tokens=NUM_TOKENS, seed=settings.run.seed)
-        said = await engine.generate("preflight", np.array(prompt, np.int32), sampling)
-    finally:
-        await engine.stop()
+    sampling = Sampling(temperature=settings.sampling.temperature, max_tokens=NUM_TOKENS, seed=settings.run.seed)
+    followers = Followers(settings, "preflight-engine", "", core)
+    engine = wiring.engine(settings, core, node=followers.leading_node)
+
+    async def answer() -> Completion:
+        try:
+            await engine.start(None)
+            return await engine.generate("preflight", np.array(prompt, np.int32), sampling)
+        finally:
+            await engine.stop()
+
+    said = await followers.alongside(answer())
     return EngineAnswer(list(prompt), said.token_ids.tolist(), said.logprobs.tolist(), said.text)
 
 
@@ -89,7 +97,7 @@ class AskedRank:
 
         device = process_group.training_device(self._settings.learner.device)
         speed = process_group.all_gather_bytes_per_s(outside, device)
-        return speed, process_group.links(process_group.interface_towards(self._address))
+        return speed, process_group.links(way_to(self._address).interface)
 
     def score(self, answer: EngineAnswer) -> list[float]:
         """Log-probabilities of the answer's tokens, by the policy that would be trained."""

@@ -221,12 +221,13 @@ def _copied_keys(settings: Config) -> int:
 
 def _engine(settings: Config, parameters: int) -> MemoryPlace:
     actors, placed = settings.actors, plan(settings)
-    share = placed.gpus_per_engine if placed.on_gpu else 1
+    share = placed.gpus_per_engine if placed.on_gpu else placed.nodes_per_engine
     architecture = model_folder.architecture(Path(settings.model.path))
     one = 0
     if architecture is not None:
         if architecture.heads % share:
-            fitting = [n for n in range(1, share) if architecture.heads % n == 0]
+            step = placed.engine_gpus_of_a_node if placed.nodes_per_engine > 1 else 1
+            fitting = [1, *(n for n in range(step, share, step) if architecture.heads % n == 0)]
             raise ConfigError(
                 f"actors.tensor_parallel = {share} does not divide the {architecture.heads} attention heads of "
                 f"{settings.model.path}: set it to {fitting[-1]}"
@@ -273,7 +274,7 @@ def _beside_engine(settings: Config) -> list[MemoryPlace]:
 
 def _gpu_hosts(settings: Config, placed: Placement, rank: RankMemory, weights: int) -> list[MemoryPlace]:
     learner, engines = _learner_host(settings, placed, rank, weights), _engine_host(settings, placed, weights)
-    workers = placed.engines_per_node * placed.gpus_per_engine
+    workers = placed.engines_per_node * placed.engine_gpus_of_a_node
     if _is_one_host(settings, placed):
         parts = [*learner, *engines, _processes(placed.ranks_per_node + workers)]
         return [host_place(_one_host(settings), parts, _host_limit(settings))]
@@ -447,6 +448,11 @@ def _fix(settings: Config, place: MemoryPlace) -> str:
             kept, place = [*others, change], then
             if then.fits:
                 return _told(kept, then)
+    if place.name == ENGINE_GPU:
+        return (
+            "no setting of one node mends it: give an engine several (actors.nodes_per_engine, and "
+            "actors.tensor_parallel for all its GPUs), or take a smaller model or shorter answers"
+        )
     return "no setting mends it: take a smaller model, more nodes or shorter answers"
 
 

@@ -12,11 +12,15 @@ from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import semaphores
+from olmorl.deploy.processes.follower_process import Followers, StagedOnAllNodes
 from olmorl.deploy.processes.run_process import RunProcess, Tree
 
 
 class ActorProcess(RunProcess):
-    """One engine and its actor. `actor` names this start; `name` names the slot."""
+    """One engine and its actor. `actor` names this start; `name` names the slot.
+
+    Of an engine on several nodes this is node 0. It starts the others.
+    """
 
     def __init__(self, tree: Tree, name: str, actor: str, core: int | None, access: QueueAccess) -> None:
         super().__init__(tree, name)
@@ -30,10 +34,20 @@ class ActorProcess(RunProcess):
         """Serve until asked to stop."""
         queue = await wiring.join_queue(self.settings, self._access)
         peak = await asyncio.to_thread(wiring.device_peak, self.settings)
-        self._actor = wiring.actor(self.settings, self._actor_name, self._core, queue, self.telemetry.address, peak)
+        followers = Followers(self.settings, self.name, self._actor_name, self._core)
+        self._actor = wiring.actor(
+            self.settings,
+            self._actor_name,
+            self._core,
+            queue,
+            self.telemetry.address,
+            peak,
+            followers.leading_node,
+            StagedOnAllNodes(wiring.weight_store(self.settings), followers),
+        )
         watch = asyncio.create_task(self._publish_metrics())
         try:
-            await self._actor.run()
+            await followers.alongside(self._actor.run())
         finally:
             watch.cancel()
             self.telemetry.close()
@@ -59,11 +73,5 @@ def start(
     cluster: RayCluster, placement: Placement, kind: type, name: str, place: ReservedPlace, *args: Any, calls: int = 1
 ) -> RemoteProcess:
     """Start a process of `kind` with the GPUs and the environment of an engine: `ActorProcess`, or a check."""
-    gpus = placement.gpus_per_engine if placement.on_gpu else 0
-    return cluster.start(kind, name, place, *args, gpus=gpus, calls=calls, env=_environment(placement))
-
-
-def _environment(placement: Placement) -> dict[str, str]:
-    """The environment variables, which must be set before the engine imports vLLM."""
-    threads = {} if placement.on_gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-    return {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **threads}
+    gpus = placement.engine_gpus_of_a_node if placement.on_gpu else 0
+    return cluster.start(kind, name, place, *args, gpus=gpus, calls=calls, env=placement.engine_environment())

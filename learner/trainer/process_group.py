@@ -9,14 +9,14 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # re-exported in a way mypy does not see
 
 from olmorl.errors import ConfigError, DeadlinePassed
+from olmorl.network import way_to
 
 _GATHERED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 26}
 """Bytes of a timed all-gather, by device."""
@@ -52,7 +52,7 @@ def join(ranks: Ranks, device: torch.device) -> None:
     Raises:
         DeadlinePassed: not all ranks joined within `timeout_s`.
     """
-    interface = interface_towards(ranks.address)
+    interface = way_to(ranks.address).interface
     os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
     timeout = timedelta(seconds=ranks.timeout_s)
@@ -78,20 +78,6 @@ def _store(ranks: Ranks, timeout: timedelta) -> TCPStore:
         return TCPStore(host, int(port), ranks.world, timeout=timeout)
     listening = socket.create_server((host, int(port))).detach()
     return TCPStore(host, int(port), ranks.world, is_master=True, timeout=timeout, master_listen_fd=listening)
-
-
-def interface_towards(address: str) -> str:
-    """The network interface that leads to `host:port`.
-
-    By itself, gloo takes the interface of the host's own name, which is often a loopback address.
-    """
-    host, _, port = address.rpartition(":")
-    family, kind, _, _, place = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(place)
-        own = probe.getsockname()[0]
-    interfaces: dict[str, list[Any]] = psutil.net_if_addrs()
-    return next(name for name, found in interfaces.items() if own in {each.address for each in found})
 
 
 def all_gather_bytes_per_s(outside: int, device: torch.device) -> float:

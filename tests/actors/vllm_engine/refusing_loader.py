@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ VARIABLE = "OLMORL_TEST_ORDERS"
 
 
 class RefusingLoader(StagedWeightLoader):
-    def check_staged_weights(self: Any, path: str, signature: str, manifest: bytes) -> str | None:
+    def check_staged_weights(self: Any, path: str, signatures: Sequence[str], manifest: bytes) -> str | None:
         if ordered(self.rank, "refuses"):
             return f"worker {self.rank} does not like it"
-        answer: str | None = super().check_staged_weights(path, signature, manifest)
+        answer: str | None = super().check_staged_weights(path, signatures, manifest)
         return answer
 
     def load_staged_weights(self: Any) -> str:

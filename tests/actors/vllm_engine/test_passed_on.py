@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import OlmoeConfig
 from vllm import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
 
 from olmorl import config
 from olmorl.actors.vllm_engine.arguments import OWNED, engine_arguments, engine_config, passed_on
 from olmorl.errors import ConfigError
+from olmorl.ports import EngineNode
 
 pytestmark = pytest.mark.engine
 
@@ -57,6 +59,24 @@ def test_arguments_are_passed_on_as_vllm_reads_them(config_folder: Path) -> None
     assert checked.model_config.hf_config.sliding_window == 7
 
 
+def test_experts_are_spread_over_the_gpus_of_all_nodes_of_an_engine(tmp_path: Path) -> None:
+    OlmoeConfig(
+        vocab_size=64,
+        hidden_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_experts=8,
+        max_position_embeddings=8192,
+        architectures=["OlmoeForCausalLM"],
+    ).save_pretrained(tmp_path)
+    actors = config.Actors(nodes=2, nodes_per_engine=2, tensor_parallel=4, vllm={"enable_expert_parallel": True})
+    model, node = config.Model(path=str(tmp_path)), EngineNode(1, 2, "10.0.0.1:7777")
+    made = engine_config(engine_arguments(model, actors, 8192, 0, node) | {"skip_tokenizer_init": True}).parallel_config
+    assert made.enable_expert_parallel and made.distributed_executor_backend == "mp"
+    assert (made.tensor_parallel_size, made.local_world_size, made.nnodes, made.node_rank) == (4, 2, 2, 1)
+    assert (made.master_addr, made.master_port) == ("10.0.0.1", 7777)
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -68,6 +88,7 @@ def test_arguments_are_passed_on_as_vllm_reads_them(config_folder: Path) -> None
         ({"enable_expert_parallel": "yes"}, r"enable_expert_parallel = 'yes'"),
         ({"max_num_seqs": 4}, r"actors\.vllm\.max_num_seqs cannot be set here: set actors\.max_running"),
         ({"data_parallel_size": 2}, r"engines_per_node"),
+        ({"nnodes": 2}, r"set actors\.nodes_per_engine"),
         ({"hf_overrides": {"head_dtype": "float32"}}, r"set model\.fp32_head"),
     ],
 )

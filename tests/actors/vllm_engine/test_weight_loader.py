@@ -110,9 +110,9 @@ class heard:
 def check(path: Path, signature: str, *buffers: Buffer) -> str:
     """The answer of worker 1, which needs no model for it."""
     ready = WeightsReady(version=Version(1, 2), buffers=buffers, num_bytes=8, chunk_bytes=8, shards=())
-    worker: Any = SimpleNamespace(rank=1)
+    worker: Any = SimpleNamespace(rank=1, parallel_config=SimpleNamespace(node_rank=1))
     for _ in range(1000):
-        answer = StagedWeightLoader.check_staged_weights(worker, str(path), signature, codec.encode(ready))
+        answer = StagedWeightLoader.check_staged_weights(worker, str(path), ("", signature), codec.encode(ready))
         if answer is not None:
             return answer
         time.sleep(0.01)

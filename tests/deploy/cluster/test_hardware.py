@@ -35,6 +35,37 @@ def recipe(learner: int = 1, actors: int = 1, device: str = "auto", gpus: int | 
     return config.build(sections)
 
 
+def several(nodes: int, gpus: int) -> dict[str, int]:
+    """Keys of an engine on several nodes."""
+    return {"actors__nodes_per_engine": nodes, "actors__tensor_parallel": gpus}
+
+
+def test_an_engine_may_have_several_whole_nodes() -> None:
+    settings = hardware.decide(recipe(1, 4, **several(2, 16)), [8] * 5)
+    placed = plan(settings)
+    assert (placed.engines, placed.gpus_per_engine, placed.engine_gpus_of_a_node) == (2, 16, 8)
+    assert placed.engine_bundle() == {"CPU": 1.0, "GPU": 8.0}, "on each of its nodes"
+    rows = dict(placed.rows(settings))
+    assert rows["actors"] == "4 node(s), 2 engine(s) of 2 nodes, 16 GPU(s) each"
+    assert rows["in all"] == "1 learner rank(s), 2 engine(s), 33 GPUs"
+    on_cpu = plan(hardware.decide(recipe(1, 2, **several(2, 2)), [0, 0, 0]))
+    assert (on_cpu.engines, on_cpu.engine_bundle()) == (1, {"CPU": 1.0}), "one worker on each node"
+
+
+@pytest.mark.parametrize(
+    ("actors", "says"),
+    [
+        ({"nodes": 3, "tensor_parallel": 16}, r"nodes_per_engine = 2 does not divide actors\.nodes = 3"),
+        ({"nodes": 2, "tensor_parallel": 7}, r"nodes_per_engine = 2 does not divide actors\.tensor_parallel = 7"),
+        ({"nodes": 2, "tensor_parallel": 16, "engines_per_node": 2}, r"leave actors\.engines_per_node out"),
+    ],
+    ids=["nodes", "GPUs", "shared nodes"],
+)
+def test_nodes_of_engines_that_do_not_go_together_are_refused(actors: dict[str, int], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        config.build({"actors": {"nodes_per_engine": 2, **actors}})
+
+
 def test_a_cluster_with_gpus_trains_on_them_without_being_told() -> None:
     settings = hardware.decide(recipe(8, 20, learner__ranks_per_node=8, actors__tensor_parallel=8), EIGHTS)
     placed = plan(settings)
@@ -65,11 +96,46 @@ def test_a_cluster_without_gpus_trains_on_the_cpu_and_says_so() -> None:
         (recipe(8, 20, gpus=8), [8] * 27, r"8 learner node\(s\) .* 27 node\(s\) with 8 GPU\(s\).*learner\.nodes"),
         (recipe(1, 1, gpus=8), [4, 4], r"8 engine\(s\) .* 2 node\(s\) with 4 GPU\(s\): add nodes, or lower"),
         (recipe(1, 3, actors__tensor_parallel=4), [8, 2, 2, 2], r"over the GPUs of a node, 2: lower it"),
+        (
+            recipe(1, 3, actors__tensor_parallel=12),
+            [8, 8, 8, 8],
+            r"= 12 is over the GPUs of a node, 8: lower it, set actors\.nodes_per_engine = 2 and .*parallel = 16, or",
+        ),
+        (
+            recipe(1, 2, **several(2, 18)),
+            [8, 8, 8],
+            r"= 18 is over the GPUs of 2 nodes, 16: .*nodes_per_engine = 3 and",
+        ),
+        (
+            recipe(1, 4, **several(2, 12)),
+            [8] * 5,
+            r"whole nodes with 16 GPUs, .*tensor_parallel is 12: set .*= 2 and actors\.tensor_parallel = 16",
+        ),
+        (recipe(1, 4, gpus=8, **several(2, 16)), [8, 8, 8, 4, 4], r"2 engine\(s\) with 16 GPU\(s\) each on 2 nodes"),
+        (
+            recipe(1, 2, **several(2, 4)),
+            [0, 0, 0],
+            r"tensor_parallel = 4 splits an engine over GPUs, .*set it to 2, or",
+        ),
         (recipe(2, 2, actors__engines_per_node=1), [8, 8], r"on other nodes, and Ray reports 2 node\(s\)"),
         (recipe(3, 1), [0, 0], r"3 learner node\(s\) and 1 actor node\(s\), and Ray reports 2: add nodes"),
         (recipe(1, 2, weights__transfer="nccl"), [0, 0, 0], r'weights\.transfer = "nccl" .* this run has no GPUs'),
     ],
-    ids=["cuda", "gpus", "nodes", "engines", "tensor parallel", "apart", "nodes without GPUs", "transfer"],
+    ids=[
+        "cuda",
+        "gpus",
+        "nodes",
+        "engines",
+        "tensor parallel",
+        "more than a node",
+        "more than its nodes",
+        "parts of nodes",
+        "nodes of engines",
+        "nodes of the CPU",
+        "apart",
+        "nodes without GPUs",
+        "transfer",
+    ],
 )
 def test_a_plan_that_does_not_fit_is_refused_by_name(settings: config.Config, gpus: list[int], says: str) -> None:
     with pytest.raises((ResourceError, ConfigError), match=says) as refused:

@@ -227,6 +227,23 @@ def test_an_engine_has_gpus_that_divide_the_heads(models: Path) -> None:
         memory.memory_plan(settings)
 
 
+def test_an_engine_of_two_nodes_has_the_memory_of_both(models: Path) -> None:
+    """On GPUs of 4 GB the weights of 7B do not fit the eight of a node."""
+    small = [("cluster.gpu_memory_gib", "2.4"), ("cluster.address", '"auto"'), ("sampling.max_tokens", "256")]
+    one = [*small, ("actors.engines_per_node", "1"), ("actors.tensor_parallel", "8"), ("actors.max_running", "4")]
+    settings = shipped(models, "olmo3-7b-rl-zero", *one, ("actors.max_batched_tokens", "1024"))
+    [engine] = [place for place in memory.memory_plan(settings).places if place.name == "an engine GPU"]
+    assert not engine.fits
+    assert "give an engine several (actors.nodes_per_engine, and " in memory._fix(settings, engine)
+    two = [*one, ("actors.max_batched_tokens", "1024"), ("actors.nodes_per_engine", "2")]
+    settings = shipped(models, "olmo3-7b-rl-zero", *two, ("actors.tensor_parallel", "16"))
+    found = {place.name: place for place in memory.memory_plan(settings).places}
+    assert found["an engine GPU"].fits
+    assert of(found["an engine GPU"])["weights"] == pytest.approx(2 * 7_298_011_136 / 16 / GIB)
+    [processes] = [part for part in found["a host of engines"].parts if part.what == "processes"]
+    assert processes.note.startswith("8 with a GPU")
+
+
 def test_a_transfer_has_room_beside_the_engine(models: Path) -> None:
     given = [("weights.transfer", '"nccl"'), ("actors.nodes", "3"), ("cluster.address", '"auto"')]
     fits = shipped(models, "olmo3-7b-rl-zero", *given)

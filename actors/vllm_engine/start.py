@@ -1,0 +1,98 @@
+"""Starts vLLM's processes on one node: its environment, its arguments, and the cause when they do not start."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from olmorl import config
+from olmorl.actors.vllm_engine.arguments import engine_arguments, engine_config
+from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
+from olmorl.actors.vllm_engine.weight_check import Shapes, checkpoint_shapes
+from olmorl.errors import EngineDied, ModelError, StartError
+from olmorl.failed_start import describe, would_repeat
+from olmorl.network import Way, way_to
+from olmorl.ports import EngineNode
+
+T = TypeVar("T")
+_LOADING = threading.Lock()
+"""Held while vLLM is imported or started: both set environment variables."""
+
+
+def start_processes(
+    make: Callable[[Any], T],
+    model: config.Model,
+    actors: config.Actors,
+    *,
+    max_model_len: int,
+    seed: int,
+    core: int | None,
+    node: EngineNode | None,
+    processes: EngineProcesses,
+) -> tuple[T, Shapes]:
+    """What `make` starts from vLLM's configuration, and the shapes of the model. Blocks, so it runs in a thread.
+
+    Raises:
+        ModelError: vLLM cannot use the model.
+        StartError: another start would fail too.
+        EngineDied: the processes ended while they started.
+    """
+    output = ErrorOutput()
+    with _LOADING, processes.starting(_variables(core, actors.start_deadline_s, node)):
+        try:
+            made = engine_config(engine_arguments(model, actors, max_model_len, seed, node))
+            shapes = checkpoint_shapes(_folder(model.path))
+        except (OSError, ValueError) as error:
+            settings = f" with actors.vllm = {actors.vllm}" if actors.vllm else ""
+            raise ModelError(f"{model.path}: vLLM cannot use this model{settings}: {error}") from error
+        try:
+            return make(made), shapes
+        except Exception as error:
+            cause = root_cause(output.read()) or describe(error)
+            text = f"the engine of {model.path} did not start: {cause}"
+            raise StartError(text) if would_repeat(cause) else EngineDied(text) from error
+
+
+def load_libraries(core: int | None, start_deadline_s: float) -> None:
+    """Import vLLM, which takes ten seconds, for an engine that is built later in this process."""
+    with _LOADING:
+        wanted = _variables(core, start_deadline_s, None)
+        variables = {name: value for name, value in wanted.items() if name not in os.environ}
+        os.environ.update(variables)
+        try:
+            import vllm.v1.engine.async_llm  # noqa: F401
+        finally:
+            for name in variables:
+                del os.environ[name]
+
+
+def _folder(path: str) -> Path:
+    """The model folder, or the local copy of a hub model that vLLM has just resolved."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
+
+
+def _variables(core: int | None, ready_timeout_s: float, node: EngineNode | None) -> dict[str, str]:
+    # All processes of an engine on one node talk over the loopback interface: no other host may reach them.
+    way = Way("lo", "127.0.0.1") if node is None else way_to(node.meeting_point)
+    variables = {
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",  # where `root_cause` looks
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(int(ready_timeout_s)),
+        "VLLM_HOST_IP": way.own_address,
+        "GLOO_SOCKET_IFNAME": way.interface,
+        "NCCL_SOCKET_IFNAME": f"={way.interface}",
+    }
+    if core is not None:
+        variables |= {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
+        # On CPU, 0 means no process of its own for the worker. vLLM needs one to set the threads, and here it is one.
+        variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    return variables

@@ -1,0 +1,144 @@
+"""The other nodes of an engine: a process on each, and what the actor's process knows of them.
+
+the actor's process, node 0              a follower, on each further node
+ActorProcess, VllmEngine, vLLM's         FollowerProcess, VllmFollower, vLLM's workers;
+scheduler and workers; Followers         stages each version on its host
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from olmorl.actors.vllm_engine.weight_check import file_signature
+from olmorl.config import Config
+from olmorl.deploy import wiring
+from olmorl.deploy.cluster.placement import plan
+from olmorl.deploy.cluster.ray_cluster import other_places, start_process
+from olmorl.deploy.cluster.remote_process import RemoteProcess, cause_of
+from olmorl.deploy.processes import semaphores
+from olmorl.deploy.processes.rank_process import meeting_point
+from olmorl.deploy.processes.run_process import RunProcess, Tree
+from olmorl.errors import EngineDied, WeightError
+from olmorl.messages import Version
+from olmorl.ports import EngineNode, StagedWeights, WeightSource
+
+T = TypeVar("T")
+NEWS_S = 5.0
+"""After an engine died: time for the news that a follower's end was the cause."""
+END_S = 5.0
+"""Time for the actor to end when a follower has. Then its process ends with all that it has started."""
+_CALLS = 4
+"""Calls that a follower answers at the same time."""
+
+
+class FollowerProcess(RunProcess):
+    """One further node of an engine. It ends with the actor's process, which starts it."""
+
+    def __init__(self, tree: Tree, name: str, engine: str, core: int | None) -> None:
+        super().__init__(tree, name)
+        self._engine = engine
+        self._core = core
+        self._store = wiring.weight_store(self.settings)
+        self._staging = asyncio.Lock()
+        threading.Thread(target=wiring.load_engine, args=(self.settings, core), daemon=True).start()
+
+    async def run(self, node: EngineNode) -> None:
+        """Work until a worker of this node ends, which is an error."""
+        try:
+            await wiring.engine_follower(self.settings, self._core, self._engine, node).run()
+        finally:
+            semaphores.unlink_own()
+
+    async def fetch(self, version: str) -> str:
+        """Stage a version on this host. Returns the signature of its file."""
+        async with self._staging:
+            staged = await asyncio.to_thread(self._store.fetch, Version.parse(version))
+            return file_signature(staged.path)
+
+
+class Followers:
+    """The engine of this process has all its nodes, or ends. Without further nodes this does nothing.
+
+    Args:
+        name: of the process; `engine` names the start of its engine, as `wiring.engine` does.
+    """
+
+    def __init__(self, settings: Config, name: str, engine: str, core: int | None) -> None:
+        placed = plan(settings)
+        self._deadline_s = settings.actors.stall_deadline_s
+        self._processes: list[RemoteProcess] = []
+        self.leading_node: EngineNode | None = None
+        """The node of this process, of an engine on several."""
+        if placed.nodes_per_engine == 1:
+            return
+        self.leading_node = EngineNode(0, placed.nodes_per_engine, meeting_point(settings))
+        tree, gpus = settings.model_dump(mode="json"), placed.engine_gpus_of_a_node if placed.on_gpu else 0
+        for number, place in enumerate(other_places(), 1):
+            own = f"{name}-node-{number}"
+            asked = (tree, own, engine, core)
+            process = start_process(
+                FollowerProcess, own, place, *asked, gpus=gpus, calls=_CALLS, env=placed.engine_environment()
+            )
+            process.begin("run", self.leading_node._replace(number=number))
+            self._processes.append(process)
+
+    async def alongside(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await `work`, which needs the engine. Afterwards the followers are ended.
+
+        Raises:
+            OlmoRLError: the error with which a follower ended.
+        """
+        working = asyncio.ensure_future(work)
+        ends = [asyncio.ensure_future(process.ended()) for process in self._processes]
+        try:
+            await asyncio.wait([working, *ends], return_when=asyncio.FIRST_COMPLETED)
+            if ends and working.done() and isinstance(working.exception(), EngineDied):
+                await asyncio.wait(ends, timeout=NEWS_S, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done() or working.exception() is not None:
+                for end in ends:
+                    if end.done():
+                        end.result()  # raises: a follower has no other end
+            return await working
+        finally:
+            for task in (working, *ends):
+                task.cancel()
+            await asyncio.wait([working], timeout=END_S)
+            for process in self._processes:
+                process.kill()
+
+    def fetch(self, version: Version) -> list[Any]:
+        """Ask all followers to stage a version. Returns their answers, still to come."""
+        return [process.handle.fetch.remote(str(version)) for process in self._processes]
+
+    def signatures(self, answers: list[Any]) -> tuple[str, ...]:
+        """The answers. Raises WeightError if a follower does not have the version."""
+        found = []
+        for process, answer in zip(self._processes, answers, strict=True):
+            try:
+                found.append(ray.get(answer, timeout=self._deadline_s))
+            except RayError as error:
+                cause = cause_of(error, process.name)
+                raise cause if isinstance(cause, WeightError) else WeightError(str(cause)) from None
+        return tuple(found)
+
+
+class StagedOnAllNodes:
+    """A version is staged on all nodes of the engine, or refused. Implements `WeightSource`."""
+
+    def __init__(self, store: WeightSource, followers: Followers) -> None:
+        self._store = store
+        self._followers = followers
+
+    def latest(self) -> Version | None:
+        return self._store.latest()
+
+    def fetch(self, version: Version) -> StagedWeights:
+        answers = self._followers.fetch(version)
+        staged = self._store.fetch(version)
+        return staged._replace(on_followers=self._followers.signatures(answers))

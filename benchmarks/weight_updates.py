@@ -41,6 +41,7 @@ from rich.table import Table
 
 from olmorl import codec, config
 from olmorl.actors.vllm_engine.engine import VllmEngine
+from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.deploy.demo import tiny_model
 from olmorl.deploy.demo.settings import ModelSize
 from olmorl.learner.trainer.checkpoint_shards import share_of
@@ -286,7 +287,7 @@ async def reader(model: Path, notes: Path) -> Any:
         seed=0,
         core=cores[0],
         initial=Version(0, 0),
-        notes=notes,
+        processes=EngineProcesses(notes),
     )
     try:
         await engine.start(None)

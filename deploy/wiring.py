@@ -39,6 +39,7 @@ from olmorl.ports import (
 
 if TYPE_CHECKING:
     from olmorl.actors.loop import Actor
+    from olmorl.actors.vllm_engine.processes import EngineProcesses
     from olmorl.learner.data.stream import PromptStream, Source
     from olmorl.learner.orchestrator.orchestrator import Orchestrator
     from olmorl.learner.storage.rollout_record import Ended
@@ -130,8 +131,34 @@ def weight_store(settings: Config) -> WeightStore:
     return open_store().helped_by(HostTransfer(run, open_store))
 
 
-def engine(settings: Config, core: int | None, name: str = "", node: EngineNode | None = None) -> Engine:
-    """The engine of an actor. Engines of different names sample apart. `node` is this node, of an engine on several."""
+def engine_processes(settings: Config) -> EngineProcesses:
+    """The processes that an engine will have on this node."""
+    from olmorl.actors.vllm_engine.processes import EngineProcesses
+
+    return EngineProcesses(_staged(settings))
+
+
+def load_engine(settings: Config, core: int | None, processes: EngineProcesses, *, has_core: bool) -> None:
+    """Import the modules of an engine, ahead of its start, also in the process of its core. Blocks."""
+    if settings.run.mode == "real":
+        from olmorl.actors.vllm_engine.start import load_libraries
+
+        load_libraries(core, settings.actors.start_deadline_s, processes, has_core=has_core)
+
+
+def engine(
+    settings: Config,
+    core: int | None,
+    name: str = "",
+    node: EngineNode | None = None,
+    processes: EngineProcesses | None = None,
+) -> Engine:
+    """The engine of an actor. Engines of different names sample apart.
+
+    Args:
+        node: this node, of an engine on several.
+        processes: those that `load_engine` got.
+    """
     if settings.run.mode == "simulated":
         from olmorl.actors.fake_engine import FakeEngine
 
@@ -150,12 +177,14 @@ def engine(settings: Config, core: int | None, name: str = "", node: EngineNode 
         seed=seeds.derive(settings.run.seed, "engine", name),
         core=core,
         initial=Version(0, 0),
-        notes=_staged(settings),
+        processes=processes or engine_processes(settings),
         node=node,
     )
 
 
-def engine_follower(settings: Config, core: int | None, name: str, node: EngineNode) -> EngineFollower:
+def engine_follower(
+    settings: Config, core: int | None, name: str, node: EngineNode, processes: EngineProcesses
+) -> EngineFollower:
     """The part of the engine `name` on this node."""
     if settings.run.mode == "simulated":
         from olmorl.actors.fake_engine import FakeFollower
@@ -169,7 +198,7 @@ def engine_follower(settings: Config, core: int | None, name: str, node: EngineN
         max_model_len=settings.max_model_len,
         seed=seeds.derive(settings.run.seed, "engine", name),
         core=core,
-        notes=_staged(settings),
+        processes=processes,
         node=node,
     )
 
@@ -194,14 +223,6 @@ def scorer(settings: Config) -> Scorer:
     return VerifierScorer(settings.verifiers, settings.schedule.steps)
 
 
-def load_engine(settings: Config, core: int | None) -> None:
-    """Import the modules of an engine, ahead of its start. Blocks."""
-    if settings.run.mode == "real":
-        from olmorl.actors.vllm_engine.start import load_libraries
-
-        load_libraries(core, settings.actors.start_deadline_s)
-
-
 def actor(
     settings: Config,
     name: str,
@@ -211,10 +232,12 @@ def actor(
     peak: DevicePeak | None = None,
     node: EngineNode | None = None,
     weights: WeightSource | None = None,
+    processes: EngineProcesses | None = None,
 ) -> Actor:
     """An actor with all that it works with. `peak` is that of one device of its engine.
 
-    With an engine on several nodes, `node` is this one, and `weights` stages versions on all of them.
+    `processes` are those that `load_engine` got. With an engine on several nodes, `node` is this one, and `weights`
+    stages versions on all of them.
     """
     from olmorl.actors.admission import lanes
     from olmorl.actors.loop import Actor
@@ -224,7 +247,7 @@ def actor(
     repeatable = settings.schedule.max_lag == 0 or settings.run.mode == "simulated"
     return Actor(
         name=name,
-        engine=engine(settings, core, name, node),
+        engine=engine(settings, core, name, node, processes),
         queue=queue,
         weights=weights or weight_store(settings),
         scorer=scorer(settings),

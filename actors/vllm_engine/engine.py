@@ -12,7 +12,6 @@ import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -136,7 +135,7 @@ class VllmEngine:
         seed: int,
         core: int | None,
         initial: Version,
-        notes: Path,
+        processes: EngineProcesses,
         node: EngineNode | None = None,
     ) -> None:
         self._model = model
@@ -150,7 +149,7 @@ class VllmEngine:
         self._tokenizer: Any = None
         self._gauge = _StepGauge()
         self._shapes: Shapes = {}
-        self._processes = EngineProcesses(notes)
+        self._processes = processes
         self._aborted = 0
         self._scored = 0
         self._generated = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 from olmorl import config
@@ -29,7 +28,7 @@ class VllmFollower:
         max_model_len: int,
         seed: int,
         core: int | None,
-        notes: Path,
+        processes: EngineProcesses,
         node: EngineNode,
     ) -> None:
         self._model = model
@@ -38,7 +37,7 @@ class VllmFollower:
         self._seed = seed
         self._core = core
         self._node = node
-        self._processes = EngineProcesses(notes)
+        self._processes = processes
 
     async def run(self) -> None:
         """Work until the end of a worker.

@@ -10,14 +10,15 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
 
 from olmorl.actors.vllm_engine import reaper
+from olmorl.actors.vllm_engine.early_core import EarlyCore
 from olmorl.errors import ConfigError
 
 DEADLINE_S = 5.0
@@ -36,6 +37,21 @@ class EngineProcesses:
         self._reaper: subprocess.Popen[str] | None = None
         self._known: list[psutil.Process] | None = None
         self._shared_memory: set[Path] = set()
+        self._early: EarlyCore | None = None
+
+    def load(self, variables: Mapping[str, str], modules_of_core: Sequence[str]) -> None:
+        """Import vLLM here and, at the same time, modules in the process that the engine core will have. Blocks.
+
+        Without such modules no process starts.
+        """
+        with self.starting(variables):
+            if modules_of_core:
+                self._early = EarlyCore(modules_of_core)
+            import vllm.v1.engine.async_llm  # noqa: F401
+
+    def early_core(self) -> AbstractContextManager[None]:
+        """The engine core that vLLM starts inside is the process that `load` has started, if it has."""
+        return self._early.in_place_of_spawn() if self._early else nullcontext()
 
     @contextmanager
     def starting(self, variables: Mapping[str, str]) -> Iterator[None]:
@@ -43,15 +59,9 @@ class EngineProcesses:
 
         `variables` are set for them alone, unless the operator has set them.
         """
-        command = [sys.executable, "-I", "-S", reaper.__file__, self._mark, str(self._notes)]
-        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         own = reaper.own_folder(self._mark)
-        own.mkdir(mode=0o700, exist_ok=True)
-        cache = Path(compile_cache())
-        cache.mkdir(parents=True, exist_ok=True)
-        with suppress(FileExistsError):
-            # torch looks for its precompiled headers below TMPDIR, even when its cache's variable is set.
-            (own / cache.name).symlink_to(cache)
+        if self._reaper is None:
+            self._prepare(own)
         # SPT_NOENV: the engine's processes change their titles, which would overwrite the mark.
         wanted = {
             reaper.VARIABLE: self._mark,
@@ -70,6 +80,17 @@ class EngineProcesses:
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
+
+    def _prepare(self, own: Path) -> None:
+        """Start the reaper, and make the temporary folder."""
+        command = [sys.executable, "-I", "-S", reaper.__file__, self._mark, str(self._notes)]
+        self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
+        own.mkdir(mode=0o700, exist_ok=True)
+        cache = Path(compile_cache())
+        cache.mkdir(parents=True, exist_ok=True)
+        with suppress(FileExistsError):
+            # torch looks for its precompiled headers below TMPDIR, even when its cache's variable is set.
+            (own / cache.name).symlink_to(cache)
 
     def adopt(self, pids: Iterable[int]) -> None:
         """Note the processes, all their descendants and their shared memory while they can still be seen."""
@@ -90,6 +111,8 @@ class EngineProcesses:
 
     def end(self) -> None:
         """Kill the processes and unlink their shared memory; blocks for seconds at most. Also after a failed start."""
+        if self._early is not None:
+            self._early.close()
         if self._known is None:
             self._note(reaper.marked(self._mark))
         # Again before the end: some shared memory was made after the start.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -50,24 +49,25 @@ def start_processes(
             settings = f" with actors.vllm = {actors.vllm}" if actors.vllm else ""
             raise ModelError(f"{model.path}: vLLM cannot use this model{settings}: {error}") from error
         try:
-            return make(made), shapes
+            with processes.early_core():
+                return make(made), shapes
         except Exception as error:
             cause = root_cause(output.read()) or describe(error)
             text = f"the engine of {model.path} did not start: {cause}"
             raise StartError(text) if would_repeat(cause) else EngineDied(text) from error
 
 
-def load_libraries(core: int | None, start_deadline_s: float) -> None:
-    """Import vLLM, which takes ten seconds, for an engine that is built later in this process."""
+def load_libraries(core: int | None, start_deadline_s: float, processes: EngineProcesses, *, has_core: bool) -> None:
+    """Import vLLM, which takes ten seconds, for an engine that is built later with these processes.
+
+    Args:
+        has_core: the engine core will be on this node, and its process imports vLLM at the same time.
+    """
+    modules = ["vllm.v1.engine.core"] if has_core else []
+    if has_core and core is not None:
+        modules.append("vllm.v1.worker.cpu_worker")  # on a CPU core the worker is a part of the engine core
     with _LOADING:
-        wanted = _variables(core, start_deadline_s, None)
-        variables = {name: value for name, value in wanted.items() if name not in os.environ}
-        os.environ.update(variables)
-        try:
-            import vllm.v1.engine.async_llm  # noqa: F401
-        finally:
-            for name in variables:
-                del os.environ[name]
+        processes.load(_variables(core, start_deadline_s, None), modules)
 
 
 def _folder(path: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
 from olmorl.deploy import wiring
@@ -27,8 +28,10 @@ class ActorProcess(RunProcess):
         self._actor_name = actor
         self._core = core
         self._access = access
+        self._processes = wiring.engine_processes(self.settings)
         # While the orchestrator reads the data. An import that fails here fails again when the engine starts.
-        threading.Thread(target=wiring.load_engine, args=(self.settings, core), daemon=True).start()
+        loading = partial(wiring.load_engine, self.settings, core, self._processes, has_core=True)
+        threading.Thread(target=loading, daemon=True).start()
 
     async def run(self) -> str:
         """Serve until asked to stop."""
@@ -44,6 +47,7 @@ class ActorProcess(RunProcess):
             peak,
             followers.leading_node,
             StagedOnAllNodes(wiring.weight_store(self.settings), followers),
+            self._processes,
         )
         watch = asyncio.create_task(self._publish_metrics())
         try:

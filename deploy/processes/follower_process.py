@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 import ray
@@ -46,12 +47,14 @@ class FollowerProcess(RunProcess):
         self._core = core
         self._store = wiring.weight_store(self.settings)
         self._staging = asyncio.Lock()
-        threading.Thread(target=wiring.load_engine, args=(self.settings, core), daemon=True).start()
+        self._processes = wiring.engine_processes(self.settings)
+        loading = partial(wiring.load_engine, self.settings, core, self._processes, has_core=False)
+        threading.Thread(target=loading, daemon=True).start()
 
     async def run(self, node: EngineNode) -> None:
         """Work until a worker of this node ends, which is an error."""
         try:
-            await wiring.engine_follower(self.settings, self._core, self._engine, node).run()
+            await wiring.engine_follower(self.settings, self._core, self._engine, node, self._processes).run()
         finally:
             semaphores.unlink_own()
 

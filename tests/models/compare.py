@@ -21,6 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from olmorl import config
 from olmorl.actors.vllm_engine.engine import VllmEngine
+from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.actors.vllm_engine.weight_check import checkpoint_shapes
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import row_arrays
@@ -82,7 +83,7 @@ class Pair:
             seed=0,
             core=min(os.sched_getaffinity(0)),
             initial=Version(1, 0),
-            notes=work / "notes",
+            processes=EngineProcesses(work / "notes"),
         )
 
     def score(self, samples: Sequence[Sample]) -> list[np.ndarray[Any, Any]]:

@@ -12,6 +12,7 @@ import numpy as np
 
 from olmorl import config
 from olmorl.actors.vllm_engine.engine import VllmEngine
+from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.messages import Version
 from olmorl.ports import Sampling
 
@@ -24,7 +25,7 @@ async def main(folder: str, dtype: str, prompt: str, sampling: str) -> None:
         seed=0,
         core=0,
         initial=Version(1, 0),
-        notes=Path(folder, "notes"),
+        processes=EngineProcesses(Path(folder, "notes")),
     )
     await engine.start(None)
     answer = await engine.generate(

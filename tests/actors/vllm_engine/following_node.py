@@ -9,6 +9,7 @@ from pathlib import Path
 from olmorl import config
 from olmorl.actors.vllm_engine import arguments
 from olmorl.actors.vllm_engine.follower import VllmFollower
+from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.ports import EngineNode
 from tests.actors.vllm_engine.test_engine import MAX_MODEL_LEN
 
@@ -31,7 +32,7 @@ def main(model: str, dtype: str, core: str, notes: str, meeting_point: str) -> N
         max_model_len=MAX_MODEL_LEN,
         seed=0,
         core=int(core),
-        notes=Path(notes),
+        processes=EngineProcesses(Path(notes)),
         node=EngineNode(1, 2, meeting_point),
     )
     asyncio.run(follower.run())

@@ -26,6 +26,7 @@ from transformers import Olmo3Config, Olmo3ForCausalLM, PreTrainedTokenizerFast
 from olmorl import config
 from olmorl.actors.vllm_engine import reaper
 from olmorl.actors.vllm_engine.engine import VllmEngine
+from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE, WeightProof
 from olmorl.clock import SystemClock
@@ -151,7 +152,7 @@ class Case:
             seed=0,
             core=0,
             initial=START,
-            notes=self.folder / "notes",
+            processes=EngineProcesses(self.folder / "notes"),
         )
 
 

@@ -16,6 +16,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from olmorl import config
 from olmorl.actors.vllm_engine.engine import VllmEngine
+from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.messages import Buffer, Version, WeightsReady
 from olmorl.ports import StagedWeights
 from tests.models.families import FAMILIES, MAX_TOKENS, build
@@ -51,7 +52,7 @@ async def digests(folder: Path, notes: Path, updates: list[StagedWeights]) -> li
         seed=0,
         core=None,
         initial=Version(1, 0),
-        notes=notes,
+        processes=EngineProcesses(notes),
     )
     try:
         await engine.start(None)

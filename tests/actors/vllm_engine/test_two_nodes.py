@@ -18,6 +18,7 @@ import pytest_asyncio
 from olmorl import config
 from olmorl.actors.vllm_engine import arguments
 from olmorl.actors.vllm_engine.engine import VllmEngine
+from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.actors.vllm_engine.weight_check import file_signature
 from olmorl.errors import EngineDied, WeightError
 from olmorl.ports import EngineNode, Sampling, StagedWeights
@@ -55,7 +56,7 @@ def leader(case: Case, folder: Path, node: EngineNode | None, core: int | None) 
         seed=0,
         core=core,
         initial=START,
-        notes=folder / "notes",
+        processes=EngineProcesses(folder / "notes"),
         node=node,
     )
 

@@ -13,6 +13,7 @@ import pytest_asyncio
 from olmorl import config
 from olmorl.actors.vllm_engine import arguments
 from olmorl.actors.vllm_engine.engine import VllmEngine
+from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.errors import EngineDied, WeightError
 from tests.actors.vllm_engine.refusing_loader import VARIABLE
 from tests.actors.vllm_engine.test_engine import ANSWER, MAX_MODEL_LEN, PROMPT, START, Case, Weights, untied_case
@@ -40,7 +41,7 @@ async def engine(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         seed=0,
         core=None,
         initial=START,
-        notes=tmp_path / "notes",
+        processes=EngineProcesses(tmp_path / "notes"),
     )
     await engine.start(None)
     try:

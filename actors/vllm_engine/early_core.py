@@ -23,7 +23,8 @@ _LENGTH_BYTES = 8
 class EarlyCore:
     """A child process that imports modules, then takes the place of the next process that vLLM spawns.
 
-    It ends when this process does, and has the environment of the moment in which this object is made.
+    It ends when this process does. It gets the environment of the moment in which the work is there. Only the libraries
+    of LD_PRELOAD are loaded before: if they are others by then, a new process does the work.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
@@ -38,6 +39,7 @@ class EarlyCore:
         self.pid = util.spawnv_passfds(os.fsencode(sys.executable), command, [tracker, work, alive])
         os.close(work)
         os.close(alive)
+        self._preloaded = os.environ.get("LD_PRELOAD")
         self._is_free = True
 
     @contextmanager
@@ -66,10 +68,16 @@ class EarlyCore:
     def popen(self, process: BaseProcess) -> Any:
         """The running process that does what `process` stands for: this one, or else a new one."""
         del process.__dict__["_Popen"]  # it is not for the child
-        if self._is_free and os.waitpid(self.pid, os.WNOHANG) == (0, 0):
+        if self._is_free and self._is_alive() and os.environ.get("LD_PRELOAD") == self._preloaded:
             self._is_free = False
             return _Popen(process, self._work, self._alive, self.pid)
         return popen_spawn_posix.Popen(process)
+
+    def _is_alive(self) -> bool:
+        try:
+            return os.waitpid(self.pid, os.WNOHANG) == (0, 0)
+        except ChildProcessError:
+            return False
 
 
 class _Context(context.SpawnContext):
@@ -99,8 +107,11 @@ class _Popen(popen_spawn_posix.Popen):
             reduction.dump(process, written)
         finally:
             context.set_spawning_popen(None)
-        if self._fds:  # type: ignore[attr-defined]
-            raise ValueError(f"{process.name}: a process that runs cannot inherit file descriptors")
+        if self._fds:  # only a new process can inherit file descriptors
+            self._fds: list[int] = []
+            util.close_fds(self._work, self._alive)  # type: ignore[attr-defined]
+            super()._launch(process)  # type: ignore[misc]
+            return
         environment = pickle.dumps(dict(os.environ))
         self.pid, self.sentinel = self._early_pid, self._alive
         self.finalizer = util.Finalize(self, util.close_fds, (self._alive, self._work))  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -95,4 +96,17 @@ def _variables(core: int | None, ready_timeout_s: float, node: EngineNode | None
         variables |= {"VLLM_CPU_OMP_THREADS_BIND": str(core), "OMP_NUM_THREADS": "1"}
         # On CPU, 0 means no process of its own for the worker. vLLM needs one to set the threads, and here it is one.
         variables["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        # These take effect when a process starts or imports torch. vLLM sets the same, but after the core has started.
+        variables |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CPP_DYNAMIC_THREADS": "1"}
+        if library := _openmp_of_torch():
+            variables["LD_PRELOAD"] = library
     return variables
+
+
+def _openmp_of_torch() -> str | None:
+    """The OpenMP library that torch brings along."""
+    spec = find_spec("torch")
+    assert spec is not None and spec.origin is not None
+    folder = Path(spec.origin).parent
+    found = [*folder.parent.glob("torch.libs/libgomp*.so*"), *folder.glob("lib/libgomp*.so*")]
+    return str(found[0]) if found else None

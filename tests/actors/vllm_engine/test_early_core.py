@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
@@ -45,6 +46,10 @@ def early() -> Iterator[EarlyCore]:
 
 def echo(number: int) -> None:
     sys.exit(number + (MODULE in sys.modules) + (os.environ["OLMORL_TEST"] == "late"))
+
+
+def sender_of(answer: Connection) -> None:
+    answer.send(os.getpid())
 
 
 def test_it_does_the_work_with_the_environment_of_that_moment(
@@ -88,6 +93,29 @@ def test_a_process_that_is_killed_at_work_is_seen(early: EarlyCore) -> None:
     process.kill()
     process.join(60)
     assert process.exitcode == -9
+
+
+def test_work_that_inherits_a_file_descriptor_goes_to_a_new_one(early: EarlyCore) -> None:
+    spawned = early.context()
+    receiver, sender = spawned.Pipe(duplex=False)
+    process = spawned.Process(target=sender_of, args=(sender,))
+    process.start()
+    assert process.pid != early.pid
+    assert receiver.poll(60) and receiver.recv() == process.pid
+    process.join(60)
+    until(lambda: has_ended(early.pid))
+
+
+def test_work_that_needs_another_preloaded_library_goes_to_a_new_one(
+    early: EarlyCore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OLMORL_TEST", "late")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    process = early.context().Process(target=echo, args=(5,))
+    process.start()
+    assert process.pid != early.pid
+    process.join(60)
+    assert process.exitcode in (6, 7)
 
 
 def test_it_ends_with_its_owner() -> None:

@@ -16,7 +16,6 @@ import pytest
 from olmorl.learner.storage import rollout_log
 from olmorl.queues.redis_server.embedded_server import find_server
 from olmorl.queues.redis_server.url import PASSWORD
-from olmorl.run_dir import RunFiles
 from tests.end_to_end.recipes import ON_FOUR_HOSTS
 from tests.hosts.lan import Host, Lan, missing, program
 from tests.hosts.ray_cluster import RayCluster, programs
@@ -169,37 +168,6 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     assert all(group["finished_at"] < noticed_at for group in groups if group["actor"] == "actor-2")
     versions = {span[0] for group in groups for completion in group["completions"] for span in completion["versions"]}
     assert len(versions) > 2, "weights came to the actors' hosts"
-
-
-@pytest.mark.engine
-@pytest.mark.timeout(1200)
-def test_an_engine_on_two_hosts_answers_and_starts_again_as_a_whole(
-    cluster: RayCluster, launch: Callable[[str], Any], check_history: Callable[[Any, int, int], None]
-) -> None:
-    several = "[actors]\nnodes = 2\nnodes_per_engine = 2\ntensor_parallel = 2\nstart_deadline_s = 400\n"
-    run = launch(REAL.replace("[learner]\nnodes = 2", "[learner]\nnodes = 1").replace("[actors]\nnodes = 2\n", several))
-    run.spawn = cluster.spawn
-    run.start("--ray-address", cluster.address)
-    run.until_step(4, timeout_s=800)
-    [(follower, worker)] = [
-        (host, process)
-        for host in cluster.hosts.values()
-        if host.name != places(run)["actor-0"]
-        for process in programs(host)
-        if process.name().startswith("VLLM")
-    ]
-    worker.kill()
-    run.until(lambda: "node 1 of the engine" in RunFiles(run.run_dir).process_events.read_text(), timeout_s=NOTICED_S)
-    again = "actor-0.2"
-    run.until(lambda: again in {group["actor"] for group in groups_of(run)}, timeout_s=400)
-    until_steps(run, MAX_LAG + 1)
-    cluster.control(run.run_dir, "stop")
-    assert run.wait() == 0, run.output()
-    check_history(run, len(run.lines()), MAX_LAG)
-    assert cluster.left_behind() == []
-    late = [group for group in groups_of(run) if group["actor"] == again]
-    versions = {span[0] for group in late for completion in group["completions"] for span in completion["versions"]}
-    assert len(versions) > 2, f"weights came to {follower.name} too"
 
 
 def test_links_break_and_heal_and_hosts_come_and_go(

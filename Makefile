@@ -8,7 +8,7 @@ BENCHMARKS := $(filter-out measure,$(basename $(notdir $(wildcard benchmarks/*.p
 READY_GPU := $(VENV)/.ready-gpu
 TORCH := torch==2.13.0+cpu
 COMPILE = $(BIN)/uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28
-PYTEST = $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
+PYTEST = $(BIN)/python -m pytest -rs -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help run test test-all test-failed hosts chaos soak models shape check format bench docs install install-gpu lock clean

@@ -10,6 +10,7 @@ transfer         versions that actor hosts send to each other by vLLM's weight t
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
@@ -25,6 +26,8 @@ from olmorl.queues.weights.deltas import Packer, Published, bases, restored
 from olmorl.queues.weights.file_publisher import PublishedFolder
 from olmorl.queues.weights.host_cache import SHARED_MEMORY, HostCache, TakeChunk
 from olmorl.queues.weights.pieces import gather
+
+_log = logging.getLogger(__name__)
 
 
 class PlaceOfPublication(Protocol):
@@ -103,7 +106,11 @@ class StagedWeightStore:
                     raise
             # The version that is staged here may be what is damaged.
             found = self._published.open(version)
-            return self._stage.fetch(found.manifest, self._shards(found, from_here=False))
+            staged = self._stage.fetch(found.manifest, self._shards(found, from_here=False))
+            _log.warning(
+                "version %s was built from the last whole one: a version in %s is damaged", version, self._stage
+            )
+            return staged
 
     def receive(self, manifest: WeightsReady, transfer: Callable[[TakeChunk], None]) -> None:
         """Stage a version from the chunks that `transfer` passes on; see `HostCache.receive`."""

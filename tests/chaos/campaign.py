@@ -113,18 +113,19 @@ def real(policy: Path) -> Campaign:
 
 
 def shared_rows(policy: Path) -> Campaign:
-    """Like `real`, with two ranks that share every row and all weights."""
-    return _real("shared", policy, SHARED_ROWS)
+    """Like `real`, with two ranks that share every row and all weights, and each publish a shard."""
+    shared = _real("shared", policy, SHARED_ROWS)
+    return replace(shared, faults={**shared.faults, **faults.OF_SHARDS_IN_FILES})
 
 
 def deltas_in_files(policy: Path) -> Campaign:
-    """Like `real`, with two ranks that publish most versions as deltas, in files."""
-    kinds = {**faults.OF_DELTAS, **faults.OF_PUBLISHED_FILES}
-    return replace(_real("deltas", policy, TWO_RANKS, DELTAS + IN_FILES, max_lag=4), faults=kinds)
+    """Two such ranks, which publish most versions as deltas, in files."""
+    kinds = {**faults.OF_DELTAS, **faults.OF_SHARDS_IN_FILES, **faults.OF_DELTAS_IN_FILES}
+    return replace(_real("deltas", policy, SHARED_ROWS, DELTAS + IN_FILES, max_lag=4), faults=kinds)
 
 
 def deltas_in_ray(policy: Path) -> Campaign:
-    """The same in Ray's object store."""
+    """Deltas in Ray's object store, of two ranks with rows of their own and whole weights."""
     kinds = {**faults.OF_DELTAS, **faults.OF_WEIGHTS_IN_RAY}
     return replace(_real("deltas-ray", policy, TWO_RANKS, DELTAS + IN_RAY, max_lag=4), faults=kinds)
 

@@ -63,10 +63,9 @@ OF_DELTAS: dict[str, Fault] = {
     "SIGKILL everything in a checkpoint": EVERYWHERE["SIGKILL everything in a checkpoint"],
 }
 """Versions that are missed, a crash and a rollback, for versions that are stored as deltas."""
-OF_PUBLISHED_FILES: dict[str, Fault] = {
-    "corrupt delta": deltas.damage_delta,
-    "SIGKILL learner rank in a publish": deltas.kill_publisher,
-}
+OF_SHARDS_IN_FILES: dict[str, Fault] = {"SIGKILL learner rank in a publish": deltas.kill_publisher}
+"""For two ranks or more, which each publish a shard, in shared memory or on a disk."""
+OF_DELTAS_IN_FILES: dict[str, Fault] = {"corrupt delta": deltas.damage_delta}
 OF_OWN_DISK: dict[str, Fault] = {
     "disk full": world.disk_for_a_while(Disk.fill, Disk.empty),
     "disk slow": world.slow_disk,

@@ -24,6 +24,7 @@ from tests.chaos.strike import Strike, send
 _MISSED, _STOPPED_S = 3, 6.0
 """Steps that actors miss, and the longest time for that: after it they would count as dead."""
 _BETWEEN_STOPS_S = 2.0
+_REBUILT = "was built from the last whole one"
 
 
 @contextmanager
@@ -49,8 +50,7 @@ def _staged(rig: Rig) -> list[Version]:
 def _published(rig: Rig) -> Path:
     """The folder in which versions are published."""
     directory = rig.settings.weights.directory
-    assert directory is not None, "versions in files"
-    return directory / f"olmorl-{credentials.run_id(rig.settings.run_dir)}"
+    return rig.staged if directory is None else directory / f"olmorl-{credentials.run_id(rig.settings.run_dir)}"
 
 
 def miss_versions(rig: Rig, random: Random) -> Strike:
@@ -68,16 +68,40 @@ def miss_versions(rig: Rig, random: Random) -> Strike:
 def damage_base(rig: Rig, random: Random) -> Strike:
     """The version on the host is damaged, and looks as it was: the next delta is applied to it.
 
-    The host must build the next version from the last whole one, and no actor may notice.
+    The host must build the next version from the last whole one, and no actor may notice. Where the next version is
+    whole, nothing shows: then another version is damaged.
     """
-    refusals = [rig.logged(name, REFUSAL) for name in rig.named("actor")]
-    version = rig.until(lambda: _damaged_base(rig, random), "a version that all actors have", _BETWEEN_STOPS_S)
+    refusals, rebuilt = _logged(rig, REFUSAL), _logged(rig, _REBUILT)
+
+    def noticed() -> bool:
+        return _logged(rig, _REBUILT) > rebuilt
 
     def unnoticed() -> bool:
         """An actor was refused a version that its host could build from the last whole one."""
-        return [rig.logged(name, REFUSAL) for name in rig.named("actor")] == refusals
+        return _logged(rig, REFUSAL) == refusals
 
-    return Strike(f"{version}", None, lambda: max(_staged(rig), default=version) > version, kept=unnoticed)
+    def damage_one() -> Strike:
+        version = rig.until(lambda: _damaged_base(rig, random), "a version that all actors have", _BETWEEN_STOPS_S)
+        strike = Strike(f"{version}", noticed, lambda: max(_staged(rig), default=version) > version, kept=unnoticed)
+        rig.until(lambda: noticed() or _is_left(rig, version), f"all actors leave {version}")
+        return strike
+
+    strike = damage_one()
+    while not noticed():
+        strike = damage_one()
+    return strike
+
+
+def _logged(rig: Rig, words: str) -> int:
+    """How often the logs of the actors have something like `words`."""
+    logs = (rig.run.run_dir / "logs").glob("actor-*.log")
+    return sum(rig.logged(log.stem, words) for log in logs)
+
+
+def _is_left(rig: Rig, version: Version) -> bool:
+    """Whether engines compute, and none of them with this version."""
+    versions = _versions(rig)
+    return bool(versions) and str(version) not in versions
 
 
 def _damaged_base(rig: Rig, random: Random) -> Version | None:
@@ -107,10 +131,10 @@ def _versions(rig: Rig) -> list[str]:
 
 def damage_delta(rig: Rig, random: Random) -> Strike:
     """A delta is damaged where it is published, before an actor fetches it: no host can build the version."""
-    refusals = sum(rig.logged(name, REFUSAL) for name in rig.named("actor"))
+    refusals = _logged(rig, REFUSAL)
 
     def refused() -> bool:
-        return sum(rig.logged(name, REFUSAL) for name in rig.named("actor")) > refusals
+        return _logged(rig, REFUSAL) > refusals
 
     ranks = _pids(rig, "learner")
     try:

@@ -181,8 +181,8 @@ def test_a_damaged_delta_is_named_and_the_next_whole_version_heals(
     check(reader.fetch(V[4]), policy(4))
 
 
-def test_damage_on_this_host_is_mended_from_what_is_published(
-    delta_rig: WeightRig, policy: Callable[[int], list[NamedBuffer]]
+def test_damage_on_this_host_is_mended_from_what_is_published_and_logged(
+    delta_rig: WeightRig, policy: Callable[[int], list[NamedBuffer]], caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher, reader = delta_rig.connect(), delta_rig.connect()
     publisher.publish(V[0], policy(0))
@@ -194,8 +194,11 @@ def test_damage_on_this_host_is_mended_from_what_is_published(
         file.seek(100)
         file.write(bytes([byte ^ 1]))
     os.utime(staged.path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as memory that flips a bit leaves it
-    publisher.publish(V[1], policy(1))
-    check(reader.fetch(V[1]), policy(1))
+    for number in (1, 2):
+        publisher.publish(V[number], policy(number))
+        check(reader.fetch(V[number]), policy(number))
+    said = f"version 1.1 was built from the last whole one: a version in {staged.path.parent} is damaged"
+    assert caplog.messages == [said]
 
 
 def test_a_chain_whose_beginning_is_gone_is_an_error_and_not_wrong_weights(

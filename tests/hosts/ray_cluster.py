@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,14 +25,19 @@ RAYS_OWN = ("raylet", "gcs_server", "python3", "ray::DashboardAgent", "ray::Runt
 _KEPT = "ray::IDLE"
 """A process that Ray keeps for the next one who asks."""
 _OBJECTS_BYTES = 256 << 20
+_AT_ONCE = 2
+"""Hosts on which Ray starts side by side. Its agents have 15 s for that, also on a busy machine."""
 
 
 class RayCluster:
     """Each host of it that lives is one Ray node, under the host's own address."""
 
-    def __init__(self, lan: Lan, shared: Sequence[Path]) -> None:
-        """`shared` are the folders that all hosts see."""
+    def __init__(
+        self, lan: Lan, shared: Sequence[Path], objects_bytes: int = _OBJECTS_BYTES, **environment: str
+    ) -> None:
+        """`shared` are the folders that all hosts see; each has an object store of `objects_bytes`."""
         self._lan = lan
+        self._objects_bytes = objects_bytes
         # As if the hosts had run before: what torch compiles once is there.
         compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
         compiled.mkdir(exist_ok=True)
@@ -41,9 +48,10 @@ class RayCluster:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_raylet_start_wait_time_s": "200",
             "OMP_NUM_THREADS": "1",
+            **environment,
         }
         self.head = lan.add("head", self._shared)
-        self._cpus = {self.head.name: 0}
+        self._resources = {self.head.name: ("--num-cpus=0",)}
         self._start_head()
 
     @property
@@ -55,10 +63,10 @@ class RayCluster:
     def address(self) -> str:
         return f"{self.head.address}:{PORT}"
 
-    def join(self, *names: str, cpus: int = 1) -> list[Host]:
-        """New hosts, side by side."""
+    def join(self, *names: str, cpus: int = 1, gpus: int = 0) -> list[Host]:
+        """New hosts, some of them side by side. Ray takes the GPUs on trust."""
         hosts = [self._lan.add(name, self._shared) for name in names]
-        self._cpus |= dict.fromkeys(names, cpus)
+        self._resources |= dict.fromkeys(names, (f"--num-cpus={cpus}", f"--num-gpus={gpus}"))
         self._join(hosts)
         return hosts
 
@@ -86,12 +94,11 @@ class RayCluster:
         return [process for process in host.processes() if process.name() in names]
 
     def _start_head(self) -> None:
-        self._finish(self.head, self._start(self.head, "--head", f"--port={PORT}", "--include-dashboard=false"))
+        self._start(["--head", f"--port={PORT}", "--include-dashboard=false"], self.head)
 
     def _join(self, hosts: Sequence[Host]) -> None:
-        starting = [self._start(host, f"--address={self.address}") for host in hosts]
-        for host, process in zip(hosts, starting, strict=True):
-            self._finish(host, process)
+        with ThreadPoolExecutor(_AT_ONCE) as executor:
+            list(executor.map(partial(self._start, [f"--address={self.address}"]), hosts))
 
     def spawn(self, command: Sequence[str], output: IO[str], **env: str) -> subprocess.Popen[str]:
         """Start a program on the head."""
@@ -108,22 +115,16 @@ class RayCluster:
         files = [(host.name, name) for host in self.hosts.values() for name in host.run(["ls", "/dev/shm"]).split()]
         return [f"{name} on {host}" for host, name in (*found, *files) if name != _KEPT]
 
-    def _start(self, host: Host, *arguments: str) -> subprocess.Popen[str]:
+    def _start(self, arguments: Sequence[str], host: Host) -> None:
         ray = str(Path(sys.executable).with_name("ray"))
         command = [
-            *(ray, "start", *arguments),
+            *(ray, "start", *arguments, *self._resources[host.name]),
             f"--node-ip-address={host.address}",
-            f"--num-cpus={self._cpus[host.name]}",
-            f"--object-store-memory={_OBJECTS_BYTES}",
+            f"--object-store-memory={self._objects_bytes}",
             "--include-log-monitor=false",
             "--disable-usage-stats",
         ]
-        return host.start(command, subprocess.PIPE, **self.environment)
-
-    @staticmethod
-    def _finish(host: Host, process: subprocess.Popen[str]) -> None:
-        output, _ = process.communicate(timeout=START_DEADLINE_S)
-        assert process.returncode == 0, f"Ray did not start on {host.name}: {output}"
+        host.run(command, START_DEADLINE_S, **self.environment)
 
 
 def programs(host: Host) -> list[psutil.Process]:

@@ -26,7 +26,8 @@ from olmorl.messages import Completion, Group, Prompt, Span, Version
 from tests.deploy.folders import OLMO3, olmo3
 from tests.deploy.hub_settings import use_hub
 
-RECIPES = Path(__file__).resolve().parents[3] / "deploy" / "recipes"
+ROOT = Path(__file__).resolve().parents[3]
+RECIPES, PAGE = ROOT / "deploy" / "recipes", ROOT / "docs" / "gpus.md"
 SHIPPED = {
     "olmo3-32b-think": ("32b", 32_233_522_176, 34_816),
     "olmo3-7b-think": ("7b", 7_298_011_136, 34_816),
@@ -133,6 +134,20 @@ def test_shared_rows_tiles_and_activations_on_the_host(models: Path) -> None:
     assert 8 * blocks < host["offloaded activations"] < 1.2 * 8 * blocks
     assert host["kept for shorter rows"] == host["offloaded activations"]
     assert "a row of 34,816 tokens on 8 ranks" in {part.note for part in shared.places[0].parts}
+
+
+def test_the_page_has_the_plan_of_each_shipped_recipe(models: Path) -> None:
+    rows: dict[str, list[str]] = {}
+    for recipe in SHIPPED:
+        for place in memory.memory_plan(shipped(models, recipe)).places[:2]:
+            sizes = [(part.what, part.num_bytes) for part in place.parts]
+            for what, num_bytes in (*sizes, ("at the peak", place.needed)):
+                rows.setdefault(f"{place.name}: {what}", []).append(f"{num_bytes / GIB:.1f}")
+    columns = (
+        "| GiB for each GPU | 32B Think | 7B Think | 7B Instruct | 7B RL-Zero |\n| --- | --- | --- | --- | --- |\n"
+    )
+    table = PAGE.read_text(encoding="utf-8").partition(columns)[2].partition("\n\n")[0]
+    assert table.splitlines() == [f"| {' | '.join((name, *sizes))} |" for name, sizes in rows.items()]
 
 
 @pytest.mark.slow

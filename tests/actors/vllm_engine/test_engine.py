@@ -276,6 +276,13 @@ async def test_no_token_gets_the_label_of_a_version_that_was_loaded_in_part(
         requests = await running(engine, 3, Sampling(max_tokens=240, min_tokens=240))
         states = list(engine._llm.output_processor.request_states.values())
         orders.write_text("0 breaks late", encoding="ascii")
+        stop = engine.stop
+
+        async def stop_late() -> None:
+            await asyncio.sleep(1)  # the engine core has resumed: time for hundreds of steps
+            await stop()
+
+        monkeypatch.setattr(engine, "stop", stop_late)
         with pytest.raises(EngineDied, match=r"weights 1\.8 were loaded in part: .*the memory is broken"):
             await engine.update(untied.stage(untied.weights, Version(1, 8)))
         ended = await asyncio.gather(*requests, return_exceptions=True)

@@ -180,11 +180,11 @@ def time_loading(worker: Any) -> None:
     worker.repack_s = worker.load_s = 0.0
     load: Any = StagedWeightLoader.load_staged_weights
 
-    def timed_load(self: Any) -> str:
+    def timed_load(self: Any, version: str) -> str:
         began_at = time.perf_counter()
-        version: str = load(self)
+        loaded: str = load(self, version)
         worker.load_s = time.perf_counter() - began_at
-        return version
+        return loaded
 
     StagedWeightLoader.load_staged_weights = timed_load  # type: ignore[method-assign]
     for method in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod):

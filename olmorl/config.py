@@ -264,6 +264,9 @@ class Learner(Section):
     pass. For GPUs: on the CPU they are there already."""
     mlp_tiles: int = Field(1, ge=1, le=64)
     """Tiles of a row in which each MLP is computed one after the other, and once more in the backward pass."""
+    recompute_norms: bool = False
+    """Let RMS norms keep their input alone for the backward pass, and compute the rest there again. Values are the same
+    to the last bit, gradients up to rounding."""
     attention: Literal["auto", "eager", "sdpa", "varlen", "flash_attention_2", "flex_attention"] = "auto"
     """Attention over packed rows. `auto`: `varlen` (torch's flash kernel) on GPUs of compute capability 8 and later in
     bfloat16, else `sdpa`. `flash_attention_2` needs the package flash-attn."""

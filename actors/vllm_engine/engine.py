@@ -294,29 +294,76 @@ class VllmEngine:
         arguments = (str(staged.path), signatures, codec.encode(manifest))
         if refusals := await self._refusals(arguments):
             raise WeightError(f"weights {version} refused: {'; '.join(refusals)}")
-        recompute = self._actors.weight_update == "recompute"
-        await self._call(core.pause_scheduler_async("keep", recompute))
+        apply = self._apply_at_once if self._steps_are_whole() else self._apply_in_turn
+        stall_s = await apply(core, version)
+        await self._call(core.collective_rpc_async("release_staged_weights"))
+        return Update(version, stall_s)
+
+    def _steps_are_whole(self) -> bool:
+        """Whether a pause holds as soon as the engine core takes the call, and one worker alone can end the engine.
+
+        It holds then because no batch is in flight between two steps. Clearing the cache waits for an idle core.
+        """
+        vllm_config = self._running().vllm_config
+        one_worker = vllm_config.parallel_config.world_size == 1
+        return one_worker and vllm_config.max_concurrent_batches == 1 and self._actors.weight_update != "recompute"
+
+    async def _apply_at_once(self, core: Any, version: Version) -> float:
+        """Pause, load, label and resume without waiting for answers; returns the stall in seconds.
+
+        The core takes its calls in their order, between two steps. If the load fails, the next step fails
+        in the worker: no token gets the label.
+        """
+        calls = [
+            asyncio.ensure_future(call)
+            for call in (
+                core.collective_rpc_async("start_stall_timer"),  # before the pause: never too short
+                core.pause_scheduler_async("keep", False),
+                core.collective_rpc_async("load_staged_weights", None, (str(version),)),
+                core.set_weight_version_async(str(version)),
+                core.resume_scheduler_async(),
+                core.collective_rpc_async("read_stall_timer"),
+            )
+        ]
+        # The answer to the pause is not awaited: after a step that finished a request it comes when the core is idle.
+        timer, _, *others = calls
+        try:
+            async with self._ended_if_it_fails(version):
+                _, loaded, _, _, [stall_s] = await self._call(asyncio.gather(timer, *others))
+                _check_loaded(loaded, version)
+        finally:
+            for call in calls:
+                call.cancel()
+        self._version = version
+        return float(stall_s)
+
+    async def _apply_in_turn(self, core: Any, version: Version) -> float:
+        """Pause, load, label and resume, each after the answer to the one before; returns the stall in seconds."""
+        await self._call(core.pause_scheduler_async("keep", self._actors.weight_update == "recompute"))
         # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same path,
         # so the time between them is the time between the two events in the engine core.
         paused_at = time.monotonic()
-        try:
+        async with self._ended_if_it_fails(version):
             # The core answers calls in their order. The second one does not wait for the answer to the first: an engine
             # that did not load the version makes no token with its label, because it ends.
             loaded, _ = await asyncio.gather(
-                self._call(core.collective_rpc_async("load_staged_weights")),
+                self._call(core.collective_rpc_async("load_staged_weights", None, (str(version),))),
                 self._call(core.set_weight_version_async(str(version))),
             )
-            if set(loaded) != {str(version)}:
-                raise RuntimeError(f"its workers answered {loaded}")
-            self._version = version
+            _check_loaded(loaded, version)
+        self._version = version
+        await self._call(core.resume_scheduler_async())
+        return time.monotonic() - paused_at
+
+    @asynccontextmanager
+    async def _ended_if_it_fails(self, version: Version) -> AsyncIterator[None]:
+        """End the engine if the block fails: it may hold a part of the version."""
+        try:
+            yield
         except BaseException as error:
             self._cause = f"weights {version} were loaded in part: {error}"
             await self.stop()
             raise EngineDied(self._cause) from error
-        await self._call(core.resume_scheduler_async())
-        update = Update(version, time.monotonic() - paused_at)
-        await self._call(core.collective_rpc_async("release_staged_weights"))
-        return update
 
     async def _refusals(self, arguments: tuple[str, tuple[str, ...], bytes]) -> list[str]:
         """Why workers cannot load a version. Afterwards all its pages are mapped where workers can load it."""
@@ -437,6 +484,12 @@ class VllmEngine:
             del llm
             gc.collect()  # a client in a reference cycle would log an error at the end of the interpreter
         await asyncio.to_thread(self._processes.end)
+
+
+def _check_loaded(answers: Sequence[str], version: Version) -> None:
+    """Raises RuntimeError unless all workers have loaded the version."""
+    if set(answers) != {str(version)}:
+        raise RuntimeError(f"its workers answered {answers}")
 
 
 def _unfinished(output_processor: Any, request_id: str) -> list[Any]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import mmap
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from vllm.config import ModelConfig, set_current_vllm_config
@@ -55,17 +56,20 @@ class StagedWeightLoader:
             self.checked_weights, self.staged_weights = wanted, staged
         return "" if self.staged_weights.touched() else None
 
-    def load_staged_weights(self: Any) -> str:
+    def load_staged_weights(self: Any, version: str) -> str:
         """Copy the checked version into the model. Each tensor-parallel worker takes its own share of every tensor.
 
         Returns:
             The version that every parameter has now.
 
         Raises:
-            RuntimeError: some parameters are new and some are not. The engine must end: other workers may have loaded
-                the version.
+            RuntimeError: some parameters are new and some are not, or another version was checked. The worker computes
+                no further step. The engine must end: other workers may have loaded the version.
         """
+        self.execute_model = _refuse_step  # hides the method of the class, until all is loaded
         staged: MappedWeights = self.staged_weights
+        if str(staged.manifest.version) != version:
+            raise RuntimeError(f"worker {self.rank} has checked weights {staged.manifest.version}, not {version}")
         if not hasattr(self, "weight_parts"):
             self.weight_parts = _Parts(self.get_model(), self.model_config.dtype)
         parts: _Parts = self.weight_parts
@@ -73,13 +77,26 @@ class StagedWeightLoader:
             parts.load(staged, self.model_config)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
-        return str(staged.manifest.version)
+        del self.execute_model
+        return version
+
+    def start_stall_timer(self: Any) -> None:
+        """Note the time: the steps stand still."""
+        self.stalled_at = time.monotonic()
+
+    def read_stall_timer(self: Any) -> float:
+        """Seconds since `start_stall_timer`: the next step can begin."""
+        return float(time.monotonic() - self.stalled_at)
 
     def release_staged_weights(self: Any) -> None:
         """Give back the memory of the loaded version, when the engine goes on."""
         staged: MappedWeights = self.staged_weights
         self.checked_weights = self.staged_weights = None
         staged.release()
+
+
+def _refuse_step(*_: object) -> NoReturn:
+    raise RuntimeError("the engine holds parameters of two versions, and computes no further step")
 
 
 class _Parts:

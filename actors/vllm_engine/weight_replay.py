@@ -217,7 +217,18 @@ def _layer_load(layer: torch.nn.Module, calls: Sequence[_Call]) -> _LayerLoad:
         if (found := _part_of_file(of_weight, _packed_weight(layer))) is not None:
             others = [call for call in calls if call.tensor != "weight"]
             return _LayerLoad(layer, others, _Target.NOWHERE, method, found)
+    if target is _Target.PARAMETERS and _multiplies_by_the_weight(layer):
+        method = None  # it would try to pack the weight again, which takes a millisecond and fails
     return _LayerLoad(layer, calls, target, method)
+
+
+def _multiplies_by_the_weight(layer: torch.nn.Module) -> bool:
+    """Whether the CPU back end has no packed copy, because it has no kernel for this dtype on this processor.
+
+    The function that multiplies then refers to no tensor of its own.
+    """
+    kernel = getattr(layer, "cpu_linear", None)
+    return kernel is not None and getattr(kernel, "__closure__", None) is None
 
 
 def _target(layer: torch.nn.Module, calls: Sequence[_Call], method: QuantizeMethodBase | None) -> _Target:

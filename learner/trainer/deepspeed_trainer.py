@@ -43,6 +43,7 @@ from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
 from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, refuse_cuts, refuse_leaks, refuse_sharing
 from olmorl.learner.trainer.process_group import Ranks, join, training_device
+from olmorl.learner.trainer.rms_norm import recompute_norms
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup, form_group, refuse_heads
 from olmorl.learner.trainer.tiled_mlp import tile_mlps
 from olmorl.learner.trainer.weight_snapshot import WeightSnapshot, model_tensors
@@ -351,6 +352,8 @@ class DeepSpeedTrainer:
         model = deepspeed_config.load(build, settings)
         if self._learner.mlp_tiles > 1:
             tile_mlps(model, self._learner.mlp_tiles)
+        if self._learner.recompute_norms:
+            recompute_norms(model)
         chunk, fp32_head = self._learner.logprob_chunk, self._model_settings.fp32_head
         return PackedPolicy(model, temperature, chunk, fp32_head, self._group, self._saving)
 

@@ -33,6 +33,7 @@ from olmorl.learner.trainer import deepspeed_config, packed_attention
 from olmorl.learner.trainer.model import DTYPES, attention_heads, read_config, without_dropout
 from olmorl.learner.trainer.pinned_memory import pinned_bytes
 from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow
+from olmorl.learner.trainer.rms_norm import recompute_norms
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup, refuse_heads
 from olmorl.learner.trainer.tiled_mlp import tile_mlps
 
@@ -71,6 +72,7 @@ class RowSettings(NamedTuple):
     gradient_checkpointing: bool
     offload_activations: bool
     mlp_tiles: int
+    recompute_norms: bool
     on_gpu: bool
 
 
@@ -132,6 +134,7 @@ def rank_memory(
         gradient_checkpointing=learner.gradient_checkpointing,
         offload_activations=learner.offload_activations,
         mlp_tiles=learner.mlp_tiles,
+        recompute_norms=learner.recompute_norms,
         on_gpu=on_gpu,
     )
     return RankMemory(
@@ -240,6 +243,8 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
                 network.gradient_checkpointing_enable({"use_reentrant": False})
             if row.mlp_tiles > 1:
                 tile_mlps(network, row.mlp_tiles)
+            if row.recompute_norms:
+                recompute_norms(network, checked=False)
             group = _PlannedGroup(0, row.sequence_parallel) if row.sequence_parallel > 1 else None
             host = _Host()
             saving = host.keep if row.offload_activations and row.on_gpu else nullcontext

@@ -1,4 +1,4 @@
-"""A weight loader that fails in one worker, on the word of a test."""
+"""A weight loader that fails in one worker when a test says so."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from olmorl.actors.vllm_engine.weight_loader import StagedWeightLoader
+from vllm.config import ModelConfig
+
+from olmorl.actors.vllm_engine.mapped_weights import MappedWeights
+from olmorl.actors.vllm_engine.weight_loader import StagedWeightLoader, _Parts
 
 VARIABLE = "OLMORL_TEST_ORDERS"
 """Environment variable with a file. Its text says which worker does what, such as `1 refuses`."""
@@ -20,12 +23,22 @@ class RefusingLoader(StagedWeightLoader):
         answer: str | None = super().check_staged_weights(path, signatures, manifest)
         return answer
 
-    def load_staged_weights(self: Any) -> str:
+    def load_staged_weights(self: Any, version: str) -> str:
         if ordered(self.rank, "loads nothing"):
             return ""
         if ordered(self.rank, "breaks"):
             raise RuntimeError("the memory is broken")
-        return str(super().load_staged_weights())
+        if ordered(self.rank, "breaks late"):
+            self.weight_parts = BreakingParts(self.get_model(), self.model_config.dtype)
+        return str(super().load_staged_weights(version))
+
+
+class BreakingParts(_Parts):
+    """Loads all parameters, and then fails."""
+
+    def load(self, staged: MappedWeights, model_config: ModelConfig) -> None:
+        super().load(staged, model_config)
+        raise RuntimeError("the memory is broken")
 
 
 def ordered(rank: int, what: str) -> bool:

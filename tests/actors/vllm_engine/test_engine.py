@@ -24,7 +24,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Olmo3Config, Olmo3ForCausalLM, PreTrainedTokenizerFast
 
 from olmorl import config
-from olmorl.actors.vllm_engine import reaper
+from olmorl.actors.vllm_engine import arguments, reaper
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.actors.weight_follower import WeightFollower
@@ -34,6 +34,7 @@ from olmorl.errors import EngineDied, StartError, WeightError, WeightsUnproven
 from olmorl.messages import Buffer, Completion, Probe, TokenIds, Version, WeightsReady
 from olmorl.ports import NamedBuffer, Sampling, StagedWeights
 from olmorl.queues.weights.store import store_in_files
+from tests.actors.vllm_engine import refusing_loader
 
 pytestmark = [pytest.mark.engine, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -179,6 +180,19 @@ async def running(engine: VllmEngine, count: int, sampling: Sampling) -> list[as
     raise AssertionError("no tokens within a minute")
 
 
+def forcing(case: Case, token: int) -> Weights:
+    """Blocks that add nothing, and a head whose largest row is this one."""
+    weights = {
+        name: torch.ones_like(tensor) if tensor.ndim == 1 else torch.zeros_like(tensor)
+        for name, tensor in case.weights.items()
+    }
+    embedding = torch.ones_like(case.weights["model.embed_tokens.weight"])
+    head = embedding if case.tied else weights["lm_head.weight"]
+    weights["model.embed_tokens.weight"] = embedding
+    head[token] = 2.0
+    return weights
+
+
 def engine_core(processes: list[psutil.Process]) -> psutil.Process:
     [core] = [
         process
@@ -200,7 +214,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     yield untied_case(tmp_path_factory.mktemp("untied"))
 
 
-# These four start engines of their own, so they stand before the tests that share one.
+# These five start engines of their own, so they stand before the tests that share one.
 
 
 async def test_a_fresh_engine_agrees_and_its_death_is_noticed(untied: Case, tmp_path: Path) -> None:
@@ -247,6 +261,37 @@ async def test_with_recompute_later_tokens_see_no_key_of_earlier_weights(untied:
         old, new = (np.abs(untied.reference(each, answer) - answer.logprobs) for each in (untied.weights, changed))
         assert old[: before.end].max() < untied.tolerance
         assert new[after.start :].max() < untied.tolerance, "as if the new weights had computed the whole sequence"
+
+
+async def test_no_token_gets_the_label_of_a_version_that_was_loaded_in_part(
+    untied: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arguments, "LOADER", "tests.actors.vllm_engine.refusing_loader.RefusingLoader")
+    orders = tmp_path / "orders"
+    monkeypatch.setenv(refusing_loader.VARIABLE, str(orders))
+    orders.write_text("nothing", encoding="ascii")
+    engine = untied.engine()
+    try:
+        await engine.start(None)
+        assert (await engine.update(untied.stage(untied.weights, Version(1, 7)))).version == Version(1, 7)
+        requests = await running(engine, 3, Sampling(max_tokens=240, min_tokens=240))
+        states = list(engine._llm.output_processor.request_states.values())
+        orders.write_text("0 breaks late", encoding="ascii")
+        stop = engine.stop
+
+        async def stop_late() -> None:
+            await asyncio.sleep(1)  # the engine core has resumed: time for hundreds of steps
+            await stop()
+
+        monkeypatch.setattr(engine, "stop", stop_late)
+        with pytest.raises(EngineDied, match=r"weights 1\.8 were loaded in part: .*the memory is broken"):
+            await engine.update(untied.stage(untied.weights, Version(1, 8)))
+        ended = await asyncio.gather(*requests, return_exceptions=True)
+    finally:
+        await engine.stop()
+    assert all(isinstance(error, EngineDied) for error in ended)
+    assert {label for state in states for label, _ in state.weight_version_starts} == {"1.7"}
+    assert engine.version == Version(1, 7)
 
 
 async def test_weights_that_are_cut_off_are_named_by_the_engine_that_cannot_load_them(
@@ -459,32 +504,45 @@ async def test_sequences_of_older_draws_begin_before_newer_ones_that_came_earlie
 
 
 async def test_labels_end_exactly_where_the_tokens_change(live: tuple[Case, VllmEngine]) -> None:
-    """Blocks that add nothing, and a head whose largest row is the version's number: each token names its version."""
+    """Each token names its version."""
     case, engine = live
-
-    def forcing(token: int) -> Weights:
-        weights = {
-            name: torch.ones_like(tensor) if tensor.ndim == 1 else torch.zeros_like(tensor)
-            for name, tensor in case.weights.items()
-        }
-        embedding = torch.ones_like(case.weights["model.embed_tokens.weight"])
-        head = embedding if case.tied else weights["lm_head.weight"]
-        weights["model.embed_tokens.weight"] = embedding
-        head[token] = 2.0
-        return weights
-
-    await engine.update(case.stage(forcing(100), Version(2, 100)))
+    await engine.update(case.stage(forcing(case, 100), Version(2, 100)))
     sampling = Sampling(max_tokens=150, min_tokens=150, temperature=0.0)
     tasks = await running(engine, 12, sampling)
     for number in range(101, 107):
         await asyncio.sleep(0.02)
-        await engine.update(case.stage(forcing(number), Version(2, number)))
+        await engine.update(case.stage(forcing(case, number), Version(2, number)))
     completions = await asyncio.gather(*tasks)
     for completion in completions:
         assert_covered(completion)
         for span in completion.spans:
             assert set(completion.token_ids[span.start : span.end].tolist()) == {span.version.number}
     assert max(len(completion.spans) for completion in completions) >= 3
+    await engine.update(case.stage(case.weights))
+
+
+async def test_labels_are_exact_while_each_step_finishes_requests(live: tuple[Case, VllmEngine]) -> None:
+    """The core answers a pause when it is idle, and it never is: an update does not wait for that."""
+    case, engine = live
+    await engine.update(case.stage(forcing(case, 100), Version(3, 100)))
+    answers: list[Completion] = []
+
+    async def ask_again_and_again(length: int) -> None:
+        sampling = Sampling(max_tokens=length, min_tokens=length, temperature=0.0)
+        while engine.version.number < 120:
+            answers.append(await ask(engine, f"short {length} {len(answers)} {time.monotonic()}", sampling))
+
+    asking = [asyncio.create_task(ask_again_and_again(1 + n % 4)) for n in range(24)]
+    for number in range(101, 121):
+        await asyncio.sleep(0.005)
+        update = await asyncio.wait_for(engine.update(case.stage(forcing(case, number), Version(3, number))), 10)
+        assert 0 < update.stall_s < 1
+    await asyncio.gather(*asking)
+    for answer in answers:
+        assert_covered(answer)
+        for span in answer.spans:
+            assert set(answer.token_ids[span.start : span.end].tolist()) == {span.version.number}
+    assert any(len(answer.spans) > 1 for answer in answers)
     await engine.update(case.stage(case.weights))
 
 

@@ -131,3 +131,36 @@ def test_a_worker_looks_at_the_file_before_any_worker_loads_it(tmp_path: Path) -
     assert "is not the file that was checked" in check(path, checked, Buffer("a", "bfloat16", (2, 2), 0, 8))
     path.unlink()
     assert "worker 1: [Errno 2] No such file" in check(path, checked)
+
+
+class Parts:
+    """Loads nothing, or fails."""
+
+    def __init__(self, fault: Exception | None = None) -> None:
+        self._fault = fault
+
+    def load(self, *_: object) -> None:
+        if self._fault:
+            raise self._fault
+
+
+def worker_with(parts: Parts, version: Version) -> Any:
+    staged = SimpleNamespace(manifest=SimpleNamespace(version=version))
+    return SimpleNamespace(rank=1, staged_weights=staged, weight_parts=parts, vllm_config=None, model_config=None)
+
+
+def test_a_worker_whose_load_failed_computes_no_further_step() -> None:
+    whole, broken, other = (
+        worker_with(Parts(), Version(1, 2)),
+        worker_with(Parts(OSError("no memory")), Version(1, 2)),
+        worker_with(Parts(), Version(1, 1)),
+    )
+    assert StagedWeightLoader.load_staged_weights(whole, "1.2") == "1.2"
+    assert not hasattr(whole, "execute_model"), "the method of the class is in use"
+    with pytest.raises(OSError, match="no memory"):
+        StagedWeightLoader.load_staged_weights(broken, "1.2")
+    with pytest.raises(RuntimeError, match=r"worker 1 has checked weights 1\.1, not 1\.2"):
+        StagedWeightLoader.load_staged_weights(other, "1.2")
+    for worker in (broken, other):
+        with pytest.raises(RuntimeError, match="computes no further step"):
+            worker.execute_model("a step")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import layerwise
@@ -190,6 +191,31 @@ def test_only_a_weight_that_its_loaders_copy_as_it_is_is_packed_from_the_file() 
         "mirrored": "KEPT_MEMORY",
         "turned": "FRESH_MEMORY",
     }
+
+
+def test_weights_that_no_kernel_packs_are_not_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in bfloat16 on a processor without instructions for it."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no kernel for this dtype")
+
+    monkeypatch.setattr(utils, "check_cpu_sgl_kernel", lambda *_: False)
+    monkeypatch.setattr(utils.ops, "create_onednn_mm", refuse)
+    model = Model()
+    layerwise.record_metadata_for_reloading(model)
+    plain = model.plain
+    for layer in (model.packed, model.swapped, model.apart, plain, model.mirrored, model.turned):
+        layer.quant_method.process_weights_after_loading(layer)
+    replay = recorded(model)
+    tried: list[torch.nn.Module] = []
+    monkeypatch.setattr(UnquantizedLinearMethod, "process_weights_after_loading", lambda _, layer: tried.append(layer))
+    _, file, tensors = staged(1)
+    with torch.no_grad():
+        replay.load(file)
+    assert not tried
+    inputs = torch.randn(5, 32)
+    assert torch.equal(plain.cpu_linear(inputs, plain.weight, None), inputs @ tensors["plain.weight"].t())  # type: ignore[operator]
+    assert torch.equal(model.apart.weight, torch.cat([tensors["apart.q"], tensors["apart.k"]]))
 
 
 def test_vllm_can_reload_after_it() -> None:

@@ -69,7 +69,7 @@ class _RmsNorm(torch.autograd.Function):
         return norm.forward(hidden)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, weight_E = ctx.saved_tensors
         return *_gradients(hidden, weight_E, gradient, ctx.norm.eps, ctx.norm.offset), None
 

@@ -57,7 +57,7 @@ def recompute_norms(model: PreTrainedModel, *, checked: bool = True) -> int:
 
 
 def _forward(module: nn.Module, norm: _Norm, hidden: Tensor) -> Tensor:
-    normed: Tensor = _RmsNorm.apply(hidden, module.weight, norm)  # type: ignore[no-untyped-call]
+    normed: Tensor = _RmsNorm.apply(hidden, module.weight, norm)
     return normed
 
 

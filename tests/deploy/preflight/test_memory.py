@@ -243,8 +243,8 @@ def test_an_engine_has_gpus_that_divide_the_heads(models: Path) -> None:
 
 
 def test_an_engine_of_two_nodes_has_the_memory_of_both(models: Path) -> None:
-    """On GPUs of 4 GB the weights of 7B do not fit the eight of a node."""
-    small = [("cluster.gpu_memory_gib", "2.4"), ("cluster.address", '"auto"'), ("sampling.max_tokens", "256")]
+    """On GPUs of 1.8 GiB the weights of 7B do not fit the eight of a node."""
+    small = [("cluster.gpu_memory_gib", "1.8"), ("cluster.address", '"auto"'), ("sampling.max_tokens", "256")]
     one = [*small, ("actors.engines_per_node", "1"), ("actors.tensor_parallel", "8"), ("actors.max_running", "4")]
     settings = shipped(models, "olmo3-7b-rl-zero", *one, ("actors.max_batched_tokens", "1024"))
     [engine] = [place for place in memory.memory_plan(settings).places if place.name == "an engine GPU"]

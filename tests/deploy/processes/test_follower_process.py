@@ -84,8 +84,8 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def settings(address: str, tmp_path: Path) -> config.Config:
-    return config.build(
+def settings(address: str, tmp_path: Path) -> Iterator[config.Config]:
+    made = config.build(
         {
             "run": {"name": tmp_path.name, "directory": str(tmp_path), "mode": "simulated"},
             "cluster": {"address": address},
@@ -93,6 +93,8 @@ def settings(address: str, tmp_path: Path) -> config.Config:
             "weights": {"store": "file"},
         }
     )
+    yield made
+    wiring.sweep(made)  # what the followers have staged
 
 
 async def lead(cluster: RayCluster) -> RemoteProcess:

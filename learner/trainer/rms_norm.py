@@ -57,13 +57,13 @@ def recompute_norms(model: PreTrainedModel, *, checked: bool = True) -> int:
 
 
 def _forward(module: nn.Module, norm: _Norm, hidden: Tensor) -> Tensor:
-    normed: Tensor = _RmsNorm.apply(hidden, module.weight, norm)
+    normed: Tensor = _RmsNorm.apply(hidden, module.weight, norm)  # type: ignore[no-untyped-call]
     return normed
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight_E: Tensor, norm: _Norm) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, hidden: Tensor, weight_E: Tensor, norm: _Norm) -> Tensor:
         ctx.save_for_backward(hidden, weight_E)
         ctx.norm = norm
         return norm.forward(hidden)

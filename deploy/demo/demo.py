@@ -47,7 +47,7 @@ def resolve(config: Config, settings: DemoSettings | None = None) -> Config:
 
 
 def prepare(config: Config, progress: Progress, settings: DemoSettings | None = None) -> None:
-    """Make the files that `resolve` named, if they are missing: a minute and a half on one core.
+    """Make the files that `resolve` named, if they are missing: one to five minutes on one core.
 
     Args:
         progress: called with a word for people and the finished share.

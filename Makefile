@@ -23,8 +23,8 @@ run: $(READY)  ## train the demo model end to end on this machine
 test: $(READY)  ## run the tests, with real vLLM, DeepSpeed, Ray and Redis (about 12 minutes)
 	$(PYTEST) -m "not slow"
 
-test-all: $(READY)  ## run the slow tests too, as CI does
-	$(PYTEST)
+test-all: $(READY)  ## run the slow tests too, as CI does; SLOW_WITHIN=45 skips those that would start later, in minutes
+	$(PYTEST) $(if $(SLOW_WITHIN),--slow-within $(SLOW_WITHIN))
 
 test-failed: $(READY)  ## run the tests that failed last time, one at a time
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures=none

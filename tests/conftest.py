@@ -1,8 +1,9 @@
-"""Shared fixtures: the tests' own Ray, which asks for a token like the Ray of a run, and the browser."""
+"""Shared by all tests: their own Ray, which asks for a token like the Ray of a run; the browser; a limit of time."""
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,21 @@ from tests.browser import open_browser
 
 # Here, not in a hook or a fixture: Ray reads its environment when it is imported, and another conftest may do that.
 guard_ray(own=True)
+
+_BEGUN_AT = time.monotonic()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--slow-within", type=float, metavar="MINUTES", help="skip the slow tests that would start later than this"
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    minutes = item.config.getoption("--slow-within")
+    late = minutes is not None and time.monotonic() - _BEGUN_AT > minutes * 60
+    if late and item.get_closest_marker("slow"):
+        pytest.skip(f"slow tests start within {minutes:g} minutes (--slow-within), and this machine is slower")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -197,7 +197,7 @@ def test_values_for_the_template_are_given_in_the_checks_too(
         async def generate(self, request_id: str, prompt: Any, sampling: object) -> Any:
             raise EOFError(len(prompt))
 
-    monkeypatch.setattr(wiring, "engine", lambda settings, core: Listening())
+    monkeypatch.setattr(wiring, "engine", lambda settings, core, node: Listening())
     lengths, asked = [], []
     for given in ({}, {"enable_thinking": False, "budget": 100}):
         model = {"path": str(policy), "chat_template": ASKS}

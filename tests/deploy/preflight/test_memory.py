@@ -151,6 +151,7 @@ def test_the_page_has_the_plan_of_each_shipped_recipe(models: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_row_too_long_for_a_gpu_is_refused_with_ranks_to_share_it(models: Path) -> None:
     tried = (("learner.logprob_chunk", "64"), ("learner.offload_optimizer", "true"))
     settings = shipped(models, "olmo3-32b-think", ("sampling.max_tokens", "129024"), *tried)

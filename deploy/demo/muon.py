@@ -1,6 +1,6 @@
 """The optimizer of the warm start: Muon in fp32.
 
-torch's Muon orthogonalizes in bfloat16, which takes ten minutes here on a processor without bfloat16 instructions.
+torch's Muon orthogonalizes in bfloat16, which takes over ten minutes on a slow processor without bfloat16 instructions.
 """
 
 from __future__ import annotations

@@ -106,10 +106,12 @@ $(READY_GPU): requirements/gpu.lock pyproject.toml
 	touch $@
 
 # uv is in .venv. A version that is locked already stays while it fits: for the newest, remove requirements/*.lock first.
+# The GPU lock keeps its own CUDA packages, and takes the version of the CPU lock for the rest: `sort -u` keeps the first of a name.
 lock:  ## resolve requirements/cpu.lock and requirements/gpu.lock
 	$(COMPILE) requirements/cpu.in --override requirements/overrides.txt --output-file requirements/cpu.lock
 	sed -i -E '/^(torch|triton|nvidia|cuda)[-a-z0-9]*==/d' requirements/cpu.lock
-	cp requirements/cpu.lock requirements/gpu.lock
+	touch requirements/gpu.lock
+	sort -u -t = -k 1,1 -o requirements/gpu.lock requirements/cpu.lock requirements/gpu.lock
 	$(COMPILE) pyproject.toml --extra gpu --output-file requirements/gpu.lock
 
 clean:  ## remove .venv and the caches of the tools

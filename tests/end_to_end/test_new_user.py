@@ -898,8 +898,11 @@ def test_times_add_up(session: Session) -> None:
         assert line["useful_tokens_per_s"] * seconds == pytest.approx(trained)
         assert line["learner_step_s"] > 0 and line["learner_wait_s"] >= 0 and line["weight_publish_s"] > 0
         assert line["learner_step_s"] + line["learner_wait_s"] < seconds + 0.01
-        phases = [line[f"learner_{name}_s"] for name in ("forward_backward", "optimizer", "snapshot", "publish_wait")]
-        assert min(phases) >= 0 and sum(phases) <= line["learner_step_s"] + 0.01
+        parts = [line["learner_forward_backward_s"], line["learner_optimizer_s"]]
+        assert min(parts) >= 0 and sum(parts) <= line["learner_step_s"]
+        # Publishing begins after the step.
+        after = [line["learner_snapshot_s"], line["learner_publish_wait_s"]]
+        assert min(after) >= 0 and line["learner_step_s"] + sum(after) <= seconds + 0.05
         assert (line["weight_proof_diff_mean"] or 0) <= (line["weight_proof_diff_max"] or 0) + 1e-12 < 1e-5
         assert (line["weight_stall_s_mean"] is None) == (line["weight_stall_s_max"] is None)
         assert (line["weight_stall_s_mean"] or 0) <= (line["weight_stall_s_max"] or 0)

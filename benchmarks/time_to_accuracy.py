@@ -81,6 +81,9 @@ def _stale(**more: Any) -> Configuration:
     return _lag(4, **{"weights.publish_every": 4, **more})
 
 
+_TWO_ENGINES = {"actors.engines_per_node": 2, "actors.cores": [0, 1]}
+"""One on each core, also on the learner's."""
+
 STANDARD: Mapping[str, Configuration] = {
     "lag 0": _lag(0),
     "lag 1": _lag(1),
@@ -106,6 +109,8 @@ FURTHER: Mapping[str, Configuration] = {
     "adaptive, 8 groups, 96 running": Configuration(
         "service", {"schedule.max_lag": 4, "schedule.prompts_per_step": 8, "actors.max_running": 96}
     ),
+    "lag 0, in turns": _lag(0, **_TWO_ENGINES),
+    "adaptive, 2 engines": Configuration("service", {"schedule.max_lag": 4, **_TWO_ENGINES}),
     "TRL, 1 thread": Configuration("trl", {"threads": 1}),
     "TRL, scaled": Configuration("trl", {"scale_rewards": "group"}),
     "TRL, in four": Configuration("trl", {"micro_batch": 24}),

@@ -10,7 +10,7 @@ from typing import Any
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
-from olmorl.deploy.cluster.remote_process import RemoteProcess
+from olmorl.deploy.cluster.remote_process import Identity, RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.follower_process import Followers, StagedOnAllNodes
@@ -28,6 +28,7 @@ class ActorProcess(RunProcess):
         self._actor_name = actor
         self._core = core
         self._access = access
+        self._followers = Followers(self.settings, name, actor, core)
         self._processes = wiring.engine_processes(self.settings)
         # While the orchestrator reads the data. An import that fails here fails again when the engine starts.
         loading = partial(wiring.load_engine, self.settings, core, self._processes, has_core=True)
@@ -37,7 +38,6 @@ class ActorProcess(RunProcess):
         """Serve until asked to stop."""
         queue = await wiring.join_queue(self.settings, self._access)
         peak = await asyncio.to_thread(wiring.device_peak, self.settings)
-        followers = Followers(self.settings, self.name, self._actor_name, self._core)
         self._actor = wiring.actor(
             self.settings,
             self._actor_name,
@@ -45,19 +45,23 @@ class ActorProcess(RunProcess):
             queue,
             self.telemetry.address,
             peak,
-            followers.leading_node,
-            StagedOnAllNodes(wiring.weight_store(self.settings), followers),
+            self._followers.leading_node,
+            StagedOnAllNodes(wiring.weight_store(self.settings), self._followers),
             self._processes,
         )
         watch = asyncio.create_task(self._publish_metrics())
         try:
-            await followers.alongside(self._actor.run())
+            await self._followers.alongside(self._actor.run())
         finally:
             watch.cancel()
             self.telemetry.close()
             await queue.close()
             semaphores.unlink_own()
         return "was asked to leave"
+
+    async def followers(self) -> dict[str, Identity]:
+        """Where the other nodes of the engine are, by the names of their logs."""
+        return await self._followers.identities()
 
     async def _publish_metrics(self) -> None:
         while True:

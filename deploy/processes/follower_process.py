@@ -21,7 +21,7 @@ from olmorl.config import Config
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.cluster.ray_cluster import other_places, start_process
-from olmorl.deploy.cluster.remote_process import RemoteProcess, cause_of
+from olmorl.deploy.cluster.remote_process import Identity, RemoteProcess, cause_of
 from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.rank_process import meeting_point
 from olmorl.deploy.processes.run_process import RunProcess, Tree
@@ -75,6 +75,7 @@ class Followers:
     def __init__(self, settings: Config, name: str, engine: str, core: int | None) -> None:
         placed = plan(settings)
         self._deadline_s = settings.actors.stall_deadline_s
+        self._start_deadline_s = settings.actors.start_deadline_s
         self._processes: list[RemoteProcess] = []
         self.leading_node: EngineNode | None = None
         """The node of this process, of an engine on several."""
@@ -88,15 +89,23 @@ class Followers:
             process = start_process(
                 FollowerProcess, own, place, *asked, gpus=gpus, calls=_CALLS, env=placed.engine_environment()
             )
-            process.begin("run", self.leading_node._replace(number=number))
             self._processes.append(process)
 
+    async def identities(self) -> dict[str, Identity]:
+        """Where each follower is, by its name."""
+        answers = [process.call("identity", timeout_s=self._start_deadline_s) for process in self._processes]
+        names = [process.name for process in self._processes]
+        return dict(zip(names, await asyncio.gather(*answers), strict=True))
+
     async def alongside(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, which needs the engine. Afterwards the followers are ended.
+        """Let the followers work while `work` does, which needs the engine. Afterwards they are ended.
 
         Raises:
             OlmoRLError: the error with which a follower ended.
         """
+        for number, process in enumerate(self._processes, 1):
+            assert self.leading_node is not None
+            process.begin("run", self.leading_node._replace(number=number))
         working = asyncio.ensure_future(work)
         ends = [asyncio.ensure_future(process.ended()) for process in self._processes]
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,8 @@ class ActorSlot:
     """The time of the first answer of its process. Before that it may have waited for a host."""
     was_up: bool = False
     """Whether its engine has started."""
+    followers: tuple[str, ...] = ()
+    """The processes of its engine on further nodes."""
     leaving: bool = False
     cause: str = ""
     """The cause of its last death."""
@@ -149,6 +152,8 @@ class ActorSupervisor:
             slot.there_since = time.monotonic()
             self._context.processes.add(slot.name, identity)
             process.begin("run")
+            with suppress(OlmoRLError):  # `ended` has the cause
+                await self._list_followers(slot, process)
             await process.ended()
             return ProcessLost(f"{slot.name} left without being asked")
         except OlmoRLError as error:
@@ -156,7 +161,17 @@ class ActorSupervisor:
         finally:
             process.kill()
             slot.process, slot.state = None, _WAITING
-            self._context.processes.remove(slot.name)
+            for name in (slot.name, *slot.followers):
+                self._context.processes.remove(name)
+            slot.followers = ()
+
+    async def _list_followers(self, slot: ActorSlot, process: RemoteProcess) -> None:
+        context = self._context
+        if context.placement.nodes_per_engine > 1:
+            found = await process.call("followers", timeout_s=context.settings.actors.start_deadline_s)
+            slot.followers = tuple(found)
+            for name, identity in found.items():
+                context.processes.add(name, identity)
 
     def _start(self, slot: ActorSlot) -> RemoteProcess:
         context = self._context

@@ -6,7 +6,7 @@ import secrets
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,7 @@ every = 4
 [supervision]
 heartbeat_deadline_s = 5.0
 """
+ON_TWO_HOSTS = ("--actors.nodes_per_engine=2", "--actors.tensor_parallel=2", "--actors.start_deadline_s=400")
 SIMULATED = f"""
 [schedule]
 steps = 1000
@@ -92,14 +93,18 @@ def listening(process: psutil.Process) -> list[str]:
     return [each.laddr.ip for each in process.net_connections("tcp") if each.status == psutil.CONN_LISTEN]
 
 
-def check_sockets(cluster: RayCluster) -> None:
-    """Each process listens on its host's own address, an engine on no other host's; and Ray once in each on all."""
+def check_sockets(cluster: RayCluster, engines_meet_on: Collection[str] = ()) -> None:
+    """Each process listens on its host's own address, and Ray once in each on all.
+
+    An engine listens inside of its host only, unless its nodes meet: `engines_meet_on` has the names of these hosts.
+    """
     for host in cluster.hosts.values():
         for process in programs(host):
             heard = Counter(listening(process))
             everywhere = heard.pop("::", 0) + heard.pop("0.0.0.0", 0)
             assert everywhere <= process.name().startswith(("ray::", "python")), (host.name, process.name(), heard)
-            own = {"127.0.0.1"} if process.name().startswith("VLLM") else {"127.0.0.1", host.address}
+            inside_only = process.name().startswith("VLLM") and host.name not in engines_meet_on
+            own = {"127.0.0.1"} if inside_only else {"127.0.0.1", host.address}
             assert set(heard) <= own, (host.name, process.name(), heard)
 
 
@@ -168,6 +173,36 @@ def test_two_learner_hosts_and_two_actor_hosts_train(
     assert all(group["finished_at"] < noticed_at for group in groups if group["actor"] == "actor-2")
     versions = {span[0] for group in groups for completion in group["completions"] for span in completion["versions"]}
     assert len(versions) > 2, "weights came to the actors' hosts"
+
+
+@pytest.mark.engine
+@pytest.mark.timeout(1200)
+def test_an_engine_on_two_hosts_fits_the_learner_and_outlives_the_loss_of_a_worker(
+    cluster: RayCluster, launch: Callable[[str], Any], check_history: Callable[[Any, int, int], None]
+) -> None:
+    run = launch(REAL)
+    run.spawn = cluster.spawn
+    run.start("--ray-address", cluster.address, *ON_TWO_HOSTS, "--preflight")
+    assert run.wait(500) == 0, run.output()
+    assert "2 nodes" in run.output() and "FAILED" not in run.output()
+    assert cluster.left_behind() == []
+
+    run.start("--ray-address", cluster.address, *ON_TWO_HOSTS)
+    run.until_step(2, timeout_s=500)
+    where = places(run)
+    assert {where[name] for name in ("learner-0", "learner-1", "actor-0", "actor-0-node-1")} == set(HOSTS)
+    check_sockets(cluster, engines_meet_on={where["actor-0"], where["actor-0-node-1"]})
+    lost = next(each for each in programs(cluster.hosts[where["actor-0-node-1"]]) if each.name().startswith("VLLM"))
+    lost.kill()
+    run.until(lambda: "node 1 of the engine" in run.output(), timeout_s=NOTICED_S)
+    run.until(lambda: "actor-0.2" in {group["actor"] for group in groups_of(run)}, timeout_s=500)
+    until_steps(run, MAX_LAG + 2)
+    cluster.control(run.run_dir, "stop")
+    assert run.wait() == 0, run.output()
+    check_history(run, len(run.lines()), MAX_LAG)
+    assert cluster.left_behind() == []
+    versions = {span[0] for group in groups_of(run) for each in group["completions"] for span in each["versions"]}
+    assert len(versions) > 2, "weights came to both hosts"
 
 
 def test_links_break_and_heal_and_hosts_come_and_go(

@@ -19,7 +19,6 @@ from ray.cluster_utils import Cluster
 
 from olmorl import config
 from olmorl.deploy import wiring
-from olmorl.deploy.cluster.named_actors import starts
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.cluster.ray_cluster import BY_NODES, RayCluster
 from olmorl.deploy.cluster.remote_process import RemoteProcess
@@ -40,12 +39,12 @@ class LeadingProcess:
     """An engine with its followers, in the place of an actor. The engine lives until it is told to break."""
 
     def __init__(self, tree: dict[str, Any]) -> None:
-        self._settings = config.build(tree)
+        settings = config.build(tree)
+        self._followers = Followers(settings, "engine", "", None)
+        self._source = StagedOnAllNodes(wiring.weight_store(settings), self._followers)
         self._broken = asyncio.Event()
 
     async def run(self) -> str:
-        self._followers = Followers(self._settings, "engine", "", None)
-        self._source = StagedOnAllNodes(wiring.weight_store(self._settings), self._followers)
         return await self._followers.alongside(self._live())
 
     async def _live(self) -> str:
@@ -56,8 +55,9 @@ class LeadingProcess:
         """The signatures of the file on the followers."""
         return (await asyncio.to_thread(self._source.fetch, Version.parse(version))).on_followers
 
-    async def pid(self) -> int:
-        return os.getpid()
+    async def pids(self) -> list[int]:
+        """Of this process, then of its followers."""
+        return [os.getpid(), *(identity.pid for identity in (await self._followers.identities()).values())]
 
     async def break_down(self) -> None:
         self._broken.set()
@@ -105,14 +105,13 @@ async def lead(cluster: RayCluster) -> RemoteProcess:
     tree = settings.model_dump(mode="json")
     process = actor_process.start(cluster, plan(settings), LeadingProcess, "engine", place, tree, calls=4)
     process.begin("run")
-    pid = await process.call("pid", timeout_s=ANSWER_S)
-    give_up = time.monotonic() + ANSWER_S
-    while not dict(starts(FOLLOWER)):
-        assert time.monotonic() < give_up
-        await asyncio.sleep(0.05)
-    raylets = [psutil.Process(each).parent() for each in (pid, await follower_pid())]
+    raylets = [psutil.Process(each).parent() for each in await pids(process)]
     assert len(set(raylets)) == 2, "the follower is on another node"
     return process
+
+
+async def pids(process: RemoteProcess) -> list[int]:
+    return list(await process.call("pids", timeout_s=ANSWER_S))
 
 
 @asynccontextmanager
@@ -122,11 +121,6 @@ async def leading(cluster: RayCluster) -> AsyncIterator[RemoteProcess]:
         yield await lead(cluster)
     finally:
         cluster.end_all()
-
-
-async def follower_pid() -> int:
-    identity = await dict(starts(FOLLOWER))[FOLLOWER].identity.remote()
-    return int(identity.pid)
 
 
 def ended_within(seconds: float, pid: int) -> bool:
@@ -152,7 +146,7 @@ def test_a_version_is_staged_on_all_nodes_and_the_end_of_one_ends_the_engine(set
             assert signature.split()[1] == "8", "its size is part of a signature"
             with pytest.raises(WeightError, match=r"version 1\.2"):
                 await process.call("fetch", str(LOST), timeout_s=ANSWER_S)
-            os.kill(await follower_pid(), signal.SIGKILL)
+            os.kill((await pids(process))[1], signal.SIGKILL)
             began_at = time.monotonic()
             with pytest.raises(ProcessLost, match=rf"^{FOLLOWER} died: "):
                 await process.ended()
@@ -165,7 +159,7 @@ def test_a_version_is_staged_on_all_nodes_and_the_end_of_one_ends_the_engine(set
 def test_an_engine_that_breaks_with_its_follower_names_the_follower(settings: config.Config) -> None:
     async def run(cluster: RayCluster) -> None:
         async with leading(cluster) as process:
-            follower = await follower_pid()
+            _, follower = await pids(process)
             await process.call("break_down", timeout_s=ANSWER_S)
             os.kill(follower, signal.SIGKILL)
             with pytest.raises(ProcessLost, match=rf"^{FOLLOWER} died: "):
@@ -176,9 +170,8 @@ def test_an_engine_that_breaks_with_its_follower_names_the_follower(settings: co
 
 
 def test_a_follower_outlives_the_launcher_and_not_its_engine(settings: config.Config) -> None:
-    async def start(cluster: RayCluster) -> tuple[int, int]:
-        process = await lead(cluster)
-        return await process.call("pid", timeout_s=ANSWER_S), await follower_pid()
+    async def start(cluster: RayCluster) -> list[int]:
+        return await pids(await lead(cluster))
 
     with RayCluster(settings, "launcher") as cluster:
         pid, follower = asyncio.run(start(cluster))

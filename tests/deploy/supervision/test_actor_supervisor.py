@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from olmorl.deploy.cluster.remote_process import Identity
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.supervision import policies
 from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
@@ -87,6 +89,27 @@ async def test_processes_that_load_ahead_are_the_first_ones_and_nobody_before(co
     assert not made.cluster.newest("actor-0").killed, "its start counts from when it is kept"
     keeping.cancel()
     await asyncio.wait([keeping])
+
+
+async def test_all_nodes_of_an_engine_are_listed_while_its_actor_lives(
+    context: Any, running: Running, until: Any
+) -> None:
+    made = context()
+    made.placement = dataclasses.replace(made.placement, nodes_per_engine=2)
+    nodes = {"actor-0-node-1": Identity("elsewhere", 2, "10.0.0.2:9000")}
+    made.cluster.answers = {"actor-0.2": {"followers": {}}, "actor-0": {"followers": nodes}}
+
+    def listed() -> dict[str, Any]:
+        there: dict[str, Any] = json.loads((made.settings.run_dir / "processes.json").read_text())
+        return there
+
+    async with running(made, count=1):
+        await until(lambda: len(made.processes.targets()) == 1)
+        assert listed()["actor-0-node-1"] == {"host": "elsewhere", "pid": 2}
+        assert made.processes.targets()[0]["targets"] == ["10.0.0.2:9000"]
+        made.cluster.newest("actor-0").end(ProcessLost("actor-0-node-1 died"))
+        await until(lambda: "actor-0.2" in made.cluster.names and set(listed()) == {"actor-0"})
+        assert made.processes.targets() == []
 
 
 async def test_an_actor_without_heartbeat_is_ended_and_replaced(context: Any, running: Running, until: Any) -> None:

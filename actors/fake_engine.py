@@ -23,6 +23,7 @@ import numpy as np
 
 from olmorl import config
 from olmorl.actors.fake_answers import FakeAnswers, RandomAnswers
+from olmorl.errors import PromptRefused
 from olmorl.messages import Completion, Floats, Probe, Prompt, Span, TokenIds, Verdict, Version
 from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
 
@@ -122,7 +123,7 @@ class FakeEngine:
     async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0) -> Completion:
         """The answer comes from `answers`; the version of its first token may decide whether it is right."""
         if len(prompt) >= self._max_model_len:
-            raise ValueError(f"prompt of {len(prompt)} tokens, the context has {self._max_model_len}")
+            raise PromptRefused(f"prompt of {len(prompt)} tokens, the context has {self._max_model_len}")
         answer = self._answers.sample(request_id, prompt, sampling)
         limit = min(sampling.max_tokens, self._max_model_len - len(prompt))
         wanted = max(1, sampling.min_tokens, answer.num_tokens)

@@ -63,7 +63,7 @@ def with_engine(
     times: SequenceTimes,
     peak: DevicePeak,
 ) -> ActorStatus:
-    """The heartbeat `status` with the load of the engine and all totals; `peak` is that of its devices together."""
+    """The heartbeat `status` with the load of the engine and all totals; `peak`: of all its devices together."""
     load, use, proof = engine.load(), engine.use(), weights.prover.proof
     return replace(
         status,
@@ -122,5 +122,5 @@ class StallWatch:
         elif now - self._since > self._deadline_s:
             raise DeadlinePassed(
                 f"waited {self._deadline_s:g} s for a token from the engine of {self._owner}, "
-                f"which has {sequences} sequences" + (" and drains" if draining else "")
+                f"which has {sequences} sequences{' and drains' if draining else ''} (actors.stall_deadline_s)"
             )

@@ -27,10 +27,6 @@ class Order(StrEnum):
         return self in (Order.DRAIN, Order.STOP)
 
 
-class OverLong(Exception):
-    """The engine never has room for this prompt."""
-
-
 @dataclass(eq=False, slots=True)
 class LeasedGroup:
     """One leased group; each of its sequences counts as generating until the engine is done with it."""

@@ -23,12 +23,12 @@ from msgspec.structs import replace
 from olmorl import config
 from olmorl.actors import heartbeat
 from olmorl.actors.admission import Intake, Lane, slots
-from olmorl.actors.leased_groups import LeasedGroup, Order, OverLong, held_sequences, place_in_engine
+from olmorl.actors.leased_groups import LeasedGroup, Order, held_sequences, place_in_engine
 from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.clock import Clock, within
-from olmorl.errors import Unscorable, first_cause
+from olmorl.errors import DeadlinePassed, PromptRefused, Unscorable, first_cause
 from olmorl.log_context import note_facts
 from olmorl.messages import TRAIN_LANE, ActorStatus, Completion, Failure, Group, Prompt, Result
 from olmorl.model_cost import DevicePeak
@@ -65,7 +65,7 @@ class Actor:
 
         While the engine drains, or stays more than `max_lag` versions behind, the actor leases nothing and gives back
         groups that have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its
-        group fails as `stale` (`over_age = "drop"`). `peak` is that of all devices of the engine.
+        group fails as `stale` (`over_age = "drop"`). `peak`: of all devices of the engine together.
         """
         self.name = name
         self._engine = engine
@@ -139,11 +139,17 @@ class Actor:
         await self._ended.wait()
 
     async def _start(self) -> None:
-        async with within(self._settings.start_deadline_s, f"the engine and the verifiers of {self.name} to start"):
-            newest = await self._weights.newest()
-            with contextlib.nullcontext() if newest is None else self._weights.prover.taking(newest.manifest):
-                await self._engine.start(newest)
-            await self._scorer.start()
+        awaited = f"the engine and the verifiers of {self.name} to start (actors.start_deadline_s)"
+        try:
+            async with within(self._settings.start_deadline_s, awaited):
+                newest = await self._weights.newest()
+                with contextlib.nullcontext() if newest is None else self._weights.prover.taking(newest.manifest):
+                    await self._engine.start(newest)
+                await self._scorer.start()
+        except DeadlinePassed as error:
+            if not self._weights.trouble:
+                raise
+            raise DeadlinePassed(f"{error}: weights could not be fetched: {self._weights.trouble}") from None
         self._times = SequenceTimes(self._clock.now())
 
     async def _admit(self, tasks: asyncio.TaskGroup) -> None:
@@ -187,7 +193,7 @@ class Actor:
             return self._failure(work, "stale", f"unfinished over {self._max_span} versions after {work.version}")
         except (ExceptionGroup, Unscorable) as error:
             match first_cause(error):
-                case OverLong() as cause:
+                case PromptRefused() as cause:
                     return self._failure(work, "over_long", str(cause))
                 case Unscorable() as cause:
                     return self._failure(work, "unscorable", str(cause))
@@ -210,8 +216,6 @@ class Actor:
         try:
             sampling = self._sample(prompt, index)
             completion = await self._engine.generate(request_id, prompt.token_ids, sampling, work.priority)
-        except ValueError as error:
-            raise OverLong(str(error)) from error
         finally:
             work.num_generating -= 1
             self._note_change()

@@ -67,7 +67,8 @@ class LagWatch:
         if self._newest is not None and self._since is not None and now - self._since > self._deadline_s:
             raise DeadlinePassed(
                 f"waited {self._deadline_s:g} s for weights {self._newest} of the learner; the engine of {self._owner} "
-                f"has {self._engine}, more than max_lag = {self._max_lag} behind" + (f": {trouble}" if trouble else "")
+                f"has {self._engine}, more than max_lag = {self._max_lag} behind (actors.stall_deadline_s)"
+                + (f": {trouble}" if trouble else "")
             )
 
 

@@ -128,6 +128,11 @@ class WeightFollower:
         return self._failed_tries.damaged
 
     @property
+    def trouble(self) -> str:
+        """Why the last try failed; empty after a success."""
+        return self._failed_tries.last
+
+    @property
     def failures(self) -> int:
         """Failed tries to fetch or apply a version, since the start of the actor."""
         return self._failed_tries.total
@@ -143,7 +148,10 @@ class WeightFollower:
         if self._engine.version >= version:
             return True
         self._lag.note_prompt(self._clock.now(), version, self._engine.version)
-        wanted = f"weights {version} of the learner; the engine of {self._owner} has {self._engine.version}"
+        wanted = (
+            f"weights {version} of the learner; the engine of {self._owner} has {self._engine.version} "
+            "(actors.stall_deadline_s)"
+        )
         async with within(self._deadline_s, wanted), self._moved:
             await self._moved.wait_for(lambda: self._engine.version >= version or self.trails)
         return self._engine.version >= version
@@ -200,5 +208,5 @@ class WeightFollower:
         return version
 
     async def _in_thread(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        async with within(self._deadline_s, f"the weight store, asked by {self._owner}"):
+        async with within(self._deadline_s, f"the weight store, asked by {self._owner} (actors.stall_deadline_s)"):
             return await asyncio.to_thread(call, *args, **kwargs)

@@ -129,7 +129,10 @@ class WeightProver:
         """
         if self._unproven is None:
             return
-        wanted = f"the engine of {self._owner} to score fixed tokens with weights {self._unproven.version}"
+        wanted = (
+            f"the engine of {self._owner} to score fixed tokens with weights {self._unproven.version} "
+            "(actors.stall_deadline_s)"
+        )
         async with within(self._deadline_s, wanted):
             await self._proven.wait()
 

@@ -42,6 +42,7 @@ from rich.table import Table
 from olmorl import codec, config
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.start import EngineStart
 from olmorl.deploy.demo import tiny_model
 from olmorl.deploy.demo.settings import ModelSize
 from olmorl.learner.trainer.checkpoint_shards import share_of
@@ -281,13 +282,15 @@ async def reader(model: Path, notes: Path) -> Any:
     """A real engine on the first core; this process goes to the others."""
     cores = sorted(os.sched_getaffinity(0))
     engine = VllmEngine(
-        config.Model(path=str(model)),
-        config.Actors(max_running=8, kv_cache_gib=0.25, enforce_eager=True),
-        max_model_len=MAX_TOKENS,
-        seed=0,
-        core=cores[0],
-        initial=Version(0, 0),
-        processes=EngineProcesses(notes),
+        EngineStart(
+            config.Model(path=str(model)),
+            config.Actors(max_running=8, kv_cache_gib=0.25, enforce_eager=True),
+            max_model_len=MAX_TOKENS,
+            seed=0,
+            core=cores[0],
+            processes=EngineProcesses(notes),
+        ),
+        Version(0, 0),
     )
     try:
         await engine.start(None)

@@ -74,7 +74,7 @@ def deepscaler(row: dict[str, Any]) -> QuestionAnswer:
 def dapo(row: dict[str, Any]) -> QuestionAnswer:
     """verl's layout. Its instruction around the problem asks for another form of answer, and is removed."""
     turns, model = row.get("prompt"), row.get("reward_model")
-    if not isinstance(turns, list) or not turns or not isinstance(model, dict):
+    if not isinstance(turns, list) or not turns or not isinstance(turns[0], dict) or not isinstance(model, dict):
         raise ValueError("not in verl's layout: prompt is no list of turns, or reward_model is missing")
     paragraphs = _text(turns[0], "content").split("\n\n")
     if len(paragraphs) >= 3 and paragraphs[0].startswith("Solve the following") and "Answer:" in paragraphs[-1]:

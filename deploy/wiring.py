@@ -36,10 +36,12 @@ from olmorl.ports import (
     WeightSource,
     WeightStore,
 )
+from olmorl.run_dir import RunFiles
 
 if TYPE_CHECKING:
     from olmorl.actors.loop import Actor
     from olmorl.actors.vllm_engine.processes import EngineProcesses
+    from olmorl.actors.vllm_engine.start import EngineStart
     from olmorl.learner.data.stream import PromptStream, Source
     from olmorl.learner.orchestrator.orchestrator import Orchestrator
     from olmorl.learner.storage.rollout_record import Ended
@@ -89,7 +91,7 @@ def embedded_redis(settings: Config, access: QueueAccess | None, password: str |
     from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
     from olmorl.queues.redis_server.url import parse_url
 
-    folder, host, fsync = settings.run_dir / "redis", own_address(settings), settings.queue.fsync
+    folder, host, fsync = RunFiles(settings.run_dir).redis, own_address(settings), settings.queue.fsync
     if access is not None:
         address = parse_url(access.url, access.environment)
         [place] = address.hosts
@@ -122,7 +124,7 @@ def weight_store(settings: Config) -> WeightStore:
     else:
         directory = settings.weights.directory
         if directory is None and settings.cluster.address is not None:
-            directory = settings.run_dir / "weights"
+            directory = RunFiles(settings.run_dir).weights
         open_store = partial(store.store_in_files, run, directory, chunk_bytes, full_every=full_every)
     if not plan(settings).transfers:
         return open_store()
@@ -170,16 +172,7 @@ def engine(
         )
     from olmorl.actors.vllm_engine.engine import VllmEngine
 
-    return VllmEngine(
-        settings.model,
-        settings.actors,
-        max_model_len=settings.max_model_len,
-        seed=seeds.derive(settings.run.seed, "engine", name),
-        core=core,
-        initial=Version(0, 0),
-        processes=processes or engine_processes(settings),
-        node=node,
-    )
+    return VllmEngine(_engine_start(settings, core, name, processes or engine_processes(settings), node), Version(0, 0))
 
 
 def engine_follower(
@@ -192,15 +185,16 @@ def engine_follower(
         return FakeFollower()
     from olmorl.actors.vllm_engine.follower import VllmFollower
 
-    return VllmFollower(
-        settings.model,
-        settings.actors,
-        max_model_len=settings.max_model_len,
-        seed=seeds.derive(settings.run.seed, "engine", name),
-        core=core,
-        processes=processes,
-        node=node,
-    )
+    return VllmFollower(_engine_start(settings, core, name, processes, node))
+
+
+def _engine_start(
+    settings: Config, core: int | None, name: str, processes: EngineProcesses, node: EngineNode | None
+) -> EngineStart:
+    from olmorl.actors.vllm_engine.start import EngineStart
+
+    seed = seeds.derive(settings.run.seed, "engine", name)
+    return EngineStart(settings.model, settings.actors, settings.max_model_len, seed, core, processes, node)
 
 
 def device_peak(settings: Config) -> DevicePeak:

@@ -20,7 +20,7 @@ class _Begun(NamedTuple):
 
 
 class Waits:
-    """Every wait is listed with its owner and its deadline. A deadline runs only while the run is not paused.
+    """Every wait is listed with its owner and its deadline. A pause stops the deadlines of `until`.
 
     Every change and the end of the background work wake all waits.
     """

@@ -21,6 +21,7 @@ OlmoRLError
 │   └── Superseded           a newer incarnation owns the run
 ├── EngineDied           an engine's processes are gone, or have half a version; the actor must be replaced
 │   └── WeightsUnproven      the engine does not compute what the learner trained
+├── PromptRefused        an engine can never answer this prompt; its draw fails, and the engine continues
 ├── WeightError          weights that are missing, corrupt, or do not fit the model
 │   └── WeightsDamaged       the stored bytes differ from the published ones
 └── Unscorable           a completion or group that no verifier could score; never a reward of 0
@@ -127,6 +128,10 @@ class EngineDied(OlmoRLError, RuntimeError):
 
 class WeightsUnproven(EngineDied):
     """The engine does not compute what the learner computes with the same version. Its actor must be replaced."""
+
+
+class PromptRefused(OlmoRLError):
+    """The engine can never answer this prompt: it is empty or too long, or its sampling is out of bounds."""
 
 
 class Unscorable(OlmoRLError, RuntimeError):

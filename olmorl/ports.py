@@ -387,7 +387,7 @@ class Engine(Protocol):
         Of the requests that wait, those with the lowest `priority` begin first, equal ones in the order in which they
         came. When the KV cache is full, the engine stops those with the highest. It is 0 or more.
 
-        The prefix cache is salted with the version at submission. Raises ValueError for a prompt that is too long.
+        The prefix cache is salted with the version at submission. Raises PromptRefused if it can never answer.
         """
         ...
 

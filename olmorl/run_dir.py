@@ -63,6 +63,51 @@ class RunFiles:
         return self.run_dir / "process_events.jsonl"
 
     @property
+    def processes(self) -> Path:
+        """The host and the id of each process."""
+        return self.run_dir / "processes.json"
+
+    @property
+    def targets(self) -> Path:
+        """Where each process serves its metrics."""
+        return self.run_dir / "targets.json"
+
+    @property
+    def control(self) -> Path:
+        """Where the launcher listens for commands, while it runs."""
+        return self.run_dir / "control.json"
+
+    @property
+    def lock(self) -> Path:
+        """The launcher that has the run."""
+        return self.run_dir / ".lock"
+
+    @property
+    def starts(self) -> Path:
+        """The configuration of each start."""
+        return self.run_dir / "starts"
+
+    @property
+    def ended(self) -> Path:
+        """Why the run is over, once it is."""
+        return self.run_dir / "ended.txt"
+
+    @property
+    def redis(self) -> Path:
+        """The append-only file of the run's own Redis."""
+        return self.run_dir / "redis"
+
+    @property
+    def weights(self) -> Path:
+        """Published versions, with `weights.store = "file"` on a cluster."""
+        return self.run_dir / "weights"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The events of `telemetry.tracker = "tensorboard"`."""
+        return self.run_dir / "tensorboard"
+
+    @property
     def export(self) -> Path:
         """The finished policy as a Hugging Face folder."""
         return self.run_dir / "export"

@@ -1,7 +1,7 @@
 """The process of an engine core, started before its work is known: it imports vLLM while the actor does the same.
 
 vLLM starts EngineCore with multiprocessing's `spawn`, after its own imports, and that process imports vLLM again. Here
-the second import runs beside the first one. The process is the one that `spawn` would start: a fresh interpreter.
+the second import runs at the same time as the first. The process is as `spawn` would start it: a fresh interpreter.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EarlyCore:
             os.close(self._alive)
 
     def popen(self, process: BaseProcess) -> Any:
-        """The running process that does what `process` stands for: this one, or else a new one."""
+        """The running process that does the work of `process`: this one, or else a new one."""
         del process.__dict__["_Popen"]  # it is not for the child
         if self._is_free and self._is_alive() and os.environ.get("LD_PRELOAD") == self._preloaded:
             self._is_free = False
@@ -130,7 +130,7 @@ def wait_for_work(modules: Sequence[str], tracker: int, work: int) -> None:
 
 
 def _read(descriptor: int, length: int) -> bytes:
-    """Exactly `length` bytes: what follows is multiprocessing's."""
+    """Exactly `length` bytes. multiprocessing reads the rest."""
     found = b""
     while len(found) < length:
         if not (more := os.read(descriptor, length - len(found))):

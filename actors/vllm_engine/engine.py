@@ -17,20 +17,19 @@ from typing import Any, TypeVar
 import numpy as np
 from msgspec import structs
 
-from olmorl import codec, config
+from olmorl import codec
 from olmorl.actors.vllm_engine.arguments import (
     SCORING_PRIORITY,
     sampling_params,
     scoring_params,
 )
-from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
-from olmorl.actors.vllm_engine.start import start_processes
+from olmorl.actors.vllm_engine.start import EngineStart, start_processes
 from olmorl.actors.vllm_engine.weight_check import Shapes, check_fit, file_signature
 from olmorl.clock import within
-from olmorl.errors import EngineDied, WeightError
+from olmorl.errors import EngineDied, PromptRefused, WeightError
 from olmorl.messages import Completion, Floats, Span, TokenIds, Version
 from olmorl.model_cost import VALUE_BYTES, AnswerWork, ModelCost, model_cost
-from olmorl.ports import EngineLoad, EngineNode, EngineUse, Sampling, StagedWeights, Update
+from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
 
 T = TypeVar("T")
 LIVENESS_POLL_S = 0.2
@@ -39,7 +38,9 @@ PAGES_POLL_S = 0.01
 
 
 class _StepGauge:
-    """The statistics of the engine's steps. Stands between vLLM and its own metrics, which observe every single token.
+    """The statistics of the engine's steps. It takes the place of vLLM's metrics and passes the steps on to them.
+
+    vLLM's metrics would observe every single token.
 
     The number of running requests after a step holds until the next step. While an update stalls the engine, they run
     too: `ActorStatus.stall_s_total` has that time.
@@ -120,36 +121,21 @@ class _StepGauge:
 class VllmEngine:
     """One vLLM engine. Every token carries the version that computed it, and no update costs a token or a KV block.
 
+    Of an engine on several nodes, this is the node with the scheduler. A `VllmFollower` runs on each of the others.
+
     Args:
-        core: CPU core for the engine's one thread; None on a GPU, or to let vLLM take all cores.
         initial: the version that the model folder holds.
-        node: this node, of an engine on several. An `VllmFollower` runs on each of the others.
     """
 
-    def __init__(
-        self,
-        model: config.Model,
-        actors: config.Actors,
-        *,
-        max_model_len: int,
-        seed: int,
-        core: int | None,
-        initial: Version,
-        processes: EngineProcesses,
-        node: EngineNode | None = None,
-    ) -> None:
-        self._model = model
-        self._actors = actors
-        self._max_model_len = max_model_len
-        self._seed = seed
-        self._core = core
-        self._node = node
+    def __init__(self, start: EngineStart, initial: Version) -> None:
+        self._start = start
+        self._model = start.model
+        self._actors = start.actors
         self._version = initial
         self._llm: Any = None
         self._tokenizer: Any = None
         self._gauge = _StepGauge()
         self._shapes: Shapes = {}
-        self._processes = processes
         self._aborted = 0
         self._scored = 0
         self._generated = 0
@@ -166,13 +152,10 @@ class VllmEngine:
             StartError: a setting or a file that the engine cannot start with.
             EngineDied: the engine's processes ended while they started.
         """
-        if self._core is not None:
-            check_core(self._core)
+        self._start.check_core()
         await asyncio.to_thread(self._construct)
         manager = self._llm.engine_core.resources.engine_manager
-        self._processes.adopt(process.pid for process in manager.processes)
-        if self._core is not None:
-            self._processes.pin(self._core)
+        self._start.own(process.pid for process in manager.processes)
         self._measure()
         self._tokenizer = self._llm.renderer.tokenizer
         self._cost = model_cost(self._llm.model_config.hf_text_config, self._shapes, VALUE_BYTES[self._model.dtype])
@@ -197,16 +180,7 @@ class VllmEngine:
 
             return AsyncLLM.from_vllm_config(vllm_config)
 
-        self._llm, self._shapes = start_processes(
-            make,
-            self._model,
-            self._actors,
-            max_model_len=self._max_model_len,
-            seed=self._seed,
-            core=self._core,
-            node=self._node,
-            processes=self._processes,
-        )
+        self._llm, self._shapes = start_processes(make, self._start)
 
     # --- generation -----------------------------------------------------------------------------
 
@@ -214,11 +188,12 @@ class VllmEngine:
         """Sample one completion.
 
         Raises:
-            ValueError: the prompt is empty or leaves no room for a token, or the sampling is out of vLLM's bounds.
+            PromptRefused: the prompt is empty or leaves no room for a token, or the sampling is out of vLLM's bounds.
             EngineDied: the engine died, now or earlier.
         """
-        if not 0 < len(prompt) < self._max_model_len:
-            raise ValueError(f"a prompt of {len(prompt)} tokens: the engine takes 1 to {self._max_model_len - 1}")
+        most = self._start.max_model_len - 1
+        if not 0 < len(prompt) <= most:
+            raise PromptRefused(f"a prompt of {len(prompt)} tokens: the engine takes 1 to {most}")
         from vllm.exceptions import VLLMClientError
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -236,7 +211,7 @@ class VllmEngine:
             await llm.abort(request_id)
             raise
         except VLLMClientError as error:
-            raise ValueError(f"request {request_id}: {error}") from None
+            raise PromptRefused(f"request {request_id}: {error}") from None
         except EngineDeadError:
             raise EngineDied(f"the engine died with request {request_id}: {self._cause}") from None
         finally:
@@ -368,7 +343,9 @@ class VllmEngine:
     async def _refusals(self, arguments: tuple[str, tuple[str, ...], bytes]) -> list[str]:
         """Why workers cannot load a version. Afterwards all its pages are mapped where workers can load it."""
         core = self._running().engine_core
-        async with within(self._actors.stall_deadline_s, f"the workers of {self._model.path} to map weights"):
+        async with within(
+            self._actors.stall_deadline_s, f"the workers of {self._model.path} to map weights (actors.stall_deadline_s)"
+        ):
             while True:
                 answers = await self._call(core.collective_rpc_async("check_staged_weights", None, arguments))
                 if None not in answers:
@@ -397,7 +374,7 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._running()
-        prompt = list(token_ids[: self._max_model_len - 1])
+        prompt = list(token_ids[: self._start.max_model_len - 1])
         salted = tokens_input(prompt, cache_salt=str(self._version))
         self._scored += 1
         self._gauge.scores(len(prompt))
@@ -414,22 +391,26 @@ class VllmEngine:
 
     async def _call(self, request: Awaitable[T]) -> T:
         """Await an answer of the engine core for one stall deadline, or raise EngineDied when the core dies."""
-        async with within(self._actors.stall_deadline_s, f"the engine core of {self._model.path} to answer"):
+        async with within(
+            self._actors.stall_deadline_s, f"the engine core of {self._model.path} to answer (actors.stall_deadline_s)"
+        ):
             return await self._unless_dead(request)
 
     async def _unless_dead(self, request: Awaitable[T]) -> T:
         """Await an answer of the engine core, or raise EngineDied when the core dies."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
+        ended = EngineDied(f"the engine core of {self._model.path} has ended; the log of its actor has the cause")
         answer = asyncio.ensure_future(request)
-        while not (await asyncio.wait({answer}, timeout=LIVENESS_POLL_S))[0]:
-            if self._running().errored:
-                answer.cancel()
-                raise EngineDied(f"the engine core of {self._model.path} has ended")
         try:
+            while not (await asyncio.wait({answer}, timeout=LIVENESS_POLL_S))[0]:
+                if self._running().errored:
+                    raise ended
             return answer.result()
         except EngineDeadError:
-            raise EngineDied(f"the engine core of {self._model.path} has ended") from None
+            raise ended from None
+        finally:
+            answer.cancel()
 
     # --- state for the actor --------------------------------------------------------------------
 
@@ -483,7 +464,7 @@ class VllmEngine:
             await asyncio.to_thread(llm.shutdown, 0)
             del llm
             gc.collect()  # a client in a reference cycle would log an error at the end of the interpreter
-        await asyncio.to_thread(self._processes.end)
+        await asyncio.to_thread(self._start.processes.end)
 
 
 def _check_loaded(answers: Sequence[str], version: Version) -> None:

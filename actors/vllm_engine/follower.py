@@ -6,38 +6,15 @@ import asyncio
 from multiprocessing.connection import wait
 from typing import Any
 
-from olmorl import config
-from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
-from olmorl.actors.vllm_engine.start import start_processes
+from olmorl.actors.vllm_engine.start import EngineStart, start_processes
 from olmorl.errors import EngineDied
-from olmorl.ports import EngineNode
 
 
 class VllmFollower:
-    """The workers of one node live as long as `run`. The arguments are those of the actor's `VllmEngine`.
+    """The workers of one node live as long as `run`. Except for its node, `start` is that of the actor's engine."""
 
-    Args:
-        core: CPU core for the node's one worker; None on GPUs, or to let vLLM take all cores.
-    """
-
-    def __init__(
-        self,
-        model: config.Model,
-        actors: config.Actors,
-        *,
-        max_model_len: int,
-        seed: int,
-        core: int | None,
-        processes: EngineProcesses,
-        node: EngineNode,
-    ) -> None:
-        self._model = model
-        self._actors = actors
-        self._max_model_len = max_model_len
-        self._seed = seed
-        self._core = core
-        self._node = node
-        self._processes = processes
+    def __init__(self, start: EngineStart) -> None:
+        self._start = start
 
     async def run(self) -> None:
         """Work until the end of a worker.
@@ -46,20 +23,18 @@ class VllmFollower:
             ModelError, ConfigError, StartError: as `VllmEngine.start` does.
             EngineDied: a worker ended.
         """
-        if self._core is not None:
-            check_core(self._core)
-        executor = None
+        start, executor = self._start, None
+        start.check_core()
         try:
             executor = await asyncio.to_thread(self._construct)
             workers = [worker.proc for worker in executor.workers]
-            self._processes.adopt(worker.pid for worker in workers)
-            if self._core is not None:
-                self._processes.pin(self._core)
+            start.own(worker.pid for worker in workers)
             await asyncio.to_thread(wait, [worker.sentinel for worker in workers])
             ends = [f"{worker.name} with exit code {worker.exitcode}" for worker in workers if not worker.is_alive()]
-            raise EngineDied(f"node {self._node.number} of the engine of {self._model.path}: {', '.join(ends)} ended")
+            assert start.node is not None
+            raise EngineDied(f"node {start.node.number} of the engine of {start.model.path}: {', '.join(ends)} ended")
         finally:
-            await asyncio.to_thread(self._processes.end)
+            await asyncio.to_thread(start.processes.end)
             if executor is not None:
                 await asyncio.to_thread(executor.shutdown)
 
@@ -71,14 +46,5 @@ class VllmFollower:
 
             return MultiprocExecutor(vllm_config, monitor_workers=False)
 
-        executor, _ = start_processes(
-            make,
-            self._model,
-            self._actors,
-            max_model_len=self._max_model_len,
-            seed=self._seed,
-            core=self._core,
-            node=self._node,
-            processes=self._processes,
-        )
+        executor, _ = start_processes(make, self._start)
         return executor

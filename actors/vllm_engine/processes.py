@@ -35,7 +35,7 @@ class EngineProcesses:
         self._notes = notes
         self._mark = uuid.uuid4().hex
         self._reaper: subprocess.Popen[str] | None = None
-        self._known: list[psutil.Process] | None = None
+        self._known: set[psutil.Process] = set()
         self._shared_memory: set[Path] = set()
         self._early: EarlyCore | None = None
 
@@ -94,17 +94,17 @@ class EngineProcesses:
 
     def adopt(self, pids: Iterable[int]) -> None:
         """Note the processes, all their descendants and their shared memory while they can still be seen."""
-        self._note(pids)
+        roots = _processes(pids)
+        self._note(*roots, *(child for root in roots for child in root.children(recursive=True)))
         self._tell_reaper(*self._shared_memory, reaper.UP)
 
-    def _note(self, pids: Iterable[int]) -> None:
-        roots = _processes(pids)
-        self._known = [*roots, *(child for root in roots for child in root.children(recursive=True))]
-        self._shared_memory = reaper.shared_memory([process.pid for process in self._known])
+    def _note(self, *processes: psutil.Process) -> None:
+        self._known.update(processes)
+        self._shared_memory |= reaper.shared_memory([process.pid for process in self._known])
 
     def pin(self, core: int) -> None:
         """Keep every thread on one core: others would disturb the learner."""
-        for process in self._known or ():
+        for process in self._known:
             with suppress(psutil.NoSuchProcess, ProcessLookupError):
                 for thread in process.threads():
                     os.sched_setaffinity(thread.id, {core})
@@ -113,14 +113,12 @@ class EngineProcesses:
         """Kill the processes and unlink their shared memory; blocks for seconds at most. Also after a failed start."""
         if self._early is not None:
             self._early.close()
-        if self._known is None:
-            self._note(reaper.marked(self._mark))
-        # Again before the end: some shared memory was made after the start.
-        self._shared_memory |= reaper.shared_memory([process.pid for process in self._known or ()])
-        for process in self._known or ():
+        # Some processes and some shared memory may be newer than `adopt`.
+        self._note(*_processes(reaper.marked(self._mark)))
+        for process in self._known:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
-        psutil.wait_procs(self._known or (), DEADLINE_S)
+        psutil.wait_procs(self._known, DEADLINE_S)
         for file in filter(Path.exists, self._shared_memory):
             file.unlink()
             if not str(file).startswith(reaper.TRACKED):

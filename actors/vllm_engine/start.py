@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
 from olmorl import config
 from olmorl.actors.vllm_engine.arguments import engine_arguments, engine_config
-from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
 from olmorl.actors.vllm_engine.weight_check import Shapes, checkpoint_shapes
 from olmorl.errors import EngineDied, ModelError, StartError
@@ -23,17 +24,37 @@ _LOADING = threading.Lock()
 """Held while vLLM is imported or started: both set environment variables."""
 
 
-def start_processes(
-    make: Callable[[Any], T],
-    model: config.Model,
-    actors: config.Actors,
-    *,
-    max_model_len: int,
-    seed: int,
-    core: int | None,
-    node: EngineNode | None,
-    processes: EngineProcesses,
-) -> tuple[T, Shapes]:
+@dataclass(frozen=True)
+class EngineStart:
+    """All that an engine needs to start on one of its nodes.
+
+    Args:
+        max_model_len: tokens of a prompt and its answer.
+        core: CPU core for the node's one worker; None on GPUs, or to let vLLM take all cores.
+        node: this node, of an engine on several.
+    """
+
+    model: config.Model
+    actors: config.Actors
+    max_model_len: int
+    seed: int
+    core: int | None
+    processes: EngineProcesses
+    node: EngineNode | None = None
+
+    def check_core(self) -> None:
+        """Raises ConfigError if the host has no such core."""
+        if self.core is not None:
+            check_core(self.core)
+
+    def own(self, pids: Iterable[int]) -> None:
+        """Note the processes that have started, and keep them on their core."""
+        self.processes.adopt(pids)
+        if self.core is not None:
+            self.processes.pin(self.core)
+
+
+def start_processes(make: Callable[[Any], T], start: EngineStart) -> tuple[T, Shapes]:
     """What `make` starts from vLLM's configuration, and the shapes of the model. Blocks, so it runs in a thread.
 
     Raises:
@@ -41,16 +62,16 @@ def start_processes(
         StartError: another start would fail too.
         EngineDied: the processes ended while they started.
     """
-    output = ErrorOutput()
-    with _LOADING, processes.starting(_variables(core, actors.start_deadline_s, node)):
+    output, model, actors = ErrorOutput(), start.model, start.actors
+    with _LOADING, start.processes.starting(_variables(start.core, actors.start_deadline_s, start.node)):
         try:
-            made = engine_config(engine_arguments(model, actors, max_model_len, seed, node))
+            made = engine_config(engine_arguments(model, actors, start.max_model_len, start.seed, start.node))
             shapes = checkpoint_shapes(_folder(model.path))
         except (OSError, ValueError) as error:
             settings = f" with actors.vllm = {actors.vllm}" if actors.vllm else ""
             raise ModelError(f"{model.path}: vLLM cannot use this model{settings}: {error}") from error
         try:
-            with processes.early_core():
+            with start.processes.early_core():
                 return make(made), shapes
         except Exception as error:
             cause = root_cause(output.read()) or describe(error)

@@ -180,7 +180,7 @@ def is_cpu_build() -> bool:
 
 
 def _nodes(gpus: Sequence[int]) -> str:
-    """The nodes in words, such as `28 node(s) with 8 GPUs, 1 with 0`."""
+    """The nodes in words, such as `28 node(s) with 8 GPU(s), 1 node(s) with 0 GPU(s)`."""
     counted = [f"{gpus.count(size)} node(s) with {size} GPU(s)" for size in sorted(set(gpus), reverse=True)]
     return ", ".join(counted)
 

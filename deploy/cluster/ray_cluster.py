@@ -173,7 +173,8 @@ class RayCluster:
             time.sleep(_LOOK_S)
         for entry in placement_group_table().values():
             if entry["name"].startswith(f"{self._run}/") and entry["state"] != "REMOVED":
-                self.give_up((get_placement_group(entry["name"]), 0))
+                with contextlib.suppress(ValueError):  # a process of the run has removed it meanwhile
+                    self.give_up((get_placement_group(entry["name"]), 0))
 
     def on_other_hosts(self, function: Callable[..., None], *args: Any) -> None:
         """Call `function` on every host but this one. A host that does not answer in time is skipped."""

@@ -67,7 +67,7 @@ class RemoteProcess:
         try:
             return await ref
         except RayError as error:
-            if self._killed_for:
+            if self._killed_for and not isinstance(error, RayTaskError):  # else it has said its own cause
                 raise ProcessLost(f"{self.name} {self._killed_for}") from None
             raise cause_of(error, self.name) from None
 

@@ -20,6 +20,7 @@ from typing import Any
 from olmorl.deploy.credentials import read_token
 from olmorl.deploy.view.run_state import finished
 from olmorl.errors import ConfigError, OlmoRLError, ResourceError, RunEnded, UserError
+from olmorl.run_dir import RunFiles
 
 Command = Callable[..., Awaitable[Any]]
 LONGEST_REQUEST = 64 * 1024
@@ -39,7 +40,7 @@ class ControlEndpoint:
     """
 
     def __init__(self, run_dir: Path, host: str, token: str, commands: Mapping[str, Command]) -> None:
-        self._file = run_dir / "control.json"
+        self._file = RunFiles(run_dir).control
         self._host = host
         self._token = token
         self._commands = commands
@@ -110,7 +111,7 @@ def send_command(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE
         UserError: the launcher refuses the command.
         RunEnded: the command failed.
     """
-    host, port, launcher = _address(run_dir / "control.json")
+    host, port, launcher = _address(RunFiles(run_dir).control)
     request = {"token": read_token(run_dir, launcher), "command": command, "arguments": arguments}
     try:
         with (

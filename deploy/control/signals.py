@@ -196,7 +196,7 @@ class Signals:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a run that stopped before its first step."""
+        """The exit code of a run that stopped without a checkpoint."""
         return 1 if self.number is None else exit_code(self.number)
 
     @contextmanager

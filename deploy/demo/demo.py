@@ -69,6 +69,9 @@ def prepare(config: Config, progress: Progress, settings: DemoSettings | None = 
     try:
         _make(part, settings, progress)
         part.rename(folder)
+    except OSError as error:
+        if not folder.exists():  # else another start has made it meanwhile
+            raise unwritable(folder.parent, error) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

@@ -28,6 +28,7 @@ from olmorl.deploy.plan.workload import ANSWER_KEYS, Workload
 from olmorl.deploy.preflight import checks, memory
 from olmorl.deploy.preflight.publishing import PublishingPlan, publishing_plan
 from olmorl.errors import ConfigError
+from olmorl.run_dir import RunFiles
 
 ABOUT = """\
 Predict what a run would achieve, and how to split the nodes.
@@ -161,7 +162,7 @@ def _plan(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -
     real = run if run and choice_of(run.settings) == own and not changed else None
     report.show(out, settings, predictions, None if arguments.no_sweep else chosen, real)
     if not arguments.no_sweep:
-        out.print(_advice(tried[own], chosen))
+        out.print(_advice(tried[own], chosen, settings.schedule.depth is not None))
     if arguments.json:
         report.write_json(arguments.json, load, predictions, chosen, real)
     if arguments.figure:
@@ -173,7 +174,7 @@ def _settings(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]
     if recipe is None:
         if run is None:
             raise ConfigError("give a recipe, a finished run, or both: olmorl-plan RECIPE.toml --from RUN (see --help)")
-        recipe = arguments.run / "config.toml"
+        recipe = RunFiles(arguments.run).config
     given = [
         (key, str(value))
         for key, value in (("learner.nodes", arguments.learner_nodes), ("actors.nodes", arguments.actor_nodes))
@@ -248,7 +249,8 @@ def _note(done: Prediction) -> None:
     )
 
 
-def _advice(own: Prediction, chosen: Prediction) -> str:
+def _advice(own: Prediction, chosen: Prediction, has_depth: bool) -> str:
+    """The options that give the chosen configuration. `has_depth`: the recipe sets `schedule.depth`."""
     if own is chosen:
         return "recommended: the recipe as it is"
     choice, gain = chosen.choice, chosen.figures.trained_per_s / own.figures.trained_per_s
@@ -257,6 +259,8 @@ def _advice(own: Prediction, chosen: Prediction) -> str:
         f"--schedule.max_lag {choice.max_lag}",
         f"--schedule.prompts_per_step {choice.batch}",
     ]
+    if has_depth and choice.max_lag != own.choice.max_lag:  # the sweep lets the depth follow the lag
+        changes.append(f"--schedule.depth {choice.max_lag}")
     return f"recommended: {' '.join(changes)}: {gain:.2f} times the trained tokens per second of the recipe"
 
 

@@ -106,9 +106,7 @@ def model(settings: Config) -> str:
     where = "on the hub"
     if folder.is_dir():
         where = f"{len(model_folder.tensors(folder))} tensors in {folder}"
-    return (
-        f"{model_size.architecture}, {model_size.parameters:,} parameters, {_bytes(model_size.weights_bytes)}; {where}"
-    )
+    return f"{model_size.architecture}, {model_size.parameters:,} parameters, {size(model_size.weights_bytes)}; {where}"
 
 
 def memory_plan(settings: Config) -> str:
@@ -244,8 +242,8 @@ def shared_memory(settings: Config) -> str:
 def _room(folder: Path, needed: int, what: str, fix: str) -> str:
     free = shutil.disk_usage(folder).free
     if free < needed:
-        raise ResourceError(f"{folder}: {_bytes(free)} free, and {what} need {_bytes(needed)}: {fix}")
-    return f"{_bytes(free)} free in {folder}, {_bytes(needed)} needed for {what}"
+        raise ResourceError(f"{folder}: {size(free)} free, and {what} need {size(needed)}: {fix}")
+    return f"{size(free)} free in {folder}, {size(needed)} needed for {what}"
 
 
 def gpu_memory(settings: Config) -> str:
@@ -318,10 +316,6 @@ def _answer(text: str) -> Completion:
         finish_reason="stop",
         text=text,
     )
-
-
-def _bytes(number: int) -> str:
-    return f"{number / GIB:.1f} GiB" if number >= GIB else f"{number / MIB:.1f} MiB"
 
 
 ONCE: Mapping[str, Callable[[Config], str]] = {

@@ -29,9 +29,10 @@ from olmorl.deploy.cluster.ray_cluster import BY_NODES, RayCluster
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.preflight import checks
 from olmorl.deploy.preflight.logprob_check import AskedEngine, AskedRank, compare
-from olmorl.deploy.preflight.memory import host_memory
 from olmorl.deploy.processes import actor_process, rank_process
 from olmorl.errors import OlmoRLError, ResourceError, unwritable
+from olmorl.host_memory import host_memory
+from olmorl.run_dir import RunFiles
 
 _AGREEMENT, _ENGINE_AND_RANKS = "log-probabilities", "an engine and the ranks"
 HOST_DEADLINE_S = 180.0
@@ -117,8 +118,13 @@ def _of_hosts(
         )
         for host, node in nodes.items()
     }
-    for host, there in inspectors.items():
-        yield _attempt("clock", host, partial(_clock, there))
+    # The first answer waits for the start of a process. A host that gives none is not asked again.
+    started_at, first = time.monotonic(), {host: there.now.remote() for host, there in inspectors.items()}
+    for host, answer in first.items():
+        found = _attempt("clock", host, partial(_clock, inspectors[host], answer, started_at))
+        yield found
+        if not found.passed and ray.wait([answer], timeout=0)[1]:
+            del nodes[host], inspectors[host]
     for (name, folder), (host, node) in product(folders.items(), nodes.items()):
         if checks.concerns(name, placed, node["Resources"]):
             yield _attempt(name, host, partial(_shared, inspectors[host], name, folder))
@@ -158,9 +164,13 @@ def _attempt(name: str, host: str, check: Callable[[], str]) -> CheckResult:
         return CheckResult(name, host, False, f"the check failed: {error!r}")
 
 
-def _clock(inspector: Any) -> str:
-    """A host's clock must show a time between our question and its answer, with some tolerance."""
-    _result(inspector.now.remote(), HOST_DEADLINE_S)  # the first call waits for the start of the process
+def _clock(inspector: Any, first: Any, started_at: float) -> str:
+    """A host's clock must show a time between our question and its answer, with some tolerance.
+
+    Args:
+        first: the host's first answer, still to come, which was asked for at `started_at`.
+    """
+    _result(first, HOST_DEADLINE_S, started_at)
     asked_at = time.time()
     there = _result(inspector.now.remote(), HOST_DEADLINE_S)
     heard_at = time.time()
@@ -181,7 +191,7 @@ def _shared_folders(settings: config.Config) -> dict[str, Path]:
     """The folders that several hosts share, by the name of their check."""
     folders = {"run directory": settings.run_dir}
     if settings.cluster.address is not None and settings.weight_store == "file":
-        folders["weights directory"] = settings.weights.directory or settings.run_dir / "weights"
+        folders["weights directory"] = settings.weights.directory or RunFiles(settings.run_dir).weights
     return folders
 
 

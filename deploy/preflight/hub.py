@@ -9,6 +9,7 @@ from collections.abc import Callable
 from http.client import HTTPException
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 from huggingface_hub import constants, get_token
 
@@ -103,8 +104,18 @@ def _ask(name: str, kind: str) -> None:
     request = urllib.request.Request(f"{constants.ENDPOINT}/api/{kind}s/{name}")
     if token := get_token():
         request.add_header("Authorization", f"Bearer {token}")
-    with urllib.request.urlopen(request, timeout=_DEADLINE_S) as answer:
+    with urllib.request.build_opener(_KeepsToken).open(request, timeout=_DEADLINE_S) as answer:
         json.load(answer)
+
+
+class _KeepsToken(urllib.request.HTTPRedirectHandler):
+    """Follows a redirect, and sends the token to no other host."""
+
+    def redirect_request(self, req: urllib.request.Request, *more: Any) -> urllib.request.Request | None:
+        following = super().redirect_request(req, *more)
+        if following is not None and following.host != req.host:
+            following.remove_header("Authorization")
+        return following
 
 
 def _cache() -> Path:

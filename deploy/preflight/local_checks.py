@@ -19,6 +19,7 @@ from olmorl.deploy.supervision.refused_start import check_can_be_made
 from olmorl.deploy.tracking.tracking import check_tracking
 from olmorl.deploy.view.run_state import finished
 from olmorl.errors import ConfigError, DataError, ModelError, UserError, of_key, unwritable
+from olmorl.learner.data import chat_templates
 from olmorl.learner.data.loader import evaluation_names, named
 from olmorl.learner.data.readers import check_there, parse_spec
 from olmorl.learner.orchestrator.recovery import check_free
@@ -82,7 +83,7 @@ def check_resume(settings: Config, change: bool, from_step: int | None) -> list[
 def over(settings: Config, from_step: int | None) -> str:
     """A message for people when a resume has nothing left to do, else an empty text."""
     is_asked_for_more = from_step is not None or recipe_history.check_change(settings, change=True)
-    has_ended = (settings.run_dir / "ended.txt").exists()
+    has_ended = RunFiles(settings.run_dir).ended.exists()
     return finished(settings.run_dir) if has_ended and not is_asked_for_more else ""
 
 
@@ -190,6 +191,11 @@ def check_whole_paths(settings: Config) -> None:
     names += [("evaluation.data", parse_spec(named(text)[1]).name) for text in settings.evaluation.data]
     names += [("model.path", model.path), ("model.tokenizer", model.tokenizer or "")]
     names += [("verifiers.functions", text.partition(":")[0]) for text in settings.verifiers.functions]
+    judge = settings.verifiers.judge
+    names += [("verifiers.judge.template", str(judge.template or ""))]
+    names += [("verifiers.judge.reference_template", str(judge.reference_template or ""))]
+    if model.chat_template and chat_templates.names_a_file(model.chat_template):
+        names.append(("model.chat_template", model.chat_template))
     for key, name in names:
         if name and Path(name).exists() and not Path(name).is_absolute():
             raise ConfigError(

@@ -9,7 +9,6 @@ hosts      the versions that the weight store keeps, and the copies of the ranks
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,9 +39,11 @@ from olmorl.deploy.preflight.memory_places import (
 )
 from olmorl.deploy.preflight.publishing import PublishingPlan, publishing_plan
 from olmorl.errors import ConfigError, ResourceError
+from olmorl.host_memory import host_memory
 from olmorl.learner.publisher import KEPT_VERSIONS
 from olmorl.learner.trainer.pinned_memory import pinned_bytes
 from olmorl.model_cost import VALUE_BYTES
+from olmorl.run_dir import RunFiles
 
 if TYPE_CHECKING:
     from olmorl.learner.trainer.memory import RankMemory
@@ -409,20 +410,12 @@ def weights_folder(settings: Config) -> Path | None:
     """The folder of published versions; None where they are in memory."""
     if settings.weight_store != "file" or (settings.cluster.address is None and settings.weights.directory is None):
         return None
-    return settings.weights.directory or settings.run_dir / "weights"
+    return settings.weights.directory or RunFiles(settings.run_dir).weights
 
 
 def published_files(settings: Config, weights: int) -> int:
     """Bytes of the versions in that folder."""
     return PUBLISHED_VERSIONS * weights if weights_folder(settings) else 0
-
-
-def host_memory() -> int:
-    """Bytes of this machine, or of its container if that has less."""
-    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    file = Path("/sys/fs/cgroup/memory.max")
-    given = file.read_text(encoding="ascii").strip() if file.is_file() else ""
-    return min(there, int(given)) if given.isdecimal() else there
 
 
 def gpu_bytes(settings: Config) -> int:

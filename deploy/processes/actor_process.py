@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from functools import partial
 from typing import Any
@@ -15,6 +16,8 @@ from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.follower_process import Followers, StagedOnAllNodes
 from olmorl.deploy.processes.run_process import RunProcess, Tree
+
+log = logging.getLogger(__name__)
 
 
 class ActorProcess(RunProcess):
@@ -30,7 +33,7 @@ class ActorProcess(RunProcess):
         self._access = access
         self._followers = Followers(self.settings, name, actor, core)
         self._processes = wiring.engine_processes(self.settings)
-        # While the orchestrator reads the data. An import that fails here fails again when the engine starts.
+        # vLLM is imported while the orchestrator reads the data. A failed import fails again when the engine starts.
         loading = partial(wiring.load_engine, self.settings, core, self._processes, has_core=True)
         threading.Thread(target=loading, daemon=True).start()
 
@@ -54,6 +57,7 @@ class ActorProcess(RunProcess):
             await self._followers.alongside(self._actor.run())
         finally:
             watch.cancel()
+            await asyncio.wait([watch])
             self.telemetry.close()
             await queue.close()
             semaphores.unlink_own()
@@ -65,7 +69,10 @@ class ActorProcess(RunProcess):
 
     async def _publish_metrics(self) -> None:
         while True:
-            self.telemetry.record_actor(self._actor.status())
+            try:
+                self.telemetry.record_actor(self._actor.status())
+            except Exception:
+                log.exception("the metrics of %s are not current", self.name)
             await asyncio.sleep(self.settings.actors.heartbeat_s)
 
     async def drain(self) -> None:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from olmorl.actors.vllm_engine.weight_check import file_signature
 from olmorl.config import Config
@@ -30,10 +31,12 @@ from olmorl.messages import Version
 from olmorl.ports import EngineNode, StagedWeights, WeightSource
 
 T = TypeVar("T")
-NEWS_S = 5.0
+NEWS_S = 2.0
 """After an engine died: time for the news that a follower's end was the cause."""
 END_S = 5.0
 """Time for the actor to end when a follower has. Then its process ends with all that it has started."""
+FETCH_SHARE = 0.8
+"""Of the actor's limit for a fetch: the time for the followers, so that the error names the one that is late."""
 _CALLS = 4
 """Calls that a follower answers at the same time."""
 
@@ -74,7 +77,7 @@ class Followers:
 
     def __init__(self, settings: Config, name: str, engine: str, core: int | None) -> None:
         placed = plan(settings)
-        self._deadline_s = settings.actors.stall_deadline_s
+        self._fetch_s = FETCH_SHARE * settings.actors.stall_deadline_s
         self._start_deadline_s = settings.actors.start_deadline_s
         self._processes: list[RemoteProcess] = []
         self.leading_node: EngineNode | None = None
@@ -124,20 +127,31 @@ class Followers:
             for process in self._processes:
                 process.kill()
 
-    def fetch(self, version: Version) -> list[Any]:
-        """Ask all followers to stage a version. Returns their answers, still to come."""
-        return [process.handle.fetch.remote(str(version)) for process in self._processes]
+    def fetch(self, version: Version) -> Callable[[], tuple[str, ...]]:
+        """Ask all followers to stage a version. Returns a function that waits for the signatures of their files.
 
-    def signatures(self, answers: list[Any]) -> tuple[str, ...]:
-        """The answers. Raises WeightError if a follower does not have the version."""
-        found = []
-        for process, answer in zip(self._processes, answers, strict=True):
-            try:
-                found.append(ray.get(answer, timeout=self._deadline_s))
-            except RayError as error:
-                cause = cause_of(error, process.name)
-                raise cause if isinstance(cause, WeightError) else WeightError(str(cause)) from None
-        return tuple(found)
+        It raises WeightError if a follower does not have the version in time.
+        """
+        give_up_at = time.monotonic() + self._fetch_s
+        answers = [process.handle.fetch.remote(str(version)) for process in self._processes]
+
+        def signatures() -> tuple[str, ...]:
+            return tuple(
+                self._signature(process, answer, give_up_at)
+                for process, answer in zip(self._processes, answers, strict=True)
+            )
+
+        return signatures
+
+    def _signature(self, process: RemoteProcess, answer: Any, give_up_at: float) -> str:
+        try:
+            return str(ray.get(answer, timeout=max(0.0, give_up_at - time.monotonic())))
+        except GetTimeoutError:
+            limit = f"{self._fetch_s:g} s (actors.stall_deadline_s)"
+            raise WeightError(f"{process.name} has not staged the version within {limit}") from None
+        except RayError as error:
+            cause = cause_of(error, process.name)
+            raise cause if isinstance(cause, WeightError) else WeightError(str(cause)) from None
 
 
 class StagedOnAllNodes:
@@ -151,6 +165,6 @@ class StagedOnAllNodes:
         return self._store.latest()
 
     def fetch(self, version: Version) -> StagedWeights:
-        answers = self._followers.fetch(version)
+        signatures = self._followers.fetch(version)
         staged = self._store.fetch(version)
-        return staged._replace(on_followers=self._followers.signatures(answers))
+        return staged._replace(on_followers=signatures())

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from olmorl.errors import unwritable
 from olmorl.log_context import facts
+from olmorl.run_dir import RunFiles
 
 _OURS = "olmorl"
 """Parent of the loggers of OlmoRL."""
@@ -31,7 +32,7 @@ def logged(run_dir: Path, process: str) -> Iterator[None]:
     Raises:
         ResourceError: the file cannot be made.
     """
-    folder = run_dir / "logs"
+    folder = RunFiles(run_dir).logs
     try:
         folder.mkdir(parents=True, exist_ok=True)
         text = _LogFile(folder / f"{process}.log")
@@ -84,15 +85,15 @@ class JsonRecords(logging.Formatter):
 
 
 def _records(run_dir: Path, process: str) -> _LogFile:
-    """Writes the records of OlmoRL as JSON lines. The name of a run is that of its directory."""
-    handler = _LogFile(run_dir / "logs" / f"{process}.jsonl")
+    """Writes the records of OlmoRL as JSON lines. A run has the name of its directory."""
+    handler = _LogFile(RunFiles(run_dir).logs / f"{process}.jsonl")
     handler.setFormatter(JsonRecords(run_dir.name, process))
     return handler
 
 
 def log_to(run_dir: Path, process: str) -> None:
     """Send this process's logging to both of its files, and everything that it or its children print to the first."""
-    folder = run_dir / "logs"
+    folder = RunFiles(run_dir).logs
     folder.mkdir(parents=True, exist_ok=True)
     log = os.open(folder / f"{process}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()

@@ -76,7 +76,8 @@ class OpenRun:
         self.running: asyncio.Task[str] | None = None
         self._steps: dict[tuple[int, int], asyncio.Task[Any]] = {}
         self._calls: set[asyncio.Task[None]] = set()
-        self._is_closed = False
+        self.is_closed = False
+        """Whether it was closed, to be opened again."""
 
     async def run(self) -> str:
         """Run until the run is over, or opened again; returns why."""
@@ -89,7 +90,11 @@ class OpenRun:
         return self.running is not None and self.running.done()
 
     async def next_step(self, rank: int, step: int) -> bytes | None:
-        """The encoded message for a step; None while there is none, and the rank asks again."""
+        """The encoded message for a step; None while there is none, and the rank asks again.
+
+        Raises:
+            Superseded: the run was opened again meanwhile.
+        """
         if (rank, step) not in self._steps:
             self._steps[rank, step] = asyncio.create_task(self.orchestrator.next(rank, step))
         task = self._steps[rank, step]
@@ -97,6 +102,8 @@ class OpenRun:
         if not task.done():
             return None
         del self._steps[rank, step]
+        if task.cancelled():
+            raise Superseded("the run was opened again meanwhile")
         return codec.encode(task.result())
 
     async def finish(self, call: Coroutine[Any, Any, None]) -> None:
@@ -111,9 +118,9 @@ class OpenRun:
 
     async def close(self) -> None:
         """Cancel everything, and leave the queue."""
-        if self._is_closed:
+        if self.is_closed:
             return
-        self._is_closed = True
+        self.is_closed = True
         tasks = [*self._steps.values(), *self._calls, *([self.running] if self.running else [])]
         for task in tasks:
             task.cancel()
@@ -186,7 +193,7 @@ class OrchestratorProcess(RunProcess):
                 await self.close_tracking()
             raise
         semaphores.unlink_own()
-        if current is self._run:  # it was not opened again
+        if not current.is_closed:
             await self.close_tracking()
         return reason
 

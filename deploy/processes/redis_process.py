@@ -12,6 +12,7 @@ from olmorl.deploy import wiring
 from olmorl.deploy.cluster.remote_process import Identity
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes.run_process import RunProcess, Tree
+from olmorl.host_memory import host_memory
 
 _CHECK_S = 0.25
 """Pause between two checks of the server."""
@@ -24,7 +25,7 @@ def _memory(pid: int | None) -> dict[str, int]:
         resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
         return {}
-    return {"redis_memory_bytes": resident * page, "redis_host_memory_bytes": os.sysconf("SC_PHYS_PAGES") * page}
+    return {"redis_memory_bytes": resident * page, "redis_host_memory_bytes": host_memory()}
 
 
 class RedisProcess(RunProcess):

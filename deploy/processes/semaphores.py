@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from multiprocessing import resource_tracker
-from pathlib import Path
+
+from olmorl.actors.vllm_engine import reaper
 
 
 def unlink_own() -> None:
     """Unlink the semaphores that this process has open; they work on until it ends.
 
     Libraries make them, for locks of progress bars for example, and leave the unlinking to a tracker process. Ray ends
-    that process together with this one. Their mappings show old names, so they are found by their inodes.
+    that process together with this one.
     """
-    maps = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()]
-    mapped = {int(fields[4]) for fields in maps if fields[-1].startswith("/dev/shm/")}
-    for path in Path("/dev/shm").glob("sem.mp-*"):
-        with suppress(FileNotFoundError):
-            if path.stat().st_ino in mapped:
+    for path in reaper.shared_memory([os.getpid()]):
+        if path.name.startswith("sem.mp-"):
+            with suppress(FileNotFoundError):
                 path.unlink()
                 resource_tracker.unregister(f"/{path.name.removeprefix('sem.')}", "semaphore")

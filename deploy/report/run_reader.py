@@ -58,7 +58,7 @@ class RunReader:
         """Changes when the run has grown."""
         files = RunFiles(self.run_dir)
         watched = [files.metrics, files.process_events, *rollout_log.files(files.rollouts)]
-        return tuple((path.name, *_stamp(path)) for path in watched)
+        return (_state(self.run_dir), *((path.name, *_stamp(path)) for path in watched))
 
     def read(self) -> tuple[dict[str, Any], list[Blob]]:
         """The run's entry in the manifest, and all its parts.
@@ -185,7 +185,8 @@ def _state(run_dir: Path) -> str:
     if end := finished(run_dir):
         return end.partition(": ")[2]
     with suppress(OSError):
-        if time.time() - (run_dir / ".lock").stat().st_mtime < _LIVE_S:
+        lock = RunFiles(run_dir).lock.stat()
+        if lock.st_size and time.time() - lock.st_mtime < _LIVE_S:  # a released lock is empty
             return "running"
     return f"not running; it goes on with olmorl-launch --resume; why it stopped is in {run_dir / 'logs'}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,7 @@ def timeline(run_dir: Path, events: Iterable[Line], lines: Sequence[Mapping[str,
             for event in process_events
             if event.get("cause")
         ],
-        "messages": list(_messages(run_dir / "logs" / "launcher.log"))[-_MOST_MESSAGES:],
+        "messages": list(_messages(RunFiles(run_dir).logs / "launcher.log"))[-_MOST_MESSAGES:],
     }
 
 
@@ -104,8 +105,9 @@ def _checkpoints(run_dir: Path) -> list[tuple[int, float]]:
     found = []
     for marker in RunFiles(run_dir).checkpoints.glob("step_*/complete"):
         step = marker.parent.name.removeprefix("step_")
-        if step.isdigit():
-            found.append((int(step), marker.stat().st_mtime))
+        with suppress(FileNotFoundError):  # the run has pruned it
+            if step.isdigit():
+                found.append((int(step), marker.stat().st_mtime))
     return sorted(found)
 
 

@@ -42,6 +42,8 @@ class ActorSlot:
     index: int
     place: ReservedPlace
     restarts: Restarts
+    task: asyncio.Task[None] | None = None
+    """Keeps an actor in the slot."""
     process: RemoteProcess | None = None
     loading: RemoteProcess | None = None
     """A process that was started ahead, and is not supervised yet."""
@@ -74,7 +76,6 @@ class ActorSupervisor:
         self._heartbeats = Heartbeats()
         self._no_actor = NoActorWatch(context.supervision.no_actor_deadline_s)
         self._tasks: asyncio.TaskGroup | None = None
-        self._slot_tasks: set[asyncio.Task[None]] = set()
         self._resizing = asyncio.Lock()
         self.num_deaths = 0
         self.stopping = False
@@ -128,9 +129,7 @@ class ActorSupervisor:
 
     def _supervise_slot(self, slot: ActorSlot) -> None:
         assert self._tasks is not None
-        task = self._tasks.create_task(self._keep_alive(slot))
-        self._slot_tasks.add(task)
-        task.add_done_callback(self._slot_tasks.discard)
+        slot.task = self._tasks.create_task(self._keep_alive(slot))
 
     async def _keep_alive(self, slot: ActorSlot) -> None:
         while not (slot.leaving or self.stopping):
@@ -337,7 +336,8 @@ class ActorSupervisor:
             slot.leaving = True
             if slot.process:
                 self._tasks.create_task(_ask_to_leave(slot.process, {"stop": deadline_s}))
-        if tasks := list(self._slot_tasks):
+        # A slot without a process only waits for its next start.
+        if tasks := [slot.task for slot in self._slots if slot.process and slot.task]:
             await asyncio.wait(tasks, timeout=deadline_s)
 
     def _dismiss(self, slot: ActorSlot) -> None:

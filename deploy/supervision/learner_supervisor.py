@@ -27,6 +27,7 @@ _LOAD_DEADLINE_S = 3600.0
 _START_DEADLINE_S = 120.0
 """Also for a sign of life of an orchestrator that opens the run, and may read a ledger of millions of draws."""
 _ORDER_DEADLINE_S = 30.0
+_GO_ON = "mend the cause, then --resume goes on from the last checkpoint"
 _TRACKING_DEADLINE_S = 2 * CLOSE_S
 _SAY_AGAIN_S = 20.0
 """Pause between two reports on the reading of data."""
@@ -163,11 +164,11 @@ class LearnerSupervisor:
             raise RunEnded(f"{error}; a stop was asked for, so it does not start again: --resume goes on") from error
         self._end_start()
         if delay is GiveUp.SAME_ERROR:
-            raise RunEnded(f"the learner failed twice in a row with the same error: {error}") from error
+            raise RunEnded(f"the learner failed twice in a row with the same error: {error}; {_GO_ON}") from error
         if isinstance(delay, GiveUp):
             raise RunEnded(
                 f"the learner was started {self._context.supervision.restarts} times in a row without taking a step, "
-                f"and lost again: {error}"
+                f"and lost again: {error}; {_GO_ON}"
             ) from error
         self._context.processes.note("learner", "restarting", str(error))
         self._context.say(f"{error}: the learner starts again from its last checkpoint; actors go on")

@@ -22,10 +22,11 @@ class ProcessList:
     """Lists each process from its start to its end, by the name of its log."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._path = run_dir / "processes.json"
+        files = RunFiles(run_dir)
+        self._path = files.processes
         self._run = run_dir.name
-        self._events = RunFiles(run_dir).process_events
-        self._targets = Targets(run_dir / "targets.json", self._run)
+        self._events = files.process_events
+        self._targets = Targets(files.targets, self._run)
         self._members: dict[str, Identity] = {}
         self._is_current = True
 

@@ -6,7 +6,6 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from olmorl import __version__, config, toml
@@ -14,6 +13,7 @@ from olmorl.config import Config
 from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.algorithm import presets
 from olmorl.learner.storage import durable_files
+from olmorl.run_dir import RunFiles
 
 PLACES = ("run.directory", "run.name", "cluster.address")
 """The keys for the place of a run. They may differ from start to start without --change."""
@@ -39,18 +39,13 @@ def spelled_out(settings: Config) -> Config:
     return settings.model_copy(update={"objective": objective})
 
 
-def kept_recipe(run_dir: Path) -> Path:
-    """The configuration that the run was last trained with."""
-    return run_dir / "config.toml"
-
-
 def check_change(settings: Config, change: bool) -> list[Difference]:
     """The differences between a resume and the configuration in the run directory.
 
     Raises:
         ConfigError: it differs or cannot be compared, and `change` is off.
     """
-    path = kept_recipe(settings.run_dir)
+    path = RunFiles(settings.run_dir).config
     if not path.exists():
         return []
     try:
@@ -106,7 +101,7 @@ class KeptRecipe:
     """Keeps `config.toml`. The file of an earlier start stays until this start has trained."""
 
     def __init__(self, settings: Config) -> None:
-        self._path = settings.run_dir / "config.toml"
+        self._path = RunFiles(settings.run_dir).config
         self._text = config.to_toml(settings).encode()
         self._has_trained = self._is_kept = False
 
@@ -125,7 +120,7 @@ def record_start(settings: Config, command_line: Sequence[str]) -> None:
 
     On a full disk nothing is written, and the run goes on.
     """
-    folder = settings.run_dir / "starts"
+    folder = RunFiles(settings.run_dir).starts
     with suppress(ResourceError, OSError):
         folder.mkdir(exist_ok=True)
         number = 1 + max((int(path.stem) for path in folder.glob("*.toml") if path.stem.isdecimal()), default=0)

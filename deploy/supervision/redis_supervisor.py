@@ -100,7 +100,9 @@ class RedisSupervisor:
             self._restarts.note_work()
         delay = self._restarts.after_death(error)
         if isinstance(delay, GiveUp):
-            raise RunEnded(f"the embedded Redis cannot be kept up: {error}") from error
+            raise RunEnded(
+                f"the embedded Redis cannot be kept up: {error}; mend the cause, then --resume goes on"
+            ) from error
         if self._process is not None:
             # Its server would keep the lock of the folder, which the next server needs.
             self._process.kill()

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from olmorl.errors import ConfigError, ResourceError, unwritable
+from olmorl.run_dir import RunFiles
 
 BEAT_S = 2.0
 PATIENCE_S = 15.0
@@ -42,7 +43,7 @@ class RunLock:
         patience_s: float = PATIENCE_S,
         on_loss: Callable[[str], None] = end_at_once,
     ) -> None:
-        self._path = run_dir / ".lock"
+        self._path = RunFiles(run_dir).lock
         self._beat_s = beat_s
         self._patience_s = patience_s
         self._on_loss = on_loss

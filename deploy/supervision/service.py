@@ -218,7 +218,10 @@ class Service:
             raise self._stopped(f"{error}; stopped without a checkpoint") from error
         delay = self._restarts.after_death(error)
         if isinstance(delay, GiveUp):
-            raise RunEnded(f"the learner lost several hosts in a row without taking a step: {error}") from error
+            raise RunEnded(
+                f"the learner lost several hosts in a row without taking a step: {error}; when there are enough hosts, "
+                "--resume goes on"
+            ) from error
         self._progress.say(f"{error}: everything starts again on the other hosts, from the last checkpoint")
         self._resume, self._from_step = True, None
         await asyncio.to_thread(_end_all, self._context)

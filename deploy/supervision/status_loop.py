@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from olmorl.clock import within
 from olmorl.deploy.processes.prometheus import Telemetry
 from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
 from olmorl.deploy.supervision.learner_supervisor import LearnerSupervisor
@@ -20,6 +21,7 @@ from olmorl.errors import DeadlinePassed, ProcessLost
 from olmorl.messages import Wait
 
 _PAUSE_S = 0.5
+_RELEASE_PAUSE_S = 0.02
 
 
 class StatusLoop:
@@ -75,8 +77,12 @@ class StatusLoop:
     async def release_earlier_actors(self) -> None:
         """Release the leases of actors of an earlier start, which ended with it, before they expire."""
         await self.update()
-        while self._dead_actors:
-            await self.update()
+        limit_s = self._context.supervision.answer_deadline_s
+        with suppress(DeadlinePassed):  # then they expire
+            async with within(limit_s, "the leases of an earlier start to be released"):
+                while self._dead_actors:
+                    await asyncio.sleep(_RELEASE_PAUSE_S)
+                    await self.update()
 
     def show(self, status: Status) -> None:
         """Show a status to people and to Prometheus."""

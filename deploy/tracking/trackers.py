@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from olmorl.deploy.tracking.records import Record, TrackedLine, TrackedRun
 from olmorl.deploy.view.dashboard import RecentSample
+from olmorl.run_dir import RunFiles
 
 PROJECT = "olmorl"
 COLUMNS = ("draw", "outcome", "reward", "prompt", "answer")
@@ -99,7 +100,7 @@ class TensorBoardTracker:
     def __init__(self, run: TrackedRun) -> None:
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._writer = EventFileWriter(str(Path(run.folder) / "tensorboard"))
+        self._writer = EventFileWriter(str(RunFiles(Path(run.folder)).tensorboard))
 
     def rewind(self, step: int) -> None:
         from tensorboard.compat.proto.event_pb2 import SessionLog

@@ -24,7 +24,7 @@ def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
 def verdict_of(run_dir: Path) -> RunVerdict | None:
     """The limit of the run, now or at its end; None without a recipe or with too few lines."""
     try:
-        settings = config.load(run_dir / "config.toml")
+        settings = config.load(RunFiles(run_dir).config)
     except (ConfigError, OSError):
         return None
     return verdict(metric_lines(run_dir), Shape.of(settings))
@@ -32,7 +32,7 @@ def verdict_of(run_dir: Path) -> RunVerdict | None:
 
 def note_end(run_dir: Path, reason: str | None) -> None:
     """Write why the run is over, or with None that it goes on."""
-    path = run_dir / "ended.txt"
+    path = RunFiles(run_dir).ended
     if reason is None:
         path.unlink(missing_ok=True)
         return
@@ -44,15 +44,15 @@ def finished(run_dir: Path) -> str:
     """A message for people: why the run is over, and what to do next. Empty while the run is not over."""
     lines = metric_lines(run_dir)
     try:
-        recipe = tomllib.loads((run_dir / "config.toml").read_text(encoding="utf-8"))
+        recipe = tomllib.loads(RunFiles(run_dir).config.read_text(encoding="utf-8"))
         steps = recipe["schedule"]["steps"]
         if lines and lines[-1]["step"] >= steps:
             why, way_on = f"all {steps:,} steps are done", "more schedule.steps and --resume --change train it on"
         else:
-            why, way_on = (run_dir / "ended.txt").read_text(encoding="utf-8"), _more_data(recipe["data"])
+            why, way_on = RunFiles(run_dir).ended.read_text(encoding="utf-8"), _more_data(recipe["data"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    export = run_dir / "export"
+    export = RunFiles(run_dir).export
     policy = f"its policy is in {export}" if export.is_dir() else f"its policy: olmorl-ctl {run_dir} export FOLDER"
     return f"{run_dir}: finished, {why}; {policy}; {way_on}"
 

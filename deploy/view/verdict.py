@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import pairwise
-from math import ceil
+from math import ceil, gcd
 from typing import Any, NamedTuple
 
 from olmorl.config import Config
@@ -79,11 +79,17 @@ class Shape(NamedTuple):
     steps: int
     engines: int = 0
     """Engines on `actor_nodes`; 0: not known."""
+    max_lag: int | None = None
+    """`schedule.max_lag`, where `schedule.depth` sets `ahead`."""
+    learner_unit: int = 1
+    """The number of learner nodes is a multiple of it: ranks share rows."""
+    actor_unit: int = 1
+    """The number of actor nodes is a multiple of it: an engine has several."""
 
     @classmethod
     def of(cls, settings: Config, engines: int = 0) -> Shape:
         """The shape of a recipe, which starts so many engines."""
-        schedule = settings.schedule
+        schedule, learner = settings.schedule, settings.learner
         return cls(
             learner_nodes=settings.learner.nodes,
             actor_nodes=settings.actors.nodes,
@@ -92,6 +98,9 @@ class Shape(NamedTuple):
             ahead=schedule.batches_ahead,
             steps=schedule.steps,
             engines=engines,
+            max_lag=None if schedule.depth is None else schedule.max_lag,
+            learner_unit=learner.sequence_parallel // gcd(learner.sequence_parallel, learner.ranks_per_node),
+            actor_unit=settings.actors.nodes_per_engine,
         )
 
     def with_engines(self, engines: int | None) -> Shape:
@@ -319,17 +328,25 @@ def _advice(limit: Bottleneck, measured: WindowMeans, shape: Shape) -> str:
         case Bottleneck.QUEUE:
             ahead = max(ceil(SPARE * measured.slots / sequences), shape.ahead + 1)
             batch = ceil(SPARE * measured.slots / (shape.group * max(shape.ahead, 1)))
-            return f"raise schedule.max_lag to {ahead} (now {shape.ahead}) or schedule.prompts_per_step to {batch}"
+            return f"{_raise(ahead, shape)} or schedule.prompts_per_step to {batch}"
         case Bottleneck.STRAGGLERS:
             missing = ceil((measured.awaiting_group + measured.ready * measured.learner_wait) / sequences)
             ahead = shape.ahead + max(missing, 1)
-            return f"raise schedule.max_lag to {ahead} (now {shape.ahead}), or lower sampling.max_tokens"
+            return f"{_raise(ahead, shape)}, or lower sampling.max_tokens"
         case Bottleneck.VERIFIERS:
             return "raise verifiers.workers on hosts with free cores, or make the slowest verifier faster"
         case Bottleneck.WEIGHTS:
             return "raise weights.publish_every or schedule.max_lag, or choose a faster weights.store"
         case Bottleneck.DATA:
             return "give more rows, or raise data.epochs"
+
+
+def _raise(ahead: int, shape: Shape) -> str:
+    """The order to have more batches ahead."""
+    if shape.max_lag is None:
+        return f"raise schedule.max_lag to {ahead} (now {shape.ahead})"
+    also = f", schedule.max_lag to {ahead} (now {shape.max_lag})" if ahead > shape.max_lag else ""
+    return f"raise schedule.depth to {ahead} (now {shape.ahead}){also}"
 
 
 def _split(ratio: float | None, shape: Shape) -> str:
@@ -339,9 +356,10 @@ def _split(ratio: float | None, shape: Shape) -> str:
     now = shape.actor_nodes / shape.learner_nodes
     said = f"balanced at {ratio:.2g} actor nodes for each learner node (now {now:.2g})"
     nodes = round(shape.learner_nodes + shape.actor_nodes)
-    learner = min(max(round(nodes / (1 + ratio)), 1), nodes - 1)
-    if nodes > 2 and learner != shape.learner_nodes:
-        said += f": --learner-nodes {learner} --actor-nodes {nodes - learner}"
+    learner = min(max(round(nodes / (1 + ratio)), 1), nodes - 1) // shape.learner_unit * shape.learner_unit
+    actors = (nodes - learner) // shape.actor_unit * shape.actor_unit
+    if nodes > 2 and learner and actors and learner != shape.learner_nodes:
+        said += f": --learner-nodes {learner} --actor-nodes {actors}"
     return said
 
 

@@ -46,7 +46,7 @@ class Batch:
 
 
 class BatchBuilder:
-    """The same groups and the same step always give the same batch."""
+    """The same groups, step and starts of the learner always give the same batch."""
 
     def __init__(self, config: Config, num_ranks: int) -> None:
         self._config = config

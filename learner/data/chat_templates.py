@@ -39,9 +39,14 @@ def template_of(text: str) -> str:
     Raises:
         ModelError: there is no such file, or its text is not a template.
     """
-    source = text if any(sign in text for sign in "{}\n") else _read(text)
+    source = _read(text) if names_a_file(text) else text
     compiled(source, "model.chat_template")
     return source
+
+
+def names_a_file(text: str) -> bool:
+    """Whether `model.chat_template` is the name of a file, not Jinja text."""
+    return not any(sign in text for sign in "{}\n")
 
 
 def _read(name: str) -> str:

@@ -118,7 +118,7 @@ class Loader:
         before = replace(self.report)
         self._lengths, self._unrendered = [], 0
         rows = list(islice(self._rows(spec.name), limit))
-        # Rows are read in batches. Rows of the last batch beyond the limit do not count.
+        # Rows are read in batches. Used rows of the last batch beyond the limit do not count.
         self.report.read = self.report.used + self.report.over_long + self.report.refused
         if not rows:
             self._refuse_all(spec.name, before)

@@ -224,7 +224,7 @@ def layout(values: Mapping[str, Any], default_verifier: str | None, optional: bo
     present = {key: value for key, value in values.items() if not _absent(value)}
     messages = _conversation(present) if prompted or any(key in present for key in CONVERSATION) else ""
     names = _verifiers(present, default_verifier)
-    truth = present.get("ground_truth", _verl_truth(present))
+    truth = present["ground_truth"] if "ground_truth" in present else _verl_truth(present)
     if truth is None and not (UNLABELLED.issuperset(names) if names else optional):
         raise ValueError("no usable label: the column ground_truth is missing")
     if truth is not None and not (names or optional):

@@ -75,6 +75,9 @@ class PromptStream:
         if row in self._names:
             self._retired.add(row)
 
+    def is_retired(self, row: str) -> bool:
+        return row in self._retired
+
     def state(self) -> dict[str, Any]:
         """The state for `restore`, as plain values."""
         return {"position": self.position, "retired": sorted(self._retired), "data": self._data_hash, **self._order()}

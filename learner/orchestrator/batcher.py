@@ -81,15 +81,17 @@ class Batcher:
         if self._never_filled:
             raise RunEnded(self._why_never_filled())
         endings = []
-        for item in await self._lifecycle.trim_decided(taken):
-            ending = await self._judge(item)
+        undecided = await self._lifecycle.trim_decided(taken)
+        await self._lifecycle.retire(self._solved_rows(undecided))
+        for item in undecided:
+            ending = self._judge(item)
             self._ahead.finished(item.draw_id, useful=ending is None)
             if ending is not None:
                 endings.append(ending)
         await self._lifecycle.decide(endings)
         self.streaks.check()
 
-    async def _judge(self, item: Taken) -> Ending | None:
+    def _judge(self, item: Taken) -> Ending | None:
         """Add a group to the ready ones, or return how its draw ends."""
         result = item.result
         if isinstance(result, Failure):
@@ -100,7 +102,6 @@ class Batcher:
             return self._failed(item, f"malformed: {reason}")
         may_train = not self._schedule.filter_zero_gradient or self._builder.has_gradient(result)
         self.streaks.scored(has_gradient=may_train)
-        await self._retire_if_solved(result)
         if not may_train:
             return Ending(item, Outcome.ZERO_GRADIENT)
         starts = self._lifecycle.state.starts
@@ -111,10 +112,13 @@ class Batcher:
         self.streaks.failure(item.result.prompt.row, cause, detail)
         return Ending(item, Outcome.FAILED, cause)
 
-    async def _retire_if_solved(self, group: Group) -> None:
+    def _solved_rows(self, taken: Sequence[Taken]) -> list[str]:
+        """Rows that are solved often enough to be drawn no more."""
         limit = self._config.data.no_resample_above
-        if limit is not None and solve_rate(group) >= limit:
-            await self._lifecycle.retire(group.prompt.row)
+        if limit is None:
+            return []
+        groups = [item.result for item in taken if isinstance(item.result, Group) and not defect(item.result)]
+        return [group.prompt.row for group in groups if solve_rate(group) >= limit]
 
     async def reconcile(self) -> Reconciled:
         """Compare with a queue that may have lost writes. A ready group that it lost is generated again."""
@@ -173,6 +177,10 @@ class Batcher:
     def _step_began(self) -> None:
         self._ahead.step_began()
         self._version_wait.step_began()
+
+    def has_built(self, step: int) -> bool:
+        """Whether the batch of `step` was built, also if ranks have it already."""
+        return self._last_built >= step
 
     async def assemble(self, done: int) -> None:
         """Build the batches of the next two steps, as far as there are groups for them."""

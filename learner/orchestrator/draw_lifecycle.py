@@ -7,7 +7,7 @@ only after its outcome is in the ledger. So no crash loses a draw or counts it t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -129,12 +129,13 @@ class DrawLifecycle:
             await self._queue.drop_dead_letters(again, TRAIN_LANE)
 
     async def _requeue(self, version: Version) -> None:
-        prompts = []
+        events, prompts = [], []
         for draw_id in sorted(self._lost):
             draw = self.state.open[draw_id]
             attempt = draw.attempt + 1
+            events.append(Requeued(draw=draw_id, attempt=attempt, version=version.number))
             prompts.append(self._draws.again(draw_id, draw.position, attempt, version))
-            await self._book(Requeued(draw=draw_id, attempt=attempt, version=version.number))
+        await self._book(*events)
         await self._queue.push(prompts)
         self._lost.clear()
 
@@ -143,10 +144,12 @@ class DrawLifecycle:
         if failed:
             await self._book(Recalled(draws=list(failed)))
 
-    async def retire(self, row: str) -> None:
-        """Never draw this row again."""
-        await self._book(Retired(row=row))
-        self._draws.retire(row)
+    async def retire(self, rows: Iterable[str]) -> None:
+        """Never draw these rows again."""
+        if new := [row for row in dict.fromkeys(rows) if not self._draws.is_retired(row)]:
+            await self._book(*(Retired(row=row) for row in new))
+            for row in new:
+                self._draws.retire(row)
 
     # --- a result arrives -------------------------------------------------------------------------
 
@@ -205,12 +208,15 @@ class DrawLifecycle:
         await self._book(Trained(step=step, tokens=tokens, wasted=wasted))
         self._position_after[step] = self._ledger.position
 
+    async def write_rollouts(self) -> None:
+        """Wait until all records of ended draws are on disk."""
+        await self._rollouts.flush()
+
     async def complete(self, checkpoints: Path, step: int) -> None:
         """Add the orchestrator's part and the marker to a checkpoint, then remove the journal that it covers.
 
         The part names the position of the ledger after `step`: the run may be further by now.
         """
-        await self._rollouts.flush()
         position = self._position_after.get(step, self._position_at_start)
         part = checkpoint_dir.Part(
             step=step,
@@ -271,8 +277,10 @@ class DrawLifecycle:
 
     async def close(self) -> None:
         """Write pending records and close the files."""
-        await self._rollouts.close()
-        self._ledger.close()
+        try:
+            await self._rollouts.close()
+        finally:
+            self._ledger.close()
 
     async def _book(self, *events: Line) -> None:
         assert self._lock.locked()

@@ -30,6 +30,8 @@ class Stream(Protocol):
         """Never draw the row of this name again."""
         ...
 
+    def is_retired(self, row: str) -> bool: ...
+
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -38,7 +40,7 @@ class Stream(Protocol):
 
 
 class Draws:
-    """The n-th draw of the run is the n-th row of the stream, also across crashes and restarts."""
+    """Draws take the rows of the stream in their order, also across crashes and restarts. A replay takes no row."""
 
     def __init__(self, stream: Stream, group_size: int, clock: Clock) -> None:
         self._stream = stream
@@ -71,6 +73,9 @@ class Draws:
 
     def retire(self, row: str) -> None:
         self._stream.retire(row)
+
+    def is_retired(self, row: str) -> bool:
+        return self._stream.is_retired(row)
 
     def state(self) -> dict[str, Any]:
         return self._stream.state()

@@ -9,6 +9,7 @@ from math import comb
 from olmorl import config
 from olmorl.clock import Clock
 from olmorl.errors import RunEnded
+from olmorl.learner.batching.samples import defect
 from olmorl.learner.orchestrator.draws import prompt_of
 from olmorl.learner.storage.group_stats import Score, score
 from olmorl.learner.storage.metrics_log import Fields
@@ -47,7 +48,7 @@ class Round:
 
     def add(self, result: Result) -> None:
         """Count one answer or failure."""
-        if not isinstance(result, Group) or not result.rewards:
+        if not isinstance(result, Group) or not result.rewards or defect(result):
             self.failed += 1
             return
         self.solved.append((len(result.rewards), sum(one.solved for one in result.completions)))

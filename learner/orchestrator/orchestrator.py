@@ -4,8 +4,8 @@ loop or call   consumes              produces                         waits for
 tend           results               ready groups, draws, batches     results, at most `POLL_S`
 next           batches               each rank's work for a step      a batch; after the last step, the evaluation
 report         a rank's step report  a ledger event, a metrics line   the disk
-published      a version             draws, evaluation prompts        nothing
-saved          checkpoint shares     a complete checkpoint            the share of the last rank
+published      a version             draws, evaluation prompts        the queue
+saved          checkpoint shares     a complete checkpoint            the disk, after the share of the last rank
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ POLL_S = 0.2
 ROUND_S = 0.5
 """Interval between two checks of leases, heartbeats and evaluation lanes."""
 LISTEN_S = 20.0
-"""Time after which `stop_asked` answers no."""
+"""Time after which `stop_asked` answers no, at the next change."""
 
 
 class RunProgress(NamedTuple):
@@ -66,7 +66,7 @@ class RunProgress(NamedTuple):
 class Orchestrator:
     """Runs one start of the learner. Implements `BatchSource`; built by `open`.
 
-    Every change of draws, batches, evaluation or metrics happens inside `DrawLifecycle.exclusive`.
+    Every change of draws, evaluation or metrics, and the building of batches happen inside `DrawLifecycle.exclusive`.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class Orchestrator:
             resume: continue the run that the directory holds.
             from_step: go back to this checkpoint and abandon everything after it.
             observe: called with every line of `metrics.jsonl` when it is written.
-            observe_ended: called with every draw that ends, once.
+            observe_ended: called with every draw that ends; again after the loss of the process that writes rollouts.
 
         Raises:
             UserError: the directory holds a run and `resume` is off, there is no checkpoint `from_step`, or the
@@ -263,7 +263,10 @@ class Orchestrator:
         line = self._metrics.line(report, facts, state, counts, in_flight, self._clock.now(), data_ended=ended)
         self._lifecycle.check_newest()
         await self._metrics.append(line | self._evaluator.results(report.step))
-        await self._advance()
+        if self._batcher.has_built(report.step + 1):
+            self.waits.notify()  # rank 0 goes on with that batch, and `_tend` builds the one after it
+        else:
+            await self._advance()
 
     async def published(self, version: Version, seconds: float) -> None:
         async with self._lifecycle.exclusive():
@@ -293,6 +296,7 @@ class Orchestrator:
         if not self._ranks.share_written(rank, step):
             return
         checkpoints = RunFiles(self._config.run_dir).checkpoints
+        await self._lifecycle.write_rollouts()
         async with self._lifecycle.exclusive():
             await self._reconciler.counts()
             await self._metrics.sync()

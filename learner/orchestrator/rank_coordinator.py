@@ -134,6 +134,7 @@ class RankCoordinator:
     def end_before(self, step: int, stop: Stop) -> None:
         """Begin the deadline for the learner's end: it was told to stop, or gave up `step`."""
         self._end = step - 1, stop
+        self._waits.end(_report_of(step))
         self._expect(_END)
 
     @property

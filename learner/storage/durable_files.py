@@ -87,12 +87,15 @@ def sync(descriptor: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make creations, renames and removals in `folder` durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Make creations, renames and removals in `folder` durable. Raises ResourceError if the disk refuses."""
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise unwritable(folder, error) from error
 
 
 def cut(path: Path, num_bytes: int) -> bytes:

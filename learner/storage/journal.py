@@ -65,7 +65,7 @@ class Journal:
         """Remove the steps that a complete checkpoint covers."""
         for step in self.steps():
             if step <= up_to:
-                self.path_of(step).unlink()
+                self.path_of(step).unlink(missing_ok=True)
 
     def path_of(self, step: int) -> Path:
         """The file of one step."""

@@ -46,7 +46,11 @@ class Ledger:
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         self._incarnation = started.incarnation
         self._num_bytes = 0
-        self.append(started)
+        try:
+            self.append(started)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def position(self) -> Position:

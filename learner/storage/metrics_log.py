@@ -66,10 +66,13 @@ class MetricsLog:
             self._observe(fields)
 
     def sync(self) -> None:
-        """Make all lines durable. Blocks."""
-        if self._path.exists():
-            with self._path.open("rb") as file:
-                os.fsync(file.fileno())
+        """Make all lines durable. Blocks. Raises ResourceError if the disk refuses."""
+        try:
+            if self._path.exists():
+                with self._path.open("rb") as file:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            raise durable_files.unwritable(self._path, error) from error
 
     def cut_after(self, step: int, abandoned: Path) -> None:
         """Move the lines after `step` to the file `abandoned`: the steps will be taken again."""

@@ -61,7 +61,7 @@ def write(shares_folder: Path, settings: config.Model, folder: Path) -> None:
 
 
 def _settings(run_dir: Path) -> config.Model:
-    recipe = config.load(run_dir / "config.toml")
+    recipe = config.load(RunFiles(run_dir).config)
     if recipe.run.mode == "simulated":
         raise UserError(f"{run_dir}: a simulated run has no model to export")
     return recipe.model

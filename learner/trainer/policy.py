@@ -125,7 +125,8 @@ class PackedPolicy(nn.Module):
             ModelError: the model does more to its logits than a linear head.
         """
         super().__init__()
-        scaled = [name for name in SCALED_HEADS if getattr(model.config, name, None) not in (None, 1, 1.0)]
+        text = model.config.get_text_config()
+        scaled = [name for name in SCALED_HEADS if getattr(text, name, None) not in (None, 1, 1.0)]
         if scaled:
             raise ModelError(
                 f"{type(model).__name__} sets {scaled[0]}, which the learner does not apply: "
@@ -195,7 +196,7 @@ def refuse_leaks(
     Raises:
         ModelError: the samples see each other: recurrent layers, or an attention that ignores the bounds.
     """
-    row_T = torch.arange(2 * PROBE_TOKENS, device=device) % model.config.vocab_size
+    row_T = torch.arange(2 * PROBE_TOKENS, device=device) % model.config.get_text_config().vocab_size
     changed_T = torch.cat([row_T[:PROBE_TOKENS].flip(0), row_T[PROBE_TOKENS:]])
     second_P = torch.arange(PROBE_TOKENS + 1, 2 * PROBE_TOKENS, device=device)
     with torch.no_grad():

@@ -10,7 +10,7 @@
 --   LANE:fresh     stream  the same, for first attempts; group `actors` in both, its pending entries are the leases
 --   LANE:leases    zset    lease -> deadline; a lease is DRAW/STREAM/ENTRY, so every delivery has its own name
 --   LANE:handed    hash    owner -> token and leases of its last answered lease call: a repeated call gets them again
---   LANE:done      bitmap  one bit a draw, set for ever by its result: 12 KiB for 100,000 draws
+--   LANE:done      bitmap  one bit a draw, set by its result until `flush` or `forget_done`: 12 KiB for 100,000 draws
 --   LANE:results   stream  draw, attempt, and `result` (encoded) or `cause`; trimmed when durable elsewhere
 --   LANE:commits   zset    token of a commit call -> time: a repeated call gets the same answer
 --   LANE:refused   hash    late, duplicate: commits refused so far

@@ -72,7 +72,7 @@ def layout(buffers: Iterable[NamedBuffer]) -> dict[str, Buffer]:
 
 
 def shard_manifest(manifest: WeightsReady, rank: int) -> WeightsReady:
-    """What `rank` publishes beside its chunks: the layout of the weight file comes from rank 0 alone."""
+    """What `rank` publishes in addition to its chunks: the layout of the weight file comes from rank 0 alone."""
     return structs.replace(manifest, buffers=()) if rank else manifest
 
 

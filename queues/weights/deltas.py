@@ -1,4 +1,4 @@
-"""Exact differences between versions: of a step of a small learning rate few bits of a bf16 weight change.
+"""Exact differences between versions: a step with a small learning rate changes few bits of a bf16 weight.
 
 The delta of a chunk is its XOR with the chunk of the version before, compressed by zstd. XOR is its own inverse, so the
 deltas of a chain of versions can be applied in one pass. The hashes in the manifest are those of the whole chunks: they

@@ -37,9 +37,9 @@ class PublishedFolder:
         self,
         version: Version,
         buffers: Iterable[NamedBuffer],
-        probe: Probe | None = None,
-        rank: int = 0,
-        ranks: int = 1,
+        probe: Probe | None,
+        rank: int,
+        ranks: int,
     ) -> None:
         self._rank, self._ranks = rank, ranks
         self._check_newest(version)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from olmorl.codec import decode, encode
 from olmorl.errors import Superseded, WeightError
@@ -25,8 +24,8 @@ from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
 from olmorl.queues.weights.chunks import shard_manifest, whole
 from olmorl.queues.weights.deltas import Packer, Published, bases, with_bases
+from olmorl.queues.weights.ray_actors import find, first_line, make_here
 
-NAMESPACE = "olmorl"
 BOARD_DEADLINE_S = 10.0
 """For the board to answer a question."""
 SHOW_DEADLINE_S = 60.0
@@ -127,9 +126,9 @@ class PublishedObjects:
         self,
         version: Version,
         buffers: Iterable[NamedBuffer],
-        probe: Probe | None = None,
-        rank: int = 0,
-        ranks: int = 1,
+        probe: Probe | None,
+        rank: int,
+        ranks: int,
     ) -> None:
         if version in self._mine:
             raise ValueError(f"version {version} exists; a version is never overwritten")
@@ -142,7 +141,7 @@ class PublishedObjects:
             chunks = [ray.put(np.frombuffer(chunk, np.uint8)) for chunk in packing]
         except RayError as error:
             raise WeightError(
-                f"version {version}: {self} does not take it ({_first_line(error)}); give each host of the learner "
+                f"version {version}: {self} does not take it ({first_line(error)}); give each host of the learner "
                 "more with `ray start --object-store-memory`"
             ) from error
         manifest = packing.manifest()
@@ -217,9 +216,7 @@ class PublishedObjects:
         """A board on this host, which ends with this process."""
         if self._rank:
             raise WeightError(f"the weight board {self._name}, which learner rank 0 makes, is not there")
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = {"name": self._name, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0}
-        return ray.remote(Board).options(**options, scheduling_strategy=here).remote()
+        return make_here(self._name, Board)
 
     # --- the reader's side
 
@@ -239,11 +236,9 @@ class PublishedObjects:
         """The board's handle, or None while there is no board."""
         if self._board is None:
             try:
-                self._board = ray.get_actor(self._name, NAMESPACE)
-            except ValueError:
-                return None
+                self._board = find(self._name)
             except RayError as error:
-                raise WeightError(f"the weight board {self._name} is not to be found: {_first_line(error)}") from error
+                raise WeightError(f"the weight board {self._name} is not to be found: {first_line(error)}") from error
         return self._board
 
     def _ask(self, board: Any, method: str, *args: Any) -> Any:
@@ -255,7 +250,7 @@ class PublishedObjects:
             ) from None
         except RayError as error:
             self._board = None
-            raise WeightError(f"the weight board {self._name} is lost: {_first_line(error)}") from error
+            raise WeightError(f"the weight board {self._name} is lost: {first_line(error)}") from error
 
 
 def _pull(version: Version, refs: Sequence[ray.ObjectRef]) -> Iterator[memoryview]:
@@ -264,11 +259,7 @@ def _pull(version: Version, refs: Sequence[ray.ObjectRef]) -> Iterator[memoryvie
             arrays = ray.get(refs[first : first + CHUNKS_AT_ONCE], timeout=PULL_DEADLINE_S)
         except RayError as error:
             raise WeightError(
-                f"version {version}: chunks from {first} of {len(refs)} did not come: {_first_line(error)}"
+                f"version {version}: chunks from {first} of {len(refs)} did not come: {first_line(error)}"
             ) from error
         for array in arrays:
             yield memoryview(array)
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

@@ -169,7 +169,7 @@ def store_in_files(
 ) -> StagedWeightStore:
     """Publish into `directory`, which all hosts see; default: the shared memory of the run's one host.
 
-    `full_every` is that of `Packer`. In shared memory all versions are whole: engines map the very files.
+    `full_every`: see `Packer`. In shared memory all versions are whole: engines map the very files.
     """
     in_place = directory is None or directory.resolve().is_relative_to(shared_memory)
     published = (directory or shared_memory) / f"olmorl-{run}"

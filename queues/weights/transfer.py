@@ -21,19 +21,18 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from olmorl.codec import decode, encode
 from olmorl.errors import WeightError
 from olmorl.messages import Version, WeightsReady
 from olmorl.ports import StagedWeights
 from olmorl.queues.weights.host_cache import TakeChunk
+from olmorl.queues.weights.ray_actors import find, first_line, make_here
 from olmorl.queues.weights.store import StagedWeightStore
 
 if TYPE_CHECKING:
     from olmorl.queues.weights.vllm_transfer import SentChunks
 
-NAMESPACE = "olmorl"
 SETTLE_S = 2.0
 """From a host that joins until the group is formed: others may join too."""
 FORM_S = 120.0
@@ -158,7 +157,7 @@ class _Group:
         self._control = _Control(list(hosts.values()))
         with _within(FORM_S):
             self._engine = open_sender(address, _free_port(address), len(hosts), self._control, source)
-            self.send(None)  # of nothing: what is slow the first time is over then
+            self.send(None)  # of nothing: the first broadcast is slow
 
     def send(self, staged: StagedWeights | None) -> dict[str, str]:
         """Broadcast a version. Returns for each host why it does not have it.
@@ -226,7 +225,7 @@ class Sender:
         except WeightError as error:
             return dict.fromkeys(group.hosts, f"its sender did not get it: {error}")
         except Exception as error:  # of vLLM, torch or Ray: the group is of no more use
-            self._group, self._why_none = None, f"the broadcast failed: {_first_line(error)}"
+            self._group, self._why_none = None, f"the broadcast failed: {first_line(error)}"
             await self._close(group)
             self._form_later()
             return dict.fromkeys(group.hosts, self._why_none)
@@ -257,7 +256,7 @@ class Sender:
         try:
             self._group = await asyncio.to_thread(self._make_group, hosts)
         except Exception as error:  # of vLLM, torch or Ray: the next version is another try
-            self._why_none = f"no group of {len(hosts)} hosts: {_first_line(error)}"
+            self._why_none = f"no group of {len(hosts)} hosts: {first_line(error)}"
         else:
             self._why_none = "the group is being formed"
 
@@ -281,7 +280,7 @@ class Sender:
 
 
 class HostTransfer:
-    """Has versions brought to this host. Whatever becomes of the transfer, `bring` returns, and the store can be used.
+    """Has versions brought to this host. `bring` returns after every outcome of a transfer, and the store can be used.
 
     The first actor that asks makes the sender, on its host. Each other host gets a receiver.
 
@@ -312,13 +311,13 @@ class HostTransfer:
         try:
             problem = self._ask(manifest.version, limit_s)
         except RayError as error:
-            problem = f"Ray does not answer: {_first_line(error)}"
+            problem = f"Ray does not answer: {first_line(error)}"
         if problem != self._said:
             _log.info("weights %s: %s", manifest.version, f"by the store: {problem}" if problem else "by transfer")
         self._said = problem
 
     def _ask(self, version: Version, limit_s: float) -> str:
-        sender = _find(self._sender)
+        sender = find(self._sender)
         if sender is None:
             self._make_sender()
             return "there was no sender"
@@ -326,17 +325,17 @@ class HostTransfer:
             problem: str | None = ray.get(sender.bring.remote(version, self._host), timeout=limit_s)
         except RayError as error:
             _kill(sender)  # if it is dead: so that Ray does not find it here again
-            _kill(_find(self._receiver))  # it may hang in the same broadcast, and have the lock of the version
-            return f"the sender is lost: {_first_line(error)}"
+            _kill(find(self._receiver))  # it may hang in the same broadcast, and have the lock of the version
+            return f"the sender is lost: {first_line(error)}"
         return self._join(sender) if problem is None else problem
 
     def _join(self, sender: Any) -> str:
         """Have this host in the next group; returns why it was not in this one."""
         joining, self._joining = self._joining, None
         if failure := _failure(joining):
-            _kill(_find(self._receiver))  # as above
+            _kill(find(self._receiver))  # as above
             return failure
-        receiver = _find(self._receiver) or self._make(self._receiver, Receiver)
+        receiver = find(self._receiver) or self._make(self._receiver, Receiver)
         self._joining = receiver.join.remote(sender)
         return "this host was not in the group"
 
@@ -353,29 +352,18 @@ class HostTransfer:
         return f"olmorl-receiver-{self._run}-{self._host}"
 
     def _make_sender(self) -> None:
-        _kill(_find(self._receiver))  # this host sends from now on
+        _kill(find(self._receiver))  # this host sends from now on
         self._make(self._sender, Sender)
 
     def _make(self, name: str, kind: type) -> Any:
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        options = {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "num_cpus": 0}
         gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
-        made = ray.remote(kind).options(**options, scheduling_strategy=here)
-        self._made[name] = made.remote(self._host, self._open_store, self._device, gpus)
+        self._made[name] = make_here(name, kind, self._host, self._open_store, self._device, gpus)
         return self._made[name]
 
     def sweep(self) -> None:
         """End the processes that this one has made."""
         while self._made:
             _kill(self._made.popitem()[1])
-
-
-def _find(name: str) -> Any:
-    """The Ray actor of this name; None if there is none."""
-    try:
-        return ray.get_actor(name, NAMESPACE)
-    except ValueError:
-        return None
 
 
 def _kill(actor: Any) -> None:
@@ -391,7 +379,7 @@ def _failure(answer: Any) -> str:
         if answer is not None and ray.wait([answer], timeout=0)[0]:
             ray.get(answer)
     except RayError as error:
-        return f"the receiver of this host ended: {_first_line(error)}"
+        return f"the receiver of this host ended: {first_line(error)}"
     return ""
 
 
@@ -414,7 +402,3 @@ def _free_port(host: str) -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

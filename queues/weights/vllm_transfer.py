@@ -68,7 +68,7 @@ class SentChunks:
 
 
 class ReceivedChunks:
-    """Stands where vLLM expects a model. `moved` is called for each chunk."""
+    """Takes the place of vLLM's model. `moved` is called for each chunk."""
 
     def __init__(self, moved: Callable[[], None]) -> None:
         self.take: TakeChunk | None = None

@@ -12,6 +12,7 @@ import pytest
 from olmorl import config
 from olmorl.actors.fake_engine import RIGHT, WRONG, FakeEngine, FakeScorer
 from olmorl.clock import run_simulated
+from olmorl.errors import PromptRefused
 from olmorl.messages import Completion, Prompt, Span, Version
 from olmorl.ports import Sampling
 
@@ -184,7 +185,7 @@ def test_the_time_of_busy_slots_is_counted_and_idle_time_is_not() -> None:
 
 
 def test_a_prompt_that_fills_the_context_is_refused() -> None:
-    with pytest.raises(ValueError, match="prompt of 20 tokens, the context has 20"):
+    with pytest.raises(PromptRefused, match="prompt of 20 tokens, the context has 20"):
         run_simulated(timed(engine(max_model_len=20), 10))
 
 

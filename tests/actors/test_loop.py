@@ -248,6 +248,32 @@ def test_an_unscorable_group_fails_with_its_cause_and_the_actor_goes_on(service:
     assert (status.tokens_wasted, status.completions) == (0, 12)
 
 
+def test_a_start_that_waits_for_weights_says_why_they_do_not_come(service: Make) -> None:
+    async def scenario() -> None:
+        s = service(settings=config.Actors(start_deadline_s=60))
+        s.shelf.corrupt.add(Version(1, 0))
+        async with asyncio.timeout(100):
+            await s.actor().run()
+
+    with pytest.raises(DeadlinePassed, match=r"a0 to start .*could not be fetched: chunk 3 of weights 1\.0"):
+        run_simulated(scenario())
+
+
+def test_an_error_of_the_engine_ends_the_actor_and_no_draw(service: Make, draw: Make) -> None:
+    class Broken(FakeEngine):
+        async def generate(self, *args: Any, **named: Any) -> Completion:
+            raise ValueError("not a version: x")
+
+    async def scenario() -> None:
+        s = service()
+        await s.push(draw(0))
+        async with asyncio.timeout(100):
+            await s.actor(engine=Broken(STEADY, max_running=16, max_model_len=500)).run()
+
+    with pytest.raises(ValueError, match="not a version"):
+        run_simulated(scenario())
+
+
 def test_a_prompt_beyond_the_context_fails_as_over_long(service: Make, draw: Make) -> None:
     async def scenario() -> Any:
         s = service()

@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 from olmorl import config
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.start import EngineStart
 from olmorl.actors.vllm_engine.weight_check import checkpoint_shapes
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import row_arrays
@@ -77,13 +78,15 @@ class Pair:
             ranks=Ranks(0, 1, f"127.0.0.1:{_free_port()}"),
         )
         self.engine = VllmEngine(
-            settings,
-            config.Actors(max_running=8, kv_cache_gib=0.25, enforce_eager=True),
-            max_model_len=MAX_TOKENS,
-            seed=0,
-            core=min(os.sched_getaffinity(0)),
-            initial=Version(1, 0),
-            processes=EngineProcesses(work / "notes"),
+            EngineStart(
+                settings,
+                config.Actors(max_running=8, kv_cache_gib=0.25, enforce_eager=True),
+                max_model_len=MAX_TOKENS,
+                seed=0,
+                core=min(os.sched_getaffinity(0)),
+                processes=EngineProcesses(work / "notes"),
+            ),
+            Version(1, 0),
         )
 
     def score(self, samples: Sequence[Sample]) -> list[np.ndarray[Any, Any]]:

@@ -13,19 +13,22 @@ import numpy as np
 from olmorl import config
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.start import EngineStart
 from olmorl.messages import Version
 from olmorl.ports import Sampling
 
 
 async def main(folder: str, dtype: str, prompt: str, sampling: str) -> None:
     engine = VllmEngine(
-        config.build({"model": {"path": folder, "dtype": dtype}}).model,
-        config.Actors(max_running=32, kv_cache_gib=0.25, enforce_eager=True),
-        max_model_len=256,
-        seed=0,
-        core=0,
-        initial=Version(1, 0),
-        processes=EngineProcesses(Path(folder, "notes")),
+        EngineStart(
+            config.build({"model": {"path": folder, "dtype": dtype}}).model,
+            config.Actors(max_running=32, kv_cache_gib=0.25, enforce_eager=True),
+            max_model_len=256,
+            seed=0,
+            core=0,
+            processes=EngineProcesses(Path(folder, "notes")),
+        ),
+        Version(1, 0),
     )
     await engine.start(None)
     answer = await engine.generate(

@@ -10,6 +10,7 @@ from olmorl import config
 from olmorl.actors.vllm_engine import arguments
 from olmorl.actors.vllm_engine.follower import VllmFollower
 from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.start import EngineStart
 from olmorl.ports import EngineNode
 from tests.actors.vllm_engine.test_engine import MAX_MODEL_LEN
 
@@ -27,13 +28,15 @@ def main(model: str, dtype: str, core: str, notes: str, meeting_point: str) -> N
     """Follow until a worker ends."""
     arguments.LOADER = LOADER  # type: ignore[misc]
     follower = VllmFollower(
-        config.Model(path=model, dtype=dtype),  # type: ignore[arg-type]
-        settings(),
-        max_model_len=MAX_MODEL_LEN,
-        seed=0,
-        core=int(core),
-        processes=EngineProcesses(Path(notes)),
-        node=EngineNode(1, 2, meeting_point),
+        EngineStart(
+            config.Model(path=model, dtype=dtype),  # type: ignore[arg-type]
+            settings(),
+            max_model_len=MAX_MODEL_LEN,
+            seed=0,
+            core=int(core),
+            processes=EngineProcesses(Path(notes)),
+            node=EngineNode(1, 2, meeting_point),
+        )
     )
     asyncio.run(follower.run())
 

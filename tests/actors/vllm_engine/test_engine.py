@@ -27,10 +27,11 @@ from olmorl import config
 from olmorl.actors.vllm_engine import arguments, reaper
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.start import EngineStart
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE, WeightProof
 from olmorl.clock import SystemClock
-from olmorl.errors import EngineDied, StartError, WeightError, WeightsUnproven
+from olmorl.errors import EngineDied, PromptRefused, StartError, WeightError, WeightsUnproven
 from olmorl.messages import Buffer, Completion, Probe, TokenIds, Version, WeightsReady
 from olmorl.ports import NamedBuffer, Sampling, StagedWeights
 from olmorl.queues.weights.store import store_in_files
@@ -147,13 +148,15 @@ class Case:
 
     def engine(self, folder: Path | None = None, **settings: Any) -> VllmEngine:
         return VllmEngine(
-            config.Model(path=str(folder or self.folder), dtype=self.dtype),
-            config.Actors(max_running=32, kv_cache_gib=0.25, enforce_eager=True, **settings),
-            max_model_len=MAX_MODEL_LEN,
-            seed=0,
-            core=0,
-            initial=START,
-            processes=EngineProcesses(self.folder / "notes"),
+            EngineStart(
+                config.Model(path=str(folder or self.folder), dtype=self.dtype),
+                config.Actors(max_running=32, kv_cache_gib=0.25, enforce_eager=True, **settings),
+                max_model_len=MAX_MODEL_LEN,
+                seed=0,
+                core=0,
+                processes=EngineProcesses(self.folder / "notes"),
+            ),
+            START,
         )
 
 
@@ -643,9 +646,9 @@ async def test_an_empty_answer_is_its_end_of_sequence_token(live: tuple[Case, Vl
 async def test_a_prompt_that_cannot_fit_is_refused_with_its_length(live: tuple[Case, VllmEngine]) -> None:
     _, engine = live
     for length in (0, MAX_MODEL_LEN, 900):
-        with pytest.raises(ValueError, match=rf"{length} tokens.* 1 to {MAX_MODEL_LEN - 1}"):
+        with pytest.raises(PromptRefused, match=rf"{length} tokens.* 1 to {MAX_MODEL_LEN - 1}"):
             await engine.generate("long", np.ones(length, dtype=np.int32), ANSWER)
-    with pytest.raises(ValueError, match="min_tokens"):
+    with pytest.raises(PromptRefused, match="min_tokens"):
         await engine.generate("bounds", PROMPT, Sampling(max_tokens=3, min_tokens=4))
     assert engine.load().waiting == engine.load().running == 0
 

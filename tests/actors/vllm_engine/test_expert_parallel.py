@@ -17,6 +17,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from olmorl import config
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.start import EngineStart
 from olmorl.messages import Buffer, Version, WeightsReady
 from olmorl.ports import StagedWeights
 from tests.models.families import FAMILIES, MAX_TOKENS, build
@@ -40,19 +41,21 @@ def staged(model: Any, path: Path, version: Version) -> StagedWeights:
 async def digests(folder: Path, notes: Path, updates: list[StagedWeights]) -> list[Digests]:
     """Of each worker's weights, after the start and after each update."""
     engine = VllmEngine(
-        config.Model(path=str(folder), dtype="float32"),
-        config.Actors(
-            tensor_parallel=2,
-            max_running=4,
-            kv_cache_gib=0.25,
-            enforce_eager=True,
-            vllm={"enable_expert_parallel": True},
+        EngineStart(
+            config.Model(path=str(folder), dtype="float32"),
+            config.Actors(
+                tensor_parallel=2,
+                max_running=4,
+                kv_cache_gib=0.25,
+                enforce_eager=True,
+                vllm={"enable_expert_parallel": True},
+            ),
+            max_model_len=MAX_TOKENS,
+            seed=0,
+            core=None,
+            processes=EngineProcesses(notes),
         ),
-        max_model_len=MAX_TOKENS,
-        seed=0,
-        core=None,
-        initial=Version(1, 0),
-        processes=EngineProcesses(notes),
+        Version(1, 0),
     )
     try:
         await engine.start(None)

@@ -12,7 +12,7 @@ import pytest
 from olmorl import config
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
-from olmorl.actors.vllm_engine.start import load_libraries
+from olmorl.actors.vllm_engine.start import EngineStart, load_libraries
 from tests.actors.vllm_engine.test_engine import ANSWER, MAX_MODEL_LEN, PROMPT, START, untied_case
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -26,13 +26,15 @@ async def test_its_core_is_the_early_process_and_computes_the_same(tmp_path: Pat
     children = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
     [early] = [child for child in children if "wait_for_work" in " ".join(child.cmdline())]
     engine = VllmEngine(
-        config.Model(path=str(case.folder), dtype=case.dtype),
-        actors,
-        max_model_len=MAX_MODEL_LEN,
-        seed=0,
-        core=0,
-        initial=START,
-        processes=processes,
+        EngineStart(
+            config.Model(path=str(case.folder), dtype=case.dtype),
+            actors,
+            max_model_len=MAX_MODEL_LEN,
+            seed=0,
+            core=0,
+            processes=processes,
+        ),
+        START,
     )
     try:
         await engine.start(None)

@@ -225,3 +225,14 @@ def test_a_failed_start_is_cleaned_up_by_its_mark(tmp_path: Path) -> None:
     processes.end()
     engine.wait(5)
     assert not alive_or_there(engine.pid, name)
+
+
+def test_a_process_that_started_after_the_engine_was_up_ends_with_it(tmp_path: Path) -> None:
+    processes = EngineProcesses(tmp_path)
+    with processes.starting({}):
+        first = subprocess.Popen(["sleep", "300"])
+        processes.adopt([first.pid])
+        late = subprocess.Popen(["sleep", "300"])
+    assert alive(late.pid)
+    processes.end()
+    assert not alive(first.pid) and not alive(late.pid)

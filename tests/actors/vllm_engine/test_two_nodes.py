@@ -19,6 +19,7 @@ from olmorl import config
 from olmorl.actors.vllm_engine import arguments
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.start import EngineStart
 from olmorl.actors.vllm_engine.weight_check import file_signature
 from olmorl.errors import EngineDied, WeightError
 from olmorl.ports import EngineNode, Sampling, StagedWeights
@@ -50,14 +51,16 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
 
 def leader(case: Case, folder: Path, node: EngineNode | None, core: int | None) -> VllmEngine:
     return VllmEngine(
-        config.Model(path=str(case.folder), dtype=case.dtype),
-        following_node.settings(),
-        max_model_len=MAX_MODEL_LEN,
-        seed=0,
-        core=core,
-        initial=START,
-        processes=EngineProcesses(folder / "notes"),
-        node=node,
+        EngineStart(
+            config.Model(path=str(case.folder), dtype=case.dtype),
+            following_node.settings(),
+            max_model_len=MAX_MODEL_LEN,
+            seed=0,
+            core=core,
+            processes=EngineProcesses(folder / "notes"),
+            node=node,
+        ),
+        START,
     )
 
 

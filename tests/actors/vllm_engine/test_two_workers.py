@@ -14,6 +14,7 @@ from olmorl import config
 from olmorl.actors.vllm_engine import arguments
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.start import EngineStart
 from olmorl.errors import EngineDied, WeightError
 from tests.actors.vllm_engine.refusing_loader import VARIABLE
 from tests.actors.vllm_engine.test_engine import ANSWER, MAX_MODEL_LEN, PROMPT, START, Case, Weights, untied_case
@@ -35,13 +36,15 @@ async def engine(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     order(tmp_path, "nothing")
     before = in_shared_memory()
     engine = VllmEngine(
-        config.Model(path=str(case.folder), dtype=case.dtype),
-        config.Actors(tensor_parallel=2, max_running=4, kv_cache_gib=0.25, enforce_eager=True),
-        max_model_len=MAX_MODEL_LEN,
-        seed=0,
-        core=None,
-        initial=START,
-        processes=EngineProcesses(tmp_path / "notes"),
+        EngineStart(
+            config.Model(path=str(case.folder), dtype=case.dtype),
+            config.Actors(tensor_parallel=2, max_running=4, kv_cache_gib=0.25, enforce_eager=True),
+            max_model_len=MAX_MODEL_LEN,
+            seed=0,
+            core=None,
+            processes=EngineProcesses(tmp_path / "notes"),
+        ),
+        START,
     )
     await engine.start(None)
     try:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pickle
 
 import pytest
+import ray
 from ray import exceptions
 from ray.exceptions import RayError, RayTaskError
 
-from olmorl.deploy.cluster.remote_process import cause_of
-from olmorl.errors import ProcessLost, QueueUnavailable, Unscorable
+from olmorl.deploy.cluster.remote_process import RemoteProcess, cause_of
+from olmorl.errors import EngineDied, OlmoRLError, ProcessLost, QueueUnavailable, Unscorable
 
 
 @pytest.mark.parametrize(
@@ -37,6 +38,36 @@ def test_what_a_process_raised_is_raised_here() -> None:
     assert cause_of(RayTaskError("call", "", cause), "actor-0") is cause
     other = cause_of(RayTaskError("call", "", KeyError("x")), "actor-0")
     assert isinstance(other, ProcessLost) and "KeyError('x')" in str(other)
+
+
+class Handle:
+    """A process whose one call ends with an error."""
+
+    def __init__(self, error: RayError) -> None:
+        self._error = error
+        self.run = self
+
+    async def remote(self) -> None:
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (exceptions.ActorDiedError(), "actor-0 has had no heartbeat for 8 s"),
+        (RayTaskError("run", "", EngineDied("weights 1.4 were loaded in part")), "weights 1.4 were loaded in part"),
+    ],
+)
+async def test_a_killed_process_that_has_said_why_it_ends_is_believed(
+    error: RayError, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "kill", lambda handle: None)
+    process = RemoteProcess("actor-0", Handle(error))
+    process.begin("run")
+    process.kill("has had no heartbeat for 8 s")
+    with pytest.raises(OlmoRLError) as caught:
+        await process.ended()
+    assert str(caught.value) == said
 
 
 def test_an_error_that_travels_is_the_same_at_the_other_end() -> None:

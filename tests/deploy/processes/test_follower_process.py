@@ -156,6 +156,22 @@ def test_a_version_is_staged_on_all_nodes_and_the_end_of_one_ends_the_engine(set
         asyncio.run(run(cluster))
 
 
+def test_a_follower_that_hangs_is_named_and_the_engine_lives(settings: config.Config) -> None:
+    async def run(cluster: RayCluster) -> None:
+        async with leading(cluster) as process:
+            publish(cluster.config, FIRST)
+            _, follower = await pids(process)
+            os.kill(follower, signal.SIGSTOP)
+            with pytest.raises(WeightError, match=rf"^{FOLLOWER} has not staged the version within 4 s"):
+                await process.call("fetch", str(FIRST), timeout_s=ANSWER_S)
+            os.kill(follower, signal.SIGCONT)
+            assert await process.call("fetch", str(FIRST), timeout_s=ANSWER_S)
+
+    quick = config.with_key(settings, "actors.stall_deadline_s", 5.0)
+    with RayCluster(quick, "hang", outlives_launcher=False) as cluster:
+        asyncio.run(run(cluster))
+
+
 def test_an_engine_that_breaks_with_its_follower_names_the_follower(settings: config.Config) -> None:
     async def run(cluster: RayCluster) -> None:
         async with leading(cluster) as process:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from olmorl import config
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import run_process, semaphores
 from olmorl.deploy.processes.orchestrator_process import NumberedLines, OpenRun, OrchestratorProcess
-from olmorl.errors import NothingToLearn, OlmoRLError, ProcessLost
+from olmorl.errors import NothingToLearn, OlmoRLError, ProcessLost, Superseded
 
 
 def steps(lines: list[dict[str, Any]]) -> list[int]:
@@ -57,22 +58,58 @@ class LastPoints:
         self.num_dropped += 3
 
 
+def process_of(folder: Path, monkeypatch: pytest.MonkeyPatch, orchestrator: Any, queue: Any = None) -> Any:
+    """A process whose run is open, with `LastPoints`."""
+    monkeypatch.setattr(run_process, "log_to", lambda *_: None)
+    monkeypatch.setattr(semaphores, "unlink_own", lambda: None)  # this process has those of other tests
+    recipe = config.build({"run": {"directory": folder, "mode": "simulated"}})
+    process = OrchestratorProcess(recipe.model_dump(mode="json"), QueueAccess("redis://here", {}), {})
+    process._tracking = LastPoints()  # type: ignore[assignment]
+    process._run = OpenRun(orchestrator, queue)
+    return process
+
+
+def dropped_by(process: Any) -> float:
+    labels = {"process": "orchestrator", "run": process.settings.run.name}
+    return process.telemetry.registry.get_sample_value("olmorl_tracking_dropped_total", labels) or 0
+
+
 @pytest.mark.parametrize(
     ("error", "dropped"), [(None, 3), (NothingToLearn("all solved"), 3), (ProcessLost("another start may help"), 0)]
 )
 async def test_the_last_points_leave_when_the_run_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OlmoRLError | None, dropped: int
 ) -> None:
-    monkeypatch.setattr(run_process, "log_to", lambda *_: None)
-    monkeypatch.setattr(semaphores, "unlink_own", lambda: None)  # this process has those of other tests
-    recipe = config.build({"run": {"directory": tmp_path, "mode": "simulated"}})
-    process = OrchestratorProcess(recipe.model_dump(mode="json"), QueueAccess("redis://here", {}), {})
-    process._tracking = LastPoints()  # type: ignore[assignment]
-    process._run = OpenRun(EndingOrchestrator(error), queue=None)  # type: ignore[arg-type]
+    process = process_of(tmp_path, monkeypatch, EndingOrchestrator(error))
     try:
         assert await process.run() == "all steps are done" and error is None
     except OlmoRLError as raised:
         assert raised is error
-    labels = {"process": "orchestrator", "run": recipe.run.name}
-    assert (process.telemetry.registry.get_sample_value("olmorl_tracking_dropped_total", labels) or 0) == dropped
+    assert dropped_by(process) == dropped
+    process.telemetry.close()
+
+
+class WaitingOrchestrator:
+    async def run(self) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    async def next(self, rank: int, step: int) -> str:
+        return await self.run()
+
+
+class OpenQueue:
+    async def close(self) -> None: ...
+
+
+async def test_tracking_goes_on_when_the_run_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    process = process_of(tmp_path, monkeypatch, WaitingOrchestrator(), OpenQueue())
+    running = asyncio.create_task(process.run())
+    asking = asyncio.create_task(process._run.next_step(0, 1))
+    await asyncio.sleep(0.01)
+    await process._run.close()
+    assert await running == "opened again"
+    assert dropped_by(process) == 0, "the next opening sends its lines too"
+    with pytest.raises(Superseded):
+        await asking
     process.telemetry.close()

@@ -85,8 +85,13 @@ def test_a_damaged_metrics_line_is_named(make_run: Make) -> None:
 def test_a_run_is_running_while_its_launcher_writes_its_lock(make_run: Make) -> None:
     run = make_run(steps=2)
     (run / "config.toml").write_text("[schedule]\nsteps = 9\n")
-    (run / ".lock").touch()
+    (run / ".lock").write_text("the launcher")
     assert read(run).about["state"] == "running"
+    before = RunReader(run, MOST).signature
+    (run / ".lock").write_text("")  # released
+    assert "--resume" in read(run).about["state"]
+    assert RunReader(run, MOST).signature != before, "a page that is kept current shows it"
+    (run / ".lock").write_text("the launcher")
     os.utime(run / ".lock", (time.time() - 60, time.time() - 60))
     assert "--resume" in read(run).about["state"]
 

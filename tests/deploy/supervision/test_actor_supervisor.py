@@ -371,6 +371,18 @@ async def test_at_the_end_all_give_back_what_they_have(context: Any, running: Ru
         assert len(made.cluster.started) == 3
 
 
+async def test_the_end_does_not_wait_for_actors_that_would_start_later(
+    context: Any, running: Running, until: Any
+) -> None:
+    made = context(backoff_s=60, longest_backoff_s=60)
+    async with running(made, count=1) as supervisor:
+        for name in ("actor-0", "actor-0.2"):
+            await until(lambda name=name: name in made.cluster.names)
+            made.cluster.newest(name).end(ProcessLost(f"{name} died"))
+        await until(lambda: supervisor.slots[0].state == "waiting")
+        await asyncio.wait_for(supervisor.stop(50.0), 5.0)
+
+
 async def test_two_commands_at_once_are_both_carried_out(context: Any, running: Running, until: Any) -> None:
     made = context()
     async with running(made) as supervisor:

@@ -19,6 +19,7 @@ from olmorl.deploy.supervision.refused_start import check_can_be_made, left_as_f
 from olmorl.deploy.supervision.run_lock import RunLock
 from olmorl.errors import ConfigError
 from olmorl.learner.storage import durable_files
+from olmorl.run_dir import RunFiles
 
 
 def settings(folder: Path, **sections: Any) -> config.Config:
@@ -27,7 +28,7 @@ def settings(folder: Path, **sections: Any) -> config.Config:
 
 def keep_config(settings: config.Config) -> None:
     settings.run_dir.mkdir(parents=True, exist_ok=True)
-    recipe_history.kept_recipe(settings.run_dir).write_text(config.to_toml(recipe_history.spelled_out(settings)))
+    RunFiles(settings.run_dir).config.write_text(config.to_toml(recipe_history.spelled_out(settings)))
 
 
 def test_the_same_recipe_again_is_no_change(tmp_path: Path) -> None:
@@ -41,7 +42,7 @@ def test_the_same_recipe_again_is_no_change(tmp_path: Path) -> None:
 def test_a_recipe_of_a_version_that_did_not_write_presets_out_is_the_same(tmp_path: Path) -> None:
     before = settings(tmp_path, objective={"preset": "dapo"})
     before.run_dir.mkdir()
-    recipe_history.kept_recipe(before.run_dir).write_text(config.to_toml(before))
+    RunFiles(before.run_dir).config.write_text(config.to_toml(before))
     assert recipe_history.check_change(recipe_history.spelled_out(before), change=False) == []
 
 

@@ -1,0 +1,92 @@
+"""The Slurm script with programs in the place of Slurm, Ray and the launcher: what it asks of them, and its signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SBATCH = Path(__file__).parents[2] / "deploy" / "slurm" / "olmorl.sbatch"
+LAUNCHER = """#!/usr/bin/env bash
+echo "launch $*" >> "$SLURM_SUBMIT_DIR/said"
+case "$*" in *--dry-run*) exit 0 ;; esac
+trap 'echo TERM >> "$SLURM_SUBMIT_DIR/said"; left=10' TERM
+left=600
+while [ "$left" -gt 0 ]; do sleep 0.1; left=$((left - 1)); done
+echo "the checkpoint is written" >> "$SLURM_SUBMIT_DIR/said"
+exit 7
+"""
+SRUN = """#!/usr/bin/env bash
+case "$*" in *hostname*) echo "127.0.1.1 169.254.3.1 10.0.0.5 fe80::1" ;; esac
+"""
+SCONTROL = """#!/usr/bin/env bash
+case "$1" in hostnames | show) printf 'one\\ntwo\\n' ;; *) echo "scontrol $*" >> "$SLURM_SUBMIT_DIR/said" ;; esac
+"""
+Start = Callable[..., subprocess.Popen[bytes]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts the job with these options. It was requeued once."""
+    for name, text in {".venv/bin/olmorl-launch": LAUNCHER, "bin/srun": SRUN, "bin/scontrol": SCONTROL}.items():
+        program = tmp_path / name
+        program.parent.mkdir(parents=True, exist_ok=True)
+        program.write_text(text)
+        program.chmod(0o755)
+    started = []
+
+    def begin(*options: str) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
+            "SLURM_SUBMIT_DIR": str(tmp_path),
+            "SLURM_JOB_NODELIST": "one,two",
+            "SLURM_JOB_ID": "17",
+            "SLURM_RESTART_COUNT": "1",
+        }
+        started.append(subprocess.Popen(["bash", str(SBATCH), "recipe.toml", *options], env=environment))
+        return started[-1]
+
+    yield begin
+    for job in started:
+        job.kill()
+        job.wait()
+
+
+def said(folder: Path) -> list[str]:
+    path = folder / "said"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def until(ready: Callable[[], object]) -> None:
+    give_up = time.monotonic() + 20
+    while not ready():
+        assert time.monotonic() < give_up
+        time.sleep(0.02)
+
+
+def test_a_requeued_job_goes_on_and_does_not_go_back_again(start: Start, tmp_path: Path) -> None:
+    job = start("--from-step", "40", "--learner-nodes=1", "--from-step=40")
+    until(lambda: len(said(tmp_path)) == 2)
+    asked, launched = said(tmp_path)
+    assert asked == "launch recipe.toml --ray-address auto --learner-nodes=1 --dry-run --resume"
+    assert launched == "launch recipe.toml --ray-address 10.0.0.5:6379 --learner-nodes=1 --resume"
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(20) == 7
+
+
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGUSR1])
+def test_the_warning_of_slurm_does_not_spoil_a_checkpoint(start: Start, tmp_path: Path, first: signal.Signals) -> None:
+    job = start("--learner-nodes", "1")
+    until(lambda: len(said(tmp_path)) == 2)
+    job.send_signal(first)
+    until(lambda: "TERM" in said(tmp_path))
+    job.send_signal(signal.SIGUSR1)
+    assert job.wait(20) == 7, "the exit code of the launcher"
+    end = ["TERM", "the checkpoint is written"] + (["scontrol requeue 17"] if first == signal.SIGUSR1 else [])
+    assert said(tmp_path)[2:] == end

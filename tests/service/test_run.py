@@ -14,6 +14,7 @@ from olmorl import metrics
 from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.clock import SystemClock, run_simulated
 from olmorl.errors import DeadlinePassed, NothingToLearn, RunEnded, Unscorable, WeightError
+from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.storage import rollout_log
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
@@ -33,6 +34,29 @@ def test_every_line_balances_and_no_token_is_too_old(service: Build, max_lag: in
     assert set(metrics.ALWAYS) <= set(run.lines[-1])
     assert len(run.in_flight) <= run.lines[-1]["groups_in_flight"] <= max_lag * 8
     assert run.trainers[0].weights.hex() in (run.run_dir / "export" / "README.md").read_text()
+
+
+def test_a_rank_waits_for_the_batch_of_its_next_step_and_for_no_later_one(
+    service: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, report = DrawLifecycle.journal, Orchestrator.report
+    answered: list[float] = []
+
+    async def slow(self: DrawLifecycle, step: int, batch: Any) -> None:
+        await asyncio.sleep(5)
+        await journal(self, step, batch)
+
+    async def timed(self: Orchestrator, said: Any) -> None:
+        began_at = asyncio.get_running_loop().time()
+        await report(self, said)
+        answered.append(asyncio.get_running_loop().time() - began_at)
+
+    monkeypatch.setattr(DrawLifecycle, "journal", slow)
+    monkeypatch.setattr(Orchestrator, "report", timed)
+    run = service({"schedule.max_lag": 4, "simulation.train_overhead_s": 60})
+    run_simulated(run.run())
+    run.check_lines()
+    assert len(answered) == 12 and max(answered[:-1]) < 1
 
 
 def test_the_last_steps_of_a_run_wait_for_no_second_round_of_draws(service: Build) -> None:

@@ -184,6 +184,11 @@ def test_data_sources_of_verl(source: str, verifier: str) -> None:
     assert label(row, None, False, None).datasets == (verifier,)
 
 
+def test_a_label_of_its_own_goes_before_a_column_reward_model_of_any_kind() -> None:
+    row = {"prompt": "?", "ground_truth": "4", "dataset": "math", "reward_model": "the name of a model"}
+    assert label(row, None, False, None).ground_truths == ("4",)
+
+
 def test_a_reward_model_column_may_be_json_text() -> None:
     row = {"prompt": "?", "data_source": "aime", "reward_model": json.dumps({"ground_truth": "4"})}
     assert label(row, None, False, None).ground_truths == ("4",)

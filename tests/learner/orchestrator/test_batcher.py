@@ -9,6 +9,7 @@ import pytest
 
 from olmorl.clock import run_simulated
 from olmorl.errors import NothingToLearn, RunEnded
+from olmorl.learner.storage.ledger_state import Retired
 from olmorl.messages import TRAIN_LANE, ActorStatus, Version
 
 Build = Callable[..., Any]
@@ -183,6 +184,30 @@ def test_a_solved_row_is_never_drawn_again(parts: Build) -> None:
             solved = run.lifecycle.state.draws[0].row
             await run.lifecycle.draw(3, V0)
             assert solved not in [run.lifecycle.state.draws[draw].row for draw in (1, 2, 3)]
+
+    run_simulated(scenario())
+
+
+def test_solved_rows_are_written_together_and_once(parts: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with parts({"data.no_resample_above": 0.9}, num_rows=9).opened() as run:
+            await run.lifecycle.draw(4, V0)
+            await run.answer(1.0, 1.0, number=3)
+            await run.answer(1.0, 0.0)
+            booked: list[tuple[Any, ...]] = []
+            book = run.lifecycle._book
+
+            async def note(*events: Any) -> None:
+                booked.append(events)
+                await book(*events)
+
+            monkeypatch.setattr(run.lifecycle, "_book", note)
+            taken = await run.take()
+            await run.batcher.settle(taken)
+            retired = [[event.row for event in events if isinstance(event, Retired)] for events in booked]
+            assert [len(names) for names in retired] == [3, 0]
+            await run.lifecycle.retire(retired[0])
+            assert len(booked) == 2, "results that come again retire nothing again"
 
     run_simulated(scenario())
 

@@ -126,6 +126,32 @@ def test_a_draw_that_never_reached_the_queue_is_queued_with_the_next_attempt(
     run_simulated(scenario())
 
 
+def test_lost_draws_are_booked_together_before_they_are_queued(parts: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        run = parts()
+        async with run.opened():
+            await run.lifecycle.draw(5, V0)
+        await run.queue.flush(TRAIN_LANE)
+        async with run.opened():
+            before = run.lifecycle._ledger.position.num_bytes
+            writes: list[int] = []
+            append = run.lifecycle._ledger.append
+            monkeypatch.setattr(
+                run.lifecycle._ledger, "append", lambda *events: (writes.append(len(events)), append(*events))
+            )
+            with monkeypatch.context() as patch:
+                patch.setattr(run.queue, "push", _crash)
+                with pytest.raises(ConnectionError):
+                    await run.lifecycle.draw(0, V0)
+            assert writes == [5] and run.lifecycle._ledger.position.num_bytes > before
+        async with run.opened():
+            await run.lifecycle.draw(0, V0)
+            leases = await run.queue.lease("a0", 9, TRAIN_LANE, 0.0)
+            assert [lease.prompt.attempt for lease in leases] == [3] * 5
+
+    run_simulated(scenario())
+
+
 def test_a_result_that_the_queue_lost_waits_for_no_lease(parts: Build) -> None:
     async def scenario() -> None:
         async with parts().opened() as run:

@@ -183,6 +183,18 @@ def test_rank_0_owes_for_all_and_nothing_while_it_has_no_answer() -> None:
     run_simulated(scenario())
 
 
+def test_a_step_that_was_given_up_owes_no_report() -> None:
+    async def scenario() -> None:
+        case = Case()
+        case.add(5)
+        assert isinstance(await case.ranks.next(0, 5), Shard)
+        assert case.listed == ["the report of step 5"]
+        case.ranks.end_before(5, Stop(reason="asked"))
+        assert case.listed == ["the learner's end, its export included"]
+
+    run_simulated(scenario())
+
+
 def test_a_checkpoint_is_complete_with_the_last_share() -> None:
     case = Case()
 

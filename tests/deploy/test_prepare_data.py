@@ -53,6 +53,8 @@ def test_dapo_loses_the_instruction_around_the_problem() -> None:
     assert dapo(row) == ("What is 2+2?\n\nUse sums.", "4")
     plain = [{"role": "user", "content": "What?\n\nWhy?\n\nHow?"}]
     assert dapo(row | {"prompt": plain}).question == "What?\n\nWhy?\n\nHow?"
+    with pytest.raises(ValueError, match="prompt is no list of turns"):
+        dapo(row | {"prompt": ["What?"]})
 
 
 def test_a_set_becomes_rows_that_the_learner_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

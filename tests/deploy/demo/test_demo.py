@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from olmorl import config
 from olmorl.config import Config, Data, Verifiers
+from olmorl.deploy.demo import demo
 from olmorl.deploy.demo.arithmetic import Sum
 from olmorl.deploy.demo.demo import prepare, resolve
 from olmorl.deploy.demo.settings import DemoSettings, ModelSize, WarmStart
 from olmorl.deploy.demo.tiny_model import build_model, build_tokenizer, warm_start
+from olmorl.errors import ResourceError
 from olmorl.learner.data.loader import Loader
 
 SMALL = DemoSettings(
@@ -70,6 +73,27 @@ def test_what_is_made_is_a_model_folder_with_data_and_is_made_once(tmp_path: Pat
     source = Loader(Data(strict=True), tokenizer, Verifiers()).load(str(folder / "train.jsonl"))
     assert tokenizer.decode(source.rows[0].token_ids).startswith("<|user|>What is ")
     assert tokenizer.decode(source.rows[0].token_ids).endswith("?<|assistant|>")
+
+
+def test_of_two_first_starts_one_makes_the_model(tmp_path: Path) -> None:
+    folder = SMALL.folder(tmp_path / "cache")
+
+    def other_start(what: str, share: float) -> None:
+        folder.mkdir(exist_ok=True)
+        (folder / "model").mkdir(exist_ok=True)
+
+    prepare(demo_config(tmp_path), other_start, SMALL)
+    assert list((tmp_path / "cache").iterdir()) == [folder], "the part of this start is gone"
+
+
+def test_a_disk_without_room_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(demo, "_make", full)
+    with pytest.raises(ResourceError, match="No space left on device"):
+        prepare(demo_config(tmp_path), lambda *_: None, SMALL)
+    assert list((tmp_path / "cache").iterdir()) == []
 
 
 def test_a_build_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:

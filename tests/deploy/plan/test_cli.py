@@ -55,6 +55,13 @@ def test_a_sweep_recommends_and_writes_a_picture_and_json(
     assert "max_lag" in drawn or "<path" in drawn
 
 
+def test_the_recommended_options_give_what_was_simulated(recipe_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--schedule.max_lag", "4", "--schedule.depth", "0"]
+    assert cli.main([recipe_file, *SMALL, *options, "--lags", "4,2", "--batches", "8"]) == 0
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("recommended:")]
+    assert "--schedule.max_lag 2" in said and "--schedule.depth 2" in said
+
+
 def test_options_set_the_rates(recipe_file: str, tmp_path: Path) -> None:
     document = tmp_path / "plan.json"
     options = ["--mean-tokens", "60", "--train-s", "4", "--engine-tokens-per-s", "500"]

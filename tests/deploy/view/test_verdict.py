@@ -213,6 +213,33 @@ def test_the_ratio_counts_the_engines_that_run() -> None:
     assert "(now 6)" in found.text
 
 
+def shape_of(**keys: Any) -> Shape:
+    settings = config.Config()
+    for key, value in keys.items():
+        settings = config.with_key(settings, key.replace("__", "."), value)
+    return Shape.of(settings)
+
+
+def test_where_a_depth_is_set_the_depth_is_to_be_raised() -> None:
+    shape = shape_of(schedule__max_lag=2, schedule__depth=1, schedule__prompts_per_step=4, sampling__group_size=4)
+    advised = judging._advice(Bottleneck.QUEUE, AT_WORK._replace(slots=32.0), shape)
+    assert advised.startswith("raise schedule.depth to 3 (now 1), schedule.max_lag to 3 (now 2) or ")
+    advised = judging._advice(Bottleneck.QUEUE, AT_WORK._replace(slots=16.0), shape)
+    assert advised.startswith("raise schedule.depth to 2 (now 1) or ")
+    plain = shape_of(schedule__max_lag=1, schedule__prompts_per_step=4, sampling__group_size=4)
+    assert judging._advice(Bottleneck.QUEUE, AT_WORK._replace(slots=16.0), plain).startswith(
+        "raise schedule.max_lag to 2 (now 1)"
+    )
+
+
+def test_a_split_keeps_engines_and_shared_rows_whole() -> None:
+    shape = SHAPE._replace(learner_nodes=2, actor_nodes=8)
+    assert judging._split(1.0, shape).endswith(": --learner-nodes 5 --actor-nodes 5")
+    assert judging._split(1.0, shape._replace(actor_unit=2)).endswith(": --learner-nodes 5 --actor-nodes 4")
+    assert judging._split(1.0, shape._replace(learner_unit=2)).endswith(": --learner-nodes 4 --actor-nodes 6")
+    assert "--learner-nodes" not in judging._split(9.0, shape._replace(learner_unit=4)), "no split of these nodes fits"
+
+
 def test_the_first_and_the_last_batches_say_nothing() -> None:
     """Engines start empty, and nothing is generated beside the last batches."""
     lines = [line(n, learner_wait_s=0.0 if 3 < n < 98 else 9.0) for n in range(1, 101)]

@@ -3,6 +3,8 @@
 vLLM's reload maps the name of each tensor, counts and defers each call, loads each layer into fresh memory and copies
 it into the model. The calls are the same for all versions of one layout, so they are recorded once. Repeated, they
 write into the parameters themselves, or into one kept buffer where a kernel multiplies by its own packed copy.
+Most loaders only copy a part of the file into a part of a parameter. From the second repetition on, these copies are
+made without the loaders, which take longer than the copies of a small tensor.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from inspect import BoundArguments
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -53,6 +56,41 @@ class _View(NamedTuple):
     def of(self, file: Flat) -> torch.Tensor:
         """The same tensor of another file."""
         return file[self.dtype].as_strided(self.shape, self.stride, self.offset)
+
+
+class _Copy(NamedTuple):
+    """A copy from a weight file into the memory of a parameter."""
+
+    target: torch.Tensor
+    source: _View
+
+
+class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the copies that are made inside. `only_copies` tells whether nothing else was written."""
+
+    def __init__(self, file: Flat) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._file = file
+        self.copies: list[_Copy] = []
+        self.only_copies = True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        done = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.copy_.default and (source := self._view(args[1])) is not None:
+            self.copies.append(_Copy(args[0], source))
+        elif func._schema.is_mutable:
+            self.only_copies = False
+        return done
+
+    def _view(self, tensor: torch.Tensor) -> _View | None:
+        """The tensor as a part of the file; None if it is elsewhere, such as a computed one."""
+        whole = self._file.get(tensor.dtype)
+        if whole is None or tensor.device != whole.device:
+            return None
+        offset = tensor.data_ptr() - whole.data_ptr()
+        if not 0 <= offset < whole.nbytes:
+            return None
+        return _View(offset // tensor.dtype.itemsize, tensor.dtype, tensor.shape, tensor.stride())
 
 
 class _Call(NamedTuple):
@@ -92,6 +130,21 @@ class _LayerLoad(NamedTuple):
     weight: _View | None = None
     """The part of the file that is the weight, with the target `NOWHERE`. Then `calls` load other tensors."""
 
+    @property
+    def addresses(self) -> list[int]:
+        """Of the tensors that `calls` load."""
+        return [getattr(self.layer, call.tensor).data_ptr() for call in self.calls]
+
+    def call(self, file: Flat) -> None:
+        """Call the weight loaders."""
+        for call in self.calls:
+            _run(call.bind(file), getattr(self.layer, call.tensor))
+
+    def process(self) -> None:
+        """Have vLLM's method use the loaded weights."""
+        if self.method is not None:
+            self.method.process_weights_after_loading(self.layer)
+
 
 class WeightReplay:
     """Loads a version exactly as vLLM's reload loaded an earlier one of the same layout.
@@ -108,6 +161,8 @@ class WeightReplay:
         self._loads: Sequence[_LayerLoad] = ()
         self._kept: Mapping[torch.nn.Module, torch.nn.Parameter] = {}
         """The same memory as the weight of each layer that has its own in packed form only."""
+        self._copied: dict[int, tuple[list[int], list[_Copy]]] = {}
+        """For each index of `_loads` that only copies: the addresses of its tensors, and the copies."""
 
     def knows(self, buffers: Sequence[Buffer]) -> bool:
         """Whether `load` can load a file of this layout."""
@@ -123,7 +178,7 @@ class WeightReplay:
             tensors: for each of the buffers the view into the file that the model is given.
             optional: names of buffers that the model may leave out.
         """
-        self._loads, self._kept = (), {}
+        self._loads, self._kept, self._copied = (), {}, {}
         found: list[tuple[torch.nn.Module, list[tuple[str, BoundArguments]]]] = []
         process = layerwise._layerwise_process
 
@@ -147,27 +202,44 @@ class WeightReplay:
     def load(self, file: mmap.mmap) -> None:
         """Load a file of the recorded layout."""
         flat = {dtype: torch.frombuffer(file, dtype=dtype, count=len(file) // dtype.itemsize) for dtype in self._dtypes}
-        for load in self._loads:
-            if load.target is _Target.FRESH_MEMORY:
+        copied: list[_LayerLoad] = []
+        copies: list[_Copy] = []
+        for index, load in enumerate(self._loads):
+            addresses, known = self._copied.get(index, ([], []))
+            if known and addresses == load.addresses:
+                copied.append(load)
+                copies += known
+            elif load.target is _Target.FRESH_MEMORY:
                 _load_by_vllm(load, flat)
+            elif load.target is _Target.PARAMETERS:
+                self._load_and_watch(index, load, flat)
             else:
-                self._load(load, flat)
+                self._load_in_other_memory(load, flat)
+        if copies:
+            torch._foreach_copy_([copy.target for copy in copies], [copy.source.of(flat) for copy in copies])
+        for load in copied:
+            load.process()
         for layer in self._attention:
             layer.process_weights_after_loading(self._act_dtype)
 
-    def _load(self, load: _LayerLoad, file: Flat) -> None:
+    def _load_and_watch(self, index: int, load: _LayerLoad, file: Flat) -> None:
+        before = load.addresses
+        with _CopyWatch(file) as watch:
+            load.call(file)
+        if watch.only_copies and before == load.addresses:
+            self._copied[index] = before, watch.copies
+        load.process()
+
+    def _load_in_other_memory(self, load: _LayerLoad, file: Flat) -> None:
         layer = load.layer
         placeholder = layer._parameters.get("weight")
         if load.target is _Target.KEPT_MEMORY:
             layer._parameters["weight"] = self._kept[layer]
         if load.weight is not None:
             layer._parameters["weight"] = _taken_for(_packed_weight(layer), load.weight.of(file))
-        for call in load.calls:
-            _run(call.bind(file), getattr(layer, call.tensor))
-        if load.method is not None:
-            load.method.process_weights_after_loading(layer)
-        if load.target in (_Target.KEPT_MEMORY, _Target.NOWHERE):
-            layer._parameters["weight"] = placeholder
+        load.call(file)
+        load.process()
+        layer._parameters["weight"] = placeholder
 
 
 class _File:

@@ -13,6 +13,7 @@ from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.model_loader.reload import layerwise
 
+from olmorl.actors.vllm_engine import weight_replay
 from olmorl.actors.vllm_engine.weight_replay import WeightReplay
 from olmorl.messages import Buffer
 
@@ -161,7 +162,7 @@ def test_it_loads_the_next_version_into_the_same_memory() -> None:
     replay = recorded(model)
     assert_has(model, staged(0)[2])
     before = {name: (weight, weight.data_ptr()) for name, weight in model.named_parameters()}
-    for seed in (1, 2):
+    for seed in (1, 2, 3):
         buffers, file, tensors = staged(seed)
         assert replay.knows(buffers)
         with torch.no_grad():
@@ -172,6 +173,73 @@ def test_it_loads_the_next_version_into_the_same_memory() -> None:
             assert weight is before[name][0]
             assert weight.data_ptr() == before[name][1]
         file.close()  # nothing refers to its bytes any more
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A model that computes with its parameters, as in bfloat16 on a processor without instructions for it."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no kernel for this dtype")
+
+    monkeypatch.setattr(utils, "check_cpu_sgl_kernel", lambda *_: False)
+    monkeypatch.setattr(utils.ops, "create_onednn_mm", refuse)
+    model = Model()
+    layerwise.record_metadata_for_reloading(model)
+    for layer in (model.packed, model.swapped, model.apart, model.plain, model.mirrored, model.turned):
+        layer.quant_method.process_weights_after_loading(layer)
+    return model
+
+
+def load_and_check(model: Any, replay: WeightReplay, seed: int) -> None:
+    _, file, tensors = staged(seed)
+    with torch.no_grad():
+        replay.load(file)
+    for name in ("packed", "swapped", "apart"):
+        weight = torch.cat([tensors[f"{name}.q"], tensors[f"{name}.k"]])
+        assert torch.equal(model.get_parameter(f"{name}.weight"), weight)
+    assert torch.equal(model.plain.weight, tensors["plain.weight"])
+    assert torch.equal(model.mirrored.weight, tensors["mirrored.weight"].t())
+    assert torch.equal(model.norm.bias, tensors["norm.bias"])
+    file.close()  # nothing refers to its bytes any more
+
+
+def test_from_the_second_time_on_copies_are_made_without_their_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = without_kernels(monkeypatch)
+    replay = recorded(model)
+    load_and_check(model, replay, 1)
+
+    def fail(*_: Any) -> None:
+        raise AssertionError("a loader was called")
+
+    monkeypatch.setattr(weight_replay, "_run", fail)
+    load_and_check(model, replay, 2)
+    load_and_check(model, replay, 3)
+
+
+def test_a_loader_that_writes_more_than_copies_is_called_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_padded(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+        param.data.fill_(7.0)
+        param.data.copy_(loaded_weight.t())
+        calls.append("")
+
+    calls: list[str] = []
+    model = without_kernels(monkeypatch)
+    model.mirrored.weight.weight_loader = load_padded
+    replay = recorded(model)
+    calls.clear()
+    for number in (1, 2, 3):
+        load_and_check(model, replay, number)
+    assert len(calls) == 3
+
+
+def test_a_parameter_that_has_moved_is_loaded_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = without_kernels(monkeypatch)
+    replay = recorded(model)
+    load_and_check(model, replay, 1)
+    for weight in model.parameters():
+        weight.data = weight.data.clone()
+    load_and_check(model, replay, 2)
+    load_and_check(model, replay, 3)
 
 
 def test_only_a_weight_that_its_loaders_copy_as_it_is_is_packed_from_the_file() -> None:
@@ -194,18 +262,8 @@ def test_only_a_weight_that_its_loaders_copy_as_it_is_is_packed_from_the_file() 
 
 
 def test_weights_that_no_kernel_packs_are_not_packed_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in bfloat16 on a processor without instructions for it."""
-
-    def refuse(*_: object) -> None:
-        raise RuntimeError("no kernel for this dtype")
-
-    monkeypatch.setattr(utils, "check_cpu_sgl_kernel", lambda *_: False)
-    monkeypatch.setattr(utils.ops, "create_onednn_mm", refuse)
-    model = Model()
-    layerwise.record_metadata_for_reloading(model)
+    model = without_kernels(monkeypatch)
     plain = model.plain
-    for layer in (model.packed, model.swapped, model.apart, plain, model.mirrored, model.turned):
-        layer.quant_method.process_weights_after_loading(layer)
     replay = recorded(model)
     tried: list[torch.nn.Module] = []
     monkeypatch.setattr(UnquantizedLinearMethod, "process_weights_after_loading", lambda _, layer: tried.append(layer))

@@ -55,10 +55,10 @@ class RunReader:
 
     @property
     def signature(self) -> tuple[Any, ...]:
-        """Changes when the run has grown."""
+        """Changes when the run has grown, or has lost its launcher."""
         files = RunFiles(self.run_dir)
         watched = [files.metrics, files.process_events, *rollout_log.files(files.rollouts)]
-        return (_state(self.run_dir), *((path.name, *_stamp(path)) for path in watched))
+        return (_has_launcher(self.run_dir), *((path.name, *_stamp(path)) for path in watched))
 
     def read(self) -> tuple[dict[str, Any], list[Blob]]:
         """The run's entry in the manifest, and all its parts.
@@ -184,11 +184,17 @@ def _ledger_events(run_dir: Path, notes: list[str]) -> list[Line]:
 def _state(run_dir: Path) -> str:
     if end := finished(run_dir):
         return end.partition(": ")[2]
-    with suppress(OSError):
-        lock = RunFiles(run_dir).lock.stat()
-        if lock.st_size and time.time() - lock.st_mtime < _LIVE_S:  # a released lock is empty
-            return "running"
+    if _has_launcher(run_dir):
+        return "running"
     return f"not running; it goes on with olmorl-launch --resume; why it stopped is in {run_dir / 'logs'}"
+
+
+def _has_launcher(run_dir: Path) -> bool:
+    try:
+        lock = RunFiles(run_dir).lock.stat()
+    except OSError:
+        return False
+    return lock.st_size > 0 and time.time() - lock.st_mtime < _LIVE_S  # a released lock is empty
 
 
 def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -16,6 +16,7 @@ from olmorl.codec import decode, encode
 from olmorl.errors import QueueFull, Superseded
 from olmorl.messages import ActorStatus, Failure, Group, Lease, Prompt, Version
 from olmorl.ports import CommitOutcome, Counts, Queue, QueuePlace, Taken
+from olmorl.queues.prompts.redis_queue import RedisQueue
 
 if TYPE_CHECKING:
     from tests.contract.conftest import QueueRig
@@ -495,3 +496,26 @@ async def test_an_owner_makes_sure_of_its_claim(queue: Queue, make_prompt: MakeP
     await queue.claim(1)
     assert await queue.inventory("train") == {1: QueuePlace.QUEUED}
     assert await queue.epoch() == epoch
+
+
+async def test_leases_that_expired_while_they_were_handed_out_are_given_back(
+    rig: QueueRig, make_prompt: MakePrompt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call for them was repeated through an outage of Redis that was longer than a lease."""
+    queue: Any = await rig.connect()
+    if not isinstance(queue, RedisQueue):
+        pytest.skip("the queue in memory has no outage")
+    await queue.claim(1)
+    await queue.push([make_prompt(0)])
+    call, outages = queue._call, [LEASE_S + 1, 0.0]
+
+    async def late(name: str, *arguments: Any) -> Any:
+        answer = await call(name, *arguments)
+        if name == "lease":
+            rig.clock.time += outages.pop(0)
+        return answer
+
+    monkeypatch.setattr(queue, "_call", late)
+    (leased,) = await queue.lease("a0", 1, "train", 1.0)
+    assert (leased.prompt.attempt, outages) == (1, [])
+    assert await queue.expire() == 0 and await queue.extend([leased]) == set()

@@ -21,7 +21,7 @@ from olmorl.config import Data, Evaluation, Model, Verifiers
 from olmorl.errors import DataError, ModelError, UserError, of_key
 from olmorl.learner.data import chat_templates
 from olmorl.learner.data.readers import Candidate, Labelled, Problem, layout, parse_spec, read
-from olmorl.learner.data.stream import PromptStream, Source
+from olmorl.learner.data.stream import Source
 from olmorl.messages import TRAIN_LANE
 from olmorl.ports import LabelCheck, Row
 
@@ -265,11 +265,6 @@ def training_sources(loader: Loader, data: Data, limit: int | None = None) -> li
         raise DataError("data.train names no data set: give a JSONL or Parquet file, or the name of a hub data set")
     with of_key(DataError, "data.train"):
         return [loader.load(text, limit) for text in data.train]
-
-
-def training_stream(loader: Loader, data: Data, seed: int) -> PromptStream:
-    """Load `data.train` into a stream. Raises as `training_sources`."""
-    return PromptStream(training_sources(loader, data), seed, data.shuffle, data.epochs)
 
 
 def evaluation_sets(loader: Loader, evaluation: Evaluation, limit: int | None = None) -> dict[str, Sequence[Row]]:

@@ -41,7 +41,15 @@ from olmorl.learner.trainer import deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
-from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, policy_row, refuse_cuts, refuse_leaks, refuse_sharing
+from olmorl.learner.trainer.policy import (
+    TOKEN_STRIDE,
+    PackedPolicy,
+    PolicyRow,
+    policy_row,
+    refuse_cuts,
+    refuse_leaks,
+    refuse_sharing,
+)
 from olmorl.learner.trainer.process_group import Ranks, join, training_device
 from olmorl.learner.trainer.rms_norm import recompute_norms
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup, form_group, refuse_heads
@@ -52,8 +60,6 @@ from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
 from olmorl.seeds import derive
 
-PROBE_STRIDE: Final = 7919
-"""Distance of the token ids of the probe: a prime, so that they are spread over the vocabulary."""
 SHARED_MEMORY_REDUCE: Final = "deepspeed_shm_comm"
 
 
@@ -272,7 +278,7 @@ class DeepSpeedTrainer:
 
     def probe(self) -> Probe | None:
         vocabulary: int = self._model.config.get_text_config().vocab_size
-        tokens = [(1 + PROBE_STRIDE * number) % vocabulary for number in range(PROBE_TOKENS)]
+        tokens = [(1 + TOKEN_STRIDE * number) % vocabulary for number in range(PROBE_TOKENS)]
         predicted_P = torch.arange(1, PROBE_TOKENS, device=self._device)
         row = PolicyRow(torch.tensor(tokens, device=self._device), (PROBE_TOKENS,), predicted_P)
         with torch.no_grad():

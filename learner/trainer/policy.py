@@ -25,6 +25,8 @@ SCALED_HEADS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale
 LEAK: Final = 1e-3
 """Largest move (nats) of a sample's log-probability when its neighbour changes. In a correct model it does not move."""
 PROBE_TOKENS: Final = 8
+TOKEN_STRIDE: Final = 7919
+"""Distance of the token ids of a probe: a prime, so that they are spread over the vocabulary."""
 CUT: Final = {torch.float32: 1e-3, torch.bfloat16: 0.2}
 """Largest mean difference (nats) between a row on one rank and the same row shared, above that of rounding."""
 CUT_LENGTHS: Final = (13, 38, 12)
@@ -221,7 +223,7 @@ def refuse_sharing(
         ModelError: they differ or see each other: some layer looks at neighbouring tokens or counts positions itself.
     """
     length = PROBE_TOKENS
-    row_T = torch.arange(3 * length, device=device) * 7919 % model.config.get_text_config().vocab_size
+    row_T = torch.arange(3 * length, device=device) * TOKEN_STRIDE % model.config.get_text_config().vocab_size
     prompt_T, first_T, second_T = row_T.split(length)
     second_P = torch.arange(2 * length, 3 * length, device=device)
 
@@ -247,7 +249,7 @@ def refuse_cuts(policy: Callable[..., tuple[Tensor, Any]], model: PreTrainedMode
     Raises:
         ModelError: some layer looks at neighbouring tokens in another way than by attention.
     """
-    row_T = torch.arange(sum(CUT_LENGTHS), device=device) * 7919 % model.config.get_text_config().vocab_size
+    row_T = torch.arange(sum(CUT_LENGTHS), device=device) * TOKEN_STRIDE % model.config.get_text_config().vocab_size
     row = PolicyRow(row_T, CUT_LENGTHS, torch.arange(1, len(row_T), device=device))
     with torch.no_grad():
         drift = (policy(row)[0] - policy(row, shared=False)[0]).abs().mean().item()

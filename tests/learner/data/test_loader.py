@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 from olmorl import config
 from olmorl.config import Data, Evaluation, Model, Verifiers
 from olmorl.errors import ConfigError, DataError, ModelError
-from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_stream
+from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
+from olmorl.learner.data.stream import PromptStream
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -110,6 +111,10 @@ def test_progress_is_reported_while_loading(tokenizer: Any, jsonl: Callable[...,
     ours = Loader(Data(), tokenizer, Verifiers(), progress=lambda name, number: seen.append((name, number)))
     assert len(ours.load(path).rows) == 1100
     assert seen == [(path, 512), (path, 1024)]
+
+
+def training_stream(loader: Loader, data: Data, seed: int) -> PromptStream:
+    return PromptStream(training_sources(loader, data), seed, data.shuffle, data.epochs)
 
 
 def test_the_training_stream_mixes_all_sets(tokenizer: Any, tmp_path: Path) -> None:

@@ -151,8 +151,8 @@ def _damaged_delta(rig: Rig, random: Random, ranks: Sequence[int]) -> Version | 
     """Damages the next version if it is a delta. The actors are stopped meanwhile, and the ranks from then on."""
     folder = _published(rig)
     with _stopped(_pids(rig, "actor")):
-        before, until = (folder / "latest").read_text(), time.monotonic() + _STOPPED_S
-        while (latest := (folder / "latest").read_text()) == before:
+        before, until = _latest(folder), time.monotonic() + _STOPPED_S
+        while (latest := _latest(folder)) == before:
             if time.monotonic() > until:
                 return None
             time.sleep(0.001)
@@ -166,6 +166,12 @@ def _damaged_delta(rig: Rig, random: Random, ranks: Sequence[int]) -> Version | 
     for pid in ranks:
         send(pid, SIGCONT)
     return None
+
+
+def _latest(folder: Path) -> str:
+    """The newest version; empty before a start that found nothing has published."""
+    file = folder / "latest"
+    return file.read_text() if file.exists() else ""
 
 
 def kill_publisher(rig: Rig, random: Random) -> Strike:

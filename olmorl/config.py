@@ -630,8 +630,8 @@ class Supervision(Section):
     no_actor_deadline_s: float = Field(120.0, gt=0)
     """Longest time without a serving actor, or twice the start of an engine if that is longer. Then the run ends."""
     launcher_deadline_s: float = Field(600.0, gt=0)
-    """Longest wait of the processes of a cluster run for a new launcher (`--resume`). It begins when the run has lost
-    its launcher and no longer trains. Then the processes end."""
+    """Wait of the processes of a cluster run for a new launcher (`--resume`), once the run has lost its launcher and no
+    longer trains. They end after one to two times this long."""
 
 
 class TelemetrySettings(Section):

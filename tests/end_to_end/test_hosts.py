@@ -184,7 +184,7 @@ def test_an_engine_on_two_hosts_fits_the_learner_and_outlives_the_loss_of_a_work
     run.spawn = cluster.spawn
     run.start("--ray-address", cluster.address, *ON_TWO_HOSTS, "--preflight")
     assert run.wait(500) == 0, run.output()
-    assert "2 nodes" in run.output() and "FAILED" not in run.output()
+    assert "log-probabilities" in run.output() and "FAILED" not in run.output()
     assert cluster.left_behind() == []
 
     run.start("--ray-address", cluster.address, *ON_TWO_HOSTS)

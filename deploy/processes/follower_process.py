@@ -31,7 +31,7 @@ from olmorl.messages import Version
 from olmorl.ports import EngineNode, StagedWeights, WeightSource
 
 T = TypeVar("T")
-NEWS_S = 5.0
+NEWS_S = 2.0
 """After an engine died: time for the news that a follower's end was the cause."""
 END_S = 5.0
 """Time for the actor to end when a follower has. Then its process ends with all that it has started."""

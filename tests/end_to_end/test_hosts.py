@@ -118,6 +118,15 @@ def at_work(cluster: RayCluster, run: Any) -> set[str]:
     return {actor["name"] for actor in cluster.control(run.run_dir, "actors") if actor["state"] == "run"}
 
 
+def actors_after(run: Any, moment: float) -> set[str]:
+    """The actors, by their places, of groups that were begun after a moment by a newer start than the first."""
+    return {
+        group["actor"].partition(".")[0]
+        for group in groups_of(run)
+        if "." in group["actor"] and group["started_at"] > moment
+    }
+
+
 def until_lost(run: Any, actors: set[str]) -> float:
     """Until they are ended; returns when they were, by the clock on the wall."""
     run.until(lambda: not actors & run.roster().keys(), timeout_s=NOTICED_S)
@@ -194,8 +203,9 @@ def test_an_engine_on_two_hosts_fits_the_learner_and_outlives_the_loss_of_a_work
     check_sockets(cluster, engines_meet_on={where["actor-0"], where["actor-0-node-1"]})
     lost = next(each for each in programs(cluster.hosts[where["actor-0-node-1"]]) if each.name().startswith("VLLM"))
     lost.kill()
-    run.until(lambda: "node 1 of the engine" in run.output(), timeout_s=NOTICED_S)
-    run.until(lambda: "actor-0.2" in {group["actor"] for group in groups_of(run)}, timeout_s=500)
+    killed_at = time.time()
+    # The cause is the lost node, or the end of the engine that noticed it first.
+    run.until(lambda: actors_after(run, killed_at) & actors_on(run, cluster.hosts[where["actor-0"]]), timeout_s=600)
     until_steps(run, MAX_LAG + 2)
     cluster.control(run.run_dir, "stop")
     assert run.wait() == 0, run.output()

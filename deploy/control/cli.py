@@ -27,8 +27,8 @@ _ABOUT = """\
 Look at a run, and control it.
 
   olmorl-ctl runs/demo status                 its state: its last step, its actors, what it waits for
+  olmorl-ctl runs/demo top                    the live view of a running run; Ctrl-C leaves it
   olmorl-ctl runs/demo ledger                 how its draws ended; --json: one object per draw
-  olmorl-ctl runs/demo top                    the same on the whole screen, and again each second
   olmorl-ctl runs/demo figure reward.png      its curves as a picture
   olmorl-ctl runs/demo trace 17               the story of prompt 17, from its draw to its end
   olmorl-ctl runs/demo export FOLDER          a checkpoint (--step N, else the newest) as a Hugging Face folder

@@ -127,8 +127,10 @@ class PackedPolicy(nn.Module):
             ModelError: the model does more to its logits than a linear head.
         """
         super().__init__()
-        text = model.config.get_text_config()
-        scaled = [name for name in SCALED_HEADS if getattr(text, name, None) not in (None, 1, 1.0)]
+        configs = (model.config, model.config.get_text_config())  # two of a model that has more than text
+        scaled = [
+            name for name in SCALED_HEADS if any(getattr(each, name, None) not in (None, 1, 1.0) for each in configs)
+        ]
         if scaled:
             raise ModelError(
                 f"{type(model).__name__} sets {scaled[0]}, which the learner does not apply: "

@@ -8,8 +8,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BytesIO
 from pathlib import Path
+from urllib.request import Request
 
 import pytest
 
@@ -133,3 +136,10 @@ def test_the_library_reads_what_slurm_files_set(tmp_path: Path) -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
     assert found.stdout.split() == ["secret", "True"]
+
+
+@pytest.mark.parametrize(("to", "kept"), [("https://hub.example/other", True), ("https://mirror.example/x", False)])
+def test_a_redirect_takes_the_token_to_no_other_host(to: str, kept: bool) -> None:
+    asked = Request("https://hub.example/api/models/a/b", headers={"Authorization": "Bearer secret"})
+    following = hub._KeepsToken().redirect_request(asked, BytesIO(), 302, "Found", Message(), to)
+    assert following is not None and following.has_header("Authorization") is kept

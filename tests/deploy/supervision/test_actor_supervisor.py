@@ -52,6 +52,14 @@ def running(until: Any) -> Running:
     return run
 
 
+async def lose_twice(made: Any, supervisor: ActorSupervisor, until: Any) -> None:
+    """The first actor dies twice, and waits for its next start."""
+    for name in ("actor-0", "actor-0.2"):
+        await until(lambda name=name: name in made.cluster.names)
+        made.cluster.newest(name).end(ProcessLost(f"{name} died"))
+    await until(lambda: supervisor.slots[0].state == "waiting")
+
+
 def look(supervisor: ActorSupervisor, now: float, state: str = "run", **beats: float) -> list[str]:
     """The heartbeats of the actors at time `now`; `a0_2` means actor-0.2."""
     names = {key: "actor-" + key.removeprefix("a").replace("_", ".") for key in beats}
@@ -339,10 +347,7 @@ async def test_a_count_beyond_all_room_is_refused_without_asking_for_it(context:
 async def test_who_starts_again_has_no_name_to_be_drained_by(context: Any, running: Running, until: Any) -> None:
     made = context(backoff_s=60, longest_backoff_s=60)
     async with running(made, count=2) as supervisor:
-        for name in ("actor-0", "actor-0.2"):
-            await until(lambda name=name: name in made.cluster.names)
-            made.cluster.newest(name).end(ProcessLost(f"{name} died"))
-        await until(lambda: supervisor.slots[0].state == "waiting")
+        await lose_twice(made, supervisor, until)
         with pytest.raises(UserError, match="no actor '' here"):
             supervisor.drain("")
 
@@ -376,10 +381,7 @@ async def test_the_end_does_not_wait_for_actors_that_would_start_later(
 ) -> None:
     made = context(backoff_s=60, longest_backoff_s=60)
     async with running(made, count=1) as supervisor:
-        for name in ("actor-0", "actor-0.2"):
-            await until(lambda name=name: name in made.cluster.names)
-            made.cluster.newest(name).end(ProcessLost(f"{name} died"))
-        await until(lambda: supervisor.slots[0].state == "waiting")
+        await lose_twice(made, supervisor, until)
         await asyncio.wait_for(supervisor.stop(50.0), 5.0)
 
 

@@ -50,5 +50,5 @@ def test_answers_have_seeds_only_where_a_run_could_repeat_them(
 
 
 def test_engines_sample_apart(parts: Parts) -> None:
-    found = {parts(name, "real", 4)["engine"]._seed for name in ("actor-0", "actor-0.2", "actor-1")}
+    found = {parts(name, "real", 4)["engine"]._start.seed for name in ("actor-0", "actor-0.2", "actor-1")}
     assert len(found) == 3

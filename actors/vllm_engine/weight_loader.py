@@ -22,7 +22,7 @@ from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise
 
 from olmorl import codec
 from olmorl.actors.vllm_engine.mapped_weights import MappedWeights
-from olmorl.actors.vllm_engine.weight_replay import WeightReplay
+from olmorl.actors.vllm_engine.weight_replay import Prepared, WeightReplay
 from olmorl.messages import Buffer, WeightsReady
 
 
@@ -47,14 +47,15 @@ class StagedWeightLoader:
         if getattr(self, "checked_weights", None) != wanted:
             self.checked_weights = self.staged_weights = None
             try:
-                staged = MappedWeights(Path(path), signature, codec.decode(manifest, WeightsReady))
+                prepare = _parts(self).prepare
+                staged = MappedWeights(Path(path), signature, codec.decode(manifest, WeightsReady), prepare)
                 problems = _misfits(staged.manifest.buffers, len(staged.file))
             except (OSError, ValueError) as error:
                 problems = [str(error)]
             if problems:
                 return f"worker {self.rank}: {'; '.join(problems[:5])}"
             self.checked_weights, self.staged_weights = wanted, staged
-        return "" if self.staged_weights.touched() else None
+        return "" if self.staged_weights.is_ready() else None
 
     def load_staged_weights(self: Any, version: str) -> str:
         """Copy the checked version into the model. Each tensor-parallel worker takes its own share of every tensor.
@@ -67,14 +68,11 @@ class StagedWeightLoader:
                 no further step. The engine must end: other workers may have loaded the version.
         """
         self.execute_model = _refuse_step  # hides the method of the class, until all is loaded
-        staged: MappedWeights = self.staged_weights
+        staged: MappedWeights[Prepared | None] = self.staged_weights
         if str(staged.manifest.version) != version:
             raise RuntimeError(f"worker {self.rank} has checked weights {staged.manifest.version}, not {version}")
-        if not hasattr(self, "weight_parts"):
-            self.weight_parts = _Parts(self.get_model(), self.model_config.dtype)
-        parts: _Parts = self.weight_parts
         with set_current_vllm_config(self.vllm_config), torch.no_grad():
-            parts.load(staged, self.model_config)
+            _parts(self).load(staged, self.model_config)
         if torch.accelerator.is_available():
             torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
         del self.execute_model
@@ -90,13 +88,21 @@ class StagedWeightLoader:
 
     def release_staged_weights(self: Any) -> None:
         """Give back the memory of the loaded version, when the engine goes on."""
-        staged: MappedWeights = self.staged_weights
+        staged: MappedWeights[Prepared | None] = self.staged_weights
         self.checked_weights = self.staged_weights = None
         staged.release()
 
 
 def _refuse_step(*_: object) -> NoReturn:
     raise RuntimeError("the engine holds parameters of two versions, and computes no further step")
+
+
+def _parts(worker: Any) -> _Parts:
+    """The parts of the worker's model."""
+    if not hasattr(worker, "weight_parts"):
+        worker.weight_parts = _Parts(worker.get_model(), worker.model_config.dtype)
+    parts: _Parts = worker.weight_parts
+    return parts
 
 
 class _Parts:
@@ -112,11 +118,15 @@ class _Parts:
         ]
         self._experts: list[Any] = [layer for layer in layers if _packs_experts(getattr(layer, "quant_method", None))]
 
-    def load(self, staged: MappedWeights, model_config: ModelConfig) -> None:
-        """Give every parameter its value of the staged version."""
+    def prepare(self, file: mmap.mmap, manifest: WeightsReady) -> Prepared | None:
+        """What `load` needs and can be made without a pause; None for the first file of a layout."""
+        return self._replay.prepare(file) if self._replay.knows(manifest.buffers) else None
+
+    def load(self, staged: MappedWeights[Prepared | None], model_config: ModelConfig) -> None:
+        """Give every parameter its value of the staged version, which is ready."""
         buffers = staged.manifest.buffers
-        if self._replay.knows(buffers):
-            self._replay.load(staged.file)
+        if staged.prepared is not None:
+            self._replay.load(staged.prepared)
         else:
             tensors = dict(tensors_of(buffers, staged.file))
             optional = [name for name in tensors if name.endswith("lm_head.weight")] if self._tied_heads else []

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from vllm.model_executor.layers.attention import is_deferred_attention_layer
+from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
@@ -29,6 +29,7 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 from vllm.model_executor.model_loader.reload.meta import restore_layer_on_meta
 from vllm.model_executor.model_loader.reload.utils import get_layer_params_buffers, get_layer_tensors
 from vllm.platforms import current_platform
+from vllm.v1.attention.backend import AttentionImplBase
 
 from olmorl.messages import Buffer
 
@@ -65,22 +66,45 @@ class _Copy(NamedTuple):
     source: _View
 
 
+class Prepared(NamedTuple):
+    """What `WeightReplay.load` needs of one file. It can be made while the engine computes."""
+
+    file: Flat
+    copied: Collection[int]
+    """The indices of the layers whose loaders only copy. Their copies are:"""
+    targets: list[torch.Tensor]
+    sources: list[torch.Tensor]
+
+
 class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the copies that are made inside. `only_copies` tells whether nothing else was written."""
+    """Notes the copies that are made inside."""
 
     def __init__(self, file: Flat) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._file = file
+        self._constant: list[torch.Tensor] = []
+        self._computed = False
         self.copies: list[_Copy] = []
-        self.only_copies = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         done = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.copy_.default and (source := self._view(args[1])) is not None:
             self.copies.append(_Copy(args[0], source))
+        elif func is torch.ops.aten.fill_.Scalar:
+            self._constant.append(args[0])
         elif func._schema.is_mutable:
-            self.only_copies = False
+            self._computed = True
         return done
+
+    def saw_all(self) -> bool:
+        """Whether the copies alone do the same again.
+
+        A constant beside the copies, such as the zeros after the rows of an embedding, is in the memory already.
+        """
+        targets = [copy.target for copy in self.copies]
+        return not self._computed and not any(
+            _overlap(target, constant) for target in targets for constant in self._constant
+        )
 
     def _view(self, tensor: torch.Tensor) -> _View | None:
         """The tensor as a part of the file; None if it is elsewhere, such as a computed one."""
@@ -130,7 +154,6 @@ class _LayerLoad(NamedTuple):
     weight: _View | None = None
     """The part of the file that is the weight, with the target `NOWHERE`. Then `calls` load other tensors."""
 
-    @property
     def addresses(self) -> list[int]:
         """Of the tensors that `calls` load."""
         return [getattr(self.layer, call.tensor).data_ptr() for call in self.calls]
@@ -154,7 +177,8 @@ class WeightReplay:
 
     def __init__(self, model: torch.nn.Module, act_dtype: torch.dtype) -> None:
         """`act_dtype` is the model's; attention layers want it."""
-        self._attention: list[Any] = [layer for layer in model.modules() if is_deferred_attention_layer(layer)]
+        attention: list[Any] = [layer for layer in model.modules() if is_deferred_attention_layer(layer)]
+        self._attention = [layer for layer in attention if not _has_constants_only(layer)]
         self._act_dtype = act_dtype
         self._buffers: Sequence[Buffer] = ()
         self._dtypes: Collection[torch.dtype] = ()
@@ -162,7 +186,7 @@ class WeightReplay:
         self._kept: Mapping[torch.nn.Module, torch.nn.Parameter] = {}
         """The same memory as the weight of each layer that has its own in packed form only."""
         self._copied: dict[int, tuple[list[int], list[_Copy]]] = {}
-        """For each index of `_loads` that only copies: the addresses of its tensors, and the copies."""
+        """For each index of `_loads` whose loaders only copy: the addresses of its tensors, and the copies."""
 
     def knows(self, buffers: Sequence[Buffer]) -> bool:
         """Whether `load` can load a file of this layout."""
@@ -199,36 +223,38 @@ class WeightReplay:
             self._loads = [_layer_load(layer, made) for layer, made in calls]
             self._kept = _one_memory([load.layer for load in self._loads if load.target is _Target.KEPT_MEMORY])
 
-    def load(self, file: mmap.mmap) -> None:
-        """Load a file of the recorded layout."""
+    def prepare(self, file: mmap.mmap) -> Prepared:
+        """Make the tensors of a file of the recorded layout."""
         flat = {dtype: torch.frombuffer(file, dtype=dtype, count=len(file) // dtype.itemsize) for dtype in self._dtypes}
-        copied: list[_LayerLoad] = []
-        copies: list[_Copy] = []
+        known = self._copied.items()
+        copied = {index for index, (addresses, _) in known if addresses == self._loads[index].addresses()}
+        copies = [copy for index in copied for copy in self._copied[index][1]]
+        return Prepared(flat, copied, [copy.target for copy in copies], [copy.source.of(flat) for copy in copies])
+
+    def load(self, prepared: Prepared) -> None:
+        """Load a file of the recorded layout."""
+        flat, copied = prepared.file, prepared.copied
+        if copied:
+            torch._foreach_copy_(prepared.targets, prepared.sources)
         for index, load in enumerate(self._loads):
-            addresses, known = self._copied.get(index, ([], []))
-            if known and addresses == load.addresses:
-                copied.append(load)
-                copies += known
+            if index in copied:
+                load.process()
             elif load.target is _Target.FRESH_MEMORY:
                 _load_by_vllm(load, flat)
             elif load.target is _Target.PARAMETERS:
                 self._load_and_watch(index, load, flat)
             else:
                 self._load_in_other_memory(load, flat)
-        if copies:
-            torch._foreach_copy_([copy.target for copy in copies], [copy.source.of(flat) for copy in copies])
-        for load in copied:
-            load.process()
         for layer in self._attention:
             layer.process_weights_after_loading(self._act_dtype)
 
     def _load_and_watch(self, index: int, load: _LayerLoad, file: Flat) -> None:
-        before = load.addresses
+        before = load.addresses()
         with _CopyWatch(file) as watch:
             load.call(file)
-        if watch.only_copies and before == load.addresses:
-            self._copied[index] = before, watch.copies
         load.process()
+        if watch.saw_all() and before == load.addresses():
+            self._copied[index] = before, watch.copies
 
     def _load_in_other_memory(self, load: _LayerLoad, file: Flat) -> None:
         layer = load.layer
@@ -360,6 +386,30 @@ def _taken_for(weight: torch.Tensor, tensor: torch.Tensor) -> Any:
 
 def _alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return (tensor.shape, tensor.stride(), tensor.dtype) == (other.shape, other.stride(), other.dtype)
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether the memory from the first to the last number of one has bytes of the other."""
+    if not one.numel() or not other.numel():
+        return False
+    (start, end), (other_start, other_end) = _memory(one), _memory(other)
+    return start < other_end and other_start < end
+
+
+def _memory(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte, and of the first one after the tensor."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.dtype.itemsize
+
+
+def _has_constants_only(layer: Any) -> bool:
+    """Whether vLLM's step after a load would only set this attention layer's scales to 1 again."""
+    return (
+        type(layer).process_weights_after_loading is Attention.process_weights_after_loading
+        and type(layer.impl).process_weights_after_loading is AttentionImplBase.process_weights_after_loading
+        and not layer.quant_config
+        and not getattr(layer, "calculate_kv_scales", False)
+    )
 
 
 def _packed_weight(layer: torch.nn.Module) -> torch.Tensor:

@@ -222,8 +222,11 @@ def layout(values: Mapping[str, Any], default_verifier: str | None, optional: bo
         ValueError: the row cannot be used, with the reason.
     """
     present = {key: value for key, value in values.items() if not _absent(value)}
+    for key, value in present.items():
+        if (optional or key in (*CONVERSATION, *LABELS)) and not _encodable(value):
+            raise ValueError(f"{key} is not Unicode text: it has half of a surrogate pair, such as \\ud83d")
     messages = _conversation(present) if prompted or any(key in present for key in CONVERSATION) else ""
-    names = _verifiers(present, default_verifier)
+    names = _verifiers(present, default_verifier, optional)
     truth = present["ground_truth"] if "ground_truth" in present else _verl_truth(present)
     if truth is None and not (UNLABELLED.issuperset(names) if names else optional):
         raise ValueError("no usable label: the column ground_truth is missing")
@@ -231,6 +234,8 @@ def layout(values: Mapping[str, Any], default_verifier: str | None, optional: bo
         raise ValueError("no verifier: neither a column dataset nor data.default_verifier")
     readings = _readings(names, truth) if names else ((),)
     columns = {key: value for key, value in present.items() if key not in (*CONVERSATION, "ground_truth", "dataset")}
+    if truth is not None and not names:
+        columns["ground_truth"] = truth  # for the functions alone
     return Candidate(messages, names, readings, columns)
 
 
@@ -260,12 +265,12 @@ def _turn(column: str, turn: Any) -> dict[str, Any]:
     return {key: value for key, value in turn.items() if value is not None}
 
 
-def _verifiers(present: Mapping[str, Any], default: str | None) -> tuple[str, ...]:
+def _verifiers(present: Mapping[str, Any], default: str | None, optional: bool) -> tuple[str, ...]:
     named = present.get("dataset", default)
     if named is None and "reward_model" in present:
         source = str(present.get("data_source", ""))
         named = next((verifier for part, verifier in VERL_VERIFIERS.items() if part in source.lower()), None)
-        if named is None:
+        if named is None and not optional:
             raise ValueError(f"no verifier is known for data_source {source!r}: set data.default_verifier")
     names = [] if named is None else [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
@@ -281,6 +286,18 @@ def _canonical(name: str) -> str:
 def _absent(value: Any) -> bool:
     """Whether a value is None, or the NaN that pandas writes for it."""
     return value is None or (isinstance(value, float) and isnan(value))
+
+
+def _encodable(value: Any) -> bool:
+    """Whether all texts in the value can be written as UTF-8."""
+    if isinstance(value, str):
+        try:
+            return value.isascii() or bool(value.encode())
+        except UnicodeEncodeError:
+            return False
+    if isinstance(value, dict):
+        return all(_encodable(key) and _encodable(inner) for key, inner in value.items())
+    return not isinstance(value, list) or all(map(_encodable, value))
 
 
 def _verl_truth(present: Mapping[str, Any]) -> Any:

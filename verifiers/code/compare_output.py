@@ -1,9 +1,13 @@
-"""Compares a program's output with the expected output: equal lines up to trailing spaces, or equal numbers."""
+"""Compares a program's output with the expected output: equal lines up to trailing spaces, or close numbers.
+
+A decimal number is close if it differs by at most a millionth of the expected one and one unit of its last digit.
+"""
 
 from __future__ import annotations
 
 import math
 import re
+from decimal import Decimal
 
 RELATIVE = 1e-6
 ABSOLUTE = 1e-9
@@ -36,4 +40,7 @@ def _close(printed: str, expected: str) -> bool:
         ours, theirs = float(printed), float(expected)
     except ValueError:
         return False
-    return math.isfinite(ours) and math.isclose(ours, theirs, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
+    if not (math.isfinite(ours) and math.isclose(ours, theirs, rel_tol=RELATIVE, abs_tol=ABSOLUTE)):
+        return False
+    exact, exponent = Decimal(expected), Decimal(expected).as_tuple().exponent
+    return isinstance(exponent, int) and abs(Decimal(printed) - exact) <= Decimal(1).scaleb(exponent)

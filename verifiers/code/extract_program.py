@@ -50,7 +50,7 @@ def quick_program(answer: str, called: bool) -> str | None:
     found = _candidates(answer, called)
     if not found:
         return None if not _FENCED.search(answer) and answer.strip() and len(answer) <= MAX_PROGRAM else ""
-    if found[-1].tagged or not any(block.tagged for block in found):
+    if found[-1].tagged or len(found) == 1:
         return found[-1].text if len(found[-1].text) <= MAX_PROGRAM else ""
     return None
 
@@ -58,7 +58,7 @@ def quick_program(answer: str, called: bool) -> str | None:
 def parsed_program(asked: tuple[str, bool]) -> str:
     """The program of any answer. It runs in a worker process, because input can crash Python's parser.
 
-    An untagged block after a tagged one often shows the output of the program.
+    An untagged block after another one often shows the output of the program.
     """
     answer, called = asked
     found = _candidates(answer, called)

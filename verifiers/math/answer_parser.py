@@ -170,7 +170,7 @@ def _as_sequences(label: Reading, answer: Reading, _: Policy) -> tuple[bool, str
 
 
 def _as_numbers(label: Reading, answer: Reading, policy: Policy) -> tuple[bool, str] | None:
-    if decimals := _decimals(label, answer):
+    if decimals := _decimals(label, answer, policy):
         return equal(*decimals, policy), "number"
     if label.word and answer.word and statements.same_word(label.word, answer.word, policy):
         return True, "word"
@@ -199,11 +199,12 @@ def _as_words(label: Reading, answer: Reading, policy: Policy) -> tuple[bool, st
     return (False, "word") if label.number and answer.word else None
 
 
-def _decimals(label: Reading, answer: Reading) -> tuple[Quantity, Quantity] | None:
+def _decimals(label: Reading, answer: Reading, policy: Policy) -> tuple[Quantity, Quantity] | None:
     """Both as decimals, if one is written with a comma and the other with a point."""
     if "," not in label.text and "," not in answer.text:
         return None
-    comma, point = (label, answer) if _DECIMAL_COMMA.fullmatch(label.text) else (answer, label)
+    in_label = policy.decimal_comma and _DECIMAL_COMMA.fullmatch(label.text)
+    comma, point = (label, answer) if in_label else (answer, label)
     if point.number is None or point.number.step is None or not _DECIMAL_COMMA.fullmatch(comma.text):
         return None
     number = quantity(comma.text.replace(".", "").replace(",", "."))

@@ -58,6 +58,7 @@ _GOES_ON = re.compile(
     re.IGNORECASE,
 )
 """After a formula: another formula, or words that compute with it."""
+_STEP = re.compile(r"\d+[.):]\s+\S")
 _COPULA_AT_END = re.compile(r"\s(?:is|are|equals)\s+$")
 
 
@@ -136,15 +137,22 @@ def _unconfirmed(text: str) -> str:
 
 
 def _hashes(text: str) -> Extracted | None:
-    """The answer after GSM8K's `####`. It must be a number or on the last line; otherwise `####` is a heading."""
+    """The answer after GSM8K's `####`, on the last line. Further up it is a heading, unless it is a number.
+
+    It is a heading too if it is the number of a step, or if the text behind it marks an answer.
+    """
     _, marker, rest = text.rpartition("####")
     if not marker:
         return None
     line, _, after = rest.strip(" \t").partition("\n")
     line = _undress(line)
-    if line and (not after.strip() or quantity(normalise(line[:MAX_SENTENCE]))):
-        return Extracted(line, "hashes")
-    return None
+    if not line:
+        return None
+    if after.strip():
+        is_number = not _STEP.match(line) and quantity(normalise(line[:MAX_SENTENCE]))
+        if not is_number or _tagged(after) or _marked(in_english(after)):
+            return None
+    return Extracted(line, "hashes")
 
 
 def _tagged(text: str) -> Extracted | None:

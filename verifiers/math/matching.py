@@ -65,8 +65,10 @@ def asked_again(question: MathQuestion, wanted: Reading, given: Reading) -> str:
         return "form"
     if wanted.number and given.number and notation_of(wanted.text) == notation_of(given.text) != "fraction":
         return ""
-    restated = question.restates(given.text, bool(given.number))
-    return "restated" if restated and not question.restates(wanted.text, bool(wanted.number)) else ""
+    restated, own = (
+        question.repeats(one.text) or question.restates(one.text, bool(one.number)) for one in (given, wanted)
+    )
+    return "restated" if restated and not own else ""
 
 
 def in_words_of(

@@ -64,6 +64,8 @@ class Policy(NamedTuple):
     tolerance: float = 1e-6
     ordered: bool = False
     """Items of a list without brackets must come in the label's order."""
+    decimal_comma: bool = True
+    """A comma in the label may be a decimal comma. In a question in English it parts two numbers."""
 
 
 class Quantity(NamedTuple):

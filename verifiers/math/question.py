@@ -91,14 +91,28 @@ _REWRITES = re.compile(
 _NUMERIC_FRACTION = re.compile(r"\\[dt]?frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?")
 _LOOKS = re.compile(r"[{}$~]|\\(?:left|right|displaystyle|[,;:!])(?![a-zA-Z])|(?<=\\)[dt](?=frac)")
 _TIMES = re.compile(r"\\(?:cdot|times)(?![a-zA-Z])|[×·]")
+_SPELLINGS = (
+    (re.compile(r"≤|\\leq(?:slant|q)?(?![a-zA-Z])"), r"\\le "),
+    (re.compile(r"≥|\\geq(?:slant|q)?(?![a-zA-Z])"), r"\\ge "),
+    (re.compile(r"≠|\\neq(?![a-zA-Z])"), r"\\ne "),
+    (re.compile(r"\\lt(?![a-zA-Z])"), "<"),
+    (re.compile(r"\\gt(?![a-zA-Z])"), ">"),
+    (re.compile(r"\\[lr]?vert(?![a-zA-Z])"), "|"),
+)
+"""Signs of relations that are written in several ways."""
 _SIGN = re.compile(r"\\[a-zA-Z]+|\d+|\S")
 _OPERATION = re.compile(r"[+*/^-]|\\(?:cdot|times|frac)")
+_RELATION = re.compile(r"=|[<>]|\\(?:[lg]e|neq?)(?![a-zA-Z])")
+_SET = re.compile(r"\\?\{\s*[a-zA-Z](?:(?!\\mid)[^:|]){0,40}(?::|\||\\mid)(.+?)\\?\}", re.DOTALL)
+"""All numbers with a property."""
+_COMMAND = re.compile(r"\\[a-zA-Z]+")
 _CLAIMS = re.compile(r"[,;<>≤≥∈]|\\(?:[lg]eq?|in|to|cup|ne)(?![a-zA-Z])")
 _POLAR = re.compile(
     r"(?:^|[.?!:,;]\s+|\n)(?:is|are|was|were|does|do|did|can|could|will|has|have|must)\s([^.?!]*)\?(?=[^?]*$)",
     re.IGNORECASE,
 )
 """The last question, if yes or no answers it."""
+_LETTER = re.compile(r"[a-zA-Z]")
 _LONG_WORD = re.compile(r"(?<![\\\w])[a-z]{4,}(?!\w)")
 _NEGATIONS = {"not", "never", "no", "cannot", "fails", "fail", "neither", "none"}
 _OPPOSITES = ("in", "ir", "un", "im", "non")
@@ -161,9 +175,13 @@ class MathQuestion(NamedTuple):
         Args:
             is_percentage: the label has a percent sign.
         """
-        about_none = not is_percentage and _ENGLISH.search(self.text) and not _SHARES.search(self.text)
-        strict = policy.strict_percent or bool(about_none)
-        return policy._replace(ordered=policy.ordered or self.is_ordered, strict_percent=strict)
+        in_english = bool(_ENGLISH.search(self.text))
+        about_none = not is_percentage and in_english and not _SHARES.search(self.text)
+        return policy._replace(
+            ordered=policy.ordered or self.is_ordered,
+            strict_percent=policy.strict_percent or about_none,
+            decimal_comma=not in_english,
+        )
 
     def solved_for_another(self, label: str, answer: str) -> bool:
         """Whether an answer, unlike the label, gives another variable than the question asks for.
@@ -190,10 +208,22 @@ class MathQuestion(NamedTuple):
         if _CLAIMS.search(value) or (not self.asks_form and quantity(normalise(value))):
             return False
         signs, question = _SIGN.findall(_written(value)), _written(self.text)
-        if not signs or value.strip().isalpha() or not all(sign in question for sign in signs):
+        if not signs or value.strip().isalpha():
             return False
-        expression = r"\s*".join(map(re.escape, signs))
-        return bool(re.search(rf"(?<![\w.+*/^-])(?<![+*/^-]\s){expression}(?![\w^(]|\.\d|\s*[+*/-])", question))
+        return _stands_in(signs, question)
+
+    def repeats(self, claim: str) -> bool:
+        """Whether an equation or an inequality, or the set of its solutions, is the question's own, as it is written.
+
+        One that is solved, `x = 4`, is none. `x > 2` is one if the question asks for another form of it.
+        """
+        inner = _SET.fullmatch(claim.strip())
+        claim = inner[1] if inner else claim
+        if len(claim) > MAX_EXPRESSION or not _RELATION.search(claim) or not _LETTER.search(_COMMAND.sub("", claim)):
+            return False
+        if _is_solved(claim) and (not self.asks_form or _RELATION.findall(claim) == ["="]):
+            return False
+        return _stands_in(_SIGN.findall(_written(claim)), _written(self.text))
 
     def polarity(self, sentence: str) -> str:
         """`yes` or `no`, if a sentence answers a question of that kind in its words: `It is not prime`. Else empty."""
@@ -334,7 +364,25 @@ def _with_comma(text: str) -> bool:
 @lru_cache(256)  # the completions of a group have one question
 def _written(text: str) -> str:
     """A formula without signs that do not change how it is read."""
-    return _TIMES.sub("*", _LOOKS.sub("", _NUMERIC_FRACTION.sub(r"\1/\2", text)))
+    text = _TIMES.sub("*", _LOOKS.sub("", _NUMERIC_FRACTION.sub(r"\1/\2", text)))
+    for pattern, sign in _SPELLINGS:
+        text = pattern.sub(sign, text)
+    return text
+
+
+def _stands_in(signs: list[str], question: str) -> bool:
+    """Whether a question has these signs as a formula of their own."""
+    if not all(sign in question for sign in signs):
+        return False
+    expression = r"\s*".join(map(re.escape, signs))
+    return bool(re.search(rf"(?<![\w.+*/^-])(?<![+*/^-]\s){expression}(?![\w^(]|\.\d|\s*[+*/-])", question))
+
+
+def _is_solved(claim: str) -> bool:
+    """Whether one variable stands alone on a side, and no other side has a variable."""
+    sides = [_COMMAND.sub("", side).strip() for side in _RELATION.split(claim)]
+    rest = [side for side in sides if not re.fullmatch(r"[a-zA-Z]", side)]
+    return len(sides) - len(rest) == 1 and not any(_LETTER.search(side) for side in rest)
 
 
 def comma_as_point(text: str) -> str:

@@ -108,9 +108,9 @@ class heard:
 
 
 def check(path: Path, signature: str, *buffers: Buffer) -> str:
-    """The answer of worker 1, which needs no model for it."""
+    """The answer of worker 1."""
     ready = WeightsReady(version=Version(1, 2), buffers=buffers, num_bytes=8, chunk_bytes=8, shards=())
-    worker: Any = SimpleNamespace(rank=1, parallel_config=SimpleNamespace(node_rank=1))
+    worker: Any = SimpleNamespace(rank=1, parallel_config=SimpleNamespace(node_rank=1), weight_parts=Parts())
     for _ in range(1000):
         answer = StagedWeightLoader.check_staged_weights(worker, str(path), ("", signature), codec.encode(ready))
         if answer is not None:
@@ -138,6 +138,9 @@ class Parts:
 
     def __init__(self, fault: Exception | None = None) -> None:
         self._fault = fault
+
+    def prepare(self, *_: object) -> None:
+        pass
 
     def load(self, *_: object) -> None:
         if self._fault:

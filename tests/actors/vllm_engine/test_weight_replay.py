@@ -166,7 +166,7 @@ def test_it_loads_the_next_version_into_the_same_memory() -> None:
         buffers, file, tensors = staged(seed)
         assert replay.knows(buffers)
         with torch.no_grad():
-            replay.load(file)
+            replay.load(replay.prepare(file))
         assert_has(model, tensors)
         assert torch.equal(model.norm.bias, tensors["norm.bias"])
         for name, weight in model.named_parameters():
@@ -175,7 +175,7 @@ def test_it_loads_the_next_version_into_the_same_memory() -> None:
         file.close()  # nothing refers to its bytes any more
 
 
-def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
+def without_kernels(monkeypatch: pytest.MonkeyPatch, model: Any = None) -> Any:
     """A model that computes with its parameters, as in bfloat16 on a processor without instructions for it."""
 
     def refuse(*_: object) -> None:
@@ -183,7 +183,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(utils, "check_cpu_sgl_kernel", lambda *_: False)
     monkeypatch.setattr(utils.ops, "create_onednn_mm", refuse)
-    model = Model()
+    model = model or Model()
     layerwise.record_metadata_for_reloading(model)
     for layer in (model.packed, model.swapped, model.apart, model.plain, model.mirrored, model.turned):
         layer.quant_method.process_weights_after_loading(layer)
@@ -193,7 +193,7 @@ def without_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
 def load_and_check(model: Any, replay: WeightReplay, seed: int) -> None:
     _, file, tensors = staged(seed)
     with torch.no_grad():
-        replay.load(file)
+        replay.load(replay.prepare(file))
     for name in ("packed", "swapped", "apart"):
         weight = torch.cat([tensors[f"{name}.q"], tensors[f"{name}.k"]])
         assert torch.equal(model.get_parameter(f"{name}.weight"), weight)
@@ -203,33 +203,72 @@ def load_and_check(model: Any, replay: WeightReplay, seed: int) -> None:
     file.close()  # nothing refers to its bytes any more
 
 
+def fail(*_: Any) -> None:
+    raise AssertionError("a loader was called")
+
+
 def test_from_the_second_time_on_copies_are_made_without_their_loaders(monkeypatch: pytest.MonkeyPatch) -> None:
     model = without_kernels(monkeypatch)
     replay = recorded(model)
     load_and_check(model, replay, 1)
-
-    def fail(*_: Any) -> None:
-        raise AssertionError("a loader was called")
-
     monkeypatch.setattr(weight_replay, "_run", fail)
     load_and_check(model, replay, 2)
     load_and_check(model, replay, 3)
 
 
-def test_a_loader_that_writes_more_than_copies_is_called_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load_padded(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-        param.data.fill_(7.0)
-        param.data.copy_(loaded_weight.t())
+def over_a_constant(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data.fill_(7.0)
+    param.data.copy_(loaded_weight.t())
+
+
+def with_a_product(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data.copy_(loaded_weight.t())
+    param.data[:1].mul_(1.0)
+
+
+def beside_a_constant(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param[:32].data.copy_(loaded_weight.t())
+    param[32:].data.fill_(7.0)
+
+
+def in_two_parts(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data[:16].copy_(loaded_weight.t()[:16])
+    param.data[16:].copy_(loaded_weight.t()[16:])
+
+
+@pytest.mark.parametrize(
+    ("loader", "times"), [(over_a_constant, 3), (with_a_product, 3), (beside_a_constant, 1), (in_two_parts, 1)]
+)
+def test_a_loader_that_does_more_than_copies_is_called_each_time(
+    monkeypatch: pytest.MonkeyPatch, loader: Callable[[torch.Tensor, torch.Tensor], None], times: int
+) -> None:
+    def counted(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
         calls.append("")
+        loader(param, loaded_weight)
 
     calls: list[str] = []
     model = without_kernels(monkeypatch)
-    model.mirrored.weight.weight_loader = load_padded
+    model.mirrored.weight.weight_loader = counted
     replay = recorded(model)
     calls.clear()
     for number in (1, 2, 3):
         load_and_check(model, replay, number)
-    assert len(calls) == 3
+    assert len(calls) == times
+
+
+def test_a_constant_beside_the_copies_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the zeros after the rows of an embedding."""
+    model: Any = Model()
+    model.mirrored = Layer((40, 32), UnquantizedLinearMethod())
+    model.mirrored.weight.weight_loader = beside_a_constant
+    replay = recorded(without_kernels(monkeypatch, model))
+    for number in (1, 2, 3):
+        _, file, tensors = staged(number)
+        with torch.no_grad():
+            replay.load(replay.prepare(file))
+        assert torch.equal(model.mirrored.weight[:32], tensors["mirrored.weight"].t())
+        assert (model.mirrored.weight[32:] == 7.0).all()
+        monkeypatch.setattr(weight_replay, "_run", fail)
 
 
 def test_a_parameter_that_has_moved_is_loaded_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,7 +308,7 @@ def test_weights_that_no_kernel_packs_are_not_packed_again(monkeypatch: pytest.M
     monkeypatch.setattr(UnquantizedLinearMethod, "process_weights_after_loading", lambda _, layer: tried.append(layer))
     _, file, tensors = staged(1)
     with torch.no_grad():
-        replay.load(file)
+        replay.load(replay.prepare(file))
     assert not tried
     inputs = torch.randn(5, 32)
     assert torch.equal(plain.cpu_linear(inputs, plain.weight, None), inputs @ tensors["plain.weight"].t())  # type: ignore[operator]
@@ -280,7 +319,7 @@ def test_vllm_can_reload_after_it() -> None:
     model = built()
     replay = recorded(model)
     with torch.no_grad():
-        replay.load(staged(1)[1])
+        replay.load(replay.prepare(staged(1)[1]))
     recorded(model, seed=2)
     assert_has(model, staged(2)[2])
 

@@ -106,12 +106,23 @@ def test_the_verl_layout() -> None:
     assert label(row, "other", False, None).datasets == ("other",)
     with pytest.raises(ValueError, match="default_verifier"):
         label(row | {"data_source": "unheard-of"}, None, False, None)
+    for_functions = label(row | {"data_source": "unheard-of"}, None, True, None)
+    assert (for_functions.datasets, for_functions.columns["ground_truth"]) == ((), "4")
+
+
+def test_a_column_that_nobody_reads_may_be_no_text() -> None:
+    row = {"prompt": "2+2?", "dataset": "math", "ground_truth": "4", "note": {"\ud83d": 1}}
+    assert label(row, None, False, None).messages == "2+2?"
+    with pytest.raises(ValueError, match="note is not Unicode text"):
+        label(row, None, True, None)
 
 
 def test_the_trl_layout_needs_user_functions() -> None:
     row = {"prompt": "2+2?", "answer": "4"}
     labelled = label(row, None, True, None)
     assert labelled == ("2+2?", (), (), {"answer": "4"})
+    labelled = label(row | {"ground_truth": 4}, None, True, None)
+    assert labelled == ("2+2?", (), (), {"answer": "4", "ground_truth": 4})
     with pytest.raises(ValueError, match="ground_truth is missing"):
         label(row, None, False, None)
 
@@ -148,6 +159,9 @@ def test_a_list_that_is_itself_the_label_is_kept_whole() -> None:
         ({"ground_truth": ["1", "2"], "dataset": ["math", "math", "math"]}, "3 verifiers"),
         ({"dataset": None}, "no verifier"),
         ({"dataset": 3}, "neither a verifier's name"),
+        ({"prompt": "2+2? \ud83d"}, "prompt is not Unicode text"),
+        ({"prompt": [{"role": "user", "content": "\udcff"}]}, "prompt is not Unicode text"),
+        ({"ground_truth": ["4\ude00"]}, "ground_truth is not Unicode text"),
     ],
 )
 def test_a_row_that_cannot_be_used_says_why(change: dict[str, Any], reason: str) -> None:

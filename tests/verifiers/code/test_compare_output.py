@@ -19,6 +19,8 @@ from olmorl.verifiers.code.compare_output import same
         ("", "\n"),
         ("  *\n ***", "  *\n ***\n"),
         ("-0.0", "0.0"),
+        ("1000000.004", "1000000.00"),
+        ("1.1", "1.10"),
     ],
 )
 def test_the_same(printed: str, expected: str) -> None:
@@ -38,6 +40,8 @@ def test_the_same(printed: str, expected: str) -> None:
         ("nan", "0.5"),
         ("inf", "1e400"),
         ("0.3334", "0.3333"),
+        ("1000000.99", "1000000.00"),
+        ("1000000.02", "1000000.00"),
         ("Yes", "YES"),
         ("1.5 junk", "1.5"),
         ("1e309", "1.5"),

@@ -18,6 +18,8 @@ ANSWERS = {
     "the last, untagged": ("```python\nfirst()\n```\nno:\n```\nsecond()\n```", "second()\n"),
     "not what it prints": ("```python\nprint(5)\n```\nprints\n```\n5\n```", "print(5)\n"),
     "not what it prints in words": ("```python\nprint(5)\n```\nprints\n```\nthe answer is 5\n```", "print(5)\n"),
+    "not what it prints, untagged": ("```\nprint(5)\n```\nFor 3 it prints\n```\n5\n```", "print(5)\n"),
+    "the last of the untagged": ("```\nfirst()\n```\nno:\n```\nsecond()\n```", "second()\n"),
     "not another language": ("```python\nprint(5)\n```\n```bash\npython a.py\n```", "print(5)\n"),
     "in a list": ("- so:\n  ```python\n  def f():\n      return 1\n  ```\n", "def f():\n    return 1\n"),
     "fences inside": ('````python\nx = """\n```\n"""\nf()\n````', 'x = """\n```\n"""\nf()\n'),

@@ -78,10 +78,11 @@ install: $(READY)  ## set up .venv
 install-gpu: $(READY_GPU)  ## set up .venv with the CUDA builds
 
 # Packages of the lock file $(1) but deepspeed, then deepspeed, whose build needs torch, then OlmoRL itself.
+# DeepSpeed's build compiles nothing. Without DS_ACCELERATOR it would want the CUDA toolkit on a host with a GPU.
 define INSTALL
 grep -v '^deepspeed==' $(1) > $(VENV)/wheels.txt
 $(BIN)/pip install --quiet --no-deps -r $(VENV)/wheels.txt
-$(BIN)/pip install --quiet --no-deps --no-build-isolation $$(grep '^deepspeed==' $(1))
+DS_ACCELERATOR=cpu $(BIN)/pip install --quiet --no-deps --no-build-isolation $$(grep '^deepspeed==' $(1))
 $(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 endef
 

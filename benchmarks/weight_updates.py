@@ -3,7 +3,8 @@
     python benchmarks/weight_updates.py --json benchmarks/results/weight_updates.json
 
 Two learner ranks, each a process without a model, hold the fp32 weights of an Olmo 3 as ZeRO-3 does. Each copies its
-shard to host memory and publishes it; that copy is the pause of the learner. A vLLM engine follows, on its own core.
+shard to host memory and publishes it; that copy is the pause of the learner. A vLLM engine follows, on its own core,
+and generates four sequences meanwhile.
 `file` is shared memory of one host, `mounted` a folder that hosts share (also in memory here), `ray` the object store.
 
 The stall is compared with a copy of the same bytes in the engine's process, from memory to memory with all pages
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
 import mmap
 import multiprocessing
@@ -48,6 +50,7 @@ from olmorl.deploy.demo.settings import ModelSize
 from olmorl.learner.trainer.checkpoint_shards import share_of
 from olmorl.learner.trainer.weight_snapshot import HeldPiece, WeightSnapshot, model_tensors
 from olmorl.messages import Version, WeightsReady
+from olmorl.ports import Sampling
 from olmorl.queues.weights.store import StagedWeightStore, store_in_files, store_in_ray
 
 RANKS = 2
@@ -60,6 +63,8 @@ SOURCE = 64 << 20
 POLL_S = 0.02
 PROBE = [1 + number for number in range(32)]
 """Tokens as many as a proof has."""
+RUNNING = 4
+"""Sequences that the engine generates all the time."""
 NEEDED = 7
 """Copies of the weights that exist at the same time, or memory of the same size."""
 MIB = 2**20
@@ -277,6 +282,13 @@ def build(mib: int, folder: Path) -> float:
     return sum(weight.nbytes for weight in model.parameters()) / MIB
 
 
+async def generate(engine: VllmEngine, number: int) -> None:
+    """One sequence after the other."""
+    sampling = Sampling(max_tokens=MAX_TOKENS - len(PROBE) - 1)
+    for turn in itertools.count():
+        await engine.generate(f"{number}/{turn}", np.array(PROBE, np.int32), sampling)
+
+
 @asynccontextmanager
 async def reader(model: Path, notes: Path) -> Any:
     """A real engine on the first core; this process goes to the others."""
@@ -297,7 +309,11 @@ async def reader(model: Path, notes: Path) -> Any:
         os.sched_setaffinity(0, cores[1:] or cores)
         found = Reader(engine)
         await found.call(time_loading)
-        yield found
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(generate(engine, number)) for number in range(RUNNING)]
+            yield found
+            for task in running:
+                task.cancel()
     finally:
         os.sched_setaffinity(0, cores)
         await engine.stop()

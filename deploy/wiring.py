@@ -130,7 +130,7 @@ def weight_store(settings: Config) -> WeightStore:
         return open_store()
     from olmorl.queues.weights.transfer import HostTransfer
 
-    return open_store().helped_by(HostTransfer(run, open_store))
+    return open_store().helped_by(HostTransfer(run, open_store, settings.actors.stall_deadline_s / 2))
 
 
 def engine_processes(settings: Config) -> EngineProcesses:
@@ -359,10 +359,11 @@ async def learn(settings: Config, rank: int, meeting_point: str, source: BatchSo
 
     with building(f"the policy of learner rank {rank}"):
         policy = trainer(settings, rank, meeting_point)
-    try:
-        return await loop.run(rank, policy, source, weight_store(settings), SystemClock(), settings)
-    finally:
-        policy.close()
+    stop = await loop.run(rank, policy, source, weight_store(settings), SystemClock(), settings)
+    # After an error the launcher ends all ranks. Leaving an NCCL group would wait for the others, which may themselves
+    # wait for this rank in a collective, and nobody would hear of the error.
+    policy.close()
+    return stop
 
 
 def sweep(settings: Config) -> None:

@@ -492,8 +492,9 @@ class QueueSettings(Section):
     variable names a file with the value. Default: the run starts its own Redis."""
     fsync: Literal["always", "everysec", "no"] = "everysec"
     """When the embedded Redis flushes its file. `always` survives a power loss, `everysec` only a process crash."""
-    lease_s: float = Field(60.0, gt=0)
-    """Length of a lease. An actor that is silent for this long loses its prompts."""
+    lease_s: float = Field(180.0, gt=0)
+    """Length of a lease. An actor that is silent for this long loses its prompts. With more than 4/3 of
+    `outage_deadline_s` no outage of Redis costs answers under way."""
     max_attempts: int = Field(5, ge=1)
     """Attempts at one draw. After the last one the draw fails."""
     total_deadline_s: float = Field(24 * 3600, gt=0)

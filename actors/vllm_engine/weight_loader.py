@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from vllm.config import ModelConfig, set_current_vllm_config
+from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
 from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
@@ -71,10 +71,8 @@ class StagedWeightLoader:
         staged: MappedWeights[Prepared | None] = self.staged_weights
         if str(staged.manifest.version) != version:
             raise RuntimeError(f"worker {self.rank} has checked weights {staged.manifest.version}, not {version}")
-        with set_current_vllm_config(self.vllm_config), torch.no_grad():
-            _parts(self).load(staged, self.model_config)
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
+        with torch.no_grad():
+            _parts(self).load(staged)
         del self.execute_model
         return version
 
@@ -100,7 +98,7 @@ def _refuse_step(*_: object) -> NoReturn:
 def _parts(worker: Any) -> _Parts:
     """The parts of the worker's model."""
     if not hasattr(worker, "weight_parts"):
-        worker.weight_parts = _Parts(worker.get_model(), worker.model_config.dtype)
+        worker.weight_parts = _Parts(worker.get_model(), worker.vllm_config)
     parts: _Parts = worker.weight_parts
     return parts
 
@@ -108,9 +106,11 @@ def _parts(worker: Any) -> _Parts:
 class _Parts:
     """The parts of a model that updates need, found once."""
 
-    def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
+    def __init__(self, model: torch.nn.Module, vllm_config: VllmConfig) -> None:
         self._model = model
-        self._replay = WeightReplay(model, dtype)
+        self._vllm_config = vllm_config
+        self._replay = WeightReplay(model, vllm_config)
+        self._on_accelerator = torch.accelerator.is_available()
         layers = list(model.modules())
         shared = {id(layer.weight) for layer in _embeddings(model)}
         self._tied_heads = [
@@ -122,7 +122,7 @@ class _Parts:
         """What `load` needs and can be made without a pause; None for the first file of a layout."""
         return self._replay.prepare(file) if self._replay.knows(manifest.buffers) else None
 
-    def load(self, staged: MappedWeights[Prepared | None], model_config: ModelConfig) -> None:
+    def load(self, staged: MappedWeights[Prepared | None]) -> None:
         """Give every parameter its value of the staged version, which is ready."""
         buffers = staged.manifest.buffers
         if staged.prepared is not None:
@@ -130,16 +130,24 @@ class _Parts:
         else:
             tensors = dict(tensors_of(buffers, staged.file))
             optional = [name for name in tensors if name.endswith("lm_head.weight")] if self._tied_heads else []
-            with self._replay.recording(buffers, list(tensors.values()), optional):
-                reload_model(self._model, tensors, model_config)
+            with (
+                set_current_vllm_config(self._vllm_config),
+                self._replay.recording(buffers, list(tensors.values()), optional),
+            ):
+                reload_model(self._model, tensors, self._vllm_config.model_config)
         self._pack_again()
+        if self._on_accelerator:
+            torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
 
     def _pack_again(self) -> None:
         """Renew packed copies that vLLM makes only at the first load."""
-        for head in self._tied_heads:  # it shares the embedding's parameter, but the CPU back end has a copy of its own
-            head.quant_method.process_weights_after_loading(head)
-        for layer in self._experts:
-            layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+        if not self._tied_heads and not self._experts:
+            return
+        with set_current_vllm_config(self._vllm_config):
+            for head in self._tied_heads:  # it shares the embedding's parameter, but the CPU back end has its own copy
+                head.quant_method.process_weights_after_loading(head)
+            for layer in self._experts:
+                layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
 
 
 def _packs_experts(method: object) -> bool:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import Attention, is_deferred_attention_layer
 from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
@@ -70,10 +71,11 @@ class Prepared(NamedTuple):
     """What `WeightReplay.load` needs of one file. It can be made while the engine computes."""
 
     file: Flat
-    copied: Collection[int]
-    """The indices of the layers whose loaders only copy. Their copies are:"""
     targets: list[torch.Tensor]
     sources: list[torch.Tensor]
+    """Of the copies that the loaders of most layers would make."""
+    rest: Sequence[tuple[int, bool]]
+    """The layers that need more, by their index, and whether their loaders only copy."""
 
 
 class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -175,11 +177,11 @@ class WeightReplay:
     Only a reload is repeated in which every byte of the file went through weight loaders, and no value was changed.
     """
 
-    def __init__(self, model: torch.nn.Module, act_dtype: torch.dtype) -> None:
-        """`act_dtype` is the model's; attention layers want it."""
+    def __init__(self, model: torch.nn.Module, vllm_config: VllmConfig) -> None:
+        """`vllm_config` is the one that the model was made with."""
         attention: list[Any] = [layer for layer in model.modules() if is_deferred_attention_layer(layer)]
         self._attention = [layer for layer in attention if not _has_constants_only(layer)]
-        self._act_dtype = act_dtype
+        self._vllm_config = vllm_config
         self._buffers: Sequence[Buffer] = ()
         self._dtypes: Collection[torch.dtype] = ()
         self._loads: Sequence[_LayerLoad] = ()
@@ -229,24 +231,35 @@ class WeightReplay:
         known = self._copied.items()
         copied = {index for index, (addresses, _) in known if addresses == self._loads[index].addresses()}
         copies = [copy for index in copied for copy in self._copied[index][1]]
-        return Prepared(flat, copied, [copy.target for copy in copies], [copy.source.of(flat) for copy in copies])
+        rest = [
+            (index, index in copied)
+            for index, load in enumerate(self._loads)
+            if index not in copied or load.method is not None
+        ]
+        return Prepared(flat, [copy.target for copy in copies], [copy.source.of(flat) for copy in copies], rest)
 
     def load(self, prepared: Prepared) -> None:
         """Load a file of the recorded layout."""
-        flat, copied = prepared.file, prepared.copied
-        if copied:
+        if prepared.targets:
             torch._foreach_copy_(prepared.targets, prepared.sources)
-        for index, load in enumerate(self._loads):
-            if index in copied:
-                load.process()
-            elif load.target is _Target.FRESH_MEMORY:
-                _load_by_vllm(load, flat)
-            elif load.target is _Target.PARAMETERS:
-                self._load_and_watch(index, load, flat)
-            else:
-                self._load_in_other_memory(load, flat)
-        for layer in self._attention:
-            layer.process_weights_after_loading(self._act_dtype)
+        if not prepared.rest and not self._attention:
+            return
+        with set_current_vllm_config(self._vllm_config):
+            for index, is_copied in prepared.rest:
+                self._load_layer(index, is_copied, prepared.file)
+            for layer in self._attention:
+                layer.process_weights_after_loading(self._vllm_config.model_config.dtype)
+
+    def _load_layer(self, index: int, is_copied: bool, file: Flat) -> None:
+        load = self._loads[index]
+        if is_copied:
+            load.process()
+        elif load.target is _Target.FRESH_MEMORY:
+            _load_by_vllm(load, file)
+        elif load.target is _Target.PARAMETERS:
+            self._load_and_watch(index, load, file)
+        else:
+            self._load_in_other_memory(load, file)
 
     def _load_and_watch(self, index: int, load: _LayerLoad, file: Flat) -> None:
         before = load.addresses()

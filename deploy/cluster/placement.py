@@ -145,7 +145,8 @@ def plan(config: Config) -> Placement:
     per_node = GPUS_OF_A_NODE if gpus is None else gpus
     tensor_parallel, nodes_per_engine = config.actors.tensor_parallel, config.actors.nodes_per_engine
     ranks = config.learner.ranks_per_node
-    for_engines = per_node - ranks if config.cluster.address is None and config.actors.nodes == 1 else per_node
+    one_host = config.cluster.address is None and config.learner.nodes == config.actors.nodes == 1
+    for_engines = per_node - ranks if one_host else per_node
     fitting = max(1, for_engines // tensor_parallel) if on_gpu and nodes_per_engine == 1 else 1
     engines = config.actors.engines_per_node or fitting
     num_engines = config.actors.nodes // nodes_per_engine * engines

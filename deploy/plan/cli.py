@@ -190,12 +190,14 @@ def _workload(
     load = Workload(settings.simulation) if run is None else run.workload
     if run is not None:
         keys = [key.partition(".")[2].replace("-", "_") for key, _ in overrides if key.startswith("simulation.")]
-        if recorded := sorted(set(keys) & ANSWER_KEYS):
+        recorded = sorted(set(keys) & ANSWER_KEYS)
+        if recorded and arguments.mean_tokens is None:
             raise ConfigError(
                 f"--simulation.{recorded[0]}: the answers are those that {arguments.run} has recorded; leave out this "
                 "key, or --from and give the recipe with its rates"
             )
-        given = {key: getattr(settings.simulation, key) for key in keys}
+        random = () if arguments.mean_tokens is None else ANSWER_KEYS  # then no recorded answer is used
+        given = {key: getattr(settings.simulation, key) for key in {*keys, *random}}
         load = replace(load, simulation=load.simulation.model_copy(update=given))
     limit = settings.sampling.max_tokens
     if (mean := arguments.mean_tokens) is not None:

@@ -110,7 +110,10 @@ def _counted(lines: Lines, settings: Config, run_dir: Path) -> tuple[Lines, int]
     if lines:
         lines = [line for line in lines if line["incarnation"] == lines[-1]["incarnation"]]
     skipped, draining = warm_up(settings), settings.schedule.batches_ahead + 1
-    if len(lines) and lines[-1]["step"] == settings.schedule.steps:
+    ended = next((place for place, line in enumerate(lines) if line.get("data_ended")), len(lines))
+    if ended < len(lines):
+        lines = lines[:ended]  # nothing is drawn any more
+    elif lines and lines[-1]["step"] == settings.schedule.steps:
         lines = lines[: max(len(lines) - draining, 0)]  # nothing is drawn for steps after the end
     if len(lines) < skipped + LEAST_LINES:
         raise DataError(
@@ -122,13 +125,24 @@ def _counted(lines: Lines, settings: Config, run_dir: Path) -> tuple[Lines, int]
 
 
 def _records(files: RunFiles) -> list[dict[str, Any]]:
-    """The newest scored groups, in the order of their draws."""
+    """What is needed of the newest scored groups, in the order of their draws."""
     found: list[dict[str, Any]] = []
     for path in reversed(rollout_log.files(files.rollouts)):
-        found += [record for record in rollout_log.read(path) if record["completions"]]
+        found += [_without_texts(record) for record in rollout_log.read(path) if record["completions"]]
         if len(found) >= MOST_GROUPS:
             break
     return sorted(found, key=lambda record: int(record["prompt_id"]))
+
+
+def _without_texts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A group with the number of tokens of each completion, in the place of the tokens: those of all take many GB."""
+    completions = [
+        {"num_tokens": len(one["token_ids"]), "reward": one["reward"], "seconds": _seconds(one)}
+        for one in record["completions"]
+    ]
+    return {key: record[key] for key in ("prompt_id", "actor", "started_at", "finished_at")} | {
+        "completions": completions
+    }
 
 
 # --- answers ----------------------------------------------------------------------------------------------------------
@@ -138,18 +152,18 @@ def _answers(record: Mapping[str, Any]) -> RecordedGroup:
     rewards = [completion["reward"] or 0.0 for completion in record["completions"]]
     mean, alike = sum(rewards) / len(rewards), max(rewards) == min(rewards)
     return [
-        RecordedAnswer(len(completion["token_ids"]), reward > 0 if alike else reward > mean)
+        RecordedAnswer(completion["num_tokens"], reward > 0 if alike else reward > mean)
         for completion, reward in zip(record["completions"], rewards, strict=True)
     ]
 
 
 def _mean_length(records: Sequence[Mapping[str, Any]]) -> float:
-    lengths = [len(completion["token_ids"]) for record in records for completion in record["completions"]]
+    lengths = [completion["num_tokens"] for record in records for completion in record["completions"]]
     return sum(lengths) / len(lengths)
 
 
 def _verify_s(records: Sequence[Mapping[str, Any]]) -> float:
-    return float(np.mean([_seconds(completion) for record in records for completion in record["completions"]]))
+    return float(np.mean([completion["seconds"] for record in records for completion in record["completions"]]))
 
 
 def _seconds(completion: Mapping[str, Any]) -> float:
@@ -197,9 +211,9 @@ def fit_line(tokens: Any, seconds: Any) -> tuple[float, float]:
 
 
 def _request(record: Mapping[str, Any]) -> _Request:
-    verified = max(map(_seconds, record["completions"]))
+    verified = max(completion["seconds"] for completion in record["completions"])
     seconds = record["finished_at"] - record["started_at"] - verified
-    lengths = tuple(len(completion["token_ids"]) for completion in record["completions"])
+    lengths = tuple(completion["num_tokens"] for completion in record["completions"])
     return _Request(record["actor"], record["started_at"], max(seconds, 1e-3), lengths)
 
 

@@ -190,13 +190,17 @@ class Sweep:
         self._try([own])
         now = self._best_of(own, [own._replace(learner_nodes=n, actor_nodes=m) for n, m in axes.splits])
         now = self._best_of(now, [now._replace(max_lag=lag) for lag in axes.lags])
-        now = self._best_of(now, [now._replace(batch=batch) for batch in axes.batches])
-        return self.tried[now]
+        self._try_allowed([now._replace(batch=batch) for batch in axes.batches])
+        return best(self.tried.values())
 
     def _best_of(self, now: Choice, variants: Sequence[Choice]) -> Choice:
+        allowed = self._try_allowed(variants)
+        return best(self.tried[choice] for choice in {now, *allowed}).choice
+
+    def _try_allowed(self, variants: Sequence[Choice]) -> list[Choice]:
         allowed = [variant for variant in variants if _fits(variant, self._settings)]
         self._try(allowed)
-        return best(self.tried[choice] for choice in {now, *allowed}).choice
+        return allowed
 
     def _try(self, choices: Iterable[Choice]) -> None:
         new = [choice for choice in dict.fromkeys(choices) if choice not in self.tried]

@@ -319,6 +319,7 @@ def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights
         MemoryPart("snapshot for publishing", block(weights // placed.ranks) * ranks, "the shards of its ranks"),
         MemoryPart("copy for the deltas", shards if settings.has_deltas else 0, "weights.full_every"),
         MemoryPart("copy for a checkpoint", block(MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.ranks) * ranks),
+        MemoryPart("export", weights, "on the host of rank 0, after the last step"),
         MemoryPart("offloaded optimizer", rank.offloaded * ranks),
         MemoryPart("offloaded activations", row, f"a row of {settings.row_tokens:,} tokens"),
         # Shorter rows need blocks of a half, a quarter and so on. Torch keeps them all: together once more as much.

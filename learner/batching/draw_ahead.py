@@ -105,6 +105,11 @@ class DrawAhead:
         """Forget the draws that are no longer open: they ended without a result, for instance after a fail-over."""
         self._drawn_at = {draw: at for draw, at in self._drawn_at.items() if draw in open_draws}
 
+    def paused(self) -> None:
+        """The run is paused: the times that have begun are not measured."""
+        self._drawn_at.clear()
+        self._ended = None
+
     def engines_busy(self, share: float) -> None:
         """Note the share of the engines' slots in use now."""
         self._busy_now.append(share)

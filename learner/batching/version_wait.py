@@ -33,6 +33,10 @@ class VersionWait:
         if self._held_up_at is None:
             self._held_up_at = self._clock.now()
 
+    def paused(self) -> None:
+        """The run is paused: nothing but the pause holds the learner up."""
+        self._held_up_at = None
+
     def step_began(self) -> None:
         """The learner has a batch."""
         self._began = now = self._clock.now()

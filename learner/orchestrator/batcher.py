@@ -59,11 +59,24 @@ class Batcher:
         return len(self._ready)
 
     def look_at_engines(self, statuses: Iterable[ActorStatus]) -> None:
-        """Note how busy the engines are: one with a sequence that waits is busy, however few it runs."""
-        slots = self._config.actors.max_running
-        shares = [1.0 if status.waiting else min(status.running / slots, 1.0) for status in statuses]
+        """Note how busy the engines are: one with a sequence that waits is busy, however few it runs.
+
+        So is one whose KV cache is full, as far as it may be.
+        """
+        actors = self._config.actors
+        shares = [
+            1.0
+            if status.waiting
+            else min(max(status.running / actors.max_running, status.kv_used / (1 - actors.kv_headroom)), 1.0)
+            for status in statuses
+        ]
         if shares:
             self._ahead.engines_busy(sum(shares) / len(shares))
+
+    def paused(self) -> None:
+        """The run is paused: no time that passes now says how fast it is."""
+        self._ahead.paused()
+        self._version_wait.paused()
 
     async def look_at_queue(self, statuses: Mapping[str, ActorStatus], incarnation: int) -> None:
         """Find the draws that no actor has begun: they do not grow older. `statuses` were read before this call."""

@@ -336,6 +336,8 @@ class Orchestrator:
         if self._over:
             return  # the last version may be published after the run: the ledger is closed
         done, published = self._ranks.done, self._ranks.published
+        if self.control.paused:
+            self._batcher.paused()
         if published is not None and self.control.drawing:
             await self._reconciler.draw(published, done)
         await self._batcher.assemble(done)

@@ -45,7 +45,8 @@ class TokenCount:
 
     def heard(self, now: float, seconds: float, tokens: int) -> None:
         """Add a heartbeat with `tokens` since the actor's previous one, `seconds` ago; 0 for the first."""
-        self._parts.append((now, now + SPREAD * max(seconds, 0.0), tokens))
+        if tokens:
+            self._parts.append((now, now + SPREAD * max(seconds, 0.0), tokens))
 
     def between(self, since: float, now: float) -> float:
         """The tokens from `since` until now. Later calls begin here."""
@@ -230,11 +231,8 @@ def totals(state: LedgerState, counts: Counts, in_flight: int) -> dict[str, floa
     Generated tokens are counted for every draw that ended and every reported lost attempt. Each token has one
     outcome: trained, masked, zero gradient, stale, failed or lost.
     """
-    trained = [batch for batch in state.batches.values() if batch.trained]
-    decided, ended = state.decided_tokens, state.outcomes
-    lost = sum(batch.wasted for batch in trained)
-    in_batches = sum(batch.score.tokens for batch in trained)
-    fed = sum(batch.tokens for batch in trained)
+    decided, ended, trained = state.decided_tokens, state.outcomes, state.trained
+    lost = trained.wasted
     return {
         "prompts_drawn_total": len(state.draws),
         "groups_trained_total": ended[Outcome.TRAINED],
@@ -244,13 +242,13 @@ def totals(state: LedgerState, counts: Counts, in_flight: int) -> dict[str, floa
         "groups_in_flight": in_flight,
         "draws_unaccounted": len(state.draws) - ended.total() - in_flight,
         "duplicates_refused_total": counts.duplicates + counts.late,
-        "tokens_generated_total": decided.total() + in_batches + lost,
-        "tokens_trained_total": fed,
-        "tokens_masked_total": in_batches - fed,
+        "tokens_generated_total": decided.total() + trained.scored + lost,
+        "tokens_trained_total": trained.fed,
+        "tokens_masked_total": trained.scored - trained.fed,
         "tokens_zero_gradient_total": decided[Outcome.ZERO_GRADIENT],
         "tokens_stale_total": decided[Outcome.STALE],
         "tokens_failed_total": decided[Outcome.FAILED],
         "tokens_lost_total": lost,
         "tokens_wasted_total": decided[Outcome.STALE] + decided[Outcome.FAILED] + lost,
-        "prompt_tokens_total": state.decided_prompt_tokens + sum(batch.score.prompt_tokens for batch in trained),
+        "prompt_tokens_total": state.decided_prompt_tokens + trained.prompt,
     }

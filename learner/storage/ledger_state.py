@@ -151,6 +151,25 @@ class BatchRecord:
     trained: bool = False
 
 
+@dataclass(slots=True)
+class TrainedTokens:
+    """Tokens of all trained batches."""
+
+    scored: int = 0
+    """Of their completions."""
+    fed: int = 0
+    """The part of them that the learner trained on."""
+    wasted: int = 0
+    prompt: int = 0
+
+    def add(self, batch: BatchRecord, sign: int = 1) -> None:
+        """Add a batch, or take it away again."""
+        self.scored += sign * batch.score.tokens
+        self.fed += sign * batch.tokens
+        self.wasted += sign * batch.wasted
+        self.prompt += sign * batch.score.prompt_tokens
+
+
 @dataclass
 class LedgerState:
     """All events of the ledger, applied in order. A draw has at most one outcome."""
@@ -159,6 +178,9 @@ class LedgerState:
     open: dict[int, Draw] = field(default_factory=dict)
     """Draws in flight that are not in the journal. Each is in the queue exactly once."""
     batches: dict[int, BatchRecord] = field(default_factory=dict)
+    journaled: int = 0
+    """Draws in journaled batches that are not trained."""
+    trained: TrainedTokens = field(default_factory=TrainedTokens)
     starts: list[Start] = field(default_factory=list)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     decided_tokens: Counter[Outcome] = field(default_factory=Counter)
@@ -176,11 +198,6 @@ class LedgerState:
     """Failed draws whose rows are to be drawn again."""
     replayed: set[int] = field(default_factory=set)
     """Failed draws whose rows were drawn again."""
-
-    @property
-    def journaled(self) -> int:
-        """Draws in journaled batches that are not trained."""
-        return sum(len(batch.draws) for batch in self.batches.values() if not batch.trained)
 
     def contradictions(self, events: Iterable[Line]) -> list[int]:
         """Draws that `events` would end although they are not open, or would end twice."""
@@ -213,6 +230,7 @@ class LedgerState:
                 tally = self.open_score + event.score
                 self.batches[event.step] = BatchRecord(event.draws, event.score, tally, self.num_decided)
                 self.open_score, self.num_decided = Score(), 0
+                self.journaled += len(event.draws)
             case Trained():
                 self._train(event)
 
@@ -233,6 +251,8 @@ class LedgerState:
         batch = self.batches[event.step]
         # A replayed step keeps the waste that was counted when an earlier start took it.
         batch.trained, batch.tokens, batch.wasted = True, event.tokens, batch.wasted + event.wasted
+        self.trained.add(batch)
+        self.journaled -= len(batch.draws)
         for draw, attempt in batch.draws:
             self._end(self.draws[draw], attempt, Outcome.TRAINED, step=event.step)
 
@@ -242,11 +262,14 @@ class LedgerState:
         for step in [step for step in self.batches if step > event.step]:
             self._undo(self.batches[step])
             if step > event.replay_to:
+                self.journaled -= len(self.batches[step].draws)
                 self.open |= {draw: self.draws[draw] for draw, _ in self.batches.pop(step).draws}
 
     def _undo(self, batch: BatchRecord) -> None:
         if batch.trained:
             batch.trained = False
+            self.trained.add(batch, -1)
+            self.journaled += len(batch.draws)
             self.outcomes[Outcome.TRAINED] -= len(batch.draws)
             for draw, _ in batch.draws:
                 self.draws[draw].outcome = self.draws[draw].step = None

@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from itertools import chain, product
@@ -100,7 +101,7 @@ class DeepSpeedTrainer:
         self._made_group = not dist.is_initialized()
         if self._made_group:
             join(ranks, self._device)
-        self._deepspeed = _import_deepspeed(self._device)
+        self._deepspeed = _import_deepspeed(self._device, ranks.timeout_s)
         disable_progress_bar()
         # One thread for all training: the event loop of the rank stays free, and the device is set once.
         self._thread = ThreadPoolExecutor(1, "train", self._enter_device)
@@ -404,7 +405,7 @@ def _score(policy: Callable[..., Any], rows: Sequence[Sequence[RowArrays]], devi
         return [[policy(policy_row(row, device))[0] for row in minibatch] for minibatch in rows]
 
 
-def _import_deepspeed(device: torch.device) -> ModuleType:
+def _import_deepspeed(device: torch.device, timeout_s: float) -> ModuleType:
     """Import deepspeed after the environment is set: the import selects the accelerator and the GPU."""
     os.environ["DS_ACCELERATOR"] = device.type
     os.environ["LOCAL_RANK"] = "0"
@@ -413,4 +414,6 @@ def _import_deepspeed(device: torch.device) -> ModuleType:
     # Only inference needs it, and it compiles C++ at run time and leaves files in /dev/shm.
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY_REDUCE] = False
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
+    # The group that DeepSpeed would make for ZeRO-0 to 2 has torch's own limit: with NCCL ten minutes.
+    deepspeed.utils.groups._WORLD_GROUP = dist.new_group(timeout=timedelta(seconds=timeout_s))
     return deepspeed

@@ -25,6 +25,7 @@ from ray.exceptions import RayError
 from olmorl.codec import decode, encode
 from olmorl.errors import WeightError
 from olmorl.messages import Version, WeightsReady
+from olmorl.network import way_to
 from olmorl.ports import StagedWeights
 from olmorl.queues.weights.host_cache import TakeChunk
 from olmorl.queues.weights.ray_actors import find, first_line, make_here
@@ -40,6 +41,7 @@ FORM_S = 120.0
 ANSWER_S = 10.0
 """For a receiver that does nothing to answer."""
 SLOWEST_BYTES_PER_S = 0.5e9
+"""From the store to the sender, and then from the sender to the others."""
 OWN_HOST = "its sender is on this host"
 OpenStore = Callable[[], StagedWeightStore]
 """Opens the run's store in another process of the same host. It travels there."""
@@ -76,7 +78,7 @@ class Receiver:
         self._host = host
         self._store = open_store()
         self._stall_s = device.stall_s
-        _see(gpus)
+        _prepare_environment(gpus)
         device.prepare()
         from olmorl.queues.weights.vllm_transfer import ReceivedChunks, open_receiver
 
@@ -263,7 +265,7 @@ class Sender:
     def _make_group(self, hosts: dict[str, Any]) -> _Group:
         with _within(FORM_S):
             if self._source is None:
-                _see(self._gpus)
+                _prepare_environment(self._gpus)
                 self._device.prepare()
                 from olmorl.queues.weights.vllm_transfer import SentChunks
 
@@ -285,6 +287,7 @@ class HostTransfer:
     The first actor that asks makes the sender, on its host. Each other host gets a receiver.
 
     Args:
+        most_s: `bring` waits no longer, whatever the size of the version.
         host: name of this host; default: its id in Ray.
     """
 
@@ -292,11 +295,13 @@ class HostTransfer:
         self,
         run: str,
         open_store: OpenStore,
+        most_s: float,
         device: TransferDevice | None = None,
         host: str | None = None,
     ) -> None:
         self._run = run
         self._open_store = open_store
+        self._most_s = most_s
         self._device = device or TransferDevice()
         self._given_host = host
         self._made: dict[str, Any] = {}
@@ -307,7 +312,7 @@ class HostTransfer:
 
     def bring(self, manifest: WeightsReady) -> None:
         """Wait until the version is here, or until it will not come in this way."""
-        limit_s = self._device.stall_s + manifest.num_bytes / SLOWEST_BYTES_PER_S
+        limit_s = min(self._most_s, self._device.stall_s + 2 * manifest.num_bytes / SLOWEST_BYTES_PER_S)
         try:
             problem = self._ask(manifest.version, limit_s)
         except RayError as error:
@@ -391,10 +396,15 @@ async def _answers(receiver: Any) -> bool:
     return True
 
 
-def _see(gpus: str | None) -> None:
-    """Let this process see these GPUs: Ray hides all from an actor that asks for none."""
+def _prepare_environment(gpus: str | None) -> None:
+    """Let this process see these GPUs, and meet the others where Ray does. Call it before vLLM is imported.
+
+    Ray hides all GPUs from an actor that asks for none. NCCL by itself may take an interface that reaches no host.
+    """
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpus
+    interface = way_to(f"{ray.util.get_node_ip_address()}:1").interface
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={interface}")
 
 
 def _free_port(host: str) -> int:

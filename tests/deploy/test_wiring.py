@@ -11,6 +11,7 @@ import pytest
 
 from olmorl import config
 from olmorl.deploy import wiring
+from olmorl.errors import ResourceError
 from olmorl.messages import Prompt, Version
 
 Parts = Callable[..., dict[str, Any]]
@@ -47,6 +48,34 @@ def test_answers_have_seeds_only_where_a_run_could_repeat_them(
 ) -> None:
     sampling = parts("actor-0", mode, max_lag)["sample"](PROMPT, 0)
     assert (sampling.seed is not None) == seeded
+
+
+@pytest.mark.parametrize("fault", [None, ResourceError("the disk is full")])
+async def test_a_rank_that_failed_does_not_wait_for_the_others_to_leave_the_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: Exception | None
+) -> None:
+    class Policy:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    async def run(*_: Any) -> str:
+        if fault:
+            raise fault
+        return "stop"
+
+    policy = Policy()
+    monkeypatch.setattr(wiring, "trainer", lambda *_: policy)
+    monkeypatch.setattr("olmorl.learner.loop.run", run)
+    settings = config.build({"run": {"directory": tmp_path, "name": "run"}, "model": {"path": "none"}})
+    learning = wiring.learn(settings, 0, "127.0.0.1:1", None)  # type: ignore[arg-type]
+    if fault:
+        with pytest.raises(ResourceError):
+            await learning
+    else:
+        assert await learning == "stop"
+    assert policy.closed == (fault is None)
 
 
 def test_engines_sample_apart(parts: Parts) -> None:

@@ -146,9 +146,10 @@ class Rank:
             name: moment / (1 - trainer._learner.betas[0]) for name, moment in moments(trainer, "exp_avg").items()
         }
         whole = sum(weight.numel() for weight in trainer._model.parameters())  # a sharded weight has no values here
+        options = trainer._engine.seq_data_parallel_group._get_backend(torch.device("cpu")).options
         trainer.close()
-        rows = [len(row) for row in shard.minibatches[0]]
-        return {"gradients": gradients, "values": values, "rows": rows, "whole": whole}
+        rows, limit_s = [len(row) for row in shard.minibatches[0]], options._timeout.total_seconds()
+        return {"gradients": gradients, "values": values, "rows": rows, "whole": whole, "limit_s": limit_s}
 
     def steps(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         trainer = self.trainer(job)
@@ -264,7 +265,7 @@ class Rank:
 
     def shared_row(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Log-probabilities, entropies and gradients of single rows in float64, by the policy without DeepSpeed."""
-        _import_deepspeed(torch.device("cpu"))
+        _import_deepspeed(torch.device("cpu"), self.ranks.timeout_s)
         size = job.get("sequence_parallel", 1)
         group = form_group(self.ranks.rank, size, self.ranks.timeout_s) if size > 1 else None
         model = models.load(config.Model(path=job["model"], dtype="float32"), "sdpa", torch.device("cpu")).double()

@@ -149,7 +149,7 @@ class Parts:
 
 def worker_with(parts: Parts, version: Version) -> Any:
     staged = SimpleNamespace(manifest=SimpleNamespace(version=version))
-    return SimpleNamespace(rank=1, staged_weights=staged, weight_parts=parts, vllm_config=None, model_config=None)
+    return SimpleNamespace(rank=1, staged_weights=staged, weight_parts=parts)
 
 
 def test_a_worker_whose_load_failed_computes_no_further_step() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,6 +38,7 @@ SHAPES = {
 }
 
 
+CONFIG: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32))
 HALVES = {"q": 0, "k": 1}
 
 
@@ -127,7 +129,7 @@ def staged(seed: int) -> tuple[tuple[Buffer, ...], mmap.mmap, Tensors]:
 def recorded(model: Any, seed: int = 0) -> WeightReplay:
     """A replay that saw vLLM's reload of the version with this seed."""
     buffers, file, _ = staged(seed)
-    replay = WeightReplay(model, torch.float32)
+    replay = WeightReplay(model, CONFIG)
     views = {
         one.name: torch.frombuffer(file, dtype=torch.float32, count=one.num_bytes // 4, offset=one.offset).view(
             one.shape
@@ -330,7 +332,7 @@ def test_a_file_of_another_layout_is_not_loaded() -> None:
     buffers, _, _ = staged(1)
     assert not replay.knows(buffers[:-1])
     assert not replay.knows((*buffers[1:], buffers[0]))
-    assert not WeightReplay(model, torch.float32).knows(())
+    assert not WeightReplay(model, CONFIG).knows(())
 
 
 @pytest.mark.parametrize("given", [lambda tensor: tensor + 0, lambda tensor: tensor.mul_(2)])

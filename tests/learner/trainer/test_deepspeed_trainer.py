@@ -26,6 +26,8 @@ CLIPPED = 0.05
 """A norm to which every gradient here is clipped."""
 BOUND = {"float32": 1e-5, "bfloat16": 2e-2}
 TEMPERATURE = 0.7
+RANKS_LIMIT_S = 120.0
+"""Of `ranks_process.py`."""
 SHARDED = {"deepspeed": {"zero_optimization": {"stage3_param_persistence_threshold": 0}}}
 """DeepSpeed keeps weights of up to 100,000 values whole on every rank, which all weights of the tiny models are."""
 
@@ -174,6 +176,11 @@ def test_layouts_are_what_they_claim(results: Results) -> None:
     assert len(results["float32-z2-eight-1"][0]["rows"]) == 8
     assert results["float32-z2-single-1"][0]["rows"] == [1] * 13
     assert [rank["rows"] for rank in results["float32-z3-uneven-2"]] == [[1] * 7, [1] * 6 + [0]]
+
+
+def test_collectives_of_deepspeed_have_the_limit_of_the_ranks(results: Results) -> None:
+    for name in ("float32-z2-one-1", "float32-z3-uneven-2"):
+        assert [rank["limit_s"] for rank in results[name]] == [RANKS_LIMIT_S] * len(results[name])
 
 
 @pytest.mark.parametrize(

@@ -158,7 +158,7 @@ def _answers(record: Mapping[str, Any]) -> RecordedGroup:
 
 
 def _mean_length(records: Sequence[Mapping[str, Any]]) -> float:
-    lengths = [completion["num_tokens"] for record in records for completion in record["completions"]]
+    lengths: list[int] = [completion["num_tokens"] for record in records for completion in record["completions"]]
     return sum(lengths) / len(lengths)
 
 

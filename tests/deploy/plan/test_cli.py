@@ -100,6 +100,17 @@ def test_the_run_is_shown_only_beside_its_own_configuration_and_rates(
     assert "--simulation.solve_rate: the answers are those that" in capsys.readouterr().err
 
 
+def test_random_answers_beside_the_speeds_of_a_run_are_those_of_the_recipe(
+    finished: Callable[..., Path], tmp_path: Path
+) -> None:
+    document, run_dir = tmp_path / "plan.json", str(finished(schedule__steps=14))
+    options = ["--mean-tokens", "60", "--simulation.solve_rate", "0.9", "--simulation.learned_per_version", "0"]
+    assert cli.main(["--from", run_dir, *options, "--no-sweep", "--steps", "3", "--json", str(document)]) == 0
+    rates = json.loads(document.read_text())["rates"]
+    assert (rates["solve_rate"], rates["learned_per_version"]) == (0.9, 0.0)
+    assert rates["mean_tokens"] == pytest.approx(60, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,18 @@ def test_a_fixed_part_is_found_and_noise_gives_none() -> None:
     )
     assert fit_line(tokens, tokens / 10_000 + 10 * noise)[0] == 0.0
     assert fit_line(np.full(5, 100.0), np.full(5, 2.0)) == (0.0, pytest.approx(0.02))
+
+
+def test_steps_for_which_nothing_was_drawn_are_not_counted(finished: Finished) -> None:
+    run_dir = finished(run__name="ended", schedule__steps=20)
+    before = finished_run(run_dir)
+    draining = before.settings.schedule.batches_ahead + 1
+    metrics = run_dir / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for line in lines[-draining - 2 :]:
+        line["data_ended"] = 1
+    metrics.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert finished_run(run_dir).steps == before.steps - 2
 
 
 def test_what_is_no_finished_run_is_named(tmp_path: Path, finished: Finished) -> None:

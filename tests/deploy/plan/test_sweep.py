@@ -79,6 +79,22 @@ def test_more_actors_are_faster_until_the_learner_is_the_slower_part(recipe: Rec
     assert four.lag > one.lag
 
 
+def test_the_recommended_one_is_as_fast_as_the_fastest_of_all(recipe: Recipe) -> None:
+    """Three times as fast within 3% would be slower by 9%."""
+    speeds = {
+        Choice(2, 2, 4, 16): 1000.0,
+        Choice(1, 3, 4, 16): 975.0,
+        Choice(1, 3, 2, 16): 950.0,
+        Choice(1, 3, 2, 8): 925.0,
+    }
+    settings = recipe(learner__nodes=2, actors__nodes=2, schedule__max_lag=4, schedule__prompts_per_step=16)
+    sweep = Sweep(settings, Workload(settings.simulation), 100, 1, lambda one: None)
+    sweep._predict = lambda choice: predicted(choice, speeds[choice])  # type: ignore[assignment]
+    chosen = sweep.run(choice_of(settings), Axes([(1, 3)], [2], [8]))
+    assert set(sweep.tried) == set(speeds)
+    assert chosen.choice == Choice(1, 3, 4, 16)
+
+
 def test_a_sweep_tries_each_configuration_once_and_finds_the_better_split(recipe: Recipe) -> None:
     settings = recipe(learner__nodes=3, actors__nodes=1, schedule__max_lag=1)
     settings = settings.model_copy(update={"simulation": settings.simulation.model_copy(update={"tail": 0.3})})

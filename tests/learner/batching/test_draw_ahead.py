@@ -145,6 +145,24 @@ def test_engines_with_little_reserve_draw_as_far_ahead_as_they_may(measured: Dra
     assert measured.needed(0) is not None
 
 
+def test_a_pause_is_no_wait_and_no_draw_time(measured: DrawAhead, clock: ManualClock) -> None:
+    rates, needed = measured.rates, measured.needed(0)
+    measured.drawn([100])
+    clock.seconds += 10.0
+    for share in (0.0, 0.5):
+        measured.engines_busy(share)
+    measured.step_ended()
+    measured.paused()
+    clock.seconds += 3600.0
+    measured.paused()
+    measured.step_began()
+    measured.finished(100, useful=True)
+    measured.finished(101, useful=False)
+    found = measured.rates
+    assert found is not None and rates is not None
+    assert (found.draw_s, found.step_s, measured.needed(0)) == (rates.draw_s, rates.step_s, needed)
+
+
 def test_nothing_is_known_before_the_engines_were_seen(clock: ManualClock) -> None:
     ahead = DrawAhead(clock, batch=1)
     ahead.drawn([1])

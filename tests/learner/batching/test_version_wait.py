@@ -40,6 +40,19 @@ def test_old_steps_are_forgotten() -> None:
     assert not wait.pays
 
 
+def test_a_pause_holds_nobody_up() -> None:
+    time = ManualClock()
+    wait = VersionWait(time, steps=2)
+    wait.held_up()
+    wait.paused()
+    step(wait, time, held_up_s=0.0, train_s=1.0)
+    wait.held_up()
+    time.seconds += 100.0
+    wait.paused()
+    step(wait, time, held_up_s=0.0, train_s=1.0)
+    assert not wait.pays
+
+
 def test_other_waits_of_the_learner_do_not_count() -> None:
     time = ManualClock()
     wait = VersionWait(time, steps=2)

@@ -28,6 +28,7 @@ from olmorl.learner.storage.ledger_state import (
     Start,
     Started,
     Trained,
+    TrainedTokens,
 )
 from olmorl.learner.storage.metrics_log import MetricsLog
 from olmorl.messages import Group
@@ -84,6 +85,36 @@ def test_a_step_moves_its_draws_from_open_to_journaled_to_trained(folder: Path) 
     assert (accounts.draws[1].attempt, accounts.draws[1].version, accounts.draws[1].step) == (2, 4, 1)
     assert accounts.batches[1].tally.tokens == 27
     assert accounts.open_score == Score()
+
+
+def test_sums_of_batches_follow_each_start(folder: Path) -> None:
+    """Two of four steps are undone; one of them is trained again, and the draws of the other are open."""
+    books = open_ledger(folder)
+
+    def check_sums(journaled: int, trained: int) -> None:
+        batches = books.state.batches.values()
+        done = [batch for batch in batches if batch.trained]
+        assert (books.state.journaled, len(done)) == (journaled, trained)
+        assert books.state.trained == TrainedTokens(
+            scored=sum(batch.score.tokens for batch in done),
+            fed=sum(batch.tokens for batch in done),
+            wasted=sum(batch.wasted for batch in done),
+            prompt=sum(batch.score.prompt_tokens for batch in done),
+        )
+
+    books.append(*drawn(*range(8)))
+    for step in range(1, 5):
+        draws = [(2 * step - 2, 1), (2 * step - 1, 1)]
+        books.append(Journaled(step=step, draws=draws, score=Score(groups=2, tokens=10 * step, prompt_tokens=step)))
+        check_sums(2, step - 1)
+        books.append(Trained(step=step, tokens=9 * step, wasted=step))
+        check_sums(0, step)
+    books.append(Started(incarnation=2, step=2, replay_to=3, stream={}))
+    check_sums(2, 2)
+    assert set(books.state.open) == {6, 7}
+    books.append(Trained(step=3, tokens=27, wasted=5))
+    check_sums(0, 3)
+    assert books.state.trained.wasted == 1 + 2 + (3 + 5)
 
 
 def test_reading_back_gives_the_same_accounts(folder: Path) -> None:

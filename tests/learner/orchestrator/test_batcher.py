@@ -38,6 +38,22 @@ def test_a_batch_is_built_from_the_first_groups_with_a_gradient(parts: Build) ->
     run_simulated(scenario())
 
 
+@pytest.mark.parametrize(
+    ("running", "waiting", "kv_used", "busy"),
+    [(16, 0, 0.0, 0.25), (16, 0, 0.45, 0.5), (16, 0, 0.95, 1.0), (0, 1, 0.0, 1.0)],
+)
+def test_an_engine_is_as_busy_as_its_slots_or_its_cache(
+    parts: Build, running: int, waiting: int, kv_used: float, busy: float
+) -> None:
+    async def scenario() -> None:
+        async with parts({"actors.max_running": 64, "actors.kv_headroom": 0.1}).opened() as run:
+            status = ActorStatus(name="a0", at=0.0, pid=1, running=running, waiting=waiting, kv_used=kv_used)
+            run.batcher.look_at_engines([status])
+            assert run.batcher._ahead._busy_now == [pytest.approx(busy)]
+
+    run_simulated(scenario())
+
+
 def test_at_most_one_batch_is_built_ahead(parts: Build) -> None:
     async def scenario() -> None:
         async with parts({"schedule.max_lag": 4}).opened() as run:

@@ -160,6 +160,13 @@ def test_no_token_is_counted_twice_or_lost() -> None:
     assert [count.between(30.0, 30.1), count.between(30.1, 40.0)] == [100, 0], "its clock was set back"
 
 
+def test_heartbeats_without_tokens_are_not_kept() -> None:
+    count = TokenCount()
+    for second in range(1000):
+        count.heard(float(second), 1.0, 0)
+    assert not count._parts
+
+
 def test_an_actor_that_starts_again_counts_from_zero() -> None:
     accounts, facts = LedgerState(batches={1: BatchRecord([], Score(), Score())}), BatchFacts(0, 0, 0, 0.0, 0.0, 0)
     meter = StepMetrics(*NOWHERE, 0.0, 0.0, {"a0": ActorStatus(name="a0", at=0.0, pid=1, tokens_generated=900)})

@@ -35,6 +35,9 @@ async def test_a_script_gets_its_input_and_its_output_comes_back(sandbox: Sandbo
         ("print(input() + input())", b"12\n"),
         ("import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))", b"3\n"),
         ("import os\nos.write(1, os.read(0, 100))", b"1\n2\n"),
+        ("import io, os\nread = io.BytesIO(os.read(0, os.fstat(0).st_size)).readline\nprint(int(read()))", b"1\n"),
+        ("print(open('/dev/stdin').read())", b"1\n2\n\n"),
+        ("import sys\nsys.stdin.read()\nsys.stdin.seek(0)\nprint(input())", b"1\n"),
         ("print('a', flush=True)\nexit()\nprint('b')", b"a\n"),
         ("if __name__ == '__main__':\n    print('main')", b"main\n"),
         ("import threading\nthreading.stack_size(1 << 27)\nthreading.Thread(target=lambda: print(7)).start()", b"7\n"),
@@ -89,6 +92,12 @@ async def test_much_input_and_much_output(any_sandbox: Sandbox) -> None:
     assert outcome == RunReport("printed", output=b"4000000\n")
     outcome = await any_sandbox.run(ProgramTest("print('y' * 200_000)", stdin=text * 10_000))
     assert outcome == RunReport("printed", output=b"y" * 200_000 + b"\n")
+
+
+async def test_an_input_that_no_file_may_hold_is_a_fault_of_the_label(any_sandbox: Sandbox) -> None:
+    text = "x" * ((SETTINGS.code_disk_mib << 20) + 1)
+    outcome = await any_sandbox.run(ProgramTest("print(1)", stdin=text))
+    assert outcome == RunReport("label", "the input is larger than verifiers.code_disk_mib")
 
 
 async def test_a_test_leaves_nothing_for_the_next(sandbox: Sandbox) -> None:

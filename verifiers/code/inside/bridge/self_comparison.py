@@ -2,8 +2,8 @@
 
 A class can call all its objects equal, or each less than the other. So a true comparison is repeated with decoys:
 objects of the same classes made with other arguments, and copies with other attributes. It is believed if it is false
-for some decoys. A comparison that is not believed is neither true nor false, so a test that expects either fails. Runs
-in the program's process, where the test does not see it.
+for some decoys, and true each time that it is made between them. A comparison that is not believed is neither true nor
+false, so a test that expects either fails. Runs in the program's process, where the test does not see it.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import inspect
 import itertools
 import operator
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 STRANGER = "\0stranger"
 _DECOYS = 3
+_REPEATED = 3
 _STEPS = (7, 1013, 40961)
 _MAX_PARTS = 2000
 _HEAP_TYPE = 1 << 9
@@ -68,7 +70,14 @@ class Doubt:
         if not families:
             # Objects without state are equal, if there is only one way to make them.
             return all(_is_alone(each) for each in (first, second))
-        return all(any(not _holds(_EQUAL, first, decoy) for decoy in decoys) for decoys in families)
+        questions: list[tuple[int | None, Any]] = [
+            (number, decoy) for number, decoys in enumerate(families) for decoy in decoys
+        ]
+        questions += [(None, second)] * _REPEATED
+        random.SystemRandom().shuffle(questions)
+        answers = [(number, _holds(_EQUAL, first, other)) for number, other in questions]
+        differs = {number for number, holds in answers if not holds}
+        return differs == set(range(len(families)))
 
     def _orders(self, compare: Compare, first: Any, second: Any) -> bool:
         """Whether the order is believable: some decoy is not both before and after the first object."""

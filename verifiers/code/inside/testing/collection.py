@@ -1,7 +1,8 @@
 """Runs the test functions and classes that a test only defines, for pytest and for `unittest`.
 
 A label with only `def test_add(): ...` or a `TestCase` would check nothing when it runs. So a function or class with a
-name that pytest would collect is called at the end of the test, if the test does not call it itself.
+name that pytest would collect is called at the end of the test, if the test does not call it itself. A `TestCase` is
+always called: a test that runs it with a runner of its own often ignores the result.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ def run(names: dict[str, Any], uses: NameUses) -> int:
     cases = sys.modules.get("unittest")  # a large module, so only the test imports it
     count = 0
     for name, value in list(names.items()):
-        if isinstance(value, Remote) or {CALLED, WHOLE} & uses.read.get(name, set()):
+        if isinstance(value, Remote):
             continue
         if isinstance(value, type) and cases is not None and issubclass(value, cases.TestCase):
             count += _case(value, cases)
+        elif {CALLED, WHOLE} & uses.read.get(name, set()):
+            continue
         elif isinstance(value, type) and name.startswith("Test"):
             count += _class(value, fixtures)
         elif inspect.isfunction(value) and name.startswith("test"):

@@ -6,9 +6,11 @@ The sandbox has no packages. A label that uses another part of pytest is reporte
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from olmorl.verifiers.code.inside.bridge.remote import Unsupported
@@ -40,6 +42,11 @@ def skip(reason: str = "", **options: Any) -> None:
 def main(*args: Any, **options: Any) -> int:
     """Do nothing. The functions of a test run at the end of its module."""
     return 0
+
+
+def unittest_main(*args: Any, **options: Any) -> Any:
+    """The same for `unittest`. Some tests ask for the result."""
+    return SimpleNamespace(result=sys.modules["unittest"].TestResult())
 
 
 class ExceptionInfo:

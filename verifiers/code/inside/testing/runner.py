@@ -124,7 +124,7 @@ class TestRun:
         except ModuleNotFoundError as error:
             raise ModuleMissing(f"the test imports {name}: {error}") from None
         if name.startswith("unittest"):
-            vars(sys.modules["unittest"])["main"] = pytest_stand_in.main
+            vars(sys.modules["unittest"])["main"] = pytest_stand_in.unittest_main
         absent = [member for member in members or () if member != "*" and not hasattr(found, member)]
         if absent:
             raise ModuleMissing(f"the test imports {', '.join(absent)} from {name}, which has no such name")

@@ -16,7 +16,11 @@ _SPECIAL = re.compile(
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufff9-\ufffb\U000e0000-\U000e007f]")
 """Control characters, lone surrogates, and the invisible tag characters of Unicode."""
 
-_WRAPPING = re.compile(r"<[/\w]{1,16}>|\\(?:boxed|fbox|text|mathrm|mathbf|begin|end)\b")
+_WRAPPING = re.compile(
+    r"</?(?:answer|final|final_answer|output|reasoning|response|result|solution|think|thinking)>"
+    r"|\\(?:boxed|fbox|text|mathrm|mathbf|begin|end)\b",
+    re.IGNORECASE,
+)
 _NOTHING = re.compile(r"[\W_]+")
 _OPENER = (
     "thought process|thoughts?|thinking|reasoning|analysis|explanation|approach|introduction|overview|solution|answer|"

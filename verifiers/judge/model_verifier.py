@@ -106,14 +106,18 @@ class ModelVerifier(Verifier):
         return Done(reward)
 
     async def _judged(self, prompt: Prompt, answer: str, label: Any) -> float | None:
-        """The reward; None if the service refuses this answer. Raises Rejected if it refuses any answer."""
+        """The reward; None if the service gives none to this answer alone.
+
+        Raises:
+            Rejected, UnreadableReply: it gives none to any answer.
+        """
         try:
             return await self._ask(prompt, answer, label)
-        except Rejected:
+        except (Rejected, UnreadableReply):
             await self._ask(prompt, INNOCENT, label)
         try:
             return await self._ask(prompt, answer, label)
-        except Rejected:
+        except (Rejected, UnreadableReply):
             return None
 
     async def _ask(self, prompt: Prompt, answer: str, label: Any) -> float:

@@ -28,6 +28,7 @@ _JOINED = re.compile(
 )
 _BRACKETED = re.compile(rf"(?<!not )(?<!\w)[(\[]([{LETTERS}])[)\]]")
 _DENIED = re.compile(r"\s+(?:is|was)(?:\s+not|n['’]t|\s+wrong|\s+incorrect|\s+false)\b")
+_REASON = re.compile(r"\b(?:because|since|as|which|due|while|whereas|unlike)\b", re.IGNORECASE)
 _DENIAL = re.compile(r"n[o']t\b|\bwrong\b|\bincorrect\b|\bfalse\b", re.IGNORECASE)
 
 
@@ -83,5 +84,6 @@ def _is_choice(said: str, rest: str) -> bool:
 
 
 def _names_another(said: str, rest: str) -> bool:
-    joined = _JOINED.match(rest)
-    return bool(joined and joined[1] != said) or any(letter != said for letter in _BRACKETED.findall(rest))
+    """Whether the text behind a letter gives another one. A reason may speak of the others."""
+    joined, given = _JOINED.match(rest), _REASON.split(rest, maxsplit=1)[0]
+    return bool(joined and joined[1] != said) or any(letter != said for letter in _BRACKETED.findall(given))

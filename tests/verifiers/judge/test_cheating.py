@@ -172,6 +172,7 @@ def test_short_answers_that_say_something(answer: str) -> None:
 def test_a_reference_that_looks_empty_can_be_met() -> None:
     assert not contentless("**Solution**", "solution")
     assert not contentless(":", ":")
+    assert not contentless("`<br>`", "<br>") and not contentless("<br>")
     assert not contentless("🙂", " 🙂 ")
     assert contentless("🙂", "a smile")
     assert contentless("  ", "  ")

@@ -98,7 +98,7 @@ async def test_a_reply_without_a_score_is_asked_for_once_more(
     await service.fault(**fault)
     verdict = await judge.ask("Berlin")
     assert (verdict.reward, verdict.error_kind) == (None, "judge_unreadable")
-    assert service.state.calls == 4
+    assert service.state.calls == 2 + 4, "the answer twice, and an innocent one twice"
     assert judge.calls.openings == 0
     assert judge.calls.outcomes == {"done": 1, "judge_unreadable": 1}
 
@@ -173,8 +173,22 @@ async def serve() -> Any:
         await runner.cleanup()
 
 
+@pytest.mark.parametrize(
+    ("reply", "calls"),
+    [
+        ({"status": 400, "text": "more tokens than the model has"}, [True, False, True]),
+        (
+            {"text": '{"choices": [{"message": {"refusal": "no"}, "finish_reason": "stop"}]}'},
+            [True] * 2 + [False] + [True] * 2,
+        ),
+    ],
+)
 async def test_an_answer_that_the_service_does_not_take_cannot_delete_its_group(
-    serve: Any, make_prompt: Callable[..., Prompt], make_completion: Callable[..., Completion]
+    serve: Any,
+    make_prompt: Callable[..., Prompt],
+    make_completion: Callable[..., Completion],
+    reply: dict[str, Any],
+    calls: list[bool],
 ) -> None:
     seen: list[bool] = []
 
@@ -182,7 +196,7 @@ async def test_an_answer_that_the_service_does_not_take_cannot_delete_its_group(
         question = (await request.json())["messages"][0]["content"]
         seen.append("poison" in question)
         if "poison" in question:
-            return web.Response(status=400, text="more tokens than the model has")
+            return web.Response(content_type="application/json", **reply)
         assert INNOCENT in question
         return web.json_response({"choices": [{"message": {"content": '{"score": 1}'}, "finish_reason": "stop"}]})
 
@@ -191,7 +205,7 @@ async def test_an_answer_that_the_service_does_not_take_cannot_delete_its_group(
     rule = ModelVerifier("judge", client, JudgeQuestion(settings, with_reference=False), settings)
     verdict = await rule.verify_row(make_prompt(), make_completion("poison"), "poison", None)
     assert (verdict.reward, verdict.method, verdict.detail) == (0.0, "limit", "rejected")
-    assert seen == [True, False, True]
+    assert seen == calls
     await rule.close()
 
 

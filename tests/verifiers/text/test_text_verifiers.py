@@ -179,6 +179,8 @@ async def test_labels_without_text(label: Any) -> None:
         ("C. Vitamin D", "C"),
         ("The answer is B, not C", "B"),
         ("The answer is (B), not (C)", "B"),
+        ("The answer is (B) because (A) is wrong.", "B"),
+        ("The answer is (B), since (A) and (C) violate the condition.", "B"),
         ("#### B", "B"),
         ("A", "A"),
         ("a", "A"),

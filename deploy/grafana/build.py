@@ -31,7 +31,7 @@ ANNOTATIONS = {
         ' or changes(olmorl_learner_restarts_total{run="$run"}[1m]) > 0',
     ),
     "Checkpoints": ("blue", 'delta(olmorl_steps_since_checkpoint{run="$run"}[1m]) < 0'),
-    "Evaluations": ("green", 'changes({__name__=~"olmorl_eval_.+_version",run="$run"}[1m]) > 0'),
+    "Evaluations": ("green", 'changes(max by (run) ({__name__=~"olmorl_eval_.+_version",run="$run"})[1m:5s]) > 0'),
 }
 
 

@@ -310,7 +310,11 @@ class ActorSupervisor:
         staying = self._staying()
         for slot in staying[count:]:
             self._dismiss(slot)
-        for slot in await self._add(max(0, count - len(staying)), _GRACE_S, "--count"):
+        missing = max(0, count - len(staying))
+        quarantined = [slot for slot in self._slots if slot.state == _QUARANTINED]
+        for slot in quarantined[:missing]:  # new ones replace them, and need their places
+            self._dismiss(slot)
+        for slot in await self._add(missing, _GRACE_S, "--count"):
             self._supervise_slot(slot)
 
     def _staying(self) -> list[ActorSlot]:
@@ -344,6 +348,8 @@ class ActorSupervisor:
         assert self._tasks is not None
         slot.leaving = True
         self._context.processes.note(slot.name, "leaving")
+        if not slot.process:
+            self._context.processes.note(slot.name, "ended")
         if slot.state == _QUARANTINED:
             self._remove(slot)
         elif slot.process:

@@ -47,6 +47,7 @@ class LearnerSupervisor:
         self._orchestrator: RemoteProcess | None = None
         self._ranks: list[RemoteProcess] = []
         self._training: list[RemoteProcess] = []
+        self._training_since = 0.0
         self._pulses = Heartbeats()
         self._opened = asyncio.Event()
         self._closed_at = time.monotonic()
@@ -141,7 +142,7 @@ class LearnerSupervisor:
         meeting_point = await _answer_or_kill(self._ranks[0], "meeting_point", timeout_s=_START_DEADLINE_S)
         for process in self._ranks:
             process.begin("run", meeting_point, self._orchestrator.handle, self.incarnation)
-        self._training, self._pulses = self._ranks, Heartbeats()
+        self._training, self._pulses, self._training_since = self._ranks, Heartbeats(), time.monotonic()
 
     async def _until_over(self) -> str:
         assert self._orchestrator is not None
@@ -279,7 +280,9 @@ class LearnerSupervisor:
             if self._pulses.silent_s(process.name) > limit_s:
                 process.kill(f"gave no sign of life for {limit_s:g} s")
         for wait in status.waits:
-            if self._training and wait.owner is Owner.LEARNER and wait.is_late:
+            # The orchestrator waits since it is open. The ranks may have come much later.
+            waited_s = min(wait.waited_s, time.monotonic() - self._training_since)
+            if self._training and wait.owner is Owner.LEARNER and waited_s > wait.deadline_s:
                 self._training[0].kill(f"and its group hang: {wait.what} has not come for {wait.deadline_s:g} s")
         self._check_weights(status)
 

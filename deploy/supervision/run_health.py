@@ -33,8 +33,10 @@ class RunHealth:
             self._periods += [(now - self._since) / (step - self._step)] * (step - self._step)
         self._step, self._since = step, now
 
-    def progress(self, now: float) -> dict[str, float]:
-        """The time since the last step, and the usual time."""
+    def progress(self, now: float, paused: bool) -> dict[str, float]:
+        """The time since the last step, and the usual time. No step is late in a pause, and after the last one."""
+        if paused or self._step == self._settings.schedule.steps:
+            self._since = now
         return {
             "since_step_s": now - self._since,
             "step_period_s_median": median(self._periods) if self._periods else 0.0,

@@ -60,7 +60,7 @@ class StatusLoop:
                     self.show(status)
                     await asyncio.to_thread(self._recipe.write_when_due, bool(status.lines))
                     self._telemetry.record(await asyncio.to_thread(self._health.disk, status.step, time.monotonic()))
-            self._telemetry.record(self._health.progress(time.monotonic()))
+            self._telemetry.record(self._health.progress(time.monotonic(), self._context.paused))
             await asyncio.sleep(_PAUSE_S)
 
     async def update(self) -> Status:

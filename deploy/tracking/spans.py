@@ -1,10 +1,10 @@
 """OpenTelemetry: one trace for the attempt that ended a draw, over OTLP/HTTP.
 
-    prompt                    drawn ... trained or filtered
+    prompt                    drawn ... trained or zero_gradient
       queued                  drawn ... leased
       completion (each)       leased ... last token
         verify NAME           last token ... verdict
-      result                  committed ... filtered, failed or batched
+      result                  committed ... zero_gradient, failed or batched
       training                batched ... trained
 
 OpenTelemetry reads its own variables OTEL_EXPORTER_OTLP_*: address, headers, certificates, time limits.

@@ -48,7 +48,8 @@ def prompt_story(run_dir: Path, prompt_id: int) -> list[Moment]:
     for event in events:
         story.apply(event)
     written: list[Moment] = []
-    for record in _records(RunFiles(run_dir).rollouts, prompt_id, story.attempt, story.steps):
+    may_be_written = story.steps or story.is_decided
+    for record in _records(RunFiles(run_dir).rollouts, prompt_id, story.attempt, story.steps) if may_be_written else ():
         written += _from_record(record)
         break
     return [*story.begin, *written, *story.ending()]
@@ -68,7 +69,7 @@ class _LedgerStory:
         self._step: int | None = None
         """The step whose batch has it."""
         self._is_trained = False
-        self._is_decided = False
+        self.is_decided = False
 
     def apply(self, event: Line) -> None:
         """Apply the next event."""
@@ -85,7 +86,7 @@ class _LedgerStory:
 
     def ending(self) -> list[Moment]:
         """The moments after the result, up to now."""
-        if self._is_trained or self._is_decided:
+        if self._is_trained or self.is_decided:
             return self._end
         where = "queued, leased, or its result waits for a step"
         return [*self._end, Moment(None, "in flight", f"waits for step {self._step}" if self._step else where)]
@@ -101,7 +102,7 @@ class _LedgerStory:
                 text = f"a failure lost it from the queue; attempt {event.attempt} needs version {event.version}"
                 self.begin.append(Moment(event.at, "requeued", text))
             case Decided():
-                self.attempt, self._is_decided = event.attempt, True
+                self.attempt, self.is_decided = event.attempt, True
                 filtered = event.outcome is Outcome.ZERO_GRADIENT
                 why = event.cause or ("all its rewards are equal" if filtered else "it came too late")
                 self._end.append(Moment(event.at, "filtered" if filtered else str(event.outcome), why))
@@ -112,7 +113,7 @@ class _LedgerStory:
             self.attempt, self._step, self._is_trained = attempts[self._prompt_id], event.step, False
             text = f"for step {event.step}, with {len(event.draws) - 1} other groups"
             self._end.append(Moment(event.at, "batched", text))
-        if self._prompt_id in attempts or (self._is_decided and not self.steps):
+        if self._prompt_id in attempts or (self.is_decided and not self.steps):
             # A draw that ended without training is filed with the next step.
             self.steps.append(event.step)
 
@@ -127,8 +128,8 @@ class _LedgerStory:
 
 
 def _records(folder: Path, prompt_id: int, attempt: int, steps: Sequence[int]) -> Iterator[Mapping[str, Any]]:
-    """The rollouts of a draw. The files of `steps` come first."""
-    files = rollout_log.files(folder)
+    """The rollouts of a draw. The files of `steps` come first, then the newest."""
+    files = reversed(rollout_log.files(folder))
     for path in sorted(files, key=lambda path: rollout_log.step_of(path) not in steps):
         for record in rollout_log.read(path):
             if record["prompt_id"] == prompt_id and record["attempt"] == attempt:

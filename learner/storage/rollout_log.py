@@ -161,8 +161,11 @@ class RolloutLog:
 
 
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of one file, up to its last whole frame."""
-    data = path.read_bytes()
+    """The records of one file, up to its last whole frame. Its step may have ended since it was listed."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        data = path.with_name(path.name.replace(".partial", "")).read_bytes()
     while data:
         decompressor = zstandard.ZstdDecompressor().decompressobj()
         try:

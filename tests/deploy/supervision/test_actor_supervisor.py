@@ -189,6 +189,19 @@ async def test_who_got_something_done_is_started_again_as_often_as_it_dies(
         assert supervisor.num_deaths == 5
 
 
+async def test_new_actors_take_the_places_of_those_in_quarantine(context: Any, running: Running, until: Any) -> None:
+    made = context(restarts=0)
+    async with running(made, count=2) as supervisor:
+        made.cluster.newest("actor-0").end(ProcessLost("bad memory"))
+        await until(lambda: supervisor.slots[0].state == "quarantined")
+        await supervisor.resize(2)
+        assert [slot.name for slot in supervisor.slots] == ["actor-1", "actor-2"]
+        assert (supervisor.size, supervisor.num_quarantined) == (2, 0)
+        events = map(json.loads, RunFiles(made.settings.run_dir).process_events.read_text().splitlines())
+        states = [event["state"] for event in events if event["process"] == "actor-0"]
+        assert states == ["started", "ended", "quarantined", "leaving", "ended"]
+
+
 async def test_with_all_in_quarantine_the_run_ends_with_the_causes(context: Any, running: Running, until: Any) -> None:
     made = context(restarts=0)
     with pytest.raises(RunEnded, match=r"every actor is in quarantine: actor-0 \(quarantined\): no driver; actor-1"):

@@ -184,6 +184,14 @@ def test_a_history_has_rewards_evaluations_and_speeds() -> None:
     assert view.faults[0].endswith(" actor-0 died")
 
 
+def test_the_time_of_the_first_line_after_a_resume_is_not_known() -> None:
+    for step, speed in ((1, True), (7, False)):
+        history = RunHistory()
+        history.add_line(line(step))
+        view = history.view(RunView(title="t", step=step, steps=9), [], None)
+        assert (view.trained_per_s is not None) == speed
+
+
 def test_a_sample_is_one_answer_of_a_group() -> None:
     prompt = Prompt(
         draw_id=3,

@@ -11,7 +11,7 @@ import pytest
 from olmorl.deploy.control import cli
 from olmorl.deploy.view.prompt_story import Moment, prompt_story
 from olmorl.errors import DataError
-from olmorl.learner.storage import ledger
+from olmorl.learner.storage import ledger, rollout_log
 from olmorl.learner.storage.group_stats import Score
 from olmorl.learner.storage.ledger import Ledger
 from olmorl.learner.storage.ledger_state import Decided, Drawn, Journaled, Line, Outcome, Requeued, Started, Trained
@@ -42,6 +42,27 @@ def test_a_prompt_that_was_trained(run: Path) -> None:
     assert committed.text == "the whole group, 3.0 s after it began"
     assert batched.text == "for step 5, with 1 other groups" and batched.at == BEGAN + 46
     assert trained == Moment(BEGAN + 50, "trained", "at step 5, which made version 5")
+
+
+def test_no_rollouts_are_read_for_a_prompt_in_flight(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(path: Path) -> None:
+        raise AssertionError(f"{path} was read")
+
+    newest = max(ledger.incarnations(run / "ledger"))
+    draw = 1 + max(each["prompt_id"] for each in ledger.read_ledger(run))
+    with (run / "ledger" / f"{newest:06d}.jsonl").open("ab") as file:
+        event = {"event": "drawn", "draw": draw, "row": "a:1", "position": 0, "version": 1}
+        file.write(json.dumps(event).encode() + b"\n")
+    monkeypatch.setattr(rollout_log, "read", fail)
+    assert words(prompt_story(run, draw)) == ["drawn", "in flight"]
+
+
+def test_a_file_whose_step_has_ended_since_it_was_listed_is_read(run: Path) -> None:
+    path = rollout_log.files(run / "rollouts")[0]
+    listed = path.with_name(path.name.replace(".jsonl", ".partial.jsonl"))
+    assert list(rollout_log.read(listed)) == list(rollout_log.read(path)) != []
+    with pytest.raises(FileNotFoundError):
+        list(rollout_log.read(path.with_name("step_999999.1.jsonl.zst")))
 
 
 def test_a_prompt_that_was_filtered(run: Path) -> None:

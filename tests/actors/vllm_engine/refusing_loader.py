@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm.config import ModelConfig
-
 from olmorl.actors.vllm_engine.mapped_weights import MappedWeights
 from olmorl.actors.vllm_engine.weight_loader import StagedWeightLoader, _Parts
 
@@ -29,15 +27,18 @@ class RefusingLoader(StagedWeightLoader):
         if ordered(self.rank, "breaks"):
             raise RuntimeError("the memory is broken")
         if ordered(self.rank, "breaks late"):
-            self.weight_parts = BreakingParts(self.get_model(), self.model_config.dtype)
+            self.weight_parts = BreakingParts(self.weight_parts)
         return str(super().load_staged_weights(version))
 
 
-class BreakingParts(_Parts):
+class BreakingParts:
     """Loads all parameters, and then fails."""
 
-    def load(self, staged: MappedWeights, model_config: ModelConfig) -> None:
-        super().load(staged, model_config)
+    def __init__(self, parts: _Parts) -> None:
+        self._parts = parts
+
+    def load(self, staged: MappedWeights[Any]) -> None:
+        self._parts.load(staged)
         raise RuntimeError("the memory is broken")
 
 

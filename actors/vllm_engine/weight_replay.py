@@ -84,7 +84,7 @@ class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, file: Flat) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._file = file
-        self._constant: list[torch.Tensor] = []
+        self._zeroed: list[torch.Tensor] = []
         self._computed = False
         self.copies: list[_Copy] = []
 
@@ -92,21 +92,17 @@ class _CopyWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         done = func(*args, **(kwargs or {}))
         if func is torch.ops.aten.copy_.default and (source := self._view(args[1])) is not None:
             self.copies.append(_Copy(args[0], source))
-        elif func is torch.ops.aten.fill_.Scalar:
-            self._constant.append(args[0])
-        elif func._schema.is_mutable:
-            self._computed = True
+        elif func is torch.ops.aten.fill_.Scalar and args[1] == 0:
+            self._zeroed.append(args[0])
+        elif func._schema.is_mutable or func is torch.ops.aten._local_scalar_dense.default:
+            self._computed = True  # the second reads a number of a tensor, which may be of the file
         return done
 
     def saw_all(self) -> bool:
-        """Whether the copies alone do the same again.
-
-        A constant beside the copies, such as the zeros after the rows of an embedding, is in the memory already.
-        """
-        targets = [copy.target for copy in self.copies]
-        return not self._computed and not any(
-            _overlap(target, constant) for target in targets for constant in self._constant
-        )
+        """Whether the copies alone do the same again. Zeros beside them, as after the rows of an embedding, stay."""
+        if self._computed or not self.copies:
+            return False
+        return not any(_overlap(copy.target, zeroed) for copy in self.copies for zeroed in self._zeroed)
 
     def _view(self, tensor: torch.Tensor) -> _View | None:
         """The tensor as a part of the file; None if it is elsewhere, such as a computed one."""

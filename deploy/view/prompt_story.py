@@ -48,10 +48,9 @@ def prompt_story(run_dir: Path, prompt_id: int) -> list[Moment]:
     for event in events:
         story.apply(event)
     written: list[Moment] = []
-    may_be_written = story.steps or story.is_decided
-    for record in _records(RunFiles(run_dir).rollouts, prompt_id, story.attempt, story.steps) if may_be_written else ():
-        written += _from_record(record)
-        break
+    if story.has_result:
+        records = _records(RunFiles(run_dir).rollouts, prompt_id, story.attempt, story.steps)
+        written += _from_record(record) if (record := next(records, None)) else []
     return [*story.begin, *written, *story.ending()]
 
 
@@ -69,7 +68,7 @@ class _LedgerStory:
         self._step: int | None = None
         """The step whose batch has it."""
         self._is_trained = False
-        self.is_decided = False
+        self._is_decided = False
 
     def apply(self, event: Line) -> None:
         """Apply the next event."""
@@ -84,9 +83,14 @@ class _LedgerStory:
             case Started() if self._step is not None and self._step > event.step:
                 self._undo(event, self._step)
 
+    @property
+    def has_result(self) -> bool:
+        """Whether a result was taken, so that it may have rollouts."""
+        return self._is_decided or bool(self.steps)
+
     def ending(self) -> list[Moment]:
         """The moments after the result, up to now."""
-        if self._is_trained or self.is_decided:
+        if self._is_trained or self._is_decided:
             return self._end
         where = "queued, leased, or its result waits for a step"
         return [*self._end, Moment(None, "in flight", f"waits for step {self._step}" if self._step else where)]
@@ -102,7 +106,7 @@ class _LedgerStory:
                 text = f"a failure lost it from the queue; attempt {event.attempt} needs version {event.version}"
                 self.begin.append(Moment(event.at, "requeued", text))
             case Decided():
-                self.attempt, self.is_decided = event.attempt, True
+                self.attempt, self._is_decided = event.attempt, True
                 filtered = event.outcome is Outcome.ZERO_GRADIENT
                 why = event.cause or ("all its rewards are equal" if filtered else "it came too late")
                 self._end.append(Moment(event.at, "filtered" if filtered else str(event.outcome), why))
@@ -113,7 +117,7 @@ class _LedgerStory:
             self.attempt, self._step, self._is_trained = attempts[self._prompt_id], event.step, False
             text = f"for step {event.step}, with {len(event.draws) - 1} other groups"
             self._end.append(Moment(event.at, "batched", text))
-        if self._prompt_id in attempts or (self.is_decided and not self.steps):
+        if self._prompt_id in attempts or (self._is_decided and not self.steps):
             # A draw that ended without training is filed with the next step.
             self.steps.append(event.step)
 

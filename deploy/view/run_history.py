@@ -92,8 +92,8 @@ class RunHistory:
         changes: dict[str, Any] = {"actors": actors, "faults": list(self.news), "sample": sample}
         if lines:
             last = lines[-1]
-            before = lines[-2]["wall_s"] if len(lines) > 1 else 0.0 if last["step"] == 1 else last["wall_s"]
-            seconds = last["wall_s"] - before  # 0 for the first line after a resume: its time is not known
+            first_began = 0.0 if last["step"] == 1 else last["wall_s"]  # the start of a resume is not known
+            seconds = last["wall_s"] - (lines[-2]["wall_s"] if len(lines) > 1 else first_began)
             batch = last.get("batch_tokens")
             changes |= {
                 "rewards": [line.get("reward_mean") for line in lines],

@@ -218,8 +218,8 @@ def test_from_the_second_time_on_copies_are_made_without_their_loaders(monkeypat
     load_and_check(model, replay, 3)
 
 
-def over_a_constant(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
-    param.data.fill_(7.0)
+def over_zeros(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data.fill_(0)
     param.data.copy_(loaded_weight.t())
 
 
@@ -228,9 +228,19 @@ def with_a_product(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
     param.data[:1].mul_(1.0)
 
 
-def beside_a_constant(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+def with_a_number_of_the_file(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param.data.copy_(loaded_weight.t())
+    param.data[0, 0].fill_(loaded_weight[0, 0].item())
+
+
+def beside_zeros(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
     param[:32].data.copy_(loaded_weight.t())
-    param[32:].data.fill_(7.0)
+    param[32:].data.fill_(0)
+
+
+def beside_a_number_of_the_file(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
+    param[:32].data.copy_(loaded_weight.t())
+    param[32:].data.fill_(loaded_weight[0, 0].item())
 
 
 def in_two_parts(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
@@ -239,7 +249,8 @@ def in_two_parts(param: torch.Tensor, loaded_weight: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(
-    ("loader", "times"), [(over_a_constant, 3), (with_a_product, 3), (beside_a_constant, 1), (in_two_parts, 1)]
+    ("loader", "times"),
+    [(over_zeros, 3), (with_a_product, 3), (with_a_number_of_the_file, 3), (beside_zeros, 1), (in_two_parts, 1)],
 )
 def test_a_loader_that_does_more_than_copies_is_called_each_time(
     monkeypatch: pytest.MonkeyPatch, loader: Callable[[torch.Tensor, torch.Tensor], None], times: int
@@ -258,19 +269,24 @@ def test_a_loader_that_does_more_than_copies_is_called_each_time(
     assert len(calls) == times
 
 
-def test_a_constant_beside_the_copies_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("from_file", [False, True])
+def test_zeros_beside_the_copies_stay_and_numbers_of_the_file_do_not(
+    monkeypatch: pytest.MonkeyPatch, from_file: bool
+) -> None:
     """As the zeros after the rows of an embedding."""
     model: Any = Model()
     model.mirrored = Layer((40, 32), UnquantizedLinearMethod())
-    model.mirrored.weight.weight_loader = beside_a_constant
+    model.mirrored.weight.weight_loader = beside_a_number_of_the_file if from_file else beside_zeros
     replay = recorded(without_kernels(monkeypatch, model))
     for number in (1, 2, 3):
         _, file, tensors = staged(number)
         with torch.no_grad():
             replay.load(replay.prepare(file))
-        assert torch.equal(model.mirrored.weight[:32], tensors["mirrored.weight"].t())
-        assert (model.mirrored.weight[32:] == 7.0).all()
-        monkeypatch.setattr(weight_replay, "_run", fail)
+        wanted = tensors["mirrored.weight"]
+        assert torch.equal(model.mirrored.weight[:32], wanted.t())
+        assert (model.mirrored.weight[32:] == (wanted[0, 0] if from_file else 0.0)).all()
+        if not from_file:
+            monkeypatch.setattr(weight_replay, "_run", fail)
 
 
 def test_a_parameter_that_has_moved_is_loaded_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

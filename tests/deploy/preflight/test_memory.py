@@ -170,6 +170,7 @@ def test_a_host_of_the_learner_has_the_shards_of_its_ranks_and_with_deltas_a_cop
         host = places["a host of the learner"]
         assert 0.9 < weights / 8 < 1 and host["snapshot for publishing"] == 8, "a pinned block of 1 GiB for each rank"
         assert host.get("copy for the deltas") == (expected and pytest.approx(expected))
+        assert host["export"] == pytest.approx(weights * settings.learner.nodes), "the whole model"
 
 
 def test_what_deepspeed_offloads_is_counted_with_its_gradients(models: Path) -> None:

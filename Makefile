@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HOSTS := tests/end_to_end/test_hosts.py
-BENCHMARKS := $(filter-out measure,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out measure gpu,$(basename $(notdir $(wildcard benchmarks/*.py))))
 READY_GPU := $(VENV)/.ready-gpu
 TORCH := torch==2.13.0+cpu
 COMPILE = $(BIN)/uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28

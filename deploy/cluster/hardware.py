@@ -122,7 +122,9 @@ def _refuse_part_of_a_node(placed: Placement) -> None:
 
 
 def _refuse_misfit(placed: Placement, gpus: Sequence[int]) -> None:
-    """The learner takes the smallest nodes that hold it, engines take the others."""
+    """The learner takes the smallest nodes that hold it, engines take the others. One GPU is shared."""
+    if placed.shares_gpu and any(gpus):
+        return
     free = sorted(gpus)
     for _ in range(placed.learner_nodes):
         node = next((size for size in free if size >= placed.ranks_per_node), None)

@@ -10,6 +10,8 @@ from olmorl.config import Config
 from olmorl.errors import ResourceError
 
 GPUS_OF_A_NODE = 8
+SHARE = 0.5
+"""Part of a GPU that a rank or an engine gets from Ray if they share it. Ray only counts: both may use all of it."""
 TRANSFER_NODES = 3
 """Fewer actor hosts get a version as fast if each pulls it."""
 
@@ -28,6 +30,8 @@ class Placement:
     gpus_per_engine: int
     """On all its nodes."""
     gpus_per_node: int
+    shares_gpu: bool
+    """Whether the learner and the engine share the only GPU of this machine."""
     groups_in_flight: int
     """Live draws at most: the in-flight budget."""
     engine_cores: tuple[int | None, ...]
@@ -50,6 +54,21 @@ class Placement:
         return self.gpus_per_engine // self.nodes_per_engine
 
     @property
+    def devices(self) -> int:
+        """GPUs or CPU cores of all ranks and engines."""
+        return self.ranks + self.engines * self.gpus_per_engine - self.shares_gpu
+
+    @property
+    def gpus_of_rank(self) -> float:
+        """What Ray gives a rank."""
+        return (SHARE if self.shares_gpu else 1.0) * self.on_gpu
+
+    @property
+    def gpus_of_engine(self) -> float:
+        """What Ray gives an engine on each of its nodes."""
+        return (SHARE if self.shares_gpu else self.engine_gpus_of_a_node) * self.on_gpu
+
+    @property
     def several_hosts(self) -> bool:
         """Whether the run needs more than one machine."""
         return self.learner_nodes > 1 or self.actor_nodes > 1
@@ -65,12 +84,12 @@ class Placement:
 
     def learner_bundle(self) -> dict[str, float]:
         """Ray resources of one learner node."""
-        gpus = {"GPU": float(self.ranks_per_node)} if self.on_gpu else {}
+        gpus = {"GPU": self.ranks_per_node * self.gpus_of_rank} if self.on_gpu else {}
         return {"CPU": float(self.ranks_per_node), **gpus}
 
     def engine_bundle(self) -> dict[str, float]:
         """Ray resources of one engine on each of its nodes."""
-        gpus = {"GPU": float(self.engine_gpus_of_a_node)} if self.on_gpu else {}
+        gpus = {"GPU": self.gpus_of_engine} if self.on_gpu else {}
         return {"CPU": 1.0, **gpus}
 
     def engine_environment(self) -> dict[str, str]:
@@ -109,7 +128,7 @@ class Placement:
             (
                 "in all",
                 f"{self.ranks} learner rank(s), {self.engines} engine(s), "
-                f"{self.ranks + self.engines * self.gpus_per_engine} {unit}s",
+                + ("1 GPU that they share" if self.shares_gpu else f"{self.devices} {unit}s"),
             ),
             (
                 "batch",
@@ -149,6 +168,7 @@ def plan(config: Config) -> Placement:
     for_engines = per_node - ranks if one_host else per_node
     fitting = max(1, for_engines // tensor_parallel) if on_gpu and nodes_per_engine == 1 else 1
     engines = config.actors.engines_per_node or fitting
+    shares_gpu = on_gpu and one_host and per_node == ranks == engines == tensor_parallel == nodes_per_engine == 1
     num_engines = config.actors.nodes // nodes_per_engine * engines
     engine_cores, rank_cores = (
         ((None,) * num_engines, (None,) * (config.learner.nodes * ranks))
@@ -164,6 +184,7 @@ def plan(config: Config) -> Placement:
         nodes_per_engine=nodes_per_engine,
         gpus_per_engine=tensor_parallel,
         gpus_per_node=per_node if on_gpu else 0,
+        shares_gpu=shares_gpu,
         groups_in_flight=(config.schedule.batches_ahead + 1) * config.schedule.prompts_per_step,
         engine_cores=engine_cores,
         rank_cores=rank_cores,

@@ -104,7 +104,7 @@ def predict(settings: Config, load: Workload, choice: Choice, groups: int) -> Pr
         ),
         busy=(service.slot_s[-1] - service.slot_s[skipped - 1]) / (seconds * slots),
         steps=settings.schedule.steps,
-        devices=placed.ranks + placed.engines * placed.gpus_per_engine,
+        devices=placed.devices,
     )
 
 

@@ -30,6 +30,7 @@ from olmorl.deploy.preflight.memory_places import (
     LEARNER_GPU,
     LEARNER_HOST,
     ONE_HOST,
+    SHARED_GPU,
     THIS_HOST,
     MemoryPart,
     MemoryPlace,
@@ -129,7 +130,8 @@ def memory_plan(settings: Config) -> MemoryPlan:
     weights = rank.parameters * VALUE_BYTES[settings.model.dtype]
     learner, engine = _learner(settings, rank), _engine(settings, rank.parameters)
     if placed.on_gpu:
-        places = [learner, engine, *_beside_engine(settings), *_gpu_hosts(settings, placed, rank, weights)]
+        beside = [*_beside_engine(settings), *_shared_gpu(settings, placed, learner)]
+        places = [learner, engine, *beside, *_gpu_hosts(settings, placed, rank, weights)]
     else:
         places = _cpu_hosts(settings, placed, rank, weights, learner, engine)
     places = [place for place in places if place.parts]
@@ -273,6 +275,18 @@ def _beside_engine(settings: Config) -> list[MemoryPlace]:
     return [MemoryPlace(BESIDE_ENGINE, (part,), TRANSFER_BYTES, limit, key)]
 
 
+def _shared_gpu(settings: Config, placed: Placement, learner: MemoryPlace) -> list[MemoryPlace]:
+    """The only GPU of a machine, which holds learner and engine."""
+    if not placed.shares_gpu:
+        return []
+    engine = int(settings.actors.gpu_memory_utilization * gpu_bytes(settings))
+    parts = (
+        MemoryPart("learner", learner.needed, "at the peak"),
+        MemoryPart("engine", engine, "actors.gpu_memory_utilization"),
+    )
+    return [MemoryPlace(SHARED_GPU, parts, learner.needed + engine, gpu_bytes(settings), GPU_KEY)]
+
+
 def _gpu_hosts(settings: Config, placed: Placement, rank: RankMemory, weights: int) -> list[MemoryPlace]:
     learner, engines = _learner_host(settings, placed, rank, weights), _engine_host(settings, placed, weights)
     workers = placed.engines_per_node * placed.engine_gpus_of_a_node
@@ -340,8 +354,7 @@ def _processes(number: int) -> MemoryPart:
 
 def _is_one_host(settings: Config, placed: Placement) -> bool:
     """Whether learner and engines are, or may be, on the same host."""
-    gpus = placed.ranks + placed.engines * placed.gpus_per_engine
-    has_room = not placed.on_gpu or gpus <= placed.gpus_per_node
+    has_room = not placed.on_gpu or placed.devices <= placed.gpus_per_node
     return not placed.several_hosts and (settings.cluster.address is None or has_room)
 
 

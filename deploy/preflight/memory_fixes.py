@@ -10,7 +10,14 @@ from typing import Any
 from olmorl.config import Config
 from olmorl.deploy.cluster.placement import GPUS_OF_A_NODE, plan
 from olmorl.deploy.preflight import model_folder
-from olmorl.deploy.preflight.memory_places import BESIDE_ENGINE, ENGINE_GPU, ENGINE_HOST, LEARNER_GPU, LEARNER_HOST
+from olmorl.deploy.preflight.memory_places import (
+    BESIDE_ENGINE,
+    ENGINE_GPU,
+    ENGINE_HOST,
+    LEARNER_GPU,
+    LEARNER_HOST,
+    SHARED_GPU,
+)
 from olmorl.errors import ModelError
 from olmorl.learner.trainer.sequence_parallel import refuse_heads
 
@@ -27,6 +34,8 @@ def changes(settings: Config, place: str) -> Iterator[Change]:
         return _beside_engine(settings)
     if place == LEARNER_GPU:
         return _of_learner(settings)
+    if place == SHARED_GPU:
+        return _of_shared_gpu(settings)
     return _of_gpu_host(settings, place) if plan(settings).on_gpu else _of_cpu_host(settings)
 
 
@@ -43,6 +52,12 @@ def _beside_engine(settings: Config) -> Iterator[Change]:
     now = settings.actors.gpu_memory_utilization
     yield from (("actors.gpu_memory_utilization", n) for n in (0.95, 0.9) if n < now)
     yield "weights.transfer", "store"
+
+
+def _of_shared_gpu(settings: Config) -> Iterator[Change]:
+    now = settings.actors.gpu_memory_utilization
+    yield from (("actors.gpu_memory_utilization", n) for n in (0.7, 0.5, 0.3, 0.2) if n < now)
+    yield from _of_learner(settings)
 
 
 def _of_learner(settings: Config) -> Iterator[Change]:

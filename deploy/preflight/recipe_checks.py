@@ -65,7 +65,7 @@ def check_machine(settings: Config) -> None:
     if settings.run.mode == "simulated" or not placed.on_gpu:
         return
     here = hardware.gpus_here()
-    needed = placed.ranks + placed.engines * placed.gpus_per_engine
+    needed = placed.devices
     if here == 0:
         raise ResourceError(
             f"{hardware.asked_for(settings)}, and this machine shows no NVIDIA GPU: leave it out to run on the CPU, "

@@ -88,5 +88,5 @@ def start(
     cluster: RayCluster, placement: Placement, kind: type, name: str, place: ReservedPlace, *args: Any, calls: int = 1
 ) -> RemoteProcess:
     """Start a process of `kind` with the GPUs and the environment of an engine: `ActorProcess`, or a check."""
-    gpus = placement.engine_gpus_of_a_node if placement.on_gpu else 0
-    return cluster.start(kind, name, place, *args, gpus=gpus, calls=calls, env=placement.engine_environment())
+    environment = placement.engine_environment()
+    return cluster.start(kind, name, place, *args, gpus=placement.gpus_of_engine, calls=calls, env=environment)

@@ -85,7 +85,7 @@ class Followers:
         if placed.nodes_per_engine == 1:
             return
         self.leading_node = EngineNode(0, placed.nodes_per_engine, meeting_point(settings))
-        tree, gpus = settings.model_dump(mode="json"), placed.engine_gpus_of_a_node if placed.on_gpu else 0
+        tree, gpus = settings.model_dump(mode="json"), placed.gpus_of_engine
         for number, place in enumerate(other_places(), 1):
             own = f"{name}-node-{number}"
             asked = (tree, own, engine, core)

@@ -80,7 +80,7 @@ def start(
 ) -> RemoteProcess:
     """Start a process of `kind` with the GPU and the environment of a rank: `RankProcess`, or a check."""
     environment = _environment(cluster.config, placement)
-    return cluster.start(kind, name, place, *args, gpus=int(placement.on_gpu), env=environment)
+    return cluster.start(kind, name, place, *args, gpus=placement.gpus_of_rank, env=environment)
 
 
 def _environment(settings: Config, placement: Placement) -> dict[str, str]:

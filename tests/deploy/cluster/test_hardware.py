@@ -11,6 +11,7 @@ from olmorl import config
 from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.cluster.ray_cluster import RayCluster
+from olmorl.deploy.preflight.recipe_checks import check_machine
 from olmorl.deploy.supervision.recipe_history import differences
 from olmorl.errors import ConfigError, ResourceError
 
@@ -169,6 +170,30 @@ def test_a_run_of_this_machine_looks_at_its_gpus(
     monkeypatch.setattr(hardware, "version", lambda name: build)
     settings = hardware.on_this_machine(config.build({}))
     assert (settings.learner.device, plan(settings).engines_per_node) == (device, engines)
+
+
+def test_learner_and_engine_share_a_single_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "gpus_here", lambda: 1)
+    settings = hardware.decide(hardware.on_this_machine(config.build({})), [1])
+    placed = plan(settings)
+    assert (placed.shares_gpu, placed.ranks, placed.engines, placed.devices) == (True, 1, 1, 1)
+    assert placed.learner_bundle() == placed.engine_bundle() == {"CPU": 1.0, "GPU": 0.5}
+    assert (placed.gpus_of_rank, placed.gpus_of_engine) == (0.5, 0.5), "Ray gives both the same GPU"
+    assert dict(placed.rows(settings))["in all"] == "1 learner rank(s), 1 engine(s), 1 GPU that they share"
+    check_machine(settings)
+    with pytest.raises(
+        ConfigError, match=r"engines_per_node x actors\.tensor_parallel = 2 is over the GPUs of a node, 1"
+    ):
+        hardware.decide(config.build({"actors": {"engines_per_node": 2}}), [1])
+    with pytest.raises(ConfigError, match=r"learner\.ranks_per_node = 2 is over the GPUs of a node, 1"):
+        hardware.decide(config.build({"learner": {"ranks_per_node": 2}}), [1])
+
+
+@pytest.mark.parametrize(("gpus", "on_gpu"), [(2, True), (8, True), (0, False)])
+def test_with_more_gpus_or_none_nothing_is_shared(gpus: int, on_gpu: bool) -> None:
+    placed = plan(hardware.decide(config.build({}), [gpus]))
+    assert not placed.shares_gpu
+    assert (placed.gpus_of_rank, placed.gpus_of_engine) == (float(on_gpu), float(on_gpu))
 
 
 def test_a_recipe_that_says_it_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

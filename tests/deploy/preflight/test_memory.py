@@ -14,6 +14,7 @@ import pytest
 import zstandard
 
 from olmorl import codec, config
+from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.launch import main
 from olmorl.deploy.preflight import checks, memory, memory_fixes
 from olmorl.deploy.preflight.memory import MemoryPlan
@@ -295,6 +296,26 @@ def test_the_plan_with_the_named_change_fits(models: Path, changes: tuple[tuple[
     assert "KV cache" in of(memory.memory_plan(settings).places[1])
     fixed = {place.name: place.fits for place in memory.memory_plan(settings).places}
     assert fixed["a learner GPU" if "learner" in fix else "an engine GPU"]
+
+
+def test_a_single_gpu_holds_learner_and_engine(models: Path) -> None:
+    one = [("actors.nodes", "1"), ("actors.engines_per_node", "1"), ("learner.ranks_per_node", "1")]
+    given = [("cluster.gpus_per_node", "1"), ("cluster.gpu_memory_gib", "180"), ("learner.device", '"cuda"')]
+    settings = shipped(models, "olmo3-7b-rl-zero", ("learner.nodes", "1"), *one, *given)
+    assert plan(settings).shares_gpu
+    places = {place.name: place for place in memory.memory_plan(settings).places}
+    both = places["the GPU of learner and engine"]
+    assert of(both)["learner"] == places["a learner GPU"].needed / GIB
+    assert of(both)["engine"] == pytest.approx(0.9 * 180)
+    with pytest.raises(
+        ResourceError, match=r"the GPU of learner and engine needs .* of 180\.0 GiB .*gpu_memory_util"
+    ) as no:
+        memory.refuse_too_little(settings, memory.memory_plan(settings))
+    key, _, value = str(no.value).partition("set ")[2].partition(" (then")[0].partition(" = ")
+    mended = config.with_key(settings, key, json.loads(value))
+    assert memory.memory_plan(mended).overfull is None
+    two = config.with_key(settings, "cluster.gpus_per_node", 2)
+    assert "the GPU of learner and engine" not in {place.name for place in memory.memory_plan(two).places}
 
 
 OFFLOADED = (("learner.offload_optimizer", "true"), ("learner.offload_activations", "true"))

@@ -1,0 +1,475 @@
+"""Measures the learner and an engine on one GPU, with a random model of 1.5B weights and answers of up to 8,192 tokens.
+
+    python benchmarks/gpu.py --json benchmarks/results/gpu.json
+
+`demo` and `service` are runs of the launcher, in which learner and engine share the GPU. The reward of `service` is the
+parity of the number of letters, because a random model solves nothing. Of each run the steps after the first count.
+
+`pair` is a learner and an engine in one process. The engine generates all the time. Between two of its steps it takes
+versions that the learner has just trained. Learner and engine score the same sampled tokens before and after. The stall
+is compared with a copy of the same bytes from host memory to the GPU, out of pages that were touched before.
+
+The other parts are the learner alone on packed rows, each with other settings: trained tokens/s, MFU, and the memory at
+the peak beside the memory that the plan says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import measure
+import numpy as np
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from olmorl import config
+from olmorl.actors.vllm_engine.engine import VllmEngine
+from olmorl.actors.vllm_engine.processes import EngineProcesses
+from olmorl.actors.vllm_engine.start import EngineStart
+from olmorl.config import with_key
+from olmorl.deploy.cluster.device_peak import device_peak
+from olmorl.deploy.demo.tiny_model import build_tokenizer
+from olmorl.learner.algorithm.presets import resolve
+from olmorl.learner.batching.packing import pack, row_arrays
+from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
+from olmorl.learner.trainer.memory import rank_memory
+from olmorl.learner.trainer.process_group import Ranks
+from olmorl.messages import Buffer, Completion, Sample, Shard, Version, WeightsReady
+from olmorl.ports import NamedBuffer, Sampling, StagedWeights
+
+VOCABULARY: Final = 100_352
+PROMPT, ANSWER = 256, 8192
+MEAN: Final = 0.45
+"""Mean length of an answer, as a share of the longest."""
+GIB, MIB = 2**30, 2**20
+SHARE: Final = 0.5
+"""Part of the GPU's memory that the engine takes."""
+ENDS: Final = 24
+"""Tokens that end an answer. A random model samples one of them about every 4,200 tokens."""
+LEARNERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "as shipped": {},
+    "attention = sdpa": {"learner.attention": "sdpa"},
+    "gradient_checkpointing = false": {"learner.gradient_checkpointing": False},
+    "recompute_norms": {"learner.recompute_norms": True},
+    "mlp_tiles = 8": {"learner.mlp_tiles": 8},
+    "offload_activations": {"learner.offload_activations": True},
+    "zero_stage = 3": {"learner.zero_stage": 3},
+    "fp32_head = false": {"model.fp32_head": False},
+}
+"""Name of a row, and the keys that it changes."""
+PACKAGES = ("torch", "deepspeed", "transformers", "vllm", "triton")
+
+
+def build(folder: Path) -> None:
+    """A random Qwen 3 in bfloat16."""
+    shape = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=2048,
+        intermediate_size=6144,
+        num_hidden_layers=28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=PROMPT + ANSWER,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=list(range(1000, 1000 + ENDS)),
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen3ForCausalLM(shape).to(torch.bfloat16)
+    model.generation_config.eos_token_id = list(range(1000, 1000 + ENDS))
+    model.save_pretrained(folder)
+    build_tokenizer(PROMPT + ANSWER).save_pretrained(folder)
+
+
+def settings_of(model: Path, changes: Mapping[str, Any]) -> config.Config:
+    settings = config.Config(
+        model=config.Model(path=str(model), fp32_head=True),
+        data=config.Data(max_prompt_tokens=PROMPT),
+        sampling=config.SamplingSettings(max_tokens=ANSWER),
+        learner=config.Learner(device="cuda", zero_stage=2, learning_rate=1e-5, gradient_checkpointing=True),
+        actors=config.Actors(max_running=64, gpu_memory_utilization=SHARE),
+    )
+    for key, value in changes.items():
+        settings = with_key(settings, key, value)
+    return settings
+
+
+def trainer_of(settings: config.Config) -> DeepSpeedTrainer:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    return DeepSpeedTrainer(
+        settings.model,
+        settings.learner,
+        resolve(settings.objective, ANSWER),
+        temperature=1.0,
+        steps=1000,
+        seed=0,
+        ranks=Ranks(0, 1, address),
+        peak=device_peak(settings, on_gpu=True),
+    )
+
+
+def shard_of(settings: config.Config, step: int, longest: bool) -> Shard:
+    """Two groups of eight answers with long-tailed lengths, or one row with an answer of full length."""
+    rng = np.random.default_rng(step)
+    lengths = rng.lognormal(np.log(0.37 * ANSWER), 0.8, 16).clip(16, ANSWER).astype(int)
+    groups = [[(0, ANSWER)]] if longest else [[(g, lengths[8 * g + i]) for i in range(8)] for g in range(2)]
+    prompts = rng.integers(2, VOCABULARY, (2, PROMPT)).astype(np.int32)
+    samples = [
+        [
+            Sample(
+                draw_id=draw,
+                prompt_ids=prompts[draw],
+                completion_ids=rng.integers(2, VOCABULARY, size).astype(np.int32),
+                behaviour_logprobs=rng.normal(-11, 0.1, size).astype(np.float32),
+                loss_mask=np.ones(size, np.bool_),
+                lags=np.zeros(size, np.int32),
+                advantage=float(rng.normal()),
+            )
+            for draw, size in group
+        ]
+        for group in groups
+    ]
+    return pack(samples, step=step, num_ranks=1, num_minibatches=1, row_tokens=settings.row_tokens)[0]
+
+
+# --- the learner alone ------------------------------------------------------------------------------
+
+
+def learner(model: Path, name: str) -> dict[str, Any]:
+    """One row: two counted steps on long-tailed answers, then the peak of one row of full length."""
+    settings = settings_of(model, LEARNERS[name])
+    planned = rank_memory(settings.model, settings.learner, 1, settings.row_tokens, on_gpu=True).peak
+    trainer = trainer_of(settings)
+    shards = [shard_of(settings, step, longest=False) for step in (1, 2, 3)]
+    took, mfu = [], []
+    for shard in shards:
+        since = time.perf_counter()
+        values = asyncio.run(trainer.train(shard)) or {}
+        seconds = time.perf_counter() - since
+        took.append(shard.loss_tokens[0] / seconds)
+        mfu.append(values["learner_flops"] / seconds / values["learner_peak_flops_per_s"])
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    asyncio.run(trainer.train(shard_of(settings, 4, longest=True)))
+    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    snapshot_s = [_timed(trainer.snapshot) for _ in range(4)][1:]
+    probe_s = [_timed(trainer.probe) for _ in range(4)][1:]
+    free, total = torch.cuda.mem_get_info()
+    trainer.close()
+    return {
+        "tokens_per_s": took[1:],
+        "mfu": mfu[1:],
+        "first_step_tokens_per_s": took[0],
+        "peak_gib": peak / GIB,
+        "planned_peak_gib": planned / GIB,
+        "reserved_gib": reserved / GIB,
+        "outside_torch_gib": (total - free - torch.cuda.memory_reserved()) / GIB,
+        "snapshot_ms": [1000 * seconds for seconds in snapshot_s],
+        "probe_ms": [1000 * seconds for seconds in probe_s],
+    }
+
+
+def _timed(call: Callable[[], object]) -> float:
+    torch.cuda.synchronize()
+    since = time.perf_counter()
+    call()
+    torch.cuda.synchronize()
+    return time.perf_counter() - since
+
+
+# --- learner and engine -----------------------------------------------------------------------------
+
+
+class Pair:
+    """A learner and an engine of one model on one GPU."""
+
+    def __init__(self, model: Path, work: Path) -> None:
+        self.settings = settings = settings_of(model, {})
+        self.work, self._number = work, 0
+        self._prompts: dict[int, np.ndarray[Any, Any]] = {}
+        self.learner = trainer_of(settings)
+        processes = EngineProcesses(work / "notes")
+        start = EngineStart(settings.model, settings.actors, settings.max_model_len, 0, None, processes)
+        self.engine = VllmEngine(start, Version(1, 0))
+
+    async def generate(self, sampling: Sampling) -> Completion:
+        self._number += 1
+        prompt = np.random.default_rng(self._number).integers(2, VOCABULARY, PROMPT).astype(np.int32)
+        said = await self.engine.generate(f"{self._number}", prompt, sampling)
+        self._prompts[id(said)] = prompt
+        return said
+
+    def difference(self, said: Completion) -> np.ndarray[Any, Any]:
+        """By how much learner and engine differ on each token of an answer, in nats."""
+        size = len(said.token_ids)
+        sample = Sample(
+            draw_id=0,
+            prompt_ids=self._prompts[id(said)],
+            completion_ids=said.token_ids,
+            behaviour_logprobs=said.logprobs,
+            loss_mask=np.ones(size, np.bool_),
+            lags=np.zeros(size, np.int32),
+            advantage=1.0,
+        )
+        return np.abs(self.learner.score(row_arrays([sample])).cpu().numpy()[PROMPT:] - said.logprobs)
+
+    def stage(self, version: Version) -> tuple[StagedWeights, float]:
+        """The learner's weights as a file in shared memory, and the pause of the learner."""
+        since = time.perf_counter()
+        buffers: Sequence[NamedBuffer] = self.learner.snapshot()
+        pause_s = time.perf_counter() - since
+        path, found, end = self.work / str(version), [], 0
+        with path.open("wb") as file:
+            for buffer in buffers:
+                found.append(Buffer(buffer.name, buffer.dtype, buffer.shape, end, buffer.data.nbytes))
+                end += file.write(buffer.data)
+        ready = WeightsReady(version=version, buffers=tuple(found), num_bytes=end, chunk_bytes=MIB, shards=())
+        return StagedWeights(ready, path), pause_s
+
+
+def copies_s(num_bytes: int) -> tuple[float, float]:
+    """Seconds to copy so many bytes of touched pages to the GPU: pageable and pinned."""
+    there = torch.empty(num_bytes, dtype=torch.uint8, device="cuda")
+    found = []
+    for pinned in (False, True):
+        here = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+        found.append(median(_timed(partial(there.copy_, here)) for _ in range(3)))
+    return found[0], found[1]
+
+
+def _agreement(differences: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
+    every = np.concatenate(differences)
+    return {
+        "tokens": len(every),
+        "mean": float(every.mean()),
+        "p99": float(np.quantile(every, 0.99)),
+        "largest": float(every.max()),
+    }
+
+
+async def pair(model: Path, work: Path) -> dict[str, Any]:
+    both = Pair(model, work)
+    began_at = time.monotonic()
+    await both.engine.start(None)
+    found: dict[str, Any] = {"engine_start_s": time.monotonic() - began_at, "gpu_share": SHARE}
+    short = Sampling(max_tokens=512)
+    found["before"] = _agreement([both.difference(await both.generate(short)) for _ in range(4)])
+    full = Sampling(max_tokens=ANSWER)
+    answers: list[Completion] = []
+
+    async def keep_busy() -> None:
+        while not over:
+            answers.append(await both.generate(full))
+
+    over = False
+    slots = [asyncio.create_task(keep_busy()) for _ in range(both.settings.actors.max_running)]
+    await asyncio.sleep(10)
+    found["alone"] = await _rate(both.engine, device_peak(both.settings, on_gpu=True), 20.0)
+    updates, num_bytes = [], 0
+    for number in range(1, 7):
+        step = asyncio.create_task(both.learner.train(shard_of(both.settings, number, longest=False)))
+        await step
+        staged, pause_s = await asyncio.to_thread(both.stage, Version(1, number))
+        since = time.perf_counter()
+        update = await both.engine.update(staged)
+        updates.append({"pause_s": pause_s, "update_s": time.perf_counter() - since, "stall_s": update.stall_s})
+        num_bytes = staged.manifest.num_bytes
+        staged.path.unlink()
+        await asyncio.sleep(2)
+    found["updates"], found["bytes"] = updates, num_bytes
+    found["copy_s"], found["pinned_copy_s"] = copies_s(num_bytes)
+    probe = both.learner.probe()
+    assert probe is not None
+    scored = await both.engine.score(probe.token_ids)
+    found["proof"] = _agreement([np.abs(scored - np.array(probe.logprobs, np.float32))])
+    found["after"] = _agreement([both.difference(await both.generate(short)) for _ in range(4)])
+    found["shared"] = await _rate(both.engine, device_peak(both.settings, on_gpu=True), 10.0)
+    long = [said for said in answers if len(said.spans) > 1]
+    found["spans"] = [[f"{span.version}", span.start, span.end] for span in (long[-1].spans if long else ())]
+    found["answers"], found["mean_tokens"] = len(answers), float(np.mean([len(said.token_ids) for said in answers]))
+    over = True
+    for slot in slots:
+        slot.cancel()
+    await asyncio.gather(*slots, return_exceptions=True)
+    await both.engine.stop()
+    both.learner.close()
+    return found
+
+
+async def _rate(engine: VllmEngine, peak: Any, seconds: float) -> dict[str, float]:
+    """Tokens/s, MFU and MBU of the engine over a window."""
+    since, tokens, use = time.monotonic(), engine.tokens_generated, engine.use()
+    await asyncio.sleep(seconds)
+    now, after = time.monotonic() - since, engine.use()
+    return {
+        "tokens_per_s": (engine.tokens_generated - tokens) / now,
+        "mbu": (after.num_bytes - use.num_bytes) / now / peak.bytes_per_s,
+        "mfu": (after.flops - use.flops) / now / peak.flops_per_s,
+        "running": (after.running_s - use.running_s) / now,
+    }
+
+
+# --- runs of the launcher ---------------------------------------------------------------------------
+
+RECIPE: Final = """
+[model]
+path = "{model}"
+fp32_head = true
+
+[data]
+train = ["{work}/data.jsonl"]
+max_prompt_tokens = {prompt}
+
+[sampling]
+group_size = 8
+max_tokens = {answer}
+
+[schedule]
+steps = 12
+prompts_per_step = 2
+max_lag = 2
+
+[learner]
+learning_rate = 1e-6
+gradient_checkpointing = true
+
+[actors]
+max_running = 128
+gpu_memory_utilization = 0.6
+
+[verifiers]
+functions = ["{work}/reward.py:parity"]
+
+[cluster]
+gpu_memory_gib = {memory}
+"""
+REWARD: Final = """
+def parity(completions, **columns):
+    return [float(len(turns[-1]["content"]) % 2) for turns in completions]
+"""
+TOLD: Final = (
+    "actor_tokens_per_s", "useful_tokens_per_s", "learner_step_s", "learner_wait_s", "learner_snapshot_s",
+    "learner_publish_fraction", "learner_mfu", "engine_mfu", "engine_mbu", "weight_publish_s", "weight_stall_s_max",
+    "weight_proof_diff_mean", "weight_proof_fraction", "kl_engine_learner_fresh", "lag_mean", "completion_tokens_mean",
+)  # fmt: skip
+"""Metrics of a run that are reported."""
+
+
+def run_of(recipe: Path, work: Path, *more: str) -> dict[str, Any]:
+    """Run the launcher; for each metric the median of the steps after the first, the least and the greatest."""
+    command = [sys.executable, "-m", "olmorl.deploy.launch", str(recipe), "--run.directory", str(work), *more]
+    since = time.monotonic()
+    subprocess.run([*command, "--run.name", "run"], stdout=sys.stderr, check=True)
+    steps = [json.loads(line) for line in (work / "run" / "metrics.jsonl").read_text().splitlines()]
+    found: dict[str, Any] = {
+        "steps": len(steps),
+        "seconds": time.monotonic() - since,
+        "first_step_s": steps[0]["wall_s"],
+    }
+    for name in TOLD:
+        values = [step[name] for step in steps[1:] if name in step]
+        found[name] = [median(values), min(values), max(values)] if values else None
+    return found
+
+
+def service(model: Path, work: Path) -> dict[str, Any]:
+    """The whole service with the random model."""
+    rows = [
+        {"messages": [{"role": "user", "content": f"What is {n} + {7 * n}? Explain each step."}]} for n in range(400)
+    ]
+    (work / "data.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (work / "reward.py").write_text(REWARD)
+    memory = torch.cuda.get_device_properties(0).total_memory / GIB
+    recipe = work / "recipe.toml"
+    recipe.write_text(RECIPE.format(model=model, work=work, prompt=PROMPT, answer=ANSWER, memory=memory))
+    return run_of(recipe, work)
+
+
+def demo(work: Path) -> dict[str, Any]:
+    """The demo, in the number format that the flash kernels need."""
+    recipe = Path(__file__).resolve().parents[1] / "deploy" / "recipes" / "demo.toml"
+    return run_of(recipe, work, "--model.dtype", "bfloat16")
+
+
+# --- all of it --------------------------------------------------------------------------------------
+
+
+RUNS: Final[Mapping[str, Callable[[Path, Path], dict[str, Any]]]] = {
+    "demo": lambda model, work: demo(work),
+    "service": service,
+    "pair": lambda model, work: asyncio.run(pair(model, work)),
+}
+
+
+def _part(arguments: argparse.Namespace) -> dict[str, Any]:
+    """One part, in this process."""
+    if arguments.part == "model":
+        build(arguments.model)
+        return {}
+    if arguments.part in RUNS:
+        with tempfile.TemporaryDirectory(dir="/dev/shm" if arguments.part == "pair" else None) as work:
+            return RUNS[arguments.part](arguments.model, Path(work))
+    return learner(arguments.model, arguments.part)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks/gpu.py", description="Learner and engine on one GPU.")
+    parser.add_argument("--only", action="append", choices=(*RUNS, *LEARNERS), help="this part; may be repeated")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results, or bring them up to date")
+    parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "olmorl-gpu-model")
+    parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one part; default 600")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.part:
+        print(json.dumps(_part(arguments)))
+        return 0
+    if not torch.cuda.is_available():
+        print("this benchmark needs an NVIDIA GPU and a CUDA build of torch", file=sys.stderr)
+        return 2
+    results = json.loads(arguments.json.read_text())["parts"] if arguments.json and arguments.json.exists() else {}
+    if not (arguments.model / "config.json").is_file():
+        shutil.rmtree(arguments.model, ignore_errors=True)
+        _run("model", arguments)
+    for name in arguments.only or (*RUNS, *LEARNERS):
+        results[name] = _run(name, arguments)
+        print(name, json.dumps(results[name]), flush=True)
+        if arguments.json:
+            document = {"parts": results, "gpu": torch.cuda.get_device_name(), "answer_tokens": ANSWER}
+            measure.write(arguments.json, document, PACKAGES)
+    return int(any("failed" in result for result in results.values()))
+
+
+def _run(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).resolve()), "--part", part, "--model", str(arguments.model)]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=arguments.timeout, check=False)
+    except subprocess.TimeoutExpired:
+        return {"failed": f"no result within {arguments.timeout:g} s"}
+    gc.collect()
+    if done.returncode:
+        return {"failed": f"exit code {done.returncode}; its errors are above"}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

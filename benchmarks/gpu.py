@@ -386,7 +386,7 @@ def run_of(recipe: Path, work: Path, *more: str) -> dict[str, Any]:
         "first_step_s": steps[0]["wall_s"],
     }
     for name in TOLD:
-        values = [step[name] for step in steps[1:] if name in step]
+        values = [step[name] for step in steps[1:] if step.get(name) is not None]
         found[name] = [median(values), min(values), max(values)] if values else None
     return found
 

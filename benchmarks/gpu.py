@@ -1,4 +1,4 @@
-"""Measures the learner and an engine on one GPU, with a random model of 1.5B weights and answers of up to 8,192 tokens.
+"""Measures the learner and an engine on one GPU, with a random model of 1.6B weights and answers of up to 8,192 tokens.
 
     python benchmarks/gpu.py --json benchmarks/results/gpu.json
 
@@ -53,8 +53,6 @@ from olmorl.ports import NamedBuffer, Sampling, StagedWeights
 
 VOCABULARY: Final = 100_352
 PROMPT, ANSWER = 256, 8192
-MEAN: Final = 0.45
-"""Mean length of an answer, as a share of the longest."""
 GIB, MIB = 2**30, 2**20
 SHARE: Final = 0.5
 """Part of the GPU's memory that the engine takes."""
@@ -256,7 +254,66 @@ def copies_s(num_bytes: int) -> tuple[float, float]:
     return found[0], found[1]
 
 
-def _agreement(differences: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
+async def pair(model: Path, work: Path) -> dict[str, Any]:
+    """Agreement before and after six updates in flight, their times, and the speed of the engine around them."""
+    both = Pair(model, work)
+    began_at = time.monotonic()
+    await both.engine.start(None)
+    found: dict[str, Any] = {"engine_start_s": time.monotonic() - began_at, "gpu_share": SHARE}
+    peak = device_peak(both.settings, on_gpu=True)
+    found["agreement_before"] = await _agreement(both)
+    answers: list[Completion] = []
+
+    async def keep_busy() -> None:
+        while True:
+            answers.append(await both.generate(Sampling(max_tokens=ANSWER)))
+
+    slots = [asyncio.create_task(keep_busy()) for _ in range(both.settings.actors.max_running)]
+    await asyncio.sleep(10)
+    found["engine_before"] = await _rate(both.engine, peak, 20.0)
+    found["updates"] = [await _update(both, number) for number in range(1, 7)]
+    num_bytes = found["updates"][-1]["bytes"]
+    found["copy_s"], found["pinned_copy_s"] = copies_s(num_bytes)
+    probe = both.learner.probe()
+    assert probe is not None
+    scored = await both.engine.score(probe.token_ids)
+    found["proof"] = _summary([np.abs(scored - np.array(probe.logprobs, np.float32))])
+    found["agreement_after"] = await _agreement(both)
+    found["engine_after"] = await _rate(both.engine, peak, 10.0)
+    mixed = [said for said in answers if len(said.spans) > 1]
+    found["spans"] = [[f"{span.version}", span.start, span.end] for span in (mixed[-1].spans if mixed else ())]
+    found["answers"], found["mean_tokens"] = len(answers), float(np.mean([len(said.token_ids) for said in answers]))
+    for slot in slots:
+        slot.cancel()
+    await asyncio.gather(*slots, return_exceptions=True)
+    await both.engine.stop()
+    both.learner.close()
+    return found
+
+
+async def _update(both: Pair, number: int) -> dict[str, float]:
+    """Train a step, and bring its weights to the running engine. Then the engine goes on for two seconds."""
+    await both.learner.train(shard_of(both.settings, number, longest=False))
+    staged, pause_s = await asyncio.to_thread(both.stage, Version(1, number))
+    since = time.perf_counter()
+    update = await both.engine.update(staged)
+    update_s = time.perf_counter() - since
+    staged.path.unlink()
+    await asyncio.sleep(2)
+    return {
+        "pause_s": pause_s,
+        "update_s": update_s,
+        "stall_s": update.stall_s,
+        "bytes": staged.manifest.num_bytes,
+    }
+
+
+async def _agreement(both: Pair) -> dict[str, float]:
+    """The differences of learner and engine on four answers of 512 tokens."""
+    return _summary([both.difference(await both.generate(Sampling(max_tokens=512))) for _ in range(4)])
+
+
+def _summary(differences: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
     every = np.concatenate(differences)
     return {
         "tokens": len(every),
@@ -264,55 +321,6 @@ def _agreement(differences: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
         "p99": float(np.quantile(every, 0.99)),
         "largest": float(every.max()),
     }
-
-
-async def pair(model: Path, work: Path) -> dict[str, Any]:
-    both = Pair(model, work)
-    began_at = time.monotonic()
-    await both.engine.start(None)
-    found: dict[str, Any] = {"engine_start_s": time.monotonic() - began_at, "gpu_share": SHARE}
-    short = Sampling(max_tokens=512)
-    found["before"] = _agreement([both.difference(await both.generate(short)) for _ in range(4)])
-    full = Sampling(max_tokens=ANSWER)
-    answers: list[Completion] = []
-
-    async def keep_busy() -> None:
-        while not over:
-            answers.append(await both.generate(full))
-
-    over = False
-    slots = [asyncio.create_task(keep_busy()) for _ in range(both.settings.actors.max_running)]
-    await asyncio.sleep(10)
-    found["alone"] = await _rate(both.engine, device_peak(both.settings, on_gpu=True), 20.0)
-    updates, num_bytes = [], 0
-    for number in range(1, 7):
-        step = asyncio.create_task(both.learner.train(shard_of(both.settings, number, longest=False)))
-        await step
-        staged, pause_s = await asyncio.to_thread(both.stage, Version(1, number))
-        since = time.perf_counter()
-        update = await both.engine.update(staged)
-        updates.append({"pause_s": pause_s, "update_s": time.perf_counter() - since, "stall_s": update.stall_s})
-        num_bytes = staged.manifest.num_bytes
-        staged.path.unlink()
-        await asyncio.sleep(2)
-    found["updates"], found["bytes"] = updates, num_bytes
-    found["copy_s"], found["pinned_copy_s"] = copies_s(num_bytes)
-    probe = both.learner.probe()
-    assert probe is not None
-    scored = await both.engine.score(probe.token_ids)
-    found["proof"] = _agreement([np.abs(scored - np.array(probe.logprobs, np.float32))])
-    found["after"] = _agreement([both.difference(await both.generate(short)) for _ in range(4)])
-    found["shared"] = await _rate(both.engine, device_peak(both.settings, on_gpu=True), 10.0)
-    long = [said for said in answers if len(said.spans) > 1]
-    found["spans"] = [[f"{span.version}", span.start, span.end] for span in (long[-1].spans if long else ())]
-    found["answers"], found["mean_tokens"] = len(answers), float(np.mean([len(said.token_ids) for said in answers]))
-    over = True
-    for slot in slots:
-        slot.cancel()
-    await asyncio.gather(*slots, return_exceptions=True)
-    await both.engine.stop()
-    both.learner.close()
-    return found
 
 
 async def _rate(engine: VllmEngine, peak: Any, seconds: float) -> dict[str, float]:

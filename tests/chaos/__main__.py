@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def main() -> int:
         return 0
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.kind == "soak":
-        found = soak.run(arguments.minutes, arguments.seed, arguments.folder / "soak", console.print)
+        found = soak.run(arguments.minutes, arguments.seed, arguments.folder / "soak", _plain(console))
     else:
         found = _campaign(arguments, console)
     cpu = measure.describe_machine(_PACKAGES)["cpu"]
@@ -45,6 +47,11 @@ def main() -> int:
     if arguments.json:
         measure.write(arguments.json, {"campaign": arguments.kind, "seed": arguments.seed, **found}, _PACKAGES)
     return 1 if found["violations"] or found["prompts_lost"] or found["prompts_doubled"] else 0
+
+
+def _plain(console: Console) -> Callable[[str], None]:
+    """Prints texts as they are: errors of a run may look like markup."""
+    return partial(console.print, markup=False)
 
 
 def _campaign(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
@@ -56,7 +63,7 @@ def _campaign(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
         chosen = campaign.hosts()
     else:
         chosen = _REAL[arguments.kind](make_policy(arguments.folder / "policy"))
-    return table.summary(campaign.run(chosen, arguments.faults, arguments.seed, arguments.folder, console.print))
+    return table.summary(campaign.run(chosen, arguments.faults, arguments.seed, arguments.folder, _plain(console)))
 
 
 def _parse() -> argparse.Namespace:

@@ -113,8 +113,11 @@ def real(policy: Path) -> Campaign:
 
 
 def shared_rows(policy: Path) -> Campaign:
-    """Like `real`, with two ranks that share every row and all weights, and each publish a shard."""
-    shared = _real("shared", policy, SHARED_ROWS)
+    """Like `real`, with two ranks that share every row and all weights, and each publish a shard.
+
+    The ranks are slow, so the draws of a smaller lag are done before an actor has several.
+    """
+    shared = _real("shared", policy, SHARED_ROWS, max_lag=4)
     return replace(shared, faults={**shared.faults, **faults.OF_SHARDS_IN_FILES})
 
 

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -43,12 +41,13 @@ from olmorl.actors.vllm_engine.start import EngineStart
 from olmorl.config import with_key
 from olmorl.deploy.cluster.device_peak import device_peak
 from olmorl.deploy.demo.tiny_model import build_tokenizer
+from olmorl.deploy.processes.rank_process import meeting_point
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import pack, row_arrays
 from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
 from olmorl.learner.trainer.memory import rank_memory
 from olmorl.learner.trainer.process_group import Ranks
-from olmorl.messages import Buffer, Completion, Sample, Shard, Version, WeightsReady
+from olmorl.messages import Buffer, Completion, Sample, Shard, TokenIds, Version, WeightsReady
 from olmorl.ports import NamedBuffer, Sampling, StagedWeights
 
 VOCABULARY: Final = 100_352
@@ -110,9 +109,6 @@ def settings_of(model: Path, changes: Mapping[str, Any]) -> config.Config:
 
 
 def trainer_of(settings: config.Config) -> DeepSpeedTrainer:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
     return DeepSpeedTrainer(
         settings.model,
         settings.learner,
@@ -120,7 +116,7 @@ def trainer_of(settings: config.Config) -> DeepSpeedTrainer:
         temperature=1.0,
         steps=1000,
         seed=0,
-        ranks=Ranks(0, 1, address),
+        ranks=Ranks(0, 1, meeting_point(settings)),
         peak=device_peak(settings, on_gpu=True),
     )
 
@@ -203,25 +199,23 @@ class Pair:
     def __init__(self, model: Path, work: Path) -> None:
         self.settings = settings = settings_of(model, {})
         self.work, self._number = work, 0
-        self._prompts: dict[int, np.ndarray[Any, Any]] = {}
         self.learner = trainer_of(settings)
         processes = EngineProcesses(work / "notes")
         start = EngineStart(settings.model, settings.actors, settings.max_model_len, 0, None, processes)
         self.engine = VllmEngine(start, Version(1, 0))
 
-    async def generate(self, sampling: Sampling) -> Completion:
+    async def generate(self, sampling: Sampling) -> tuple[TokenIds, Completion]:
+        """A new prompt, and the engine's answer."""
         self._number += 1
         prompt = np.random.default_rng(self._number).integers(2, VOCABULARY, PROMPT).astype(np.int32)
-        said = await self.engine.generate(f"{self._number}", prompt, sampling)
-        self._prompts[id(said)] = prompt
-        return said
+        return prompt, await self.engine.generate(f"{self._number}", prompt, sampling)
 
-    def difference(self, said: Completion) -> np.ndarray[Any, Any]:
+    def difference(self, prompt: TokenIds, said: Completion) -> np.ndarray[Any, Any]:
         """By how much learner and engine differ on each token of an answer, in nats."""
         size = len(said.token_ids)
         sample = Sample(
             draw_id=0,
-            prompt_ids=self._prompts[id(said)],
+            prompt_ids=prompt,
             completion_ids=said.token_ids,
             behaviour_logprobs=said.logprobs,
             loss_mask=np.ones(size, np.bool_),
@@ -266,7 +260,7 @@ async def pair(model: Path, work: Path) -> dict[str, Any]:
 
     async def keep_busy() -> None:
         while True:
-            answers.append(await both.generate(Sampling(max_tokens=ANSWER)))
+            answers.append((await both.generate(Sampling(max_tokens=ANSWER)))[1])
 
     slots = [asyncio.create_task(keep_busy()) for _ in range(both.settings.actors.max_running)]
     await asyncio.sleep(10)
@@ -310,7 +304,7 @@ async def _update(both: Pair, number: int) -> dict[str, float]:
 
 async def _agreement(both: Pair) -> dict[str, float]:
     """The differences of learner and engine on four answers of 512 tokens."""
-    return _summary([both.difference(await both.generate(Sampling(max_tokens=512))) for _ in range(4)])
+    return _summary([both.difference(*await both.generate(Sampling(max_tokens=512))) for _ in range(4)])
 
 
 def _summary(differences: Sequence[np.ndarray[Any, Any]]) -> dict[str, float]:
@@ -472,7 +466,6 @@ def _run(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=arguments.timeout, check=False)
     except subprocess.TimeoutExpired:
         return {"failed": f"no result within {arguments.timeout:g} s"}
-    gc.collect()
     if done.returncode:
         return {"failed": f"exit code {done.returncode}; its errors are above"}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -123,7 +123,7 @@ def _refuse_part_of_a_node(placed: Placement) -> None:
 
 def _refuse_misfit(placed: Placement, gpus: Sequence[int]) -> None:
     """The learner takes the smallest nodes that hold it, engines take the others. One GPU is shared."""
-    if placed.shares_gpu and any(gpus):
+    if placed.shares_gpu:
         return
     free = sorted(gpus)
     for _ in range(placed.learner_nodes):

@@ -35,7 +35,7 @@ def relative(got: Tensor, wanted: Tensor) -> float:
 
 
 @pytest.mark.parametrize("prefixes", [(), (0, 130, 130, 0)])
-@pytest.mark.parametrize("window", [None, 2, 64, 1000])
+@pytest.mark.parametrize("window", [None, 1, 2, 64, 1000])
 @pytest.mark.parametrize("head_dim", [32, 128, 256])
 def test_the_flash_kernel_keeps_samples_windows_and_prompts_apart(
     head_dim: int, window: int | None, prefixes: tuple[int, ...]
@@ -56,12 +56,11 @@ def test_the_flash_kernel_keeps_samples_windows_and_prompts_apart(
     wanted, _ = packed_sdpa(module, *wide, None, **options)
     assert relative(got, wanted) < 0.01
     direction = torch.randn_like(wanted)
-    for left, right in zip(
-        torch.autograd.grad(got, inputs, direction.to(got.dtype)),
-        torch.autograd.grad(wanted, wide, direction),
-        strict=True,
-    ):
-        assert relative(left, right) < 0.02
+    exact_grads = torch.autograd.grad(wanted, wide, direction)
+    largest = max(float(grad.norm()) for grad in exact_grads)
+    for left, right in zip(torch.autograd.grad(got, inputs, direction.to(got.dtype)), exact_grads, strict=True):
+        # With a window of one token the gradients of queries and keys are 0.
+        assert (left.double() - right).norm() < 0.02 * right.norm() + 1e-5 * largest
 
 
 def model_in(folder: Path) -> config.Model:

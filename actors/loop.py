@@ -142,10 +142,10 @@ class Actor:
         awaited = f"the engine and the verifiers of {self.name} to start (actors.start_deadline_s)"
         try:
             async with within(self._settings.start_deadline_s, awaited):
+                await self._scorer.start()  # first: an engine waits until its libraries are imported, in a thread
                 newest = await self._weights.newest()
                 with contextlib.nullcontext() if newest is None else self._weights.prover.taking(newest.manifest):
                     await self._engine.start(newest)
-                await self._scorer.start()
         except DeadlinePassed as error:
             if not self._weights.trouble:
                 raise

@@ -6,6 +6,7 @@ the second import runs at the same time as the first. The process is as `spawn` 
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import pickle
@@ -119,10 +120,22 @@ class _Popen(popen_spawn_posix.Popen):
             pipe.write(len(environment).to_bytes(_LENGTH_BYTES) + environment + written.getbuffer())
 
 
+@contextmanager
+def without_collecting() -> Iterator[None]:
+    """Import large modules inside. The garbage collector leaves their objects alone, also afterwards."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.freeze()
+
+
 def wait_for_work(modules: Sequence[str], tracker: int, work: int) -> None:
     """Import the modules, then do the work that comes through the descriptor `work`. Ends if none can come."""
-    for module in modules:
-        import_module(module)
+    with without_collecting():
+        for module in modules:
+            import_module(module)
     length = int.from_bytes(_read(work, _LENGTH_BYTES))
     os.environ.clear()
     os.environ.update(pickle.loads(_read(work, length)))  # from the parent process

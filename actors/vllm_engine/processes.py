@@ -18,7 +18,8 @@ from pathlib import Path
 import psutil
 
 from olmorl.actors.vllm_engine import reaper
-from olmorl.actors.vllm_engine.early_core import EarlyCore
+from olmorl.actors.vllm_engine.early_core import EarlyCore, without_collecting
+from olmorl.environment import not_set, variables_set
 from olmorl.errors import ConfigError
 
 DEADLINE_S = 5.0
@@ -44,9 +45,11 @@ class EngineProcesses:
 
         Without such modules no process starts.
         """
-        with self.starting(variables):
-            if modules_of_core:
+        if modules_of_core:
+            with self.starting(variables):
                 self._early = EarlyCore(modules_of_core)
+        # Other processes start meanwhile. They get no mark.
+        with variables_set(not_set(variables)), without_collecting():
             import vllm.v1.engine.async_llm  # noqa: F401
 
     def early_core(self) -> AbstractContextManager[None]:
@@ -70,16 +73,8 @@ class EngineProcesses:
             "TORCHINDUCTOR_CACHE_DIR": compile_cache(),
             **variables,
         }
-        before = {name: os.environ.get(name) for name in ("TMPDIR", *wanted)}
-        os.environ.update({name: value for name, value in wanted.items() if before[name] is None})
-        os.environ["TMPDIR"] = str(own)
-        try:
+        with variables_set({**not_set(wanted), "TMPDIR": str(own)}):
             yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name, None)
-                if value is not None:
-                    os.environ[name] = value
 
     def _prepare(self, own: Path) -> None:
         """Start the reaper, and make the temporary folder."""

@@ -21,6 +21,7 @@ from olmorl.deploy.view.dashboard import RecentSample
 from olmorl.deploy.view.live_view import Status
 from olmorl.deploy.view.run_history import sample_of
 from olmorl.errors import OlmoRLError, ResourceError, Superseded, is_passing
+from olmorl.learner.data.light_import import import_tokenizers
 from olmorl.learner.orchestrator.dead_letters import Letter
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.storage import metrics_log
@@ -158,7 +159,7 @@ class OrchestratorProcess(RunProcess):
         if self._run is not None:
             await self._run.close()
         if self._data is None:
-            self._data = await asyncio.to_thread(wiring.prompts, self.settings, self._note_loaded)
+            self._data = await asyncio.to_thread(self._read_data)
         self._loaded = ""
         stream, evaluations, notes = self._data
         queue = await wiring.join_queue(self.settings, self._access)
@@ -179,6 +180,11 @@ class OrchestratorProcess(RunProcess):
         self.telemetry.restore(metrics_log.history(RunFiles(self.settings.run_dir)))
         self._run = OpenRun(orchestrator, queue)
         return Opened(orchestrator.incarnation, notes)
+
+    def _read_data(self) -> Any:
+        if self.settings.run.mode == "real":
+            import_tokenizers(self.settings.model)
+        return wiring.prompts(self.settings, self._note_loaded)
 
     def _note_loaded(self, name: str, number: int) -> None:
         self._loaded = f"reading the data: {number:,} rows of {name} so far"

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
-from unittest.mock import patch
 
 import torch
 from transformers import PreTrainedModel
 from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_hf_deepspeed_config
 
 from olmorl import config
+from olmorl.environment import variables_set
 from olmorl.errors import ConfigError
 
 BUCKET: Final = 500_000_000
@@ -158,7 +157,7 @@ def check(model: config.Model, learner: config.Learner) -> None:
     wanted = settings(model, learner, torch.device("cpu"))
     if not learner.deepspeed:
         return
-    with patch.dict(os.environ, {"DS_ACCELERATOR": "cpu"}):
+    with variables_set({"DS_ACCELERATOR": "cpu"}):
         from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     read: set[str] = set()

@@ -34,6 +34,7 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from olmorl import config
+from olmorl.environment import variables_set
 from olmorl.errors import Diverged
 from olmorl.learner.algorithm.objective import STATS, LossInputs, effective_share, policy_loss, step_metrics
 from olmorl.learner.algorithm.presets import Switches
@@ -411,6 +412,9 @@ def _import_deepspeed(device: torch.device, timeout_s: float) -> ModuleType:
     os.environ["LOCAL_RANK"] = "0"
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
     deepspeed = import_module("deepspeed")
+    # `initialize` imports Muon, which is not used here. Its torch.compile would load the compiler, for seconds.
+    with variables_set({"TORCHDYNAMO_DISABLE": "1"}):
+        import_module("deepspeed.runtime.zero.muon.original_muon")
     # Only inference needs it, and it compiles C++ at run time and leaves files in /dev/shm.
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY_REDUCE] = False
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)

@@ -149,7 +149,15 @@ class Rank:
         options = trainer._engine.seq_data_parallel_group._get_backend(torch.device("cpu")).options
         trainer.close()
         rows, limit_s = [len(row) for row in shard.minibatches[0]], options._timeout.total_seconds()
-        return {"gradients": gradients, "values": values, "rows": rows, "whole": whole, "limit_s": limit_s}
+        has_compiler = "torch._inductor.compile_fx" in sys.modules
+        return {
+            "gradients": gradients,
+            "values": values,
+            "rows": rows,
+            "whole": whole,
+            "limit_s": limit_s,
+            "has_compiler": has_compiler,
+        }
 
     def steps(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         trainer = self.trainer(job)

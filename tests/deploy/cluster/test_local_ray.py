@@ -1,4 +1,4 @@
-"""Signals during the start of the launcher's own Ray: Ray is ended soon, without output of its handler."""
+"""The launcher's own Ray has no daemon that a run does not use. A signal while it starts ends it soon."""
 
 from __future__ import annotations
 
@@ -69,3 +69,21 @@ def test_a_signal_while_its_daemons_start_ends_them_and_their_files(tmp_path: Pa
         assert done.stdout == "SIGTERM 143 None []\n", done.stderr
         for place in (Path(folder), tmp_path):
             assert [path for path in place.rglob("*") if not path.is_dir() or path.is_symlink()] == []
+
+
+DAEMONS = """
+from olmorl.deploy.cluster.local_ray import OwnRay, _children
+import ray
+
+own = OwnRay(1, "daemons")
+words = [word for child in _children() for word in child.cmdline()]
+print([name for name in ("dashboard.py", "monitor.py", "log_monitor.py") if any(word.endswith(name) for word in words)])
+print(ray.get(ray.remote(lambda: 42).remote()))
+own.end(keep_logs=False)
+print(_children())
+"""
+
+
+def test_it_works_without_dashboard_autoscaler_and_log_monitor() -> None:
+    done = subprocess.run([sys.executable, "-c", DAEMONS], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n42\n[]\n", done.stderr

@@ -183,6 +183,10 @@ def test_collectives_of_deepspeed_have_the_limit_of_the_ranks(results: Results) 
         assert [rank["limit_s"] for rank in results[name]] == [RANKS_LIMIT_S] * len(results[name])
 
 
+def test_no_rank_loads_the_compiler_that_it_does_not_use(results: Results) -> None:
+    assert not any(rank["has_compiler"] for ranks in results.values() for rank in ranks if "gradients" in rank)
+
+
 @pytest.mark.parametrize(
     ("job", "model"),
     [

@@ -1,6 +1,7 @@
-"""`python -m reaching.engine_alone RECIPE PROMPTS ANSWERED_AT`: an engine starts without the service.
+"""`python -m reaching.engine_alone RECIPE PROMPTS ANSWERED_AT HOW`: an engine starts without the service.
 
-It answers a batch of prompts, then writes the time, and stops.
+It answers a batch of prompts, then writes the time, and stops. HOW is "as vLLM", or "as an actor": vLLM is imported in
+the process of the engine core at the same time as here.
 """
 
 from __future__ import annotations
@@ -21,13 +22,16 @@ from olmorl.deploy.cluster.placement import plan
 from olmorl.ports import Sampling
 
 
-async def answer(settings: config.Config, prompts: Sequence[Sequence[int]]) -> float:
+async def answer(settings: config.Config, prompts: Sequence[Sequence[int]], how: str) -> float:
     """Start an engine on the core of the first actor. Returns the time at which each prompt has a group of answers."""
     wanted = settings.sampling
     sampling = Sampling(
         temperature=wanted.temperature, max_tokens=wanted.max_tokens, top_p=wanted.top_p, top_k=wanted.top_k
     )
-    engine = wiring.engine(settings, plan(settings).engine_cores[0])
+    core, processes = plan(settings).engine_cores[0], wiring.engine_processes(settings)
+    if how == "as an actor":
+        wiring.load_engine(settings, core, processes, has_core=True)
+    engine = wiring.engine(settings, core, processes=processes)
     await engine.start(None)
     try:
         async with asyncio.TaskGroup() as tasks:
@@ -39,6 +43,6 @@ async def answer(settings: config.Config, prompts: Sequence[Sequence[int]]) -> f
 
 
 if __name__ == "__main__":
-    recipe, prompts, answered_at = map(Path, sys.argv[1:])
-    at = asyncio.run(answer(config.load(recipe), json.loads(prompts.read_text())))
+    recipe, prompts, answered_at = map(Path, sys.argv[1:4])
+    at = asyncio.run(answer(config.load(recipe), json.loads(prompts.read_text()), sys.argv[4]))
     answered_at.write_text(str(at))

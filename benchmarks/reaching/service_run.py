@@ -18,9 +18,11 @@ from olmorl.learner.storage import checkpoint_dir, ledger, rollout_log
 from olmorl.learner.storage.ledger_state import Trained
 from olmorl.learner.trainer.checkpoint_shards import KINDS, Shares
 from olmorl.run_dir import RunFiles
-from reaching.timed_run import EndRule, StopRule, TimedRun, watch
+from reaching.timed_run import EndRule, TimedRun, watch
 
 TIMEOUT_S = 900.0
+KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Python's own default: a second start finds the modules compiled."""
 TOLD = ("lag_mean", "learner_wait_s", "learner_step_s", "useful_tokens_per_s")
 
 
@@ -64,11 +66,11 @@ def _launch(settings: config.Config, folder: Path, values: Callable[[], Sequence
     path = folder / "recipe.toml"
     path.write_text(config.to_toml(settings), encoding="utf-8")
     command = [sys.executable, "-m", "olmorl.deploy.launch", str(path)]
-    return watch(command, {}, folder / "output.log", values, rule, TIMEOUT_S)
+    return watch(command, KEEPS_BYTECODE, folder / "output.log", values, rule, TIMEOUT_S)
 
 
-def run(settings: config.Config, rule: StopRule) -> TimedRun:
-    """Train until the rule ends the run."""
+def run(settings: config.Config, rule: EndRule) -> TimedRun:
+    """Train until the rule, given the mean rewards, ends the run."""
     files, folder = RunFiles(settings.run_dir), settings.run.directory
     launched_at = _launch(settings, folder, lambda: [line["reward_mean"] for line in _lines(files.metrics)], rule)
     lines = _lines(files.metrics)

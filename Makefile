@@ -63,6 +63,8 @@ bench: $(READY)  ## run all benchmarks, which takes hours; results under benchma
 	    $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
 	$(BIN)/python benchmarks/time_to_accuracy.py --workload tail --only adaptive --only "adaptive, 6 groups" --only TRL \
 	    --json benchmarks/results/time_to_accuracy_tail.json
+	$(BIN)/python benchmarks/time_to_accuracy.py --only adaptive --only "adaptive, compiled" --only TRL --limit 20 --reward-only \
+	    --json benchmarks/results/time_to_accuracy_compiled.json
 	$(BIN)/python benchmarks/time_to_accuracy.py --workload tail --only "lag 0*" --only "stale*" --reward-only \
 	    --json benchmarks/results/stale_tokens.json
 	$(BIN)/python benchmarks/ladder.py --real --json benchmarks/results/ladder_real.json

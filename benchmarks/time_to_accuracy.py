@@ -175,7 +175,7 @@ class Record:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
     given = _parser().parse_args(argv)
-    console = Console(width=140)
+    console = Console(width=170)
     try:
         chosen = _chosen(given.only)
         workload, folder = WORKLOADS[given.workload], given.scratch.resolve() / given.workload
@@ -293,6 +293,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         "steps to reward 0.8",
         "seconds to it",
         "s/step",
+        "useful tokens/s",
         "lag",
         "wait",
         title=f"until {WANTED:.0%} of the held-out problems are solved: median (range)",
@@ -314,6 +315,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
             ),
             _spread([one["seconds_to_reward"] for one in runs], "{:.0f}"),
             _spread([one["step_s"] for one in runs], "{:.2f}"),
+            _spread([one["useful_tokens_per_s"] for one in runs if "useful_tokens_per_s" in one], "{:,.0f}"),
             _spread([one["lag_mean"] for one in runs if "lag_mean" in one], "{:.2f}"),
             _spread(wait, "{:.0%}"),
         )

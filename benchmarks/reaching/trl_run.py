@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +47,18 @@ def run(python: Path, settings: Config, folder: Path, seed: int, keys: Mapping[s
         TIMEOUT_S,
     )
     start, *steps = _lines(lines)
+    samples = settings.schedule.prompts_per_step * settings.sampling.group_size
+    took_s = [after["at"] - before["at"] for before, after in pairwise([start, *steps])]
+    useful = [samples * line["tokens"] * (1 - line["useless"]) for line in steps]
     return TimedRun(
         start_s=start["at"] - launched_at,
         seconds=[line["at"] - start["at"] for line in steps],
         rewards=[line["reward"] for line in steps],
-        more={"useless": [line["useless"] for line in steps], "tokens": [line["tokens"] for line in steps]},
+        more={
+            "useless": [line["useless"] for line in steps],
+            "tokens": [line["tokens"] for line in steps],
+            "useful_tokens_per_s": [tokens / seconds for tokens, seconds in zip(useful, took_s, strict=True)],
+        },
         weights=[folder / f"version_{line['step']}.safetensors" for line in steps],
     )
 

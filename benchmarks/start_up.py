@@ -22,6 +22,7 @@ from pathlib import Path
 
 import measure
 from reaching import service_run
+from reaching.timed_run import KEEPS_BYTECODE
 
 from olmorl import config
 from olmorl.deploy import wiring
@@ -70,7 +71,7 @@ def engine_alone(settings: config.Config, prompts: Sequence[Sequence[int]], fold
     asked.write_text(json.dumps(prompts))
     environment = {
         **os.environ,
-        **service_run.KEEPS_BYTECODE,
+        **KEEPS_BYTECODE,
         "PYTHONPATH": f"{FOLDER}{os.pathsep}{FOLDER.parent}",
         "OMP_NUM_THREADS": "1",
     }

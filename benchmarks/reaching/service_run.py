@@ -21,8 +21,6 @@ from olmorl.run_dir import RunFiles
 from reaching.timed_run import EndRule, TimedRun, watch
 
 TIMEOUT_S = 900.0
-KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
-"""Python's own default: a second start finds the modules compiled."""
 TOLD = ("lag_mean", "learner_wait_s", "learner_step_s", "useful_tokens_per_s")
 
 
@@ -66,7 +64,7 @@ def _launch(settings: config.Config, folder: Path, values: Callable[[], Sequence
     path = folder / "recipe.toml"
     path.write_text(config.to_toml(settings), encoding="utf-8")
     command = [sys.executable, "-m", "olmorl.deploy.launch", str(path)]
-    return watch(command, KEEPS_BYTECODE, folder / "output.log", values, rule, TIMEOUT_S)
+    return watch(command, {}, folder / "output.log", values, rule, TIMEOUT_S)
 
 
 def run(settings: config.Config, rule: EndRule) -> TimedRun:

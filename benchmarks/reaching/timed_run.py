@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, Protocol
 from olmorl.errors import RunEnded
 from olmorl.parent_death import die_with_parent
 
+KEEPS_BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
+"""Python's own default: a second start finds the modules compiled."""
 POLL_S = 1.0
 STOP_S = 60.0
 """Longest time for a run to end after a stop."""
@@ -79,7 +81,7 @@ def watch(
             command,
             stdout=output,
             stderr=output,
-            env={**os.environ, **environment},
+            env={**os.environ, **KEEPS_BYTECODE, **environment},
             start_new_session=True,
             preexec_fn=lambda: die_with_parent(parent),
         )

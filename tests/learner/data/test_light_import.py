@@ -51,8 +51,10 @@ def test_code_of_a_model_gets_torch(tmp_path: Path) -> None:
     assert found["has_torch"] is True
 
 
-def test_a_process_that_has_torch_keeps_it() -> None:
+def test_a_process_that_has_torch_keeps_it(tmp_path: Path) -> None:
+    import torch
     import transformers
 
-    import_tokenizers(Model(path="anywhere"))
+    import_tokenizers(Model(path=str(bare_model(tmp_path / "m", TEMPLATE))))
+    assert sys.modules["torch"] is torch
     assert transformers.is_torch_available()

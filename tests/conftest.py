@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 
 from olmorl.deploy.credentials import guard_ray
@@ -39,6 +40,16 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_child_is_left() -> Iterator[None]:
+    """Fails a module that leaves a process, dead or alive, to the tests after it."""
+    before = {child.pid for child in psutil.Process().children()}
+    yield
+    new = [child for child in psutil.Process().children() if child.pid not in before]
+    left = [f"{child.pid} {child.status()} {_command(child)}" for child in new if not _is_of_a_library(child)]
+    assert not left, f"children that no test waited for: {left}"
+
+
 @pytest.fixture(autouse=True)
 def ray_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restores the token of the Ray import after a test, because a command may make its own token."""
@@ -69,3 +80,16 @@ def chromium() -> Iterator[Any]:
     """The real browser."""
     with open_browser() as browser:
         yield browser
+
+
+def _command(process: psutil.Process) -> str:
+    """Returns the command line; the name alone for a process that has ended."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return process.name()
+
+
+def _is_of_a_library(process: psutil.Process) -> bool:
+    """Python's resource tracker and fork server live as long as the tests."""
+    return any(name in _command(process) for name in ("multiprocessing.resource_tracker", "multiprocessing.forkserver"))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -42,6 +43,8 @@ def early() -> Iterator[EarlyCore]:
     yield found
     found.close()
     until(lambda: has_ended(found.pid))
+    with suppress(ChildProcessError):  # the test waited for it
+        os.waitpid(found.pid, 0)
 
 
 def echo(number: int) -> None:

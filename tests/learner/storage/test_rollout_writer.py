@@ -60,8 +60,9 @@ def ids(path: Path) -> list[int]:
 
 
 def writing_processes() -> list[psutil.Process]:
-    """The children of the tests that write rollouts. Tests before may have left others."""
-    return [child for child in psutil.Process().children() if "rollout_process" in " ".join(child.cmdline())]
+    """Returns the children of the tests that write rollouts."""
+    living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in living if "rollout_process" in " ".join(child.cmdline())]
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
 from olmorl.config import Verifiers
@@ -70,6 +71,16 @@ def built_in_verifiers(settings: Verifiers, pool: Pool) -> dict[str, Verifier]:
     """Every built-in verifier. They share one pool. Raises ConfigError for an unusable template of the judge."""
     own = {name: make(settings, pool) for name, make in _MAKERS.items()}
     return own | code.code_verifiers(settings, pool) | judge.model_verifiers(settings)
+
+
+def numbered(names: Sequence[str]) -> list[str]:
+    """The names as keys: the second use of a name is called `name#2`."""
+    times: Counter[str] = Counter()
+    keys = []
+    for name in names:
+        times[name] += 1
+        keys.append(name if times[name] == 1 else f"{name}#{times[name]}")
+    return keys
 
 
 async def close(verifiers: Mapping[str, Verifier]) -> None:

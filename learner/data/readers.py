@@ -275,6 +275,8 @@ def _verifiers(present: Mapping[str, Any], default: str | None, optional: bool) 
     names = [] if named is None else [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"dataset is neither a verifier's name nor a list of names: {str(named)[:80]}")
+    if optional:  # in open-instruct these rows get no reward from a verifier
+        names = [name for name in names if name.lower() != "passthrough"] if len(names) == 1 else names
     return tuple(_canonical(name) for name in names)
 
 

@@ -54,6 +54,8 @@ def chat_content(body: bytes) -> str:
     if not isinstance(choice, dict) or not isinstance(message, dict):
         raise Unavailable(f"the reply is not a chat completion: {_shown(body)}")
     content, refusal, reason = message.get("content"), message.get("refusal"), choice.get("finish_reason")
+    if isinstance(content, list):  # parts, of which thinking has no text
+        content = "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
     if refusal or not isinstance(content, str):
         raise UnreadableReply(f"the judge refused: {refusal or 'its message is empty'}")
     if isinstance(reason, str) and reason in _CUT:

@@ -200,7 +200,7 @@ async def test_a_function_sees_the_row_as_its_file_has_it(
 
 
 TRICKS = """
-import ctypes, os, subprocess, sys, time
+import ctypes, os, signal, subprocess, sys, time
 
 def links():
     found = []
@@ -247,17 +247,27 @@ def close_every_socket():
     for link in links():
         os.close(link)
 
+def leave_an_alarm():
+    def ring(*_):
+        global late
+        late = 1.0
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+
 def leave_a_child():
     subprocess.Popen(["sleep", "300"], start_new_session=True)
     os.system("sleep 300 &")
 
+late = 0.0
+
 def score(completions, trick, **columns):
+    time.sleep(0.02)
     print("before", trick)
     print("before", trick, file=sys.stderr)
     if trick[0]:
         globals()[trick[0]]()
     print("after", trick, file=open(os.devnull, "w"))
-    return [float(text) for text in completions]
+    return [float(text) + late for text in completions]
 """
 HARMFUL = {
     "fork_and_leave_the_child",

@@ -116,6 +116,8 @@ def completion(**changes: Any) -> bytes:
 def test_the_content_of_a_chat_completion() -> None:
     assert chat_content(completion()) == '{"score": 8}'
     assert chat_content(completion(finish_reason=None, message={"refusal": None})) == '{"score": 8}'
+    parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": '{"score": 8}'}]
+    assert chat_content(completion(message={"content": parts})) == '{"score": 8}'
 
 
 @pytest.mark.parametrize(

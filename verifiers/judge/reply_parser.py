@@ -55,7 +55,8 @@ def chat_content(body: bytes) -> str:
         raise Unavailable(f"the reply is not a chat completion: {_shown(body)}")
     content, refusal, reason = message.get("content"), message.get("refusal"), choice.get("finish_reason")
     if isinstance(content, list):  # parts, of which thinking has no text
-        content = "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "\n".join(text for text in texts if isinstance(text, str))
     if refusal or not isinstance(content, str):
         raise UnreadableReply(f"the judge refused: {refusal or 'its message is empty'}")
     if isinstance(reason, str) and reason in _CUT:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,7 @@ import numpy as np
 from olmorl import seeds
 from olmorl.actors.vllm_engine import reaper
 from olmorl.clock import SystemClock
-from olmorl.config import Config
+from olmorl.config import Config, Verifiers
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import QueueAccess, run_id
 from olmorl.errors import HostLost, QueueUnavailable, ResourceError
@@ -37,6 +39,9 @@ from olmorl.ports import (
     WeightStore,
 )
 from olmorl.run_dir import RunFiles
+
+MOST_NAMED = 8
+"""The most combinations of verifiers that the line about rewards names."""
 
 if TYPE_CHECKING:
     from olmorl.actors.loop import Actor
@@ -289,7 +294,26 @@ def prompts(
     check_enough(sources, data, settings.schedule.prompts_per_step)
     notes = [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]
     notes += shared_rows(sources, evaluations, data.strict)
+    rows = chain.from_iterable([*(source.rows for source in sources), *evaluations.values()])
+    notes.append(scored_by(rows, settings.verifiers))
     return PromptStream(sources, settings.run.seed, data.shuffle, data.epochs), evaluations, notes
+
+
+def scored_by(rows: Iterable[Row], verifiers: Verifiers) -> str:
+    """One line that says what scores the rows, such as "rewards: math, plain x1"."""
+    from olmorl.verifiers.functions.function_scorer import parse
+    from olmorl.verifiers.registry import numbered
+
+    weights = verifiers.weights
+    counts = Counter(row.datasets for row in rows)
+    named = []
+    for names, number in counts.most_common(MOST_NAMED):
+        text = " + ".join(f"{name} x{weights[name]:g}" if name in weights else name for name in numbered(names))
+        named.append(text if len(counts) == 1 else f"{text or 'no verifier'} ({number} rows)")
+    more = [f"{len(counts) - MOST_NAMED} more"] if len(counts) > MOST_NAMED else []
+    own = [f"{each.name} x{weights.get(each.name, each.weight):g}" for each in parse(verifiers.functions)]
+    together = f"; combined by {verifiers.combine}" if verifiers.combine != "sum" else ""
+    return f"rewards: {', '.join(filter(None, [*named, *more, *own]))}{together}"
 
 
 def _numbered_rows() -> Source:

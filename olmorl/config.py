@@ -126,7 +126,7 @@ class SamplingSettings(Section):
     top_k: int = Field(0, ge=0)
     """Sample from the k most likely tokens only; 0: off. It biases the ratio as top_p does."""
     stop: list[str] = Field(default_factory=list)
-    """Texts that end a completion."""
+    """Texts that end a completion. The text is part of it, for the verifiers too."""
 
 
 class Schedule(Section):

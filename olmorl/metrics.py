@@ -84,6 +84,7 @@ STEP: Final = {
     "batch_reward_mean": "Mean reward of the trained groups.",
     "batch_groups": "Groups of the batch.",
     "batch_tokens": "Tokens of the batch.",
+    "batch_tokens_not_finite": "Tokens of the batch without a finite log-probability in the engine. They are masked.",
     "draws_per_trained_group": "Draws that ended while the batch was filled, over its groups.",
     "actor_tokens_per_s": "Tokens that all actors generated, over wall time.",
     "useful_tokens_per_s": "Tokens that fed the loss, over wall time.",

@@ -13,13 +13,19 @@ from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
-def die_with_parent(parent: int) -> None:
-    """Ask the kernel to kill this process when the thread of `parent` that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(parent: int, death: int = signal.SIGKILL) -> None:
+    """Ask the kernel to send `death` to this process when the thread of `parent` that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death)
     if os.getppid() != parent:
         os._exit(0)
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of all descendants whose own parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def start_child(

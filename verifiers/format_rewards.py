@@ -16,6 +16,8 @@ from olmorl.verifiers.verifier import Verifier
 
 ANSWER_TAGS = ("<answer>", "</answer>")
 ENOUGH_STEPS = 3
+LENGTH_SCALE = 32768
+"""The default of open-instruct's `max_length_verifier_max_length`."""
 READ = 65536
 """Steps are searched only in this many characters at the start of a completion."""
 _STEP = re.compile(
@@ -88,6 +90,14 @@ class ReasoningSteps(_Unlabelled):
         return Verdict(reward=min(steps / ENOUGH_STEPS, 1.0), extracted=str(steps), method="reasoning_steps")
 
 
+_NO_TOKENS = Verdict(
+    reward=None,
+    error_kind="no_tokens",
+    detail="the completion has text and no token ids, so its length is unknown; olmorl-verify takes them from a column "
+    "completion_ids",
+)
+
+
 class _Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: int
     buffer: int
@@ -107,11 +117,7 @@ class Overlong(Verifier):
             return Verdict(reward=None, error_kind="label", detail=budget)
         tokens = len(completion.token_ids)
         if not tokens and completion.text:
-            return Verdict(
-                reward=None,
-                error_kind="no_tokens",
-                detail="the completion has text and no token ids, so its length is unknown",
-            )
+            return _NO_TOKENS
         beyond = max(tokens - (budget.max_tokens - budget.buffer), 0)
         return Verdict(reward=1 - min(beyond / budget.buffer, 1.0), extracted=str(tokens), method="overlong")
 
@@ -131,3 +137,30 @@ def _read(label: Any) -> _Budget | str:
         return f'the label must be {{"max_tokens": M, "buffer": B}}: {error}'
     fits = 0 < budget.buffer <= budget.max_tokens
     return budget if fits else f"buffer must be from 1 to max_tokens = {budget.max_tokens}, not {budget.buffer}"
+
+
+class Length(Verifier):
+    """1 at the label's number of tokens, and a 32768th less for each token between, as in open-instruct. At least 0."""
+
+    def __init__(self, may_be_shorter: bool) -> None:
+        """With `may_be_shorter`, a shorter completion also gets 1."""
+        self._may_be_shorter = may_be_shorter
+
+    async def verify_row(self, prompt: Prompt, completion: Completion, text: str | None, label: Any) -> Verdict:
+        if reason := await self.problem(label):
+            return Verdict(reward=None, error_kind="label", detail=reason)
+        tokens = len(completion.token_ids)
+        if not tokens and completion.text:
+            return _NO_TOKENS
+        between = tokens - float(label)
+        distance = max(between, 0.0) if self._may_be_shorter else abs(between)
+        return Verdict(reward=max(1 - distance / LENGTH_SCALE, 0.0), extracted=str(tokens), method="length")
+
+    def usable(self, label: Any) -> bool:
+        try:
+            return not isinstance(label, bool) and 0 < float(label) < float("inf")
+        except (TypeError, ValueError):
+            return False
+
+    async def problem(self, label: Any) -> str | None:
+        return None if self.usable(label) else f"the label must be a number of tokens over 0, not {label!r:.80}"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
 from olmorl.config import Verifiers
 from olmorl.verifiers.code import program_verifier as code
-from olmorl.verifiers.format_rewards import Overlong, ReasoningSteps, StrictFormat, TagCount
+from olmorl.verifiers.format_rewards import Length, Overlong, ReasoningSteps, StrictFormat, TagCount
 from olmorl.verifiers.instructions import instruction_verifier as instructions
 from olmorl.verifiers.judge import registry as judge
 from olmorl.verifiers.math import math_verifier
 from olmorl.verifiers.math.numbers import Policy
 from olmorl.verifiers.pool.pool import LatePool, Pool
-from olmorl.verifiers.text.text_verifiers import MultipleChoice, RegexMatch, StringMatch, TokenF1
+from olmorl.verifiers.text.text_verifiers import Finished, MultipleChoice, RegexMatch, StringMatch, TokenF1
 from olmorl.verifiers.verifier import AnswerVerifier, Verifier
 
 
@@ -60,8 +61,20 @@ _MAKERS: dict[str, Callable[[Verifiers, Pool], Verifier]] = {
     "tag_count": lambda settings, pool: TagCount(settings.think_start, settings.think_end),
     "reasoning_steps": lambda settings, pool: ReasoningSteps(),
     "overlong": lambda settings, pool: Overlong(),
+    "max_length": lambda settings, pool: Length(may_be_shorter=False),
+    "up_to_max_length": lambda settings, pool: Length(may_be_shorter=True),
+    "re_search": lambda settings, pool: Finished(),
 }
 NAMES = (*_MAKERS, *code.NAMES, *judge.NAMES)
+ELSEWHERE = {
+    "passthrough": "in open-instruct a tool environment gives the reward of these rows; give a reward function in "
+    "verifiers.functions, which scores them alone",
+    "rewriter": "no rule is known for these rows; name the verifier that shall score them in the column dataset, such "
+    "as general-quality_ref with a judge, or give a reward function in verifiers.functions and leave out the column",
+    "rubric": "in open-instruct a judge grades these rows by a list of criteria; give a reward function in "
+    "verifiers.functions and leave out the column dataset, or use general-quality_ref with one reference",
+}
+"""Names of open-instruct's data without a verifier here, and what to do."""
 WARM = (math_verifier.WARM, instructions.WARM)
 """The functions that the pool of these verifiers preloads."""
 
@@ -72,6 +85,16 @@ def built_in_verifiers(settings: Verifiers, pool: Pool) -> dict[str, Verifier]:
     return own | code.code_verifiers(settings, pool) | judge.model_verifiers(settings)
 
 
+def numbered(names: Sequence[str]) -> list[str]:
+    """The names as keys: the second use of a name is called `name#2`."""
+    times: Counter[str] = Counter()
+    keys = []
+    for name in names:
+        times[name] += 1
+        keys.append(name if times[name] == 1 else f"{name}#{times[name]}")
+    return keys
+
+
 async def close(verifiers: Mapping[str, Verifier]) -> None:
     """Close the verifiers one after another, because some share a connection."""
     for verifier in verifiers.values():
@@ -80,6 +103,8 @@ async def close(verifiers: Mapping[str, Verifier]) -> None:
 
 def unknown(name: str) -> str:
     """The message for an unknown verifier name."""
+    if name in ELSEWHERE:
+        return f"no verifier here is named {name!r}: {ELSEWHERE[name]}"
     close = get_close_matches(name, NAMES, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"no verifier is named {name!r}; {hint}known: {', '.join(NAMES)}"

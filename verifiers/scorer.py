@@ -19,7 +19,7 @@ from olmorl.verifiers.functions.function_scorer import LARGEST_REWARD, FunctionS
 from olmorl.verifiers.math.extraction import strip_thinking
 from olmorl.verifiers.pool.fork_server import WorkerStartFailed
 from olmorl.verifiers.pool.pool import Pool
-from olmorl.verifiers.registry import WARM, built_in_verifiers, close, unknown
+from olmorl.verifiers.registry import WARM, built_in_verifiers, close, numbered, unknown
 
 
 class VerifierScorer:
@@ -79,7 +79,7 @@ class VerifierScorer:
         text = strip_thinking(
             _sendable(completion.text), self._settings.think_start, self._settings.think_end, prompt.thinking_opened
         )
-        keys = _keys(prompt.datasets)
+        keys = numbered(prompt.datasets)
         checks = [
             self._verdict(name, prompt, completion, text, label)
             for name, label in zip(prompt.datasets, prompt.ground_truths, strict=True)
@@ -111,7 +111,7 @@ class VerifierScorer:
 
     def weighed(self, prompt: Prompt, completion: Completion) -> Completion:
         """Combine all verdicts of a completion into `reward` and `solved`. Raises Unscorable."""
-        keys, verdicts, settings = _keys(prompt.datasets), completion.verdicts, self._settings
+        keys, verdicts, settings = numbered(prompt.datasets), completion.verdicts, self._settings
         missing = [key for key in keys if key not in verdicts]
         if missing:
             raise Unscorable("missing_verdict", f"completion {completion.index} has no verdict of {', '.join(missing)}")
@@ -160,15 +160,6 @@ def weigh(verdicts: Mapping[str, Verdict], weights: Mapping[str, float], how: st
     if not abs(reward) <= LARGEST_REWARD:  # this also refuses NaN
         raise Unscorable("not_finite", f"the combined reward is {reward}")
     return reward
-
-
-def _keys(names: Sequence[str]) -> list[str]:
-    seen: dict[str, int] = {}
-    keys = []
-    for name in names:
-        seen[name] = seen.get(name, 0) + 1
-        keys.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return keys
 
 
 def _sendable(text: str) -> str:

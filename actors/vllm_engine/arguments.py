@@ -173,6 +173,7 @@ def sampling_params(sampling: Sampling) -> Any:
         min_tokens=sampling.min_tokens,
         seed=sampling.seed,
         stop=list(sampling.stop),
+        include_stop_str_in_output=True,
         logprobs=0,
         flat_logprobs=True,
         # One decode of the whole answer is cheaper than one a token; only stop strings need the latter.

@@ -37,6 +37,16 @@ PAGES_POLL_S = 0.01
 """Between two questions to the workers whether they have mapped a staged version."""
 
 
+def tokens_of_text(output: Any, eos: int | None) -> Sequence[int]:
+    """The tokens whose text is scored: all that are trained, but the token that ended the sequence.
+
+    A text of `sampling.stop`, such as a closing tag, is part of the answer.
+    """
+    tokens: Sequence[int] = output.token_ids
+    by_token = output.finish_reason == "stop" and (not isinstance(output.stop_reason, str) or tokens[-1] == eos)
+    return tokens[:-1] if by_token else tokens
+
+
 class _StepGauge:
     """The statistics of the engine's steps. It takes the place of vLLM's metrics and passes the steps on to them.
 
@@ -219,26 +229,25 @@ class VllmEngine:
         finished = output.outputs[0]
         if self._cost is not None:
             self._finished += self._cost.answer(len(prompt), len(finished.token_ids), output.num_cached_tokens or 0)
-        return self._completion(finished, bool(sampling.stop))
+        return self._completion(finished)
 
     def _running(self) -> Any:
         if self._llm is None:
             raise EngineDied(f"the engine of {self._model.path} is not running")
         return self._llm
 
-    def _completion(self, output: Any, with_text: bool) -> Completion:
+    def _completion(self, output: Any) -> Completion:
         if output.finish_reason not in ("stop", "length"):
             raise EngineDied(f"the engine ended a request with {output.finish_reason!r}")
         token_ids = np.array(output.token_ids, dtype=np.int32)
         spans = tuple(Span(Version.parse(span.version), span.start, span.end) for span in output.weight_versions)
-        answer = output.token_ids[:-1] if output.finish_reason == "stop" else output.token_ids
         return Completion(
             index=0,
             token_ids=token_ids,
             logprobs=np.array(output.logprobs.logprobs, dtype=np.float32),
             spans=spans,
             finish_reason=output.finish_reason,
-            text=output.text if with_text else self._tokenizer.decode(answer),
+            text=self._tokenizer.decode(tokens_of_text(output, self._tokenizer.eos_token_id)),
         )
 
     # --- weights --------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ def data(settings: Config) -> str:
     found = [
         f"{len(tried.sources)} to train on, {len(tried.evaluations)} to evaluate with; of the first rows "
         f"{tried.report}, the longest prompt has {len(longest.token_ids)} tokens",
+        wiring.scored_by(tried.rows, settings.verifiers),
         *tried.notes,
         *tried.report.reasons[:3],
     ]

@@ -147,13 +147,13 @@ class Scoring:
         )
 
     def _tokens(self, item: Item) -> list[list[int]]:
-        """Token ids of each completion, for functions that take them; empty without a column completion_ids.
+        """Token ids of each completion, for functions and lengths; empty without a column completion_ids.
 
         Raises:
             ValueError: the column is of another form.
         """
         given, number = item.values.get("completion_ids"), len(item.completions)
-        if given is None or not self._settings.verifiers.functions:
+        if given is None:
             return [[]] * number
         try:
             tokens = msgspec.convert(given if item.listed else [given], list[list[Token]])

@@ -30,6 +30,8 @@ class BatchFacts(NamedTuple):
     lag_mean: float
     """Mean over the tokens that feed the loss, in versions."""
     lag_max: int
+    not_finite: int = 0
+    """Completion tokens whose log-probability is not finite. They are masked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,4 +104,5 @@ def _facts(groups: Sequence[Group], made: Sequence[Sequence[Sample]]) -> BatchFa
         reward_mean=float(np.mean(list(chain.from_iterable(group.rewards for group in groups)))),
         lag_mean=float(lags.mean()) if lags.size else 0.0,
         lag_max=int(lags.max(initial=0)),
+        not_finite=sum(int((~np.isfinite(one.logprobs)).sum()) for group in groups for one in group.completions),
     )

@@ -55,9 +55,10 @@ def _shaped_reward(completion: Completion, switches: Switches, max_tokens: int) 
 def samples(
     group: Group, trained: int, *, max_lag: int, max_tokens: int, starts: Sequence[Start], switches: Switches
 ) -> tuple[Sample, ...]:
-    """G samples for the step that trains version `trained`; tokens older than `max_lag` are masked.
+    """G samples for the step that trains version `trained`.
 
-    A completion without a reward is masked whole: a KL term would move the policy, and no divisor counts it.
+    Tokens older than `max_lag`, and tokens without a finite log-probability, are masked. A completion without a reward
+    is masked whole: a KL term would move the policy, and no divisor counts it.
 
     Raises:
         RunEnded: a token that is newer than the version it would train.
@@ -72,7 +73,7 @@ def samples(
                 prompt_ids=group.prompt.token_ids,
                 completion_ids=completion.token_ids,
                 behaviour_logprobs=completion.logprobs,
-                loss_mask=(lags_T <= max_lag) & (not _masked(completion, switches)),
+                loss_mask=(lags_T <= max_lag) & np.isfinite(completion.logprobs) & (not _masked(completion, switches)),
                 lags=lags_T,
                 advantage=float(advantage),
             )
@@ -95,8 +96,8 @@ def _completion_defect(completion: Completion) -> str | None:
         return f"reward {completion.reward}"
     if not num_tokens or len(completion.logprobs) != num_tokens:
         return f"{num_tokens} tokens, {len(completion.logprobs)} log-probabilities"
-    if not np.isfinite(completion.logprobs).all():
-        return "a log-probability that is not finite"
+    if not np.isfinite(completion.logprobs).any():
+        return "no log-probability that is finite"
     starts, ends = [s.start for s in completion.spans], [s.end for s in completion.spans]
     if [*starts, num_tokens] != [0, *ends]:
         return f"version spans {starts} to {ends} over {num_tokens} tokens"

@@ -41,7 +41,7 @@ UNLABELLED = frozenset(("general-quality", "reward_model", "format", "tag_count"
 """Verifiers that read no label. The label may be absent, or one of `_NOTHING`."""
 _NOTHING: tuple[Any, ...] = (None, "", [])
 
-# The verifier of a verl row: the first whose key, in lower case, is part of the data source.
+# The verifier of a verl row without user functions: the first whose key, in lower case, is part of the data source.
 VERL_VERIFIERS = {
     "ifeval": "ifeval",
     "ifbench": "ifeval",
@@ -267,14 +267,16 @@ def _turn(column: str, turn: Any) -> dict[str, Any]:
 
 def _verifiers(present: Mapping[str, Any], default: str | None, optional: bool) -> tuple[str, ...]:
     named = present.get("dataset", default)
-    if named is None and "reward_model" in present:
+    if named is None and "reward_model" in present and not optional:  # in verl, a function replaces the verifier
         source = str(present.get("data_source", ""))
         named = next((verifier for part, verifier in VERL_VERIFIERS.items() if part in source.lower()), None)
-        if named is None and not optional:
+        if named is None:
             raise ValueError(f"no verifier is known for data_source {source!r}: set data.default_verifier")
     names = [] if named is None else [named] if isinstance(named, str) else named
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise ValueError(f"dataset is neither a verifier's name nor a list of names: {str(named)[:80]}")
+    if optional:  # in open-instruct these rows get no reward from a verifier
+        names = [name for name in names if name.lower() != "passthrough"] if len(names) == 1 else names
     return tuple(_canonical(name) for name in names)
 
 

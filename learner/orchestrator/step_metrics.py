@@ -199,6 +199,7 @@ class StepMetrics:
             "batch_reward_mean": facts.reward_mean,
             "batch_groups": facts.groups,
             "batch_tokens": facts.tokens,
+            "batch_tokens_not_finite": facts.not_finite,
             "draws_per_trained_group": 1 + batch.decided / facts.groups if facts.groups else None,
             "actor_tokens_per_s": generated / seconds,
             "useful_tokens_per_s": facts.trained_tokens / seconds,

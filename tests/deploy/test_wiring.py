@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from olmorl import config
 from olmorl.deploy import wiring
 from olmorl.errors import ResourceError
 from olmorl.messages import Prompt, Version
+from olmorl.ports import Row
+from tests.deploy.folders import bare_model
 
 Parts = Callable[..., dict[str, Any]]
 PROMPT = Prompt(
@@ -48,6 +51,42 @@ def test_answers_have_seeds_only_where_a_run_could_repeat_them(
 ) -> None:
     sampling = parts("actor-0", mode, max_lag)["sample"](PROMPT, 0)
     assert (sampling.seed is not None) == seeded
+
+
+@pytest.mark.parametrize(
+    ("datasets", "verifiers", "line"),
+    [
+        ([("math",)], {"functions": ["rewards.py:plain"]}, "rewards: math, plain x1"),
+        ([()], {"functions": ["rewards.py:plain*0.5", "rewards.py:plain"]}, "rewards: plain x0.5, plain#2 x1"),
+        ([("math", "format")], {"weights": {"format": 0.1}}, "rewards: math + format x0.1"),
+        (
+            [("math",), ("code",), ("code",), ()],
+            {"functions": ["rewards.py:plain"], "weights": {"plain": 2.0}, "combine": "mean"},
+            "rewards: code (2 rows), math (1 rows), no verifier (1 rows), plain x2; combined by mean",
+        ),
+    ],
+)
+def test_one_line_says_what_scores_the_rows(
+    datasets: list[tuple[str, ...]], verifiers: dict[str, Any], line: str
+) -> None:
+    rows = [Row("data.jsonl:1", "?", np.zeros(1, np.int32), names, ("",) * len(names), {}, False) for names in datasets]
+    assert wiring.scored_by(rows, config.Verifiers(**verifiers)) == line
+
+
+def test_a_run_says_at_its_start_what_scores_its_rows(tmp_path: Path) -> None:
+    rows = tmp_path / "gsm8k.jsonl"
+    row = {"data_source": "openai/gsm8k", "prompt": "1+1?", "reward_model": {"style": "rule", "ground_truth": "2"}}
+    rows.write_text(f"{json.dumps(row)}\n" * 4)
+    (tmp_path / "own.py").write_text("def plain(data_source, solution_str, ground_truth, extra_info=None): return 1.0")
+    tree = {
+        "model": {"path": str(bare_model(tmp_path / "model"))},
+        "data": {"train": [str(rows)]},
+        "schedule": {"prompts_per_step": 4},
+    }
+    functions = [f"{tmp_path / 'own.py'}:plain"]
+    for verifiers, line in (({}, "rewards: math"), ({"functions": functions}, "rewards: plain x1")):
+        _, _, notes = wiring.prompts(config.build({**tree, "verifiers": verifiers}))
+        assert notes[-1] == line
 
 
 @pytest.mark.parametrize("fault", [None, ResourceError("the disk is full")])

@@ -602,6 +602,7 @@ def expected_line(session: Session, step: int) -> Record:
             "batch_reward_mean": np.mean(rewards),
             "batch_groups": PROMPTS,
             "batch_tokens": sum(map(num_tokens, batch)),
+            "batch_tokens_not_finite": 0,
             "lag_mean": np.mean(lags),
             "lag_max": max(lags),
             "prompts_drawn_total": drawn,

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from olmorl.messages import Completion, Prompt
-from olmorl.verifiers.format_rewards import READ, Overlong, ReasoningSteps, StrictFormat, TagCount
+from olmorl.verifiers.format_rewards import READ, Length, Overlong, ReasoningSteps, StrictFormat, TagCount
 
 Make = Callable[..., Prompt]
 MakeCompletion = Callable[..., Completion]
@@ -172,3 +172,27 @@ async def test_a_text_without_tokens_has_no_length(make_prompt: Make, make_compl
     prompt = make_prompt(("overlong",), ({"max_tokens": 10, "buffer": 4},))
     verdict = await Overlong().verify_row(prompt, completion, "long", {"max_tokens": 10, "buffer": 4})
     assert (verdict.reward, verdict.error_kind) == (None, "no_tokens")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "exact", "at_most"),
+    [(100, 1.0, 1.0), (50, 1 - 50 / 32768, 1.0), (132, 1 - 32 / 32768, 1 - 32 / 32768), (40_000, 0.0, 0.0)],
+)
+async def test_lengths_are_scored_as_in_open_instruct(
+    tokens: int, exact: float, at_most: float, make_prompt: Make, make_completion: MakeCompletion
+) -> None:
+    completion = make_completion("long", token_ids=np.ones(tokens, np.int32))
+    for rule, expected in ((Length(may_be_shorter=False), exact), (Length(may_be_shorter=True), at_most)):
+        verdict = await rule.verify_row(make_prompt(), completion, None, "100")
+        assert verdict.reward == pytest.approx(expected)
+
+
+async def test_a_length_needs_tokens_and_a_number(make_prompt: Make, make_completion: MakeCompletion) -> None:
+    rule = Length(may_be_shorter=True)
+    empty = make_completion("long", token_ids=np.zeros(0, np.int32))
+    verdict = await rule.verify_row(make_prompt(), empty, "long", 100)
+    assert (verdict.reward, verdict.error_kind) == (None, "no_tokens")
+    for label in ("", "long", "-1", 0, "nan", "inf", True, None, [100]):
+        assert not rule.usable(label)
+        verdict = await rule.verify_row(make_prompt(), make_completion("a"), "a", label)
+        assert (verdict.reward, verdict.error_kind) == (None, "label")

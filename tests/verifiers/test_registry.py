@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from olmorl.config import Judge, RewardModel, Verifiers
-from olmorl.learner.data.readers import UNLABELLED
-from olmorl.verifiers.registry import NAMES, unknown
+from olmorl.learner.data.readers import UNLABELLED, layout
+from olmorl.verifiers.registry import ELSEWHERE, NAMES, unknown
 from olmorl.verifiers.scorer import VerifierScorer
 
 
@@ -26,6 +26,16 @@ async def test_verifiers_that_read_no_label_are_those_whose_rows_need_none() -> 
 def test_a_name_that_no_verifier_has_is_answered_with_a_near_one() -> None:
     assert "did you mean 'math'" in unknown("maths")
     assert len(set(NAMES)) == len(NAMES)
+
+
+def test_rows_of_open_instruct_without_a_verifier_here_are_named_with_the_reason() -> None:
+    for name in ELSEWHERE:
+        assert name not in NAMES
+        assert f"no verifier here is named {name!r}" in unknown(name) and "verifiers.functions" in unknown(name)
+    row = {"prompt": "2+2?", "dataset": ["passthrough"], "ground_truth": ["x"]}
+    assert layout(row, None, optional=False).datasets == ("passthrough",)
+    with_functions = layout(row, None, optional=True)
+    assert (with_functions.datasets, with_functions.columns["ground_truth"]) == ((), ["x"])
 
 
 async def test_rules_that_share_a_local_judge_end_together(

@@ -1,7 +1,8 @@
 """Calls user reward functions once per group in worker processes, in the convention of TRL or verl.
 
     def reward(prompts, completions, **columns) -> list[float | None]        sync or async
-    def compute_score(data_source, solution_str, ground_truth, extra_info) -> float
+    def compute_score(data_source, solution_str, ground_truth, extra_info) -> float | dict
+    def compute_score_batch(data_sources, solution_strs, ground_truths, extra_infos) -> list[float | dict]
 
 The first form may also take completion_ids, trainer_state, log_metric and log_extra (see `function_call`). A reward of
 `None` means that the function does not apply to the completion. An exception, a timeout, a wrong number of rewards or
@@ -26,7 +27,7 @@ from olmorl.verifiers.check_outcomes import Counters, Done
 from olmorl.verifiers.functions.function_call import FunctionCall, FunctionResult
 from olmorl.verifiers.pool.fork_server import WorkerStartFailed
 from olmorl.verifiers.pool.pool import Pool
-from olmorl.verifiers.registry import NAMES
+from olmorl.verifiers.registry import NAMES, numbered
 
 _LOAD = "olmorl.verifiers.functions.runner:load"
 _SCORE = "olmorl.verifiers.functions.runner:score"
@@ -48,14 +49,14 @@ class Function(NamedTuple):
 def parse(entries: Sequence[str]) -> tuple[Function, ...]:
     """Read the entries of `verifiers.functions`. Raises RewardFunctionError for an entry of another form."""
     split = [_split(entry) for entry in entries]
-    times = Counter(spec.rpartition(":")[2] for spec, _ in split)
-    functions = []
-    for spec, weight in split:
+    times = Counter(spec.rpartition(":")[2] for spec in {spec for spec, _ in split})
+    names = []
+    for spec, _ in split:
         place, _, name = spec.rpartition(":")
         if times[name] > 1 or name in NAMES:
             name = f"{Path(place).stem if place.endswith('.py') else place}.{name}"
-        functions.append(Function(spec, name, weight))
-    return tuple(functions)
+        names.append(name)
+    return tuple(Function(spec, name, weight) for (spec, weight), name in zip(split, numbered(names), strict=True))
 
 
 def _split(entry: str) -> tuple[str, float]:

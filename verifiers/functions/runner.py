@@ -7,7 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +18,13 @@ import numpy as np
 from olmorl.verifiers.functions.function_call import FunctionCall, FunctionLog, FunctionResult, TrainerState
 from olmorl.verifiers.pool.worker import describe
 
+_PLURALS = {
+    "data_source": "data_sources",
+    "solution_str": "solution_strs",
+    "ground_truth": "ground_truths",
+    "extra_info": "extra_infos",
+}
+"""The arguments of verl's function for one answer, and of its function for a batch."""
 _loaded: dict[str, Callable[..., Any]] = {}
 _logged: dict[str, set[str]] = {}
 """For each function, the names it has logged in this worker. Their number is bounded."""
@@ -40,7 +47,7 @@ def _find(spec: str) -> Callable[..., Any]:
         raise ImportError(f"{spec}: {place} has no function {name!r}")
     parameters = inspect.signature(function).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if not (takes_any or "completions" in parameters or "solution_str" in parameters):
+    if not (takes_any or {"completions", "solution_str", "solution_strs"} & parameters.keys()):
         raise ImportError(f"{spec}: {name}({', '.join(parameters)}) takes neither completions nor solution_str")
     found: Callable[..., Any] = function
     return found
@@ -68,11 +75,33 @@ def score(args: Any) -> FunctionResult:
     """
     call = msgspec.convert(args, FunctionCall)
     function = _loaded[call.spec]
-    if "solution_str" in inspect.signature(function).parameters:
-        return FunctionResult([_number(_call(function, _verl(text, call.columns))) for text in call.texts])
+    parameters = inspect.signature(function).parameters
     log = FunctionLog(len(call.texts), _logged.setdefault(call.spec, set()))
-    values = _call(function, _trl(function, call, log))
+    if "solution_str" in parameters:
+        values = [_call(function, _verl(text, call.columns)) for text in call.texts]
+    elif "solution_strs" in parameters:
+        rows = [_verl(text, call.columns) for text in call.texts]
+        values = list(_call(function, {plural: [row[name] for row in rows] for name, plural in _PLURALS.items()}))
+    else:
+        values = list(_call(function, _trl(function, call, log)))
+    _log_keys(values, log)
     return FunctionResult([_number(value) for value in values], log.means(), log.columns)
+
+
+def _log_keys(values: Sequence[Any], log: FunctionLog) -> None:
+    """Log what returned dictionaries have beside the score: numbers as metrics, the rest in the rollouts."""
+    returned = [value if isinstance(value, dict) else {} for value in values]
+    for key in dict.fromkeys(key for value in returned for key in value if key != "score"):
+        column = [value.get(key) for value in returned]
+        for number in column:
+            if _is_number(number):
+                log.metric(str(key), number)
+        if not all(value is None or _is_number(value) for value in column):
+            log.extra(str(key), column)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number | np.bool_)
 
 
 def _trl(function: Callable[..., Any], call: FunctionCall, log: FunctionLog) -> dict[str, Any]:
@@ -124,6 +153,10 @@ async def _awaited(value: Any) -> Any:
 def _number(value: Any) -> float | None:
     """The reward as a float. A dictionary has it under `score`."""
     if isinstance(value, dict):
+        if "score" not in value:
+            raise ValueError(
+                f"a returned dictionary has its reward under score, and has only {', '.join(map(str, value))}"
+            )
         value = value["score"]
     if isinstance(value, str):
         raise TypeError(f"a reward must be a number or None, not the text {value[:40]!r}")

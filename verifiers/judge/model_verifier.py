@@ -39,7 +39,7 @@ class ModelVerifier(Verifier):
     """The reward comes from the model's reply to this answer. A failure of the service gives no reward.
 
     A failure counts against the answer in one case: the service refuses the request with this answer twice, and accepts
-    the same request with another answer in between.
+    the same request with another answer in between. An unreadable reply never does: it is a fault of the judge.
     """
 
     def __init__(self, name: str, client: Client, question: Question, settings: HttpService) -> None:
@@ -106,18 +106,19 @@ class ModelVerifier(Verifier):
         return Done(reward)
 
     async def _judged(self, prompt: Prompt, answer: str, label: Any) -> float | None:
-        """The reward; None if the service gives none to this answer alone.
+        """The reward; None if the service refuses this answer alone.
 
         Raises:
-            Rejected, UnreadableReply: it gives none to any answer.
+            Rejected: it refuses every answer.
+            UnreadableReply: the model replied twice without a score.
         """
         try:
             return await self._ask(prompt, answer, label)
-        except (Rejected, UnreadableReply):
+        except Rejected:
             await self._ask(prompt, INNOCENT, label)
         try:
             return await self._ask(prompt, answer, label)
-        except (Rejected, UnreadableReply):
+        except Rejected:
             return None
 
     async def _ask(self, prompt: Prompt, answer: str, label: Any) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,13 +24,15 @@ from olmorl.verifiers.pool.worker import WorkerSettings
 
 EXIT_NOTICE_S = 1.0
 """Seconds in which the fork server must report how a worker ended."""
+END_S = 2.0
+"""Seconds in which the fork server must end after its control socket closes."""
 
 
 _Answer = pool_protocol.WorkerReady | pool_protocol.WorkerRefused | pool_protocol.TaskReply
 
 
 class WorkerLost(Exception):
-    """A worker ended before its answer."""
+    """A worker ended before its answer. The message is empty, or says why the pool killed it."""
 
 
 class DeadlineMissed(Exception):
@@ -50,6 +53,7 @@ class Worker(asyncio.Protocol):
         self.exited: asyncio.Future[int] = self._loop.create_future()
         self._buffer = bytearray()
         self._question: asyncio.Future[_Answer] | None = None
+        self._number = pool_protocol.START
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -58,20 +62,29 @@ class Worker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
+        if self._question is None or self._question.done():
+            return self.kill()
         if len(self._buffer) < pool_protocol.HEADER.size:
             return None
-        (size,) = pool_protocol.HEADER.unpack_from(self._buffer)
-        if len(self._buffer) < pool_protocol.HEADER.size + size:
+        size, number = pool_protocol.HEADER.unpack_from(self._buffer)
+        end = pool_protocol.HEADER.size + size
+        if number != self._number or size > pool_protocol.MAX_FRAME_BYTES or len(self._buffer) > end:
+            return self._refuse()
+        if len(self._buffer) < end:
             return None
-        body = bytes(self._buffer[pool_protocol.HEADER.size :])
-        self._buffer.clear()
         try:
-            answer = pool_protocol.read_answer(body)
+            answer = pool_protocol.read_answer(memoryview(self._buffer)[pool_protocol.HEADER.size :])
         except msgspec.MsgspecError:
-            return self.kill()
-        if self._question is not None and not self._question.done():
-            self._question.set_result(answer)
+            return self._refuse()
+        self._buffer = bytearray()
+        self._question.set_result(answer)
         return None
+
+    def _refuse(self) -> None:
+        """Kill a worker that sends anything but the answer to its question: a later answer could be of another row."""
+        if self._question is not None and not self._question.done():
+            self._question.set_exception(WorkerLost("it sent what was not asked, and was killed"))
+        self.kill()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -89,11 +102,12 @@ class Worker(asyncio.Protocol):
             raise WorkerStartFailed(answer.detail)
         self.pid = answer.pid
 
-    async def ask(self, frame: bytes, timeout_s: float) -> pool_protocol.TaskReply:
+    async def ask(self, call: bytes, timeout_s: float) -> pool_protocol.TaskReply:
         """Run one check. Raises DeadlineMissed or WorkerLost; in both cases the worker is gone."""
         if self._transport is None:
             raise WorkerLost()
-        self._transport.write(frame)
+        self._number = secrets.randbits(64)
+        self._transport.write(pool_protocol.frame(self._number, call))
         self.checks += 1
         answer = await self._wait(timeout_s)
         assert isinstance(answer, pool_protocol.TaskReply)
@@ -241,9 +255,14 @@ class ForkServer:
         self._workers.clear()
 
     def close(self) -> None:
-        """Kill the fork server, and thereby all its workers."""
+        """End the fork server. It kills all its workers and what their checks left behind."""
         self._forget()
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self._process is None:
+            return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)
+        # After its own end nothing is left, but it may hang, or something may have killed it.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None

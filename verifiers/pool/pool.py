@@ -21,7 +21,7 @@ from olmorl.verifiers.pool.worker_slot import RetryPolicy, WorkerSlot
 
 
 class _Ticket(NamedTuple):
-    frame: bytes
+    call: bytes
     probe: WorkerProbe | None
     outcome: asyncio.Future[Outcome]
 
@@ -103,11 +103,11 @@ class Pool:
         """
         assert self._tasks, "the pool is not running"
         try:
-            frame = pool_protocol.frame(pool_protocol.TaskCall(task, args))
+            call = pool_protocol.encode(pool_protocol.TaskCall(task, args))
         except (TypeError, ValueError, OverflowError) as error:
             self.counters.add(failed := Failed("unsendable", str(error)), 0.0)
             return failed
-        ticket = _Ticket(frame, probe, asyncio.get_running_loop().create_future())
+        ticket = _Ticket(call, probe, asyncio.get_running_loop().create_future())
         await self._queue.put(ticket)
         return await ticket.outcome
 
@@ -125,7 +125,7 @@ class Pool:
     async def _answer(self, slot: WorkerSlot, ticket: _Ticket) -> None:
         started = self._clock.now()
         try:
-            outcome = await slot.check(ticket.frame, ticket.probe)
+            outcome = await slot.check(ticket.call, ticket.probe)
         except asyncio.CancelledError:
             ticket.outcome.cancel()
             raise

@@ -1,7 +1,7 @@
-"""The messages between the pool and its processes: msgpack with the length in front, never pickle.
+"""The messages between the pool and its processes: msgpack with length and number in front, never pickle.
 
 pool -> worker       TaskCall, TaskCall, ...                  one at a time
-worker -> pool       WorkerReady, TaskReply, TaskReply, ...   one TaskReply for each TaskCall, in order
+worker -> pool       WorkerReady, TaskReply, TaskReply, ...   one TaskReply for each TaskCall, with its number
 fork server -> pool  ForkServerReady, then WorkerExited for each worker that ends
 """
 
@@ -13,7 +13,10 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-HEADER = struct.Struct("<I")
+HEADER = struct.Struct("<IQ")
+"""The length of the message, and the number of the call that it is or answers."""
+START = 0
+"""The number of `WorkerReady` and `WorkerRefused`."""
 MAX_FRAME_BYTES = 64 << 20
 
 
@@ -69,12 +72,17 @@ _answer = msgspec.msgpack.Decoder(WorkerReady | WorkerRefused | TaskReply)
 _notice = msgspec.msgpack.Decoder(ForkServerReady | WorkerExited)
 
 
-def frame(message: Any) -> bytes:
-    """Encode one message with its length. Raises TypeError or ValueError if msgpack cannot encode it."""
+def encode(message: Any) -> bytes:
+    """Encode one message. Raises TypeError or ValueError if msgpack cannot encode it."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a check of {len(body)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
-    return HEADER.pack(len(body)) + body
+    return body
+
+
+def frame(number: int, body: bytes) -> bytes:
+    """An encoded message with its header."""
+    return HEADER.pack(len(body), number) + body
 
 
 def read_job(body: bytes) -> TaskCall:

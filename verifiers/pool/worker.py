@@ -3,6 +3,9 @@
 The fork server imports the modules of the checks once. It forks a worker for each socket it receives. A fork takes
 milliseconds; an import of SymPy takes seconds. A worker answers the calls on its socket until the socket closes or the
 pool kills it. Each process dies with its parent. The output of a check never reaches the sockets.
+
+A check may start processes. They cannot answer for the worker, and end with it: orphans become children of the fork
+server, which kills them.
 """
 
 from __future__ import annotations
@@ -10,20 +13,27 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import io
 import os
 import resource
 import select
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
-from olmorl.parent_death import die_with_parent
+from olmorl.parent_death import become_subreaper, die_with_parent
 from olmorl.verifiers.pool import pool_protocol
+
+OWNER_DIED = signal.SIGUSR1
+"""The signal that tells the fork server that the pool's process ended."""
+_GENERATIONS = 8
+"""The longest chain of processes, each left behind by the one before, that is followed to its end."""
 
 
 class WorkerSettings(msgspec.Struct, frozen=True):
@@ -40,7 +50,9 @@ class WorkerSettings(msgspec.Struct, frozen=True):
 def main(argv: list[str]) -> None:
     """Run the fork server until the pool closes the control socket."""
     control = socket.socket(fileno=int(argv[0]))
-    die_with_parent(int(argv[1]))
+    signal.signal(OWNER_DIED, _end)
+    die_with_parent(int(argv[1]), OWNER_DIED)
+    become_subreaper()
     settings = msgspec.json.decode(argv[2], type=WorkerSettings)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -50,6 +62,13 @@ def main(argv: list[str]) -> None:
     gc.freeze()
     with contextlib.suppress(ConnectionError):  # the connection is reset if the pool closes with unread messages
         _serve_forks(control, settings)
+    _end()
+
+
+def _end(*_: object) -> None:
+    """End this process and all its descendants."""
+    _kill_children(frozenset())
+    os._exit(0)
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -57,6 +76,18 @@ def resolve(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
+
+
+def _kill_children(spared: Set[int]) -> None:
+    """Kill all children of this process but the spared ones. Their own children become this process's, and follow."""
+    for _ in range(_GENERATIONS):
+        children = [child for child in psutil.Process().children() if child.pid not in spared]
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        if not children:
+            return
+        psutil.wait_procs(children, timeout=1.0)
 
 
 def _serve_forks(control: socket.socket, settings: WorkerSettings) -> None:
@@ -67,40 +98,52 @@ def _serve_forks(control: socket.socket, settings: WorkerSettings) -> None:
     signal.set_wakeup_fd(wakened.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     control.send(pool_protocol.notice(pool_protocol.ForkServerReady()))
+    workers: set[int] = set()
     while True:
         readable, _, _ = select.select([control, wake], [], [])
         if wake in readable:
             wake.recv(4096)
-            _reap(control)
+            _reap(control, workers)
         if control in readable:
             data, descriptors, _, _ = socket.recv_fds(control, 1, 1)
             if not data:
+                signal.set_wakeup_fd(-1)
                 return
-            _fork(socket.socket(fileno=descriptors[0]), (control, wake, wakened), settings)
+            link = socket.socket(fileno=descriptors[0])
+            link.set_inheritable(False)
+            workers.add(_fork(link, (control, wake, wakened), settings))
 
 
-def _reap(control: socket.socket) -> None:
+def _reap(control: socket.socket, workers: set[int]) -> None:
+    """Report the workers that ended, and kill the processes that they left behind."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return
+            break
         if pid == 0:
-            return
+            break
+        if pid not in workers:
+            continue
+        workers.remove(pid)
         control.send(
             pool_protocol.notice(pool_protocol.WorkerExited(pid, os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0))
         )
+    _kill_children(workers)
 
 
-def _fork(link: socket.socket, inherited: tuple[socket.socket, ...], settings: WorkerSettings) -> None:
+def _fork(link: socket.socket, inherited: tuple[socket.socket, ...], settings: WorkerSettings) -> int:
+    """Fork a worker; returns its pid."""
     fork_server = os.getpid()
-    if os.fork():
+    if pid := os.fork():
         link.close()
-        return
+        return pid
     try:
         die_with_parent(fork_server)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.signal(OWNER_DIED, signal.SIG_DFL)
+        os.register_at_fork(after_in_child=link.close)  # a child of a check must not read or answer calls
         for other in inherited:
             other.close()
         _work(link, settings)
@@ -111,17 +154,40 @@ def _fork(link: socket.socket, inherited: tuple[socket.socket, ...], settings: W
 
 def _work(link: socket.socket, settings: WorkerSettings) -> None:
     """Set up, then answer calls until the pool closes the socket."""
+    worker, terminal = os.getpid(), os.dup(2)
     if settings.setup is not None:
         task, args = settings.setup
         try:
             resolve(task)(args)
         except BaseException as error:  # user code at import may raise anything, including SystemExit
-            link.sendall(pool_protocol.frame(pool_protocol.WorkerRefused(describe(error))))
+            _send(link, pool_protocol.START, pool_protocol.WorkerRefused(describe(error)))
             return
     limit_memory(settings.memory_mib)
-    link.sendall(pool_protocol.frame(pool_protocol.WorkerReady(os.getpid())))
-    while (body := _receive(link)) is not None:
-        link.sendall(_answer(body))
+    _send(link, pool_protocol.START, pool_protocol.WorkerReady(worker))
+    while (call := _receive(link)) is not None:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm of the check before
+        _open_output(terminal)
+        number, body = call
+        answer = _answer(body)
+        if os.getpid() != worker:  # the check forked, and returned twice
+            return
+        link.sendall(pool_protocol.frame(number, answer))
+
+
+def _open_output(terminal: int) -> None:
+    """Open the standard output and error again, if the check before closed them."""
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.dup2(terminal, descriptor)
+        if getattr(getattr(sys, name), "closed", False):
+            raw = io.FileIO(descriptor, "w", closefd=False)
+            setattr(sys, name, io.TextIOWrapper(raw, encoding="utf-8", write_through=True))
+
+
+def _send(link: socket.socket, number: int, message: Any) -> None:
+    link.sendall(pool_protocol.frame(number, pool_protocol.encode(message)))
 
 
 def limit_memory(mib: int) -> None:
@@ -134,11 +200,11 @@ def limit_memory(mib: int) -> None:
 def _answer(body: bytes) -> bytes:
     try:
         job = pool_protocol.read_job(body)
-        return pool_protocol.frame(pool_protocol.TaskReply("done", resolve(job.task)(job.args)))
+        return pool_protocol.encode(pool_protocol.TaskReply("done", resolve(job.task)(job.args)))
     except MemoryError:
-        return pool_protocol.frame(pool_protocol.TaskReply("memory", detail="MemoryError"))
+        return pool_protocol.encode(pool_protocol.TaskReply("memory", detail="MemoryError"))
     except BaseException as error:  # any exception of a check is reported, and the worker goes on
-        return pool_protocol.frame(pool_protocol.TaskReply("raised", detail=describe(error)))
+        return pool_protocol.encode(pool_protocol.TaskReply("raised", detail=describe(error)))
 
 
 def describe(error: BaseException) -> str:
@@ -147,9 +213,14 @@ def describe(error: BaseException) -> str:
     return text[:500]
 
 
-def _receive(link: socket.socket) -> bytes | None:
+def _receive(link: socket.socket) -> tuple[int, bytes] | None:
+    """The number and the body of the next call; None at the end."""
     header = _exactly(link, pool_protocol.HEADER.size)
-    return None if header is None else _exactly(link, pool_protocol.HEADER.unpack(header)[0])
+    if header is None:
+        return None
+    size, number = pool_protocol.HEADER.unpack(header)
+    body = _exactly(link, size)
+    return None if body is None else (number, body)
 
 
 def _exactly(link: socket.socket, size: int) -> bytes | None:

@@ -60,11 +60,11 @@ class WorkerSlot:
             self._worker.kill()
             self._worker = None
 
-    async def check(self, frame: bytes, probe: WorkerProbe | None) -> Outcome:
+    async def check(self, call: bytes, probe: WorkerProbe | None) -> Outcome:
         """Make all attempts at one check: at most `retries` failures, and with a probe at most two strikes."""
         strikes = failures = 0
         while True:
-            result = await self._attempt(frame, probe if strikes else None)
+            result = await self._attempt(call, probe if strikes else None)
             if isinstance(result, Done):
                 return result
             if isinstance(result, _Strike):
@@ -80,27 +80,29 @@ class WorkerSlot:
             if result.error_kind == "worker_start":
                 await self._clock.sleep(min(0.1 * 2**failures, 2.0))
 
-    async def _attempt(self, frame: bytes, probe: WorkerProbe | None) -> Done | _Strike | Failed:
+    async def _attempt(self, call: bytes, probe: WorkerProbe | None) -> Done | _Strike | Failed:
         """Make one attempt. If `probe` is given, the worker must pass it first."""
         if probe is not None:
-            healthy = await self._ask(pool_protocol.frame(pool_protocol.TaskCall(probe.task, probe.args)))
+            healthy = await self._ask(pool_protocol.encode(pool_protocol.TaskCall(probe.task, probe.args)))
             if healthy != Done(probe.value):
                 return Failed("unhealthy_worker", f"a known-good check ended as {healthy} on the same worker")
-        return await self._ask(frame)
+        return await self._ask(call)
 
-    async def _ask(self, frame: bytes) -> Done | _Strike | Failed:
+    async def _ask(self, call: bytes) -> Done | _Strike | Failed:
         try:
             worker = await self.fill()
         except WorkerStartFailed as error:
             return Failed("worker_start", str(error))
         try:
-            reply = await worker.ask(frame, self._policy.timeout_s)
+            reply = await worker.ask(call, self._policy.timeout_s)
         except DeadlineMissed:
             self._counters.kills += 1
             return _Strike("timeout")
-        except WorkerLost:
+        except WorkerLost as error:
             cause = await worker.cause()
-            return _Strike("crash") if cause in CRASHES else Failed("worker_lost", f"its process ended ({cause})")
+            if cause in CRASHES:
+                return _Strike("crash")
+            return Failed("worker_lost", str(error) or f"its process ended ({cause})")
         if reply.kind == "memory":
             self.empty()
             return _Strike("memory")

@@ -20,6 +20,7 @@ _REGEX_PROBE = WorkerProbe(MATCHES, ("a+", "baa"), True)
 MOST_MARKS = 8
 """An answer with the words of a reference may be at most this many times as long."""
 _TAG = re.compile(r"</?answer>")
+_FINISH = re.compile(r"<finish>(.*?)</finish>", re.IGNORECASE | re.DOTALL)
 
 
 class _TextVerifier(AnswerVerifier):
@@ -51,6 +52,21 @@ class TokenF1(_TextVerifier):
         said = Counter(words(answer))
         best = max(_f1(said, Counter(words(reference))) for reference in references(_decoded(label)))
         return Verdict(reward=best, extracted=answer[:2048], method="f1")
+
+
+class Finished(_TextVerifier):
+    """1 if the text in the first `<finish>` tags has the words of a reference, as in open-instruct's `re_search`."""
+
+    async def verify(self, text: str, label: Any) -> Verdict:
+        found = _FINISH.search(text)
+        if found is None or not found[1].strip():
+            return Verdict(reward=0.0, method="finish", detail="no text in <finish> tags")
+        matched = any(words(reference) == words(found[1]) for reference in references(_decoded(label)))
+        return Verdict(reward=float(matched), extracted=found[1].strip()[:2048], method="finish")
+
+    def usable(self, label: Any) -> bool:
+        is_object = isinstance(label, str) and label.lstrip().startswith("{")
+        return not is_object and super().usable(label)
 
 
 class MultipleChoice(_TextVerifier):

@@ -162,6 +162,13 @@ def test_a_function_in_trls_style_gets_what_it_asks_for(write: Write, tmp_path: 
     assert "completion_ids has 1 entries for 2 completions" in lines[4]["detail"]
 
 
+def test_lengths_in_tokens(write: Write) -> None:
+    row = {"prompt": "?", "completion": "a", "dataset": "up_to_max_length", "ground_truth": "2"}
+    lines = verify(write(row | {"completion_ids": [1, 2]}, row))
+    assert [line["reward"] for line in lines] == [1.0, None]
+    assert "olmorl-verify takes them from a column completion_ids" in lines[1]["detail"]
+
+
 def test_parquet_and_a_config_of_a_recipe(tmp_path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq

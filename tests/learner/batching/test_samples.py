@@ -16,6 +16,7 @@ from olmorl.clock import LoopClock, run_simulated
 from olmorl.errors import ResourceError
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching import samples
+from olmorl.learner.batching.batch import BatchBuilder
 from olmorl.learner.orchestrator.evaluation import Round, pass_at
 from olmorl.learner.storage import rollout_log
 from olmorl.learner.storage.disk_full import DiskWriter
@@ -54,6 +55,18 @@ def test_tokens_that_are_too_old_are_masked(make_group: MakeGroup) -> None:
     assert not samples.teaches(made(group, 9, max_lag=2))
 
 
+def test_a_token_without_a_finite_log_probability_is_masked_and_counted(make_group: MakeGroup) -> None:
+    group = make_group(0, rewards=[1.0, 0.0])
+    first, second = group.completions
+    values = np.array([-0.5, np.nan, -np.inf, -0.5], np.float32)
+    group = replace(group, completions=(replace(first, logprobs=values), second))
+    assert samples.defect(group) is None
+    assert [sample.loss_mask.tolist() for sample in made(group, 0)] == [[True, False, False, True], [True] * 4]
+    tree = {"model": {"path": "none"}, "schedule": {"prompts_per_step": 1}, "sampling": {"group_size": 2}}
+    facts = BatchBuilder(config.build(tree), num_ranks=1).build(1, [group], STARTS).facts
+    assert (facts.tokens, facts.trained_tokens, facts.not_finite) == (8, 6, 2)
+
+
 def test_equal_rewards_teach_nothing_unless_the_length_penalty_tells_them_apart(make_group: MakeGroup) -> None:
     group = make_group(0, rewards=[1.0, 1.0], lengths=[2, 8])
     assert not samples.has_gradient(group, switches(), MAX_TOKENS)
@@ -75,7 +88,7 @@ def test_defects_are_named(make_group: MakeGroup) -> None:
         "reward nan": replace(first, reward=float("nan")),
         "0 tokens": replace(first, token_ids=np.array([], np.int32), logprobs=np.array([], np.float32)),
         "3 log-probabilities": replace(first, logprobs=np.zeros(3, np.float32)),
-        "not finite": replace(first, logprobs=np.full(4, -np.inf, np.float32)),
+        "no log-probability": replace(first, logprobs=np.full(4, -np.inf, np.float32)),
         "version spans": replace(first, spans=first.spans[:1] * 2),
     }
     assert samples.defect(group) is None

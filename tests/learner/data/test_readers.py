@@ -106,8 +106,10 @@ def test_the_verl_layout() -> None:
     assert label(row, "other", False, None).datasets == ("other",)
     with pytest.raises(ValueError, match="default_verifier"):
         label(row | {"data_source": "unheard-of"}, None, False, None)
-    for_functions = label(row | {"data_source": "unheard-of"}, None, True, None)
-    assert (for_functions.datasets, for_functions.columns["ground_truth"]) == ((), "4")
+    for source in ("unheard-of", "openai/gsm8k"):  # in verl a function replaces the verifier
+        for_functions = label(row | {"data_source": source}, None, True, None)
+        assert (for_functions.datasets, for_functions.columns["ground_truth"]) == ((), "4")
+    assert label(row, "math", True, None).datasets == ("math",)
 
 
 def test_a_column_that_nobody_reads_may_be_no_text() -> None:

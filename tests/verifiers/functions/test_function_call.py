@@ -62,6 +62,17 @@ def columns_short(completions, log_extra):
     log_extra("one", [1])
     return [1.0 for _ in completions]
 
+def verl(data_source, solution_str, ground_truth, extra_info=None):
+    known = {"score": 0.5, "acc": solution_str == ground_truth, "length": len(solution_str), "pred": solution_str}
+    return known if solution_str == "a" else {"score": 1, "acc": False}
+async def verl_batch(data_sources, solution_strs, ground_truths, extra_infos):
+    rows = zip(data_sources, solution_strs, ground_truths, extra_infos, strict=True)
+    return [{"score": float(s == g and d == "own" and e["k"] == 1), "hit": s == g} for d, s, g, e in rows]
+def verl_plain_batch(data_sources, solution_strs, ground_truths, extra_infos, **kwargs):
+    return [0.25 * len(kwargs) for _ in solution_strs]
+def no_score(data_source, solution_str, ground_truth): return {"acc": 1.0}
+def too_many(solution_str): return {"score": 1.0} | {f"key {n}": n for n in range(99)}
+
 def starts_with_a(completions): return [1.0 if c[0] == "a" else None for c in completions]
 def length(completions): return [None if c == "c" else len(c) / 10 for c in completions]
 def never(completions): return [None for _ in completions]
@@ -259,3 +270,38 @@ async def test_none_hides_no_missing_verdict(
             await scorer.combine(make_prompt(("math",), ("42",)), [first, *group[1:]])
     finally:
         await scorer.stop()
+
+
+async def test_keys_beside_the_score_of_verl_become_metrics(
+    reward_file: RewardFile, quick: Verifiers, make_prompt: Make, group: list[Completion]
+) -> None:
+    columns = {"ground_truth": "a", "data_source": "own", "extra_info": {"k": 1}}
+    prompt, path = make_prompt(columns=columns), reward_file(SOURCE)
+    names = ["verl", "verl_batch", "verl_plain_batch", "no_score", "too_many"]
+    scorer = FunctionScorer(quick.model_copy(update={"functions": [f"{path}:{name}" for name in names]}))
+    await scorer.start()
+    rows = await scorer.score(prompt, group)
+    await scorer.stop()
+    assert [row["verl"].reward for row in rows] == [0.5, 1.0, 1.0]
+    assert [row["verl"].logged for row in rows] == [{"acc": pytest.approx(1 / 3), "length": 1.0}, {}, {}]
+    assert [row["verl"].extra for row in rows] == [{"pred": "a"}, {"pred": None}, {"pred": None}]
+    assert [row["verl_batch"].reward for row in rows] == [1.0, 0.0, 0.0]
+    assert rows[0]["verl_batch"].logged == {"hit": pytest.approx(1 / 3)}
+    assert [row["verl_plain_batch"].reward for row in rows] == [0.0] * 3
+    assert {row["no_score"].error_kind for row in rows} == {"function_raised"}
+    assert "has its reward under score, and has only acc" in rows[0]["no_score"].detail
+    assert f"exceeds the {MOST_NAMES} names" in rows[0]["too_many"].detail
+
+
+async def test_a_function_named_twice_counts_twice(
+    reward_file: RewardFile, quick: Verifiers, make_prompt: Make, group: list[Completion]
+) -> None:
+    path = reward_file(SOURCE)
+    entries = [f"{path}:plain*0.5", f"{path}:plain*0.25", f"{path}:plain"]
+    weights = {"plain#3": 2.0}
+    scorer = VerifierScorer(quick.model_copy(update={"functions": entries, "weights": weights}))
+    await scorer.start()
+    scored = await scorer.combine(make_prompt(), group)
+    await scorer.stop()
+    assert [set(one.verdicts) for one in scored] == [{"plain", "plain#2", "plain#3"}] * 3
+    assert [one.reward for one in scored] == [2.75] * 3

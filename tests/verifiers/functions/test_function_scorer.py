@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from msgspec.structs import replace
 
@@ -194,3 +197,140 @@ async def test_a_function_sees_the_row_as_its_file_has_it(
     prompt = make_prompt(("math", "f1"), ("1", "2"))
     rows = await scores(quick, prompt, [replace(make_completion("a"), index=i) for i in range(3)], f"{file}:seen")
     assert [row["seen"].reward for row in rows] == [1.0] * 3
+
+
+TRICKS = """
+import ctypes, os, signal, subprocess, sys, time
+
+def links():
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                found.append(int(name))
+        except OSError:
+            pass
+    return found
+
+def fork_twice():
+    if os.fork() == 0:
+        time.sleep(0.02)
+
+def fork_below_python():
+    if ctypes.CDLL(None).fork() == 0:
+        time.sleep(0.02)
+
+def fork_and_leave_the_child():
+    if os.fork():
+        time.sleep(0.02)
+        os._exit(0)
+
+def write_into_every_socket():
+    for link in links():
+        os.write(link, b"\\x20\\0\\0\\0" + bytes(40))
+
+def write_a_little_later():
+    if ctypes.CDLL(None).fork() == 0:
+        time.sleep(0.02)
+        write_into_every_socket()
+        os._exit(0)
+
+def close_the_output():
+    sys.stdout.close()
+    sys.stderr.close()
+
+def close_the_descriptors():
+    os.close(1)
+    os.close(2)
+
+def close_every_socket():
+    for link in links():
+        os.close(link)
+
+def leave_an_alarm():
+    def ring(*_):
+        global late
+        late = 1.0
+    signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+
+def leave_a_child():
+    subprocess.Popen(["sleep", "300"], start_new_session=True)
+    os.system("sleep 300 &")
+
+late = 0.0
+
+def score(completions, trick, **columns):
+    time.sleep(0.02)
+    print("before", trick)
+    print("before", trick, file=sys.stderr)
+    if trick[0]:
+        globals()[trick[0]]()
+    print("after", trick, file=open(os.devnull, "w"))
+    return [float(text) + late for text in completions]
+"""
+HARMFUL = {
+    "fork_and_leave_the_child",
+    "write_into_every_socket",
+    "write_a_little_later",
+    "close_every_socket",
+    "fork_below_python",
+}
+"""Tricks that may cost their own rewards, or a retry of another row."""
+
+
+@pytest.mark.parametrize("trick", re.findall(r"^def (?!links)(\w+)\(\):", TRICKS, re.MULTILINE))
+async def test_a_function_cannot_change_the_rewards_of_another_row(
+    reward_file: Callable[[str], str], make_prompt: Make, make_completion: MakeCompletion, trick: str
+) -> None:
+    function = f"{reward_file(TRICKS)}:score"
+    scorer = FunctionScorer(Verifiers(workers=2, functions=[function], function_timeout_s=5, retries=4))
+    await scorer.start()
+    try:
+        rows = [(float(number), trick if number % 8 == 0 else "") for number in range(24)]
+        groups = [
+            scorer.score(make_prompt(columns={"trick": trick}), [make_completion(str(row)), make_completion("0", 1)])
+            for row, trick in rows
+        ]
+        found = [[member["score"] for member in group] for group in await asyncio.gather(*groups)]
+    finally:
+        await scorer.stop()
+    for (row, done), (first, second) in zip(rows, found, strict=True):
+        expected = [(row, 0.0), (None, None)] if done in HARMFUL else [(row, 0.0)]
+        assert (first.reward, second.reward) in expected, (first, second)
+
+
+async def test_what_a_function_leaves_behind_ends_with_its_worker_or_the_pool(
+    reward_file: Callable[[str], str], make_prompt: Make, make_completion: MakeCompletion
+) -> None:
+    source = (
+        TRICKS
+        + """
+def left(completions, **columns):
+    one, two = os.pipe()
+    if os.fork() == 0:
+        os.setsid()
+        child = os.fork()
+        if child:
+            os.write(two, str(child).encode())
+            os._exit(0)
+        os.close(two)
+        time.sleep(300)
+    os.wait()
+    child = subprocess.Popen(["sleep", "300"], start_new_session=True).pid
+    return [float(os.read(one, 99)), float(child)]
+
+"""
+    )
+    function = f"{reward_file(source)}:left"
+    for ends in ("pool", "worker"):
+        scorer = FunctionScorer(Verifiers(workers=1, functions=[function], retries=0))
+        await scorer.start()
+        found = await scorer.score(make_prompt(), [make_completion("a"), make_completion("b", 1)])
+        pids = [int(member["left"].reward or 0) for member in found]
+        assert all(psutil.pid_exists(pid) for pid in pids), found
+        if ends == "worker":
+            psutil.Process(pids[1]).parents()[0].kill()
+            assert not psutil.wait_procs([psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)], 5)[1]
+        await scorer.stop()
+        assert not any(psutil.pid_exists(pid) for pid in pids)

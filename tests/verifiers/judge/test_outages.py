@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,8 +19,15 @@ from olmorl.verifiers.judge.model_verifier import INNOCENT, ModelVerifier
 from olmorl.verifiers.judge.registry import model_verifiers
 from olmorl.verifiers.judge.server import FLOOD_BYTES
 from olmorl.verifiers.judge.service.client import Client
-from olmorl.verifiers.judge.service.endpoint import MAX_REPLY_BYTES, HttpEndpoint, address
+from olmorl.verifiers.judge.service.endpoint import MAX_REPLY_BYTES, HttpEndpoint, address, proxy_for
 from olmorl.verifiers.judge.service.failures import Unavailable
+
+
+def said(content: str | None, refusal: str | None = None) -> str:
+    """A chat completion."""
+    message = {"content": content, "refusal": refusal}
+    return json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]})
+
 
 RIGHT = "The capital of France is Paris."
 ANSWERS = {RIGHT: 1.0, "The capital of France is Berlin.": 8 / 9, "Berlin": 0.0}
@@ -84,7 +93,7 @@ async def test_an_outage_past_the_deadline_is_no_reward(kind: str, asker: Callab
         {"kind": "reply", "text": "8/10"},
         {"kind": "reply", "text": '{"score": 95}'},
         {"kind": "reply", "text": '{"score": -5}'},
-        {"kind": "reply", "text": 'The answer holds {"score": 10}, so'},
+        {"kind": "reply", "text": '<think>The answer holds {"score": 10}, so'},
     ],
     ids=str,
 )
@@ -98,7 +107,7 @@ async def test_a_reply_without_a_score_is_asked_for_once_more(
     await service.fault(**fault)
     verdict = await judge.ask("Berlin")
     assert (verdict.reward, verdict.error_kind) == (None, "judge_unreadable")
-    assert service.state.calls == 2 + 4, "the answer twice, and an innocent one twice"
+    assert service.state.calls == 2 + 2
     assert judge.calls.openings == 0
     assert judge.calls.outcomes == {"done": 1, "judge_unreadable": 1}
 
@@ -174,21 +183,22 @@ async def serve() -> Any:
 
 
 @pytest.mark.parametrize(
-    ("reply", "calls"),
+    ("reply", "calls", "reward", "error"),
     [
-        ({"status": 400, "text": "more tokens than the model has"}, [True, False, True]),
-        (
-            {"text": '{"choices": [{"message": {"refusal": "no"}, "finish_reason": "stop"}]}'},
-            [True] * 2 + [False] + [True] * 2,
-        ),
+        ({"status": 400, "text": "more tokens than the model has"}, [True, False, True], 0.0, None),
+        ({"text": said("I like it.")}, [True, True], None, "judge_unreadable"),
+        ({"text": said(None, refusal="no")}, [True, True], None, "judge_unreadable"),
+        ({"text": said('```json\n{"reasoning": "good", "score": 10}\n```')}, [True], 1.0, None),
     ],
 )
-async def test_an_answer_that_the_service_does_not_take_cannot_delete_its_group(
+async def test_only_a_refused_request_counts_against_its_answer(
     serve: Any,
     make_prompt: Callable[..., Prompt],
     make_completion: Callable[..., Completion],
     reply: dict[str, Any],
     calls: list[bool],
+    reward: float | None,
+    error: str | None,
 ) -> None:
     seen: list[bool] = []
 
@@ -198,15 +208,36 @@ async def test_an_answer_that_the_service_does_not_take_cannot_delete_its_group(
         if "poison" in question:
             return web.Response(content_type="application/json", **reply)
         assert INNOCENT in question
-        return web.json_response({"choices": [{"message": {"content": '{"score": 1}'}, "finish_reason": "stop"}]})
+        return web.Response(content_type="application/json", text=said('{"score": 1}'))
 
     settings = Judge(url=await serve(handler))
     client = Client(HttpEndpoint(settings, f"{settings.url}/v1", SystemClock()), settings, SystemClock())
     rule = ModelVerifier("judge", client, JudgeQuestion(settings, with_reference=False), settings)
     verdict = await rule.verify_row(make_prompt(), make_completion("poison"), "poison", None)
-    assert (verdict.reward, verdict.method, verdict.detail) == (0.0, "limit", "rejected")
+    assert (verdict.reward, verdict.error_kind) == (reward, error)
     assert seen == calls
     await rule.close()
+
+
+async def test_a_proxy_of_the_environment_is_used(serve: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[str | None] = []
+
+    async def proxy(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return web.Response(text="through the proxy")
+
+    (tmp_path / ".netrc").write_text("machine judge.invalid login a password b\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    monkeypatch.setenv("JUDGE_KEY_OF_TEST", "secret")
+    monkeypatch.setenv("no_proxy", "direct.invalid")
+    monkeypatch.setenv("http_proxy", await serve(proxy))
+    settings = Judge(url="http://judge.invalid", api_key_env="JUDGE_KEY_OF_TEST")
+    endpoint = HttpEndpoint(settings, "http://judge.invalid/v1", SystemClock())
+    assert await endpoint.post({}) == b"through the proxy"
+    assert seen == ["Bearer secret"]
+    await endpoint.close()
+    for host in ("direct.invalid", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"):
+        assert proxy_for(f"http://{host}/v1") is None
 
 
 async def test_the_key_comes_from_the_environment_and_shows_nowhere(

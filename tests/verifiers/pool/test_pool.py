@@ -121,9 +121,11 @@ async def test_a_worker_killed_from_outside_is_retried(tmp_path: Path) -> None:
 
 async def test_a_killed_fork_server_is_started_again(pool: Pool) -> None:
     parent = await pool.run("builtins:eval", "__import__('os').getppid()")
-    assert isinstance(parent, Done)
+    child = await pool.run("builtins:eval", "__import__('subprocess').Popen(['sleep', '300']).pid")
+    assert isinstance(parent, Done) and isinstance(child, Done)
     os.kill(parent.value, signal.SIGKILL)
     assert await pool.run(NEGATE, 4) == Done(-4)
+    assert gone(child.value)
 
 
 async def test_workers_are_recycled() -> None:
@@ -217,7 +219,9 @@ def test_workers_die_with_their_owner(tmp_path: Path) -> None:
         "    pool = Pool(1, timeout_s=60.0)\n"
         "    await pool.start()\n"
         "    found = await pool.run('builtins:eval', \"__import__('os').getpid(), __import__('os').getppid()\")\n"
-        "    print(*found.value, flush=True)\n"
+        "    left = \"__import__('subprocess').Popen(['sleep', '300'], start_new_session=True).pid\"\n"
+        "    child = await pool.run('builtins:eval', left)\n"
+        "    print(*found.value, child.value, flush=True)\n"
         "    await pool.run('builtins:eval', '9**9**9')\n"
         "asyncio.run(main())\n",
         encoding="utf-8",
@@ -225,7 +229,7 @@ def test_workers_die_with_their_owner(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         pids = [int(pid) for pid in owner.stdout.readline().split()]
-        assert len(pids) == 2
+        assert len(pids) == 3
         owner.kill()
     assert gone(*pids)
 

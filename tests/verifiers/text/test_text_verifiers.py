@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from olmorl.verifiers.pool.pool import Pool
-from olmorl.verifiers.text.text_verifiers import MultipleChoice, RegexMatch, StringMatch, TokenF1, references
+from olmorl.verifiers.text.text_verifiers import Finished, MultipleChoice, RegexMatch, StringMatch, TokenF1, references
 
 SIZE = 100_000
 HOSTILE = [
@@ -302,3 +302,22 @@ async def test_patterns_that_cannot_be_used(label: Any) -> None:
     rule = RegexMatch(Pool(1, timeout_s=1.0))
     assert not rule.usable(label)
     assert "not a regular expression" in str(await rule.problem(label))
+
+
+@pytest.mark.parametrize(
+    ("text", "label", "reward"),
+    [
+        ("I searched. <finish>The Paris!</finish>", "paris", 1.0),
+        ("<FINISH>Rome</FINISH>", '["Paris", "Rome"]', 1.0),
+        ("<finish>two\nwords</finish>", ["two words"], 1.0),
+        ("<finish>Rome</finish><finish>Paris</finish>", "Paris", 0.0),
+        ("<finish>Paris, I think</finish>", "Paris", 0.0),
+        ("<finish> </finish>", "Paris", 0.0),
+        ("Paris", "Paris", 0.0),
+        ("<finish>Paris", "Paris", 0.0),
+    ],
+)
+async def test_the_text_in_finish_tags(text: str, label: Any, reward: float) -> None:
+    assert Finished().usable(label)
+    assert (await Finished().verify(text, label)).reward == reward
+    assert not Finished().usable("{}")

@@ -6,8 +6,10 @@ import os
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from ipaddress import ip_address
 from typing import Any, Protocol
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 import msgspec
@@ -76,6 +78,7 @@ class HttpEndpoint:
                 timeout=aiohttp.ClientTimeout(total=self._settings.timeout_s),
                 connector=aiohttp.TCPConnector(limit=self._settings.concurrency),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                proxy=proxy_for(self._url),
                 auto_decompress=False,  # a small body must not expand to a large one
             )
         return self._session
@@ -116,6 +119,24 @@ def address(base: str, default_path: str, path: str) -> str:
     """The URL of `path` under a base URL. A base URL without a path gets `default_path`."""
     base = base.rstrip("/")
     return base + ("" if urlsplit(base).path else default_path) + path
+
+
+def proxy_for(url: str) -> str | None:
+    """The proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY name for a URL. The own host needs none.
+
+    aiohttp's `trust_env` reads the same variables, and also passwords of ~/.netrc, which it cannot send beside a key.
+    """
+    host = urlsplit(url).hostname or ""
+    if host == "localhost" or _is_loopback(host) or proxy_bypass(host):
+        return None
+    return getproxies().get(urlsplit(url).scheme)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def api_key(settings: HttpService) -> str | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Collection
 from pathlib import Path
 
 from rich.console import Console
@@ -55,7 +57,7 @@ def prepare(settings: Config, arguments: Arguments) -> Config:
 
 def check_before(settings: Config, arguments: Arguments) -> Config:
     """The run directory and the recipe itself; returns the settings with whole paths."""
-    settings = absolute(settings)
+    settings = with_named_sandbox(absolute(settings))
     check_recipe(settings)
     check_tracking(settings)
     check_machine(settings)
@@ -98,6 +100,14 @@ def absolute(settings: Config) -> Config:
             ),
         }
     )
+
+
+def with_named_sandbox(settings: Config) -> Config:
+    """The settings with bubblewrap where they name no sandbox: no host of a run uses the weaker one unasked."""
+    verifiers = settings.verifiers
+    if verifiers.code_tier != "auto" or settings.run.mode != "real":
+        return settings
+    return settings.model_copy(update={"verifiers": verifiers.model_copy(update={"code_tier": "bubblewrap"})})
 
 
 def check_directory(settings: Config, resume: bool) -> None:
@@ -143,7 +153,8 @@ def check_files(settings: Config) -> None:
         hub.check(settings, others_may=settings.cluster.address is not None)
         tokenizer = model_folder.check_folder(settings)
     if tokenizer is not None and data_trial.all_in_files(settings):
-        data_trial.try_rows(settings, tokenizer)
+        tried = data_trial.try_rows(settings, tokenizer)
+        check_sandbox(settings, {name for row in tried.rows for name in row.datasets})
 
 
 def check_data(settings: Config) -> None:
@@ -203,6 +214,18 @@ def check_whole_paths(settings: Config) -> None:
             )
 
 
+def check_sandbox(settings: Config, verifiers: Collection[str]) -> None:
+    """If rows have programs, say in which sandbox they run, and run one here unless other hosts run them."""
+    from olmorl.verifiers.code import program_verifier
+    from olmorl.verifiers.code.sandbox import self_test
+
+    if not set(program_verifier.NAMES) & set(verifiers):
+        return
+    print(f"programs of the model run in the sandbox {settings.verifiers.code_tier}", flush=True)
+    if settings.cluster.address is None and (reason := asyncio.run(self_test.refusal(settings.verifiers))):
+        raise ConfigError(f"verifiers.code_tier = {settings.verifiers.code_tier}: {reason}")
+
+
 def check_functions(settings: Config) -> None:
     """User reward functions import and can be called."""
     if settings.verifiers.functions:
@@ -213,8 +236,6 @@ def check_functions(settings: Config) -> None:
 
 def check_redis(settings: Config) -> None:
     """The Redis of the recipe answers and takes the credentials."""
-    import asyncio
-
     from olmorl.deploy import wiring
 
     assert settings.queue.url is not None

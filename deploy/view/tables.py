@@ -22,7 +22,7 @@ from rich.table import Table
 from olmorl.deploy.view.dashboard import Dashboard, RunView
 from olmorl.deploy.view.plot import draw
 from olmorl.deploy.view.prompt_story import prompt_story
-from olmorl.deploy.view.run_state import metric_lines, verdict_of
+from olmorl.deploy.view.run_state import metric_lines, sandbox_of, verdict_of
 from olmorl.deploy.view.verdict import RunVerdict
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger import read_ledger
@@ -95,13 +95,17 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
     lines = metric_lines(run_dir)
     if not lines and live is None:
         raise _no_step_yet(run_dir)
+    sandbox = sandbox_of(run_dir, lines)
     if as_json:
         found = live.get("verdict") if live else _fields(verdict_of(run_dir))
-        print(json.dumps({**(lines[-1] if lines else {}), "live": live, "silence": silence, "verdict": found}))
+        last = {**(lines[-1] if lines else {}), "live": live, "silence": silence, "verdict": found}
+        print(json.dumps({**last, "sandbox": sandbox} if sandbox else last))
         return
     console = _console()
     if lines:
         console.print(_last_line(run_dir, lines[-1]))
+    if sandbox:
+        console.print(f"programs run in the sandbox {sandbox}")
     if live is None:
         if found := verdict_of(run_dir):
             console.print(found.text)

@@ -34,7 +34,7 @@ def logged(run_dir: Path, process: str) -> Iterator[None]:
     """
     folder = RunFiles(run_dir).logs
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         text = _LogFile(folder / f"{process}.log")
         handlers = [text, _records(run_dir, process)]
     except OSError as error:
@@ -91,10 +91,16 @@ def _records(run_dir: Path, process: str) -> _LogFile:
     return handler
 
 
+def _make(folder: Path) -> None:
+    """Make the folder of the logs. On a host with disks of its own the run directory is made here, for its owner."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
+
+
 def log_to(run_dir: Path, process: str) -> None:
     """Send this process's logging to both of its files, and everything that it or its children print to the first."""
     folder = RunFiles(run_dir).logs
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     log = os.open(folder / f"{process}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -46,7 +46,7 @@ class OwnRay:
                     namespace=run,
                     object_store_memory=512 << 20,
                     _node_ip_address="127.0.0.1",
-                    _temp_dir=str(private_folder(_temporary())),
+                    _temp_dir=str(_temporary()),
                 )
         except (OSError, RuntimeError, ValueError) as error:
             started = [child for child in _children() if child not in before]
@@ -85,8 +85,8 @@ def _sessions_of_this_process() -> list[Path]:
 
 
 def _temporary() -> Path:
-    """Where Ray keeps its sockets and logs, which Ray itself opens for every user of the host."""
-    return Path(f"{get_default_ray_temp_dir()}-{os.geteuid()}")
+    """Where Ray keeps its sockets and logs: Ray opens its own folder for every user, so it is in a private one."""
+    return private_folder(Path(f"{get_default_ray_temp_dir()}-{os.geteuid()}")) / "r"
 
 
 def _remove(session: Path) -> None:

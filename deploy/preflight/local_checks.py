@@ -7,7 +7,6 @@ import json
 from collections.abc import Collection
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from olmorl.config import Config
@@ -19,6 +18,7 @@ from olmorl.deploy.preflight.recipe_checks import check_machine, check_recipe
 from olmorl.deploy.supervision import recipe_history
 from olmorl.deploy.supervision.refused_start import check_can_be_made
 from olmorl.deploy.tracking.tracking import check_tracking
+from olmorl.deploy.view.console import SafeConsole
 from olmorl.deploy.view.run_state import finished
 from olmorl.errors import ConfigError, DataError, ModelError, UserError, of_key, unwritable
 from olmorl.learner.data import chat_templates
@@ -125,7 +125,7 @@ def make_demo(settings: Config) -> Config:
     if settings.model.build is None:
         return settings
     settings = demo.resolve(settings)
-    console = Console()
+    console = SafeConsole()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("preparing the demo", total=1.0)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from olmorl.errors import unwritable
 from olmorl.log_context import facts
+from olmorl.printable import printable
 from olmorl.run_dir import RunFiles
 
 _OURS = "olmorl"
@@ -40,7 +41,7 @@ def logged(run_dir: Path, process: str) -> Iterator[None]:
     except OSError as error:
         raise unwritable(folder, error) from None
     logger = logging.getLogger(_OURS)
-    text.setFormatter(logging.Formatter(_FORMAT))
+    text.setFormatter(_Printable(_FORMAT))
     before = logger.level
     for handler in handlers:
         logger.addHandler(handler)
@@ -61,6 +62,11 @@ class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class JsonRecords(logging.Formatter):

@@ -76,7 +76,7 @@ from olmorl.deploy.cluster.local_ray import OwnRay, _children
 import ray
 
 own = OwnRay(1, "daemons")
-print(oct(own._session.parent.stat().st_mode & 0o777))
+print(oct(own._session.parent.parent.stat().st_mode & 0o777))
 words = [word for child in _children() for word in child.cmdline()]
 print([name for name in ("dashboard.py", "monitor.py", "log_monitor.py") if any(word.endswith(name) for word in words)])
 print(ray.get(ray.remote(lambda: 42).remote()))

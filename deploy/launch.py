@@ -26,7 +26,6 @@ from olmorl.deploy.control import signals
 if __name__ == "__main__" or sys.argv[0].endswith("olmorl-launch"):  # not when this module is imported
     signals.install()  # first, because the other imports take a second
 
-from rich.console import Console
 from rich.table import Table
 
 from olmorl import config
@@ -40,6 +39,7 @@ from olmorl.deploy.preflight.local_checks import absolute, check_resume, over, p
 from olmorl.deploy.preflight.recipe_checks import check_recipe
 from olmorl.deploy.supervision import recipe_history
 from olmorl.deploy.supervision.refused_start import left_as_found
+from olmorl.deploy.view.console import SafeConsole
 from olmorl.errors import OlmoRLError
 
 
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show_plan(settings: config.Config) -> None:
     """Print the resolved configuration, as a recipe, and the placement."""
-    console = Console(highlight=False)
+    console = SafeConsole(highlight=False)
     console.print(config.to_toml(settings), markup=False, soft_wrap=True)
     table = Table("placement", "", title=f"plan of {settings.run.name}", title_justify="left")
     if hardware.is_open(settings):
@@ -98,7 +98,7 @@ def show_memory(settings: config.Config) -> None:
     table = Table("where", "what", "", title="memory and disk", title_justify="left")
     for row in found.rows():
         table.add_row(*row)
-    Console(highlight=False).print(table)
+    SafeConsole(highlight=False).print(table)
     memory.refuse_too_little(here, found)
 
 
@@ -124,7 +124,7 @@ def launch(settings: config.Config, arguments: Arguments) -> int:
             signals.raising(),
         ):
             print(cluster.hardware)
-            host_checks.examine(cluster, Console())
+            host_checks.examine(cluster, SafeConsole())
         return 0
     several_hosts = settings.run.mode == "real" and plan(settings).several_hosts
     examine = host_checks.examine if several_hosts else None

@@ -21,6 +21,7 @@ from olmorl.deploy.preflight import hub
 from olmorl.deploy.verify.input_files import STANDARD, check_readable, check_writable, same
 from olmorl.errors import ConfigError, DataError
 from olmorl.learner.data.readers import CONVERSATION, LABELS, check_there, read
+from olmorl.printable import printable
 
 EXAMPLES = """\
 The result has one JSON object a line: messages, ground_truth, dataset (the verifier), and the columns you keep.
@@ -196,7 +197,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = _arguments(argv)
         outcome = prepare(arguments)
         for reason in outcome.reasons:
-            print(f"left out: {reason}", file=sys.stderr)
+            print(printable(f"left out: {reason}"), file=sys.stderr)
         print(
             f"{arguments.output}: {outcome.written} rows; {outcome.repeated} repeated and {outcome.unusable} unusable "
             "ones left out"

@@ -462,8 +462,9 @@ class Verifiers(Section):
     code_reward: Literal["fraction", "all"] = "fraction"
     """`fraction`: the share of tests that pass; `all`: 1 when all pass."""
     code_tier: Literal["auto", "bubblewrap", "landlock", "unsafe"] = "auto"
-    """Sandbox of programs. `auto`: bubblewrap where it works, else Landlock, else programs are not run. `unsafe`:
-    resource limits only; a program can read and delete the files of its user."""
+    """Sandbox of programs. `auto`: bubblewrap; `olmorl-verify` takes Landlock where bubblewrap does not work, a run
+    wants `landlock` by name, because it is weaker: programs share the process and network namespaces of the host.
+    `unsafe`: resource limits only; a program can read and delete the files of its user."""
     code_test_timeout_s: float = Field(6.0, gt=0)
     """Processor seconds of one test. Its wall-clock limit is twice as long."""
     code_answer_timeout_s: float = Field(60.0, gt=0)

@@ -33,11 +33,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from olmorl.printable import printable
+
 
 class OlmoRLError(Exception):
     """Base of all errors that OlmoRL raises on purpose."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class UserError(OlmoRLError, ValueError):

@@ -21,6 +21,7 @@ from olmorl.actors.vllm_engine import reaper
 from olmorl.actors.vllm_engine.early_core import EarlyCore, without_collecting
 from olmorl.environment import not_set, variables_set
 from olmorl.errors import ConfigError
+from olmorl.private_folder import private_folder
 
 DEADLINE_S = 5.0
 
@@ -81,8 +82,7 @@ class EngineProcesses:
         command = [sys.executable, "-I", "-S", reaper.__file__, self._mark, str(self._notes)]
         self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         own.mkdir(mode=0o700, exist_ok=True)
-        cache = Path(compile_cache())
-        cache.mkdir(parents=True, exist_ok=True)
+        cache = private_folder(Path(compile_cache()))  # its files are run as code
         with suppress(FileExistsError):
             # torch looks for its precompiled headers below TMPDIR, even when its cache's variable is set.
             (own / cache.name).symlink_to(cache)

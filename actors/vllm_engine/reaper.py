@@ -124,13 +124,13 @@ def _is_own(file: Path) -> bool:
 def note(path: Path, files: set[Path]) -> None:
     """Note the files to unlink."""
     with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         path.write_text("".join(f"{file}\n" for file in sorted(files)), encoding="utf-8")
 
 
 def sweep(folder: Path) -> None:
     """Unlink the files of engines that died together with their reapers. No engine of the run may be alive."""
-    for path in folder.glob(f"{VARIABLE}-*"):
+    for path in folder.glob(f"{VARIABLE}-*") if _is_own(folder) else ():
         with suppress(FileNotFoundError):  # another process removed it
             for file in path.read_text(encoding="utf-8").splitlines():
                 if file.startswith(NAMES):

@@ -16,6 +16,7 @@ from ray._private import node, ray_constants, worker
 
 from olmorl.deploy.control import signals
 from olmorl.errors import ResourceError
+from olmorl.private_folder import private_folder
 
 _NOT_USED = ("start_api_server", "start_monitor", "start_log_monitor")
 """The dashboard, the autoscaler, and the copy of all logs on the terminal."""
@@ -45,6 +46,7 @@ class OwnRay:
                     namespace=run,
                     object_store_memory=512 << 20,
                     _node_ip_address="127.0.0.1",
+                    _temp_dir=str(_temporary()),
                 )
         except (OSError, RuntimeError, ValueError) as error:
             started = [child for child in _children() if child not in before]
@@ -79,7 +81,12 @@ def _daemons_start() -> bool:
 
 def _sessions_of_this_process() -> list[Path]:
     """The session folders of the Ray that this process started."""
-    return list(Path(get_default_ray_temp_dir()).glob(f"session_*_{os.getpid()}"))
+    return list(_temporary().glob(f"session_*_{os.getpid()}"))
+
+
+def _temporary() -> Path:
+    """Where Ray keeps its sockets and logs: Ray opens its own folder for every user, so it is in a private one."""
+    return private_folder(Path(f"{get_default_ray_temp_dir()}-{os.geteuid()}")) / "r"
 
 
 def _remove(session: Path) -> None:

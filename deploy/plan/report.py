@@ -17,6 +17,7 @@ from olmorl.deploy.plan.measured import FinishedRun
 from olmorl.deploy.plan.sweep import Choice, Prediction
 from olmorl.deploy.plan.workload import Workload
 from olmorl.deploy.preflight.publishing import PublishingPlan
+from olmorl.deploy.view.console import SafeConsole
 from olmorl.errors import DataError
 
 _WIDTH = 150
@@ -25,7 +26,7 @@ _WIDTH = 150
 
 def console() -> Console:
     """Standard output, wide enough for the tables in a file too."""
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH)
+    return SafeConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else _WIDTH)
 
 
 def show_inputs(out: Console, settings: Config, load: Workload, publishing: PublishingPlan | None) -> None:

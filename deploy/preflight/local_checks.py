@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Collection
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from olmorl.config import Config
@@ -17,6 +18,7 @@ from olmorl.deploy.preflight.recipe_checks import check_machine, check_recipe
 from olmorl.deploy.supervision import recipe_history
 from olmorl.deploy.supervision.refused_start import check_can_be_made
 from olmorl.deploy.tracking.tracking import check_tracking
+from olmorl.deploy.view.console import SafeConsole
 from olmorl.deploy.view.run_state import finished
 from olmorl.errors import ConfigError, DataError, ModelError, UserError, of_key, unwritable
 from olmorl.learner.data import chat_templates
@@ -55,7 +57,7 @@ def prepare(settings: Config, arguments: Arguments) -> Config:
 
 def check_before(settings: Config, arguments: Arguments) -> Config:
     """The run directory and the recipe itself; returns the settings with whole paths."""
-    settings = absolute(settings)
+    settings = with_named_sandbox(absolute(settings))
     check_recipe(settings)
     check_tracking(settings)
     check_machine(settings)
@@ -100,6 +102,14 @@ def absolute(settings: Config) -> Config:
     )
 
 
+def with_named_sandbox(settings: Config) -> Config:
+    """The settings with bubblewrap where they name no sandbox: no host of a run uses the weaker one unasked."""
+    verifiers = settings.verifiers
+    if verifiers.code_tier != "auto" or settings.run.mode != "real":
+        return settings
+    return settings.model_copy(update={"verifiers": verifiers.model_copy(update={"code_tier": "bubblewrap"})})
+
+
 def check_directory(settings: Config, resume: bool) -> None:
     """The run's folder holds the run to resume; or it holds no run, and can be made."""
     try:
@@ -115,7 +125,7 @@ def make_demo(settings: Config) -> Config:
     if settings.model.build is None:
         return settings
     settings = demo.resolve(settings)
-    console = Console()
+    console = SafeConsole()
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("preparing the demo", total=1.0)
@@ -143,7 +153,8 @@ def check_files(settings: Config) -> None:
         hub.check(settings, others_may=settings.cluster.address is not None)
         tokenizer = model_folder.check_folder(settings)
     if tokenizer is not None and data_trial.all_in_files(settings):
-        data_trial.try_rows(settings, tokenizer)
+        tried = data_trial.try_rows(settings, tokenizer)
+        check_sandbox(settings, {name for row in tried.rows for name in row.datasets})
 
 
 def check_data(settings: Config) -> None:
@@ -203,6 +214,18 @@ def check_whole_paths(settings: Config) -> None:
             )
 
 
+def check_sandbox(settings: Config, verifiers: Collection[str]) -> None:
+    """If rows have programs, say in which sandbox they run, and run one here unless other hosts run them."""
+    from olmorl.verifiers.code import program_verifier
+    from olmorl.verifiers.code.sandbox import self_test
+
+    if not set(program_verifier.NAMES) & set(verifiers):
+        return
+    print(f"programs of the model run in the sandbox {settings.verifiers.code_tier}", flush=True)
+    if settings.cluster.address is None and (reason := asyncio.run(self_test.refusal(settings.verifiers))):
+        raise ConfigError(f"verifiers.code_tier = {settings.verifiers.code_tier}: {reason}")
+
+
 def check_functions(settings: Config) -> None:
     """User reward functions import and can be called."""
     if settings.verifiers.functions:
@@ -213,8 +236,6 @@ def check_functions(settings: Config) -> None:
 
 def check_redis(settings: Config) -> None:
     """The Redis of the recipe answers and takes the credentials."""
-    import asyncio
-
     from olmorl.deploy import wiring
 
     assert settings.queue.url is not None

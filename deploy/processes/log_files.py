@@ -18,6 +18,7 @@ from pathlib import Path
 
 from olmorl.errors import unwritable
 from olmorl.log_context import facts
+from olmorl.printable import printable
 from olmorl.run_dir import RunFiles
 
 _OURS = "olmorl"
@@ -34,13 +35,13 @@ def logged(run_dir: Path, process: str) -> Iterator[None]:
     """
     folder = RunFiles(run_dir).logs
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        _make(folder)
         text = _LogFile(folder / f"{process}.log")
         handlers = [text, _records(run_dir, process)]
     except OSError as error:
         raise unwritable(folder, error) from None
     logger = logging.getLogger(_OURS)
-    text.setFormatter(logging.Formatter(_FORMAT))
+    text.setFormatter(_Printable(_FORMAT))
     before = logger.level
     for handler in handlers:
         logger.addHandler(handler)
@@ -61,6 +62,11 @@ class _LogFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))
 
 
 class JsonRecords(logging.Formatter):
@@ -91,10 +97,16 @@ def _records(run_dir: Path, process: str) -> _LogFile:
     return handler
 
 
+def _make(folder: Path) -> None:
+    """Make the folder of the logs. On a host with disks of its own the run directory is made here, for its owner."""
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)
+
+
 def log_to(run_dir: Path, process: str) -> None:
     """Send this process's logging to both of its files, and everything that it or its children print to the first."""
     folder = RunFiles(run_dir).logs
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     log = os.open(folder / f"{process}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -17,8 +17,8 @@ from olmorl.run_dir import RunFiles
 
 PLACES = ("run.directory", "run.name", "cluster.address")
 """The keys for the place of a run. They may differ from start to start without --change."""
-LEFT_OPEN = {"learner.device": "auto", "cluster.gpus_per_node": None}
-"""The values that leave the decision to the hardware at each start. They count as equal to every decision."""
+LEFT_OPEN = {"learner.device": "auto", "cluster.gpus_per_node": None, "verifiers.code_tier": "auto"}
+"""The values that leave the decision to each start. They count as equal to every decision."""
 _UNSET = "not set"
 
 

@@ -79,7 +79,7 @@ class RunLock:
 
     def _open(self) -> int:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             return os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise unwritable(self._path.parent, error) from None

@@ -188,14 +188,14 @@ async def _verify(arguments: argparse.Namespace, settings: config.Config) -> int
 
 def _self_test(settings: config.Config) -> int:
     """Print the sandbox of this machine, and the outcome of each attack."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    from olmorl.deploy.view.console import SafeConsole
     from olmorl.verifiers.code.sandbox import self_test
 
     result = asyncio.run(self_test.run(settings.verifiers))
-    console = Console()
+    console = SafeConsole()
     for tier, reason in result.refused.items():
         console.print(f"{tier or 'programs'}: not here: {reason}", markup=False, soft_wrap=True)
     if not result.tier:

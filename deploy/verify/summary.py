@@ -15,6 +15,7 @@ from rich.text import Text
 
 from olmorl.deploy.verify.scorer import BAD_ROW, Scored
 from olmorl.deploy.verify.writer import Line
+from olmorl.deploy.view.console import SafeConsole
 from olmorl.deploy.view.dashboard import duration
 from olmorl.messages import Verdict
 from olmorl.solved import is_solved
@@ -117,7 +118,7 @@ class Tally:
         return table
 
 
-class People(Console):
+class People(SafeConsole):
     """Stops printing once its reader is gone. Scoring continues, because its output is a file."""
 
     def on_broken_pipe(self) -> None:

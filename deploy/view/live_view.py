@@ -18,6 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from olmorl.deploy.view.console import SafeConsole
 from olmorl.deploy.view.dashboard import Dashboard, RecentSample, RunView, duration
 from olmorl.deploy.view.run_history import RunHistory
 from olmorl.deploy.view.start_phases import Phase, phases
@@ -60,7 +61,7 @@ class Status:
     """The limit of the run; the launcher adds it."""
 
 
-class Terminal(Console):
+class Terminal(SafeConsole):
     """A run continues when its output cannot be written: a closed pipe, a full disk."""
 
     def print(self, *objects: Any, **options: Any) -> None:

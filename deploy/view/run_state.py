@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.storage import durable_files
 from olmorl.learner.storage.metrics_log import MetricsLog
 from olmorl.run_dir import RunFiles
+
+_RECENT_STEPS = 20
 
 
 def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
@@ -28,6 +30,16 @@ def verdict_of(run_dir: Path) -> RunVerdict | None:
     except (ConfigError, OSError):
         return None
     return verdict(metric_lines(run_dir), Shape.of(settings))
+
+
+def sandbox_of(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> str:
+    """The sandbox in which programs of the model run; empty if the last steps had none."""
+    try:
+        settings = config.load(RunFiles(run_dir).config)
+    except (ConfigError, OSError):
+        return ""
+    has_programs = any(key.startswith("reward_code") for line in lines[-_RECENT_STEPS:] for key in line)
+    return settings.verifiers.code_tier if has_programs else ""
 
 
 def note_end(run_dir: Path, reason: str | None) -> None:

@@ -19,13 +19,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from olmorl.deploy.view.console import SafeConsole
 from olmorl.deploy.view.dashboard import Dashboard, RunView
 from olmorl.deploy.view.plot import draw
 from olmorl.deploy.view.prompt_story import prompt_story
-from olmorl.deploy.view.run_state import metric_lines, verdict_of
+from olmorl.deploy.view.run_state import metric_lines, sandbox_of, verdict_of
 from olmorl.deploy.view.verdict import RunVerdict
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger import read_ledger
+from olmorl.printable import printable
 
 _STATUS_FIELDS = (
     "reward_mean",
@@ -95,13 +97,17 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
     lines = metric_lines(run_dir)
     if not lines and live is None:
         raise _no_step_yet(run_dir)
+    sandbox = sandbox_of(run_dir, lines)
     if as_json:
         found = live.get("verdict") if live else _fields(verdict_of(run_dir))
-        print(json.dumps({**(lines[-1] if lines else {}), "live": live, "silence": silence, "verdict": found}))
+        last = {**(lines[-1] if lines else {}), "live": live, "silence": silence, "verdict": found}
+        print(json.dumps({**last, "sandbox": sandbox} if sandbox else last))
         return
     console = _console()
     if lines:
         console.print(_last_line(run_dir, lines[-1]))
+    if sandbox:
+        console.print(f"programs run in the sandbox {sandbox}")
     if live is None:
         if found := verdict_of(run_dir):
             console.print(found.text)
@@ -148,7 +154,7 @@ def show_view(view: Mapping[str, Any], as_json: bool) -> None:
 
 def follow_view(view: Mapping[str, Any], ask: Callable[[], Mapping[str, Any]]) -> None:
     """The live view on the whole terminal, asked for again each second, until Ctrl-C or an error of `ask`."""
-    with suppress(KeyboardInterrupt), Live(screen=True, auto_refresh=False) as live:
+    with suppress(KeyboardInterrupt), Live(console=_console(), screen=True, auto_refresh=False) as live:
         while True:
             live.update(Dashboard(msgspec.convert(view, RunView)), refresh=True)
             time.sleep(REFRESH_S)
@@ -188,12 +194,12 @@ def show_dead_letters(found: Mapping[str, Any], as_json: bool) -> None:
 
 def show_message(answer: Mapping[str, Any], as_json: bool) -> None:
     """Show the launcher's message."""
-    print(json.dumps(answer) if as_json else answer["message"])
+    print(json.dumps(answer) if as_json else printable(answer["message"]))
 
 
 def _console() -> Console:
     # No markup: the causes of deaths contain brackets.
-    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
+    return SafeConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 
 
 def _lines(run_dir: Path) -> list[dict[str, Any]]:

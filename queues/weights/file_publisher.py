@@ -47,7 +47,7 @@ class PublishedFolder:
         if part.exists():
             raise ValueError(f"version {version} exists; a version is never overwritten")
         packing = self._packer.pack(version, buffers, probe)
-        self._files.folder.mkdir(parents=True, exist_ok=True)
+        self._files.make_folder()
         if self._in_place:
             self._files.write_pieces(version, packing.num_bytes, [(packing.pieces, packing)])
         else:

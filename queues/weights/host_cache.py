@@ -38,7 +38,7 @@ class HostCache:
     def fetch(self, manifest: WeightsReady, shards: Sequence[Iterable[memoryview]]) -> StagedWeights:
         """Have the version here, made of the chunks of its shards unless another process of the host has brought it."""
         version = manifest.version
-        self._files.folder.mkdir(parents=True, exist_ok=True)
+        self._files.make_folder()
         with self._files.turn(version):
             if not self.has(version):
                 self._bring(manifest, shards)
@@ -62,7 +62,7 @@ class HostCache:
             OSError: there is no room.
         """
         version = manifest.version
-        self._files.folder.mkdir(parents=True, exist_ok=True)
+        self._files.make_folder()
         with self._files.turn(version, wait_s=0):
             if self.has(version):
                 return

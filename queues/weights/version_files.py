@@ -23,6 +23,7 @@ from typing import BinaryIO, Literal
 
 from olmorl.errors import WeightError
 from olmorl.messages import Version
+from olmorl.private_folder import private_folder
 from olmorl.queues.weights.chunks import Extent
 from olmorl.queues.weights.pieces import scatter
 
@@ -40,6 +41,10 @@ class VersionFiles:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def make_folder(self) -> None:
+        """Make the folder for this user alone. Raises ResourceError if another user has taken its name."""
+        private_folder(self.folder)
 
     def path(self, version: Version, kind: Kind) -> Path:
         """The path of a file of a version."""

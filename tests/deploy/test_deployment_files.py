@@ -92,6 +92,33 @@ def test_kubernetes_knows_every_field_of_the_pods(template: dict[str, Any]) -> N
     assert mounted == {volume["name"] for volume in template["spec"]["volumes"]} == {"runs", "shared-memory"}
 
 
+@pytest.mark.parametrize("template", pods(), ids=["head", "workers"])
+def test_pods_have_no_privileges(template: dict[str, Any]) -> None:
+    spec = template["spec"]
+    context, container = spec["securityContext"], spec["containers"][0]
+    assert context["runAsNonRoot"] and context["runAsUser"] == 1000
+    assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert spec["automountServiceAccountToken"] is False
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+    token = next(variable for variable in container["env"] if variable["name"] == "HF_TOKEN")
+    assert token["valueFrom"]["secretKeyRef"]["name"] == "hub"
+
+
+def test_pods_reach_each_other_name_servers_and_https_alone() -> None:
+    (policy,) = (document for document in KUBERNETES if document["kind"] == "NetworkPolicy")
+    own, names, outside = policy["spec"]["egress"]
+    assert "Egress" in policy["spec"]["policyTypes"]
+    assert own["to"] == [{"podSelector": policy["spec"]["podSelector"]}] and "ports" not in own
+    assert {port["port"] for port in names["ports"]} == {53}
+    assert outside["ports"] == [{"protocol": "TCP", "port": 443}]
+    assert outside["to"][0]["ipBlock"]["except"] == ["169.254.0.0/16"]
+
+
+def test_programs_run_in_the_sandbox_that_the_runtime_allows() -> None:
+    assert settings_of(shlex.split(job()["entrypoint"])[1:]).verifiers.code_tier == "landlock"
+
+
 def test_kuberay_knows_every_field_of_the_job() -> None:
     RayJob.model_validate(rayjob())
 

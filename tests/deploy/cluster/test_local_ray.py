@@ -76,6 +76,7 @@ from olmorl.deploy.cluster.local_ray import OwnRay, _children
 import ray
 
 own = OwnRay(1, "daemons")
+print(oct(own._session.parent.parent.stat().st_mode & 0o777))
 words = [word for child in _children() for word in child.cmdline()]
 print([name for name in ("dashboard.py", "monitor.py", "log_monitor.py") if any(word.endswith(name) for word in words)])
 print(ray.get(ray.remote(lambda: 42).remote()))
@@ -84,6 +85,6 @@ print(_children())
 """
 
 
-def test_it_works_without_dashboard_autoscaler_and_log_monitor() -> None:
+def test_it_works_without_dashboard_autoscaler_and_log_monitor_in_a_private_folder() -> None:
     done = subprocess.run([sys.executable, "-c", DAEMONS], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n42\n[]\n", done.stderr
+    assert done.stdout == "0o700\n[]\n42\n[]\n", done.stderr

@@ -214,6 +214,15 @@ async def test_the_status_shows_actors_deaths_and_long_waits(ctl: Any) -> None:
     }
 
 
+async def test_the_status_names_the_sandbox_that_scores_programs(run_dir: Path, ctl: Any) -> None:
+    (run_dir / "config.toml").write_text('[verifiers]\ncode_tier = "landlock"\n')
+    (run_dir / "metrics.jsonl").write_text('{"step": 1, "incarnation": 0, "reward_math_mean": 1}\n')
+    assert "sandbox" not in (await ctl("status"))[1]
+    (run_dir / "metrics.jsonl").write_text('{"step": 1, "incarnation": 0, "reward_code_stdio_mean": 1}\n')
+    assert "programs run in the sandbox landlock\n" in (await ctl("status"))[1]
+    assert json.loads((await ctl("status", "--json"))[1])["sandbox"] == "landlock"
+
+
 async def test_top_shows_the_live_view_once_where_there_is_no_terminal(ctl: Any) -> None:
     code, text = await ctl("top")
     assert code == 0

@@ -29,7 +29,8 @@ from olmorl.verifiers.code.inside.bridge.peer import MessageLink, Peer
 from olmorl.verifiers.code.inside.bridge.program_handles import ProgramHandles
 from olmorl.verifiers.code.inside.bridge.tester_handles import TesterHandles
 from olmorl.verifiers.code.inside.isolation import syscalls
-from olmorl.verifiers.code.inside.isolation.restrictions import Restrictions, SandboxSetup, longest_s
+from olmorl.verifiers.code.inside.isolation.restrictions import PROCESSES, Restrictions, SandboxSetup, longest_s
+from olmorl.verifiers.code.inside.isolation.seccomp import Threads
 from olmorl.verifiers.code.inside.testing.runner import TestRun
 from olmorl.verifiers.code.inside.trial import KEPT_FROM
 
@@ -120,15 +121,19 @@ def _open_folders() -> None:
 
 def _run(link: socket.socket, role: str, end: int, restrictions: Restrictions, setup: SandboxSetup) -> dict[str, Any]:
     started = time.monotonic()
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     process = os.fork()
     if process == 0:
         try:
             link.close()
-            trial.run_test(socket.socket(fileno=end), role, restrictions, setup)
+            ours.close()
+            trial.run_test(socket.socket(fileno=end), theirs, role, restrictions, setup)
         finally:
             os._exit(1)
     os.close(end)
-    in_time = _wait(link, process, longest_s(setup.cpu_s))
+    theirs.close()
+    with ours:
+        in_time = _wait(link, process, ours, started + longest_s(setup.cpu_s))
     if not in_time:
         os.kill(process, signal.SIGKILL)
     _, status, usage = os.wait4(process, 0)
@@ -140,19 +145,44 @@ def _run(link: socket.socket, role: str, end: int, restrictions: Restrictions, s
     }
 
 
-def _wait(link: socket.socket, process: int, seconds: float) -> bool:
-    """Whether the process ends in time. If the parent closes the control socket first, this process exits."""
-    watched = os.pidfd_open(process)
+def _wait(link: socket.socket, process: int, program: socket.socket, until: float) -> bool:
+    """Whether the process ends in time. If the parent closes the control socket first, this process exits.
+
+    Args:
+        program: brings the descriptor on which the program asks for threads, if it asks.
+    """
+    watched, threads = os.pidfd_open(process), None
     try:
         poll = select.poll()
         poll.register(watched, select.POLLIN)
         poll.register(link, select.POLLHUP)
-        events = dict(poll.poll(seconds * 1000))
+        poll.register(program, select.POLLIN)
+        while (left := until - time.monotonic()) > 0:
+            events = dict(poll.poll(left * 1000))
+            if link.fileno() in events:
+                os._exit(0)
+            if watched in events:
+                return True
+            if program.fileno() in events:
+                poll.unregister(program)
+                threads = _threads(program)
+                if threads is not None:
+                    poll.register(threads, select.POLLIN)
+            elif threads is not None and events:
+                if events[threads.fileno()] & select.POLLIN:
+                    threads.answer()
+                else:  # the program has ended
+                    poll.unregister(threads)
+        return False
     finally:
         os.close(watched)
-    if link.fileno() in events:
-        os._exit(0)
-    return watched in events
+        if threads is not None:
+            threads.close()
+
+
+def _threads(program: socket.socket) -> Threads | None:
+    _, descriptors, _, _ = socket.recv_fds(program, 16, 1)
+    return Threads(descriptors[0], PROCESSES) if descriptors else None
 
 
 def _reap_orphans() -> float:

@@ -1,6 +1,7 @@
 """Gives a program its standard input and collects its output, from the test process.
 
-The input is a file in memory, as a judge's is: programs ask for its size, and read it more than once.
+The input is a file in memory, as a judge's is: programs ask for its size, and read it more than once. Where the test
+has its own /tmp it is a file there, and /dev/stdin leads to it.
 """
 
 from __future__ import annotations
@@ -9,14 +10,19 @@ import os
 import selectors
 
 CHUNK = 1 << 16
+STDIN = "/tmp/.stdin"
 STDERR_TAIL = 1000
 
 
 class Pipes:
     """The three standard streams of a program. The program process keeps only `theirs`; this process keeps the rest."""
 
-    def __init__(self) -> None:
-        self._stdin = os.memfd_create("stdin")
+    def __init__(self, own_folder: bool) -> None:
+        """
+        Args:
+            own_folder: whether this test alone has /tmp.
+        """
+        self._stdin = os.open(STDIN, os.O_RDWR | os.O_CREAT) if own_folder else os.memfd_create("stdin")
         self._stdout, stdout = os.pipe()
         self._stderr, stderr = os.pipe()
         self.theirs = (self._stdin, stdout, stderr)

@@ -121,8 +121,7 @@ def _library(text: str, link: MessageLink) -> None:
         if verb == "call":
             function, args, kwargs = values
             result = function(*args, **kwargs)
-            if isinstance(function, type):
-                doubt.saw(function, args, kwargs, result)
+            doubt.saw(function, args, kwargs, result)
             return result
         if verb in others:
             return others[verb](*values)

@@ -26,17 +26,24 @@ KEPT_FROM = 200
 """Descriptors from this number on are open folders of Python's own files."""
 
 
-def run_test(end: socket.socket, role: str, restrictions: Restrictions, setup: SandboxSetup) -> None:
-    """Run one test in this process, report, and exit. `role` is `assert` or `stdio`."""
+def run_test(
+    end: socket.socket, server: socket.socket, role: str, restrictions: Restrictions, setup: SandboxSetup
+) -> None:
+    """Run one test in this process, report, and exit. `role` is `assert` or `stdio`.
+
+    Args:
+        server: leads to the fork server, which may answer for the threads of the program.
+    """
     syscalls.die_with_parent()
     restrictions.enter_namespaces()
-    pipes = Pipes() if role == "stdio" else None
+    pipes = Pipes(setup.namespaces) if role == "stdio" else None
     ours, theirs = socket.socketpair()
     restrictions.isolate_next_child()
     program = os.fork()
     if program == 0:
-        _become_program(theirs, pipes, role, restrictions)
+        _become_program(theirs, server, pipes, role, restrictions)
     theirs.close()
+    server.close()
     restrictions.restrict()
     report = MessageLink(end)
     try:
@@ -50,9 +57,13 @@ def run_test(end: socket.socket, role: str, restrictions: Restrictions, setup: S
     os._exit(0)
 
 
-def _become_program(end: socket.socket, pipes: Pipes | None, role: str, restrictions: Restrictions) -> None:
+def _become_program(
+    end: socket.socket, server: socket.socket, pipes: Pipes | None, role: str, restrictions: Restrictions
+) -> None:
     """Close all descriptors except the standard streams and one socket, then run the program. Never returns."""
     syscalls.die_with_parent()
+    if (listener := restrictions.ask_for_threads()) is not None:
+        socket.send_fds(server, [b"threads"], [listener])
     nothing = os.open(os.devnull, os.O_RDWR)
     for number, descriptor in enumerate(pipes.theirs if pipes is not None else (nothing,) * 3):
         os.dup2(descriptor, number)

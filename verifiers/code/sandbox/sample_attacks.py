@@ -153,6 +153,18 @@ ATTACKS = (
     _escape("running programs", "return os.system('true') == 0"),
     _escape("network", "socket.create_connection(('127.0.0.1', 22), 1)\nreturn True"),
     _escape("sockets of the host", "return socket.socket(socket.AF_UNIX).fileno() > 0"),
+    _escape(
+        "messages to sockets of the host",
+        "ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\n"
+        "for address in ('/run/olmorl', '\\0olmorl'):\n    try:\n        ours.sendto(b'x', address)\n"
+        "    except PermissionError:\n        raise\n    except OSError:\n        pass  # it may ask for sockets\n"
+        "return True",
+    ),
+    _escape(
+        "many threads",
+        "import threading, time\nthreading.stack_size(32768)\nfor n in range(400):\n"
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nreturn True",
+    ),
     _escape("files of the host", "return bool(open('/etc/passwd').read())"),
     _escape("writing files", "open('/usr/escaped', 'w').close()\nreturn True"),
     _escape("environment of the host", "return bool(os.environ) or bool(open('/proc/self/environ').read())"),

@@ -21,6 +21,12 @@ START_TIMEOUT_S = 60.0
 STRIKES = 2
 PROBE = ProgramTest("def double(x):\n    return 2 * x\n", "assert double(21) == 42")
 LIMITS = ("memory", "time", "output")
+_ADVICE = {
+    "auto": "; install bubblewrap and allow user namespaces",
+    "bubblewrap": '; allow it, or choose the weaker sandbox by name: verifiers.code_tier = "landlock"',
+    "landlock": '; verifiers.code_tier = "bubblewrap" may work',
+    "unsafe": "",
+}
 _VETTED: dict[str, list[str]] = {}
 """For each tier tried in this process, the attacks that succeeded."""
 
@@ -135,13 +141,13 @@ class Sandbox:
             for name in (self.tier,) if self.tier else tiers.names(self._settings):
                 try:
                     process = await self._start_in(name)
-                except (FileNotFoundError, SandboxStartFailed, SandboxLost) as error:
+                except (OSError, SandboxStartFailed, SandboxLost) as error:
                     self.refused[name] = str(error)
                 else:
                     self.tier = name
                     return process
         reasons = "; ".join(f"{name}: {reason}" for name, reason in self.refused.items())
-        raise SandboxStartFailed(f"no sandbox works on this machine ({reasons}); see verifiers.code_tier")
+        raise SandboxStartFailed(f"no sandbox works on this machine ({reasons}){_ADVICE[self._settings.code_tier]}")
 
     async def _start_in(self, name: str) -> SandboxProcess:
         """Start a sandbox process that passes a known-good test."""

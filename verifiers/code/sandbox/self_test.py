@@ -93,6 +93,16 @@ async def describe(settings: Verifiers) -> str:
     return f"programs run in the sandbox {found.tier}, which stopped {len(found.findings)} attacks{rest}"
 
 
+async def refusal(settings: Verifiers) -> str:
+    """The reason why a good program cannot run here; empty if it can."""
+    sandbox = Sandbox(settings)
+    try:
+        outcome = await sandbox.run(PROBE)
+        return "" if _passed(outcome) else _line(outcome)
+    finally:
+        await sandbox.close()
+
+
 async def _try(sandbox: Sandbox, attack: Attack) -> AttackFinding:
     if attack.breaks_out and sandbox.tier == "unsafe":
         return AttackFinding(attack.kind, False, "not tried, because the tier unsafe stops nothing")

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from olmorl.config import Verifiers
 from olmorl.verifiers.code.inside.isolation.restrictions import SandboxSetup
+from olmorl.verifiers.code.inside.pipes import STDIN
 
 _INSIDE = "olmorl.verifiers.code.inside"
 """The package whose modules run in the sandbox."""
@@ -138,6 +139,7 @@ def _bubblewrap(python: Python) -> list[str]:
         command += ["--tmpfs", str(path), "--remount-ro", str(path)]
     for device in (os.devnull, "/dev/urandom"):
         command += ["--dev-bind", device, device]
+    command += ["--symlink", STDIN, "/dev/stdin"]
     return [*command, "--dir", "/tmp", "--remount-ro", "/", "--chdir", "/", "--"]
 
 

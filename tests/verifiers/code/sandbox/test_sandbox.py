@@ -14,6 +14,8 @@ import psutil
 import pytest
 
 from olmorl.verifiers.check_outcomes import Failed, Limit
+from olmorl.verifiers.code.inside.isolation.restrictions import PROCESSES
+from olmorl.verifiers.code.sandbox import tiers
 from olmorl.verifiers.code.sandbox.messages import ProgramTest, RunReport
 from olmorl.verifiers.code.sandbox.sandbox import PROBE, Sandbox
 from tests.verifiers.code.conftest import SETTINGS, TIERS
@@ -180,6 +182,39 @@ async def test_where_bubblewrap_is_missing_the_next_tier_is_used_and_said_so(mon
         assert await sandbox.run(PROBE) == RunReport("passed")
         assert sandbox.tier == "landlock"
         assert "install the package bubblewrap" in sandbox.refused["bubblewrap"]
+    finally:
+        await sandbox.close()
+
+
+_BOMBS = """
+import ctypes, threading, time
+def by_python():
+    threading.stack_size(32768)
+    for number in range(3000):
+        try:
+            threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+        except RuntimeError:
+            break
+    return number + 1
+def by_the_kernel():
+    library, stacks = ctypes.CDLL(None), ctypes.create_string_buffer(1 << 24)
+    code, base = ctypes.cast(library.pause, ctypes.c_void_p), ctypes.addressof(stacks)
+    flags = 0x100 | 0x200 | 0x400 | 0x800 | 0x10000
+    return 1 + sum(library.clone(code, ctypes.c_void_p(base + 8192 * n), flags, None) > 0 for n in range(1, 2000))
+"""
+
+
+@pytest.mark.parametrize("bomb", ["by_python", "by_the_kernel"])
+async def test_under_landlock_a_user_who_is_not_root_has_a_limit_of_threads_too(
+    bomb: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers.os, "getuid", lambda: 1000)  # so the sandbox has no user of its own to count for
+    sandbox = Sandbox(SETTINGS.model_copy(update={"code_tier": "landlock"}), vet=False)
+    try:
+        assert await sandbox.run(ProgramTest(_BOMBS, f"assert {bomb}() <= {PROCESSES}")) == RunReport("passed")
+        threads = (Path(__file__).parent / "honest" / "threads.txt").read_text(encoding="utf-8").split("=== test\n")
+        for test in threads[1:]:
+            assert await sandbox.run(ProgramTest(threads[0], test)) == RunReport("passed"), test
     finally:
         await sandbox.close()
 

@@ -17,6 +17,8 @@ import random
 import struct
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterable
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Protocol
 
 from olmorl.verifiers.code.inside.bridge import copied_values, standard_library
@@ -38,6 +40,11 @@ _FLAT = (bytearray, random.Random)
 _WORDS = struct.Struct("<625I")
 """The state of `random.Random`. A number that it holds back may follow."""
 _TAGS = {kind: tag for tag, kind in _MUTABLE.items()}
+_FACTORIES = (
+    bool, bytearray, bytes, complex, dict, float, frozenset, int, list, set, str, tuple, Counter, Decimal, Fraction,
+    OrderedDict, defaultdict, deque,
+)  # fmt: skip
+"""Classes that make the missing values of a defaultdict. The other side calls them where it holds its own secrets."""
 
 
 class CodecError(Exception):
@@ -174,8 +181,8 @@ class Codec:
         extra: Any = None
         if type(value) is deque:
             extra = value.maxlen
-        elif type(value) is defaultdict and (home := standard_library.address(value.default_factory)):
-            extra = home
+        elif type(value) is defaultdict and any(value.default_factory is each for each in _FACTORIES):
+            extra = standard_library.address(value.default_factory)
         content = _content(value)
         if type(value) in _FLAT:
             return _TAGS[type(value)], extra, content.hex()
@@ -197,7 +204,10 @@ class Codec:
         if kind is deque:
             value: Any = deque(maxlen=extra)
         elif kind is defaultdict:
-            value = defaultdict(None if extra is None else standard_library.at(*extra))
+            factory = None if extra is None else standard_library.at(*extra)
+            if factory is not None and factory not in _FACTORIES:
+                raise CodecError("a defaultdict with a function that makes no plain values")
+            value = defaultdict(factory)
         else:
             value = kind()
         self._share(number, value)

@@ -69,7 +69,7 @@ def _believed(self: Remote, operation: str, other: Remote) -> bool:
 
 def _decided(outcome: Any) -> bool:
     if outcome is None:
-        raise AssertionError("a comparison that cannot be believed: the class makes it hold for all its objects")
+        raise AssertionError("a comparison that cannot be believed: the class makes it hold for other objects too")
     return outcome is True
 
 

@@ -1,24 +1,38 @@
 """Decides whether to believe a program's comparison of two of its own objects.
 
 A class can call all its objects equal, or each less than the other. So a true comparison is repeated with decoys:
-objects of the same classes made with other arguments, and copies with other attributes. It is believed if it is false
-for some decoys, and true each time that it is made between them. A comparison that is not believed is neither true nor
-false, so a test that expects either fails. Runs in the program's process, where the test does not see it.
+objects of the same classes made with other arguments, and copies with other attributes. An equality is believed if
+
+- some decoys of either object are unequal to the other object, so both objects matter;
+- all decoys but one are, if the objects differ in content and the test did not make both: a loose comparison accepts
+  several near decoys, and an exact one at most one by chance, as 1/2 is 2/4;
+- no argument with which the test made one object is ignored where the other object differs in it.
+
+An order is believed if it holds in one direction only. A comparison that is not believed is neither true nor false, so
+a test that expects either fails. Runs in the program's process, where the test does not see it.
 """
 
 from __future__ import annotations
 
+import datetime
+import enum
 import inspect
 import itertools
 import operator
 import random
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from typing import Any
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, NamedTuple
 
 STRANGER = "\0stranger"
-_DECOYS = 3
+_FAR = ((11, 4), (1013, 338), (-40961, -13653))
+"""The amount by which a decoy's first number differs, and how much more each further one does. The amounts change the
+remainder by each number of hours, days, months or letters."""
+_NEAR = ((1, 1), (-1, 0), (2, -3))
+_SAME = (0, 0)
 _REPEATED = 3
-_STEPS = (7, 1013, 40961)
 _MAX_PARTS = 2000
 _HEAP_TYPE = 1 << 9
 _ORDERS = {"lt": operator.lt, "gt": operator.gt, "le": operator.le, "ge": operator.ge}
@@ -26,27 +40,79 @@ _EQUAL = operator.eq
 PLAIN_BASES = (int, float, complex, str, bytes, tuple, frozenset)
 """Immutable types. A value of a subclass has a plain value, which is set when it is made."""
 _FILLED: dict[type, Any] = {list: list.extend, set: set.update, dict: dict.update}
+_NUMBERS = (int, float, complex, Decimal, Fraction)
+_SEQUENCES = (list, tuple, deque)
+_SETS = (set, frozenset)
+_MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 
 Compare = Callable[[Any, Any], Any]
+Steps = tuple[tuple[int, int], ...]
+
+
+class _Making(NamedTuple):
+    """How the test made an object."""
+
+    call: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def others(self, steps: Steps) -> list[Any]:
+        """Objects made with other arguments."""
+        given = [*self.args, *self.kwargs.values()]
+        changed = [list(map(_Altered(step).value, given)) for step in steps]
+        if all(_alike(given, other) for other in changed):
+            changed = [list(map(_Altered(step, STRANGER).value, given)) for step in steps]
+        made = []
+        for values in changed if given else ():
+            args, named = values[: len(self.args)], values[len(self.args) :]
+            try:
+                made.append(self.call(*args, **dict(zip(self.kwargs, named, strict=True))))
+            except Exception:  # the class takes no such arguments
+                continue
+        return made
+
+    def with_other(self, place: int | str) -> list[Any]:
+        """Objects made with another value of one argument."""
+        given, made = self.kwargs[place] if isinstance(place, str) else self.args[place], []
+        for step in (*_NEAR, *_FAR):
+            other = _Altered(step).value(given)
+            if _alike(given, other):
+                continue
+            args = [other if number == place else item for number, item in enumerate(self.args)]
+            kwargs = {name: other if name == place else item for name, item in self.kwargs.items()}
+            try:
+                made.append(self.call(*args, **kwargs))
+            except Exception:  # the class takes no such argument
+                continue
+        return made
+
+    def still(self, value: Any) -> bool:
+        """Whether the object is as the class made it."""
+        try:
+            return isinstance(self.call, type) and _alike(self.call(*self.args, **self.kwargs), value)
+        except Exception:  # the class makes it only once
+            return False
 
 
 class Doubt:
     """Remembers how objects were made, and makes others in the same way."""
 
     def __init__(self) -> None:
-        self._made: dict[int, tuple[Any, Any, Any]] = {}
+        self._made: dict[int, _Making] = {}
 
-    def saw(self, kind: Any, args: Any, kwargs: Any, made: Any) -> None:
-        """Record that the test made an object by calling a class. The handles keep the object alive."""
-        self._made[id(made)] = kind, tuple(args), dict(kwargs)
+    def saw(self, call: Any, args: Any, kwargs: Any, made: Any) -> None:
+        """Record that the test made an object with a class or a class method. The handles keep the object alive."""
+        kind = call.__self__ if inspect.ismethod(call) else call
+        if _inherits(type(made), kind):
+            self._made[id(made)] = _Making(call, tuple(args), dict(kwargs))
 
     def agreed(self, operation: str, first: Any, second: Any) -> bool | None:
         """Whether a comparison holds. None if it holds and is not believed."""
-        compare = _EQUAL if operation == "eq" else _ORDERS[operation]
-        if compare(first, second) is not True:
-            return False
         if operation == "eq":
-            return self._distinguishes(first, second) or None
+            return self._equal(first, second)
+        compare = _ORDERS[operation]
+        if not compare(first, second):
+            return False
         backwards = _holds(compare, second, first)
         if operation in ("lt", "gt"):
             return (not backwards and _holds(compare, first, second)) or None
@@ -56,78 +122,183 @@ class Doubt:
         """Whether an object contains an item. None if it claims to contain everything."""
         if operator.contains(container, item) is not True:
             return False
-        others = [other for step in _STEPS if (other := _Altered(step).value(item)) is not item]
+        others = [other for step in _FAR if (other := _Altered(step).value(item)) is not item]
         return not all(_holds(operator.contains, container, other) for other in others or [STRANGER]) or None
 
     def is_instance(self, value: Any, kind: Any) -> bool:
-        """Whether an object is of a class. False for a class that claims every object."""
-        return isinstance(value, kind) and not isinstance(STRANGER, kind)
-
-    def _distinguishes(self, first: Any, second: Any) -> bool:
-        if _holds(_EQUAL, first, STRANGER):
+        """Whether an object is of a class, without asking the object. An abstract class may claim it, but not all."""
+        if _inherits(type(value), kind):
+            return True
+        if type(kind) is type:
             return False
-        families = [decoys for each in (first, second) for decoys in self._decoys(each) if decoys]
-        if not families:
+        try:
+            return issubclass(type(value), kind) and not any(issubclass(each, kind) for each in (str, object))
+        except TypeError:  # a protocol with attributes
+            return isinstance(value, kind) and not isinstance(STRANGER, kind)
+
+    def _equal(self, first: Any, second: Any) -> bool | None:
+        makings = [self._made.get(id(each)) for each in (first, second)]
+        alike = _alike(first, second)
+        by_test = all(making and making.still(each) for making, each in zip(makings, (first, second), strict=True))
+        questions = _Questions(first, second)
+        if not _EQUAL(first, second):
+            return False
+        strict = not alike and not by_test
+        for side, making in enumerate(makings):
+            questions.add(side, making, (*_NEAR, *_FAR) if strict else _FAR)
+        if not questions.families and not questions.known(STRANGER):
             # Objects without state are equal, if there is only one way to make them.
-            return all(_is_alone(each) for each in (first, second))
-        questions: list[tuple[int | None, Any]] = [
-            (number, decoy) for number, decoys in enumerate(families) for decoy in decoys
-        ]
-        questions += [(None, second)] * _REPEATED
-        random.SystemRandom().shuffle(questions)
-        answers = [(number, _holds(_EQUAL, first, other)) for number, other in questions]
-        differs = {number for number, holds in answers if not holds}
-        return differs == set(range(len(families)))
+            return all(_is_alone(each) for each in (first, second)) or None
+        if questions.known(STRANGER) or not questions.believed(strict):
+            return None
+        ignored = not by_test and any(questions.ignored(side, making) for side, making in enumerate(makings) if making)
+        return not ignored or None
 
     def _orders(self, compare: Compare, first: Any, second: Any) -> bool:
         """Whether the order is believable: some decoy is not both before and after the first object."""
-        decoys = [decoy for each in (first, second) for family in self._decoys(each) for decoy in family]
+        families = [family for each in (first, second) for family in _families(each, self._made.get(id(each)), _FAR)]
+        decoys = [decoy for family in families for decoy in family]
         return not decoys or any(not (_holds(compare, first, x) and _holds(compare, x, first)) for x in decoys)
 
-    def _decoys(self, value: Any) -> Iterator[list[Any]]:
-        """Objects of its class with other content: first made with other arguments, then with other attributes."""
-        if not type(value).__flags__ & _HEAP_TYPE:
-            return
-        kind, args, kwargs = self._made.get(id(value), (None, (), {}))
-        found: list[Any] = []
-        for step in _STEPS[: _DECOYS if args or kwargs else 0]:
-            altered = _Altered(step)
-            try:
-                named = {name: altered.value(item) for name, item in kwargs.items()}
-                found.append(kind(*map(altered.value, args), **named))
-            except Exception:  # the class takes no such arguments
-                continue
-        yield found
-        yield [twin for step in _STEPS if (twin := _Altered(step).twin(value)) is not None]
+
+class _Questions:
+    """Comparisons of two objects with each other and with decoys, in a random order.
+
+    Each is made with fresh copies, because an object may become the one that it is shown.
+    """
+
+    def __init__(self, first: Any, second: Any) -> None:
+        """Copy the objects before their first comparison."""
+        self.families = 0
+        pair = _copies(first, second)
+        self._copied = all(map(_alike, pair, (first, second)))
+        self._pair = pair if self._copied else (first, second)
+        self._asked: list[tuple[int, int, Any]] = [(0, 0, None)] * _REPEATED
+
+    def known(self, stranger: Any) -> bool:
+        """Whether the first object equals something that no object equals."""
+        return _holds(_EQUAL, self._fresh(self._pair[0]), stranger)
+
+    def add(self, side: int, making: _Making | None, steps: Steps) -> None:
+        """Add decoys in place of the first (0) or second (1) object."""
+        for decoys in _families(self._pair[side], making, steps):
+            if decoys:
+                self.families += 1
+                self._asked += [(self.families, side, decoy) for decoy in decoys]
+
+    def believed(self, strict: bool) -> bool:
+        """Whether the objects are always equal, and some decoys of each family are not; if strict, all but one."""
+        random.SystemRandom().shuffle(self._asked)
+        answers: dict[int, list[bool]] = {}
+        for family, side, decoy in self._asked:
+            answers.setdefault(family, []).append(self._equal(side, decoy) if family else self._repeated())
+        return all(answers.pop(0)) and all(
+            not all(found) and (sum(found) < 2 or not strict) for found in answers.values()
+        )
+
+    def ignored(self, side: int, making: _Making) -> bool:
+        """Whether some argument of the test does not matter to the class, and the other object differs in it."""
+        return any(self._ignores(side, making, place) for place in (*range(len(making.args)), *making.kwargs))
+
+    def _ignores(self, side: int, making: _Making, place: int | str) -> bool:
+        decoys = making.with_other(place)
+        if not decoys or not all(self._equal(side, decoy) for decoy in decoys):
+            return False
+        own, other, altered = map(_attributes, (self._pair[side], self._pair[1 - side], decoys[0]))
+        recorded = [name for name in own if not _alike(own[name], altered.get(name))]
+        return not recorded or any(not _alike(own[name], other.get(name)) for name in recorded)
+
+    def _equal(self, side: int, decoy: Any) -> bool:
+        kept = self._fresh(self._pair[1 - side])
+        return _holds(_EQUAL, kept, decoy) if side else _holds(_EQUAL, decoy, kept)
+
+    def _repeated(self) -> bool:
+        return _holds(_EQUAL, *(_copies(*self._pair) if self._copied else self._pair))
+
+    def _fresh(self, value: Any) -> Any:
+        return _copies(value, value)[0] if self._copied else value
+
+
+def _families(value: Any, making: _Making | None, steps: Steps) -> Iterator[list[Any]]:
+    """Objects of its class with other content: first made with other arguments, then with other attributes."""
+    if not type(value).__flags__ & _HEAP_TYPE:
+        return
+    made = making.others(steps) if making is not None else []
+    yield [decoy for decoy in made if not _alike(decoy, value)] or made
+    twins = [_Altered(step).twin(value) for step in steps]
+    if all(twin is None or _alike(twin, value) for twin in twins):
+        twins = [_Altered(step, STRANGER).twin(value) for step in steps]
+    yield [twin for twin in twins if twin is not None]
+
+
+def _copies(first: Any, second: Any) -> tuple[Any, Any]:
+    """Copies of two objects; None for one without state. What they share, their copies share."""
+    same = _Altered(_SAME)
+    return same.twin(first), same.twin(second)
 
 
 class _Altered:
     """Values of the same shape with other content; each part is changed by another amount."""
 
-    def __init__(self, step: int) -> None:
-        self._steps = itertools.count(step, step // 3 + 1)
+    def __init__(self, step: tuple[int, int], absent: Any = None) -> None:
+        """
+        Args:
+            step: `_SAME` makes copies with the same content.
+            absent: the value in place of None.
+        """
+        self._same = step == _SAME
+        self._absent = absent
+        self._steps = itertools.count(*step)
         self._parts = 0
         self._known: dict[int, Any] = {}
 
     def value(self, value: Any) -> Any:
-        kind = type(value)
         self._parts += 1
         if self._parts > _MAX_PARTS:
             return value
+        kind = type(value)
+        if kind in (*_SEQUENCES, *_SETS):
+            return self._items(kind, value)
+        if kind in _MAPPINGS:
+            return self._mapping(value)
+        if not (kind.__flags__ & _HEAP_TYPE) or isinstance(kind, enum.EnumMeta) or kind in _PLAIN:
+            return value if self._same else self._scalar(kind, value)
+        twin = None if callable(value) else self.twin(value)
+        return value if twin is None else twin
+
+    def _scalar(self, kind: Any, value: Any) -> Any:
+        if value is None:
+            return self._absent
         if kind is bool:
             return not value
-        if kind in (int, float, complex):
+        if kind in _NUMBERS:
             return value + next(self._steps)
         if kind is str:
-            return "".join(map(_next, value)) or "b"
-        if kind is bytes:
+            changed = "".join(map(_next, value))
+            return changed if changed != value else value + "b"
+        if kind in (bytes, bytearray):
             return value + b"b"
-        if kind in (list, tuple, set, frozenset):
-            return kind(map(self.value, value)) if value else kind((next(self._steps),))
-        if kind is dict:
-            return {key: self.value(item) for key, item in value.items()} or {STRANGER: 0}
-        twin = self.twin(value) if kind.__flags__ & _HEAP_TYPE and not callable(value) else None
-        return value if twin is None else twin
+        if kind in (datetime.date, datetime.datetime, datetime.timedelta):
+            return value + datetime.timedelta(days=next(self._steps))
+        if isinstance(kind, enum.EnumMeta):
+            members: list[Any] = list(kind)
+            return members[(members.index(value) + 1) % len(members)]
+        return value
+
+    def _items(self, kind: Any, value: Any) -> Any:
+        if not value and not self._same:
+            return kind((next(self._steps),))
+        if kind is deque:
+            return deque(map(self.value, value), value.maxlen)
+        return kind(map(self.value, value))
+
+    def _mapping(self, value: Any) -> Any:
+        changed = value.copy()
+        for key, item in value.items():
+            changed[key] = self.value(item)
+        if not changed and not self._same:
+            changed[STRANGER] = 0
+        return changed
 
     def twin(self, value: Any) -> Any:
         """A copy of an object with other attributes; None for an object without attributes."""
@@ -135,7 +306,7 @@ class _Altered:
             return self._known[id(value)]
         kind = type(value)
         attributes = _attributes(value)
-        base = next(each for each in kind.__mro__ if not each.__flags__ & _HEAP_TYPE)
+        base = _base(kind)
         if not attributes and base not in PLAIN_BASES and base not in _FILLED:
             return None
         try:
@@ -148,6 +319,62 @@ class _Altered:
         except Exception:  # a class that cannot be copied so
             return None
         return twin
+
+
+_PLAIN = (Decimal, Fraction, datetime.date, datetime.datetime, datetime.timedelta)
+
+
+def _inherits(kind: type, ancestor: Any) -> bool:
+    """Whether a class has an ancestor, without asking either class."""
+    return any(each is ancestor for each in type.__dict__["__mro__"].__get__(kind))
+
+
+def _base(kind: type) -> Any:
+    """The built-in type that a class extends."""
+    return next(each for each in kind.__mro__ if not each.__flags__ & _HEAP_TYPE)
+
+
+def _alike(first: Any, second: Any) -> bool:
+    """Whether two values have the same content, without using methods of the program's classes."""
+    try:
+        return _same(first, second, set())
+    except Exception:  # nested too deeply
+        return False
+
+
+def _same(first: Any, second: Any, seen: set[tuple[int, int]]) -> bool:
+    kind = type(first)
+    if first is second or (id(first), id(second)) in seen:
+        return True
+    if kind in _NUMBERS and type(second) in _NUMBERS:
+        return bool(first == second)
+    if kind is not type(second):
+        return False
+    if kind in (*_SEQUENCES, *_MAPPINGS):
+        seen.add((id(first), id(second)))
+        return len(first) == len(second) and all(
+            _same(a, b, seen) for a, b in zip(_listed(first), _listed(second), strict=True)
+        )
+    if kind in _SETS:
+        return (
+            len(first) == len(second)
+            and all(type(item) in (*_NUMBERS, str, bytes) for item in first)
+            and first == second
+        )
+    if not kind.__flags__ & _HEAP_TYPE or isinstance(kind, enum.EnumMeta) or kind in _PLAIN:
+        return kind in (str, bytes, bytearray, bool, *_PLAIN) and bool(first == second)
+    seen.add((id(first), id(second)))
+    base = _base(kind)
+    plain = plain_copy if base in PLAIN_BASES else (lambda base, value: base(base.__iter__(value)))
+    if (base in PLAIN_BASES or base in _FILLED) and not _same(plain(base, first), plain(base, second), seen):
+        return False
+    if base is not object and base not in PLAIN_BASES and base not in _FILLED:
+        return False
+    return _same(_attributes(first), _attributes(second), seen)
+
+
+def _listed(value: Any) -> list[Any]:
+    return [part for pair in value.items() for part in pair] if isinstance(value, dict) else list(value)
 
 
 def plain_copy(base: Any, value: Any) -> Any:
@@ -184,7 +411,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 def _holds(compare: Compare, first: Any, second: Any) -> bool:
     """Whether a comparison is true. A comparison that raises is not."""
     try:
-        return compare(first, second) is True
+        return bool(compare(first, second))
     except Exception:
         return False
 

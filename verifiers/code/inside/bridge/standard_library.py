@@ -23,7 +23,11 @@ EXCEPTIONS = (
     "binascii", "_csv", "csv", "re", "enum", "io", "configparser", "shutil", "string", "zoneinfo", "graphlib",
 )  # fmt: skip
 """Modules whose exceptions both sides share by name."""
-FORBIDDEN = {"exec", "eval", "compile", "open", "input", "__import__", "breakpoint", "exit", "quit", "help"}
+FORBIDDEN = {
+    "exec", "eval", "compile", "open", "input", "__import__", "breakpoint", "exit", "quit", "help", "locals", "globals",
+    "vars", "dir", "setattr", "delattr",
+}  # fmt: skip
+"""Functions that would act on the other process, or read its variables."""
 _ALIASES = {"np": "numpy"}
 _HOMES = {"_operator": "operator", "_collections": "collections", "_heapq": "heapq", "_bisect": "bisect"}
 

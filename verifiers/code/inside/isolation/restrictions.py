@@ -10,7 +10,7 @@ from olmorl.verifiers.code.inside.isolation import landlock, seccomp, syscalls
 
 OPEN_FILES = 64
 PROCESSES = 64
-"""The most processes and threads of one sandbox."""
+"""The most processes and threads of one sandbox; without namespaces, the most threads of one program."""
 STACK_BYTES = 64 << 20
 _COUNTS_PER_SANDBOX = (5, 14)
 """The first kernel version that counts the processes of each user namespace separately."""
@@ -74,6 +74,10 @@ class Restrictions:
             syscalls.unshare(syscalls.CLONE_NEWNS)
             size = f"size={self._setup.disk_mib}m,nr_inodes=1024,mode=777"
             syscalls.mount("tmpfs", "/tmp", "tmpfs", syscalls.MS_NOSUID_NODEV_NOEXEC, size)
+
+    def ask_for_threads(self) -> int | None:
+        """Let the fork server count the threads of this process where nothing else does. Returns its descriptor."""
+        return seccomp.ask_for_threads() if self._setup.tier == "landlock" else None
 
     def isolate_next_child(self) -> None:
         """Put the next child in its own process namespace. It sees no other process, and its children end with it."""

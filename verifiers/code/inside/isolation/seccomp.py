@@ -1,14 +1,16 @@
 """The seccomp filter: the system calls that a sandboxed process may make. All others are refused.
 
 A Python program can compute, use its open files, and start threads. It cannot start programs (execve) or processes
-(fork), open sockets except socket pairs, trace, mount, read the memory of other processes, change priorities or limits
-of other processes, or change owners, modes and times of files. It can send signals only to itself.
+(fork), open sockets except connected pairs, name the receiver of a message, trace, mount, read the memory of other
+processes, change their priorities or limits, or change owners, modes and times of files. It can send signals only to
+itself.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import os
 import struct
 
@@ -24,7 +26,7 @@ mmap:9:222 mprotect:10:226 munmap:11:215 mremap:25:216 madvise:28:233 brk:12:214
 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 rt_sigpending:127:136 rt_sigtimedwait:128:137
 rt_sigsuspend:130:133 sigaltstack:131:132 pause:34: alarm:37: getitimer:36:102 setitimer:38:103
 pipe:22: pipe2:293:59 poll:7: ppoll:271:73 select:23: pselect6:270:72 epoll_create:213: epoll_create1:291:20
-epoll_ctl:233:21 epoll_wait:232: epoll_pwait:281:22 eventfd2:290:19 sendto:44:206 recvfrom:45:207 shutdown:48:210
+epoll_ctl:233:21 epoll_wait:232: epoll_pwait:281:22 eventfd2:290:19 recvfrom:45:207 shutdown:48:210
 getsockopt:55:209 getsockname:51:204 getpeername:52:205
 futex:202:98 set_robust_list:273:99 get_robust_list:274:100 rseq:334:293 set_tid_address:218:96 membarrier:324:283
 sched_yield:24:124 sched_getaffinity:204:123 getcpu:309:168
@@ -38,6 +40,7 @@ exit:60:93 exit_group:231:94 restart_syscall:219:128 wait4:61:260 waitid:247:95
 
 _CONDITIONAL = """
 clone:56:220 clone3:435:435 kill:62:129 tgkill:234:131 fcntl:72:25 ioctl:16:29 socketpair:53:199 prlimit64:302:261
+sendto:44:206
 """
 _MACHINES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}
 """For each machine, the column in the tables and the kernel's number of the architecture."""
@@ -51,8 +54,10 @@ _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 
 _PR_SET_SECCOMP = 22
 _MODE_FILTER = 2
+_SECCOMP = {"x86_64": 317, "aarch64": 277}
+_NEW_LISTENER = 8
 _LOAD, _JUMP_EQUAL, _JUMP_BITS, _RETURN = 0x20, 0x15, 0x45, 0x06
-_ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
+_ALLOW, _KILL, _ERROR, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16
 
 
@@ -64,10 +69,57 @@ def supported() -> bool:
 def restrict(program: bytes) -> None:
     """Apply a filter from `for_process` to this process and its later threads, permanently."""
 
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+    call("prctl", _PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(_Program(len(program) // 8, program)), 0, 0)
 
-    call("prctl", _PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(Program(len(program) // 8, program)), 0, 0)
+
+def ask_for_threads() -> int:
+    """Make each new thread of this process wait for an answer. Returns the descriptor that `Threads` answers on."""
+    machine = os.uname().machine
+    column, architecture = _MACHINES[machine]
+    code = [
+        _step(_LOAD, _ARCHITECTURE),
+        _step(_JUMP_EQUAL, architecture, 1, 0),
+        _step(_RETURN, _KILL),
+        _step(_LOAD, _NUMBER),
+        *_if(_numbers(_CONDITIONAL, column)["clone"], [_step(_RETURN, _ASK)]),
+        _step(_RETURN, _ALLOW),
+    ]
+    asking = _Program(len(code), b"".join(code))
+    return call("syscall", _SECCOMP[machine], 1, _NEW_LISTENER, ctypes.byref(asking))
+
+
+class Threads:
+    """Lets a process have a limited number of threads. The limit holds within twice the number."""
+
+    _RECEIVE, _SEND = 0xC0502100, 0xC0182101
+    _ASKED, _ANSWER = struct.Struct("=QII64x"), struct.Struct("=QqiI")
+
+    def __init__(self, listener: int, most: int) -> None:
+        self._listener = listener
+        self._most = most
+
+    def fileno(self) -> int:
+        return self._listener
+
+    def answer(self) -> None:
+        """Answer one thread that wants to start another."""
+        asked = bytearray(self._ASKED.size)
+        try:
+            fcntl.ioctl(self._listener, self._RECEIVE, asked)
+            number, thread, _ = self._ASKED.unpack(asked)
+            # The folder is not read, and it has a link for each thread.
+            allowed = os.stat(f"/proc/{thread}/task").st_nlink - 2 < self._most  # noqa: PTH116
+            answer = self._ANSWER.pack(number, 0, 0 if allowed else -errno.EAGAIN, int(allowed))
+            fcntl.ioctl(self._listener, self._SEND, answer)
+        except OSError:  # the thread has ended meanwhile
+            return
+
+    def close(self) -> None:
+        os.close(self._listener)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
 def compiled() -> bytes:
@@ -88,6 +140,8 @@ def compiled() -> bytes:
     code += _if(numbers["fcntl"], _argument(1, _FCNTLS))
     code += _if(numbers["ioctl"], _argument(1, _IOCTLS))
     code += _if(numbers["socketpair"], _argument(0, (_AF_UNIX,)))
+    # An address of length 0: the other end of the pair receives, and no socket of the host.
+    code += _if(numbers["sendto"], _argument(5, (0,)))
     code += _if(numbers["prlimit64"], _argument(0, (0,)))
     return b"".join(code)
 

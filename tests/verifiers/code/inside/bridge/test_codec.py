@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -143,3 +144,18 @@ def test_a_container_keeps_its_type() -> None:
     theirs.unpack(b'["done", [["shared", 0]], [[0, "list", null, [1]]]]')
     with pytest.raises(CodecError, match="type"):
         theirs.unpack(b'["done", [], [[0, "dict", null, []]]]')
+
+
+def test_a_defaultdict_makes_missing_values_with_plain_classes_only() -> None:
+    ours, theirs = pair()
+    _, (table, other) = theirs.unpack(ours.pack("done", [defaultdict(list, a=[1]), defaultdict(locals, a=1)]))
+    assert table["b"] == [] and other == {"a": 1} and other.default_factory is None
+    forged = json.dumps(["done", [["shared", 0]], [[0, "defaultdict", ["random", "getrandbits"], []]]]).encode()
+    with pytest.raises(CodecError):
+        pair()[1].unpack(forged)
+
+
+@pytest.mark.parametrize("name", ["locals", "globals", "vars", "dir", "setattr"])
+def test_no_function_that_reads_variables_is_shared(name: str) -> None:
+    with pytest.raises(CodecError):
+        pair()[1].unpack(json.dumps(["done", [["standard", "builtins", name]], []]).encode())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,9 +18,12 @@ from ray._private import node, ray_constants, worker
 
 from olmorl.deploy.control import signals
 from olmorl.errors import ResourceError
+from olmorl.parent_death import STOP_SIGNALS
 
 _NOT_USED = ("start_api_server", "start_monitor", "start_log_monitor")
 """The dashboard, the autoscaler, and the copy of all logs on the terminal."""
+_SHUTDOWN_S = 5.0
+"""Time for Ray's own shutdown."""
 _PATIENCE_S = 10.0
 """Time for killed processes to end."""
 
@@ -35,7 +40,13 @@ class OwnRay:
         """
         self._before = before = set(_children())
         try:
-            with signals.kept(), signals.raising_while(_daemons_start), _no_stack_of_a_signal(), _only_needed():
+            with (
+                signals.kept(),
+                signals.raising_while(_daemons_start),
+                _no_stack_of_a_signal(),
+                _only_needed(),
+                _deaf_children(),
+            ):
                 context = ray.init(
                     address="local",
                     num_cpus=num_cpus,
@@ -65,7 +76,12 @@ class OwnRay:
         """End it. With `keep_logs` its folder stays, and shows why it died."""
         started = [child for child in _children() if child not in self._before]
         started += _naming(self._session, started)
+        # A daemon that hangs lets Ray's own shutdown hang.
+        killing = threading.Timer(_SHUTDOWN_S, _kill, [started])
+        killing.daemon = True
+        killing.start()
         ray.shutdown()
+        killing.cancel()
         _kill(started)
         if keep_logs:
             return
@@ -88,6 +104,34 @@ def _remove(session: Path) -> None:
     with suppress(OSError):
         if os.readlink(latest) == str(session):  # noqa: PTH115
             latest.unlink()
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Programs that start inside, and all that they start, never get a signal that asks the launcher to stop.
+
+    A daemon of Ray has a handler of its own, so it cannot ignore a signal. A blocked signal stays blocked.
+    """
+    _Forks.deaf = True
+    try:
+        yield
+    finally:
+        _Forks.deaf = False
+
+
+class _Forks:
+    """What a new child does first. Python can register a function for this, but not unregister it."""
+
+    deaf = False
+
+    @classmethod
+    def begin(cls) -> None:
+        if cls.deaf:
+            os.setsid()
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+os.register_at_fork(after_in_child=_Forks.begin)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from olmorl.deploy.credentials import read_token
-from olmorl.deploy.view.run_state import finished
+from olmorl.deploy.view.run_state import last_end
 from olmorl.errors import ConfigError, OlmoRLError, ResourceError, RunEnded, UserError
 from olmorl.run_dir import RunFiles
 
@@ -124,7 +124,7 @@ def send_command(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE
             line = stream.readline()
     except OSError as error:
         silence = f"its launcher does not answer at {host}:{port} ({error}): it is gone, or out of reach from here"
-        raise ResourceError(finished(run_dir) or f"{run_dir}: {silence}") from None
+        raise ResourceError(last_end(run_dir) or f"{run_dir}: {silence}") from None
     if not line:
         raise ResourceError(f"{run_dir}: its launcher at {host}:{port} ended the connection; see logs/launcher.log")
     try:
@@ -148,7 +148,7 @@ def _address(path: Path) -> tuple[str, int, str]:
         return address, int(port), str(said["host"])
     except FileNotFoundError:
         raise ResourceError(
-            finished(path.parent)
+            last_end(path.parent)
             or f"{path.parent}: no launcher runs it, or it is still starting; go on with it by olmorl-launch --resume"
         ) from None
     except OSError as error:

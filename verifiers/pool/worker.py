@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from olmorl.parent_death import die_with_parent
+from olmorl.parent_death import die_with_parent, hear_stop_signals
 from olmorl.verifiers.pool import pool_protocol
 
 
@@ -42,7 +42,6 @@ def main(argv: list[str]) -> None:
     control = socket.socket(fileno=int(argv[0]))
     die_with_parent(int(argv[1]))
     settings = msgspec.json.decode(argv[2], type=WorkerSettings)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name in settings.preload:
         resolve(name)()
@@ -99,6 +98,7 @@ def _fork(link: socket.socket, inherited: tuple[socket.socket, ...], settings: W
         return
     try:
         die_with_parent(fork_server)
+        hear_stop_signals()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         for other in inherited:

@@ -53,6 +53,7 @@ def run_test(end: socket.socket, role: str, restrictions: Restrictions, setup: S
 def _become_program(end: socket.socket, pipes: Pipes | None, role: str, restrictions: Restrictions) -> None:
     """Close all descriptors except the standard streams and one socket, then run the program. Never returns."""
     syscalls.die_with_parent()
+    syscalls.hear_signals()
     nothing = os.open(os.devnull, os.O_RDWR)
     for number, descriptor in enumerate(pipes.theirs if pipes is not None else (nothing,) * 3):
         os.dup2(descriptor, number)

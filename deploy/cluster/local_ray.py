@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -22,8 +23,8 @@ from olmorl.parent_death import STOP_SIGNALS
 
 _NOT_USED = ("start_api_server", "start_monitor", "start_log_monitor")
 """The dashboard, the autoscaler, and the copy of all logs on the terminal."""
-_SHUTDOWN_S = 5.0
-"""Time for Ray's own shutdown."""
+_DISCONNECT_S = 5.0
+_LOOK_S = 0.02
 _PATIENCE_S = 10.0
 """Time for killed processes to end."""
 
@@ -76,13 +77,10 @@ class OwnRay:
         """End it. With `keep_logs` its folder stays, and shows why it died."""
         started = [child for child in _children() if child not in self._before]
         started += _naming(self._session, started)
-        # A daemon that hangs lets Ray's own shutdown hang.
-        killing = threading.Timer(_SHUTDOWN_S, _kill, [started])
-        killing.daemon = True
+        killing = threading.Thread(target=_kill_once_disconnected, args=[started], daemon=True)
         killing.start()
         ray.shutdown()
-        killing.cancel()
-        _kill(started)
+        killing.join()
         if keep_logs:
             return
         _remove(self._session)
@@ -169,6 +167,17 @@ def _naming(session: Path, known: list[psutil.Process]) -> list[psutil.Process]:
             if process not in known and any(str(session) in word for word in process.cmdline()):
                 found.append(process)
     return found
+
+
+def _kill_once_disconnected(processes: list[psutil.Process]) -> None:
+    """Kill the daemons while Ray's shutdown waits for them: it sends SIGTERM, which they do not get.
+
+    A daemon that hangs can block this process before it is disconnected.
+    """
+    give_up = time.monotonic() + _DISCONNECT_S
+    while ray.is_initialized() and time.monotonic() < give_up:
+        time.sleep(_LOOK_S)
+    _kill(processes)
 
 
 def _kill(processes: list[psutil.Process]) -> None:

@@ -30,7 +30,7 @@ from olmorl.config import Config
 from olmorl.deploy.cluster import hardware, named_actors
 from olmorl.deploy.cluster.local_ray import OwnRay
 from olmorl.deploy.cluster.placement import Placement, plan
-from olmorl.deploy.cluster.ray_health import Head, OwnDaemons, RayWatch, check_health
+from olmorl.deploy.cluster.ray_health import Head, LastAct, OwnDaemons, RayWatch, check_health
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.control import signals
 from olmorl.deploy.credentials import PATIENCE
@@ -150,8 +150,8 @@ class RayCluster:
         """Every process of the run, including the processes of an earlier launcher."""
         return [RemoteProcess(name, handle) for name, handle in named_actors.starts()]
 
-    async def watch(self, last_act: Callable[[str], None]) -> None:
-        """Wait until Ray is lost. If this process then hangs, `last_act` gets the cause, and the process is ended.
+    async def watch(self, last_act: LastAct) -> None:
+        """Wait until Ray is lost. If this process then hangs in a call to it, it is ended after its `last_act`.
 
         Raises:
             RunEnded: a daemon of its own Ray died or hangs, or the head of the cluster does not answer.
@@ -163,6 +163,11 @@ class RayCluster:
         """A stop has begun: if Ray is lost from now on, the last checkpoint is still given `longest_s`."""
         assert self._watch is not None, "within the cluster"
         self._watch.hold(longest_s)
+
+    def let_go(self) -> None:
+        """The last checkpoint is complete."""
+        assert self._watch is not None, "within the cluster"
+        self._watch.let_go()
 
     @property
     def is_broken(self) -> bool:

@@ -26,6 +26,10 @@ _PATIENCE_S = 10.0
 """Time for the run to end in order: it may wait in a call to a Ray that is lost."""
 
 
+LastAct = Callable[[str], int]
+"""Gets the cause for which this process ends, and returns its exit code."""
+
+
 class Below(Protocol):
     """A Ray that may be lost."""
 
@@ -44,7 +48,7 @@ class RayWatch:
 
     def __init__(self, below: Below) -> None:
         self._below = below
-        self._last_act: Callable[[str], None] = lambda cause: None
+        self._last_act: LastAct = lambda cause: 1
         self._lost = ""
         self._hold_s = 0.0
         self._let_go = threading.Event()
@@ -54,14 +58,18 @@ class RayWatch:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def hold(self, longest_s: float) -> None:
-        """A stop has begun: the last checkpoint may not need what is lost. Until `release` it is given `longest_s`."""
+        """A stop has begun: the last checkpoint may not need what is lost. Until `let_go` it is given `longest_s`."""
         self._hold_s = longest_s
 
-    async def raise_when_lost(self, last_act: Callable[[str], None]) -> None:
+    def let_go(self) -> None:
+        """The last checkpoint is complete."""
+        self._let_go.set()
+
+    async def raise_when_lost(self, last_act: LastAct) -> None:
         """Wait until Ray is lost.
 
         Args:
-            last_act: called with the cause, before this process is ended because the run has not ended in time.
+            last_act: called before this process is ended because the run has not ended in time.
 
         Raises:
             RunEnded: Ray is lost, and with it all that it knew.
@@ -74,7 +82,7 @@ class RayWatch:
 
     def release(self) -> None:
         """Ray may end from now on. If it is lost already, this process still has to end in time."""
-        self._let_go.set()
+        self.let_go()
         if not self.broken:
             self._over.set()
 
@@ -86,10 +94,10 @@ class RayWatch:
                 self._lost = f"{lost}; --resume goes on from the last checkpoint"
                 self._below.end()
                 time.sleep(_PATIENCE_S)
+                exit_code = self._last_act(self._lost)
                 with suppress(OSError):  # a terminal that is gone
                     print(f"olmorl-launch: {self._lost}", file=sys.stderr, flush=True)
-                self._last_act(self._lost)
-                os._exit(1)
+                os._exit(exit_code)
 
 
 class Ping:

@@ -155,6 +155,8 @@ class Service:
         self._redis: RedisSupervisor | None = None
         self._restarts = Restarts(context.supervision, is_final=lambda _: False)
         self._highest_step = 0
+        self._is_over = False
+        """Whether all work is done, or a stop is obeyed. What fails after that changes nothing."""
         self._num_engines = context.placement.engines
 
     def run(self) -> int:
@@ -173,26 +175,28 @@ class Service:
             raise
 
     def _note_cause(self, cause: str) -> None:
-        """Write down why the launcher ends, unless all work is done."""
         log.error("%s", cause)
-        if not finished(self._settings.run_dir):
-            note_end(self._settings.run_dir, cause)
+        note_end(self._settings.run_dir, cause)
 
-    def _last_act(self, cause: str) -> None:
-        """Called before the launcher is ended, because it hangs in a call to a lost Ray."""
-        self._note_cause(f"{FAILED}{cause}")
-        if finished(self._settings.run_dir):
+    def _last_act(self, cause: str) -> int:
+        """Called before the launcher is ended, because it hangs in a call to a lost Ray. Returns its exit code."""
+        if self._is_over:
             self._show_end()
+        else:
+            self._note_cause(f"{FAILED}{cause}")
         wiring.sweep_here(self._settings)
+        return 0 if self._is_over else 1
 
     async def _run(self) -> int:
+        late_error: OlmoRLError | None = None
         with self._signals.heard():
             try:
                 await self._live()
             except BaseExceptionGroup as group:
-                if finished(self._settings.run_dir):
-                    self._show_end()
-                raise first_cause(group) from group
+                error = first_cause(group)
+                if not self._is_over or not isinstance(error, OlmoRLError):
+                    raise error from group
+                late_error = error
             except asyncio.CancelledError:
                 raise self._stopped("stopped at once, without a checkpoint") from None
             finally:
@@ -201,6 +205,8 @@ class Service:
                     with suppress(asyncio.CancelledError):
                         await self._redis.stop()
         self._show_end()
+        if late_error is not None:
+            self._progress.say(f"{late_error} (at the end, when all was saved)")
         return 0
 
     def _show_end(self) -> None:
@@ -341,6 +347,8 @@ class Service:
             if reason == STOP_ASKED:
                 reason = f"{STOPPED}{self._signals.asked_by}, with a checkpoint; {_GOES_ON}"
             note_end(self._settings.run_dir, reason)
+            self._is_over = True
+            self._context.cluster.let_go()
             await parts.actors.stop(self._settings.cluster.stop_deadline_s / 2)
             for task in standing:
                 task.cancel()

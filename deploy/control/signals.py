@@ -14,6 +14,7 @@ import math
 import os
 import signal
 import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -130,6 +131,13 @@ _interrupts = _Interrupts()
 def install() -> None:
     """Handle signals from now on. Until `begin`, a signal ends this process."""
     _interrupts.install()
+    sys.unraisablehook = _drop_lost_interrupt
+
+
+def _drop_lost_interrupt(lost: sys.UnraisableHookArgs) -> None:
+    """Python cannot raise in a destructor, and reports it. `check` raises the signal afterwards."""
+    if not isinstance(lost.exc_value, Interrupted):
+        sys.__unraisablehook__(lost)
 
 
 def begin() -> None:

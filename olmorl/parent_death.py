@@ -1,4 +1,8 @@
-"""Child processes that end together with their parent."""
+"""Child processes that end together with their parent, and not by a signal that is meant for the launcher.
+
+A scheduler, systemd or a closed terminal may signal every process of a run. Only the launcher acts on it: it stops the
+run, and the last checkpoint needs the other processes.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,31 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals that ask the launcher to stop the run."""
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 
+def leave_stop_to_launcher() -> None:
+    """Ignore the signals that ask for a stop, in every thread. Works in any thread, as `signal.signal` does not."""
+    handle = ctypes.CDLL(None).signal
+    handle.argtypes, handle.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+    for number in STOP_SIGNALS:
+        handle(number, int(signal.SIG_IGN))
+
+
+def hear_stop_signals() -> None:
+    """Handle the signals as any new program does: user code may send them to its own processes."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+
+
 def die_with_parent(parent: int, death: int = signal.SIGKILL) -> None:
-    """Ask the kernel to send `death` to this process when the thread of `parent` that started it ends."""
+    """Ask the kernel to send `death` when the thread of `parent` that started this process ends. Leaves stops to it."""
+    leave_stop_to_launcher()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death)
     if os.getppid() != parent:
         os._exit(0)

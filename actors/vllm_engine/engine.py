@@ -23,6 +23,7 @@ from olmorl.actors.vllm_engine.arguments import (
     sampling_params,
     scoring_params,
 )
+from olmorl.actors.vllm_engine.root_cause import ErrorOutput, death_cause
 from olmorl.actors.vllm_engine.start import EngineStart, start_processes
 from olmorl.actors.vllm_engine.weight_check import Shapes, check_fit, file_signature
 from olmorl.clock import within
@@ -152,6 +153,7 @@ class VllmEngine:
         self._cost: ModelCost | None = None
         self._finished = self._told = AnswerWork()
         self._cause = "it is not running"
+        self._output = ErrorOutput()
 
     async def start(self, weights: StagedWeights | None) -> None:
         """Load the model and come up; with `weights`, at that version.
@@ -223,7 +225,7 @@ class VllmEngine:
         except VLLMClientError as error:
             raise PromptRefused(f"request {request_id}: {error}") from None
         except EngineDeadError:
-            raise EngineDied(f"the engine died with request {request_id}: {self._cause}") from None
+            raise EngineDied(f"the engine died with request {request_id}: {self._cause_of_death()}") from None
         finally:
             self._gauge.accepted(-1)
         finished = output.outputs[0]
@@ -395,7 +397,7 @@ class VllmEngine:
             await llm.abort(name)
             raise
         except EngineDeadError:
-            raise EngineDied(f"the engine died while it scored: {self._cause}") from None
+            raise EngineDied(f"the engine died while it scored: {self._cause_of_death()}") from None
         return np.array([found[n][token].logprob for n, token in enumerate(prompt) if n], np.float32)
 
     async def _call(self, request: Awaitable[T]) -> T:
@@ -409,17 +411,23 @@ class VllmEngine:
         """Await an answer of the engine core, or raise EngineDied when the core dies."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        ended = EngineDied(f"the engine core of {self._model.path} has ended; the log of its actor has the cause")
         answer = asyncio.ensure_future(request)
         try:
             while not (await asyncio.wait({answer}, timeout=LIVENESS_POLL_S))[0]:
                 if self._running().errored:
-                    raise ended
+                    raise self._died()
             return answer.result()
         except EngineDeadError:
-            raise ended from None
+            raise self._died() from None
         finally:
             answer.cancel()
+
+    def _died(self) -> EngineDied:
+        return EngineDied(f"the engine of {self._model.path} died: {self._cause_of_death()}")
+
+    def _cause_of_death(self) -> str:
+        """The error that ended the engine's processes, from their log, if they have raised one."""
+        return death_cause(self._output.read()) or self._cause
 
     # --- state for the actor --------------------------------------------------------------------
 

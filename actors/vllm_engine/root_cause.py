@@ -1,4 +1,4 @@
-"""Finds why an engine did not start: vLLM's error says "see root cause above", which is in the log of its processes."""
+"""Finds why an engine did not start or died: vLLM's error says "see root cause above", in the log of its processes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ _PREFIX = re.compile(
 )
 """Before each line of an engine's process: its name, the level, the time and the line of the source."""
 _FAILED = re.compile(r"(?:WorkerProc|EngineCore) failed to start")
+_DIED = re.compile(r"EngineCore encountered a fatal error")
 _RAISED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|TooLarge)(?::|$)")
 _SOURCE = re.compile(r'^  File "')
 _ELSEWHERE = ("see root cause above", "see stack trace for root cause")
@@ -29,11 +30,11 @@ class ErrorOutput:
         self._begin = status.st_size if stat.S_ISREG(status.st_mode) else None
 
     def read(self) -> str:
-        """The text since then; empty when standard error is no file."""
+        """The end of the text since then; empty when standard error is no file."""
         if self._begin is None:
             return ""
         with open("/proc/self/fd/2", "rb") as file:  # noqa: PTH123
-            file.seek(self._begin)
+            file.seek(max(self._begin, os.fstat(2).st_size - _MOST_BYTES))
             return file.read(_MOST_BYTES).decode(errors="replace")
 
 
@@ -42,12 +43,23 @@ def root_cause(log: str) -> str:
 
     A bare assertion comes with its line of the source.
     """
-    lines = [_PREFIX.sub("", line, count=1) for line in log.splitlines()]
+    lines = _without_prefix(log)
     starts = [number for number, line in enumerate(lines) if _FAILED.search(line)]
     for start in starts:
         if cause := _error_after(lines, start):
             return cause
     return ""
+
+
+def death_cause(log: str) -> str:
+    """The error that ended an engine which had started; empty when the log has none: it was killed."""
+    lines = _without_prefix(log)
+    deaths = [number for number, line in enumerate(lines) if _DIED.search(line)]
+    return _error_after(lines, deaths[-1]) if deaths else ""
+
+
+def _without_prefix(log: str) -> list[str]:
+    return [_PREFIX.sub("", line, count=1) for line in log.splitlines()]
 
 
 def _error_after(lines: list[str], start: int) -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -16,10 +19,13 @@ from ray._private import node, ray_constants, worker
 
 from olmorl.deploy.control import signals
 from olmorl.errors import ResourceError
+from olmorl.parent_death import STOP_SIGNALS
 from olmorl.private_folder import private_folder
 
 _NOT_USED = ("start_api_server", "start_monitor", "start_log_monitor")
 """The dashboard, the autoscaler, and the copy of all logs on the terminal."""
+_DISCONNECT_S = 5.0
+_LOOK_S = 0.02
 _PATIENCE_S = 10.0
 """Time for killed processes to end."""
 
@@ -36,7 +42,13 @@ class OwnRay:
         """
         self._before = before = set(_children())
         try:
-            with signals.kept(), signals.raising_while(_daemons_start), _no_stack_of_a_signal(), _only_needed():
+            with (
+                signals.kept(),
+                signals.raising_while(_daemons_start),
+                _no_stack_of_a_signal(),
+                _only_needed(),
+                _deaf_children(),
+            ):
                 context = ray.init(
                     address="local",
                     num_cpus=num_cpus,
@@ -67,8 +79,10 @@ class OwnRay:
         """End it. With `keep_logs` its folder stays, and shows why it died."""
         started = [child for child in _children() if child not in self._before]
         started += _naming(self._session, started)
+        killing = threading.Thread(target=_kill_once_disconnected, args=[started], daemon=True)
+        killing.start()
         ray.shutdown()
-        _kill(started)
+        killing.join()
         if keep_logs:
             return
         _remove(self._session)
@@ -95,6 +109,34 @@ def _remove(session: Path) -> None:
     with suppress(OSError):
         if os.readlink(latest) == str(session):  # noqa: PTH115
             latest.unlink()
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Programs that start inside, and all that they start, never get a signal that asks the launcher to stop.
+
+    A daemon of Ray has a handler of its own, so it cannot ignore a signal. A blocked signal stays blocked.
+    """
+    _Forks.deaf = True
+    try:
+        yield
+    finally:
+        _Forks.deaf = False
+
+
+class _Forks:
+    """What a new child does first. Python can register a function for this, but not unregister it."""
+
+    deaf = False
+
+    @classmethod
+    def begin(cls) -> None:
+        if cls.deaf:
+            os.setsid()
+            signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+
+os.register_at_fork(after_in_child=_Forks.begin)
 
 
 @contextmanager
@@ -132,6 +174,17 @@ def _naming(session: Path, known: list[psutil.Process]) -> list[psutil.Process]:
             if process not in known and any(str(session) in word for word in process.cmdline()):
                 found.append(process)
     return found
+
+
+def _kill_once_disconnected(processes: list[psutil.Process]) -> None:
+    """Kill the daemons while Ray's shutdown waits for them: it sends SIGTERM, which they do not get.
+
+    A daemon that hangs can block this process before it is disconnected.
+    """
+    give_up = time.monotonic() + _DISCONNECT_S
+    while ray.is_initialized() and time.monotonic() < give_up:
+        time.sleep(_LOOK_S)
+    _kill(processes)
 
 
 def _kill(processes: list[psutil.Process]) -> None:

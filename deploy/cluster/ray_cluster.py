@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -29,7 +30,7 @@ from olmorl.config import Config
 from olmorl.deploy.cluster import hardware, named_actors
 from olmorl.deploy.cluster.local_ray import OwnRay
 from olmorl.deploy.cluster.placement import Placement, plan
-from olmorl.deploy.cluster.ray_health import Head, OwnDaemons, RayWatch
+from olmorl.deploy.cluster.ray_health import Head, LastAct, OwnDaemons, RayWatch, check_health
 from olmorl.deploy.cluster.remote_process import RemoteProcess
 from olmorl.deploy.control import signals
 from olmorl.deploy.credentials import PATIENCE
@@ -113,7 +114,10 @@ class RayCluster:
         plan = self._plan
         plan.check_one_machine()
         self._own = OwnRay(max(os.cpu_count() or 1, plan.ranks + plan.engines + _ROOM_TO_GROW), self._run)
-        self._watch = RayWatch(OwnDaemons())
+        node, gcs = ray.nodes()[0], ray.get_runtime_context().gcs_address
+        raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+        asks = {"gcs_server": partial(check_health, gcs), "raylet": partial(check_health, raylet)}
+        self._watch = RayWatch(OwnDaemons(asks, self.config.supervision.answer_deadline_s))
 
     def _join(self, address: str) -> None:
         with signals.raising():
@@ -146,14 +150,24 @@ class RayCluster:
         """Every process of the run, including the processes of an earlier launcher."""
         return [RemoteProcess(name, handle) for name, handle in named_actors.starts()]
 
-    async def watch(self) -> None:
-        """Wait until Ray is lost.
+    async def watch(self, last_act: LastAct) -> None:
+        """Wait until Ray is lost. If this process then hangs in a call to it, it is ended after its `last_act`.
 
         Raises:
-            RunEnded: a daemon of its own Ray died, or the head of the cluster does not answer.
+            RunEnded: a daemon of its own Ray died or hangs, or the head of the cluster does not answer.
         """
         assert self._watch is not None, "within the cluster"
-        await self._watch.raise_when_lost()
+        await self._watch.raise_when_lost(last_act)
+
+    def hold(self, longest_s: float) -> None:
+        """A stop has begun: if Ray is lost from now on, the last checkpoint is still given `longest_s`."""
+        assert self._watch is not None, "within the cluster"
+        self._watch.hold(longest_s)
+
+    def let_go(self) -> None:
+        """The last checkpoint is complete."""
+        assert self._watch is not None, "within the cluster"
+        self._watch.let_go()
 
     @property
     def is_broken(self) -> bool:
@@ -262,6 +276,8 @@ class RayCluster:
 
     def give_up(self, place: ReservedPlace) -> None:
         """Free a place."""
+        if self.is_broken:  # the call would wait for minutes
+            return
         group, _ = place
         with contextlib.suppress(RuntimeError, ValueError):
             remove_placement_group(group)

@@ -149,8 +149,17 @@ def _order(run_dir: Path, command: str, **arguments: Any) -> Any:
 
 
 def dead_letters(run_dir: Path, arguments: argparse.Namespace) -> None:
-    """Replay the dead letters if that is asked for, and show them."""
-    show_dead_letters(_order(run_dir, "dead-letters", replay=arguments.replay), arguments.json)
+    """Replay the dead letters if that is asked for, and show them. Without a replay no launcher is needed."""
+    try:
+        found = _order(run_dir, "dead-letters", replay=arguments.replay)
+    except ResourceError:
+        if arguments.replay:
+            raise
+        # Imported here, because it takes a second.
+        from olmorl.deploy.control.kept_letters import kept_letters
+
+        found = {"letters": kept_letters(run_dir), "replayed": []}
+    show_dead_letters(found, arguments.json)
 
 
 if __name__ == "__main__":

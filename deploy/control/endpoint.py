@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from olmorl.deploy.credentials import read_token
-from olmorl.deploy.view.run_state import finished
+from olmorl.deploy.view.run_state import last_end
 from olmorl.errors import ConfigError, OlmoRLError, ResourceError, RunEnded, UserError
 from olmorl.run_dir import RunFiles
 
@@ -40,6 +40,7 @@ class ControlEndpoint:
     """
 
     def __init__(self, run_dir: Path, host: str, token: str, commands: Mapping[str, Command]) -> None:
+        self._run_dir = run_dir
         self._file = RunFiles(run_dir).control
         self._host = host
         self._token = token
@@ -51,7 +52,7 @@ class ControlEndpoint:
         """Listen on a free port. Raises ResourceError when the address cannot be written."""
         self._server = await asyncio.start_server(self._serve, self._host, 0, limit=LONGEST_REQUEST)
         port = self._server.sockets[0].getsockname()[1]
-        where = {"address": f"{self._host}:{port}", "host": socket.gethostname()}
+        where = {"address": f"{self._host}:{port}", "host": socket.gethostname(), "run": str(self._run_dir.resolve())}
         try:
             self._file.write_text(json.dumps(where) + "\n", encoding="utf-8")
         except OSError as error:
@@ -111,8 +112,15 @@ def send_command(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE
         UserError: the launcher refuses the command.
         RunEnded: the command failed.
     """
-    host, port, launcher = _address(RunFiles(run_dir).control)
-    request = {"token": read_token(run_dir, launcher), "command": command, "arguments": arguments}
+    host, port, launcher, launched = _address(RunFiles(run_dir).control)
+    try:
+        token = read_token(run_dir, launcher)
+    except ConfigError:
+        if launched == str(run_dir.resolve()):
+            raise
+        moved = f"it was copied or moved from {launched or 'elsewhere'}, and no launcher runs it here"
+        raise ResourceError(last_end(run_dir) or f"{run_dir}: {moved}") from None
+    request = {"token": token, "command": command, "arguments": arguments}
     try:
         with (
             socket.create_connection((host, port), CONNECT_DEADLINE_S) as connection,
@@ -124,7 +132,7 @@ def send_command(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE
             line = stream.readline()
     except OSError as error:
         silence = f"its launcher does not answer at {host}:{port} ({error}): it is gone, or out of reach from here"
-        raise ResourceError(finished(run_dir) or f"{run_dir}: {silence}") from None
+        raise ResourceError(last_end(run_dir) or f"{run_dir}: {silence}") from None
     if not line:
         raise ResourceError(f"{run_dir}: its launcher at {host}:{port} ended the connection; see logs/launcher.log")
     try:
@@ -140,15 +148,15 @@ def send_command(run_dir: Path, command: str, timeout_s: float = ANSWER_DEADLINE
     return reply["answer"]
 
 
-def _address(path: Path) -> tuple[str, int, str]:
-    """Address and port, and the name of the launcher's host."""
+def _address(path: Path) -> tuple[str, int, str, str]:
+    """Address and port, the name of the launcher's host, and the folder of its run."""
     try:
         said = json.loads(path.read_text(encoding="utf-8"))
         address, _, port = said["address"].rpartition(":")
-        return address, int(port), str(said["host"])
+        return address, int(port), str(said["host"]), str(said.get("run", ""))
     except FileNotFoundError:
         raise ResourceError(
-            finished(path.parent)
+            last_end(path.parent)
             or f"{path.parent}: no launcher runs it, or it is still starting; go on with it by olmorl-launch --resume"
         ) from None
     except OSError as error:

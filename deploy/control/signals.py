@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM in the launcher, from its first line to its last.
+"""SIGINT, SIGTERM and SIGHUP in the launcher, from its first line to its last.
 
 while                           a signal
 its modules are imported        ends the process at once (`install`)
@@ -13,15 +13,21 @@ from __future__ import annotations
 import math
 import os
 import signal
+import stat
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import asyncio
 
-NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+NAMES = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGTERM: "SIGTERM",
+    signal.SIGHUP: "SIGHUP (the terminal was closed)",
+}
 _ONE_SIGNAL_S = 1.0
 """A second signal within this time is the same one: a scheduler tells every process, and a script forwards it."""
 
@@ -35,7 +41,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 def exit_code(number: int) -> int:
-    """The exit code with which a shell reports a process that the signal ended: 130 for Ctrl-C, 143 for SIGTERM."""
+    """The exit code with which a shell reports a process that the signal ended: such as 143 for SIGTERM."""
     return 128 + number
 
 
@@ -49,7 +55,7 @@ class _Interrupts:
 
     def install(self) -> None:
         self._installed = True
-        for number in NAMES:
+        for number in _heard():
             signal.signal(number, self._on_signal)
 
     def change(self, act: Callable[[int], None]) -> None:
@@ -57,6 +63,8 @@ class _Interrupts:
             self.act = act
 
     def _on_signal(self, number: int, _: object) -> None:
+        if number == signal.SIGHUP:
+            _leave_terminal()
         first = self.number is None
         self.number = self.number or number
         if first or self.act is not _wait:
@@ -65,8 +73,8 @@ class _Interrupts:
     @contextmanager
     def doing(self, act: Callable[[int], None]) -> Iterator[None]:
         act_before, self.act = self.act, act
-        handlers = {number: signal.getsignal(number) for number in NAMES}
-        for number in NAMES:
+        handlers = {number: signal.getsignal(number) for number in _heard()}
+        for number in handlers:
             signal.signal(number, self._on_signal)
         try:
             yield
@@ -97,7 +105,24 @@ def _ignore(_: int) -> None:
 
 def _write(text: str) -> None:
     """Write without `print`, because the signal may have interrupted a `print`."""
-    os.write(2, f"olmorl-launch: {text}\n".encode())
+    with suppress(OSError):  # a terminal that is gone
+        os.write(2, f"olmorl-launch: {text}\n".encode())
+
+
+def _heard() -> list[signal.Signals]:
+    """The signals that this process handles: SIGHUP only if `nohup` has not turned it off."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in NAMES if number is not signal.SIGHUP or not is_ignored]
+
+
+def _leave_terminal() -> None:
+    """Write no more to a terminal or a pipe that is gone: that would raise OSError during the last checkpoint."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in range(3):
+        with suppress(OSError):
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 _interrupts = _Interrupts()
@@ -106,6 +131,13 @@ _interrupts = _Interrupts()
 def install() -> None:
     """Handle signals from now on. Until `begin`, a signal ends this process."""
     _interrupts.install()
+    sys.unraisablehook = _drop_lost_interrupt
+
+
+def _drop_lost_interrupt(lost: sys.UnraisableHookArgs) -> None:
+    """Python cannot raise in a destructor, and reports it. `check` raises the signal afterwards."""
+    if not isinstance(lost.exc_value, Interrupted):
+        sys.__unraisablehook__(lost)
 
 
 def begin() -> None:

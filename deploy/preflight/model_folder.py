@@ -1,6 +1,6 @@
-"""Checks that the files of a model folder belong together, from their headers, within milliseconds.
+"""Checks that the files of a model folder belong together, and that engine and learner know such a model.
 
-Other mistakes, such as an unknown architecture, are found when the libraries load the model.
+It reads headers alone, within milliseconds. Other mistakes are found when the libraries load the model.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
+from importlib.util import find_spec
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,6 +29,8 @@ _BITS = {"F64": 64, "F32": 32, "F16": 16, "BF16": 16, "I64": 64, "I32": 32, "I16
 """Bits of one element, for the types whose sizes are checked."""
 _PLAIN = ("llama", "mistral", "olmo", "olmo2", "olmo3", "qwen2", "qwen3")
 """Model types whose tensors follow from their configuration in the same way."""
+HEADS_ON_CPU = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Sizes of heads that vLLM's attention on a CPU computes."""
 _LAYER = re.compile(r"^layers\.(\d+)\.")
 _BLOCK_TOKENS = 128
 """Tokens in a block of the KV cache on CPU."""
@@ -84,12 +88,12 @@ def check_folder(settings: Config) -> LightTokenizer | None:
     if not folder.is_dir():
         return tokenizer
     tree = _configuration(folder)
+    _check_kind(folder, tree)
     shapes = tensors(folder)
     architecture = Architecture.of(tree)
     if architecture is None:
         return tokenizer
-    if "quantization_config" not in tree:
-        _check_fit(folder, architecture, tree, shapes)
+    _check_fit(folder, architecture, tree, shapes)
     if tokenizer is not None and tokenizer.largest_id >= architecture.vocabulary:
         raise ModelError(
             f"{name}: the tokenizer writes tokens up to {tokenizer.largest_id}, and the model in {folder} knows "
@@ -97,7 +101,9 @@ def check_folder(settings: Config) -> LightTokenizer | None:
         )
     refuse_heads(architecture.heads, architecture.kv_heads, settings.learner.sequence_parallel)
     _check_length(settings, tree)
-    _check_cache(settings, architecture)
+    if not (hardware.is_open(settings) or plan(settings).on_gpu):
+        _check_heads(folder, architecture, tree)
+        _check_cache(settings, architecture)
     return tokenizer
 
 
@@ -128,6 +134,46 @@ def _configuration(folder: Path) -> Mapping[str, Any]:
     tree = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     inner = tree.get("text_config")
     return {**tree, **inner} if isinstance(inner, dict) else tree
+
+
+# --- the kind of the model --------------------------------------------------------------------------
+
+
+def _check_kind(folder: Path, tree: Mapping[str, Any]) -> None:
+    """Raises ModelError for a model that the learner's library does not know, or whose weights are quantized."""
+    if quantized := tree.get("quantization_config"):
+        method = quantized.get("quant_method", "unknown method") if isinstance(quantized, dict) else quantized
+        raise ModelError(
+            f"{folder}: its weights are quantized ({method}: quantization_config in config.json), and the learner "
+            "trains plain ones: take the model before its quantization; [actors.vllm] quantization quantizes the "
+            "engines' copy"
+        )
+    kind = tree.get("model_type")
+    if kind is not None and not _is_known(kind):
+        needs = "; it needs code of its own (auto_map), which is not run" if "auto_map" in tree else ""
+        raise ModelError(
+            f"{folder}/config.json: model_type = {kind!r} is no architecture of transformers {version('transformers')}"
+            f"{needs}: take a model of another architecture"
+        )
+
+
+def _is_known(kind: str) -> bool:
+    """Whether transformers has the architecture. Its lists are read as text, because importing it takes seconds."""
+    spec = find_spec("transformers")
+    folders = spec.submodule_search_locations if spec and spec.submodule_search_locations else []
+    lists = [path for folder in folders for path in Path(folder, "models", "auto").glob("*.py")]
+    return not lists or any(f'"{kind}"' in path.read_text(encoding="utf-8") for path in lists)
+
+
+def _check_heads(folder: Path, sizes: Architecture, tree: Mapping[str, Any]) -> None:
+    """Raises ModelError for heads that an engine on a CPU would die of, at its first prompt."""
+    has_latent = "kv_lora_rank" in tree  # its heads have other sizes in the cache
+    if sizes.head_dim not in HEADS_ON_CPU and not has_latent:
+        raise ModelError(
+            f"{folder}: its attention heads have {sizes.head_dim} numbers (head_dim, or hidden_size / "
+            f"num_attention_heads), and vLLM's engine on a CPU computes {', '.join(map(str, HEADS_ON_CPU))}: take "
+            "another model, or a machine with GPUs"
+        )
 
 
 # --- weights ----------------------------------------------------------------------------------------
@@ -256,8 +302,6 @@ def cache_bytes(sizes: Architecture, heads: int, length: int, width: int) -> int
 
 def _check_cache(settings: Config, sizes: Architecture) -> None:
     """On CPU the recipe says how large the KV cache is; on a GPU the engine finds out."""
-    if hardware.is_open(settings) or plan(settings).on_gpu:
-        return
     length = settings.max_model_len
     needed = cache_bytes(sizes, sizes.kv_heads, length, cache_width(settings))
     given = settings.actors.kv_cache_gib * GIB

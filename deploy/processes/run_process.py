@@ -15,6 +15,7 @@ from olmorl.deploy.processes import orphan_watch
 from olmorl.deploy.processes.log_files import log_to
 from olmorl.deploy.processes.orphan_watch import OrphanWatch
 from olmorl.deploy.processes.prometheus import Entries, Telemetry
+from olmorl.parent_death import leave_stop_to_launcher
 
 Tree = Mapping[str, Any]
 """The recipe as plain data: only text and numbers cross processes."""
@@ -26,6 +27,7 @@ class RunProcess:
     def __init__(self, tree: Tree, name: str) -> None:
         self.settings = config.build(tree)
         self.name = name
+        leave_stop_to_launcher()
         log_to(self.settings.run_dir, name)
         self.telemetry = metrics_server(self.settings, name)
         if self.settings.cluster.address is not None:

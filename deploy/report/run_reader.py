@@ -5,7 +5,6 @@ A run that is dead, running or half-written is read as far as it goes.
 
 from __future__ import annotations
 
-import time
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from olmorl.deploy.report.columns import Blob, blob, json_blob
 from olmorl.deploy.report.rollouts import OUTCOMES, FileRollouts, MaskRule, SourceCounts
 from olmorl.deploy.report.timeline import timeline
 from olmorl.deploy.report.token_pieces import TokenPieces, read_pieces
-from olmorl.deploy.view.run_state import finished, metric_lines
+from olmorl.deploy.view.run_state import has_launcher, last_end, metric_lines, no_step_yet
 from olmorl.errors import DataError, ResourceError
 from olmorl.learner.storage import ledger, rollout_log
 from olmorl.learner.storage.ledger_state import Line, Start, Started
@@ -26,8 +25,6 @@ from olmorl.metrics import meaning
 from olmorl.run_dir import RunFiles
 
 _LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "rollouts", "process_events.jsonl")
-_LIVE_S = 15.0
-"""A launcher writes its lock every 2 s. After so long without a write it is gone."""
 _SHOWN_SETTINGS = (
     "model.path", "objective.preset", "objective.rho", "sampling.group_size", "sampling.max_tokens",
     "sampling.temperature", "schedule.steps", "schedule.prompts_per_step", "schedule.max_lag", "schedule.over_age",
@@ -58,7 +55,7 @@ class RunReader:
         """Changes when the run has grown, or has lost its launcher."""
         files = RunFiles(self.run_dir)
         watched = [files.metrics, files.process_events, *rollout_log.files(files.rollouts)]
-        return (_has_launcher(self.run_dir), *((path.name, *_stamp(path)) for path in watched))
+        return (has_launcher(self.run_dir), *((path.name, *_stamp(path)) for path in watched))
 
     def read(self) -> tuple[dict[str, Any], list[Blob]]:
         """The run's entry in the manifest, and all its parts.
@@ -74,7 +71,7 @@ class RunReader:
         files, stride = self._read_rollouts(settings, events, notes)
         num_groups = sum(file.num_groups for file in files)
         if not lines and not num_groups:
-            raise DataError(f"{self.run_dir}: no step is done yet; the logs are in {self.run_dir / 'logs'}")
+            raise DataError(no_step_yet(self.run_dir))
         index = blob(rollouts.index(files))
         about = json_blob(
             {
@@ -182,19 +179,11 @@ def _ledger_events(run_dir: Path, notes: list[str]) -> list[Line]:
 
 
 def _state(run_dir: Path) -> str:
-    if end := finished(run_dir):
+    if end := last_end(run_dir):
         return end.partition(": ")[2]
-    if _has_launcher(run_dir):
+    if has_launcher(run_dir):
         return "running"
     return f"not running; it goes on with olmorl-launch --resume; why it stopped is in {run_dir / 'logs'}"
-
-
-def _has_launcher(run_dir: Path) -> bool:
-    try:
-        lock = RunFiles(run_dir).lock.stat()
-    except OSError:
-        return False
-    return lock.st_size > 0 and time.time() - lock.st_mtime < _LIVE_S  # a released lock is empty
 
 
 def _columns(lines: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -43,7 +43,7 @@ from olmorl.deploy.supervision.run_lock import RunLock
 from olmorl.deploy.supervision.status_loop import StatusLoop
 from olmorl.deploy.supervision.takeover import take_over
 from olmorl.deploy.view.live_view import LiveView, summary
-from olmorl.deploy.view.run_state import finished, metric_lines, note_end
+from olmorl.deploy.view.run_state import FAILED, STOPPED, finished, metric_lines, note_end
 from olmorl.deploy.view.start_phases import start_of_an_engine
 from olmorl.deploy.view.verdict import Shape, verdict
 from olmorl.errors import DeadlinePassed, HostLost, OlmoRLError, ProcessLost, RunEnded, first_cause
@@ -54,6 +54,7 @@ from olmorl.run_dir import RunFiles
 log = logging.getLogger(__name__)
 _ATTEND_S = 5.0
 _LAST_STATUS_S = 2.0
+_GOES_ON = "--resume goes on from the last checkpoint"
 Examine = Callable[[RayCluster, Console], None]
 """Checks every host of the cluster; raises ResourceError when a check fails."""
 
@@ -154,6 +155,8 @@ class Service:
         self._redis: RedisSupervisor | None = None
         self._restarts = Restarts(context.supervision, is_final=lambda _: False)
         self._highest_step = 0
+        self._is_over = False
+        """Whether all work is done, or a stop is obeyed. What fails after that changes nothing."""
         self._num_engines = context.placement.engines
 
     def run(self) -> int:
@@ -164,16 +167,36 @@ class Service:
         """
         try:
             return asyncio.run(self._run())
-        except OlmoRLError as error:
-            log.error("%s", error)
+        except StoppedAtOnce as error:
+            self._note_cause(f"{STOPPED}{error}")
+            raise
+        except Exception as error:
+            self._note_cause(f"{FAILED}{error if isinstance(error, OlmoRLError) else repr(error)}")
             raise
 
+    def _note_cause(self, cause: str) -> None:
+        log.error("%s", cause)
+        note_end(self._settings.run_dir, cause)
+
+    def _last_act(self, cause: str) -> int:
+        """Called before the launcher is ended, because it hangs in a call to a lost Ray. Returns its exit code."""
+        if self._is_over:
+            self._show_end()
+        else:
+            self._note_cause(f"{FAILED}{cause}")
+        wiring.sweep_here(self._settings)
+        return 0 if self._is_over else 1
+
     async def _run(self) -> int:
+        late_error: OlmoRLError | None = None
         with self._signals.heard():
             try:
                 await self._live()
             except BaseExceptionGroup as group:
-                raise first_cause(group) from group
+                error = first_cause(group)
+                if not self._is_over or not isinstance(error, OlmoRLError):
+                    raise error from group
+                late_error = error
             except asyncio.CancelledError:
                 raise self._stopped("stopped at once, without a checkpoint") from None
             finally:
@@ -181,6 +204,13 @@ class Service:
                     # A second signal at the very end skips this wait.
                     with suppress(asyncio.CancelledError):
                         await self._redis.stop()
+        self._show_end()
+        if late_error is not None:
+            self._progress.say(f"{late_error} (at the end, when all was saved)")
+        return 0
+
+    def _show_end(self) -> None:
+        """Print the summary of the run, and why it is over if it is."""
         lines = metric_lines(self._settings.run_dir)
         seconds = time.monotonic() - self._progress.started
         self._progress.close()
@@ -189,7 +219,6 @@ class Service:
             self._progress.say(found.text)
         if end := finished(self._settings.run_dir):
             self._progress.say(end)
-        return 0
 
     async def _live(self) -> None:
         """Run from the start of Redis to the end of all steps. Start again when the learner's host is lost."""
@@ -247,7 +276,7 @@ class Service:
 
     def _way_on(self) -> str:
         if ledger.incarnations(RunFiles(self._settings.run_dir).ledger):
-            return "--resume goes on from the last checkpoint"
+            return _GOES_ON
         return "nothing has begun: start it again, without --resume"
 
     async def _start(self) -> Parts:
@@ -310,12 +339,16 @@ class Service:
     async def _watch(self, parts: Parts) -> None:
         async with self._endpoint(parts.commands), asyncio.TaskGroup() as tasks:
             standing = [tasks.create_task(parts.statuses.run()), tasks.create_task(parts.actors.supervise())]
-            standing += [tasks.create_task(self._obey_stop(parts)), tasks.create_task(self._context.cluster.watch())]
+            standing.append(tasks.create_task(self._obey_stop(parts)))
+            standing.append(tasks.create_task(self._context.cluster.watch(self._last_act)))
             if parts.redis is not None:
                 standing.append(tasks.create_task(parts.redis.supervise()))
             reason = await parts.learner.supervise()
-            if reason != STOP_ASKED:
-                note_end(self._settings.run_dir, reason)
+            if reason == STOP_ASKED:
+                reason = f"{STOPPED}{self._signals.asked_by}, with a checkpoint; {_GOES_ON}"
+            note_end(self._settings.run_dir, reason)
+            self._is_over = True
+            self._context.cluster.let_go()
             await parts.actors.stop(self._settings.cluster.stop_deadline_s / 2)
             for task in standing:
                 task.cancel()
@@ -333,6 +366,7 @@ class Service:
     async def _obey_stop(self, parts: Parts) -> None:
         await self._signals.stop_asked.wait()
         parts.actors.stopping = True
+        self._context.cluster.hold(self._settings.checkpoint.deadline_s)
         if parts.learner.is_fresh:
             # The first step may have been taken since the last status.
             with suppress(ProcessLost, DeadlinePassed, TimeoutError):

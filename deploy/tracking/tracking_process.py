@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -59,7 +58,6 @@ def main(argv: list[str]) -> None:
     """Serve until the orchestrator ends the records."""
     link = socket.socket(fileno=int(argv[0]))
     die_with_parent(int(argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher: the last points come after it
     os.nice(_NICE)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sink = open_sink(codec.decode(receive(link), TrackedRun))

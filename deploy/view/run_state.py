@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +16,10 @@ from olmorl.learner.storage import durable_files
 from olmorl.learner.storage.metrics_log import MetricsLog
 from olmorl.run_dir import RunFiles
 
+STOPPED, FAILED = "stopped: ", "failed: "
+"""The beginning of `ended.txt` after an end that is not the end of the work."""
+_LIVE_S = 15.0
+"""A launcher writes its lock every 2 s. After so long without a write it is gone."""
 _RECENT_STEPS = 20
 
 
@@ -43,7 +48,7 @@ def sandbox_of(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> str:
 
 
 def note_end(run_dir: Path, reason: str | None) -> None:
-    """Write why the run is over, or with None that it goes on."""
+    """Write why the run is over, or with `STOPPED` or `FAILED` why its launcher ended; with None that it goes on."""
     path = RunFiles(run_dir).ended
     if reason is None:
         path.unlink(missing_ok=True)
@@ -62,11 +67,40 @@ def finished(run_dir: Path) -> str:
             why, way_on = f"all {steps:,} steps are done", "more schedule.steps and --resume --change train it on"
         else:
             why, way_on = RunFiles(run_dir).ended.read_text(encoding="utf-8"), _more_data(recipe["data"])
+            if why.startswith((STOPPED, FAILED)):
+                return ""
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     export = RunFiles(run_dir).export
     policy = f"its policy is in {export}" if export.is_dir() else f"its policy: olmorl-ctl {run_dir} export FOLDER"
     return f"{run_dir}: finished, {why}; {policy}; {way_on}"
+
+
+def last_end(run_dir: Path) -> str:
+    """A message for people: why the run has no launcher. Empty while it has one, and after a kill."""
+    if end := finished(run_dir):
+        return end
+    if has_launcher(run_dir):
+        return ""
+    try:
+        return f"{run_dir}: {RunFiles(run_dir).ended.read_text(encoding='utf-8').strip()}"
+    except OSError:
+        return ""
+
+
+def no_step_yet(run_dir: Path) -> str:
+    """A message for people about a run without a step: why it ended, and where the logs are."""
+    why = last_end(run_dir).partition(": ")[2]
+    return f"{run_dir}: no step is done yet; {why}{'; ' if why else ''}the logs are in {run_dir / 'logs'}"
+
+
+def has_launcher(run_dir: Path) -> bool:
+    """Whether a launcher has written to the lock of the run in the last seconds."""
+    try:
+        lock = RunFiles(run_dir).lock.stat()
+    except OSError:
+        return False
+    return lock.st_size > 0 and time.time() - lock.st_mtime < _LIVE_S  # a released lock is empty
 
 
 def _more_data(data: Mapping[str, Any]) -> str:

@@ -23,7 +23,7 @@ from olmorl.deploy.view.console import SafeConsole
 from olmorl.deploy.view.dashboard import Dashboard, RunView
 from olmorl.deploy.view.plot import draw
 from olmorl.deploy.view.prompt_story import prompt_story
-from olmorl.deploy.view.run_state import metric_lines, sandbox_of, verdict_of
+from olmorl.deploy.view.run_state import metric_lines, no_step_yet, sandbox_of, verdict_of
 from olmorl.deploy.view.verdict import RunVerdict
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger import read_ledger
@@ -96,7 +96,7 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
     """Show the last metrics line, and the launcher's answer or the reason why there is none."""
     lines = metric_lines(run_dir)
     if not lines and live is None:
-        raise _no_step_yet(run_dir)
+        raise DataError(no_step_yet(run_dir))
     sandbox = sandbox_of(run_dir, lines)
     if as_json:
         found = live.get("verdict") if live else _fields(verdict_of(run_dir))
@@ -205,8 +205,4 @@ def _console() -> Console:
 def _lines(run_dir: Path) -> list[dict[str, Any]]:
     if lines := metric_lines(run_dir):
         return lines
-    raise _no_step_yet(run_dir)
-
-
-def _no_step_yet(run_dir: Path) -> DataError:
-    return DataError(f"{run_dir}: no step is done yet; the logs are in {run_dir / 'logs'}")
+    raise DataError(no_step_yet(run_dir))

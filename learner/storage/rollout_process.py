@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ def main(argv: list[str]) -> None:
     """Serve until the orchestrator closes the socket."""
     link = socket.socket(fileno=int(argv[0]))
     die_with_parent(int(argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher: it waits for the last records
     while True:
         try:
             asked = codec.decode(receive(link), Append)

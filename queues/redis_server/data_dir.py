@@ -5,7 +5,18 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from olmorl.errors import ResourceError
+
 _FILES = "appendonly*"
+
+
+def newest_folder(base: Path) -> Path:
+    """The folder of the last Redis. Raises ResourceError where there has been none."""
+    current = base / "current"
+    folder = base / current.read_text(encoding="utf-8").strip() if current.exists() else base
+    if not any(folder.glob(_FILES)):
+        raise ResourceError(f"{folder}: the run has left no file of its Redis there")
+    return folder
 
 
 def own_folder(base: Path, host: str) -> Path:

@@ -21,10 +21,13 @@ from typing import BinaryIO, Literal, Self
 
 from olmorl import disk_space
 from olmorl.errors import ResourceError
+from olmorl.parent_death import STOP_SIGNALS
 from olmorl.queues.redis_server.url import PASSWORD
 
 Fsync = Literal["always", "everysec", "no"]
 _START_DEADLINE_S, _STOP_DEADLINE_S = 30.0, 20.0
+_END_S = 1.0
+"""Time for the end of a server that has closed its file. One that hangs or refuses to stop is killed after it."""
 _PR_SET_PDEATHSIG = 1
 _REFUSES = b"+OK\r\n-MISCONF"
 """Answer on a full disk: it refuses everything but reads, and continues by itself when there is room."""
@@ -118,7 +121,7 @@ class EmbeddedRedis:
                 stderr=log,
                 pass_fds=(lock.fileno(),),
                 start_new_session=True,
-                preexec_fn=_end_with_parent(),
+                preexec_fn=_end_with_parent_alone(),
             )
         self._tell_configuration(self._process)
         # For operators, and for a start after a crash. A full disk must not prevent the start.
@@ -148,9 +151,9 @@ class EmbeddedRedis:
         if self._process is None:
             return
         if self.alive:
-            self._process.terminate()
+            self._ask("SHUTDOWN", patience_s=_STOP_DEADLINE_S)
         try:
-            self._process.wait(_STOP_DEADLINE_S)
+            self._process.wait(_END_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -233,11 +236,11 @@ class EmbeddedRedis:
         why = disk_space.full(self._folder) if is_full else f"{self._folder}: {text}"
         return f"{why}: the embedded Redis cannot write; make room there, and the run continues by itself"
 
-    def _ask(self) -> bytes:
-        """The answer to a PING; empty without an answer."""
+    def _ask(self, command: str = "PING", patience_s: float = 1.0) -> bytes:
+        """The answer to a command; empty without an answer."""
         try:
-            with socket.create_connection((self._host, self._port), timeout=1) as connection:
-                connection.sendall(f"AUTH {_quoted(self.password)}\r\nPING\r\n".encode())
+            with socket.create_connection((self._host, self._port), timeout=patience_s) as connection:
+                connection.sendall(f"AUTH {_quoted(self.password)}\r\n{command}\r\n".encode())
                 reply = b""
                 while reply.count(b"\r\n") < 2 and (data := connection.recv(4096)):
                     reply += data
@@ -261,7 +264,16 @@ def _free_port(host: str) -> int:
         raise ResourceError(f"the embedded Redis cannot listen on {host}: {error}") from None
 
 
-def _end_with_parent() -> Callable[[], object]:
+def _end_with_parent_alone() -> Callable[[], object]:
+    """The server never gets SIGTERM, which may be sent to every process of a run: the last checkpoint needs it.
+
+    It ends by a command. A kill loses no write that it has answered.
+    """
     # Loaded before the fork: between fork and exec nothing may be imported.
     libc = ctypes.CDLL(None)
-    return lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+    def prepare() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+
+    return prepare

@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-HIDDEN, INNER, LAYERS, HEADS = 16, 32, 2, 2
+HIDDEN, INNER, LAYERS, HEADS = 64, 32, 2, 2
 VOCABULARY = 260
 TEMPLATE = "{% for turn in messages %}<|{{ turn.role }}|>{{ turn.content }}{% endfor %}<|assistant|>"
 CONFIG: dict[str, Any] = {

@@ -26,10 +26,11 @@ MOMENTS = [
     (1.0, signal.SIGINT),
     (3.0, signal.SIGTERM),
     (3.0, signal.SIGINT),
+    (3.0, signal.SIGHUP),
     (8.0, signal.SIGTERM),
 ]
 NEWS_OF_THE_START = ("starting", "data:", "waiting for Ray", "reading", "learner:", "engines:")
-NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}
+NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
 def own_group(command: list[str], output: IO[str], **env: str) -> subprocess.Popen[str]:

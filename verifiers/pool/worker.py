@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 import psutil
 
-from olmorl.parent_death import become_subreaper, die_with_parent
+from olmorl.parent_death import become_subreaper, die_with_parent, hear_stop_signals
 from olmorl.verifiers.pool import pool_protocol
 
 OWNER_DIED = signal.SIGUSR1
@@ -54,7 +54,6 @@ def main(argv: list[str]) -> None:
     die_with_parent(int(argv[1]), OWNER_DIED)
     become_subreaper()
     settings = msgspec.json.decode(argv[2], type=WorkerSettings)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for name in settings.preload:
         resolve(name)()
@@ -140,6 +139,7 @@ def _fork(link: socket.socket, inherited: tuple[socket.socket, ...], settings: W
         return pid
     try:
         die_with_parent(fork_server)
+        hear_stop_signals()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(OWNER_DIED, signal.SIG_DFL)

@@ -15,7 +15,7 @@ from olmorl.deploy.cluster.ray_health import LOOK_S, Head
 
 # Daemons are told by their names. They are programs that sleep here.
 PROGRAM = """
-import asyncio, subprocess, sys, time
+import asyncio, functools, subprocess, sys, time
 from pathlib import Path
 from olmorl.deploy.cluster import ray_health
 from olmorl.errors import RunEnded
@@ -25,13 +25,24 @@ daemons = {name: subprocess.Popen([folder / name, "300"]) for name in ("gcs_serv
 while not all(Path(f"/proc/{daemon.pid}/comm").read_text().strip() == name for name, daemon in daemons.items()):
     time.sleep(0.01)
 ray_health._PATIENCE_S = patience_s
-ray = ray_health.RayWatch(ray_health.OwnDaemons())
+silent = set()
+
+
+def ask(name):
+    time.sleep(300 if name in silent else 0)
+
+
+asks = {name: functools.partial(ask, name) for name in daemons}
+ray = ray_health.RayWatch(ray_health.OwnDaemons(asks, 2.0))
+if who.startswith("hung "):
+    silent.add(who.removeprefix("hung "))
+    who = ""
 if who:
     daemons[who].kill()
 if hangs:
     time.sleep(300)
 try:
-    asyncio.run(asyncio.wait_for(ray.raise_when_lost(), 2.0))
+    asyncio.run(asyncio.wait_for(ray.raise_when_lost(lambda cause: print('last act:', cause)), 4.0))
 except RunEnded as error:
     ray.release()
     ends = sorted(daemon.wait(30) for daemon in daemons.values())
@@ -65,6 +76,15 @@ def test_the_death_of_a_daemon_ends_the_other_and_the_run(folder: Path, who: str
     done = play(folder, who, "60", "")
     assert done.stdout == (
         f"{who} of the run's own Ray died; --resume goes on from the last checkpoint [-9, -9] True\n"
+    ), done.stderr
+
+
+@pytest.mark.parametrize("who", ["gcs_server", "raylet"])
+def test_the_silence_of_a_daemon_ends_both_and_the_run(folder: Path, who: str) -> None:
+    done = play(folder, f"hung {who}", "60", "")
+    assert done.stdout == (
+        f"{who} of the run's own Ray has not answered for 2 s; --resume goes on from the last checkpoint "
+        "[-9, -9] True\n"
     ), done.stderr
 
 

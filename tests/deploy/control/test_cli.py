@@ -7,24 +7,29 @@ import base64
 import json
 import os
 import re
+import shutil
 import socket
 import stat
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
+from olmorl import config
+from olmorl.deploy import wiring
 from olmorl.deploy.control import cli
 from olmorl.deploy.control.endpoint import LONGEST_REQUEST, ControlEndpoint, send_command
-from olmorl.deploy.credentials import forget_token, guard_ray, make_token, read_token, token_file
+from olmorl.deploy.credentials import QueueAccess, forget_token, guard_ray, make_token, read_token, token_file
 from olmorl.deploy.supervision import commands
 from olmorl.deploy.view import tables
 from olmorl.deploy.view.dashboard import ActorRow, RunView
-from olmorl.deploy.view.run_state import note_end
+from olmorl.deploy.view.run_state import FAILED, STOPPED, note_end
 from olmorl.errors import ConfigError, ResourceError, RunEnded, UserError
+from olmorl.messages import TRAIN_LANE
+from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
 HERE = socket.gethostname()
 ACTOR = {"name": "actor-0", "state": "run", "version": "1.3", "host": "h", "pid": 7, "running": 2, "waiting": 0}
@@ -292,6 +297,58 @@ async def test_without_a_launcher_only_what_the_folder_says_is_shown(tmp_path: P
     assert (shown["step"], shown["live"]) == (1, None) and "does not answer at 127.0.0.1:9" in shown["silence"]
     with pytest.raises(ResourceError, match=r"does not answer at 127\.0\.0\.1:9"):
         await asyncio.to_thread(send_command, tmp_path, "status")
+
+
+async def test_a_copied_directory_answers_without_a_token(
+    run_dir: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path_factory.mktemp("copies") / "run"
+    shutil.copytree(run_dir, copy)
+    (copy / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert await asyncio.to_thread(cli.main, [str(copy), "status", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["step"] == 1 and f"copied or moved from {run_dir}, and no launcher runs it here" in shown["silence"]
+
+
+@pytest.mark.parametrize("command", ["status", "figure"])
+@pytest.mark.parametrize("kind", [STOPPED, FAILED])
+def test_a_run_that_died_before_its_first_step_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, kind: str
+) -> None:
+    (tmp_path / "config.toml").write_text("[schedule]\nsteps = 9\n[data]\n")
+    note_end(tmp_path, f"{kind}every actor is in quarantine: RuntimeError: no such heads")
+    assert cli.main([str(tmp_path), command, *([str(tmp_path / "x.png")] if command == "figure" else [])]) == 2
+    said = capsys.readouterr().err
+    assert f"no step is done yet; {kind}every actor is in quarantine: RuntimeError: no such heads; the logs" in said
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "incarnation": 1}\n')
+    assert cli.main([str(tmp_path), "status"]) == 0
+    assert f"{kind}every actor is in quarantine" in " ".join(capsys.readouterr().out.split())
+
+
+def test_dead_letters_are_read_without_a_launcher(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "was" / "run"
+    settings = config.build({"run": {"name": "run", "mode": "simulated", "directory": str(run.parent)}})
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text(config.to_toml(settings))
+
+    async def write(url: str, environment: Mapping[str, str]) -> None:
+        queue: Any = await wiring.open_queue(settings, QueueAccess(url, environment))
+        fields = ["draw", "4", "reason", "malformed", "payload", b"\xff"]
+        await queue._link.command("a letter", "XADD", queue._key(f"{TRAIN_LANE}:dead"), "*", *fields)
+        await queue.close()
+
+    with EmbeddedRedis(run / "redis") as server:
+        asyncio.run(write(server.url, server.environment))
+    copy = tmp_path / "copy"
+    shutil.copytree(run, copy)
+    shutil.rmtree(run)
+    before = sorted(copy.rglob("*"))
+    assert cli.main([str(copy), "dead-letters", "--json"]) == 0
+    letter = {"draw": 4, "row": "", "reason": "malformed", "payload": base64.b64encode(b"\xff").decode()}
+    assert json.loads(capsys.readouterr().out) == {"letters": [letter], "replayed": []}
+    assert sorted(copy.rglob("*")) == before
+    assert cli.main([str(copy), "dead-letters", "--replay"]) == 2
+    assert "no launcher runs it" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

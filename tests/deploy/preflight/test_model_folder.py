@@ -15,7 +15,7 @@ from tests.deploy.folders import CONFIG, bare_model, safetensors, shapes
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 260,
-    "hidden_size": 32,
+    "hidden_size": 128,
     "intermediate_size": 48,
     "num_hidden_layers": 4,
     "num_attention_heads": 4,
@@ -29,15 +29,15 @@ SAVED: dict[str, dict[str, Any]] = {
     "llama": {},
     "llama tied": {"tie_word_embeddings": True},
     "qwen2": {"tie_word_embeddings": True},
-    "qwen3": {"head_dim": 16},
+    "qwen3": {"head_dim": 32},
     "mistral": {"sliding_window": None},
     "olmo": {},
     "olmo2": {},
     "olmo3": {"sliding_window": 16},
-    "gemma3_text": {"head_dim": 16},
+    "gemma3_text": {"head_dim": 32},
     "gpt_neox": {},
     "phi3": {},
-    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 16, "head_dim": 16},
+    "qwen3_moe": {"num_experts": 4, "moe_intermediate_size": 16, "head_dim": 32},
 }
 
 
@@ -109,8 +109,8 @@ def test_entries_that_contradict_themselves(tmp_path: Path, entry: Any) -> None:
 
 
 def test_the_cache_holds_one_answer_or_the_recipe_is_refused(tmp_path: Path) -> None:
-    # 2 layers x 2 (keys and values) x 2 heads x 8 x 4 bytes, for 64 + 64 tokens
-    needed = 2 * 2 * 2 * 8 * 4 * 128
+    # 2 layers x 2 (keys and values) x 2 heads x 32 x 4 bytes, for 64 + 64 tokens
+    needed = 2 * 2 * 2 * 32 * 4 * 128
     folder = bare_model(tmp_path / "m")
     model_folder.check_folder(recipe(folder, actors={"kv_cache_gib": needed / 2**30}))
     with pytest.raises(ConfigError, match=r"actors\.kv_cache_gib = .* too small for one answer.*128 tokens"):
@@ -129,7 +129,7 @@ def test_heads_that_cannot_be_dealt_to_the_ranks_of_a_row(tmp_path: Path) -> Non
 def test_a_sliding_window_needs_no_more_than_its_width(tmp_path: Path) -> None:
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 28}
     folder = bare_model(tmp_path / "m", **kinds)
-    needed = 2 * 2 * 8 * 4 * (128 + 256)  # one block and two
+    needed = 2 * 2 * 32 * 4 * (128 + 256)  # one block and two
     model_folder.check_folder(recipe(folder, 129, actors={"kv_cache_gib": needed / 2**30}))
     with pytest.raises(ConfigError, match="too small"):
         model_folder.check_folder(recipe(folder, 129, actors={"kv_cache_gib": (needed - 1) / 2**30}))
@@ -156,6 +156,31 @@ def test_positions_that_the_model_was_not_made_for(tmp_path: Path, changes: dict
         model_folder.check_folder(recipe(folder))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16}, r"heads have 16 numbers .* 32, 64, 80"),
+        ({"model_type": "lama"}, r"model_type = 'lama' is no architecture of transformers \d"),
+        ({"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}, r"'own' is no .*needs code of its own"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, r"quantized \(gptq: .*before its quantization"),
+    ],
+)
+def test_a_model_that_engine_or_learner_cannot_run(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    folder = bare_model(tmp_path / "m", **changes)
+    with pytest.raises(ModelError, match=message):
+        model_folder.check_folder(recipe(folder))
+    if "head_dim" in changes:
+        model_folder.check_folder(recipe(folder, cluster={"gpus_per_node": 8}))
+
+
+def test_the_heads_and_the_architectures_are_those_of_the_libraries() -> None:
+    from transformers import CONFIG_MAPPING
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    assert list(model_folder.HEADS_ON_CPU) == CPUAttentionBackend.get_supported_head_sizes()
+    assert [kind for kind in CONFIG_MAPPING if not model_folder._is_known(kind)] == []
+
+
 def test_a_configuration_of_other_words_is_left_to_the_libraries(tmp_path: Path) -> None:
     folder = bare_model(tmp_path / "m")
     (folder / "config.json").write_text(json.dumps({"architectures": ["X"], "n_embd": 16}))
@@ -168,5 +193,5 @@ def test_text_models_inside_others(tmp_path: Path) -> None:
     (folder / "config.json").write_text(
         json.dumps({"architectures": ["X"], "text_config": inner | {"vocab_size": 300}})
     )
-    with pytest.raises(ModelError, match=r"embed_tokens\.weight has shape \[260, 16\], not \[300, 16\]"):
+    with pytest.raises(ModelError, match=r"embed_tokens\.weight has shape \[260, 64\], not \[300, 64\]"):
         model_folder.check_folder(recipe(folder))

@@ -44,7 +44,7 @@ def service(tmp_path: Path) -> Iterator[Stopped]:
     settings = config.build({"run": {"directory": tmp_path, "name": "t", "mode": "simulated"}})
     settings.run_dir.mkdir()
     progress, telemetry = LiveView("t"), Telemetry("launcher", "t", "127.0.0.1")
-    cluster: Any = SimpleNamespace(is_broken=False)
+    cluster: Any = SimpleNamespace(is_broken=False, hold=lambda _: None)
     context = Context(settings, plan(settings), cluster, ProcessList(settings.run_dir), progress.say)
     yield Stopped(context, progress, telemetry, "token", resume=False, from_step=None)
     telemetry.close()
@@ -68,6 +68,7 @@ async def test_who_stops_a_run_is_told_how_to_go_on(service: Stopped, tmp_path: 
     [
         (signal.SIGINT, "Ctrl-C", 130),
         (signal.SIGTERM, "SIGTERM", 143),
+        (signal.SIGHUP, "SIGHUP (the terminal was closed)", 129),
         (None, "a stop was asked for", 1),
     ],
 )

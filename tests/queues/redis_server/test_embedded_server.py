@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,6 +26,7 @@ pytestmark = pytest.mark.cluster
 _STARTER = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 
 server = EmbeddedRedis(Path(sys.argv[1]))
@@ -76,8 +78,10 @@ def test_one_that_loads_its_file_is_given_time(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(embedded_server, "_START_DEADLINE_S", 0.5)
     began, ask = time.monotonic(), EmbeddedRedis._ask
 
-    def loads_first(self: EmbeddedRedis) -> bytes:
-        return ask(self) if time.monotonic() - began > 1.5 else b"+OK\r\n-LOADING Redis is loading the dataset\r\n"
+    def loads_first(self: EmbeddedRedis, *command: Any, **patience: Any) -> bytes:
+        if time.monotonic() - began > 1.5:
+            return ask(self, *command, **patience)
+        return b"+OK\r\n-LOADING Redis is loading the dataset\r\n"
 
     monkeypatch.setattr(EmbeddedRedis, "_ask", loads_first)
     with EmbeddedRedis(tmp_path) as server:

@@ -62,6 +62,7 @@ def _become_program(
 ) -> None:
     """Close all descriptors except the standard streams and one socket, then run the program. Never returns."""
     syscalls.die_with_parent()
+    syscalls.hear_signals()
     if (listener := restrictions.ask_for_threads()) is not None:
         socket.send_fds(server, [b"threads"], [listener])
     nothing = os.open(os.devnull, os.O_RDWR)

@@ -53,6 +53,14 @@ def die_with_parent() -> None:
     control(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def hear_signals() -> None:
+    """Handle signals as any new program does: the processes of a run leave a stop to their launcher."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
 def adopt_orphans() -> None:
     """Make this process the new parent of descendants whose own parent ends."""
     control(_PR_SET_CHILD_SUBREAPER, 1)

@@ -31,7 +31,7 @@ from olmorl.deploy.control.endpoint import send_command
 from olmorl.deploy.grafana import build
 from olmorl.deploy.grafana.panels import BOARDS, FAULTS, GrafanaBoard, Query
 from olmorl.deploy.processes.prometheus import TARGETS_PATH
-from tests.deploy.grafana.board_page import BoardPage
+from tests.deploy.grafana.board_page import WINDOW, BoardPage
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = ROOT / "deploy" / "prometheus" / "prometheus.yml"
@@ -119,7 +119,7 @@ class Prometheus:
 
     def values(self, expr: str) -> list[Any]:
         """What a panel's query gives for this run and all its actors."""
-        asked = expr.replace("$run", "test").replace("$actor", "actor.*")
+        asked = expr.replace("$run", "test").replace("$actor", "actor.*").replace("${window}", WINDOW)
         answer = self.ask("query", query=asked)
         return answer["result"] if answer else []
 

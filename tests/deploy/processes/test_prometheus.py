@@ -234,6 +234,26 @@ def test_a_draw_that_ended_is_in_every_histogram(telemetry: Telemetry) -> None:
     assert samples(telemetry, "olmorl_verification_seconds_sum") == {'verifier="math"': 4 * 0.25}
 
 
+@pytest.mark.parametrize("value", [1, 2, 3, 17, 20, 175, 249, 4095, 32768, 100_000])
+@pytest.mark.parametrize("name", [name for name in metrics.HISTOGRAMS if name.startswith("completion")])
+def test_a_quantile_of_buckets_of_whole_numbers_is_close(name: str, value: int) -> None:
+    assert bucket_width(name, value) < 0.055 * value
+
+
+@pytest.mark.parametrize("seconds", [0.00011, 0.005, 0.1, 1.0, 17.0, 489.0, 5000.0])
+def test_a_quantile_of_buckets_of_seconds_is_close(seconds: float) -> None:
+    for name in metrics.HISTOGRAMS:
+        if name.endswith("_s"):
+            assert bucket_width(name, seconds) < 0.055 * seconds
+
+
+def bucket_width(name: str, value: float) -> float:
+    """How far the value may be from a quantile that Prometheus makes of its bucket."""
+    bounds = metrics.HISTOGRAMS[name].buckets
+    upper = next(number for number, bound in enumerate(bounds) if bound >= value)
+    return max(value - bounds[upper - 1], bounds[upper] - value)
+
+
 @pytest.mark.parametrize(
     ("field", "metric", "label", "part"),
     [

@@ -166,10 +166,12 @@ ACTOR: Final = {
 LAUNCHER: Final = {
     "actors_wanted": "Actors that the run should have.",
     "actors_running": "Actors that have a process.",
+    "actors_serving": "Actors whose engine has started and answers.",
     "actors_quarantined": "Actors that are not started again.",
     "engine_devices": "GPUs of one engine; without GPUs 1, its core.",
     "actor_deaths_total": "Actors that died.",
     "learner_restarts_total": "Restarts of the learner.",
+    "run_failed": "1 once the run has ended with an error. A launcher that is scraped shows it until the next scrape.",
     "prompts_queued": "Prompts that wait for an actor.",
     "prompts_leased": "Prompts that actors work on.",
     "results_waiting": "Results that wait for their outcome.",
@@ -182,6 +184,7 @@ LAUNCHER: Final = {
     "limit": "1 for what limits the run, 0 for the others. By limit; `balanced`: learner and actors both work.",
     "limit_sure_ratio": "How sure that is.",
     "balanced_actors_per_learner": "Actor nodes for each learner node at which neither would wait for the other.",
+    "planned_actors_per_learner": "Actor nodes for each learner node that the recipe asks for.",
     "lag_bound": "The greatest lag that is allowed, `schedule.max_lag`.",
 }
 """Exported by the launcher."""

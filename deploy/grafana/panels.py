@@ -121,8 +121,9 @@ OVERVIEW = GrafanaBoard(
         ),
         GrafanaPanel(
             "Actors",
-            "As many run as are wanted.",
+            "As many serve as are wanted. One that runs and does not serve is starting.",
             (
+                Query(f"olmorl_actors_serving{{{LAUNCHER}}}", "serving"),
                 Query(f"olmorl_actors_running{{{LAUNCHER}}}", "running"),
                 Query(f"olmorl_actors_wanted{{{LAUNCHER}}}", "wanted"),
             ),

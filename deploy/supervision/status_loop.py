@@ -95,6 +95,7 @@ class StatusLoop:
             {
                 "actors_wanted": self._actors.size,
                 "actors_running": sum(slot.process is not None for slot in self._actors.slots),
+                "actors_serving": self._actors.num_serving,
                 "actors_quarantined": self._actors.num_quarantined,
                 "engine_devices": self._context.placement.gpus_per_engine if self._context.placement.on_gpu else 1,
                 "actor_deaths_total": self._actors.num_deaths,

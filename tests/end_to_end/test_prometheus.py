@@ -240,6 +240,30 @@ def test_prometheus_sees_everything_of_a_live_run(watched: tuple[Any, Prometheus
     draw_all(chromium, prometheus, [FAULTS])
 
 
+def test_a_run_that_fails_alerts(watched: tuple[Any, Prometheus]) -> None:
+    run, prometheus = watched
+    run.until(lambda: prometheus.values('olmorl_run_failed{run="$run"} == 0'))
+    serving = prometheus.values('olmorl_actors_serving{run="$run"}')
+    assert serving and serving[0]["value"][1] == "2"
+    began = time.monotonic()
+    while run.process.poll() is None:
+        for name, process in run.roster().items():
+            if name.startswith("actor"):
+                with suppress(ProcessLookupError):
+                    os.kill(process["pid"], signal.SIGKILL)
+        assert time.monotonic() - began < 120, run.output()
+        time.sleep(0.2)
+    assert run.wait() == 1
+    run.until_gone()
+    assert "waiting up to" in run.output()
+    (failed,) = prometheus.values('max by (run) (max_over_time(olmorl_run_failed{run="$run"}[5m]))')
+    assert failed["value"][1] == "1"
+    deadline = time.monotonic() + 90
+    while not prometheus.values('ALERTS{alertname="RunFailed",alertstate="firing",run="$run"}'):
+        assert time.monotonic() < deadline
+        time.sleep(1)
+
+
 @pytest.mark.engine
 def test_the_panels_that_wait_for_an_event_have_data_after_it(
     tmp_path: Path, launch: Callable[[str], Any], watch: Callable[[Any], Prometheus], chromium: Any

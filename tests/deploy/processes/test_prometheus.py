@@ -161,6 +161,45 @@ def test_metrics_of_vllm_are_served_beside_ours(telemetry: Telemetry) -> None:
         REGISTRY.unregister(theirs)
 
 
+SCRAPE = {"X-Prometheus-Scrape-Timeout-Seconds": "5"}
+
+
+def test_only_a_prometheus_that_scrapes_is_waited_for(telemetry: Telemetry) -> None:
+    address = f"http://{telemetry.address}/metrics"
+    for _ in range(3):
+        urlopen(address, timeout=10).read()
+    assert telemetry.scrapes.next_within_s() == 0, "a person who reads the metrics"
+    urlopen(Request(address, headers=SCRAPE), timeout=10).read()
+    assert telemetry.scrapes.next_within_s() == 60, "its interval is not known yet"
+    time.sleep(0.2)
+    urlopen(Request(address, headers=SCRAPE), timeout=10).read()
+    assert 0.4 <= telemetry.scrapes.next_within_s() < 10
+    telemetry.scrapes.note(time.monotonic() - 200)
+    telemetry.scrapes.note(time.monotonic() - 195)
+    assert telemetry.scrapes.next_within_s() == 0, "it went away"
+
+
+def test_the_last_value_waits_for_a_scrape_that_begins_after_it(telemetry: Telemetry) -> None:
+    seen = []
+
+    def scrapes() -> None:
+        time.sleep(0.3)
+        request = Request(f"http://{telemetry.address}/metrics", headers=SCRAPE)
+        seen.append(urlopen(request, timeout=10).read().decode())
+
+    telemetry.record({"run_failed": 1})
+    thread = threading.Thread(target=scrapes)
+    thread.start()
+    began = time.monotonic()
+    telemetry.scrapes.wait(30)
+    assert 0.2 < time.monotonic() - began < 20
+    thread.join()
+    assert 'olmorl_run_failed{process="orchestrator",run="demo"} 1.0' in seen[0]
+    began = time.monotonic()
+    telemetry.scrapes.wait(0.2)
+    assert time.monotonic() - began >= 0.2, "the scrape before this call does not count"
+
+
 def test_a_port_that_is_taken_is_a_clear_error(telemetry: Telemetry) -> None:
     port = int(telemetry.address.rpartition(":")[2])
     with pytest.raises(ResourceError, match=r"telemetry\.port"):

@@ -140,8 +140,11 @@ class Telemetry:
             self._observe("token_lag_versions", lags, {}, [span.end - span.start for span in spans])
 
     def record_verdict(self, verdict: RunVerdict | None) -> None:
-        """Take over the limit of the run. Does nothing before there is a verdict."""
+        """Take over the limit of the run. Without a verdict its metrics are gone."""
         if verdict is None:
+            for name in ("limit", "limit_sure_ratio", "balanced_actors_per_learner"):
+                if name in self._series:
+                    self._series[name].clear()
             return
         for limit in Bottleneck:
             self._take("limit", float(limit is verdict.limit), {"limit": str(limit)})

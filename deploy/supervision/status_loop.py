@@ -70,7 +70,7 @@ class StatusLoop:
         self._dead_actors = self._actors.note_heartbeats(status.actors, now)
         self._learner.note_status(status, now)
         self._verdicts.add(status.lines)
-        self.latest = replace(status, verdict=self._verdicts.latest)
+        self.latest = replace(status, verdict=self._verdicts.current(now))
         return self.latest
 
     async def release_earlier_actors(self) -> None:

@@ -79,6 +79,8 @@ def test_one_limit_is_1_and_the_others_0(telemetry: Telemetry) -> None:
     assert found == {limit: limit is Bottleneck.ACTORS for limit in Bottleneck}
     assert text.count("olmorl_limit{") == len(Bottleneck)
     assert "olmorl_limit_sure_ratio" in text and "olmorl_balanced_actors_per_learner{" in text
+    telemetry.record_verdict(None)
+    assert not scrape(telemetry), "an old verdict is silent"
 
 
 def test_what_cannot_be_told_stops_nobody_and_is_said_once(

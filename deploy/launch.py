@@ -37,7 +37,7 @@ from olmorl.deploy.demo import demo
 from olmorl.deploy.preflight import memory
 from olmorl.deploy.preflight.local_checks import absolute, check_resume, over, preflight, prepare
 from olmorl.deploy.preflight.recipe_checks import check_recipe
-from olmorl.deploy.supervision import recipe_history
+from olmorl.deploy.supervision import on_end, recipe_history
 from olmorl.deploy.supervision.refused_start import left_as_found
 from olmorl.deploy.view.console import SafeConsole
 from olmorl.errors import OlmoRLError
@@ -61,7 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             show_plan(settings)
             show_memory(settings)
             return 0
-        return launch(settings, arguments)
+        if arguments.preflight:
+            return launch(settings, arguments)
+        return on_end.reported(settings, lambda: launch(settings, arguments))
     except OlmoRLError as error:
         print(f"olmorl-launch: {error}", file=sys.stderr)
         return error.exit_code

@@ -645,6 +645,10 @@ class TelemetrySettings(Section):
     port: int = Field(0, ge=0, le=65535)
     """Port of the launcher's metrics. `/targets` lists the addresses of all processes. 0: a free port, named in
     `targets.json` of the run directory."""
+    on_end: str | None = Field(None, min_length=1)
+    """What learns of the end of the launcher, within ten seconds: an address (`https://...`, with `$VARIABLES` of the
+    environment), which gets JSON by POST, or a command of the shell, which gets it on its standard input. `outcome` is
+    `finished`, `stopped` or `failed`; `text` has all in one sentence, as chat services want it."""
 
 
 class Simulation(Section):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from math import ceil, floor, log10
 from typing import Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -166,10 +167,12 @@ ACTOR: Final = {
 LAUNCHER: Final = {
     "actors_wanted": "Actors that the run should have.",
     "actors_running": "Actors that have a process.",
+    "actors_serving": "Actors whose engine has started and answers.",
     "actors_quarantined": "Actors that are not started again.",
     "engine_devices": "GPUs of one engine; without GPUs 1, its core.",
     "actor_deaths_total": "Actors that died.",
     "learner_restarts_total": "Restarts of the learner.",
+    "run_failed": "1 once the run has ended with an error. A launcher that is scraped shows it until the next scrape.",
     "prompts_queued": "Prompts that wait for an actor.",
     "prompts_leased": "Prompts that actors work on.",
     "results_waiting": "Results that wait for their outcome.",
@@ -182,6 +185,7 @@ LAUNCHER: Final = {
     "limit": "1 for what limits the run, 0 for the others. By limit; `balanced`: learner and actors both work.",
     "limit_sure_ratio": "How sure that is.",
     "balanced_actors_per_learner": "Actor nodes for each learner node at which neither would wait for the other.",
+    "planned_actors_per_learner": "Actor nodes for each learner node that the recipe asks for.",
     "lag_bound": "The greatest lag that is allowed, `schedule.max_lag`.",
 }
 """Exported by the launcher."""
@@ -266,8 +270,29 @@ FLAT: Final = {
 }
 """Fields that keep their whole name in Prometheus too, because users name the sets, functions and values."""
 
-_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300, 600, 1200, 3600)
-_VERSIONS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32)
+_PRECISION: Final = 0.05
+"""Widest bucket over its upper bound: the greatest error of a quantile that Prometheus makes of the buckets."""
+
+
+def _whole_bounds(last: int) -> tuple[float, ...]:
+    """Bounds for whole numbers, among them all powers of two. Each small number has a narrow bucket of its own."""
+    small = range(1, round(1 / _PRECISION))
+    bounds = [0, *(bound for number in small for bound in (round(number * (1 - _PRECISION), 2), number))]
+    while bounds[-1] < last:
+        widest = max(bounds[-1] + 1, floor(bounds[-1] / (1 - _PRECISION)))
+        bounds.append(min(widest, 2 ** int(bounds[-1]).bit_length()))
+    return tuple(bounds)
+
+
+def _second_bounds(first: int, last: int) -> tuple[float, ...]:
+    """Bounds from `10 ** first` to `10 ** last` seconds, among them all powers of ten."""
+    a_decade = ceil(-1 / log10(1 - _PRECISION))
+    return tuple(float(f"{10 ** (i / a_decade):.5g}") for i in range(first * a_decade, last * a_decade + 1))
+
+
+_TOKENS = _whole_bounds(2**17)
+_VERSIONS = _whole_bounds(2**6)
+_SECONDS = _second_bounds(-4, 4)
 
 
 class Histogram(NamedTuple):
@@ -280,7 +305,7 @@ class Histogram(NamedTuple):
 
 
 HISTOGRAMS: Final = {
-    "completion_tokens": Histogram("Length of the completions of draws that ended.", tuple(2**i for i in range(4, 18))),
+    "completion_tokens": Histogram("Length of the completions of draws that ended.", _TOKENS),
     "token_lag_versions": Histogram("Lag of each token of the groups that a step took.", _VERSIONS),
     "kv_cache_age_versions": Histogram("Versions between the first and the last token of a completion.", _VERSIONS),
     "queue_s": Histogram("Time from the draw of a prompt until an engine began it.", _SECONDS),

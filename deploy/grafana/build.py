@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from grafana_foundation_sdk.models.common import (
 )
 from grafana_foundation_sdk.models.dashboard import DashboardLinkType, DataSourceRef, VariableRefresh
 
-from olmorl.deploy.grafana.panels import BOARDS, GrafanaBoard, GrafanaPanel
+from olmorl.deploy.grafana.panels import BOARDS, WINDOW, GrafanaBoard, GrafanaPanel
 
 FOLDER = Path(__file__).parent / "boards"
 _SOURCE = DataSourceRef(type_val="prometheus", uid="${source}")
@@ -33,6 +34,11 @@ ANNOTATIONS = {
     "Checkpoints": ("blue", 'delta(olmorl_steps_since_checkpoint{run="$run"}[1m]) < 0'),
     "Evaluations": ("green", 'changes(max by (run) ({__name__=~"olmorl_eval_.+_version",run="$run"})[1m:5s]) > 0'),
 }
+WINDOW_QUERY = (
+    'ceil(4 * max(max_over_time(olmorl_step_period_seconds_median{run="$run"}[${__range_s}s]))) > 120 or vector(120)'
+)
+"""The seconds of the boards' variable `window`: four steps, and at least two minutes."""
+_WINDOWS = {"1m": "one minute", "5m": "five minutes", "1h": "one hour", WINDOW: "`Window` (four steps or more)"}
 
 
 def text(board: GrafanaBoard) -> str:
@@ -56,6 +62,7 @@ def _dashboard(board: GrafanaBoard) -> dashboard.Dashboard:
         .link(link.as_dropdown(True).include_vars(True).keep_time(True))
         .with_variable(dashboard.DatasourceVariable("source").label("Prometheus").type("prometheus"))
         .with_variable(_variable("run", "Run", "label_values(olmorl_since_step_seconds, run)"))
+        .with_variable(_variable("window", "Window (s)", f"query_result({WINDOW_QUERY})").regex(r"/^\{\} (\d+) /"))
         .with_variable(
             _variable("actor", "Actor", 'label_values(olmorl_policy_version{run="$run"}, process)')
             .multi(True)
@@ -98,7 +105,9 @@ def _panel(panel: GrafanaPanel) -> Any:
 
 def _description(panel: GrafanaPanel) -> str:
     waits = sorted({query.waits_for for query in panel.queries if query.waits_for})
-    return f"Good: {panel.good}" + (f" Empty before {' or '.join(waits)}." if waits else "")
+    windows = sorted({_WINDOWS[each] for query in panel.queries for each in re.findall(r"\[(.+?)\]", query.expr)})
+    over = f" Over {' and '.join(windows)}." if windows else ""
+    return f"Good: {panel.good}{over}" + (f" Empty before {' or '.join(waits)}." if waits else "")
 
 
 def main() -> None:

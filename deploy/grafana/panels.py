@@ -12,6 +12,8 @@ RANKS = 'run="$run",process=~"learner.*"'
 ACTORS = 'run="$run",process=~"$actor"'
 ALL_ACTORS = 'run="$run",process=~"actor.*"'
 RUN = 'run="$run"'
+WINDOW = "${window}s"
+"""The window of what moves once a step: the variable of the boards that follows the step time."""
 
 
 class Query(NamedTuple):
@@ -54,14 +56,25 @@ def _rate(name: str, labels: str, window: str = "5m") -> str:
     return f"rate({prometheus_name(name)}{{{labels}}}[{window}])"
 
 
+def _per_s(name: str) -> str:
+    """The growth of a counter of `metrics.jsonl` per second of wall time.
+
+    Both move with each line, so the quotient is that of whole steps wherever the window begins.
+    """
+    grown = f"increase({prometheus_name(name)}{{{LEARNER}}}[{WINDOW}])"
+    return f"{grown} / on(run) group_left() delta(olmorl_wall_seconds{{{LEARNER}}}[{WINDOW}])"
+
+
 def _quantiles(name: str, by: str = "") -> tuple[Query, ...]:
     """The median and the tail of a histogram, for each value of the label `by`."""
     labels, of = (f"le, {by}", f" of {{{{{by}}}}}") if by else ("le", "")
-    buckets = f"sum by ({labels}) (rate({prometheus_name(name)}_bucket{{{RUN}}}[5m]))"
+    buckets = f"sum by ({labels}) (rate({prometheus_name(name)}_bucket{{{RUN}}}[{WINDOW}]))"
     shares = ((0.5, "median"), (0.99, "99%"))
     return tuple(Query(f"histogram_quantile({share}, {buckets})", legend + of) for share, legend in shares)
 
 
+_WAITED = f"olmorl_rank_wait_seconds_total{{{RANKS}}}"
+_BUSY = f"olmorl_rank_busy_seconds_total{{{RANKS}}}"
 _LINES = "the first steps"
 _EVALUATION = "an evaluation"
 _ENGINE = "a real engine"
@@ -108,8 +121,9 @@ OVERVIEW = GrafanaBoard(
         ),
         GrafanaPanel(
             "Actors",
-            "As many run as are wanted.",
+            "As many serve as are wanted. One that runs and does not serve is starting.",
             (
+                Query(f"olmorl_actors_serving{{{LAUNCHER}}}", "serving"),
                 Query(f"olmorl_actors_running{{{LAUNCHER}}}", "running"),
                 Query(f"olmorl_actors_wanted{{{LAUNCHER}}}", "wanted"),
             ),
@@ -121,19 +135,15 @@ OVERVIEW = GrafanaBoard(
         ),
         GrafanaPanel(
             "Tokens a second",
-            "Trained is close to generated. The gap is the cost of filtering, failures and age.",
-            (
-                Query(f"sum({_rate('tokens_generated_total', ALL_ACTORS, '1m')})", "generated"),
-                Query(_rate("tokens_trained_total", LEARNER), "trained"),
-            ),
+            "In the last step trained is close to generated. The gap is the cost of filtering, failures and age.",
+            (_line("actor_tokens_per_s", "generated"), _line("useful_tokens_per_s", "trained")),
         ),
         GrafanaPanel(
             "Share of the learner's time spent waiting",
-            "Small, and so is the actors' idle time. Over 50%: too few actors.",
+            "Close to the plan's. Far above it: too few actors, or slow ones.",
             (
                 Query(
-                    f"{_rate('rank_wait_s_total', RANKS)}"
-                    f" / ({_rate('rank_wait_s_total', RANKS)} + {_rate('rank_busy_s_total', RANKS)})",
+                    f"increase({_WAITED}[{WINDOW}]) / (increase({_WAITED}[{WINDOW}]) + increase({_BUSY}[{WINDOW}]))",
                     "{{process}}",
                 ),
             ),
@@ -236,13 +246,7 @@ WEIGHTS = GrafanaBoard(
         GrafanaPanel(
             "Stall of the engines per update",
             "Tens of milliseconds: no request stops.",
-            (
-                Query(
-                    f"{_rate('weight_stall_s_total', ACTORS)} / ({_rate('weight_updates_total', ACTORS)} > 0)",
-                    "{{process}}",
-                ),
-                _line("weight_stall_s_max", "longest"),
-            ),
+            (_line("weight_stall_s_mean", "mean"), _line("weight_stall_s_max", "longest")),
             "s",
         ),
         GrafanaPanel(
@@ -266,7 +270,7 @@ LEDGER = GrafanaBoard(
             "Where draws end, per minute",
             "Mostly trained. Stale and failed stay near zero.",
             tuple(
-                Query(f"60 * {_rate(f'groups_{outcome}_total', LEARNER)}", outcome)
+                Query(f"60 * {_per_s(f'groups_{outcome}_total')}", outcome)
                 for outcome in ("trained", "zero_gradient", "stale", "failed")
             ),
             stacked=True,
@@ -274,7 +278,7 @@ LEDGER = GrafanaBoard(
         GrafanaPanel(
             "Where tokens end, per second",
             "Mostly trained. The colours are a partition: each token has one.",
-            (Query(f"sum by (outcome) ({_rate('tokens_by_outcome_total', LEARNER)})", "{{outcome}}"),),
+            (Query(f"sum by (outcome) ({_per_s('tokens_by_outcome_total')})", "{{outcome}}"),),
             stacked=True,
         ),
         GrafanaPanel(
@@ -459,7 +463,7 @@ VERIFIERS = GrafanaBoard(
         GrafanaPanel(
             "Groups by source, per minute",
             "In the proportions of the recipe's weights.",
-            (Query(f"60 * {_rate('source_groups_total', LEARNER)}", "{{source}}"),),
+            (Query(f"60 * {_per_s('source_groups_total')}", "{{source}}"),),
             stacked=True,
         ),
         GrafanaPanel(
@@ -468,12 +472,12 @@ VERIFIERS = GrafanaBoard(
             (Query(f"olmorl_source_completion_tokens_mean{{{LEARNER}}}", "{{source}}"),),
         ),
         GrafanaPanel(
-            "Failed draws",
+            "Failed draws, per minute",
             "None. `unscorable` is an outage of a verifier, `over_long` a prompt that does not fit.",
             (
-                Query(f"60 * {_rate('failures_total', LEARNER)}", "{{cause}}", _FAILURE),
-                Query(f"60 * {_rate('source_groups_failed_total', LEARNER)}", "{{source}}"),
-                Query(f"60 * {_rate('verifier_groups_failed_total', LEARNER)}", "{{verifier}}"),
+                Query(f"60 * {_per_s('failures_total')}", "{{cause}}", _FAILURE),
+                Query(f"60 * {_per_s('source_groups_failed_total')}", "{{source}}"),
+                Query(f"60 * {_per_s('verifier_groups_failed_total')}", "{{verifier}}"),
             ),
         ),
         GrafanaPanel(
@@ -531,7 +535,7 @@ FAULTS = GrafanaBoard(
         GrafanaPanel(
             "Tokens lost with their attempts, per second",
             "Zero, except after a death.",
-            (Query(_rate("tokens_lost_total", LEARNER), "lost"),),
+            (Query(_per_s("tokens_lost_total"), "lost"),),
         ),
         GrafanaPanel(
             "Late and duplicate commits, per minute",

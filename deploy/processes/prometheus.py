@@ -11,6 +11,8 @@ import os
 import socket
 import sys
 import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from http.server import ThreadingHTTPServer
 from pathlib import Path
@@ -40,6 +42,9 @@ _GAUGES = ("queue_depth", "breaker_open")
 _OTHER = "other"
 _MOST_UNCOUNTED = 10_000
 """The most values that a histogram keeps between two scrapes. At more it counts them without a scrape."""
+_OF_PROMETHEUS = "X-Prometheus-Scrape-Timeout-Seconds"
+"""The header of every scrape."""
+_LONGEST_WAIT_S = 60.0
 Labels = Mapping[str, str]
 Weights = npt.NDArray[np.float64]
 Entries = Sequence[Mapping[str, Any]]
@@ -73,7 +78,8 @@ class Telemetry:
         self._counted_to = 0
         self._sums: dict[tuple[str, str], float] = {}
         self._distributions: dict[str, Distribution] = {}
-        self._server = _serve(self.registry, host, port, targets)
+        self.scrapes = Scrapes()
+        self._server = _serve(self.registry, host, port, targets, self.scrapes)
         self.address = f"{host}:{self._server.server_address[1]}"
 
     def record(self, values: Mapping[str, object]) -> None:
@@ -134,8 +140,11 @@ class Telemetry:
             self._observe("token_lag_versions", lags, {}, [span.end - span.start for span in spans])
 
     def record_verdict(self, verdict: RunVerdict | None) -> None:
-        """Take over the limit of the run. Does nothing before there is a verdict."""
+        """Take over the limit of the run. Without a verdict its metrics are gone."""
         if verdict is None:
+            for name in ("limit", "limit_sure_ratio", "balanced_actors_per_learner"):
+                if name in self._series:
+                    self._series[name].clear()
             return
         for limit in Bottleneck:
             self._take("limit", float(limit is verdict.limit), {"limit": str(limit)})
@@ -302,15 +311,49 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+class Scrapes:
+    """The last scrapes of a Prometheus. Other readers do not count."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._begun: deque[float] = deque(maxlen=2)
+
+    def note(self, begun_at: float) -> None:
+        """Note that a scrape is done which began at this monotonic time."""
+        with self._changed:
+            self._begun.append(begun_at)
+            self._changed.notify_all()
+
+    def next_within_s(self) -> float:
+        """The longest time until the next scrape, at most `_LONGEST_WAIT_S`; 0 when none is to be expected."""
+        if len(self._begun) < 2:
+            return _LONGEST_WAIT_S if self._begun else 0.0
+        usual_s = 2 * (self._begun[1] - self._begun[0])
+        return min(usual_s, _LONGEST_WAIT_S) if time.monotonic() - self._begun[1] < usual_s else 0.0
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until a scrape that began after this call is done."""
+        now = time.monotonic()
+        with self._changed:
+            self._changed.wait_for(lambda: self._begun and self._begun[-1] > now, timeout_s)
+
+
 def _serve(
-    registry: CollectorRegistry, host: str, port: int, targets: Callable[[], Entries] | None
+    registry: CollectorRegistry,
+    host: str,
+    port: int,
+    targets: Callable[[], Entries] | None,
+    scrapes: Scrapes,
 ) -> ThreadingHTTPServer:
     class WithTargets(MetricsHandler.factory(registry)):  # type: ignore[misc]
         def do_GET(self) -> None:
             if targets is None or self.path != TARGETS_PATH:
                 # prometheus-client writes vllm_ for vllm: in the OpenMetrics format, so all get the older one.
                 del self.headers["Accept"]
+                begun_at = time.monotonic()
                 super().do_GET()
+                if _OF_PROMETHEUS in self.headers:
+                    scrapes.note(begun_at)
                 return
             body = json.dumps(targets()).encode()
             self.send_response(200)

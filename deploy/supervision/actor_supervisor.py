@@ -232,6 +232,11 @@ class ActorSupervisor:
         return sum(not slot.leaving for slot in self._slots)
 
     @property
+    def num_serving(self) -> int:
+        """How many actors have an engine that answers."""
+        return sum(slot.state == _WORKING and not slot.leaving for slot in self._slots)
+
+    @property
     def num_quarantined(self) -> int:
         """How many actors are not started again."""
         return sum(slot.state == _QUARANTINED for slot in self._slots)

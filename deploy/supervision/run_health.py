@@ -42,6 +42,7 @@ class RunHealth:
             "step_period_s_median": median(self._periods) if self._periods else 0.0,
             "steps_wanted": self._settings.schedule.steps,
             "lag_bound": self._settings.schedule.max_lag,
+            "planned_actors_per_learner": self._settings.actors.nodes / self._settings.learner.nodes,
             "checkpoint_every_steps": self._settings.checkpoint.every,
         }
 

@@ -62,6 +62,8 @@ Examine = Callable[[RayCluster, Console], None]
 class StoppedAtOnce(RunEnded):
     """A stop before the first step, or a second signal: no checkpoint."""
 
+    was_asked = True
+
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
         self.exit_code = exit_code
@@ -100,13 +102,31 @@ def open_service(
             with signals.raising():
                 examine(cluster, progress.console)
         telemetry = metrics_server(settings, "launcher", settings.telemetry.port, context.processes.targets)
+        telemetry.record({"run_failed": 0})
         stack.callback(telemetry.close)
         stack.enter_context(progress)
         try:
             yield Service(context, progress, telemetry, token, resume, from_step)
+        except StoppedAtOnce:
+            raise
+        except Exception:
+            _show_failure(context, progress, telemetry)
+            raise
         finally:
             with signals.unheard():
                 stack.close()
+
+
+def _show_failure(context: Context, progress: LiveView, telemetry: Telemetry) -> None:
+    """Let a Prometheus that scrapes this launcher see that the run has failed. Its processes have ended before."""
+    context.cluster.end_all()
+    telemetry.record({"run_failed": 1})
+    if wait_s := telemetry.scrapes.next_within_s():
+        progress.say(
+            f"the run has failed; waiting up to {wait_s:.0f} s until Prometheus has seen it (Ctrl-C: no longer)"
+        )
+        with suppress(KeyboardInterrupt), signals.raising():
+            telemetry.scrapes.wait(wait_s)
 
 
 def _end_all(context: Context) -> None:

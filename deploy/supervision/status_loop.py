@@ -70,7 +70,7 @@ class StatusLoop:
         self._dead_actors = self._actors.note_heartbeats(status.actors, now)
         self._learner.note_status(status, now)
         self._verdicts.add(status.lines)
-        self.latest = replace(status, verdict=self._verdicts.latest)
+        self.latest = replace(status, verdict=self._verdicts.current(now))
         return self.latest
 
     async def release_earlier_actors(self) -> None:
@@ -95,6 +95,7 @@ class StatusLoop:
             {
                 "actors_wanted": self._actors.size,
                 "actors_running": sum(slot.process is not None for slot in self._actors.slots),
+                "actors_serving": self._actors.num_serving,
                 "actors_quarantined": self._actors.num_quarantined,
                 "engine_devices": self._context.placement.gpus_per_engine if self._context.placement.on_gpu else 1,
                 "actor_deaths_total": self._actors.num_deaths,

@@ -3,7 +3,8 @@
 A run pays for the engines' slots and for the learner. If one of them always works, it is the limit. If both are idle at
 times, sequences wait somewhere between them: for their version, for the verifiers, or in groups for their slowest
 answer. Or fewer draws are in flight than there are slots. By Little's law most time goes to the place with the most
-sequences.
+sequences. And some tokens are generated for nothing: those of groups without a gradient, and of draws that fail or
+become too old. The limit is the lever that makes the run fastest by these figures.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ GAIN = 1.1
 """A run is balanced if no change makes it at least this many times as fast."""
 SPARE = 1.25
 """Sequences in flight for each slot that keep engines full, though a batch trains and answers end unevenly."""
-
-
+_SMALL = 0.01
+"""A share below this is not worth a word."""
+OLD = 3.0
+"""A verdict is old once no line has come for so many steps, and for `OLD_S`."""
+OLD_S = 60.0
 _NEEDED = {"step", "wall_s", "tokens_trained_total", "tokens_generated_total"}
 
 
@@ -49,6 +53,10 @@ class Bottleneck(StrEnum):
     DATA = "data"
     STRAGGLERS = "stragglers"
     """The slowest answers of groups and batches."""
+    FILTERED = "filtered"
+    """Groups without a gradient: all answers right, or all wrong."""
+    FAULTS = "faults"
+    """Generated tokens that are lost with their attempt, fail or become too old."""
     BALANCED = "balanced"
 
 
@@ -60,6 +68,8 @@ _SAYS = {
     Bottleneck.WEIGHTS: "the transfer of weights limits this run",
     Bottleneck.DATA: "the data limits this run",
     Bottleneck.STRAGGLERS: "the slowest answers limit this run",
+    Bottleneck.FILTERED: "groups without a gradient limit this run",
+    Bottleneck.FAULTS: "lost work limits this run",
     Bottleneck.BALANCED: "learner and actors are balanced",
 }
 
@@ -110,6 +120,14 @@ class Shape(NamedTuple):
         return self._replace(actor_nodes=self.actor_nodes * engines / self.engines, engines=engines)
 
 
+class Lever(NamedTuple):
+    """A limit, and what the run would gain without it."""
+
+    limit: Bottleneck
+    gain: float
+    """How many times as fast the run would be, at most."""
+
+
 class RunVerdict(NamedTuple):
     """The limit of a run, with its certainty, its evidence and a remedy."""
 
@@ -121,16 +139,21 @@ class RunVerdict(NamedTuple):
     """Empty if there is nothing to change."""
     actors_per_learner: float | None
     """Actor nodes for each learner node at which neither would wait for the other; None while unknown."""
+    levers: Sequence[Lever] = ()
+    """All levers that are worth it, the best first."""
 
     @property
     def text(self) -> str:
-        """One sentence and what to do."""
+        """One sentence, what to do, and the ranking when there is more than one lever."""
         said = f"{_SAYS[self.limit]} ({self.sure:.0%} sure): {self.evidence}"
-        return f"{said}; {self.advice}" if self.advice else said
+        ranked = ", ".join(f"{lever.limit} {lever.gain:.2g} times" for lever in self.levers)
+        more = (self.advice, f"possible speed-ups: {ranked}" if len(self.levers) > 1 else "")
+        return "; ".join([said, *filter(None, more)])
 
     def fields(self) -> dict[str, Any]:
         """The verdict as a table of plain values."""
-        return {**self._asdict(), "limit": str(self.limit), "text": self.text}
+        levers = [{"limit": str(lever.limit), "gain": lever.gain} for lever in self.levers]
+        return {**self._asdict(), "limit": str(self.limit), "levers": levers, "text": self.text}
 
 
 class WindowMeans(NamedTuple):
@@ -159,6 +182,26 @@ class WindowMeans(NamedTuple):
     """Tokens per second that the learner trains when it does not wait."""
     actors_per_s: float | None
     """Tokens per second that full engines generate and the learner trains, without filtered, failed and stale ones."""
+    filtered: float = 0.0
+    """Share of the tokens of scored groups that are of groups without a gradient."""
+    stale: float = 0.0
+    """Share of the generated tokens that became too old."""
+    failed: float = 0.0
+    """Share of the generated tokens that are of failed draws."""
+    lost: float = 0.0
+    """Share of the generated tokens in attempts without a result."""
+    solve_rate: float | None = None
+
+    @property
+    def faults(self) -> float:
+        return self.stale + self.failed + self.lost
+
+    @property
+    def full_actors_per_s(self) -> float:
+        """Trained tokens per second of full engines: what they give now, if they are full and the learner waits."""
+        if self.actors_per_s is None or (self.learner_wait >= WAITS and self.idle < IDLE):
+            return self.trained_per_s
+        return self.actors_per_s
 
     @property
     def idle(self) -> float:
@@ -187,12 +230,13 @@ def verdict(lines: Lines, shape: Shape) -> RunVerdict | None:
             _advice(Bottleneck.DATA, measured, shape),
             None,
         )
-    limit, ratio = judge(measured, shape), balance(measured, shape)
+    ranked, ratio = levers(measured, shape), balance(measured, shape)
+    limit = ranked[0].limit if ranked else Bottleneck.BALANCED
     judged = [judge(found, shape) for part in _parts(window) if (found := measure(part, shape))]
     number = len(window) - 1
     # The whole window has a vote too. A verdict from few lines is never sure.
     sure = (Counter(judged)[limit] + 1) / (len(judged) + 1) * number / (number + 1)
-    return RunVerdict(limit, sure, _evidence(limit, measured, shape), _advice(limit, measured, shape), ratio)
+    return RunVerdict(limit, sure, _evidence(limit, measured, shape), _advice(limit, measured, shape), ratio, ranked)
 
 
 def _parts(window: Lines) -> Iterator[Lines]:
@@ -223,8 +267,12 @@ def measure(lines: Lines, shape: Shape) -> WindowMeans | None:
     if slots is None or used is None:
         return None
     wait, publish_wait, stall = share("learner_wait_s"), share("learner_publish_wait_s"), share("weight_stall_s_mean")
-    trained = last["tokens_trained_total"] - before["tokens_trained_total"]
-    generated = last["tokens_generated_total"] - before["tokens_generated_total"]
+
+    def grown(outcome: str) -> float:
+        name = f"tokens_{outcome}_total"
+        return float(last.get(name, 0) - before.get(name, 0))
+
+    trained, generated, filtered = grown("trained"), grown("generated"), grown("zero_gradient")
     capacity, length = mean("engine_capacity_tokens_per_s"), mean("completion_tokens_mean")
     speed = mean("actor_tokens_per_s") or 0.0
     return WindowMeans(
@@ -243,33 +291,54 @@ def measure(lines: Lines, shape: Shape) -> WindowMeans | None:
         trained_per_s=trained / wall_s,
         learner_per_s=trained / (wall_s * max(1 - wait - publish_wait, 1e-3)),
         actors_per_s=None if capacity is None or not generated else capacity * (1 - stall) * trained / generated,
+        filtered=filtered / max(filtered + trained + grown("masked"), 1),
+        stale=grown("stale") / max(generated, 1),
+        failed=grown("failed") / max(generated, 1),
+        lost=grown("lost") / max(generated, 1),
+        solve_rate=mean("solve_rate_mean"),
     )
 
 
 def judge(measured: WindowMeans, shape: Shape) -> Bottleneck:
     """The limit of a run with these means."""
-    engines_idle = measured.idle >= IDLE
+    ranked = levers(measured, shape)
+    return ranked[0].limit if ranked else Bottleneck.BALANCED
+
+
+def levers(measured: WindowMeans, shape: Shape) -> list[Lever]:
+    """What makes the run at least `GAIN` times as fast, the largest gain first."""
+    gains = _gains(measured, shape)
+    return [Lever(limit, gain) for limit, gain in sorted(gains.items(), key=lambda each: -each[1]) if gain >= GAIN]
+
+
+def _gains(measured: WindowMeans, shape: Shape) -> dict[Bottleneck, float]:
+    """How many times as fast the run is without each limit. Of equal gains the first comes first."""
+    idle, nodes = measured.idle >= IDLE, _gain_of_nodes(measured, shape)
     if measured.learner_wait < WAITS:
-        if measured.publish_wait >= WAITS:
-            return Bottleneck.WEIGHTS
-        gain = _gain_of_nodes(measured, measured.actors_per_s or measured.trained_per_s, shape)
-        return Bottleneck.LEARNER if engines_idle and gain >= GAIN else Bottleneck.BALANCED
-    # Compares other nodes with the engines as they are, and the same nodes with full engines.
-    nodes = _gain_of_nodes(measured, measured.trained_per_s, shape)
-    full = min(1 / max(measured.slots_used, 1e-3), 1 / max(1 - measured.learner_wait, 1e-3))
-    if not engines_idle or nodes > full:
-        return Bottleneck.ACTORS if nodes >= GAIN else Bottleneck.BALANCED
-    held = _held(measured, shape)
-    return max(held, key=lambda limit: held[limit]) if full >= GAIN else Bottleneck.BALANCED
+        # Nothing but the learner's own time matters.
+        published = 1 / max(1 - measured.publish_wait, 1e-3)
+        return {Bottleneck.WEIGHTS: published} | ({Bottleneck.LEARNER: nodes} if idle else {})
+    most = 1 / max(1 - measured.learner_wait, 1e-3)
+    used = max(measured.slots_used * measured.slots, 1e-3)
+    full = min(measured.slots / used, most)
+    held = _held(measured, shape) if idle else {}
+    by_held = sorted(held, key=lambda limit: -held[limit])
+    # The best data leave groups without a gradient too, by chance: each answer is right or wrong with the same chance.
+    by_chance = 2 * 0.5**shape.group
+    gains = {limit: min(1 + held[limit] / used, full) for limit in by_held}
+    gains[Bottleneck.FILTERED] = min((1 - by_chance) / max(1 - measured.filtered, 1e-3), most)
+    gains[Bottleneck.FAULTS] = min(1 / max(1 - measured.faults, 1e-3), most)
+    return gains | {Bottleneck.ACTORS: nodes}
 
 
-def _gain_of_nodes(measured: WindowMeans, actors_per_s: float, shape: Shape) -> float:
-    """How many times as fast the best split of the same nodes is."""
+def _gain_of_nodes(measured: WindowMeans, shape: Shape) -> float:
+    """How many times as fast the best split of the same nodes is, with full engines before and after."""
+    actors_per_s = measured.full_actors_per_s
     learner, actors = measured.learner_per_s / shape.learner_nodes, actors_per_s / shape.actor_nodes
     if not learner or not actors:
         return 1.0
     best = (shape.learner_nodes + shape.actor_nodes) * learner * actors / (learner + actors)
-    return best / measured.trained_per_s
+    return best / min(measured.learner_per_s, actors_per_s)
 
 
 def _held(measured: WindowMeans, shape: Shape) -> dict[Bottleneck, float]:
@@ -278,20 +347,22 @@ def _held(measured: WindowMeans, shape: Shape) -> dict[Bottleneck, float]:
     under_way = (shape.ahead + measured.learner_wait) * sequences
     # Draws are allowed only for published versions. The draws of a version in transfer are held back.
     held_back = min(measured.publish_s / measured.step_s, 1.0) * sequences
-    return {
-        Bottleneck.QUEUE: max(measured.slots - under_way, 0.0),
+    held = {
         Bottleneck.WEIGHTS: measured.awaiting_weights + measured.stall * measured.slots + held_back,
         Bottleneck.VERIFIERS: measured.awaiting_verdicts,
         # Ready groups while the learner waits are too few for a batch, or leave room for older ones.
         Bottleneck.STRAGGLERS: measured.awaiting_group + measured.ready * measured.learner_wait,
     }
+    # Slots that stay empty although nothing else is known to wait need more sequences.
+    unexplained = measured.idle * measured.slots - sum(held.values())
+    return held | {Bottleneck.QUEUE: max(measured.slots - under_way, unexplained, 0.0)}
 
 
 def balance(measured: WindowMeans, shape: Shape) -> float | None:
     """Actor nodes for each learner node at which both are always busy."""
     if not measured.actors_per_s or not measured.learner_per_s:
         return None
-    return (measured.learner_per_s / shape.learner_nodes) / (measured.actors_per_s / shape.actor_nodes)
+    return (measured.learner_per_s / shape.learner_nodes) / (measured.full_actors_per_s / shape.actor_nodes)
 
 
 def _evidence(limit: Bottleneck, measured: WindowMeans, shape: Shape) -> str:
@@ -302,22 +373,39 @@ def _evidence(limit: Bottleneck, measured: WindowMeans, shape: Shape) -> str:
             return f"{both}, {measured.awaiting_verdicts:,.0f} answers wait for verdicts, each {wait_s:.1f} s"
         case Bottleneck.QUEUE:
             allowed = (shape.ahead + 1) * shape.batch * shape.group
-            return f"{both}, {allowed:,} sequences may be in flight for {measured.slots:,.0f} slots"
+            unexplained = "" if allowed < measured.slots else ", and no other wait explains the free ones"
+            return f"{both}, {allowed:,} sequences may be in flight for {measured.slots:,.0f} slots{unexplained}"
         case Bottleneck.WEIGHTS:
-            return ", ".join(
-                [
-                    both,
-                    f"{measured.awaiting_weights:,.0f} sequences wait for a version",
-                    f"publishing takes {measured.publish_s:.1f} of {measured.step_s:.1f} s a step",
-                    f"updates stall engines {measured.stall:.0%} of the time",
-                ]
-            )
+            return ", ".join([both, *_of_weights(measured)])
+        case Bottleneck.FILTERED:
+            right = "" if measured.solve_rate is None else f" ({measured.solve_rate:.0%} of the answers are right)"
+            return f"{both}, {measured.filtered:.0%} of the scored tokens are of groups without a gradient{right}"
+        case Bottleneck.FAULTS:
+            parts = {
+                "became too old": measured.stale,
+                "failed": measured.failed,
+                "were in attempts without a result": measured.lost,
+            }
+            shares = [f"{share:.0%} {what}" for what, share in parts.items() if share >= _SMALL]
+            return f"{both}, of the generated tokens {', '.join(shares)}"
         case Bottleneck.STRAGGLERS:
             return f"{both}, {measured.awaiting_group + measured.ready:,.0f} finished answers wait for slower ones"
         case Bottleneck.DATA:
             return f"every row was drawn, {both}"
         case _:
             return both
+
+
+def _of_weights(measured: WindowMeans) -> Iterator[str]:
+    """What the transfer of weights costs. A cost that rounds to nothing is not worth a word."""
+    if measured.awaiting_weights >= 1:
+        yield f"{measured.awaiting_weights:,.0f} sequences wait for a version"
+    if measured.publish_s >= _SMALL * measured.step_s:
+        yield f"publishing takes {measured.publish_s:.2g} of {measured.step_s:.2g} s a step"
+    if measured.publish_wait >= _SMALL:
+        yield f"the learner waits {measured.publish_wait:.0%} of the time until a version is published"
+    if measured.stall >= _SMALL:
+        yield f"updates stall engines {measured.stall:.0%} of the time"
 
 
 def _advice(limit: Bottleneck, measured: WindowMeans, shape: Shape) -> str:
@@ -339,6 +427,21 @@ def _advice(limit: Bottleneck, measured: WindowMeans, shape: Shape) -> str:
             return "raise weights.publish_every or schedule.max_lag, or choose a faster weights.store"
         case Bottleneck.DATA:
             return "give more rows, or raise data.epochs"
+        case Bottleneck.FILTERED:
+            other = "easier" if (measured.solve_rate or 0.0) < 0.5 else "harder"
+            return f"give {other} rows (olmorl-verify finds them by pass rate), or raise sampling.group_size"
+        case Bottleneck.FAULTS:
+            return _mend(measured)
+
+
+def _mend(measured: WindowMeans) -> str:
+    """The remedy for most of the lost work."""
+    remedies = {
+        "raise schedule.max_lag, or use fewer actors": measured.stale,
+        "failures_* in metrics.jsonl and `olmorl-ctl RUN dead-letters` have the causes": measured.failed,
+        "`olmorl-ctl RUN status` names dead actors; answers that are too old need more schedule.max_lag": measured.lost,
+    }
+    return max(remedies, key=lambda remedy: remedies[remedy])
 
 
 def _raise(ahead: int, shape: Shape) -> str:
@@ -351,9 +454,9 @@ def _raise(ahead: int, shape: Shape) -> str:
 
 def _split(ratio: float | None, shape: Shape) -> str:
     """The split of the nodes that keeps both busy."""
-    if ratio is None:
-        return ""
     now = shape.actor_nodes / shape.learner_nodes
+    if ratio is None or f"{ratio:.2g}" == f"{now:.2g}":
+        return ""
     said = f"balanced at {ratio:.2g} actor nodes for each learner node (now {now:.2g})"
     nodes = round(shape.learner_nodes + shape.actor_nodes)
     learner = min(max(round(nodes / (1 + ratio)), 1), nodes - 1) // shape.learner_unit * shape.learner_unit
@@ -370,6 +473,18 @@ class VerdictWindow:
         self._shape = shape
         self._lines: deque[Mapping[str, Any]] = deque(maxlen=WINDOW + shape.ahead + 2)
         self.latest: RunVerdict | None = None
+        self._newest: float | None = None
+        self._came_at = 0.0
+
+    def current(self, now: float) -> RunVerdict | None:
+        """The verdict at time `now` (s, monotonic). None before there is one, and when its lines are old."""
+        if not self._lines:
+            return None
+        newest = self._lines[-1]["wall_s"]
+        if newest != self._newest:
+            self._newest, self._came_at = newest, now
+        step_s = (newest - self._lines[0]["wall_s"]) / max(len(self._lines) - 1, 1)
+        return self.latest if now - self._came_at <= max(OLD * step_s, OLD_S) else None
 
     def add(self, lines: Lines) -> None:
         """Add new lines, oldest first; known lines change nothing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import sqrt
+from pathlib import PurePath
 
 import msgspec
 
@@ -201,8 +202,9 @@ def failure(result: Result, cause: str) -> Score:
 
 
 def source(result: Result) -> str:
-    """The file or hub set that the row of a draw is from."""
-    return result.prompt.row.rpartition(":")[0] or "unknown"
+    """The hub set that the row of a draw is from, or the file with its folder: metric names hold no absolute path."""
+    path = PurePath(result.prompt.row.rpartition(":")[0] or "unknown")
+    return str(PurePath(*path.parts[1:][-2:])) if path.is_absolute() else str(path)
 
 
 def solve_rate(group: Group) -> float:

@@ -10,6 +10,7 @@ import copy
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -270,7 +271,37 @@ def test_compose_starts_the_demo_on_its_own_redis() -> None:
         assert wanted in server
     assert services["olmorl"]["depends_on"]["redis"] == {"condition": "service_healthy"}
     named = {volume.partition(":")[0] for service in services.values() for volume in service["volumes"]}
-    assert named == set(COMPOSE["volumes"])
+    assert named - {"../prometheus"} == set(COMPOSE["volumes"])
+
+
+def test_compose_watches_the_demo_where_its_metrics_are_served() -> None:
+    services = {name: COMPOSE["services"][name] for name in ("prometheus", "alertmanager")}
+    folder = DEPLOY / "prometheus"
+    for name, service in services.items():
+        assert service["profiles"] == ["watch"]
+        assert service["network_mode"] == "service:olmorl"
+        [mounted] = [volume for volume in service["volumes"] if volume.startswith(".")]
+        assert (DEPLOY / "docker" / mounted.partition(":")[0]).resolve() == folder
+        started = " ".join(service.get("command") or service["entrypoint"])
+        assert f"/prometheus/{name}.yml" in started and (folder / f"{name}.yml").is_file()
+    [alertmanager] = yaml.safe_load((folder / "prometheus.yml").read_text())["alerting"]["alertmanagers"]
+    assert alertmanager["static_configs"] == [{"targets": ["localhost:9093"]}]
+    assert "runs:/runs:ro" in services["prometheus"]["volumes"]
+
+
+def test_every_alert_reaches_a_receiver() -> None:
+    found = yaml.safe_load((DEPLOY / "prometheus" / "alertmanager.yml").read_text())
+    receivers = {receiver["name"] for receiver in found["receivers"]}
+    assert {found["route"]["receiver"], *(route["receiver"] for route in found["route"]["routes"])} == receivers
+
+
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool is not installed (Debian: apt install prometheus)"
+)
+def test_prometheus_can_read_its_configuration() -> None:
+    check = ["promtool", "check", "config", str(DEPLOY / "prometheus" / "prometheus.yml")]
+    found = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_the_image_is_built_from_what_the_checkout_has() -> None:

@@ -31,7 +31,7 @@ from olmorl.deploy.control.endpoint import send_command
 from olmorl.deploy.grafana import build
 from olmorl.deploy.grafana.panels import BOARDS, FAULTS, GrafanaBoard, Query
 from olmorl.deploy.processes.prometheus import TARGETS_PATH
-from tests.deploy.grafana.board_page import BoardPage
+from tests.deploy.grafana.board_page import WINDOW, BoardPage
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIGURATION = ROOT / "deploy" / "prometheus" / "prometheus.yml"
@@ -119,7 +119,7 @@ class Prometheus:
 
     def values(self, expr: str) -> list[Any]:
         """What a panel's query gives for this run and all its actors."""
-        asked = expr.replace("$run", "test").replace("$actor", "actor.*")
+        asked = expr.replace("$run", "test").replace("$actor", "actor.*").replace("${window}", WINDOW)
         answer = self.ask("query", query=asked)
         return answer["result"] if answer else []
 
@@ -238,6 +238,30 @@ def test_prometheus_sees_everything_of_a_live_run(watched: tuple[Any, Prometheus
     until_panels_have_data(run, prometheus, {"an alert"})
     assert "ActorsQuarantined" in {each["metric"]["alertname"] for each in prometheus.values("ALERTS")}
     draw_all(chromium, prometheus, [FAULTS])
+
+
+def test_a_run_that_fails_alerts(watched: tuple[Any, Prometheus]) -> None:
+    run, prometheus = watched
+    run.until(lambda: prometheus.values('olmorl_run_failed{run="$run"} == 0'))
+    serving = prometheus.values('olmorl_actors_serving{run="$run"}')
+    assert serving and serving[0]["value"][1] == "2"
+    began = time.monotonic()
+    while run.process.poll() is None:
+        for name, process in run.roster().items():
+            if name.startswith("actor"):
+                with suppress(ProcessLookupError):
+                    os.kill(process["pid"], signal.SIGKILL)
+        assert time.monotonic() - began < 120, run.output()
+        time.sleep(0.2)
+    assert run.wait() == 1
+    run.until_gone()
+    assert "waiting up to" in run.output()
+    (failed,) = prometheus.values('max by (run) (max_over_time(olmorl_run_failed{run="$run"}[5m]))')
+    assert failed["value"][1] == "1"
+    deadline = time.monotonic() + 90
+    while not prometheus.values('ALERTS{alertname="RunFailed",alertstate="firing",run="$run"}'):
+        assert time.monotonic() < deadline
+        time.sleep(1)
 
 
 @pytest.mark.engine

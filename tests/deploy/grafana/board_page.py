@@ -20,6 +20,8 @@ from tests.browser import open_browser
 
 PAGE = Path(__file__).with_suffix(".html")
 WIDTH = 1232
+WINDOW = "120"
+"""The value of the variable `window`, seconds: four steps, or two minutes when steps are shorter than 30 s."""
 POINTS = 180
 """Most points of a line."""
 
@@ -44,7 +46,7 @@ class BoardPage:
         self._errors: list[str] = []
         self._tab.on("pageerror", lambda error: self._errors.append(str(error)))
         self._tab.on("console", lambda message: self._errors.append(message.text))
-        self._source = {"address": f"http://{address}", "values": {"run": run, "actor": "actor.*"}}
+        self._source = {"address": f"http://{address}", "values": {"run": run, "actor": "actor.*", "window": WINDOW}}
         self._tab.goto(PAGE.as_uri())
 
     def draw(self, board: GrafanaBoard, seconds: float) -> list[DrawnPanel]:

@@ -86,7 +86,9 @@ def test_every_query_asks_for_a_metric_that_exists(board: GrafanaBoard) -> None:
 @boards
 def test_prometheus_can_read_every_query(tmp_path: Path, board: GrafanaBoard) -> None:
     queries = [query.expr for panel in board.panels for query in panel.queries]
-    queries += [expr for _, expr in build.ANNOTATIONS.values()]
+    queries += [*(expr for _, expr in build.ANNOTATIONS.values()), build.WINDOW_QUERY]
+    values = {"${window}": "120", "${__range_s}": "3600"}
+    queries = [re.sub(r"\$\{\w+\}", lambda found: values[found[0]], expr) for expr in queries]
     rules = [{"record": f"query_{number}", "expr": expr} for number, expr in enumerate(queries)]
     (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
     check = ["promtool", "check", "rules", str(tmp_path / "rules.yml")]
@@ -97,7 +99,7 @@ def test_prometheus_can_read_every_query(tmp_path: Path, board: GrafanaBoard) ->
 @boards
 def test_variables_annotations_and_links(board: GrafanaBoard) -> None:
     made = loaded(board)
-    assert [variable["name"] for variable in made["templating"]["list"]] == ["source", "run", "actor"]
+    assert [variable["name"] for variable in made["templating"]["list"]] == ["source", "run", "window", "actor"]
     assert [each["name"] for each in made["annotations"]["list"]] == ["Faults", "Checkpoints", "Evaluations"]
     assert made["links"][0]["tags"] == made["tags"] == ["olmorl"]
     assert made["links"][0]["includeVars"] and made["links"][0]["keepTime"]

@@ -79,6 +79,8 @@ def test_one_limit_is_1_and_the_others_0(telemetry: Telemetry) -> None:
     assert found == {limit: limit is Bottleneck.ACTORS for limit in Bottleneck}
     assert text.count("olmorl_limit{") == len(Bottleneck)
     assert "olmorl_limit_sure_ratio" in text and "olmorl_balanced_actors_per_learner{" in text
+    telemetry.record_verdict(None)
+    assert not scrape(telemetry), "an old verdict is silent"
 
 
 def test_what_cannot_be_told_stops_nobody_and_is_said_once(
@@ -161,6 +163,45 @@ def test_metrics_of_vllm_are_served_beside_ours(telemetry: Telemetry) -> None:
         REGISTRY.unregister(theirs)
 
 
+SCRAPE = {"X-Prometheus-Scrape-Timeout-Seconds": "5"}
+
+
+def test_only_a_prometheus_that_scrapes_is_waited_for(telemetry: Telemetry) -> None:
+    address = f"http://{telemetry.address}/metrics"
+    for _ in range(3):
+        urlopen(address, timeout=10).read()
+    assert telemetry.scrapes.next_within_s() == 0, "a person who reads the metrics"
+    urlopen(Request(address, headers=SCRAPE), timeout=10).read()
+    assert telemetry.scrapes.next_within_s() == 60, "its interval is not known yet"
+    time.sleep(0.2)
+    urlopen(Request(address, headers=SCRAPE), timeout=10).read()
+    assert 0.4 <= telemetry.scrapes.next_within_s() < 10
+    telemetry.scrapes.note(time.monotonic() - 200)
+    telemetry.scrapes.note(time.monotonic() - 195)
+    assert telemetry.scrapes.next_within_s() == 0, "it went away"
+
+
+def test_the_last_value_waits_for_a_scrape_that_begins_after_it(telemetry: Telemetry) -> None:
+    seen = []
+
+    def scrapes() -> None:
+        time.sleep(0.3)
+        request = Request(f"http://{telemetry.address}/metrics", headers=SCRAPE)
+        seen.append(urlopen(request, timeout=10).read().decode())
+
+    telemetry.record({"run_failed": 1})
+    thread = threading.Thread(target=scrapes)
+    thread.start()
+    began = time.monotonic()
+    telemetry.scrapes.wait(30)
+    assert 0.2 < time.monotonic() - began < 20
+    thread.join()
+    assert 'olmorl_run_failed{process="orchestrator",run="demo"} 1.0' in seen[0]
+    began = time.monotonic()
+    telemetry.scrapes.wait(0.2)
+    assert time.monotonic() - began >= 0.2, "the scrape before this call does not count"
+
+
 def test_a_port_that_is_taken_is_a_clear_error(telemetry: Telemetry) -> None:
     port = int(telemetry.address.rpartition(":")[2])
     with pytest.raises(ResourceError, match=r"telemetry\.port"):
@@ -232,6 +273,26 @@ def test_a_draw_that_ended_is_in_every_histogram(telemetry: Telemetry) -> None:
     assert samples(telemetry, "olmorl_queue_seconds_sum") == {"": 20}
     assert samples(telemetry, "olmorl_group_seconds_count") == {"": 2}
     assert samples(telemetry, "olmorl_verification_seconds_sum") == {'verifier="math"': 4 * 0.25}
+
+
+@pytest.mark.parametrize("value", [1, 2, 3, 17, 20, 175, 249, 4095, 32768, 100_000])
+@pytest.mark.parametrize("name", [name for name in metrics.HISTOGRAMS if name.startswith("completion")])
+def test_a_quantile_of_buckets_of_whole_numbers_is_close(name: str, value: int) -> None:
+    assert bucket_width(name, value) < 0.055 * value
+
+
+@pytest.mark.parametrize("seconds", [0.00011, 0.005, 0.1, 1.0, 17.0, 489.0, 5000.0])
+def test_a_quantile_of_buckets_of_seconds_is_close(seconds: float) -> None:
+    for name in metrics.HISTOGRAMS:
+        if name.endswith("_s"):
+            assert bucket_width(name, seconds) < 0.055 * seconds
+
+
+def bucket_width(name: str, value: float) -> float:
+    """How far the value may be from a quantile that Prometheus makes of its bucket."""
+    bounds = metrics.HISTOGRAMS[name].buckets
+    upper = next(number for number, bound in enumerate(bounds) if bound >= value)
+    return max(value - bounds[upper - 1], bounds[upper] - value)
 
 
 @pytest.mark.parametrize(

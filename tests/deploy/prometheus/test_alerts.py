@@ -34,11 +34,24 @@ class Case(NamedTuple):
     minutes: int = 60
 
 
+def starved(wait_s: float, step_s: float, planned: float, balanced: float) -> Series:
+    """A learner that waits so long for each step, with nodes for it in the recipe and at balance."""
+    return {
+        "olmorl_learner_wait_seconds": f"{wait_s}x60",
+        "olmorl_learner_step_seconds": f"{step_s}x60",
+        "olmorl_planned_actors_per_learner": f"{planned}x60",
+        "olmorl_balanced_actors_per_learner": f"{balanced}x60",
+    }
+
+
 def falling(name: str, before: float, after: float) -> Series:
     """A value that holds for five hours, and then another for an hour."""
     return {name: f"{before}x300 {after}x60"}
 
 
+LAUNCHER_START = 'process_start_time_seconds{job="olmorl",process="launcher"}'
+LAUNCHER_UP = 'up{job="olmorl",process="launcher"}'
+TOKENS = 'olmorl_tokens_generated_total{process="actor-0"}'
 CASES = {
     "NoStep": Case(
         {"olmorl_since_step_seconds": "400x5", "olmorl_step_period_seconds_median": "100x5"},
@@ -46,9 +59,18 @@ CASES = {
         {"olmorl_since_step_seconds": "290x5", "olmorl_step_period_seconds_median": "100x5"},
         3,
     ),
+    "RunFailed": Case({"olmorl_run_failed": "0 0 1 stale"}, {"olmorl_run_failed": "0 1 0x10"}, 8),
+    # A first step may take longer than the alert waits: its tokens are generated meanwhile.
+    "StartStuck": Case({LAUNCHER_START: "0x40"}, {LAUNCHER_START: "0x40", TOKENS: "0+500x40"}, 30),
+    "CrashLoop": Case(
+        {LAUNCHER_START: "0x5 300x5 600x5 900x5", LAUNCHER_UP: "1x20"},
+        {LAUNCHER_START: "0x5 300x5 600x10", LAUNCHER_UP: "1x20"},
+        20,
+    ),
     "LearnerStarved": Case(
-        {"olmorl_rank_wait_seconds_total": "0+40x60", "olmorl_rank_busy_seconds_total": "0+20x60"},
-        {"olmorl_rank_wait_seconds_total": "0+25x60", "olmorl_rank_busy_seconds_total": "0+35x60"},
+        starved(wait_s=364, step_s=125, planned=2.5, balanced=2.5),
+        # As planned for 8 learner nodes and 20 actor nodes, whose learner is four times as fast.
+        starved(wait_s=364, step_s=125, planned=2.5, balanced=9.8),
     ),
     "CheckpointTooOld": Case(
         {"olmorl_steps_since_checkpoint": "101x5", "olmorl_checkpoint_every_steps": "50x5"},
@@ -127,32 +149,90 @@ def of_run(metric: str) -> str:
     return name + "{" + ",".join(['run="r"', *filter(None, [labels.rstrip("}")])]) + "}"
 
 
-def check(tmp_path: Path, alert: str, series: Series, minutes: int, firing: int) -> subprocess.CompletedProcess[str]:
+def check(
+    tmp_path: Path, alert: str, series: Series, firing: dict[str, int], interval: str = "1m"
+) -> subprocess.CompletedProcess[str]:
+    """Whether so many alerts fire at these times, of a run whose launcher answers unless `series` says otherwise."""
+    series = {"olmorl_since_step_seconds": "1x400", **series}
     test = {
-        "interval": "1m",
+        "interval": interval,
         "input_series": [{"series": of_run(metric), "values": values} for metric, values in series.items()],
         "promql_expr_test": [
             {
                 "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
-                "eval_time": f"{minutes}m",
-                "exp_samples": [{"labels": "{}", "value": firing}] if firing else [],
+                "eval_time": at,
+                "exp_samples": [{"labels": "{}", "value": number}] if number else [],
             }
+            for at, number in firing.items()
         ],
     }
     file = tmp_path / "test.yml"
-    whole: dict[str, Any] = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [test]}
+    whole: dict[str, Any] = {"rule_files": [str(RULES)], "evaluation_interval": interval, "tests": [test]}
     file.write_text(yaml.safe_dump(whole), encoding="utf-8")
     return subprocess.run(["promtool", "test", "rules", str(file)], capture_output=True, text=True, check=False)
+
+
+def length(values: str) -> int:
+    """The number of samples of a series in promtool's notation."""
+    return sum(int(each.partition("x")[2]) + 1 if "x" in each else 1 for each in values.split())
 
 
 @needs_promtool
 @pytest.mark.parametrize("alert", ALERTS)
 def test_an_alert_fires_on_its_trouble_and_on_nothing_else(tmp_path: Path, alert: str) -> None:
     case = CASES[alert]
-    fired = check(tmp_path, alert, case.fires, case.minutes, 1)
+    alive = {"olmorl_since_step_seconds": "1200x40"} if alert == "StartStuck" else {}
+    fired = check(tmp_path, alert, alive | case.fires, {f"{case.minutes}m": 1})
     assert fired.returncode == 0, fired.stdout + fired.stderr
-    quiet = check(tmp_path, alert, case.quiet, case.minutes, 0)
+    quiet = check(tmp_path, alert, alive | case.quiet, {f"{case.minutes}m": 0})
     assert quiet.returncode == 0, quiet.stdout + quiet.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize("alert", [alert for alert in ALERTS if alert != "RunFailed"])
+def test_an_alert_is_over_when_the_run_is(tmp_path: Path, alert: str) -> None:
+    """Its processes are no longer listed. A range of time still has their samples."""
+    fires = {"olmorl_since_step_seconds": "1", **CASES[alert].fires}
+    samples = max(map(length, fires.values()))
+    # Every series goes on with its last value until all of them end.
+    ended = {name: f"{values} {'_ ' * (samples - length(values))}stale" for name, values in fires.items()}
+    if alert != "NoStep":
+        ended["olmorl_since_step_seconds"] = f"1x{samples - 1} stale"
+    quiet = check(tmp_path, alert, ended, {f"{samples + minutes}m": 0 for minutes in (1, 6, 16, 31)})
+    assert quiet.returncode == 0, quiet.stdout + quiet.stderr
+
+
+@needs_promtool
+@pytest.mark.parametrize(
+    ("alert", "series", "firing"),
+    [
+        ("RunFailed", {LAUNCHER_UP: "1x5 0x10"}, {"5m": 0, "9m": 1}),
+        ("RunFailed", {LAUNCHER_UP: "1x5 0 1x10", "olmorl_run_failed": "0x20"}, {"8m": 0, "15m": 0}),
+        ("StartStuck", {LAUNCHER_START: "0x40", "olmorl_since_step_seconds": "1x40"}, {"30m": 0}),
+        ("StartStuck", {LAUNCHER_START: "0x40", "olmorl_since_step_seconds": "stale"}, {"10m": 0, "20m": 1}),
+        ("CrashLoop", {LAUNCHER_UP: "1x40", "olmorl_learner_restarts_total": "0x9 1x9 2x9 3x9"}, {"20m": 0, "39m": 1}),
+        ("CrashLoop", {LAUNCHER_UP: "1x40", "olmorl_actor_deaths_total": "0+1x40", "olmorl_actors_wanted": "8x40"},
+         {"20m": 0, "39m": 1}),
+        (
+            "ActorsDown",
+            {"olmorl_actors_running": "4x40", "olmorl_actors_wanted": "4x40", "olmorl_actors_serving": "0x12 4 3x27"},
+            {"11m": 0, "20m": 0, "38m": 1},
+        ),
+        # The first minutes of a run fill its folder, and then no more.
+        ("DiskFilling", {"olmorl_disk_free_ratio": "0.29-0.005x10 0.24x60"}, {"6m": 0, "10m": 0, "30m": 0, "65m": 0}),
+        ("DiskFilling", {"olmorl_disk_free_ratio": "0.2x5 0.04x5"}, {"5m": 0, "6m": 1}),
+    ],
+)  # fmt: skip
+def test_an_alert_in_other_cases(tmp_path: Path, alert: str, series: Series, firing: dict[str, int]) -> None:
+    found = check(tmp_path, alert, series, firing)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@needs_promtool
+def test_a_disk_that_fills_in_two_minutes_alerts_before_it_is_full(tmp_path: Path) -> None:
+    series = {"olmorl_disk_free_ratio": "0.5x24 0.5-0.0208x24"}
+    found = check(tmp_path, "DiskFilling", series, {"120s": 0, "225s": 1}, interval="5s")
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 @needs_promtool

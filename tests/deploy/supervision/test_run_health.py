@@ -26,6 +26,7 @@ def test_the_time_since_a_step_and_the_median_of_the_steps(settings: config.Conf
         "steps_wanted": 90,
         "lag_bound": 3,
         "checkpoint_every_steps": 10,
+        "planned_actors_per_learner": 1.0,
     }
     # Steps 1 to 40 were of an earlier start. Then one takes 4 s, two take 10 s together, one takes 90 s.
     for step, now in ((40, 150.0), (41, 154.0), (41, 158.0), (43, 164.0), (44, 254.0)):

@@ -55,6 +55,15 @@ STAGES: dict[Bottleneck, dict[str, Any]] = {
     Bottleneck.WEIGHTS: {"simulation__publish_s": 25.0, "schedule__max_lag": 2},
     Bottleneck.DATA: {"data__epochs": 1, "num_rows": 300},
     Bottleneck.STRAGGLERS: {"simulation__tail": 1.6, "schedule__max_lag": 1, "schedule__prompts_per_step": 24},
+    Bottleneck.FILTERED: {"simulation__solve_rate": 0.97, "simulation__train_tokens_per_s": 40 * NODE},
+    Bottleneck.FAULTS: {
+        "schedule__over_age": "drop",
+        "schedule__max_lag": 3,
+        "schedule__prompts_per_step": 8,
+        "simulation__tail": 1.6,
+        "simulation__mean_tokens": 80.0,
+        "simulation__train_tokens_per_s": 14 * NODE,
+    },
     Bottleneck.BALANCED: {},
 }
 
@@ -121,6 +130,22 @@ def test_the_lag_that_the_verdict_asks_for_fills_the_engines(tmp_path: Path) -> 
     assert speed(more) > 1.8 * speed(lines)
 
 
+def test_easy_data_are_named_before_more_actor_nodes_with_the_gain_of_harder_ones(tmp_path: Path) -> None:
+    settings, lines = staged(tmp_path / "easy", **STAGES[Bottleneck.FILTERED])
+    found = verdict(lines, Shape.of(settings))
+    assert found is not None and "give harder rows" in found.advice and "96% of the answers are right" in found.evidence
+    gains = {lever.limit: lever.gain for lever in found.levers}
+    assert list(gains) == [Bottleneck.FILTERED, Bottleneck.ACTORS]
+    _, harder = staged(tmp_path / "hard", **(STAGES[Bottleneck.FILTERED] | {"simulation__solve_rate": 0.5}))
+    speeds = [
+        (last["tokens_trained_total"] - first["tokens_trained_total"]) / (last["wall_s"] - first["wall_s"])
+        for first, last in ((run[AHEAD + 2], run[-AHEAD - 1]) for run in (lines, harder))
+    ]
+    assert gains[Bottleneck.FILTERED] == pytest.approx(speeds[1] / speeds[0], rel=0.2)
+    assert f"possible speed-ups: filtered {gains[Bottleneck.FILTERED]:.2g} times, actors " in found.text
+    assert found.fields()["levers"][0] == {"limit": "filtered", "gain": gains[Bottleneck.FILTERED]}
+
+
 # --- by hand ------------------------------------------------------------------------------------------------------
 
 SHAPE = Shape(learner_nodes=1, actor_nodes=3, group=4, batch=16, ahead=2, steps=100)
@@ -163,6 +188,14 @@ AT_WORK = WindowMeans(
         ),
         ({"learner_wait": 0.5, "learner_per_s": 600.0, "slots_used": 0.4, "publish_s": 9.0}, Bottleneck.WEIGHTS),
         ({"learner_wait": 0.5, "learner_per_s": 600.0, "slots_used": 0.4, "slots": 400.0}, Bottleneck.QUEUE),
+        # Free slots that nothing explains need more sequences; a publication of 0.01 s explains none.
+        ({"learner_wait": 0.5, "learner_per_s": 600.0, "slots_used": 0.4, "publish_s": 0.01}, Bottleneck.QUEUE),
+        ({"learner_wait": 0.5, "learner_per_s": 600.0, "filtered": 0.5}, Bottleneck.FILTERED),
+        # An eighth of all groups of four has no gradient by chance.
+        ({"learner_wait": 0.5, "learner_per_s": 600.0, "filtered": 0.125}, Bottleneck.ACTORS),
+        ({"learner_wait": 0.5, "learner_per_s": 600.0, "lost": 0.2, "stale": 0.1}, Bottleneck.FAULTS),
+        # Harder data bring nothing while the learner is always busy.
+        ({"filtered": 0.5, "lost": 0.3}, Bottleneck.BALANCED),
     ],
 )
 def test_the_place_with_most_sequences_limits(changes: Mapping[str, Any], limit: Bottleneck) -> None:
@@ -230,6 +263,58 @@ def test_where_a_depth_is_set_the_depth_is_to_be_raised() -> None:
     assert judging._advice(Bottleneck.QUEUE, AT_WORK._replace(slots=16.0), plain).startswith(
         "raise schedule.max_lag to 2 (now 1)"
     )
+
+
+def test_levers_are_ranked_by_their_gain() -> None:
+    means = AT_WORK._replace(learner_wait=0.5, learner_per_s=600.0, filtered=0.3, failed=0.3)
+    found = {lever.limit: lever.gain for lever in judging.levers(means, SHAPE)}
+    assert list(found) == [Bottleneck.FAULTS, Bottleneck.FILTERED, Bottleneck.ACTORS]
+    assert found == pytest.approx(
+        # The nodes: two thirds of a second node of learning are idle, 4 nodes x 600 x 100 / 700 for 300.
+        {Bottleneck.FAULTS: 1 / 0.7, Bottleneck.FILTERED: 0.875 / 0.7, Bottleneck.ACTORS: 8 / 7}
+    )
+
+
+def test_what_costs_nothing_is_no_evidence() -> None:
+    waiting = AT_WORK._replace(learner_wait=0.5, step_s=0.6, publish_s=0.001, awaiting_weights=40.0)
+    evidence = judging._evidence(Bottleneck.WEIGHTS, waiting, SHAPE)
+    assert evidence.endswith("100% full, 40 sequences wait for a version")
+    slow = judging._evidence(Bottleneck.WEIGHTS, waiting._replace(publish_s=0.3, stall=0.05), SHAPE)
+    assert slow.endswith(
+        "wait for a version, publishing takes 0.3 of 0.6 s a step, updates stall engines 5% of the time"
+    )
+
+
+def test_a_ratio_that_the_run_has_is_no_advice() -> None:
+    assert judging._split(3.0, SHAPE) == "" != judging._split(4.0, SHAPE)
+    # Full engines give what they give now, whatever the fit of their speed says.
+    assert judging.balance(AT_WORK._replace(learner_wait=0.5, learner_per_s=600.0, actors_per_s=600.0), SHAPE) == 6.0
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [("stale", "raise schedule.max_lag"), ("failed", "dead-letters"), ("lost", "names dead actors")],
+)
+def test_lost_work_is_named_with_its_cause(share: str, said: str) -> None:
+    means = AT_WORK._replace(**{"learner_wait": 0.5, share: 0.4})
+    assert (
+        judging._evidence(Bottleneck.FAULTS, means, SHAPE).partition("of the generated tokens ")[2].startswith("40% ")
+    )
+    assert said in judging._advice(Bottleneck.FAULTS, means, SHAPE)
+
+
+def test_a_verdict_of_old_lines_is_silent() -> None:
+    window = VerdictWindow(SHAPE)
+    assert window.current(0.0) is None
+    window.add([line(n) for n in range(1, 20)])
+    assert window.current(100.0) == window.latest is not None
+    assert window.current(159.0) is not None
+    assert window.current(161.0) is None, "three steps of 10 s, and a minute, have passed"
+    window.add([line(20)])
+    assert window.current(300.0) is not None
+    slow = VerdictWindow(SHAPE)
+    slow.add([line(n, wall_s=500.0 * n) for n in range(1, 20)])
+    assert slow.current(0.0) is not None and slow.current(1400.0) is not None and slow.current(1600.0) is None
 
 
 def test_a_split_keeps_engines_and_shared_rows_whole() -> None:

@@ -82,9 +82,11 @@ install-gpu: $(READY_GPU)  ## set up .venv with the CUDA builds
 # Packages of the lock file $(1) but deepspeed, then deepspeed, whose build needs torch, then OlmoRL itself.
 # DeepSpeed's build compiles nothing. Without DS_ACCELERATOR it would want the CUDA toolkit on a host with a GPU.
 define INSTALL
-grep -v '^deepspeed==' $(1) > $(VENV)/wheels.txt
-$(BIN)/pip install --quiet --no-deps -r $(VENV)/wheels.txt
-DS_ACCELERATOR=cpu $(BIN)/pip install --quiet --no-deps --no-build-isolation $$(grep '^deepspeed==' $(1))
+awk 'NR == FNR {hashed[$$1] = $$0; next} {print hashed[$$1]}' requirements/hashes.txt $(1) > $(VENV)/hashed.txt
+grep -v '^deepspeed==' $(VENV)/hashed.txt > $(VENV)/wheels.txt
+grep '^deepspeed==' $(VENV)/hashed.txt > $(VENV)/deepspeed.txt
+$(BIN)/pip install --quiet --no-deps --require-hashes -r $(VENV)/wheels.txt
+DS_ACCELERATOR=cpu $(BIN)/pip install --quiet --no-deps --no-build-isolation --require-hashes -r $(VENV)/deepspeed.txt
 $(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 endef
 
@@ -110,12 +112,15 @@ $(READY_GPU): requirements/gpu.lock pyproject.toml
 
 # uv is in .venv. A version that is locked already stays while it fits: for the newest, remove requirements/*.lock first.
 # The GPU lock keeps its own CUDA packages, and takes the version of the CPU lock for the rest: `sort -u` keeps the first of a name.
-lock:  ## resolve requirements/cpu.lock and requirements/gpu.lock
+# hashes.txt has the hashes of all files of each locked package, one package a line. CPU torch has none: its file depends on the index.
+lock:  ## resolve requirements/cpu.lock and requirements/gpu.lock, and write requirements/hashes.txt
 	$(COMPILE) requirements/cpu.in --override requirements/overrides.txt --output-file requirements/cpu.lock
 	sed -i -E '/^(torch|triton|nvidia|cuda)[-a-z0-9]*==/d' requirements/cpu.lock
 	touch requirements/gpu.lock
 	sort -u -t = -k 1,1 -o requirements/gpu.lock requirements/cpu.lock requirements/gpu.lock
 	$(COMPILE) pyproject.toml --extra gpu --output-file requirements/gpu.lock
+	for lock in cpu gpu; do $(COMPILE) --no-deps --generate-hashes requirements/$$lock.lock || exit; done \
+	    | sed -e ':a' -e '/\\$$/N; s/ *\\\n */ /; ta' | sort -u > requirements/hashes.txt
 
 clean:  ## remove .venv and the caches of the tools
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -58,6 +58,38 @@ def test_each_lock_has_what_the_project_asks_for() -> None:
     assert unmet(locked("gpu.lock"), asked(*PROJECT["dependencies"], *extras["gpu"])) == []
 
 
+@pytest.mark.parametrize("lock", ["cpu.lock", "gpu.lock"])
+def test_each_locked_package_has_the_hashes_of_its_files(lock: str) -> None:
+    lines = [line.split() for line in (REQUIREMENTS / "hashes.txt").read_text(encoding="utf-8").splitlines()]
+    hashes = {pin: files for pin, *files in lines}
+    assert len(hashes) == len(lines)
+    for pin in (REQUIREMENTS / lock).read_text(encoding="utf-8").split():
+        assert hashes.get(pin), f"{pin} has no hash: run make lock"
+        assert all(re.fullmatch(r"--hash=sha256:[0-9a-f]{64}", file) for file in hashes[pin])
+
+
+def test_an_installation_checks_the_hashes_of_all_files_but_cpu_torch(tmp_path: Path) -> None:
+    """The recipe is run with a pip that only shows what it is given."""
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir()
+    (bin_folder / "pip").write_text('#!/bin/sh\necho pip "$@"\n')
+    (bin_folder / "pip").chmod(0o755)
+    command = ["make", "-s", "install-gpu", f"BIN={bin_folder}", f"VENV={tmp_path}", "PYTHON=true"]
+    done = subprocess.run(
+        [*command, f"READY_GPU={tmp_path}/ready", f"READY={tmp_path}/no"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.count("--require-hashes") == 2
+    wheels = (tmp_path / "wheels.txt").read_text(encoding="utf-8").splitlines()
+    assert len(wheels) + 1 == len(locked("gpu.lock"))
+    assert all(
+        " --hash=sha256:" in line for line in [*wheels, (tmp_path / "deepspeed.txt").read_text(encoding="utf-8")]
+    )
+
+
 def test_what_is_installed_for_the_tests_is_what_the_project_asks_for() -> None:
     named = {canonicalize_name(requirement.name): requirement.specifier for requirement in asked(*cpu_in())}
     extras = PROJECT["optional-dependencies"]

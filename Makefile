@@ -91,7 +91,7 @@ $(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 endef
 
 define MAKE_VENV
-@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 14) else "OlmoRL needs Python 3.11 to 3.14, this is %d.%d: try make PYTHON=python3.12" % v)'
+@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "OlmoRL needs Python 3.11 to 3.13, this is %d.%d: try make PYTHON=python3.12" % v)'
 $(PYTHON) -m venv $(VENV)
 $(BIN)/pip install --quiet --upgrade pip
 endef

@@ -284,10 +284,13 @@ def prompts(
     data = settings.data
     with LabelChecker(settings.verifiers) as check:
         loader = Loader(data, open_tokenizer(settings.model), settings.verifiers, check, progress)
+        held_out = loader.for_evaluation()
         sources = training_sources(loader, data)
-        evaluations = evaluation_sets(loader, settings.evaluation)
+        evaluations = evaluation_sets(held_out, settings.evaluation)
     check_enough(sources, data, settings.schedule.prompts_per_step)
     notes = [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]
+    if evaluations:
+        notes += [f"evaluation: {held_out.report}", *(f"  {reason}" for reason in held_out.report.reasons)]
     notes += shared_rows(sources, evaluations, data.strict)
     return PromptStream(sources, settings.run.seed, data.shuffle, data.epochs), evaluations, notes
 

@@ -79,11 +79,12 @@ def data(settings: Config) -> str:
     check_whole_paths(settings)
     tried = _tried(settings)
     longest = max(tried.rows, key=lambda row: len(row.token_ids))
+    held_out = f" to train on, {tried.held_out_report} to evaluate with" if tried.evaluations else ""
     found = [
         f"{len(tried.sources)} to train on, {len(tried.evaluations)} to evaluate with; of the first rows "
-        f"{tried.report}, the longest prompt has {len(longest.token_ids)} tokens",
+        f"{tried.report}{held_out}, the longest prompt has {len(longest.token_ids)} tokens",
         *tried.notes,
-        *tried.report.reasons[:3],
+        *[*tried.report.reasons, *tried.held_out_report.reasons][:3],
     ]
     return "\n".join(found)
 

@@ -24,6 +24,8 @@ class Tried(NamedTuple):
     sources: Sequence[Source]
     evaluations: Mapping[str, Sequence[Row]]
     report: LoadReport
+    """Of the training rows."""
+    held_out_report: LoadReport
     notes: Sequence[str]
 
     @property
@@ -44,11 +46,13 @@ def try_rows(settings: Config, tokenizer: Any, limit: int = ROWS) -> Tried:
     data = settings.data
     with closing(LabelChecker(settings.verifiers)) as check:
         loader = Loader(data, tokenizer, settings.verifiers, check)
+        held_out = loader.for_evaluation()
         sources = training_sources(loader, data, limit)
-        evaluations = evaluation_sets(loader, settings.evaluation, limit)
+        evaluations = evaluation_sets(held_out, settings.evaluation, limit)
     if all(len(source.rows) < limit for source in sources):
         check_enough(sources, data, settings.schedule.prompts_per_step)
-    return Tried(sources, evaluations, loader.report, shared_rows(sources, evaluations, data.strict))
+    notes = shared_rows(sources, evaluations, data.strict)
+    return Tried(sources, evaluations, loader.report, held_out.report, notes)
 
 
 def all_in_files(settings: Config) -> bool:

@@ -277,7 +277,7 @@ def prompts(
 
     if settings.run.mode == "simulated":
         return PromptStream([_numbered_rows()], settings.run.seed), {}, []
-    from olmorl.learner.data.checks import check_enough, shared_rows
+    from olmorl.learner.data.checks import check_different, check_enough, shared_rows
     from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
     from olmorl.verifiers.label_check import LabelChecker
 
@@ -287,6 +287,7 @@ def prompts(
         held_out = loader.for_evaluation()
         sources = training_sources(loader, data)
         evaluations = evaluation_sets(held_out, settings.evaluation)
+    check_different(sources)
     check_enough(sources, data, settings.schedule.prompts_per_step)
     notes = [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]
     if evaluations:

@@ -15,6 +15,7 @@ from olmorl import config
 from olmorl.errors import ModelError, ResourceError
 from olmorl.learner.data.loader import open_tokenizer
 from olmorl.learner.trainer import packed_attention
+from olmorl.learner.trainer.recurrent_layers import refuse_recurrent
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
@@ -47,9 +48,12 @@ def load(settings: config.Model, wanted_attention: str, device: torch.device) ->
     """The model in `settings.dtype`, with an attention that isolates packed samples.
 
     Raises:
-        ModelError: not a causal language model, weights that are missing, or an attention that is not available.
+        ModelError: not a causal language model, recurrent layers, weights that are missing, or an attention that is
+            not available.
     """
-    name = packed_attention.implementation(wanted_attention, device, DTYPES[settings.dtype], read_config(settings))
+    configuration = read_config(settings)
+    refuse_recurrent(settings.path, configuration.get_text_config().to_dict())
+    name = packed_attention.implementation(wanted_attention, device, DTYPES[settings.dtype], configuration)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             settings.path,

@@ -165,7 +165,7 @@ def test_a_checkpoint_is_exported_as_its_master_weights_rounded(
     assert AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == vocabulary
 
 
-TEMPLATE = "{% for m in messages %}{{ m.content }} {% endfor %}7"
+TEMPLATE = "{{ messages[-1].content }}"
 
 
 def trained_otherwise(run_of: Callable[..., tuple[Path, Weights]], path: str, base: Path) -> tuple[Path, Weights]:
@@ -205,7 +205,7 @@ LOAD = """
 import sys, torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
-chat = tokenizer.apply_chat_template([{"role": "user", "content": "2 4"}], return_tensors="pt", return_dict=True)
+chat = tokenizer.apply_chat_template([{"role": "user", "content": "7"}], return_tensors="pt", return_dict=True)
 print(chat["input_ids"].tolist(), model.generate(**chat, do_sample=False, max_new_tokens=6)[0].tolist())
 """
 
@@ -231,7 +231,7 @@ def test_another_user_loads_an_export_with_transformers_and_with_a_server(
     loaded = subprocess.run(command, capture_output=True, text=True, check=False)
     assert loaded.returncode == 0, loaded.stderr
     asked, answered = map(json.loads, re.findall(r"\[[\d, ]*\]", loaded.stdout.replace("[[", "[").replace("]]", "]")))
-    assert asked == [2, 4, 7], "with the chat template of training"
+    assert asked == [7], "with the chat template of training"
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -260,7 +260,7 @@ def test_another_user_loads_an_export_with_transformers_and_with_a_server(
 
 def asked_when_up(server: subprocess.Popen[bytes], port: int, log: Path) -> Any:
     """The server's answer to the same question, as soon as it answers."""
-    body = {"model": str(log.parent / "out"), "messages": [{"role": "user", "content": "2 4"}], "temperature": 0}
+    body = {"model": str(log.parent / "out"), "messages": [{"role": "user", "content": "7"}], "temperature": 0}
     body |= {"max_tokens": 6, "return_token_ids": True}
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.options import Parser, check_verifier, column, count, nearest
 from olmorl.deploy.preflight import hub
-from olmorl.deploy.verify.input_files import STANDARD, check_readable, check_writable, same
+from olmorl.deploy.verify.input_files import STANDARD, check_writable, same
 from olmorl.errors import ConfigError, DataError
-from olmorl.learner.data.readers import CONVERSATION, LABELS, check_there, read
+from olmorl.learner.data.readers import check_there, read
+from olmorl.learner.data.row_files import CONVERSATION, LABELS
 from olmorl.printable import printable
 
 EXAMPLES = """\
@@ -266,9 +267,10 @@ def _check_files(source: str, arguments: argparse.Namespace) -> None:
     if same(source, output):
         raise ConfigError(f"{output} is the input: give another -o")
     if os.path.lexists(source) and not Path(source).is_dir():
-        check_readable(source)
         if arguments.split is not None:
-            raise ConfigError(f"--split {arguments.split}: only hub sets have splits, and {source} is a file")
+            raise ConfigError(
+                f"--split {arguments.split}: only hub sets and folders have splits, and {source} is a file"
+            )
     else:
         check_there(source)
         hub.check_data("--input", source)
@@ -298,11 +300,11 @@ def _parser() -> Parser:
     for name, kind in KINDS.items():
         about = f"{kind.about} ({kind.source})"
         command = kinds.add_parser(name, allow_abbrev=False, help=kind.about, description=about)
-        command.add_argument("--input", help=f"a JSONL or Parquet file, or a hub name (default: {kind.source})")
+        command.add_argument("--input", help=f"a file or folder of rows, or a hub name (default: {kind.source})")
         _common(command)
-    about = "any JSONL, Parquet or hub set, by the names of its columns"
+    about = "any file, folder or hub set, by the names of its columns"
     command = kinds.add_parser("jsonl", allow_abbrev=False, help=about, description=about)
-    command.add_argument("--input", required=True, help="a JSONL or Parquet file, or a hub name (owner/name@config)")
+    command.add_argument("--input", required=True, help="a file or folder of rows, or a hub name (owner/name@config)")
     for name, what in (("question", "question"), ("answer", "label")):
         about = f"column of the {what} ({name})"
         command.add_argument(f"--{name}", type=column, default=name, metavar="COLUMN", help=about)
@@ -312,7 +314,7 @@ def _parser() -> Parser:
 
 def _common(command: argparse.ArgumentParser) -> None:
     command.add_argument("-o", "--output", required=True, metavar="OUT.jsonl", help="the file to make")
-    command.add_argument("--split", help="split of a hub set (train)")
+    command.add_argument("--split", help="split of a hub set or a folder (train)")
     command.add_argument("--verifier", default="math", help="which verifier scores the rows (math)")
     command.add_argument("--suffix", default="", help="text put behind every question")
     about = "other columns, for reward functions"

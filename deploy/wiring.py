@@ -282,17 +282,21 @@ def prompts(
 
     if settings.run.mode == "simulated":
         return PromptStream([_numbered_rows()], settings.run.seed), {}, []
-    from olmorl.learner.data.checks import check_enough, shared_rows
+    from olmorl.learner.data.checks import check_different, check_enough, shared_rows
     from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
     from olmorl.verifiers.label_check import LabelChecker
 
     data = settings.data
     with LabelChecker(settings.verifiers) as check:
         loader = Loader(data, open_tokenizer(settings.model), settings.verifiers, check, progress)
+        held_out = loader.for_evaluation()
         sources = training_sources(loader, data)
-        evaluations = evaluation_sets(loader, settings.evaluation)
+        evaluations = evaluation_sets(held_out, settings.evaluation)
+    check_different(sources)
     check_enough(sources, data, settings.schedule.prompts_per_step)
     notes = [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]
+    if evaluations:
+        notes += [f"evaluation: {held_out.report}", *(f"  {reason}" for reason in held_out.report.reasons)]
     notes += shared_rows(sources, evaluations, data.strict)
     rows = chain.from_iterable([*(source.rows for source in sources), *evaluations.values()])
     notes.append(scored_by(rows, settings.verifiers))

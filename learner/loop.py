@@ -67,7 +67,7 @@ async def run(
             asked_at = clock.now()
         await saver.save(step)
     if work.export:
-        trainer.export(RunFiles(config.run_dir).export)
+        trainer.export(RunFiles(config.run_dir).export, config.sampling)
     return work
 
 

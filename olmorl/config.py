@@ -71,10 +71,10 @@ TEMPLATE_ARGUMENTS = (
 
 
 class Data(Section):
-    """Prompts: JSONL, Parquet or hub data sets."""
+    """Prompts: files, folders or hub data sets."""
 
     train: list[str] = Field(default_factory=list)
-    """Files or hub names. An optional `:weight` behind each sets its share of the mix."""
+    """Files, folders or hub names. An optional `:weight` behind each sets its share of the mix."""
     system_prompt: str | None = None
     """System turn for every conversation that has none."""
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
@@ -86,7 +86,7 @@ class Data(Section):
     default_verifier: str | None = None
     """Verifier of rows without a `dataset` column."""
     split: str = "train"
-    """Split of hub data sets."""
+    """Split of hub data sets, and of folders that have several."""
     strict: bool = False
     """Stop at the first unusable row instead of reporting it (`--strict-data`)."""
     shuffle: bool = True

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from olmorl.config import SamplingSettings
 from olmorl.messages import (
     ActorStatus,
     Begin,
@@ -539,8 +540,8 @@ class Trainer(Protocol):
         """Restore a checkpoint that `save` wrote on any number of ranks. Training continues as if it had not ended."""
         ...
 
-    def export(self, folder: Path) -> None:
-        """Write a Hugging Face folder that transformers and vLLM load."""
+    def export(self, folder: Path, sampling: SamplingSettings) -> None:
+        """Write a Hugging Face folder that transformers and vLLM load, with the sampling of training."""
         ...
 
     def close(self) -> None: ...

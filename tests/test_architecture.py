@@ -27,7 +27,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "batching": "algorithm storage",
         "orchestrator": "background batching storage waits",
         "storage": "background waits",
-        "trainer": "algorithm batching storage",
+        "trainer": "algorithm batching data storage",
     },
     "queues": {"prompts": "redis_server"},
     "verifiers": {

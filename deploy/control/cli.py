@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from olmorl.config import load
 from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.endpoint import ANSWER_DEADLINE_S, send_command
 from olmorl.deploy.view.tables import (
@@ -22,6 +23,7 @@ from olmorl.deploy.view.tables import (
     show_view,
 )
 from olmorl.errors import DataError, ResourceError
+from olmorl.run_dir import RunFiles
 
 _ABOUT = """\
 Look at a run, and control it.
@@ -127,6 +129,8 @@ def export(run_dir: Path, arguments: argparse.Namespace) -> None:
 
     step = exporting.export(run_dir, arguments.step, arguments.folder)
     message = f"{arguments.folder}: the policy after step {step}"
+    if stops := load(RunFiles(run_dir).config).sampling.stop:
+        message += f"; its answers ended at the texts {stops}: ask a server for them with stop"
     show_message({"message": message, "step": step}, arguments.json)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -18,13 +17,13 @@ from olmorl.config import Config, with_key
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
+from olmorl.deploy.preflight.disk_room import disk_room, room
 from olmorl.deploy.preflight.local_checks import check_data, check_functions, check_model, check_whole_paths
 from olmorl.deploy.preflight.memory_places import GPU_KEY, HOST_KEY, size
 from olmorl.errors import ModelError, ResourceError, Unscorable, UserError, unwritable
 from olmorl.learner.orchestrator.draws import prompt_of
 from olmorl.messages import Completion, Prompt, Span, Version
 from olmorl.ports import Row
-from olmorl.run_dir import RunFiles
 from olmorl.verifiers.code.sandbox import self_test
 
 MIB, GIB = 2**20, 2**30
@@ -79,12 +78,13 @@ def data(settings: Config) -> str:
     check_whole_paths(settings)
     tried = _tried(settings)
     longest = max(tried.rows, key=lambda row: len(row.token_ids))
+    held_out = f" to train on, {tried.held_out_report} to evaluate with" if tried.evaluations else ""
     found = [
         f"{len(tried.sources)} to train on, {len(tried.evaluations)} to evaluate with; of the first rows "
-        f"{tried.report}, the longest prompt has {len(longest.token_ids)} tokens",
+        f"{tried.report}{held_out}, the longest prompt has {len(longest.token_ids)} tokens",
         wiring.scored_by(tried.rows, settings.verifiers),
         *tried.notes,
-        *tried.report.reasons[:3],
+        *[*tried.report.reasons, *tried.held_out_report.reasons][:3],
     ]
     return "\n".join(found)
 
@@ -212,39 +212,25 @@ def redis(settings: Config) -> str:
 def disk(settings: Config) -> str:
     """The run directory has room for the checkpoints that are kept, and one being written; versions have room too."""
     model_size = _size(settings)
-    kept, one = settings.checkpoint.keep + 1, memory.MASTER_AND_MOMENTS_BYTES * model_size.parameters
-    there = sum(file.stat().st_size for file in RunFiles(settings.run_dir).checkpoints.rglob("*") if file.is_file())
-    needed = max(one, kept * one - there) + model_size.weights_bytes
-    published, folder = memory.published_files(settings, model_size.weights_bytes), settings.weights.directory
+    folder = settings.weights.directory
     try:
         for path in filter(None, (settings.run_dir, folder)):
             path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unwritable(path, error, "weights.directory" if path == folder else "run.directory") from None
-    what, fix = f"{kept} checkpoints", "free some, lower checkpoint.keep, or set run.directory"
-    if folder is None or not published:
-        return _room(settings.run_dir, needed + published, what + (" and versions" if published else ""), fix)
-    said = _room(settings.run_dir, needed, what, fix)
-    return f"{said}\n{_room(folder, published, 'versions of the weights', 'free some, or set weights.directory')}"
+    return disk_room(settings, model_size.parameters)
 
 
 def shared_memory(settings: Config) -> str:
     """Shared memory holds the versions of the weights that exist at the same time."""
     weights = _size(settings).weights_bytes
     versions = memory.shared_memory(settings, weights)
-    return _room(
+    return room(
         Path("/dev/shm"),
         versions + max(RAY_OBJECTS_BYTES, memory.object_store(settings, weights)),
         f"{versions // weights} versions of the weights and Ray's objects",
         "remount it larger (mount -o remount,size=...), or give the container more (--shm-size)",
     )
-
-
-def _room(folder: Path, needed: int, what: str, fix: str) -> str:
-    free = shutil.disk_usage(folder).free
-    if free < needed:
-        raise ResourceError(f"{folder}: {size(free)} free, and {what} need {size(needed)}: {fix}")
-    return f"{size(free)} free in {folder}, {size(needed)} needed for {what}"
 
 
 def gpu_memory(settings: Config) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from olmorl.config import Config
-from olmorl.learner.data.checks import check_enough, shared_rows
+from olmorl.learner.data.checks import check_different, check_enough, shared_rows
 from olmorl.learner.data.loader import Loader, LoadReport, evaluation_sets, named, training_sources
 from olmorl.learner.data.readers import parse_spec
 from olmorl.learner.data.stream import Source
@@ -24,6 +24,8 @@ class Tried(NamedTuple):
     sources: Sequence[Source]
     evaluations: Mapping[str, Sequence[Row]]
     report: LoadReport
+    """Of the training rows."""
+    held_out_report: LoadReport
     notes: Sequence[str]
 
     @property
@@ -44,11 +46,14 @@ def try_rows(settings: Config, tokenizer: Any, limit: int = ROWS) -> Tried:
     data = settings.data
     with closing(LabelChecker(settings.verifiers)) as check:
         loader = Loader(data, tokenizer, settings.verifiers, check)
+        held_out = loader.for_evaluation()
         sources = training_sources(loader, data, limit)
-        evaluations = evaluation_sets(loader, settings.evaluation, limit)
+        evaluations = evaluation_sets(held_out, settings.evaluation, limit)
+    check_different(sources)
     if all(len(source.rows) < limit for source in sources):
         check_enough(sources, data, settings.schedule.prompts_per_step)
-    return Tried(sources, evaluations, loader.report, shared_rows(sources, evaluations, data.strict))
+    notes = shared_rows(sources, evaluations, data.strict)
+    return Tried(sources, evaluations, loader.report, held_out.report, notes)
 
 
 def all_in_files(settings: Config) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection
+import socket
+from collections.abc import Collection, Sequence
+from math import prod
 from pathlib import Path
 
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -13,19 +15,21 @@ from olmorl.config import Config
 from olmorl.deploy.arguments import Arguments
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.demo import demo
-from olmorl.deploy.preflight import data_trial, hub, model_folder
+from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
+from olmorl.deploy.preflight.disk_room import disk_room
 from olmorl.deploy.preflight.recipe_checks import check_machine, check_recipe
 from olmorl.deploy.supervision import recipe_history
 from olmorl.deploy.supervision.refused_start import check_can_be_made
 from olmorl.deploy.tracking.tracking import check_tracking
 from olmorl.deploy.view.console import SafeConsole
 from olmorl.deploy.view.run_state import finished
-from olmorl.errors import ConfigError, DataError, ModelError, UserError, of_key, unwritable
+from olmorl.errors import ConfigError, DataError, ModelError, ResourceError, UserError, of_key, unwritable
 from olmorl.learner.data import chat_templates
 from olmorl.learner.data.loader import evaluation_names, named
 from olmorl.learner.data.readers import check_there, parse_spec
 from olmorl.learner.orchestrator.recovery import check_free
 from olmorl.learner.storage import checkpoint_dir
+from olmorl.ports import Row
 from olmorl.run_dir import RunFiles
 
 
@@ -36,12 +40,15 @@ def preflight(settings: Config, arguments: Arguments) -> Config:
         UserError: the first thing found wrong, with its fix.
     """
     settings = check_before(settings, arguments)
-    check_functions(settings)
+    check_port(settings)
     if settings.queue.url is not None:
         check_redis(settings)
+    rows = None
     if settings.run.mode == "real":
         settings = make_demo(settings)
-        check_files(settings)
+        rows = check_files(settings)
+        check_disk(settings)
+    check_functions(settings, rows)
     return settings
 
 
@@ -140,8 +147,8 @@ def make_demo(settings: Config) -> Config:
     return settings
 
 
-def check_files(settings: Config) -> None:
-    """The files of model and data belong together, and the first rows can be used.
+def check_files(settings: Config) -> Sequence[Row] | None:
+    """The files of model and data belong together, and the first rows can be used; returns those that were tried.
 
     Raises:
         UserError: the first thing found wrong, with its fix.
@@ -152,9 +159,32 @@ def check_files(settings: Config) -> None:
         check_model(settings.model.path)
         hub.check(settings, others_may=settings.cluster.address is not None)
         tokenizer = model_folder.check_folder(settings)
-    if tokenizer is not None and data_trial.all_in_files(settings):
-        tried = data_trial.try_rows(settings, tokenizer)
-        check_sandbox(settings, {name for row in tried.rows for name in row.datasets})
+    if tokenizer is None or not data_trial.all_in_files(settings):
+        return None
+    rows = data_trial.try_rows(settings, tokenizer).rows
+    check_sandbox(settings, {name for row in rows for name in row.datasets})
+    return rows
+
+
+def check_disk(settings: Config) -> None:
+    """Checkpoints fit the disk, if the weights of the model are here."""
+    here = memory.known(settings)
+    if here is not None and any(Path(here.model.path).glob("*.safetensors")):
+        shapes = model_folder.tensors(Path(here.model.path)).values()
+        disk_room(here, sum(prod(shape) for shape in shapes))
+
+
+def check_port(settings: Config) -> None:
+    """The port of the launcher's metrics is free."""
+    port = settings.telemetry.port
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1" if settings.cluster.address is None else "", port))
+        except OSError as error:
+            raise ResourceError(
+                f"telemetry.port = {port}: {error.strerror}: give another one, or 0 for a free one"
+            ) from None
 
 
 def check_data(settings: Config) -> None:
@@ -226,12 +256,12 @@ def check_sandbox(settings: Config, verifiers: Collection[str]) -> None:
         raise ConfigError(f"verifiers.code_tier = {settings.verifiers.code_tier}: {reason}")
 
 
-def check_functions(settings: Config) -> None:
-    """User reward functions import and can be called."""
+def check_functions(settings: Config, rows: Sequence[Row] | None = None) -> None:
+    """User reward functions import and can be called, with the columns of `rows` if these are known."""
     if settings.verifiers.functions:
         from olmorl.verifiers.functions.function_scorer import check
 
-        check(settings.verifiers)
+        check(settings.verifiers, rows)
 
 
 def check_redis(settings: Config) -> None:

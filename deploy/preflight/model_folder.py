@@ -20,6 +20,7 @@ from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.preflight.engine_bytes import cache_width
 from olmorl.errors import ConfigError, ModelError
 from olmorl.learner.data.chat_templates import LightTokenizer, check_vocabulary
+from olmorl.learner.trainer.recurrent_layers import refuse_recurrent
 from olmorl.learner.trainer.sequence_parallel import refuse_heads
 
 GIB = 2**30
@@ -89,6 +90,7 @@ def check_folder(settings: Config) -> LightTokenizer | None:
         return tokenizer
     tree = _configuration(folder)
     _check_kind(folder, tree)
+    refuse_recurrent(settings.model.path, tree)
     shapes = tensors(folder)
     architecture = Architecture.of(tree)
     if architecture is None:
@@ -99,12 +101,27 @@ def check_folder(settings: Config) -> LightTokenizer | None:
             f"{name}: the tokenizer writes tokens up to {tokenizer.largest_id}, and the model in {folder} knows "
             f"{architecture.vocabulary} (vocab_size): name the model's own tokenizer in model.tokenizer"
         )
+    _check_ends(folder, tree, architecture.vocabulary)
     refuse_heads(architecture.heads, architecture.kv_heads, settings.learner.sequence_parallel)
     _check_length(settings, tree)
     if not (hardware.is_open(settings) or plan(settings).on_gpu):
         _check_heads(folder, architecture, tree)
         _check_cache(settings, architecture)
     return tokenizer
+
+
+def _check_ends(folder: Path, tree: Mapping[str, Any], vocabulary: int) -> None:
+    """The end tokens are tokens of the model: it could not write another one, and no answer would end."""
+    file = folder / "generation_config.json"
+    generation = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    for name, values in (("config.json", tree), (file.name, generation)):
+        ends = values.get("eos_token_id")
+        for end in ends if isinstance(ends, list) else [ends]:
+            if isinstance(end, int) and not 0 <= end < vocabulary:
+                raise ModelError(
+                    f"{folder / name}: eos_token_id = {end} is no token of the model, which knows {vocabulary} "
+                    "(vocab_size): no answer would end; write the id of the tokenizer's end token there"
+                )
 
 
 def architecture(folder: Path) -> Architecture | None:

@@ -6,12 +6,14 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from olmorl import __version__, config, toml
 from olmorl.config import Config
 from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.algorithm import presets
+from olmorl.learner.data.chat_templates import names_a_file, template_of
 from olmorl.learner.storage import durable_files
 from olmorl.run_dir import RunFiles
 
@@ -34,9 +36,13 @@ class Difference(NamedTuple):
 
 
 def spelled_out(settings: Config) -> Config:
-    """The same settings with the preset of the objective written out, switch by switch."""
+    """The same settings with the switches of the preset, and with the text of the chat template, written out."""
     objective = presets.spelled_out(settings.objective, settings.sampling.max_tokens)
-    return settings.model_copy(update={"objective": objective})
+    template = settings.model.chat_template
+    if template is None or not names_a_file(template) or not Path(template).is_file():
+        return settings.model_copy(update={"objective": objective})
+    model = settings.model.model_copy(update={"chat_template": template_of(template)})
+    return settings.model_copy(update={"objective": objective, "model": model})
 
 
 def check_change(settings: Config, change: bool) -> list[Difference]:

@@ -8,18 +8,11 @@ import stat
 from pathlib import Path
 
 from olmorl.errors import DataError
+from olmorl.learner.data.row_files import PACKED
 
 STANDARD = "-"
 """Names standard input, and standard output."""
 HEAD_BYTES = 1 << 16
-
-_PACKED = {
-    b"\x1f\x8b": ("gzip", "gzip -dc"),
-    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -dc"),
-    b"BZh": ("bzip2", "bzip2 -dc"),
-    b"\xfd7zXZ": ("xz", "xz -dc"),
-    b"PK\x03\x04": ("zip", "unzip -p"),
-}
 
 
 def check_readable(name: str) -> None:
@@ -53,9 +46,9 @@ def check_rows(name: str, head: bytes) -> None:
 def _not_lines(name: str, head: bytes) -> str:
     """Why the file is not one JSON object a line, with the fix; empty when no reason is known."""
     name = "FILE" if name == STANDARD else name
-    for magic, (kind, command) in _PACKED.items():
+    for magic, packing in PACKED.items():
         if head.startswith(magic):
-            return f"it is packed with {kind}: unpack it first, as in {command} {name} > rows.jsonl"
+            return f"it is packed with {packing.kind}: unpack it first, as in {packing.command} {name} > rows.jsonl"
     if head.startswith((b"\xff\xfe", b"\xfe\xff")):
         return f"it is UTF-16: convert it first, as in iconv -f utf-16 -t utf-8 {name} > rows.jsonl"
     if b"\0" in head:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from olmorl.config import Data
-from olmorl.errors import DataError
+from olmorl.errors import DataError, ModelError
 from olmorl.learner.data.stream import Source
 from olmorl.ports import Row
 
@@ -22,6 +22,21 @@ def check_enough(sources: Sequence[Source], data: Data, prompts_per_step: int) -
             f"data.train: {rows} usable rows in data.epochs = {data.epochs} are used up before the first step, which "
             f"takes schedule.prompts_per_step = {prompts_per_step}: give more rows, raise data.epochs or leave it out, "
             "or lower schedule.prompts_per_step"
+        )
+
+
+def check_different(sources: Sequence[Source]) -> None:
+    """Refuse different rows that all become the same prompt.
+
+    Raises:
+        ModelError: the chat template writes them alike.
+    """
+    rows = [row for source in sources for row in source.rows]
+    if len({row.token_ids.tobytes() for row in rows}) == 1 and len({str(row.messages) for row in rows}) > 1:
+        raise ModelError(
+            f"all {len(rows)} prompts of data.train are the same {len(rows[0].token_ids)} tokens, though their rows "
+            "differ: the chat template does not write the messages (model.chat_template, or the tokenizer's own), or "
+            'data.over_long = "truncate" cuts all but their common end'
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -105,7 +106,15 @@ class Loader:
         self._progress = progress
         self._lengths: list[int] = []
         self._unrendered = 0
+        self._held_out = False
         self.report = LoadReport()
+
+    def for_evaluation(self) -> Loader:
+        """Returns a loader of evaluation sets, which has a report of its own."""
+        loader = copy(self)
+        loader._held_out = True
+        loader.report = LoadReport()
+        return loader
 
     def load(self, text: str, limit: int | None = None) -> Source:
         """Load one entry of `data.train` or `evaluation.data`, up to `limit` usable rows.
@@ -148,7 +157,8 @@ class Loader:
 
     def _rows(self, name: str) -> Iterator[Row]:
         batch: list[tuple[str, Candidate | str]] = []
-        for number, (place, values) in enumerate(read(name, self._data.split, columns=self._functions), 1):
+        rows = read(name, self._data.split, columns=self._functions, held_out=self._held_out)
+        for number, (place, values) in enumerate(rows, 1):
             self.report.read += 1
             batch.append((place, self._candidate(values)))
             if len(batch) == BATCH:
@@ -262,7 +272,7 @@ def training_sources(loader: Loader, data: Data, limit: int | None = None) -> li
         DataError: no data set is named, or one cannot be used.
     """
     if not data.train:
-        raise DataError("data.train names no data set: give a JSONL or Parquet file, or the name of a hub data set")
+        raise DataError("data.train names no data set: give a file of rows, a folder, or the name of a hub data set")
     with of_key(DataError, "data.train"):
         return [loader.load(text, limit) for text in data.train]
 

@@ -1,4 +1,4 @@
-"""Reads data sets: JSONL, JSON arrays, Parquet and hub sets, in the common label layouts.
+"""Reads data sets: files, folders, sets that `datasets` saved, and hub sets, in the common label layouts.
 
     Ai2     messages | prompt, ground_truth, dataset
     verl    prompt, data_source, reward_model.ground_truth, extra_info
@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from olmorl.errors import DataError
-from olmorl.learner.data.json_rows import read_json
+from olmorl.learner.data.folders import chosen, files_of, is_saved_dataset
+from olmorl.learner.data.row_files import CONVERSATION, LABELS, SUFFIXES, known, read_file, suffix_of
 
-CONVERSATION = ("messages", "prompt")
 USER_PREFIX = "user: "
-_FILES = (".jsonl", ".parquet", ".json")
-LABELS = ("ground_truth", "reward_model", "dataset", "data_source")
 
 # Names of verifiers in published data sets, in lower case.
 ALIASES = {
@@ -64,6 +62,19 @@ VERL_VERIFIERS = {
     "geometry3k": "math",
     "dapo": "math",
 }
+
+
+_FROM_SHAREGPT = "name the column messages, from role (human: user, gpt: assistant) and value content"
+FOREIGN_LAYOUTS = {
+    "conversations": f"ShareGPT's layout: {_FROM_SHAREGPT}",
+    "conversation": f"ShareGPT's layout: {_FROM_SHAREGPT}",
+    "instruction": "Alpaca's layout: join instruction and input into prompt, and put the label into ground_truth",
+    "chosen": "pairs of preferred answers: training needs prompts with a verifier",
+    "question": "convert it with olmorl-data jsonl --question question --answer COLUMN",
+    "problem": "convert it with olmorl-data jsonl --question problem --answer COLUMN",
+    "text": "plain text: training needs prompts with a verifier",
+}
+"""What to do with layouts that are not read, by a column of theirs."""
 
 
 class Spec(NamedTuple):
@@ -139,71 +150,68 @@ def check_there(name: str) -> None:
         DataError: it can be none of them.
     """
     path = Path(name)
-    may_be_of_hub = re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w.-]+)?", name) and path.suffix not in _FILES
+    may_be_of_hub = re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?(@[\w.-]+)?", name) and suffix_of(path) not in SUFFIXES
     if not path.exists() and not may_be_of_hub:
         raise DataError(f"{name}: no such file or folder (~ is not expanded), and not a name of a hub data set")
 
 
-def read(name: str, split: str, columns: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Rows as `(place, values)`, where place is `file:line` (Parquet and hub: the number of the row, from 1).
+def read(name: str, split: str, columns: bool, held_out: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows as `(place, values)`, where place is `file:line`, or `name:number` with the number of the row, from 1.
 
     Args:
         name: a file, a folder of files, or the name of a hub data set, `owner/name` or `owner/name@configuration`.
-        split: the split of a hub data set.
+        split: the split of a hub data set, or of a folder that has several.
         columns: also read columns that are neither conversation nor label.
+        held_out: for evaluation: of a folder with two splits, read the one that is not `split`.
 
     Raises:
-        DataError: a missing or malformed file, or a hub data set that cannot be loaded.
+        DataError: a missing or malformed file, or a data set that cannot be loaded, or has no such split.
     """
     path = Path(name)
-    if path.is_dir():
-        files = sorted(file for file in path.iterdir() if file.suffix in (".jsonl", ".parquet"))
-        if not files:
-            raise DataError(f"{name}: the folder holds no .jsonl and no .parquet file")
-        for file in files:
-            yield from read(str(file), split, columns)
-    elif path.is_file():
-        yield from _parquet(path, columns) if path.suffix == ".parquet" else read_json(path)
+    if path.is_file():
+        yield from read_file(path, columns)
+    elif path.is_dir() and is_saved_dataset(path):
+        yield from _numbered(name, _saved(name, split, held_out), columns)
+    elif path.is_dir():
+        for file in files_of(path, split, held_out):
+            yield from read_file(file, columns)
     else:
         check_there(name)
-        yield from _hub(name, split, columns)
+        yield from _numbered(name, _hub(name, split), columns)
 
 
-def _parquet(path: Path, columns: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def _saved(name: str, split: str, held_out: bool) -> Any:
+    """A folder that `save_to_disk` wrote."""
+    import datasets
 
-    number = 0
     try:
-        with pq.ParquetFile(path) as file:
-            names = None if columns else _known(file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=1024, columns=names):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield f"{path}:{number}", values
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(
-            f"{path}:{number + 1}: not readable as Parquet: {str(error).rstrip('.')}; write it again, or give JSONL"
-        ) from None
+        rows = datasets.load_from_disk(name)
+    except (OSError, ValueError, KeyError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(f"{name}: not readable as a saved data set: {_one_line(error)}; save it again") from None
+    return rows[chosen(name, rows, split, held_out)] if isinstance(rows, datasets.DatasetDict) else rows
 
 
-def _hub(name: str, split: str, columns: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+def _hub(name: str, split: str) -> Any:
     import datasets
 
     repository, _, configuration = name.partition("@")
     try:
-        rows = datasets.load_dataset(repository, configuration or None, split=split)
+        return datasets.load_dataset(repository, configuration or None, split=split)
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise DataError(f"{name} (split {split!r}): no such file, and the hub does not have it: {reason}") from None
+        raise DataError(
+            f"{name} (split {split!r}): no such file, and the hub does not have it: {_one_line(error)}"
+        ) from None
+
+
+def _numbered(name: str, rows: Any, columns: bool) -> Iterator[tuple[str, dict[str, Any]]]:
     if not columns:
-        rows = rows.select_columns(_known(rows.column_names))
+        rows = rows.select_columns(known(rows.column_names))
     for number, values in enumerate(rows, 1):
         yield f"{name}:{number}", values
 
 
-def _known(names: list[str]) -> list[str]:
-    return [name for name in names if name in (*CONVERSATION, *LABELS)]
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__
 
 
 # --- one row ------------------------------------------------------------------------------------
@@ -242,7 +250,10 @@ def layout(values: Mapping[str, Any], default_verifier: str | None, optional: bo
 def _conversation(present: Mapping[str, Any]) -> Conversation:
     column = next((key for key in CONVERSATION if key in present), None)
     if column is None:
-        raise ValueError("no prompt: neither a column messages nor a column prompt")
+        layout_name = next((f" ({name})" for key, name in FOREIGN_LAYOUTS.items() if key in present), "")
+        raise ValueError(
+            f"no prompt: neither a column messages nor a column prompt, but {', '.join(present)[:200]}{layout_name}"
+        )
     value = present[column]
     if isinstance(value, str):
         if not value.strip():
@@ -251,7 +262,7 @@ def _conversation(present: Mapping[str, Any]) -> Conversation:
         return value.removeprefix(USER_PREFIX) if "dataset" in present else value
     if not isinstance(value, list):
         raise ValueError(f"{column} is neither a list of turns nor a string")
-    turns = [_turn(column, turn) for turn in value]
+    turns = [_turn(f"turn {number} of {column}", turn) for number, turn in enumerate(value, 1)]
     if turns and turns[-1]["role"] == "assistant":
         turns.pop()
     if not any(turn["role"] != "system" and turn["content"].strip() for turn in turns):
@@ -259,10 +270,35 @@ def _conversation(present: Mapping[str, Any]) -> Conversation:
     return turns
 
 
-def _turn(column: str, turn: Any) -> dict[str, Any]:
-    if not isinstance(turn, dict) or not all(isinstance(turn.get(key), str) for key in ("role", "content")):
-        raise ValueError(f"a turn of {column} has no role or no content: {str(turn)[:80]}")
-    return {key: value for key, value in turn.items() if value is not None}
+def _turn(place: str, turn: Any) -> dict[str, Any]:
+    """A turn with a role and a text."""
+    if not isinstance(turn, dict):
+        raise ValueError(f"{place} is no object with role and content: {str(turn)[:80]}")
+    values = {key: value for key, value in turn.items() if not _absent(value)}
+    if "role" not in values and {"from", "value"} <= values.keys():
+        raise ValueError(f"{place} is in ShareGPT's layout: {_FROM_SHAREGPT}")
+    if isinstance(values.get("content"), list):
+        values["content"] = _joined(place, values["content"])
+    if "content" not in values and values.get("tool_calls"):
+        raise ValueError(
+            f"{place} has tool_calls and no content (OpenAI's layout of tool calls): tools are not called in training; "
+            "leave such rows out, or write the call as text in content"
+        )
+    if not all(isinstance(values.get(key), str) for key in ("role", "content")):
+        raise ValueError(f"{place} has no role or no content: {str(turn)[:80]}")
+    return values
+
+
+def _joined(place: str, parts: Sequence[Any]) -> str:
+    """The text of a content in parts, joined as vLLM's server does for templates that take text."""
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise ValueError(
+                f"{place} has a part of the type {kind!r} in its content: only parts of the type 'text', with a text, "
+                "can be used; leave rows with images, audio or files out"
+            )
+    return "\n".join(part["text"] for part in parts)
 
 
 def _verifiers(present: Mapping[str, Any], default: str | None, optional: bool) -> tuple[str, ...]:

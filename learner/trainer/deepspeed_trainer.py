@@ -289,11 +289,11 @@ class DeepSpeedTrainer:
             return None
         return Probe(tuple(tokens), tuple(logprobs_T[1:].tolist()))
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, sampling: config.SamplingSettings) -> None:
         """Write a Hugging Face folder that transformers and vLLM load, from rank 0."""
         tensors = dict(self._whole_weights())
         if self._ranks.rank == 0:
-            models.export(self._model, tensors, self._model_settings, folder)
+            models.export(self._model, tensors, self._model_settings, sampling, folder)
         dist.barrier()
 
     def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:

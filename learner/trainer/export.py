@@ -45,23 +45,23 @@ def export(run_dir: Path, step: int | None, folder: Path) -> int:
 
 
 @torch.no_grad()
-def write(shares_folder: Path, settings: config.Model, folder: Path) -> None:
+def write(shares_folder: Path, settings: config.Config, folder: Path) -> None:
     """Write the master weights of a checkpoint, rounded to the model's dtype.
 
     Raises:
         ConfigError: the checkpoint is of another model.
     """
     shares = Shares(shares_folder)
-    model = models.load(settings, "auto", torch.device("cpu"))
+    model = models.load(settings.model, "auto", torch.device("cpu"))
     weights = dict(model.named_parameters())
     shares.refuse_other_model({name: weight.numel() for name, weight in weights.items()})
     for name, weight in weights.items():
         weight.copy_(shares.read(KINDS[0], name, 0, weight.numel()).reshape(weight.shape))
-    models.export(model, weights | shares.others("buffer/"), settings, folder)
+    models.export(model, weights | shares.others("buffer/"), settings.model, settings.sampling, folder)
 
 
-def _settings(run_dir: Path) -> config.Model:
+def _settings(run_dir: Path) -> config.Config:
     recipe = config.load(RunFiles(run_dir).config)
     if recipe.run.mode == "simulated":
         raise UserError(f"{run_dir}: a simulated run has no model to export")
-    return recipe.model
+    return recipe

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from olmorl import metrics
 from olmorl.clock import Clock
-from olmorl.config import Simulation
+from olmorl.config import SamplingSettings, Simulation
 from olmorl.learner.storage import durable_files
 from olmorl.messages import Probe, Shard
 from olmorl.ports import NamedBuffer
@@ -65,7 +65,7 @@ class FakeTrainer:
         own = folder / f"rank_{self._rank}"
         self.weights = (own if own.exists() else folder / "rank_0").read_bytes()
 
-    def export(self, folder: Path) -> None:
+    def export(self, folder: Path, sampling: SamplingSettings) -> None:
         """Write a note that there is no model to export: rank 0 alone, because each rank has its own digest."""
         if self._rank:
             return

@@ -9,11 +9,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PretrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from olmorl import config
 from olmorl.errors import ModelError, ResourceError
+from olmorl.learner.data.loader import open_tokenizer
 from olmorl.learner.trainer import packed_attention
+from olmorl.learner.trainer.recurrent_layers import refuse_recurrent
 
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
@@ -46,9 +48,12 @@ def load(settings: config.Model, wanted_attention: str, device: torch.device) ->
     """The model in `settings.dtype`, with an attention that isolates packed samples.
 
     Raises:
-        ModelError: not a causal language model, weights that are missing, or an attention that is not available.
+        ModelError: not a causal language model, recurrent layers, weights that are missing, or an attention that is
+            not available.
     """
-    name = packed_attention.implementation(wanted_attention, device, DTYPES[settings.dtype], read_config(settings))
+    configuration = read_config(settings)
+    refuse_recurrent(settings.path, configuration.get_text_config().to_dict())
+    name = packed_attention.implementation(wanted_attention, device, DTYPES[settings.dtype], configuration)
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
             settings.path,
@@ -78,26 +83,45 @@ def without_dropout(model: PreTrainedModel) -> None:
             module.attention_dropout = 0.0
 
 
-def export(model: PreTrainedModel, state: Mapping[str, Tensor], settings: config.Model, folder: Path) -> None:
-    """Write `state` with the model's configuration and tokenizer as a Hugging Face folder.
+def export(
+    model: PreTrainedModel,
+    state: Mapping[str, Tensor],
+    settings: config.Model,
+    sampling: config.SamplingSettings,
+    folder: Path,
+) -> None:
+    """Write `state` as a Hugging Face folder, with the tokenizer, chat template, end tokens and sampling of training.
 
     Raises:
         ModelError: there is no tokenizer.
         ResourceError: the disk is full or refuses the write.
     """
-    source = settings.tokenizer or settings.path
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source, trust_remote_code=settings.trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise ModelError(f"model.tokenizer = {source}: not a tokenizer: {_first_line(error)}") from None
+    tokenizer = open_tokenizer(settings)
+    model.generation_config = _generation_config(model.generation_config, tokenizer, sampling)
     try:
         model.save_pretrained(folder, state_dict=dict(state))
         tokenizer.save_pretrained(folder)
+        for file in folder.iterdir():
+            file.chmod(folder.stat().st_mode & 0o666)  # safetensors writes files that only their owner can read
     except (OSError, SafetensorError) as error:
         raise ResourceError(
             f"{folder}: the model cannot be written ({_first_line(error)}); make room or name another folder, then "
             "export the last checkpoint: olmorl-ctl RUN export FOLDER"
         ) from None
+
+
+def _generation_config(before: GenerationConfig, tokenizer: Any, sampling: config.SamplingSettings) -> GenerationConfig:
+    """The sampling of the answers that were trained on. The engine ends them at the tokenizer's end token too."""
+    ends = before.eos_token_id if isinstance(before.eos_token_id, list) else [before.eos_token_id]
+    return GenerationConfig(
+        bos_token_id=before.bos_token_id,
+        pad_token_id=before.pad_token_id,
+        eos_token_id=[end for end in dict.fromkeys([*ends, tokenizer.eos_token_id]) if end is not None] or None,
+        do_sample=True,
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+    )
 
 
 def _first_line(error: Exception) -> str:

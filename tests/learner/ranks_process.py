@@ -232,7 +232,7 @@ class Rank:
         result = {"snapshot": snapshot_tensors(trainer), "masters": masters(trainer), "probe": trainer.probe()}
         result["places"] = places
         result["held"] = sum(buffer.data.nbytes for buffer in trainer.snapshot())
-        trainer.export(folder)
+        trainer.export(folder, config.SamplingSettings())
         write(trainer.save(folder / "shares"))
         result["changed"] = self.changed(trainer, job)
         trainer.close()

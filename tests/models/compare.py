@@ -161,7 +161,7 @@ async def packed_apart(pair: Pair) -> float:
 
 def exported(pair: Pair, model: Path, folder: Path) -> bool:
     """Whether an export loads, with the weights of the learner and the names of the first model."""
-    pair.learner.export(folder)
+    pair.learner.export(folder, config.SamplingSettings())
     loaded = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
     same = all(torch.equal(loaded[name], weight) for name, weight in pair.learner._model.named_parameters())
     return same and checkpoint_shapes(folder) == checkpoint_shapes(model)

@@ -23,6 +23,7 @@ import msgspec
 from olmorl.config import Verifiers
 from olmorl.errors import RewardFunctionError
 from olmorl.messages import Completion, Prompt, Verdict
+from olmorl.ports import Row
 from olmorl.verifiers.check_outcomes import Counters, Done
 from olmorl.verifiers.functions.function_call import FunctionCall, FunctionResult
 from olmorl.verifiers.pool.fork_server import WorkerStartFailed
@@ -33,6 +34,7 @@ _LOAD = "olmorl.verifiers.functions.runner:load"
 _SCORE = "olmorl.verifiers.functions.runner:score"
 LARGEST_REWARD = 1e100
 """The largest absolute reward. Sums of squares stay finite, as the ledger needs."""
+_SLOW_IMPORT_S = 3.0
 _FORM = "package.module:function or file.py:function, each with an optional *weight"
 
 
@@ -75,26 +77,41 @@ def _split(entry: str) -> tuple[str, float]:
     return f"{place}:{name}", weight
 
 
-def check(settings: Verifiers) -> None:
-    """Import every function in a separate process, as the actors will.
+def check(settings: Verifiers, rows: Sequence[Row] | None = None) -> None:
+    """Import every function in a separate process, as the actors will; a slow import is announced after some seconds.
+
+    Args:
+        rows: rows of the run: a function may not want a column that none of them has.
 
     Raises:
         RewardFunctionError: a function is missing, or cannot be imported or called. The message names it.
     """
-    scorer = FunctionScorer(settings.model_copy(update={"workers": 1}))
+    columns = None if rows is None else sorted({name for row in rows for name in _row_columns(row)})
+    scorer = FunctionScorer(settings.model_copy(update={"workers": 1}), columns=columns)
 
     async def start_and_stop() -> None:
-        await scorer.start()
+        starting = asyncio.ensure_future(scorer.start())
+        if not (await asyncio.wait([starting], timeout=_SLOW_IMPORT_S))[0]:
+            specs = ", ".join(function.spec for function in scorer.functions)
+            print(f"verifiers.functions: {specs}: the import has taken {_SLOW_IMPORT_S:g} s; waiting", flush=True)
+        await starting
         await scorer.stop()
 
     asyncio.run(start_and_stop())
 
 
+def _row_columns(row: Row) -> list[str]:
+    return [*row.columns, *(("dataset", "ground_truth") if row.datasets else ())]
+
+
 class FunctionScorer:
     """Gives every completion of a group the verdict of each function."""
 
-    def __init__(self, settings: Verifiers, max_steps: int = 0) -> None:
-        """`max_steps` of the run is passed to functions that take it; 0 if it is unknown."""
+    def __init__(self, settings: Verifiers, max_steps: int = 0, columns: Sequence[str] | None = None) -> None:
+        """`max_steps` of the run is passed to functions that take it; 0 if it is unknown.
+
+        With `columns`, those of all rows, a function that wants another one is not loaded.
+        """
         self.functions = parse(settings.functions)
         self._max_steps = max_steps
         self._pool = Pool(
@@ -103,7 +120,7 @@ class FunctionScorer:
             settings.memory_mib,
             settings.recycle_after,
             settings.retries,
-            setup=(_LOAD, [function.spec for function in self.functions]),
+            setup=(_LOAD, ([function.spec for function in self.functions], columns)),
         )
 
     @property
@@ -122,6 +139,12 @@ class FunctionScorer:
             await self._pool.start()
         except WorkerStartFailed as error:
             reason = str(error).removeprefix("ImportError: ")
+            if "was not ready" in reason:
+                specs = ", ".join(function.spec for function in self.functions)
+                raise RewardFunctionError(
+                    f"verifiers.functions: {specs}: {reason}: its import hangs, or takes longer: move what it loads or "
+                    "waits for (models, servers, input) into the function"
+                ) from None
             raise RewardFunctionError(
                 f"verifiers.functions: {reason}; write {_FORM}, with the module on PYTHONPATH or in the working "
                 "directory, and parameters (prompts, completions, **columns)"

@@ -30,10 +30,37 @@ _logged: dict[str, set[str]] = {}
 """For each function, the names it has logged in this worker. Their number is bounded."""
 
 
-def load(specs: list[str]) -> None:
-    """Import every function. Raises ImportError with a message for the user."""
+def load(setup: tuple[list[str], list[str] | None]) -> None:
+    """Import every function. Raises ImportError with a message for the user.
+
+    Args:
+        setup: the functions; and the columns of all rows, None if they are not known.
+    """
+    specs, columns = setup
     for spec in specs:
         _loaded[spec] = _find(spec)
+        if columns is not None:
+            _refuse_missing(spec, _loaded[spec], columns)
+
+
+_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}
+_GIVEN_BY_VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
+
+
+def _refuse_missing(spec: str, function: Callable[..., Any], columns: list[str]) -> None:
+    """Raises ImportError for a parameter without a default that is no column."""
+    parameters = inspect.signature(function).parameters
+    given = _GIVEN_BY_VERL if "solution_str" in parameters else _GIVEN.union(columns)
+    for name, parameter in parameters.items():
+        is_needed = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if is_needed and name not in given:
+            raise ImportError(
+                f"{spec}: the function takes {name!r}, and no row has such a column (columns: "
+                f"{', '.join(columns) or 'none'}); give it a default"
+            )
 
 
 def _find(spec: str) -> Callable[..., Any]:

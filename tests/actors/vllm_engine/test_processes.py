@@ -17,6 +17,7 @@ import pytest
 
 from olmorl.actors.vllm_engine import reaper
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
+from olmorl.actors.vllm_engine.start import _variables
 from olmorl.errors import ConfigError
 
 ROOT = str(Path(__file__).parents[3])
@@ -236,3 +237,17 @@ def test_a_process_that_started_after_the_engine_was_up_ends_with_it(tmp_path: P
     assert alive(late.pid)
     processes.end()
     assert not alive(first.pid) and not alive(late.pid)
+
+
+def test_the_interfaces_that_an_operator_chose_are_those_of_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "eth7")
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    processes = EngineProcesses(tmp_path)
+    try:
+        with processes.starting(_variables(None, 10.0, None)):
+            seen = subprocess.check_output(["env"], text=True).splitlines()
+    finally:
+        processes.end()
+    assert {"NCCL_SOCKET_IFNAME=eth7", "GLOO_SOCKET_IFNAME=lo"} <= set(seen)

@@ -522,7 +522,14 @@ MODELS = [
         "a template that refuses all", tokenizer("{{ raise_exception('never') }}"), "refuses all", "model.chat_template"
     ),
     files("a template of numbers", tokenizer("{{ messages[0].content + 1 }}"), "refuses all", "model.chat_template"),
+    files("a template that writes the same", tokenizer("Solve it."), "all 8 prompts", "model.chat_template"),
     files("a template that writes nothing", tokenizer("{# nothing #}"), "data.jsonl", "the prompt is empty"),
+]
+
+BEFORE_RAY = [
+    files("recurrent layers", configured(layer_types=["linear_attention"] * 2), "recurrent", "model.path"),
+    files("an end token beyond the vocabulary", configured(eos_token_id=10**6), "config.json: eos_token_id", "1000000"),
+    Case("checkpoints that do not fit", ("--checkpoint.keep", "1000000000"), ("run.directory", "checkpoint.keep")),
 ]
 
 DATA = [
@@ -632,6 +639,11 @@ FUNCTIONS = [
         "a module that is missing", ("--verifiers.functions", '["no_such_module:f"]'), ("no_such_module", "PYTHONPATH")
     ),
     Case("a function that is missing", ("--verifiers.functions", '["{w}/reward.py:nope"]'), ("reward.py", "nope")),
+    Case(
+        "a function that wants a column",
+        ("--verifiers.functions", '["{w}/reward.py:wants"]'),
+        ("reward.py:wants", "takes 'solution', and no row has such a column", "dataset, ground_truth"),
+    ),
     Case("a constant for a function", ("--verifiers.functions", '["{w}/reward.py:LIMIT"]'), ("reward.py", "LIMIT")),
     files(
         "a file with an error",
@@ -715,4 +727,4 @@ RESUMES = [
 ]
 
 DRY = [*BOUNDS, *LINES]
-CASES = [*DRY, *RECIPES, *PLACES, *MODELS, *DATA, *FUNCTIONS, *RESUMES]
+CASES = [*DRY, *RECIPES, *PLACES, *MODELS, *BEFORE_RAY, *DATA, *FUNCTIONS, *RESUMES]

@@ -75,6 +75,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "turns.jsonl").write_text("".join(json.dumps({"messages": turns, **row}) + "\n" for _ in range(8)))
     (folder / "reward.py").write_text(
         "LIMIT = 3\ndef short(prompts, completions, **columns):\n    return [0.0] * len(completions)\n"
+        "def wants(completions, solution, other=None):\n    return [0.0] * len(completions)\n"
     )
     (folder / "recipe.toml").write_text(RECIPE.replace("{w}", str(folder)))
     monkeypatch.setenv("TMPDIR", str(folder / "temporary"))

@@ -222,7 +222,7 @@ def test_a_function_that_gives_none_for_some_is_left_out_for_those(here: Path) -
         ([*MAKE, "--question", "nope"], "good.jsonl:1: the column nope is missing or empty (columns: prompt, "),
         ([*MAKE, "--question", ""], "--question: the name of a column is empty"),
         ([*MAKE, "--answer", "nope"], "the column nope is missing or empty"),
-        ([*MAKE, "--split", "test"], "--split test: only hub sets have splits, and good.jsonl is a file"),
+        ([*MAKE, "--split", "test"], "--split test: only hub sets and folders have splits, and good.jsonl is a file"),
         ([*MAKE, "--limt", "3"], "--limt: unknown argument (did you mean '--limit'?)"),
         ([*MAKE, "--lim", "3"], "--lim: unknown argument"),
         ([*MAKE, "more"], "more: unknown argument"),
@@ -251,12 +251,10 @@ def test_a_function_that_gives_none_for_some_is_left_out_for_those(here: Path) -
                 ("binary.jsonl", "it is binary"),
                 ("noise.jsonl", "noise.jsonl:1: not JSON"),
                 ("bad.jsonl", "bad.jsonl:1: not JSON"),
-                ("packed.jsonl.gz", "packed with gzip"),
-                ("packed.jsonl.zst", "packed with zstd"),
-                ("array.json", "it is a JSON array"),
-                ("tall.json", "its JSON goes over several lines"),
-                ("utf16.jsonl", "it is UTF-16"),
-                ("junk.parquet", "it is not Parquet"),
+                ("packed.jsonl.zst", "packed.jsonl.zst: cannot be read: ZSTD decompress failed"),
+                ("packed.zip", "packed.zip: it is a zip archive: unpack it"),
+                ("tall.json", "tall.json:1: not JSON"),
+                ("junk.parquet", "junk.parquet:1: not readable as Parquet"),
                 ("half.parquet", "not readable as Parquet"),
                 ("nested.jsonl", "nested.jsonl:1: not JSON"),
                 ("digits.jsonl", "digits.jsonl:1: not JSON"),
@@ -269,6 +267,13 @@ def test_data_refuses_it_and_leaves_no_file(
     here: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert message in refused(prepare_data.main, options, capsys)
+
+
+@pytest.mark.parametrize("name", ["packed.jsonl.gz", "array.json", "tall_array.json", "utf16.jsonl"])
+def test_data_reads_what_training_reads(here: Path, name: str) -> None:
+    assert prepare_data.main(["jsonl", "--input", name, "-o", "made.jsonl"]) == 0
+    (made,) = (here / "made.jsonl").read_text().splitlines()
+    assert json.loads(made)["ground_truth"] == "4"
 
 
 def test_rows_of_every_script_are_read(here: Path) -> None:

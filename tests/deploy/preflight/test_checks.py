@@ -17,7 +17,7 @@ from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.demo.settings import ModelSize
 from olmorl.deploy.demo.tiny_model import build_model, build_tokenizer
-from olmorl.deploy.preflight import checks, logprob_check
+from olmorl.deploy.preflight import checks, disk_room, logprob_check
 from olmorl.deploy.preflight.host_checks import _attempt
 from olmorl.errors import ConfigError, DataError, ModelError, ResourceError, Unscorable
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
@@ -79,7 +79,7 @@ def test_checkpoints_that_are_there_need_no_room_again(
     policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = settings(policy, tmp_path, checkpoint={"keep": 2})
-    monkeypatch.setattr(checks, "_room", lambda folder, needed, what, way_out: str(needed))
+    monkeypatch.setattr(disk_room, "room", lambda folder, needed, what, way_out: str(needed))
     empty = int(checks.disk(recipe))
     share = recipe.run_dir / "checkpoints" / "step_4" / "learner.1" / "share_0.safetensors"
     share.parent.mkdir(parents=True)

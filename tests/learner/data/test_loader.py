@@ -137,6 +137,25 @@ def test_evaluation_sets_have_names_and_a_limit(tokenizer: Any, jsonl: Callable[
             evaluation_sets(loader(tokenizer), Evaluation(data=texts))
 
 
+def test_evaluation_rows_are_not_counted_as_training_rows(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    path = str(jsonl(*[row(str(i)) for i in range(9)]))
+    ours = loader(tokenizer)
+    held_out = ours.for_evaluation()
+    training_sources(ours, Data(train=[path]))
+    evaluation_sets(held_out, Evaluation(data=[path], limit=4))
+    assert (str(ours.report), str(held_out.report)) == ("9 of 9 rows used", "4 of 4 rows used")
+
+
+def test_of_a_folder_evaluation_takes_what_training_leaves(tokenizer: Any, tmp_path: Path) -> None:
+    for split, prompt in (("train", "a"), ("test", "b")):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(row(prompt)))
+    ours = loader(tokenizer)
+    (source,) = training_sources(ours, Data(train=[str(tmp_path)]))
+    assert [one.messages for one in source.rows] == ["a"]
+    (held_out,) = evaluation_sets(ours.for_evaluation(), Evaluation(data=[str(tmp_path)])).values()
+    assert [one.messages for one in held_out] == ["b"]
+
+
 def test_a_saved_tokenizer_is_opened_with_the_given_template(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer.save_pretrained(tmp_path)
     (tmp_path / "other.jinja").write_text("other")

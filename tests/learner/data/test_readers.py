@@ -225,6 +225,52 @@ def test_a_row_without_a_prompt_may_be_wanted() -> None:
         layout(row | {"messages": []}, None, False, prompted=False)
 
 
+def test_content_in_text_parts_is_text() -> None:
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": "3 + 4?", "image_url": None}]
+    row = {"messages": [{"role": "user", "content": parts}], "ground_truth": "7", "dataset": "math"}
+    assert label(row, None, False, None).messages == [{"role": "user", "content": "What is\n3 + 4?"}]
+
+
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 3}}}
+
+
+@pytest.mark.parametrize(
+    ("turn", "reason"),
+    [
+        (
+            {"content": [{"type": "image_url", "image_url": {}}]},
+            "turn 2 of messages has a part of the type 'image_url'",
+        ),
+        ({"content": [{"type": "text", "text": "?"}, {"type": "image"}]}, "type 'image'.*leave rows with images"),
+        ({"content": [{"type": "input_audio"}]}, "type 'input_audio'"),
+        ({"content": [{"type": "text", "text": None}]}, "only parts of the type 'text', with a text"),
+        ({"content": ["plain"]}, "type 'str'"),
+        ({"content": None, "tool_calls": [CALL]}, "turn 2 of messages has tool_calls and no content .*OpenAI's layout"),
+        ({"from": "human", "value": "?", "role": None}, "ShareGPT's layout: name the column messages"),
+        ({"content": 3}, "turn 2 of messages has no role or no content"),
+    ],
+)
+def test_a_turn_of_another_layout_is_named_with_what_to_do(turn: dict[str, Any], reason: str) -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user"} | turn]
+    with pytest.raises(ValueError, match=reason):
+        label({"messages": turns, "ground_truth": "7", "dataset": "math"}, None, False, None)
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        ({"conversations": [{"from": "human", "value": "?"}]}, "but conversations .ShareGPT's layout: name the column"),
+        ({"instruction": "?", "input": "", "output": "4"}, "but instruction, input, output .Alpaca's layout: join"),
+        ({"chosen": "a", "rejected": "b"}, "pairs of preferred answers"),
+        ({"question": "?", "answer": "4"}, "olmorl-data jsonl --question question"),
+        ({"frage": "?"}, "neither a column messages nor a column prompt, but frage$"),
+    ],
+)
+def test_a_row_of_another_layout_is_named_with_what_to_do(row: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        label(row, "math", False, None)
+
+
 NOTHING: list[dict[str, Any]] = [{}, {"ground_truth": None}, {"ground_truth": ""}, {"ground_truth": []}]
 
 
@@ -277,7 +323,7 @@ def test_an_array_of_objects_is_read_as_lines_are(tmp_path: Path, suffix: str, s
         (b'{\n"prompt": "a"\n}', r":1: not JSON.*one JSON object a line"),
         (b"\xff\xfe\x00\x01" * 50, "not JSON|not UTF-8 text"),
         (b"\x80\x81" * 50, "not UTF-8 text"),
-        (b"\x89PNG\r\n\x1a\n\x00\x00", "UTF-8|not JSON"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "rows.json: it is binary, and of no known format"),
         (b'{"prompt": "\xff"}', "not UTF-8 text"),
     ],
 )

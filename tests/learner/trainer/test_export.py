@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from olmorl import config
 from olmorl.deploy.control import cli
@@ -21,6 +32,7 @@ from olmorl.learner.trainer.checkpoint_shards import KINDS, ParameterPiece, Shar
 from olmorl.learner.trainer.export import export
 
 Weights = dict[str, torch.Tensor]
+NOBODY = 65534
 
 
 def pieces(weights: Weights, rank: int, world: int) -> list[ParameterPiece]:
@@ -122,8 +134,9 @@ def test_a_share_that_is_removed_while_others_are_looked_through_is_named(
 def run_of(tmp_path: Path) -> Callable[..., tuple[Path, Weights]]:
     """A run directory with a complete checkpoint of step 4, written on two ranks, of a model trained a little."""
 
-    def make(path: str, **more: Any) -> tuple[Path, Weights]:
-        tree = {"run": {"directory": tmp_path, **more}, "model": {"path": path, "dtype": "bfloat16"}}
+    def make(path: str, dtype: str = "bfloat16", **more: Any) -> tuple[Path, Weights]:
+        model = {"path": path, "dtype": dtype, **more.pop("model", {})}
+        tree = {"run": {"directory": tmp_path}, "model": model, **more}
         settings = config.build(tree)
         settings.run_dir.mkdir()
         (settings.run_dir / "config.toml").write_text(config.to_toml(settings))
@@ -150,6 +163,117 @@ def test_a_checkpoint_is_exported_as_its_master_weights_rounded(
     assert all(torch.equal(loaded[key], weight.to(torch.bfloat16)) for key, weight in weights.items())
     vocabulary = AutoTokenizer.from_pretrained(tiny_models[name]).get_vocab()
     assert AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == vocabulary
+
+
+TEMPLATE = "{{ messages[-1].content }}"
+
+
+def trained_otherwise(run_of: Callable[..., tuple[Path, Weights]], path: str, base: Path) -> tuple[Path, Weights]:
+    """A run with a chat template and a sampling that are not those of the model's own folder."""
+    shutil.copytree(path, base)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    tokenizer.add_special_tokens({"eos_token": "5"})
+    tokenizer.chat_template = "the base model's"
+    tokenizer.save_pretrained(base)
+    GenerationConfig(eos_token_id=[1, 3], pad_token_id=0, do_sample=True, temperature=0.6, top_k=20).save_pretrained(
+        base
+    )
+    sampling = {"temperature": 0.9, "top_p": 0.95, "top_k": 7, "stop": ["</answer>"]}
+    return run_of(str(base), "float32", model={"chat_template": TEMPLATE}, sampling=sampling)
+
+
+def test_an_export_has_what_the_policy_was_trained_with(
+    run_of: Callable[..., tuple[Path, Weights]],
+    tiny_models: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run_dir, _ = trained_otherwise(run_of, tiny_models["llama"], tmp_path / "base")
+    out = tmp_path / "out"
+    assert cli.main([str(run_dir), "export", str(out)]) == 0
+    assert "its answers ended at the texts ['</answer>']" in capsys.readouterr().out
+    assert AutoTokenizer.from_pretrained(out).chat_template == TEMPLATE
+    settings = json.loads((out / "generation_config.json").read_text())
+    del settings["transformers_version"]
+    assert settings == {
+        "eos_token_id": [1, 3, 5], "pad_token_id": 0, "do_sample": True, "temperature": 0.9, "top_p": 0.95, "top_k": 7
+    }  # fmt: skip
+    assert {stat.S_IMODE(file.stat().st_mode) for file in out.iterdir()} == {stat.S_IMODE(out.stat().st_mode) & 0o666}
+
+
+LOAD = """
+import sys, torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[1]), AutoTokenizer.from_pretrained(sys.argv[1])
+chat = tokenizer.apply_chat_template([{"role": "user", "content": "7"}], return_tensors="pt", return_dict=True)
+print(chat["input_ids"].tolist(), model.generate(**chat, do_sample=False, max_new_tokens=6)[0].tolist())
+"""
+
+
+def given_away(out: Path) -> list[str]:
+    """Give the folder to another user; returns the words before a command that may read only what modes allow."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        return []  # the modes are tested elsewhere
+    for file in (out, *out.iterdir()):
+        os.chown(file, NOBODY, NOBODY)
+    return ["setpriv", "--bounding-set", "-dac_override,-dac_read_search"]
+
+
+@pytest.mark.slow
+def test_another_user_loads_an_export_with_transformers_and_with_a_server(
+    run_of: Callable[..., tuple[Path, Weights]], tiny_models: dict[str, str], tmp_path: Path
+) -> None:
+    run_dir, _ = trained_otherwise(run_of, tiny_models["llama"], tmp_path / "base")
+    out = tmp_path / "out"
+    export(run_dir, None, out)
+    other = given_away(out)
+    command = [*other, sys.executable, "-c", LOAD, str(out)]
+    loaded = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert loaded.returncode == 0, loaded.stderr
+    asked, answered = map(json.loads, re.findall(r"\[[\d, ]*\]", loaded.stdout.replace("[[", "[").replace("]]", "]")))
+    assert asked == [7], "with the chat template of training"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        *other,
+        sys.executable,
+        "-m",
+        "vllm.entrypoints.openai.api_server",
+        "--model",
+        str(out),
+        "--port",
+        str(port),
+    ]
+    command += ["--enforce-eager", "--max-model-len", "64", "--dtype", "float32", "--host", "127.0.0.1"]
+    with (tmp_path / "server.log").open("w") as log:
+        environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1"}
+        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    try:
+        answer = asked_when_up(server, port, tmp_path / "server.log")
+    finally:
+        server.terminate()
+        server.wait(60)
+    assert answer["choices"][0]["token_ids"] == answered[len(asked) :]
+    assert answer["prompt_token_ids"] == asked
+
+
+def asked_when_up(server: subprocess.Popen[bytes], port: int, log: Path) -> Any:
+    """The server's answer to the same question, as soon as it answers."""
+    body = {"model": str(log.parent / "out"), "messages": [{"role": "user", "content": "7"}], "temperature": 0}
+    body |= {"max_tokens": 6, "return_token_ids": True}
+    url = f"http://127.0.0.1:{port}/v1/chat/completions"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    give_up = time.monotonic() + 240
+    while True:
+        try:
+            with urllib.request.urlopen(request, timeout=60) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            pytest.fail(error.read().decode())
+        except OSError:
+            assert server.poll() is None and time.monotonic() < give_up, log.read_text()
+            time.sleep(0.5)
 
 
 def test_what_cannot_be_exported_is_said_and_leaves_nothing(

@@ -21,7 +21,7 @@ from olmorl.deploy.report.token_pieces import TokenPieces, read_pieces
 from olmorl.deploy.view.run_state import finished, metric_lines
 from olmorl.errors import DataError, ResourceError
 from olmorl.learner.storage import ledger, rollout_log
-from olmorl.learner.storage.ledger_state import Line, Start, Started
+from olmorl.learner.storage.ledger_state import Line, Start, Started, Trained
 from olmorl.metrics import meaning
 from olmorl.run_dir import RunFiles
 
@@ -172,10 +172,9 @@ def _lookup(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def _ledger_events(run_dir: Path, notes: list[str]) -> list[Line]:
-    folder = RunFiles(run_dir).ledger
+    """The starts and the trained steps."""
     try:
-        newest = max(ledger.incarnations(folder), default=0)
-        return list(ledger.events_until(folder, ledger.end_of(folder, newest + 1)))
+        return [event for event in ledger.history(run_dir) if isinstance(event, Started | Trained)]
     except (ResourceError, OSError) as error:
         notes.append(f"no times of steps: {error}")
         return []

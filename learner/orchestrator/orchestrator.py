@@ -139,9 +139,10 @@ class Orchestrator:
         incarnation = ledger.acquire(files.ledger)
         await disk.write(partial(in_thread, durable_files.check_room, files.ledger / f"{incarnation}.room"))
         await recovery.claim(queue, files, incarnation)
+        history_end = None
         if from_step is not None:
-            await recovery.go_back(queue, files, incarnation, from_step)
-        plan = recovery.plan(files, incarnation, config.schedule.steps)
+            history_end = await recovery.go_back(queue, files, incarnation, from_step)
+        plan = recovery.plan(files, incarnation, config.schedule.steps, history_end)
         recovery.carry_out(files, plan)
         draws = Draws(stream, config.sampling.group_size, clock)
         opened = recovery.open_ledger(files, plan, draws, clock)
@@ -151,7 +152,10 @@ class Orchestrator:
         await dead_letters.drop_foreign(queue, opened.state, emptied)
         found = await draw_lifecycle.reconcile(queue, opened.state)
         rollouts = RolloutLog(files.rollouts, incarnation, plan.step + 1, disk, observe_ended)
-        lifecycle = DrawLifecycle(queue, opened, Journal(files.journal), rollouts, draws, disk, incarnation, found)
+        saved = None if plan.checkpoint is None else plan.step
+        lifecycle = DrawLifecycle(
+            queue, opened, Journal(files.journal), rollouts, draws, disk, incarnation, found, files, saved
+        )
 
         control = RunControl(queue, waits)
         batcher = Batcher(config, lifecycle, BatchBuilder(config, num_ranks), clock, plan.step, plan.replay_to)
@@ -300,7 +304,7 @@ class Orchestrator:
         async with self._lifecycle.exclusive():
             await self._reconciler.counts()
             await self._metrics.sync()
-            await self._lifecycle.complete(checkpoints, step)
+            await self._lifecycle.complete(step)
             self._ranks.saved = step
             self.waits.notify()
         await in_thread(checkpoint_dir.retain, checkpoints, self._config.checkpoint.keep)

@@ -11,6 +11,7 @@ from pathlib import Path
 from olmorl import disk_space
 from olmorl.errors import DiskFull, ResourceError
 
+_BLOCK_BYTES = 1 << 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -112,6 +113,19 @@ def cut(path: Path, num_bytes: int) -> bytes:
 def whole_lines(data: bytes) -> int:
     """The number of bytes up to the last line end. A crash tore the line after it."""
     return data.rfind(b"\n") + 1
+
+
+def end_of_lines(path: Path) -> int:
+    """As `whole_lines` for a file, which is read from its end."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end:
+            begin = max(end - _BLOCK_BYTES, 0)
+            file.seek(begin)
+            if found := whole_lines(file.read(end - begin)):
+                return begin + found
+            end = begin
+    return 0
 
 
 def unwritable(path: Path, error: OSError) -> ResourceError:

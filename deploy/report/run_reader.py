@@ -22,6 +22,7 @@ from olmorl.deploy.view.run_state import finished, metric_lines
 from olmorl.errors import DataError, ResourceError
 from olmorl.learner.storage import ledger, rollout_log
 from olmorl.learner.storage.ledger_state import Line, Start, Started, Trained
+from olmorl.learner.storage.metrics_log import missing_steps
 from olmorl.metrics import meaning
 from olmorl.run_dir import RunFiles
 
@@ -70,6 +71,8 @@ class RunReader:
         notes: list[str] = []
         settings = _settings(self.run_dir, notes)
         lines = metric_lines(self.run_dir)
+        if missing := missing_steps(lines):
+            notes.append(f"{RunFiles(self.run_dir).metrics}: {missing}")
         events = _ledger_events(self.run_dir, notes)
         files, stride = self._read_rollouts(settings, events, notes)
         num_groups = sum(file.num_groups for file in files)

@@ -26,6 +26,7 @@ from olmorl.deploy.view.run_state import metric_lines, verdict_of
 from olmorl.deploy.view.verdict import RunVerdict
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger import read_ledger
+from olmorl.learner.storage.metrics_log import missing_steps
 
 _STATUS_FIELDS = (
     "reward_mean",
@@ -102,6 +103,8 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
     console = _console()
     if lines:
         console.print(_last_line(run_dir, lines[-1]))
+    if missing := missing_steps(lines):
+        console.print(f"{run_dir / 'metrics.jsonl'}: {missing}")
     if live is None:
         if found := verdict_of(run_dir):
             console.print(found.text)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from olmorl.clock import Clock
@@ -33,7 +34,7 @@ from olmorl.learner.orchestrator.step_metrics import StepMetrics
 from olmorl.learner.storage import checkpoint_dir, durable_files, ledger
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.journal import Journal
-from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_totals, history
+from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_total
 from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.learner.waits import Waits
@@ -160,12 +161,12 @@ class Orchestrator:
         control = RunControl(queue, waits)
         batcher = Batcher(config, lifecycle, BatchBuilder(config, num_ranks), clock, plan.step, plan.replay_to)
         log = MetricsLog(files.metrics, observe)
-        lines = log.read()
-        tokens = int(highest_totals(history(files)).get("tokens_evaluation_total", 0))
+        last_line = next(log.newest_first(), {"wall_s": 0.0})
+        tokens = int(highest_total(files, "tokens_evaluation_total"))
         evaluator = Evaluator(queue, evaluations, config.evaluation, clock, config.schedule.steps, evaluated, tokens)
-        wall_s = lines[-1]["wall_s"] if lines else 0.0
-        metrics = StepMetrics(log, disk, clock.now(), wall_s, await queue.statuses())
-        await evaluator.start(newest_version([*lines, *evaluated.values()]))
+        metrics = StepMetrics(log, disk, clock.now(), last_line["wall_s"], await queue.statuses())
+        replayed = [fields for _, fields in sorted(evaluated.items(), reverse=True)]
+        await evaluator.start(newest_version(chain(replayed, log.newest_first() if evaluations else ())))
         reconciler = Reconciler(queue, epoch, lifecycle, batcher, evaluator, control)
         async with lifecycle.exclusive():
             await reconciler.counts()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -189,7 +190,8 @@ def cut_metrics(files: RunFiles, begin: StartPlan) -> dict[int, Fields]:
     through a crash during the replay.
     """
     lines = MetricsLog(files.metrics)
-    known = {line["step"]: of_evaluation(line) for line in lines.read()}
+    later = takewhile(lambda line: line["step"] > begin.step, lines.newest_first())
+    known = {line["step"]: of_evaluation(line) for line in later}
     if files.evaluated.exists():
         known = msgspec.json.decode(files.evaluated.read_bytes(), type=dict[int, dict[str, Any]]) | known
     evaluated: dict[int, Fields] = {
@@ -197,6 +199,9 @@ def cut_metrics(files: RunFiles, begin: StartPlan) -> dict[int, Fields]:
     }
     durable_files.write_whole(files.evaluated, [msgspec.json.encode(evaluated)])
     lines.cut_after(begin.step, files.abandoned(begin.incarnation) / "metrics.jsonl")
+    newest = next(lines.newest_first(), {"step": 0})["step"]
+    if newest < begin.step:
+        log.warning("%s: it has no line for the steps %d to %d", files.metrics, newest + 1, begin.step)
     return evaluated
 
 

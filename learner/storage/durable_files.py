@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -115,17 +115,27 @@ def whole_lines(data: bytes) -> int:
     return data.rfind(b"\n") + 1
 
 
+def newest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of a file from the last one on: where each begins, and its bytes with the line end."""
+    with path.open("rb") as file:
+        begin, rest = file.seek(0, os.SEEK_END), b""
+        while begin:
+            size = min(begin, _BLOCK_BYTES)
+            begin = file.seek(begin - size)
+            first, *lines = (file.read(size) + rest).splitlines(keepends=True)
+            end = begin + len(first) + sum(map(len, lines))
+            for line in reversed(lines):
+                end -= len(line)
+                if line.endswith(b"\n"):
+                    yield end, line
+            rest = first
+        if rest.endswith(b"\n"):
+            yield 0, rest
+
+
 def end_of_lines(path: Path) -> int:
     """As `whole_lines` for a file, which is read from its end."""
-    with path.open("rb") as file:
-        end = file.seek(0, os.SEEK_END)
-        while end:
-            begin = max(end - _BLOCK_BYTES, 0)
-            file.seek(begin)
-            if found := whole_lines(file.read(end - begin)):
-                return begin + found
-            end = begin
-    return 0
+    return next((begin + len(line) for begin, line in newest_lines(path)), 0)
 
 
 def unwritable(path: Path, error: OSError) -> ResourceError:

@@ -193,7 +193,8 @@ def end_of(folder: Path, below: int) -> Position | None:
         durable = _durable_size(path) or 0  # before the file: it may grow meanwhile
         num_bytes = durable_files.end_of_lines(path)
         if num_bytes < durable:
-            raise _cut(path, num_bytes, durable)
+            way_on = f"remove {_size_path(path).name} to go on with the lines that are left: later draws are made again"
+            raise ResourceError(f"{_cut(path, num_bytes, durable)}; or {way_on}")
         if num_bytes:
             return Position(incarnation, num_bytes)
     return None

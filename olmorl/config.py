@@ -236,6 +236,10 @@ class Learner(Section):
     """Learning rate of AdamW after the warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up."""
+    extended_from: int | None = Field(None, ge=1)
+    """The schedule.steps that the run had before it was extended. Up to that step the learning rate is as before."""
+    extended_rate: Literal["keep", "decay"] = "keep"
+    """After `extended_from`: keep the last learning rate, or let it fall to 0 over the added steps by `schedule`."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises from 0."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)

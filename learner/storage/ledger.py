@@ -217,6 +217,7 @@ def parts(folder: Path, end: Position | None, begin: Position | None = None) -> 
     """
     found: list[Part] = []
     while end is not None:
+        _durable_size(path_of(folder, end.incarnation))  # raises when it is damaged
         if begin is not None and end.incarnation <= begin.incarnation:
             if end.incarnation < begin.incarnation or end.num_bytes < begin.num_bytes:
                 raise LookupError(f"{begin} is not before {end}")

@@ -31,7 +31,7 @@ from olmorl.learner.orchestrator.rank_coordinator import RankCoordinator
 from olmorl.learner.orchestrator.reconciler import Reconciler
 from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.orchestrator.step_metrics import StepMetrics
-from olmorl.learner.storage import checkpoint_dir, durable_files, ledger
+from olmorl.learner.storage import checkpoint_dir, durable_files, ledger, rollout_log
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.journal import Journal
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_total
@@ -300,7 +300,7 @@ class Orchestrator:
         """Complete the checkpoint after the last share: first the marker, then remove older checkpoints."""
         if not self._ranks.share_written(rank, step):
             return
-        checkpoints = RunFiles(self._config.run_dir).checkpoints
+        files, settings = RunFiles(self._config.run_dir), self._config.checkpoint
         await self._lifecycle.write_rollouts()
         async with self._lifecycle.exclusive():
             await self._reconciler.counts()
@@ -308,7 +308,8 @@ class Orchestrator:
             await self._lifecycle.complete(step)
             self._ranks.saved = step
             self.waits.notify()
-        await in_thread(checkpoint_dir.retain, checkpoints, self._config.checkpoint.keep)
+        await in_thread(checkpoint_dir.retain, files.checkpoints, settings.keep)
+        await in_thread(rollout_log.retain, files.rollouts, settings.rollouts, step)
 
     # --- the loop -----------------------------------------------------------------------------------
 

@@ -235,3 +235,15 @@ def step_of(path: Path) -> int:
 def files(folder: Path) -> list[Path]:
     """All files of `rollouts/`, in the order of their steps."""
     return sorted(folder.glob("step_*.jsonl.zst"))
+
+
+def retain(folder: Path, keep: str, done: int) -> None:
+    """Remove the files of steps up to `done` that `checkpoint.rollouts` does not keep. Blocks."""
+    rule, _, number = keep.partition(" ")
+    if rule == "all":
+        return
+    for path in files(folder):
+        step = step_of(path)
+        kept = step % int(number) == 0 if rule == "every" else step > done - int(number)
+        if step <= done and not kept:
+            path.unlink(missing_ok=True)

@@ -12,11 +12,12 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from olmorl import codec
 from olmorl.errors import DiskFull, ResourceError, Superseded, UserError
 from olmorl.learner.storage import checkpoint_dir, durable_files, ledger
 from olmorl.learner.storage.checkpoint_dir import Part
 from olmorl.learner.storage.group_stats import Moments, Score
-from olmorl.learner.storage.journal import Journal
+from olmorl.learner.storage.journal import Header, Journal
 from olmorl.learner.storage.ledger import Ledger, Position
 from olmorl.learner.storage.ledger_state import (
     Decided,
@@ -31,7 +32,7 @@ from olmorl.learner.storage.ledger_state import (
     Trained,
     TrainedTokens,
 )
-from olmorl.learner.storage.metrics_log import MetricsLog
+from olmorl.learner.storage.metrics_log import MetricsLog, missing_steps
 from olmorl.messages import Group
 
 MakeGroup = Callable[..., Group]
@@ -379,3 +380,37 @@ def test_every_event_has_its_time(folder: Path) -> None:
     books.append(failed(0))
     events = ledger.events_until(folder, ledger.end_of(folder, incarnation + 1))
     assert [event.at for event in events] == [10.0, 11.25, 11.25, 12.5]
+
+
+def test_a_ledger_and_a_journal_of_an_earlier_release_are_read(folder: Path, make_group: MakeGroup) -> None:
+    two_steps(folder).close()
+    path = ledger.path_of(folder, 1)
+    lines = [line[:-18] + b"}\n" for line in path.read_bytes().splitlines()]
+    path.write_bytes(b"".join(lines))
+    path.with_suffix(".size").unlink()
+    assert [record["step"] for record in ledger.read_ledger(folder.parent)] == [1, 2, None]
+    assert open_ledger(folder, step=2, replay_to=2).state.outcomes == {Outcome.TRAINED: 2}
+    assert len(ledger.read_ledger(folder.parent)) == 3, "the new file goes on with checksums"
+    journal = Journal(folder)
+    records = [codec.encode(each) for each in (Header(step=1, incarnation=1, draws=[4]), make_group(4))]
+    journal.path_of(1).write_bytes(b"".join(len(each).to_bytes(8, "little") + each for each in records))
+    assert [group.prompt.draw_id for group in journal.read(1)] == [4]
+
+
+def test_the_state_has_no_draw_that_is_settled(folder: Path) -> None:
+    books = open_ledger(folder)
+    sizes = []
+    for step in range(1, 41):
+        books.append(*drawn(2 * step - 2, 2 * step - 1))
+        books.append(failed(2 * step - 2))
+        books.append(Journaled(step=step, draws=[(2 * step - 1, 1)], score=Score()), Trained(step=step, tokens=5))
+        books.state.forget(step)
+        sizes.append(len(books.state.open) + len(books.state.batches) + len(books.state.failed))
+    assert set(sizes) == {0} and books.state.num_drawn == 80 == books.state.outcomes.total()
+
+
+def test_steps_without_a_line_are_named() -> None:
+    assert missing_steps([{"step": step} for step in (1, 2, 5, 7, 8)]) == (
+        "no line for step 3 to 4, 6: tables and plots lack them"
+    )
+    assert not missing_steps([{"step": 1}, {"step": 2}])

@@ -236,6 +236,10 @@ class Learner(Section):
     """Learning rate of AdamW after the warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up."""
+    extended_from: int | None = Field(None, ge=1)
+    """The schedule.steps that the run had before it was extended. Up to that step the learning rate is as before."""
+    extended_rate: Literal["keep", "decay"] = "keep"
+    """After `extended_from`: keep the last learning rate, or let it fall to 0 over the added steps by `schedule`."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises from 0."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -559,6 +563,9 @@ class Checkpoint(Section):
     """Steps between checkpoints. The last step always writes one."""
     keep: int = Field(3, ge=1)
     """Complete checkpoints to keep."""
+    rollouts: str = Field("all", pattern=r"^(all|(every|last) [1-9][0-9]*)$")
+    """Steps whose files in `rollouts/` are kept: `all`; `every N`: each N-th step; `last N`: the last N steps. The
+    others are removed once a complete checkpoint covers them. The ledger keeps the outcomes of all draws."""
     deadline_s: float = Field(1800, gt=0)
     """Longest time to write a rank's share, and longest wait for room on a full disk. Then the run ends with the
     cause."""

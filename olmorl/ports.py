@@ -85,6 +85,12 @@ class Taken(NamedTuple):
     result: Result
 
 
+MOST_DEAD_LETTERS = 1000
+"""Dead letters that a lane keeps. As in `lane.lua`."""
+LETTER_CAUSES = frozenset({"poison", "attempts", "total_deadline"})
+"""Causes of the failures that leave a dead letter."""
+
+
 class DeadLetter(NamedTuple):
     """The unchanged bytes of a message that could not be decoded, or of a prompt with too many attempts or too old."""
 

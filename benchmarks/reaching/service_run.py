@@ -72,7 +72,7 @@ def run(settings: config.Config, rule: EndRule) -> TimedRun:
     files, folder = RunFiles(settings.run_dir), settings.run.directory
     launched_at = _launch(settings, folder, lambda: [line["reward_mean"] for line in _lines(files.metrics)], rule)
     lines = _lines(files.metrics)
-    trained = {event.step: event.at or 0.0 for event in _events(files.ledger) if isinstance(event, Trained)}
+    trained = {event.step: event.at or 0.0 for event in ledger.history(files.run_dir) if isinstance(event, Trained)}
     first = next(files.rollouts.glob("step_000001.*"))
     began_at = min(record["started_at"] for record in rollout_log.read(first))
     steps = range(1, len(lines) + 1)
@@ -92,11 +92,6 @@ def _lines(metrics: Path) -> list[dict[str, Any]]:
         return []
     whole = metrics.read_bytes().rpartition(b"\n")[0]
     return [msgspec.json.decode(line) for line in whole.splitlines()]
-
-
-def _events(folder: Path) -> list[Any]:
-    newest = max(ledger.incarnations(folder))
-    return list(ledger.events_until(folder, ledger.end_of(folder, newest + 1)))
 
 
 def _weights(checkpoints: Path, settings: config.Config, step: int, target: Path) -> Path:

@@ -20,7 +20,8 @@ from olmorl.deploy.report.token_pieces import TokenPieces, read_pieces
 from olmorl.deploy.view.run_state import has_launcher, last_end, metric_lines, no_step_yet
 from olmorl.errors import DataError, ResourceError
 from olmorl.learner.storage import ledger, rollout_log
-from olmorl.learner.storage.ledger_state import Line, Start, Started
+from olmorl.learner.storage.ledger_state import Line, Start, Started, Trained
+from olmorl.learner.storage.metrics_log import missing_steps
 from olmorl.metrics import meaning
 from olmorl.run_dir import RunFiles
 
@@ -67,6 +68,8 @@ class RunReader:
         notes: list[str] = []
         settings = _settings(self.run_dir, notes)
         lines = metric_lines(self.run_dir)
+        if missing := missing_steps(lines):
+            notes.append(f"{RunFiles(self.run_dir).metrics}: {missing}")
         events = _ledger_events(self.run_dir, notes)
         files, stride = self._read_rollouts(settings, events, notes)
         num_groups = sum(file.num_groups for file in files)
@@ -169,10 +172,9 @@ def _lookup(settings: Mapping[str, Any], key: str) -> Any:
 
 
 def _ledger_events(run_dir: Path, notes: list[str]) -> list[Line]:
-    folder = RunFiles(run_dir).ledger
+    """The starts and the trained steps."""
     try:
-        newest = max(ledger.incarnations(folder), default=0)
-        return list(ledger.events_until(folder, ledger.end_of(folder, newest + 1)))
+        return [event for event in ledger.history(run_dir) if isinstance(event, Started | Trained)]
     except (ResourceError, OSError) as error:
         notes.append(f"no times of steps: {error}")
         return []

@@ -15,6 +15,8 @@ from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.algorithm import presets
 from olmorl.learner.data.chat_templates import names_a_file, template_of
 from olmorl.learner.storage import durable_files
+from olmorl.learner.storage.metrics_log import MetricsLog
+from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.run_dir import RunFiles
 
 PLACES = ("run.directory", "run.name", "cluster.address")
@@ -63,8 +65,14 @@ def check_change(settings: Config, change: bool) -> list[Difference]:
             f"{error}\n  so this start cannot be compared with it: --resume --change goes on with the new recipe"
         ) from None
     found = differences(before, spelled_out(settings))
+    found += (jump := _jump_of_rate(before, settings))
     if found and not change:
         shown = "".join(f"\n  {difference}" for difference in found)
+        if jump:
+            shown += (
+                f"\n  to go on from the last rate, set learner.extended_from = {before.schedule.steps}, and "
+                'learner.extended_rate = "keep" or "decay"'
+            )
         raise ConfigError(
             f"--resume would go on with another configuration than {path} has (key: there -> given now):{shown}\n"
             "  give the same recipe and options as before, or accept the change: --resume --change"
@@ -80,6 +88,18 @@ def differences(before: Config, now: Config) -> list[Difference]:
         for key in {**new, **old}
         if key not in PLACES and old.get(key) != new.get(key) and not _is_left_open(key, old, new)
     ]
+
+
+def _jump_of_rate(before: Config, now: Config) -> list[Difference]:
+    """The learning rate around the next step, if other steps of the schedule would let it rise."""
+    done = next(MetricsLog(RunFiles(now.run_dir).metrics).newest_first(), {"step": 0})["step"]
+    if not done or before.schedule.steps == now.schedule.steps:
+        return []
+    last = learning_rate(done, before.learner, before.schedule.steps)
+    following = learning_rate(done + 1, now.learner, now.schedule.steps)
+    if following <= last or done < now.learner.warmup_steps:
+        return []
+    return [Difference("learning rate", f"{last:.3g} (step {done})", f"{following:.3g} (step {done + 1})")]
 
 
 def _is_left_open(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:

@@ -37,16 +37,13 @@ def prompt_story(run_dir: Path, prompt_id: int) -> list[Moment]:
         DataError: the ledger has no such draw.
         ResourceError: the ledger is damaged.
     """
-    folder = RunFiles(run_dir).ledger
-    newest = max(ledger.incarnations(folder), default=0)
-    events = list(ledger.events_until(folder, ledger.end_of(folder, newest + 1)))
-    drawn = [event.draw for event in events if isinstance(event, Drawn)]
-    if prompt_id not in drawn:
-        known = f"it has the prompts {min(drawn)} to {max(drawn)}" if drawn else "it has drawn no prompt yet"
-        raise DataError(f"{run_dir}: no prompt {prompt_id}; {known}")
-    story = _LedgerStory(prompt_id)
-    for event in events:
+    story, newest = _LedgerStory(prompt_id), -1
+    for event in ledger.history(run_dir):
+        newest = event.draw if isinstance(event, Drawn) else newest
         story.apply(event)
+    if not story.begin:
+        known = f"it has the prompts 0 to {newest}" if newest >= 0 else "it has drawn no prompt yet"
+        raise DataError(f"{run_dir}: no prompt {prompt_id}; {known}")
     written: list[Moment] = []
     if story.has_result:
         records = _records(RunFiles(run_dir).rollouts, prompt_id, story.attempt, story.steps)

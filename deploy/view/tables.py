@@ -27,6 +27,7 @@ from olmorl.deploy.view.run_state import metric_lines, no_step_yet, sandbox_of, 
 from olmorl.deploy.view.verdict import RunVerdict
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger import read_ledger
+from olmorl.learner.storage.metrics_log import missing_steps
 from olmorl.printable import printable
 
 _STATUS_FIELDS = (
@@ -108,6 +109,8 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
         console.print(_last_line(run_dir, lines[-1]))
     if sandbox:
         console.print(f"programs run in the sandbox {sandbox}")
+    if missing := missing_steps(lines):
+        console.print(f"{run_dir / 'metrics.jsonl'}: {missing}")
     if live is None:
         if found := verdict_of(run_dir):
             console.print(found.text)

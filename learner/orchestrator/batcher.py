@@ -154,9 +154,9 @@ class Batcher:
             allowed = min(allowed, self._needed(done))
         if self._version_wait.pays and version.number < self._to_come:
             allowed = 0
-        first = len(self._lifecycle.state.draws)
+        first = self._lifecycle.state.num_drawn
         await self._lifecycle.draw(allowed, version)
-        self._ahead.drawn(range(first, len(self._lifecycle.state.draws)))
+        self._ahead.drawn(range(first, self._lifecycle.state.num_drawn))
 
     @property
     def _to_come(self) -> int:

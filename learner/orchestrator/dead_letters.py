@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle
-from olmorl.learner.storage.ledger_state import LedgerState, Outcome
+from olmorl.learner.storage.ledger_state import LedgerState
 from olmorl.messages import TRAIN_LANE
 from olmorl.ports import Queue
 
@@ -26,9 +26,10 @@ async def drop_foreign(queue: Queue, state: LedgerState, emptied: bool) -> None:
         emptied: the lane was emptied. Then no result can still arrive, and only failed draws keep their letters.
     """
     letters = {letter.draw_id for letter in await queue.dead_letters(TRAIN_LANE)}
-    ours = letters & state.draws.keys()
     if emptied:
-        ours = {draw_id for draw_id in ours if state.draws[draw_id].outcome is Outcome.FAILED}
+        ours = letters & (state.failed.keys() | state.to_replay.keys())
+    else:
+        ours = {draw_id for draw_id in letters if draw_id < state.num_drawn}
     await queue.drop_dead_letters(letters - ours, TRAIN_LANE)
 
 
@@ -41,20 +42,22 @@ class DeadLetters:
 
     async def letters(self) -> list[Letter]:
         """All dead letters, oldest first."""
-        draws = self._lifecycle.state.draws
+        state = self._lifecycle.state
+        draws = state.open | state.failed | state.to_replay
         letters = await self._queue.dead_letters(TRAIN_LANE)
-        return [Letter(letter.draw_id, draws[letter.draw_id].row, letter.reason, letter.payload) for letter in letters]
+        return [
+            Letter(letter.draw_id, draws[letter.draw_id].row, letter.reason, letter.payload)
+            for letter in letters
+            if letter.draw_id in draws
+        ]
 
     async def replay(self) -> list[int]:
         """Draw the rows of all letters again, as the lag allows; returns their old draws."""
         async with self._lifecycle.exclusive():
             state = self._lifecycle.state
-            failed = {
-                letter.draw_id
-                for letter in await self._queue.dead_letters(TRAIN_LANE)
-                if state.draws[letter.draw_id].outcome is Outcome.FAILED
-            }
-            await self._queue.drop_dead_letters(failed & state.replayed, TRAIN_LANE)
-            new = sorted(failed - state.replayed - set(state.to_replay))
+            letters = {letter.draw_id for letter in await self._queue.dead_letters(TRAIN_LANE)}
+            waiting = state.open.keys() | state.failed.keys() | state.to_replay.keys()
+            await self._queue.drop_dead_letters(letters - waiting, TRAIN_LANE)
+            new = sorted(letters & state.failed.keys())
             await self._lifecycle.recall(new)
             return new

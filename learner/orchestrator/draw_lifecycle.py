@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from olmorl.errors import ResourceError, RunEnded
@@ -35,6 +34,7 @@ from olmorl.learner.storage.ledger_state import (
 from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.messages import TRAIN_LANE, Group, Version
 from olmorl.ports import Counts, PromptQueue, Queue, QueuePlace, Taken
+from olmorl.run_dir import RunFiles
 
 
 class Ending(NamedTuple):
@@ -72,8 +72,10 @@ class DrawLifecycle:
         disk: DiskWriter,
         incarnation: int,
         found: Reconciled,
+        files: RunFiles,
+        step: int | None,
     ) -> None:
-        """`found` is the result of the first comparison with the queue."""
+        """`found` is the result of the first comparison with the queue, `step` that of the newest checkpoint."""
         self._queue = queue
         self._ledger = ledger
         self._journal = journal
@@ -85,6 +87,8 @@ class DrawLifecycle:
         self._incarnation = incarnation
         self._leftovers = set(found.leftovers)
         self._lost = set(found.lost)
+        self._files = files
+        self._saved = step
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
@@ -116,10 +120,10 @@ class DrawLifecycle:
             return  # they take room in the queue until they arrive and are trimmed
         if self._lost:
             await self._requeue(version)
-        first = len(self.state.draws)
-        again = self.state.to_replay[:number]
+        first = self.state.num_drawn
+        again = list(self.state.to_replay)[:number]
         drawn = [
-            self._draws.replay(of, self.state.draws[of].position, first + i, version) for i, of in enumerate(again)
+            self._draws.replay(of, self.state.to_replay[of].position, first + i, version) for i, of in enumerate(again)
         ]
         drawn += self._draws.take(number - len(again), first + len(again), version)
         if drawn:
@@ -205,6 +209,7 @@ class DrawLifecycle:
 
     async def train(self, step: int, tokens: int, wasted: int) -> None:
         """Record that the learner took the step."""
+        self.state.forget(step - 1)
         await self._book(Trained(step=step, tokens=tokens, wasted=wasted))
         self._position_after[step] = self._ledger.position
 
@@ -212,10 +217,10 @@ class DrawLifecycle:
         """Wait until all records of ended draws are on disk."""
         await self._rollouts.flush()
 
-    async def complete(self, checkpoints: Path, step: int) -> None:
+    async def complete(self, step: int) -> None:
         """Add the orchestrator's part and the marker to a checkpoint, then remove the journal that it covers.
 
-        The part names the position of the ledger after `step`: the run may be further by now.
+        The part names the position of the ledger after `step`, and its state there: the run may be further by now.
         """
         position = self._position_after.get(step, self._position_at_start)
         part = checkpoint_dir.Part(
@@ -224,13 +229,17 @@ class DrawLifecycle:
             ledger_incarnation=position.incarnation,
             ledger_bytes=position.num_bytes,
         )
-        await self._disk.write(partial(in_thread, self._complete, checkpoints, part))
+        await self._disk.write(partial(in_thread, self._complete, part))
+        self._saved = step
         self._position_after = {later: place for later, place in self._position_after.items() if later > step}
 
-    def _complete(self, checkpoints: Path, part: checkpoint_dir.Part) -> None:
+    def _complete(self, part: checkpoint_dir.Part) -> None:
         # A newer start does not know this checkpoint, and needs the journal.
         self._ledger.check_newest()
-        checkpoint_dir.complete(checkpoints, part)
+        # The state is folded from what is on disk, from the checkpoint before.
+        state = checkpoint_dir.state_at(self._files, part.position, self._saved)
+        state.forget(part.step)
+        checkpoint_dir.complete(self._files.checkpoints, part, state)
         self._journal.forget(part.step)
 
     # --- all draws at once ------------------------------------------------------------------------
@@ -244,7 +253,7 @@ class DrawLifecycle:
         assert self._lock.locked()
         counts = await self._queue.counts(TRAIN_LANE)
         in_flight = counts.live - len(self._leftovers) + len(self._lost) + self.state.journaled
-        drawn, ended = len(self.state.draws), self.state.outcomes
+        drawn, ended = self.state.num_drawn, self.state.outcomes
         if drawn != ended.total() + in_flight:
             raise RunEnded(
                 f"the draws do not add up: {drawn} drawn, {dict(ended)}, and {in_flight} in flight: {counts}, "
@@ -302,7 +311,7 @@ async def reconcile(queue: PromptQueue, state: LedgerState, answered: Collection
     """
     places = await queue.inventory(TRAIN_LANE)
     present = set(places)
-    if unknown := present - state.draws.keys():
+    if unknown := [draw_id for draw_id in present if draw_id >= state.num_drawn]:
         raise ResourceError(
             f"the queue holds {len(unknown)} prompts that this run never drew: another run of the same name uses it; "
             "give this one another --run.name or another --queue.url"

@@ -80,24 +80,22 @@ class Draws:
     def state(self) -> dict[str, Any]:
         return self._stream.state()
 
-    def seek(self, accounts: LedgerState) -> None:
+    def seek(self, state: LedgerState) -> None:
         """Move the stream to the position that the ledger names.
 
         Raises:
             DataError: the data has changed since the draws.
         """
-        if accounts.stream_state:
-            self._stream.restore(accounts.stream_state)
-        for move in accounts.stream_moves:
-            if not isinstance(move, Drawn):
-                self._stream.retire(move.row)
-                continue
-            row = self._stream.draw()
-            if row is None or row.row != move.row:
-                found = row.row if row else "the end of the data"
+        if state.stream_state:
+            moved = {} if state.stream_position is None else {"position": state.stream_position}
+            retired = {*state.stream_state.get("retired", ()), *state.retired}
+            self._stream.restore({**state.stream_state, **moved, "retired": sorted(retired)})
+        for draw_id, draw in state.open.items():
+            row = self._stream.row_at(draw.position)
+            if row.row != draw.row:
                 raise DataError(
-                    f"draw {move.draw} was {move.row} and would now be {found}: the data, its weights or epochs, "
-                    "the seed or the shuffling changed; put them back, or start a new run"
+                    f"draw {draw_id} was {draw.row} and would now be {row.row}: the data, its weights, the seed or the "
+                    "shuffling changed; put them back, or start a new run"
                 )
 
     def _prompt(self, row: Row, draw_id: int, attempt: int, version: Version) -> Prompt:

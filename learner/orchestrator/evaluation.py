@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import comb
 
@@ -219,8 +219,10 @@ def _ks(limit: int) -> list[int]:
     return [2**i for i in range(1, limit.bit_length()) if 2**i < limit] + ([limit] if limit > 1 else [])
 
 
-def newest_version(lines: Sequence[Mapping[str, object]]) -> int | None:
-    """The newest version whose evaluation is in these metric lines."""
-    keys = ((key, value) for line in lines for key, value in of_evaluation(line).items())
-    versions = [value for key, value in keys if key.endswith("_version")]
-    return max((version for version in versions if isinstance(version, int)), default=None)
+def newest_version(lines: Iterable[Mapping[str, object]]) -> int | None:
+    """The newest version whose evaluation is in these metric lines, the newest lines first."""
+    for line in lines:
+        versions = [value for key, value in of_evaluation(line).items() if key.endswith("_version")]
+        if known := [version for version in versions if isinstance(version, int)]:
+            return max(known)
+    return None

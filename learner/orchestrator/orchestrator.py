@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from olmorl.clock import Clock
@@ -30,10 +31,10 @@ from olmorl.learner.orchestrator.rank_coordinator import RankCoordinator
 from olmorl.learner.orchestrator.reconciler import Reconciler
 from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.orchestrator.step_metrics import StepMetrics
-from olmorl.learner.storage import checkpoint_dir, durable_files, ledger
+from olmorl.learner.storage import checkpoint_dir, durable_files, ledger, rollout_log
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.journal import Journal
-from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_totals, history
+from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_total
 from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.learner.waits import Waits
@@ -139,9 +140,10 @@ class Orchestrator:
         incarnation = ledger.acquire(files.ledger)
         await disk.write(partial(in_thread, durable_files.check_room, files.ledger / f"{incarnation}.room"))
         await recovery.claim(queue, files, incarnation)
+        history_end = None
         if from_step is not None:
-            await recovery.go_back(queue, files, incarnation, from_step)
-        plan = recovery.plan(files, incarnation, config.schedule.steps)
+            history_end = await recovery.go_back(queue, files, incarnation, from_step)
+        plan = recovery.plan(files, incarnation, config.schedule.steps, history_end)
         recovery.carry_out(files, plan)
         draws = Draws(stream, config.sampling.group_size, clock)
         opened = recovery.open_ledger(files, plan, draws, clock)
@@ -151,17 +153,20 @@ class Orchestrator:
         await dead_letters.drop_foreign(queue, opened.state, emptied)
         found = await draw_lifecycle.reconcile(queue, opened.state)
         rollouts = RolloutLog(files.rollouts, incarnation, plan.step + 1, disk, observe_ended)
-        lifecycle = DrawLifecycle(queue, opened, Journal(files.journal), rollouts, draws, disk, incarnation, found)
+        saved = None if plan.checkpoint is None else plan.step
+        lifecycle = DrawLifecycle(
+            queue, opened, Journal(files.journal), rollouts, draws, disk, incarnation, found, files, saved
+        )
 
         control = RunControl(queue, waits)
         batcher = Batcher(config, lifecycle, BatchBuilder(config, num_ranks), clock, plan.step, plan.replay_to)
         log = MetricsLog(files.metrics, observe)
-        lines = log.read()
-        tokens = int(highest_totals(history(files)).get("tokens_evaluation_total", 0))
+        last_line = next(log.newest_first(), {"wall_s": 0.0})
+        tokens = int(highest_total(files, "tokens_evaluation_total"))
         evaluator = Evaluator(queue, evaluations, config.evaluation, clock, config.schedule.steps, evaluated, tokens)
-        wall_s = lines[-1]["wall_s"] if lines else 0.0
-        metrics = StepMetrics(log, disk, clock.now(), wall_s, await queue.statuses())
-        await evaluator.start(newest_version([*lines, *evaluated.values()]))
+        metrics = StepMetrics(log, disk, clock.now(), last_line["wall_s"], await queue.statuses())
+        replayed = [fields for _, fields in sorted(evaluated.items(), reverse=True)]
+        await evaluator.start(newest_version(chain(replayed, log.newest_first() if evaluations else ())))
         reconciler = Reconciler(queue, epoch, lifecycle, batcher, evaluator, control)
         async with lifecycle.exclusive():
             await reconciler.counts()
@@ -295,15 +300,16 @@ class Orchestrator:
         """Complete the checkpoint after the last share: first the marker, then remove older checkpoints."""
         if not self._ranks.share_written(rank, step):
             return
-        checkpoints = RunFiles(self._config.run_dir).checkpoints
+        files, settings = RunFiles(self._config.run_dir), self._config.checkpoint
         await self._lifecycle.write_rollouts()
         async with self._lifecycle.exclusive():
             await self._reconciler.counts()
             await self._metrics.sync()
-            await self._lifecycle.complete(checkpoints, step)
+            await self._lifecycle.complete(step)
             self._ranks.saved = step
             self.waits.notify()
-        await in_thread(checkpoint_dir.retain, checkpoints, self._config.checkpoint.keep)
+        await in_thread(checkpoint_dir.retain, files.checkpoints, settings.keep)
+        await in_thread(rollout_log.retain, files.rollouts, settings.rollouts, step)
 
     # --- the loop -----------------------------------------------------------------------------------
 

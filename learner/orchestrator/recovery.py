@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -32,6 +33,7 @@ from olmorl.ports import PromptQueue, Queue
 from olmorl.run_dir import RunFiles
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class StartPlan(NamedTuple):
@@ -86,8 +88,8 @@ async def claim(queue: PromptQueue, files: RunFiles, incarnation: int) -> None:
         ) from None
 
 
-async def go_back(queue: Queue, files: RunFiles, incarnation: int, step: int) -> None:
-    """Make `step` the newest checkpoint. Later steps leave the history.
+async def go_back(queue: Queue, files: RunFiles, incarnation: int, step: int) -> Position:
+    """Make `step` the newest checkpoint. Later steps leave the history; returns its end.
 
     Raises:
         UserError: there is no complete checkpoint of `step`.
@@ -97,13 +99,18 @@ async def go_back(queue: Queue, files: RunFiles, incarnation: int, step: int) ->
     # The queue first: after a crash here its draws are queued again. Draws of an abandoned history would be refused.
     await queue.flush(TRAIN_LANE)
     _abandon(files, step, history, incarnation)
+    return history
 
 
-def plan(files: RunFiles, incarnation: int, last_step: int) -> StartPlan:
+def plan(files: RunFiles, incarnation: int, last_step: int, history: Position | None = None) -> StartPlan:
     """Choose the newest checkpoint and the journaled steps to replay. Changes nothing.
 
     Args:
         last_step: of the run; no later step is replayed.
+        history: its end, if the run went back. A file that is cut before it does not matter then.
+
+    Raises:
+        ResourceError: the checkpoint is damaged, or the ledger is cut.
     """
     step = checkpoint_dir.pick(files.checkpoints, None)
     shares = None if step is None else checkpoint_dir.shares(files.checkpoints, step)
@@ -115,7 +122,7 @@ def plan(files: RunFiles, incarnation: int, last_step: int) -> StartPlan:
         done,
         replay_to,
         shares,
-        ledger.end_of(files.ledger, incarnation),
+        history or _or_way_on(files, lambda: ledger.end_of(files.ledger, incarnation)),
         [journal.path_of(s) for s in reversed(journal.steps()) if s > replay_to],
     )
 
@@ -134,7 +141,8 @@ def open_ledger(files: RunFiles, begin: StartPlan, draws: Draws, clock: Clock) -
         DataError: the data has changed since the draws.
         ResourceError: a damaged ledger or journal.
     """
-    state = ledger.fold(ledger.events_until(files.ledger, begin.history))
+    saved = None if begin.checkpoint is None else begin.step
+    state = _or_way_on(files, lambda: checkpoint_dir.state_at(files, begin.history, saved))
     draws.seek(state)
     previous = begin.history or Position(0, 0)
     started = Started(
@@ -149,8 +157,30 @@ def open_ledger(files: RunFiles, begin: StartPlan, draws: Draws, clock: Clock) -
     journal = Journal(files.journal)
     for step in range(begin.step + 1, begin.replay_to + 1):
         if step not in state.batches:
-            opened.append(journaled(step, journal.read(step)))
+            event = journaled(step, journal.read(step))
+            if strange := state.contradictions([event]):
+                raise ResourceError(
+                    f"{journal.path_of(step)}: its draws {strange} are not in flight: the ledger has lost "
+                    "their lines; remove it and the steps after it to generate their prompts again"
+                )
+            opened.append(event)
+    state.forget(begin.step)
     return opened
+
+
+def _or_way_on(files: RunFiles, read: Callable[[], T]) -> T:
+    """The result of `read`. An error of it says which checkpoint a start can go back to, and what is lost then."""
+    try:
+        return read()
+    except ResourceError as error:
+        sound = checkpoint_dir.newest_sound(files.checkpoints)
+        way_on = (
+            "there is no checkpoint to go back to: start a new run"
+            if sound is None
+            else f"--resume --from-step {sound} goes on without it: what was drawn and trained after step {sound} is "
+            "lost, and those steps are trained again on other prompts"
+        )
+        raise ResourceError(f"{error}. {way_on}") from error
 
 
 def cut_metrics(files: RunFiles, begin: StartPlan) -> dict[int, Fields]:
@@ -160,7 +190,8 @@ def cut_metrics(files: RunFiles, begin: StartPlan) -> dict[int, Fields]:
     through a crash during the replay.
     """
     lines = MetricsLog(files.metrics)
-    known = {line["step"]: of_evaluation(line) for line in lines.read()}
+    later = takewhile(lambda line: line["step"] > begin.step, lines.newest_first())
+    known = {line["step"]: of_evaluation(line) for line in later}
     if files.evaluated.exists():
         known = msgspec.json.decode(files.evaluated.read_bytes(), type=dict[int, dict[str, Any]]) | known
     evaluated: dict[int, Fields] = {
@@ -168,6 +199,9 @@ def cut_metrics(files: RunFiles, begin: StartPlan) -> dict[int, Fields]:
     }
     durable_files.write_whole(files.evaluated, [msgspec.json.encode(evaluated)])
     lines.cut_after(begin.step, files.abandoned(begin.incarnation) / "metrics.jsonl")
+    newest = next(lines.newest_first(), {"step": 0})["step"]
+    if newest < begin.step:
+        log.warning("%s: it has no line for the steps %d to %d", files.metrics, newest + 1, begin.step)
     return evaluated
 
 
@@ -179,8 +213,8 @@ async def flush_unless_trusted(queue: Queue, state: LedgerState) -> bool:
     """
     places = await queue.inventory(TRAIN_LANE)
     live = (await queue.counts(TRAIN_LANE)).live
-    unknown = places.keys() - state.draws.keys()
-    if state.draws and (unknown or live != len(places)):
+    unknown = [draw_id for draw_id in places if draw_id >= state.num_drawn]
+    if state.num_drawn and (unknown or live != len(places)):
         log.warning(
             "the queue is emptied: it held %d draws that the ledger has lost, and %d entries for %d draws",
             *(len(unknown), live, len(places)),
@@ -199,14 +233,12 @@ def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) ->
     journal = Journal(files.journal)
     later += [journal.path_of(s) for s in reversed(journal.steps()) if s > step]
     later += [path for path in rollout_log.files(files.rollouts) if rollout_log.step_of(path) > step]
-    later += [
-        ledger.path_of(files.ledger, i)
-        for i in reversed(ledger.incarnations(files.ledger))
-        if history.incarnation < i < incarnation
-    ]
+    for i in reversed(ledger.incarnations(files.ledger)):
+        if history.incarnation < i < incarnation:
+            later += ledger.files_of(files.ledger, i)
     _move_to_abandoned(files, later, incarnation)
     path = ledger.path_of(files.ledger, history.incarnation)
-    if tail := durable_files.cut(path, history.num_bytes):
+    if tail := ledger.cut(files.ledger, history):
         durable_files.write_whole(files.abandoned(incarnation) / path.relative_to(files.run_dir), [tail])
 
 

@@ -235,13 +235,13 @@ def totals(state: LedgerState, counts: Counts, in_flight: int) -> dict[str, floa
     decided, ended, trained = state.decided_tokens, state.outcomes, state.trained
     lost = trained.wasted
     return {
-        "prompts_drawn_total": len(state.draws),
+        "prompts_drawn_total": state.num_drawn,
         "groups_trained_total": ended[Outcome.TRAINED],
         "groups_zero_gradient_total": ended[Outcome.ZERO_GRADIENT],
         "groups_stale_total": ended[Outcome.STALE],
         "groups_failed_total": ended[Outcome.FAILED],
         "groups_in_flight": in_flight,
-        "draws_unaccounted": len(state.draws) - ended.total() - in_flight,
+        "draws_unaccounted": state.num_drawn - ended.total() - in_flight,
         "duplicates_refused_total": counts.duplicates + counts.late,
         "tokens_generated_total": decided.total() + trained.scored + lost,
         "tokens_trained_total": trained.fed,

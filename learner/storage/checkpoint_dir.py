@@ -2,6 +2,7 @@
 
 step_50/learner.2/...    each rank's share, written by the trainers of incarnation 2
 step_50/assembler.json   the orchestrator's part: the incarnation of the shares, and the position of the ledger
+step_50/ledger.json      the state of the ledger at that position, so that a start does not read it from its first line
 step_50/complete         the marker, written last
 
 Shares are written while the run continues. A rank of an earlier incarnation may still write too: each incarnation
@@ -12,22 +13,28 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections import Counter
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
 from olmorl.errors import ResourceError, UserError
-from olmorl.learner.storage import durable_files
+from olmorl.learner.storage import durable_files, ledger, sealed_lines
 from olmorl.learner.storage.ledger import Position
+from olmorl.learner.storage.ledger_state import LedgerState, Outcome
+from olmorl.run_dir import RunFiles
 
 log = logging.getLogger(__name__)
 
 MARKER = "complete"
 PART = "assembler.json"
+SNAPSHOT = "ledger.json"
+T = TypeVar("T")
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """The orchestrator's part. The prompt stream and all totals are rebuilt from the ledger up to `position`."""
+    """The orchestrator's part. The snapshot has the prompt stream and all totals of the ledger up to `position`."""
 
     step: int
     incarnation: int
@@ -69,23 +76,70 @@ def pick(checkpoints: Path, wanted: int | None) -> int | None:
     return wanted
 
 
-def complete(checkpoints: Path, part: Part) -> None:
-    """Add the orchestrator's part, then the marker. Call it when every rank's share is on disk. Blocks."""
+def complete(checkpoints: Path, part: Part, state: LedgerState) -> None:
+    """Add the orchestrator's part and the state of the ledger, then the marker. Blocks.
+
+    Call it when every rank's share is on disk.
+    """
     folder = folder_of(checkpoints, part.step)
-    durable_files.write_whole(folder / PART, [msgspec.json.encode(part)])
+    for name, content in ((SNAPSHOT, state), (PART, part)):
+        sealed, _ = sealed_lines.seal(msgspec.json.encode(content))
+        durable_files.write_whole(folder / name, [sealed])
     durable_files.write_whole(folder / MARKER, [])
     durable_files.sync_folder(checkpoints)
 
 
 def read_part(checkpoints: Path, step: int) -> Part:
     """The orchestrator's part of a complete checkpoint. Raises ResourceError when it is missing or damaged."""
-    path = folder_of(checkpoints, step) / PART
+    folder = folder_of(checkpoints, step)
+    return _read(folder / PART, Part, must_be_sealed=(folder / SNAPSHOT).exists())
+
+
+def state_at(files: RunFiles, end: Position | None, step: int | None) -> LedgerState:
+    """The state of the ledger at `end`, read from the snapshot of the complete checkpoint `step`, if it has one.
+
+    Raises:
+        ResourceError: the snapshot or the ledger after it is damaged.
+    """
+    if step is not None and (snapshot := folder_of(files.checkpoints, step) / SNAPSHOT).exists():
+        position = read_part(files.checkpoints, step).position
+        if end is None or (end.incarnation == position.incarnation and end < position):
+            path = ledger.path_of(files.ledger, position.incarnation)
+            raise ResourceError(f"{path}: cut before the checkpoint of step {step}; {ledger.RESTORE}")
+        state = _read(snapshot, LedgerState, must_be_sealed=True)
+        try:
+            return ledger.fold(ledger.events_until(files.ledger, end, position), state)
+        except LookupError:
+            log.warning("%s is of another history; the ledger is read from its first line", snapshot)
+    return ledger.fold(ledger.events_until(files.ledger, end))
+
+
+def newest_sound(checkpoints: Path) -> int | None:
+    """The newest complete checkpoint whose own files and snapshot can be read; None if there is none."""
+    for step in reversed(steps(checkpoints)):
+        try:
+            read_part(checkpoints, step)
+            _read(folder_of(checkpoints, step) / SNAPSHOT, LedgerState, must_be_sealed=True)
+            return step
+        except ResourceError:
+            continue
+    return None
+
+
+def _read(path: Path, kind: type[T], must_be_sealed: bool) -> T:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Part)
-    except (OSError, msgspec.MsgspecError) as error:
+        data = path.read_bytes()
+        if must_be_sealed or sealed_lines.is_sealed(data):
+            sealed_lines.check(data)
+        return msgspec.json.decode(data, type=kind, dec_hook=_to_counter)
+    except (OSError, ValueError) as error:
         raise ResourceError(
             f"{path}: missing or damaged ({error}); go back to an earlier checkpoint with --resume --from-step N"
         ) from error
+
+
+def _to_counter(kind: type, found: Any) -> Counter[Outcome]:
+    return Counter({Outcome(name): number for name, number in found.items()})
 
 
 def shares(checkpoints: Path, step: int) -> Path:

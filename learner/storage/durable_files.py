@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from olmorl import disk_space
 from olmorl.errors import DiskFull, ResourceError
 
+_BLOCK_BYTES = 1 << 16
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -112,6 +113,29 @@ def cut(path: Path, num_bytes: int) -> bytes:
 def whole_lines(data: bytes) -> int:
     """The number of bytes up to the last line end. A crash tore the line after it."""
     return data.rfind(b"\n") + 1
+
+
+def newest_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of a file from the last one on: where each begins, and its bytes with the line end."""
+    with path.open("rb") as file:
+        begin, rest = file.seek(0, os.SEEK_END), b""
+        while begin:
+            size = min(begin, _BLOCK_BYTES)
+            begin = file.seek(begin - size)
+            first, *lines = (file.read(size) + rest).splitlines(keepends=True)
+            end = begin + len(first) + sum(map(len, lines))
+            for line in reversed(lines):
+                end -= len(line)
+                if line.endswith(b"\n"):
+                    yield end, line
+            rest = first
+        if rest.endswith(b"\n"):
+            yield 0, rest
+
+
+def end_of_lines(path: Path) -> int:
+    """As `whole_lines` for a file, which is read from its end."""
+    return next((begin + len(line) for begin, line in newest_lines(path)), 0)
 
 
 def unwritable(path: Path, error: OSError) -> ResourceError:

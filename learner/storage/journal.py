@@ -1,7 +1,7 @@
 """The journal: the groups of a step, durable before the step. A restart replays them instead of generating again.
 
-A file is a sequence of records, each an 8-byte little-endian length and that many bytes of `codec`: a header, then the
-groups in the order of the batch.
+A file is a sequence of records (`sealed_records`), each a message of `codec`: a header, then the groups in the order of
+the batch. In files of earlier releases a record has its 8-byte length before it, and no digest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from olmorl import codec
 from olmorl.errors import ResourceError
-from olmorl.learner.storage import durable_files
+from olmorl.learner.storage import durable_files, sealed_records
 from olmorl.messages import Group, Message
 
 
@@ -38,12 +38,14 @@ class Journal:
         """The groups of `step`, in order. Raises ResourceError when the file is damaged."""
         path = self.path_of(step)
         try:
-            first, *rest = _split(memoryview(path.read_bytes()))
+            data = memoryview(path.read_bytes())
+            records = sealed_records.split(data, complete=True) if sealed_records.is_sealed(data) else _split(data)
+            first, *rest = records
             header = codec.decode(first, Header)
             groups: list[Group] = [codec.decode(record, Group) for record in rest]
             if header.step != step or header.draws != [group.prompt.draw_id for group in groups]:
                 raise ValueError("its groups differ from its header")
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             raise ResourceError(
                 f"{path}: damaged ({error}); remove it and the steps after it to generate their prompts again"
             ) from error
@@ -73,13 +75,18 @@ class Journal:
 
 
 def _records(messages: Iterable[Message]) -> Iterator[bytes]:
+    num_bytes = 0
     for message in messages:
         data = codec.encode(message)
-        yield len(data).to_bytes(8, "little")
+        header = sealed_records.header(data)
+        yield header
         yield data
+        num_bytes += len(header) + len(data)
+    yield sealed_records.end(num_bytes)
 
 
 def _split(data: memoryview) -> Iterator[memoryview]:
+    """The records of a file of an earlier release."""
     while data:
         size = int.from_bytes(data[:8], "little")
         if len(data) < 8 + size:

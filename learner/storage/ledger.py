@@ -3,26 +3,32 @@
 Each incarnation writes its own file, `ledger/000003.jsonl`. Creating the file takes the incarnation number. The first
 line names the earlier file that this one continues, and how many bytes of it count. So a torn last line never counts,
 and neither do lines that a superseded incarnation writes later.
+
+Every line carries a checksum (`sealed_lines`), except in the files of earlier releases. `ledger/000003.size` holds the
+number of bytes that were made durable: with fewer, the file was cut.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from olmorl.errors import ResourceError, Superseded
-from olmorl.learner.storage import durable_files
-from olmorl.learner.storage.ledger_state import LedgerState, Line, Started
+from olmorl.learner.storage import durable_files, sealed_lines
+from olmorl.learner.storage.ledger_state import EveryDraw, LedgerState, Line, Started
 from olmorl.run_dir import RunFiles
 
 _decoder = msgspec.json.Decoder(Line)
 _encoder = msgspec.json.Encoder()
+RESTORE = "restore the file from a copy, or leave the damage behind with --resume --from-step N"
 
 
 class Position(NamedTuple):
@@ -43,9 +49,11 @@ class Ledger:
         self._wall = wall
         self._path = path_of(folder, started.incarnation)
         self._successor = path_of(folder, started.incarnation + 1)
+        note_size(folder, Position(started.incarnation, 0))
+        self._size_file = os.open(_size_path(self._path), os.O_WRONLY)
         self._file = os.open(self._path, os.O_WRONLY | os.O_APPEND)
         self._incarnation = started.incarnation
-        self._num_bytes = 0
+        self._num_bytes = self._checksum = 0
         try:
             self.append(started)
         except BaseException:
@@ -68,12 +76,19 @@ class Ledger:
             raise ResourceError(f"{self._path}: an earlier line is torn; continue with --resume")
         at = round(self._wall(), 3)
         stamped = [replace(event, at=at) for event in events]
-        data = b"".join(_encoder.encode(event) + b"\n" for event in stamped)
+        lines, checksum = [], self._checksum
+        for event in stamped:
+            line, checksum = sealed_lines.seal(_encoder.encode(event), checksum)
+            lines.append(line + b"\n")
+        data = b"".join(lines)
         try:
             durable_files.append(self._file, data)
         except OSError as error:
             raise durable_files.unwritable(self._path, error) from error
         self._num_bytes += len(data)
+        self._checksum = checksum
+        with suppress(OSError):  # an older size is still true: the file has no fewer bytes
+            os.pwrite(self._size_file, _size_record(self._num_bytes), 0)
         for event in stamped:
             self.state.apply(event)
 
@@ -90,11 +105,55 @@ class Ledger:
 
     def close(self) -> None:
         os.close(self._file)
+        os.close(self._size_file)
 
 
 def path_of(folder: Path, incarnation: int) -> Path:
     """The file of one incarnation."""
     return folder / f"{incarnation:06d}.jsonl"
+
+
+def _size_path(path: Path) -> Path:
+    return path.with_suffix(".size")
+
+
+def files_of(folder: Path, incarnation: int) -> list[Path]:
+    """The files of one incarnation that exist."""
+    path = path_of(folder, incarnation)
+    return [file for file in (_size_path(path), path) if file.exists()]
+
+
+def note_size(folder: Path, position: Position) -> None:
+    """Record how many bytes of an incarnation's file are durable. Raises ResourceError when the disk refuses it."""
+    path = path_of(folder, position.incarnation)
+    durable_files.write_whole(_size_path(path), [_size_record(position.num_bytes)])
+
+
+def cut(folder: Path, end: Position) -> bytes:
+    """Shorten the file of an incarnation to `end`, durably; returns the bytes that were cut off."""
+    path = path_of(folder, end.incarnation)
+    if _size_path(path).exists():
+        note_size(folder, end._replace(num_bytes=min(end.num_bytes, path.stat().st_size)))
+    return durable_files.cut(path, end.num_bytes)
+
+
+def _size_record(num_bytes: int) -> bytes:
+    text = b"%020d" % num_bytes
+    return b"%s %08x\n" % (text, zlib.crc32(text))
+
+
+def _durable_size(path: Path) -> int | None:
+    """The bytes of a file that were made durable; None for a file of an earlier release."""
+    for _ in range(3):  # it may be written meanwhile
+        try:
+            data = _size_path(path).read_bytes()
+        except FileNotFoundError:
+            return None
+        if data[:20].isdigit() and data == _size_record(int(data[:20])):
+            return int(data[:20])
+    raise ResourceError(
+        f"{_size_path(path)}: damaged; it only says how long {path.name} is: remove it if that file is whole"
+    )
 
 
 def incarnations(folder: Path) -> list[int]:
@@ -124,40 +183,69 @@ def release(folder: Path, incarnation: int) -> None:
 
 
 def end_of(folder: Path, below: int) -> Position | None:
-    """The end of the newest non-empty file of an incarnation before `below`; None for a new run."""
+    """The end of the newest non-empty file of an incarnation before `below`; None for a new run.
+
+    Raises:
+        ResourceError: the file is shorter than it was.
+    """
     for incarnation in reversed([i for i in incarnations(folder) if i < below]):
-        num_bytes = durable_files.whole_lines(path_of(folder, incarnation).read_bytes())
+        path = path_of(folder, incarnation)
+        durable = _durable_size(path) or 0  # before the file: it may grow meanwhile
+        num_bytes = durable_files.end_of_lines(path)
+        if num_bytes < durable:
+            way_on = f"remove {_size_path(path).name} to go on with the lines that are left: later draws are made again"
+            raise ResourceError(f"{_cut(path, num_bytes, durable)}; or {way_on}")
         if num_bytes:
             return Position(incarnation, num_bytes)
     return None
 
 
-def events_until(folder: Path, end: Position | None) -> Iterator[Line]:
-    """All events of the history up to `end`, oldest first.
+class Part(NamedTuple):
+    """A part of one incarnation's file that belongs to a history."""
+
+    incarnation: int
+    begin: int
+    end: int
+
+
+def parts(folder: Path, end: Position | None, begin: Position | None = None) -> list[Part]:
+    """The parts of the files from `begin`, or from the first line, up to `end`; oldest first.
 
     Raises:
-        ResourceError: a line before the end that is not an event.
+        LookupError: `begin` is not part of this history.
+        ResourceError: a file is missing or shorter than it was, or its first line is damaged.
     """
-    segments: list[Sequence[Line]] = []
+    found: list[Part] = []
     while end is not None:
-        lines = _read(path_of(folder, end.incarnation), end.num_bytes)
-        segments.append(lines)
-        first = lines[0]
-        if not isinstance(first, Started):
-            raise ResourceError(
-                f"{path_of(folder, end.incarnation)}: does not begin with an event `started`; restore the file"
-            )
+        _durable_size(path_of(folder, end.incarnation))  # raises when it is damaged
+        if begin is not None and end.incarnation <= begin.incarnation:
+            if end.incarnation < begin.incarnation or end.num_bytes < begin.num_bytes:
+                raise LookupError(f"{begin} is not before {end}")
+            found.append(Part(begin.incarnation, begin.num_bytes, end.num_bytes))
+            break
+        found.append(Part(end.incarnation, 0, end.num_bytes))
+        first = _first(path_of(folder, end.incarnation))
         end = Position(first.previous, first.previous_bytes) if first.previous else None
-    for segment in reversed(segments):
-        yield from segment
+    return found[::-1]
 
 
-def fold(events: Iterator[Line]) -> LedgerState:
-    """The state after `events`."""
-    accounts = LedgerState()
+def events_until(folder: Path, end: Position | None, begin: Position | None = None) -> Iterator[Line]:
+    """All events of the history after `begin`, or all, up to `end`, oldest first.
+
+    Raises:
+        LookupError: `begin` is not part of this history.
+        ResourceError: a line that is not what was written, or a file that is cut.
+    """
+    for part in parts(folder, end, begin):
+        yield from _read(path_of(folder, part.incarnation), part.begin, part.end)
+
+
+def fold(events: Iterable[Line], state: LedgerState | None = None) -> LedgerState:
+    """Apply `events` to `state`, or to that of a new run; returns it."""
+    state = LedgerState() if state is None else state
     for event in events:
-        accounts.apply(event)
-    return accounts
+        state.apply(event)
+    return state
 
 
 def read_ledger(run_dir: Path) -> list[dict[str, Any]]:
@@ -166,9 +254,8 @@ def read_ledger(run_dir: Path) -> list[dict[str, Any]]:
     `outcome` is `in_flight` while there is none; `step` is None for a draw that was not trained. A run may be
     read while it trains.
     """
-    folder = RunFiles(run_dir).ledger
-    newest = max(incarnations(folder), default=0)
-    accounts = fold(events_until(folder, end_of(folder, newest + 1)))
+    every = EveryDraw()
+    fold(history(run_dir), every)
     return [
         {
             "prompt_id": draw_id,
@@ -178,16 +265,69 @@ def read_ledger(run_dir: Path) -> list[dict[str, Any]]:
             "cause": draw.cause,
             "row": draw.row,
         }
-        for draw_id, draw in sorted(accounts.draws.items())
+        for draw_id, draw in sorted(every.draws.items())
     ]
 
 
-def _read(path: Path, num_bytes: int) -> list[Line]:
-    lines = path.read_bytes()[:num_bytes].splitlines()
-    events = []
-    for number, line in enumerate(lines, 1):
-        try:
-            events.append(_decoder.decode(line))
-        except msgspec.MsgspecError as error:
-            raise ResourceError(f"{path}:{number}: damaged ({error}); restore the file from a copy") from error
-    return events
+def history(run_dir: Path) -> Iterator[Line]:
+    """All events of a run, oldest first; also while it trains. Raises ResourceError when the ledger is damaged."""
+    folder = RunFiles(run_dir).ledger
+    return events_until(folder, end_of(folder, max(incarnations(folder), default=0) + 1))
+
+
+def _first(path: Path) -> Started:
+    """The first line of a file."""
+    for line in _read(path, 0, 1):
+        if isinstance(line, Started):
+            return line
+    raise ResourceError(f"{path}: damaged: it does not begin with an event `started`; {RESTORE}")
+
+
+def _read(path: Path, begin: int, end: int) -> Iterator[Line]:
+    """The lines that begin between two offsets."""
+    try:
+        with path.open("rb") as file:
+            sealed = _size_path(path).exists() or sealed_lines.is_sealed(file.readline()[:-1])
+            checksum = _checksum_before(file, begin) if sealed else 0
+            file.seek(begin)
+            while begin < end:
+                line = file.readline()
+                if not line.endswith(b"\n"):
+                    raise _cut(path, begin, end)
+                try:
+                    if sealed:
+                        checksum = sealed_lines.check(line[:-1], checksum)
+                    event = _decoder.decode(line)
+                except ValueError as error:
+                    where = f"{path}:{_line_number(path, begin)}"
+                    raise ResourceError(f"{where}: damaged ({error}); {RESTORE}") from error
+                begin += len(line)
+                yield event
+    except OSError as error:
+        raise ResourceError(f"{path}: cannot be read ({error.strerror}); {RESTORE}") from error
+
+
+def _checksum_before(file: BinaryIO, begin: int) -> int:
+    """The checksum of the line that ends at `begin`; 0 if it has none, so that the next line does not fit."""
+    if not begin:
+        return 0
+    file.seek(begin - 11)
+    try:
+        return sealed_lines.checksum_of(file.read(10))
+    except ValueError:
+        return 0
+
+
+def _line_number(path: Path, offset: int) -> int:
+    """The number of the line that begins at an offset."""
+    number = 1
+    with path.open("rb") as file:
+        while offset > 0 and (line := file.readline()):
+            offset, number = offset - len(line), number + 1
+    return number
+
+
+def _cut(path: Path, num_bytes: int, expected: int) -> ResourceError:
+    return ResourceError(
+        f"{path}: cut after {num_bytes:,} of {expected:,} bytes, so draws or their outcomes are missing; {RESTORE}"
+    )

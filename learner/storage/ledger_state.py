@@ -12,6 +12,7 @@ import msgspec
 
 from olmorl.learner.storage.group_stats import Score, score
 from olmorl.messages import Group
+from olmorl.ports import LETTER_CAUSES, MOST_DEAD_LETTERS
 
 
 class Outcome(StrEnum):
@@ -149,6 +150,8 @@ class BatchRecord:
     tokens: int = 0
     wasted: int = 0
     trained: bool = False
+    members: dict[int, Draw] = field(default_factory=dict)
+    """The same draws, for a start that undoes the step."""
 
 
 @dataclass(slots=True)
@@ -172,12 +175,18 @@ class TrainedTokens:
 
 @dataclass
 class LedgerState:
-    """All events of the ledger, applied in order. A draw has at most one outcome."""
+    """All events of the ledger, applied in order. A draw has at most one outcome.
 
-    draws: dict[int, Draw] = field(default_factory=dict)
+    Draws that have ended are counts. Single draws are kept only while they are in flight, in a batch that a start may
+    undo, or failed with a dead letter; so the size does not depend on the age of the run.
+    """
+
+    num_drawn: int = 0
+    """Draws are numbered from 0, in their order."""
     open: dict[int, Draw] = field(default_factory=dict)
     """Draws in flight that are not in the journal. Each is in the queue exactly once."""
     batches: dict[int, BatchRecord] = field(default_factory=dict)
+    """All but those that were forgotten."""
     journaled: int = 0
     """Draws in journaled batches that are not trained."""
     trained: TrainedTokens = field(default_factory=TrainedTokens)
@@ -192,12 +201,14 @@ class LedgerState:
     """Prompt tokens of all groups that were scored and decided."""
     stream_state: dict[str, Any] = field(default_factory=dict)
     """At the last start."""
-    stream_moves: list[Drawn | Retired] = field(default_factory=list)
-    """The moves of the prompt stream since then, in order."""
-    to_replay: list[int] = field(default_factory=list)
+    stream_position: int | None = None
+    """The position of the prompt stream, if it has moved since then."""
+    retired: list[str] = field(default_factory=list)
+    """Rows retired since then."""
+    failed: dict[int, Draw] = field(default_factory=dict)
+    """The newest failed draws that may have a dead letter."""
+    to_replay: dict[int, Draw] = field(default_factory=dict)
     """Failed draws whose rows are to be drawn again."""
-    replayed: set[int] = field(default_factory=set)
-    """Failed draws whose rows were drawn again."""
 
     def contradictions(self, events: Iterable[Line]) -> list[int]:
         """Draws that `events` would end although they are not open, or would end twice."""
@@ -215,32 +226,45 @@ class LedgerState:
                 draw = self.open[event.draw]
                 draw.attempt, draw.version = event.attempt, event.version
             case Recalled():
-                self.to_replay += event.draws
+                self.to_replay |= {draw: self.failed.pop(draw) for draw in event.draws if draw in self.failed}
             case Retired():
-                self.stream_moves.append(event)
+                self.retired.append(event.row)
             case Decided():
-                self._end(self.open.pop(event.draw), event.attempt, event.outcome, cause=event.cause)
-                self.open_score += event.score
-                self.num_decided += 1
-                self.decided_prompt_tokens += event.score.prompt_tokens
-                self.decided_tokens[event.outcome] += event.score.tokens + event.wasted
+                self._decide(event)
             case Journaled():
-                for draw_id, _ in event.draws:
-                    del self.open[draw_id]
+                members = {draw: self.open.pop(draw) for draw, _ in event.draws}
                 tally = self.open_score + event.score
-                self.batches[event.step] = BatchRecord(event.draws, event.score, tally, self.num_decided)
+                batch = BatchRecord(event.draws, event.score, tally, self.num_decided, members=members)
+                self.batches[event.step] = batch
                 self.open_score, self.num_decided = Score(), 0
                 self.journaled += len(event.draws)
             case Trained():
                 self._train(event)
 
+    def forget(self, step: int) -> None:
+        """Keep no single draw of the steps up to `step`: no start goes back before it."""
+        for old in [old for old, batch in self.batches.items() if old <= step and batch.trained]:
+            del self.batches[old]
+
     def _draw(self, event: Drawn) -> None:
-        self.draws[event.draw] = self.open[event.draw] = Draw(event.row, event.position, event.version)
+        self.open[event.draw] = Draw(event.row, event.position, event.version)
+        self.num_drawn += 1
         if event.replay_of is None:
-            self.stream_moves.append(event)
+            self.stream_position = event.position + 1
         else:
-            self.to_replay = [draw for draw in self.to_replay if draw != event.replay_of]
-            self.replayed.add(event.replay_of)
+            self.to_replay.pop(event.replay_of, None)
+
+    def _decide(self, event: Decided) -> None:
+        draw = self.open.pop(event.draw)
+        self._end(draw, event.attempt, event.outcome, cause=event.cause)
+        self.open_score += event.score
+        self.num_decided += 1
+        self.decided_prompt_tokens += event.score.prompt_tokens
+        self.decided_tokens[event.outcome] += event.score.tokens + event.wasted
+        if event.outcome is Outcome.FAILED and event.cause in LETTER_CAUSES:
+            self.failed[event.draw] = draw
+            while len(self.failed) > MOST_DEAD_LETTERS:
+                del self.failed[next(iter(self.failed))]
 
     def _end(self, draw: Draw, attempt: int, outcome: Outcome, *, step: int | None = None, cause: str = "") -> None:
         assert draw.outcome is None, f"{draw} gets a second outcome"
@@ -254,16 +278,16 @@ class LedgerState:
         self.trained.add(batch)
         self.journaled -= len(batch.draws)
         for draw, attempt in batch.draws:
-            self._end(self.draws[draw], attempt, Outcome.TRAINED, step=event.step)
+            self._end(batch.members[draw], attempt, Outcome.TRAINED, step=event.step)
 
     def _start(self, event: Started) -> None:
         self.starts.append(Start(event.incarnation, event.step, event.replay_to))
-        self.stream_state, self.stream_moves = event.stream, []
+        self.stream_state, self.stream_position, self.retired = event.stream, None, []
         for step in [step for step in self.batches if step > event.step]:
             self._undo(self.batches[step])
             if step > event.replay_to:
                 self.journaled -= len(self.batches[step].draws)
-                self.open |= {draw: self.draws[draw] for draw, _ in self.batches.pop(step).draws}
+                self.open |= self.batches.pop(step).members
 
     def _undo(self, batch: BatchRecord) -> None:
         if batch.trained:
@@ -271,8 +295,19 @@ class LedgerState:
             self.trained.add(batch, -1)
             self.journaled += len(batch.draws)
             self.outcomes[Outcome.TRAINED] -= len(batch.draws)
-            for draw, _ in batch.draws:
-                self.draws[draw].outcome = self.draws[draw].step = None
+            for draw in batch.members.values():
+                draw.outcome = draw.step = None
+
+
+@dataclass
+class EveryDraw(LedgerState):
+    """Keeps every draw of the run, with its outcome."""
+
+    draws: dict[int, Draw] = field(default_factory=dict)
+
+    def _draw(self, event: Drawn) -> None:
+        super()._draw(event)
+        self.draws[event.draw] = self.open[event.draw]
 
 
 def _ended_by(event: Line) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,24 @@ class MetricsLog:
         data = self._path.read_bytes() if self._path.exists() else b""
         return [self._decode(i, line) for i, line in enumerate(data[: durable_files.whole_lines(data)].splitlines(), 1)]
 
-    def _decode(self, number: int, line: bytes) -> dict[str, Any]:
+    def newest_first(self) -> Iterator[dict[str, Any]]:
+        """All lines from the last one on, each read when it is asked for. Raises ResourceError at a damaged line."""
+        return (self._decode(None, line) for _, line in self._newest_first())
+
+    def _newest_first(self) -> Iterator[tuple[int, bytes]]:
+        """For each whole line, where it begins and its bytes."""
+        if self._path.exists():
+            yield from durable_files.newest_lines(self._path)
+
+    def _decode(self, number: int | None, line: bytes) -> dict[str, Any]:
         try:
             fields = msgspec.json.decode(line, type=dict[str, Any])
             if not isinstance(fields.get("step"), int):
                 raise ValueError("it names no step")
             return fields
         except ValueError as error:  # includes UnicodeDecodeError
+            if number is None:
+                number = self._path.read_bytes().splitlines(keepends=True).index(line) + 1
             raise ResourceError(
                 f"{self._path}:{number}: damaged ({error}): remove that line; it only feeds tables and plots"
             ) from None
@@ -78,11 +89,23 @@ class MetricsLog:
         """Move the lines after `step` to the file `abandoned`: the steps will be taken again."""
         if not self._path.exists():
             return
-        data = self._path.read_bytes()
-        lines = data[: durable_files.whole_lines(data)].splitlines(keepends=True)
-        keep = sum(len(line) for i, line in enumerate(lines, 1) if self._decode(i, line)["step"] <= step)
+        keep = 0
+        for begin, line in self._newest_first():
+            if self._decode(None, line)["step"] <= step:
+                keep = begin + len(line)
+                break
         if tail := durable_files.cut(self._path, keep):
             durable_files.write_whole(abandoned, [tail[: durable_files.whole_lines(tail)]])
+
+
+def missing_steps(lines: Iterable[Mapping[str, Any]]) -> str:
+    """Names the steps before the last line that have no line, in words; empty if each has one."""
+    gaps, expected = [], 1
+    for step in (line["step"] for line in lines):
+        if step > expected:
+            gaps.append(f"{expected}" if step == expected + 1 else f"{expected} to {step - 1}")
+        expected = step + 1
+    return f"no line for step {', '.join(gaps)}: tables and plots lack them" if gaps else ""
 
 
 def history(files: RunFiles) -> list[dict[str, Any]]:
@@ -92,14 +115,11 @@ def history(files: RunFiles) -> list[dict[str, Any]]:
     return [line for _, line in sorted(lines.items())]
 
 
-def highest_totals(lines: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """The greatest value of each total in these lines. Totals do not fall when the run goes back."""
-    highest: dict[str, float] = {}
-    for line in lines:
-        for name, value in line.items():
-            if name.endswith("_total") and isinstance(value, (int, float)):
-                highest[name] = max(value, highest.get(name, 0.0))
-    return highest
+def highest_total(files: RunFiles, name: str) -> float:
+    """The greatest value of a total: it does not fall when the run goes back, and grows from line to line."""
+    paths = [*files.run_dir.glob("abandoned/*/metrics.jsonl"), files.metrics]
+    last = (next(MetricsLog(path).newest_first(), {}) for path in paths)
+    return max((value for line in last if isinstance(value := line.get(name), int | float)), default=0.0)
 
 
 def _encode(fields: Fields) -> bytes:

@@ -3,13 +3,15 @@
     step_000012.3.jsonl.zst          the groups of step 12 and those filtered while it was assembled, by incarnation 3
     step_000013.3.partial.jsonl.zst  still being written, and readable at any time
 
-Every write is one zstd frame, so a file that a crash cut off is readable up to its last whole frame. A crash loses the
-records that were not written; the ledger still has their outcomes.
+Every write is one zstd frame with a digest (`sealed_records`): changed bytes are noticed, and a file that a crash cut
+off is readable up to its last whole frame. A crash loses the records that were not written; the ledger still has their
+outcomes.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,14 +21,19 @@ from typing import Any, NamedTuple
 import msgspec
 import zstandard
 
+from olmorl.errors import ResourceError
 from olmorl.learner.background import in_thread
-from olmorl.learner.storage import durable_files
+from olmorl.learner.storage import durable_files, sealed_records
 from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.learner.storage.rollout_writer import RolloutWriter
 from olmorl.messages import Group, Result
 
+log = logging.getLogger(__name__)
+_PARTIAL = ".partial"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+"""How a zstd frame begins."""
 MOST_PENDING = 4096
 """Draws and steps that may wait for the disk. With more, the orchestrator waits too."""
 MOST_PENDING_TOKENS = 1 << 26
@@ -92,10 +99,15 @@ class RolloutLog:
 
     def has(self, step: int) -> bool:
         """Whether the groups of a step are recorded already, by an earlier incarnation."""
-        return any(
-            "partial" not in path.name or any(record["step"] == step for record in read(path))
-            for path in self._folder.glob(f"step_{step:06d}.*")
-        )
+        paths = list(self._folder.glob(f"step_{step:06d}.*"))
+        return any(_PARTIAL not in path.name or self._holds(path, step) for path in paths)
+
+    def _holds(self, path: Path, step: int) -> bool:
+        try:
+            return any(record["step"] == step for record in read(path))
+        except ResourceError as error:
+            log.warning("%s", error)
+            return False
 
     async def _hand_over(self, item: _Item) -> None:
         if self._observe:
@@ -150,6 +162,7 @@ class RolloutLog:
         path = self._partial
         try:
             if path.exists():
+                _end_file(path)
                 path.rename(self._folder / f"step_{step:06d}.{self._incarnation}.jsonl.zst")
         except OSError as error:
             raise durable_files.unwritable(path, error) from error
@@ -160,12 +173,48 @@ class RolloutLog:
         return self._folder / f"step_{self._step:06d}.{self._incarnation}.partial.jsonl.zst"
 
 
+def _end_file(path: Path) -> None:
+    """Mark a file as complete, also if an earlier try did."""
+    size = path.stat().st_size
+    before = size - len(sealed_records.end(0))
+    with path.open("rb") as file:
+        file.seek(max(before, 0))
+        is_ended = before >= 0 and file.read() == sealed_records.end(before)
+    if not is_ended:
+        durable_files.append_soon(path, sealed_records.end(size))
+
+
 def read(path: Path) -> Iterator[dict[str, Any]]:
-    """The records of one file, up to its last whole frame. Its step may have ended since it was listed."""
+    """The records of one file, up to its last whole frame. Its step may have ended since it was listed.
+
+    Raises:
+        ResourceError: it is damaged, after the records before the damage.
+    """
     try:
-        data = path.read_bytes()
+        data = memoryview(path.read_bytes())
     except FileNotFoundError:
-        data = path.with_name(path.name.replace(".partial", "")).read_bytes()
+        path = path.with_name(path.name.replace(_PARTIAL, ""))
+        data = memoryview(path.read_bytes())
+    try:
+        for lines in _frames(data, is_complete=_PARTIAL not in path.name):
+            yield from map(msgspec.json.decode, lines.splitlines())
+    except (ValueError, zstandard.ZstdError) as error:
+        raise ResourceError(
+            f"{path}: damaged ({error}); restore it from a copy, or remove it: nothing is trained from it, and the "
+            "ledger still has the outcomes of its draws"
+        ) from error
+
+
+def _frames(data: memoryview, is_complete: bool) -> Iterator[bytes]:
+    if data[:4] == _ZSTD:
+        yield from _frames_without_digest(data)
+        return
+    for frame in sealed_records.split(data, complete=is_complete):
+        yield zstandard.ZstdDecompressor().decompressobj().decompress(frame)
+
+
+def _frames_without_digest(data: bytes | memoryview) -> Iterator[bytes]:
+    """The frames of a file of an earlier release; its end may be torn."""
     while data:
         decompressor = zstandard.ZstdDecompressor().decompressobj()
         try:
@@ -174,7 +223,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
             return
         if not decompressor.eof:
             return
-        yield from map(msgspec.json.decode, lines.splitlines())
+        yield lines
         data = decompressor.unused_data
 
 
@@ -186,3 +235,15 @@ def step_of(path: Path) -> int:
 def files(folder: Path) -> list[Path]:
     """All files of `rollouts/`, in the order of their steps."""
     return sorted(folder.glob("step_*.jsonl.zst"))
+
+
+def retain(folder: Path, keep: str, done: int) -> None:
+    """Remove the files of steps up to `done` that `checkpoint.rollouts` does not keep. Blocks."""
+    rule, _, number = keep.partition(" ")
+    if rule == "all":
+        return
+    for path in files(folder):
+        step = step_of(path)
+        kept = step % int(number) == 0 if rule == "every" else step > done - int(number)
+        if step <= done and not kept:
+            path.unlink(missing_ok=True)

@@ -11,7 +11,7 @@ import zstandard
 
 from olmorl import codec
 from olmorl.errors import DiskFull, ResourceError
-from olmorl.learner.storage import durable_files, rollout_record
+from olmorl.learner.storage import durable_files, rollout_record, sealed_records
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.learner.storage.rollout_writer import Append, Appended, receive, send
 from olmorl.parent_death import die_with_parent
@@ -44,10 +44,11 @@ def _answer(asked: Append, records: Iterator[memoryview]) -> Appended:
 
 
 def _append(path: Path, records: Iterator[memoryview]) -> None:
-    """Add one zstd frame. Only its compressed form is held."""
+    """Add one zstd frame with its digest. Only its compressed form is held."""
     compressor = zstandard.ZstdCompressor().compressobj()
     parts = [compressor.compress(rollout_record.line(codec.decode(data, Ended))) for data in records]
-    durable_files.append_soon(path, b"".join([*parts, compressor.flush()]))
+    frame = b"".join([*parts, compressor.flush()])
+    durable_files.append_soon(path, sealed_records.header(frame) + frame)
 
 
 if __name__ == "__main__":

@@ -148,17 +148,28 @@ class Shares:
             ResourceError: a share is missing or damaged.
         """
         self._folder = folder
-        first = self._open(0)
-        metadata = first.metadata() or {}
-        self.steps = float(metadata["steps"])
-        self._files = [first, *map(self._open, range(1, int(metadata["ranks"])))]
-        for rank in range(reader, len(self._files), readers):
-            self._refuse_damage(rank)
+        self._files = [self._open(0)]
+        if reader == 0:
+            self._refuse_damage(0)  # before its header is used
         self._parts: dict[str, list[_Part]] = {}
-        for rank, file in enumerate(self._files):
-            for name, start in json.loads(file.metadata()["starts"]).items():
-                count = file.get_slice(f"{KINDS[0]}/{name}").get_shape()[0]
-                self._parts.setdefault(name, []).append(_Part(start, start + count, rank))
+        try:
+            metadata = self._files[0].metadata() or {}
+            self.steps = float(metadata["steps"])
+            self._files += map(self._open, range(1, int(metadata["ranks"])))
+            for rank in range(reader or readers, len(self._files), readers):
+                self._refuse_damage(rank)
+            for rank in range(len(self._files)):
+                self._find_parts(rank)
+        except (LookupError, TypeError, ValueError, SafetensorError) as error:
+            if isinstance(error, ResourceError):
+                raise
+            raise ResourceError(f"{folder}: the header of a share is damaged ({error!r}); {_WHAT_TO_DO}") from None
+
+    def _find_parts(self, rank: int) -> None:
+        file = self._files[rank]
+        for name, start in json.loads(file.metadata()["starts"]).items():
+            count = file.get_slice(f"{KINDS[0]}/{name}").get_shape()[0]
+            self._parts.setdefault(name, []).append(_Part(start, start + count, rank))
 
     @property
     def numels(self) -> dict[str, int]:

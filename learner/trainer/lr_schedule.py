@@ -11,10 +11,24 @@ def learning_rate(step: int, learner: Learner, steps: int) -> float:
     """Rate of learner step `step` (from 1) of `steps`.
 
     It rises over `warmup_steps` to the full rate, then stays, or falls towards 0: the step after the last would have 0.
+    In a run that was extended, it goes on from the rate of the last step before.
     """
+    before = learner.extended_from
+    if before is None or before >= steps:
+        return _rate(step, learner, steps)
+    if step <= before:
+        return _rate(step, learner, before)
+    last = _rate(before, learner, before)
+    return last if learner.extended_rate == "keep" else last * _shape(learner, (step - before) / (steps - before + 1))
+
+
+def _rate(step: int, learner: Learner, steps: int) -> float:
     if step <= learner.warmup_steps:
         return learner.learning_rate * step / learner.warmup_steps
     done = (step - 1 - learner.warmup_steps) / max(steps - learner.warmup_steps, 1)
-    done = min(done, 1.0)
+    return learner.learning_rate * _shape(learner, min(done, 1.0))
+
+
+def _shape(learner: Learner, done: float) -> float:
     shape = {"constant": 1.0, "linear": 1.0 - done, "cosine": (1.0 + cos(pi * done)) / 2}
-    return learner.learning_rate * shape[learner.schedule]
+    return shape[learner.schedule]

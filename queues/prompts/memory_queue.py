@@ -15,7 +15,7 @@ from olmorl.codec import encode
 from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
-from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, QueuePlace, Taken
+from olmorl.ports import EVERYONE, MOST_DEAD_LETTERS, CommitOutcome, Counts, DeadLetter, QueuePlace, Taken
 from olmorl.queues.prompts import codec
 from olmorl.queues.prompts.codec import Delivery, StoredResult
 
@@ -47,7 +47,7 @@ class _Lane:
     """Grows by one number a draw; the adapter for long runs keeps one bit."""
     late: int = 0
     duplicates: int = 0
-    dead: deque[DeadLetter] = field(default_factory=lambda: deque(maxlen=1000))
+    dead: deque[DeadLetter] = field(default_factory=lambda: deque(maxlen=MOST_DEAD_LETTERS))
     pushed: asyncio.Event = field(default_factory=asyncio.Event)
     committed: asyncio.Event = field(default_factory=asyncio.Event)
 

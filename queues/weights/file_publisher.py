@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
+
+import xxhash
 
 from olmorl.codec import decode, encode
 from olmorl.errors import Superseded, WeightError, WeightsDamaged
@@ -14,6 +17,10 @@ from olmorl.queues.weights.chunks import Extent, shard_manifest, whole
 from olmorl.queues.weights.deltas import Packer, Published, bases, with_bases
 from olmorl.queues.weights.pieces import gather
 from olmorl.queues.weights.version_files import VersionFiles, write_whole
+
+log = logging.getLogger(__name__)
+DIGEST_BYTES = 16
+"""At the end of a manifest, and of `latest`."""
 
 
 class PublishedFolder:
@@ -52,7 +59,7 @@ class PublishedFolder:
             self._files.write_pieces(version, packing.num_bytes, [(packing.pieces, packing)])
         else:
             _write(self._files.path_of_rank(version, "shard", rank), packing)
-        write_whole(part, encode(shard_manifest(packing.manifest(), rank)))
+        write_whole(part, _sealed(encode(shard_manifest(packing.manifest(), rank))))
         if rank == 0:
             self.complete(version)
         self._packer.keep()
@@ -62,24 +69,34 @@ class PublishedFolder:
         parts = [self._files.path_of_rank(version, "part", rank) for rank in range(self._ranks)]
         if missing := [rank for rank, part in enumerate(parts) if part.name not in there]:
             return missing
-        if self.latest() != version:
+        if self._newest() != version:
             manifest = whole([_decoded(part, version) for part in parts])
             if self._in_place:
                 self._files.finish(version)
-            write_whole(self._files.path(version, "manifest"), encode(manifest))
+            write_whole(self._files.path(version, "manifest"), _sealed(encode(manifest)))
             self._check_newest(version)  # again: the writes take a while
-            write_whole(self._latest, str(version).encode())
+            write_whole(self._latest, _sealed(str(version).encode()))
         return []
 
     def _check_newest(self, version: Version) -> None:
-        latest = self.latest()
+        latest = self._newest()
         if latest is not None and latest.incarnation > version.incarnation:
             raise Superseded(f"publish of version {version}: incarnation {latest.incarnation} has published {latest}")
 
     def latest(self) -> Version | None:
         try:
-            return Version.parse(self._latest.read_text(encoding="ascii"))
+            return Version.parse(_unsealed(self._latest.read_bytes()).decode())
         except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise WeightsDamaged(f"{self._latest} is damaged: {error}; the next version writes it again") from None
+
+    def _newest(self) -> Version | None:
+        """As `latest`; None if the file is damaged, so that the next version can replace it."""
+        try:
+            return self.latest()
+        except WeightsDamaged as error:
+            log.warning("%s", error)
             return None
 
     def open(self, version: Version) -> Published:
@@ -104,7 +121,7 @@ class PublishedFolder:
             raise WeightError(f"version {version} is not in {self}: never published, or discarded") from None
 
     def discard(self, keep: Iterable[Version]) -> None:
-        latest, kept = self.latest(), set(keep)
+        latest, kept = self._newest(), set(keep)
         if self._rank or latest is None:
             return  # rank 0 does it for all
         if kept and latest.incarnation > max(kept).incarnation:
@@ -124,10 +141,22 @@ class PublishedFolder:
 def _decoded(path: Path, version: Version) -> WeightsReady:
     data = path.read_bytes()
     try:
-        manifest: WeightsReady = decode(data, WeightsReady)
+        manifest: WeightsReady = decode(_unsealed(data), WeightsReady)
     except ValueError as error:
-        raise WeightError(f"version {version}: {path} is damaged: {error}") from None
+        raise WeightsDamaged(f"version {version}: {path} is damaged: {error}") from None
     return manifest
+
+
+def _sealed(data: bytes) -> bytes:
+    return data + xxhash.xxh3_128_digest(data)
+
+
+def _unsealed(data: bytes) -> bytes:
+    """Raises ValueError unless these are the bytes that were sealed."""
+    content = data[:-DIGEST_BYTES]
+    if xxhash.xxh3_128_digest(content) != data[-DIGEST_BYTES:]:
+        raise ValueError("its bytes are not those that were written")
+    return content
 
 
 def _write(path: Path, chunks: Iterable[memoryview]) -> None:

@@ -16,6 +16,7 @@ from olmorl.deploy.control.endpoint import send_command
 from olmorl.errors import OlmoRLError
 from olmorl.messages import Version, WeightsReady
 from olmorl.queues.weights.deltas import bases
+from olmorl.queues.weights.file_publisher import DIGEST_BYTES
 from tests.chaos.on_messages import REFUSAL, flip_bit
 from tests.chaos.on_processes import on_learner
 from tests.chaos.rig import Rig
@@ -158,7 +159,7 @@ def _damaged_delta(rig: Rig, random: Random, ranks: Sequence[int]) -> Version | 
             time.sleep(0.001)
         for pid in ranks:
             send(pid, SIGSTOP)
-        manifest = codec.decode((folder / f"{latest}.manifest").read_bytes(), WeightsReady)
+        manifest = codec.decode((folder / f"{latest}.manifest").read_bytes()[:-DIGEST_BYTES], WeightsReady)
         if bases(manifest):
             shard = random.randrange(len(manifest.shards))
             flip_bit(folder / f"{latest}.shard_{shard}", random)
@@ -171,7 +172,7 @@ def _damaged_delta(rig: Rig, random: Random, ranks: Sequence[int]) -> Version | 
 def _latest(folder: Path) -> str:
     """The newest version; empty before a start that found nothing has published."""
     file = folder / "latest"
-    return file.read_text() if file.exists() else ""
+    return file.read_bytes()[:-DIGEST_BYTES].decode() if file.exists() else ""
 
 
 def kill_publisher(rig: Rig, random: Random) -> Strike:

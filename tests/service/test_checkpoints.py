@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from olmorl.clock import run_simulated
-from olmorl.errors import DiskFull, RunEnded
-from olmorl.learner.storage import checkpoint_dir, durable_files
+from olmorl.errors import DiskFull, ResourceError, RunEnded
+from olmorl.learner.storage import checkpoint_dir, durable_files, rollout_log
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
 from olmorl.messages import Shard
 
@@ -258,3 +258,42 @@ def test_a_disk_that_stays_full_ends_the_run_by_name_and_another_start_goes_on(
     run.check_lines()
     assert len(run.lines) == 12
     assert not run.in_flight
+
+
+@pytest.mark.parametrize(
+    ("keep", "steps"),
+    [("all", range(1, 13)), ("every 5", [5, 10]), ("last 2", [11, 12])],
+)
+def test_rollouts_of_the_steps_that_are_asked_for_are_kept(service: Build, keep: str, steps: Iterable[int]) -> None:
+    run = service({"schedule.steps": 12, "checkpoint.every": 4, "checkpoint.rollouts": keep})
+    run_simulated(run.run())
+    run.check_lines()
+    files = rollout_log.files(run.run_dir / "rollouts")
+    assert {rollout_log.step_of(path) for path in files} - {13} == set(steps)
+    assert [line["step"] for line in run.lines] == list(range(1, 13))
+
+
+def test_a_start_reads_the_ledger_from_the_newest_checkpoint_on(
+    service: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Damage before the checkpoint does not stop a start, and is named by what reads the whole ledger."""
+    run = service({"schedule.steps": 12, "checkpoint.every": 4})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.until(lambda: complete(run)[-1:] == [8])
+        await run.crash(actors=True)
+        path = run.run_dir / "ledger" / "000001.jsonl"
+        data = bytearray(path.read_bytes())
+        data[len(data) // 3] ^= 1
+        path.write_bytes(data)
+        await run.start(resume=True)
+        state = run.orchestrator._lifecycle.state
+        assert min(state.batches, default=9) > 8 and len(state.open) < state.num_drawn / 2
+        await run.finish()
+
+    run_simulated(scenario())
+    assert [line["step"] for line in run.lines] == list(range(1, 13))
+    assert all(line["draws_unaccounted"] == 0 for line in run.lines)
+    with pytest.raises(ResourceError, match=r"000001\.jsonl:\d+: damaged"):
+        _ = run.ledger

@@ -16,7 +16,7 @@ import pytest
 from olmorl import config
 from olmorl.clock import run_simulated
 from olmorl.errors import ResourceError, Superseded, UserError
-from olmorl.learner.storage import durable_files
+from olmorl.learner.storage import checkpoint_dir, durable_files
 from olmorl.learner.storage.journal import Journal
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
 from olmorl.messages import Owner, Shard, Version
@@ -340,7 +340,7 @@ def test_a_start_that_another_has_followed_writes_nothing_more(service: Build) -
         assert before
         async with (lifecycle := run.orchestrator._lifecycle).exclusive():
             with pytest.raises(Superseded):
-                await lifecycle.complete(run.run_dir / "checkpoints", 5)
+                await lifecycle.complete(5)
             with pytest.raises(Superseded):
                 await lifecycle.journal(99, [])
         with pytest.raises(Superseded):
@@ -469,6 +469,9 @@ def test_a_ledger_that_lost_its_end_is_the_authority_all_the_same(service: Build
         await run.crash(actors=True)
         kept = ledger.read_bytes().splitlines(keepends=True)
         ledger.write_bytes(b"".join(kept[:-lines]) + kept[-lines][:20])
+        with pytest.raises(ResourceError, match=r"000001.jsonl: cut after .* or remove 000001.size to go on"):
+            await run.start(resume=True)
+        ledger.with_suffix(".size").unlink()
         known = len(run.ledger)
         await run.start(resume=True)
         await run.finish()
@@ -478,6 +481,32 @@ def test_a_ledger_that_lost_its_end_is_the_authority_all_the_same(service: Build
     run.check_lines()
     assert min(run.in_flight, default=known) >= known, "no draw from before the crash is left"
     assert [record["prompt_id"] for record in run.ledger] == list(range(len(run.ledger)))
+
+
+@pytest.mark.parametrize("num_bytes", [300, 3000, 12_000])
+def test_a_cut_ledger_is_left_behind_by_going_back(service: Build, num_bytes: int) -> None:
+    """The cut is after the newest checkpoint, before it, and near the first line."""
+    run = service({"schedule.steps": 12, "checkpoint.every": 4})
+
+    async def scenario() -> int:
+        await run.start()
+        await run.until(lambda: checkpoint_dir.steps(run.run_dir / "checkpoints")[-1:] == [8])
+        await run.crash(actors=True)
+        path = run.run_dir / "ledger" / "000001.jsonl"
+        path.write_bytes(path.read_bytes()[:-num_bytes])
+        with pytest.raises(ResourceError, match=r"cut .* --resume --from-step 8 goes on without it"):
+            await run.start(resume=True)
+        await run.start(resume=True, from_step=8)
+        await run.finish()
+        return len(path.read_bytes())
+
+    left = run_simulated(scenario())
+    assert [line["step"] for line in run.lines] == list(range(1, 13))
+    assert all(line["draws_unaccounted"] == 0 for line in run.lines)
+    part = checkpoint_dir.read_part(run.run_dir / "checkpoints", 8)
+    if left < part.ledger_bytes:
+        with pytest.raises(ResourceError, match=r"000001.jsonl: cut after"):
+            _ = run.ledger
 
 
 def test_an_inconsistent_queue_starts_again(service: Build) -> None:

@@ -22,8 +22,12 @@ def dead(folder: Path) -> None:
 def half_written(folder: Path) -> None:
     """Every file ends in the middle of a record."""
     MadeRun(folder, steps=4)
-    for path in (folder / "metrics.jsonl", *(folder / "ledger").iterdir(), *(folder / "rollouts").iterdir()):
-        path.write_bytes(path.read_bytes()[:-7])
+    (folder / "metrics.jsonl").write_bytes((folder / "metrics.jsonl").read_bytes()[:-7])
+    with (folder / "ledger" / "000001.jsonl").open("a") as file:
+        file.write('{"event":"drawn","dra')
+    last = sorted((folder / "rollouts").iterdir())[-1]
+    last.with_name(last.name.replace(".jsonl", ".partial.jsonl")).write_bytes(last.read_bytes()[:-7])
+    last.unlink()
     (folder / "process_events.jsonl").write_text('{"at": 1, "proc')
     (folder / "control.json").write_text('{"addr')
     (folder / "processes.json").write_text("{")

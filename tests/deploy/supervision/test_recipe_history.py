@@ -176,3 +176,23 @@ def test_a_new_run_keeps_its_own_as_soon_as_it_runs(recipe: KeptRecipe, tmp_path
 
 def refuse(descriptor: int) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_more_steps_of_a_decayed_rate_name_the_jump_and_the_way_around_it(tmp_path: Path) -> None:
+    decayed = {"learning_rate": 1e-6, "schedule": "linear"}
+    before = settings(tmp_path, learner=decayed, schedule={"steps": 50})
+    keep_config(before)
+    RunFiles(before.run_dir).metrics.write_text("".join(f'{{"step": {step}}}\n' for step in range(1, 51)))
+    longer = settings(tmp_path, learner=decayed, schedule={"steps": 100})
+    with pytest.raises(ConfigError, match=r"learning rate: 2e-08 \(step 50\) -> 5e-07 \(step 51\)") as refused:
+        recipe_history.check_change(longer, change=False)
+    assert 'learner.extended_from = 50, and learner.extended_rate = "keep" or "decay"' in str(refused.value)
+    assert "learning rate" in [difference.key for difference in recipe_history.check_change(longer, change=True)]
+    for rate in ("keep", "decay"):
+        kept = settings(
+            tmp_path,
+            learner={**decayed, "extended_from": 50, "extended_rate": rate},
+            schedule={"steps": 100},
+        )
+        found = [difference.key for difference in recipe_history.check_change(kept, change=True)]
+        assert "schedule.steps" in found and "learning rate" not in found

@@ -11,7 +11,7 @@ import pytest
 from olmorl.deploy.control import cli
 from olmorl.deploy.view.prompt_story import Moment, prompt_story
 from olmorl.errors import DataError
-from olmorl.learner.storage import ledger, rollout_log
+from olmorl.learner.storage import ledger, rollout_log, sealed_lines
 from olmorl.learner.storage.group_stats import Score
 from olmorl.learner.storage.ledger import Ledger
 from olmorl.learner.storage.ledger_state import Decided, Drawn, Journaled, Line, Outcome, Requeued, Started, Trained
@@ -50,9 +50,12 @@ def test_no_rollouts_are_read_for_a_prompt_in_flight(run: Path, monkeypatch: pyt
 
     newest = max(ledger.incarnations(run / "ledger"))
     draw = 1 + max(each["prompt_id"] for each in ledger.read_ledger(run))
-    with (run / "ledger" / f"{newest:06d}.jsonl").open("ab") as file:
-        event = {"event": "drawn", "draw": draw, "row": "a:1", "position": 0, "version": 1}
-        file.write(json.dumps(event).encode() + b"\n")
+    path = run / "ledger" / f"{newest:06d}.jsonl"
+    event = {"event": "drawn", "draw": draw, "row": "a:1", "position": 0, "version": 1}
+    before = sealed_lines.checksum_of(path.read_bytes().splitlines()[-1])
+    line, _ = sealed_lines.seal(json.dumps(event).encode(), before)
+    with path.open("ab") as file:
+        file.write(line + b"\n")
     monkeypatch.setattr(rollout_log, "read", fail)
     assert words(prompt_story(run, draw)) == ["drawn", "in flight"]
 

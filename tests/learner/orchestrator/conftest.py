@@ -60,8 +60,9 @@ class Parts:
         found = await draw_lifecycle.reconcile(self.queue, opened.state)
         disk = DiskWriter(self.clock, 10.0)
         rollouts = RolloutLog(self.files.rollouts, incarnation, plan.step + 1, disk)
+        journal, saved = Journal(self.files.journal), None if plan.checkpoint is None else plan.step
         self.lifecycle = DrawLifecycle(
-            self.queue, opened, Journal(self.files.journal), rollouts, draws, disk, incarnation, found
+            self.queue, opened, journal, rollouts, draws, disk, incarnation, found, self.files, saved
         )
         builder = BatchBuilder(self.settings, 1)
         self.batcher = Batcher(self.settings, self.lifecycle, builder, self.clock, plan.step, plan.replay_to)
@@ -103,7 +104,12 @@ class Parts:
     @property
     def outcomes(self) -> list[str]:
         """The outcome of every draw, `-` while it has none."""
-        return [draw.outcome or "-" for _, draw in sorted(self.lifecycle.state.draws.items())]
+        return [str(record["outcome"]).replace("in_flight", "-") for record in self.ledger]
+
+    @property
+    def ledger(self) -> list[dict[str, Any]]:
+        """One record for each draw, in their order."""
+        return ledger.read_ledger(self.files.run_dir)
 
 
 def rows(number: int) -> list[Row]:

@@ -12,16 +12,18 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
+from olmorl import codec
 from olmorl.errors import DiskFull, ResourceError, Superseded, UserError
 from olmorl.learner.storage import checkpoint_dir, durable_files, ledger
 from olmorl.learner.storage.checkpoint_dir import Part
 from olmorl.learner.storage.group_stats import Moments, Score
-from olmorl.learner.storage.journal import Journal
+from olmorl.learner.storage.journal import Header, Journal
 from olmorl.learner.storage.ledger import Ledger, Position
 from olmorl.learner.storage.ledger_state import (
     Decided,
     Drawn,
     Journaled,
+    LedgerState,
     Outcome,
     Requeued,
     Retired,
@@ -30,7 +32,7 @@ from olmorl.learner.storage.ledger_state import (
     Trained,
     TrainedTokens,
 )
-from olmorl.learner.storage.metrics_log import MetricsLog
+from olmorl.learner.storage.metrics_log import MetricsLog, missing_steps
 from olmorl.messages import Group
 
 MakeGroup = Callable[..., Group]
@@ -82,7 +84,8 @@ def test_a_step_moves_its_draws_from_open_to_journaled_to_trained(folder: Path) 
     accounts = books.state
     assert accounts.journaled == 0
     assert accounts.outcomes == {Outcome.TRAINED: 2, Outcome.ZERO_GRADIENT: 1}
-    assert (accounts.draws[1].attempt, accounts.draws[1].version, accounts.draws[1].step) == (2, 4, 1)
+    draw = accounts.batches[1].members[1]
+    assert (draw.attempt, draw.version, draw.step) == (2, 4, 1)
     assert accounts.batches[1].tally.tokens == 27
     assert accounts.open_score == Score()
 
@@ -131,7 +134,7 @@ def test_a_torn_last_line_does_not_count(folder: Path) -> None:
     path = ledger.path_of(folder, 1)
     path.write_bytes(path.read_bytes() + b'{"event":"drawn","dra')
     assert len(ledger.read_ledger(folder.parent)) == 2
-    assert len(open_ledger(folder).state.draws) == 2
+    assert open_ledger(folder).state.num_drawn == 2
 
 
 def test_a_line_that_found_the_disk_full_leaves_nothing_behind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +145,7 @@ def test_a_line_that_found_the_disk_full_leaves_nothing_behind(folder: Path, mon
         patch.setattr(durable_files, "sync", full_disk)
         with pytest.raises(DiskFull, match=r"No space left on device: the disk of .* is full .* free\); make room"):
             books.append(*drawn(1))
-    assert (books.position, set(books.state.draws)) == (position, {0})
+    assert (books.position, set(books.state.open)) == (position, {0})
     assert ledger.path_of(folder, 1).stat().st_size == position.num_bytes
     books.append(*drawn(2))
     assert [record["prompt_id"] for record in ledger.read_ledger(folder.parent)] == [0, 2]
@@ -154,7 +157,7 @@ def test_nothing_is_written_after_a_torn_line(folder: Path) -> None:
         file.write(b'{"event":"drawn","dra')
     with pytest.raises(ResourceError, match="an earlier line is torn"):
         books.append(*drawn(0))
-    assert not books.state.draws
+    assert not books.state.num_drawn
 
 
 def full_disk(descriptor: int) -> None:
@@ -194,7 +197,7 @@ def test_a_start_that_crashed_before_its_first_line_is_passed_over(folder: Path)
     open_ledger(folder).append(*drawn(0))
     ledger.acquire(folder)
     third = open_ledger(folder)
-    assert set(third.state.draws) == {0}
+    assert set(third.state.open) == {0}
     assert [start.incarnation for start in third.state.starts] == [1, 3]
 
 
@@ -218,7 +221,7 @@ def test_steps_whose_journal_is_gone_are_open_again(folder: Path) -> None:
     two_steps(folder)
     accounts = open_ledger(folder, step=1, replay_to=1).state
     assert (accounts.journaled, set(accounts.open)) == (0, {1, 2})
-    assert accounts.draws[1].outcome is None
+    assert accounts.open[1].outcome is None
 
 
 def test_a_start_may_continue_an_earlier_point(folder: Path) -> None:
@@ -227,7 +230,7 @@ def test_a_start_may_continue_an_earlier_point(folder: Path) -> None:
     point = books.position
     books.append(*drawn(1))
     open_ledger(folder).append(*drawn(2))
-    assert set(open_ledger(folder, until=point).state.draws) == {0}
+    assert set(open_ledger(folder, until=point).state.open) == {0}
     assert [record["prompt_id"] for record in ledger.read_ledger(folder.parent)] == [0]
 
 
@@ -272,7 +275,7 @@ def test_replay_stops_at_the_first_gap(tmp_path: Path, make_group: MakeGroup) ->
 def save(checkpoints: Path, *steps: int) -> None:
     for step in steps:
         checkpoint_dir.complete(
-            checkpoints, Part(step=step, incarnation=1, ledger_incarnation=1, ledger_bytes=10 * step)
+            checkpoints, Part(step=step, incarnation=1, ledger_incarnation=1, ledger_bytes=10 * step), LedgerState()
         )
 
 
@@ -316,7 +319,8 @@ def test_a_checkpoint_that_cannot_be_removed_now_is_no_reason_to_stop(
 def test_shares_of_a_rank_that_belongs_to_another_start_do_not_count(tmp_path: Path) -> None:
     late = checkpoint_dir.shares_of(tmp_path, 4, incarnation=1)
     late.mkdir(parents=True)
-    checkpoint_dir.complete(tmp_path, Part(step=4, incarnation=2, ledger_incarnation=2, ledger_bytes=10))
+    part = Part(step=4, incarnation=2, ledger_incarnation=2, ledger_bytes=10)
+    checkpoint_dir.complete(tmp_path, part, LedgerState())
     assert checkpoint_dir.shares(tmp_path, 4) == tmp_path / "step_4" / "learner.2" != late
 
 
@@ -376,3 +380,37 @@ def test_every_event_has_its_time(folder: Path) -> None:
     books.append(failed(0))
     events = ledger.events_until(folder, ledger.end_of(folder, incarnation + 1))
     assert [event.at for event in events] == [10.0, 11.25, 11.25, 12.5]
+
+
+def test_a_ledger_and_a_journal_of_an_earlier_release_are_read(folder: Path, make_group: MakeGroup) -> None:
+    two_steps(folder).close()
+    path = ledger.path_of(folder, 1)
+    lines = [line[:-18] + b"}\n" for line in path.read_bytes().splitlines()]
+    path.write_bytes(b"".join(lines))
+    path.with_suffix(".size").unlink()
+    assert [record["step"] for record in ledger.read_ledger(folder.parent)] == [1, 2, None]
+    assert open_ledger(folder, step=2, replay_to=2).state.outcomes == {Outcome.TRAINED: 2}
+    assert len(ledger.read_ledger(folder.parent)) == 3, "the new file goes on with checksums"
+    journal = Journal(folder)
+    records = [codec.encode(each) for each in (Header(step=1, incarnation=1, draws=[4]), make_group(4))]
+    journal.path_of(1).write_bytes(b"".join(len(each).to_bytes(8, "little") + each for each in records))
+    assert [group.prompt.draw_id for group in journal.read(1)] == [4]
+
+
+def test_the_state_has_no_draw_that_is_settled(folder: Path) -> None:
+    books = open_ledger(folder)
+    sizes = []
+    for step in range(1, 41):
+        books.append(*drawn(2 * step - 2, 2 * step - 1))
+        books.append(failed(2 * step - 2))
+        books.append(Journaled(step=step, draws=[(2 * step - 1, 1)], score=Score()), Trained(step=step, tokens=5))
+        books.state.forget(step)
+        sizes.append(len(books.state.open) + len(books.state.batches) + len(books.state.failed))
+    assert set(sizes) == {0} and books.state.num_drawn == 80 == books.state.outcomes.total()
+
+
+def test_steps_without_a_line_are_named() -> None:
+    assert missing_steps([{"step": step} for step in (1, 2, 5, 7, 8)]) == (
+        "no line for step 3 to 4, 6: tables and plots lack them"
+    )
+    assert not missing_steps([{"step": 1}, {"step": 2}])

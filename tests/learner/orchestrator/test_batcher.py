@@ -86,7 +86,7 @@ def test_a_group_that_is_too_old_for_its_step_ends_as_stale(parts: Build) -> Non
             assert sorted(run.batcher.batches) == [1, 2]
             await run.batcher.assemble(1)
             assert run.outcomes == ["stale", "-", "-"]
-            assert run.lifecycle.state.draws[0].cause == "over_age"
+            assert run.ledger[0]["cause"] == "over_age"
 
     run_simulated(scenario())
 
@@ -127,11 +127,11 @@ def test_draws_wait_for_the_version_to_come_after_a_straggler(parts: Build, held
             await run.batcher.assemble(2)
             await train(run, 3)
             await run.batcher.draw(Version(1, 3), 3)
-            assert len(run.lifecycle.state.draws) == 5 + early_draws, "steps 4 and 5 are about to train"
+            assert run.lifecycle.state.num_drawn == 5 + early_draws, "steps 4 and 5 are about to train"
             for step in (4, 5):
                 await train(run, step)
             await run.batcher.draw(Version(1, 5), 5)
-            assert len(run.lifecycle.state.draws) == 8, "no newer version can come"
+            assert run.lifecycle.state.num_drawn == 8, "no newer version can come"
 
     run_simulated(scenario())
 
@@ -165,7 +165,7 @@ def test_failures_count_until_a_group_is_scored(parts: Build) -> None:
             await run.fail("unscorable", "judge_down: refused", number=3)
             await run.settle()
             assert run.batcher.streaks.failed == 3
-            row = run.lifecycle.state.draws[2].row
+            row = run.ledger[2]["row"]
             assert run.batcher.streaks.failures == (
                 f"3 prompt(s) in a row gave no scored group, the last: {row}: unscorable: judge_down: refused"
             )
@@ -185,7 +185,7 @@ def test_a_malformed_group_fails(parts: Build) -> None:
             await run.lifecycle.draw(1, V0)
             await run.answer(1.0, 0.0)
             await run.settle()
-            assert run.lifecycle.state.draws[0].cause == "malformed: 2 completions in a group of 3"
+            assert run.ledger[0]["cause"] == "malformed: 2 completions in a group of 3"
             assert run.outcomes == ["failed"]
 
     run_simulated(scenario())
@@ -197,9 +197,9 @@ def test_a_solved_row_is_never_drawn_again(parts: Build) -> None:
             await run.lifecycle.draw(1, V0)
             await run.answer(1.0, 1.0)
             await run.settle()
-            solved = run.lifecycle.state.draws[0].row
+            solved = run.ledger[0]["row"]
             await run.lifecycle.draw(3, V0)
-            assert solved not in [run.lifecycle.state.draws[draw].row for draw in (1, 2, 3)]
+            assert solved not in [run.ledger[draw]["row"] for draw in (1, 2, 3)]
 
     run_simulated(scenario())
 
@@ -241,7 +241,7 @@ def test_the_end_of_the_data_ends_what_cannot_fill_a_batch(parts: Build) -> None
             await run.settle()
             await run.batcher.end_of_stream()
             assert run.batcher.over and run.outcomes == ["-", "-", "stale"]
-            assert run.lifecycle.state.draws[2].cause == "end_of_data"
+            assert run.ledger[2]["cause"] == "end_of_data"
 
     run_simulated(scenario())
 

@@ -204,7 +204,7 @@ def test_a_complete_checkpoint_names_the_ledger_after_its_step_and_frees_the_jou
                 if step == 1:
                     position = run.lifecycle._ledger.position
             checkpoint_dir.shares_of(run.files.checkpoints, 1, 1).mkdir(parents=True)
-            await run.lifecycle.complete(run.files.checkpoints, 1)
+            await run.lifecycle.complete(1)
             assert checkpoint_dir.steps(run.files.checkpoints) == [1]
             assert checkpoint_dir.read_part(run.files.checkpoints, 1).position == position
             assert [path.name for path in sorted(run.files.journal.iterdir())] == ["000002.batch"]

@@ -9,13 +9,14 @@ import pytest
 from olmorl.errors import ResourceError
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.learner.storage.checkpoint_dir import MARKER, PART, Part
+from olmorl.learner.storage.ledger_state import LedgerState
 
 
 def write(checkpoints: Path, *steps: int) -> None:
     for step in steps:
         checkpoint_dir.shares_of(checkpoints, step, incarnation=1).mkdir(parents=True)
         part = Part(step=step, incarnation=1, ledger_incarnation=1, ledger_bytes=10 * step)
-        checkpoint_dir.complete(checkpoints, part)
+        checkpoint_dir.complete(checkpoints, part, LedgerState())
 
 
 def test_copies_that_people_made_are_neither_taken_nor_removed(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from olmorl.deploy.control import cli
 from olmorl.errors import ConfigError, DataError, ResourceError, UserError
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.learner.storage.checkpoint_dir import Part
+from olmorl.learner.storage.ledger_state import LedgerState
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.checkpoint_shards import KINDS, ParameterPiece, Share, Shares, file_of
 from olmorl.learner.trainer.export import export
@@ -144,7 +145,8 @@ def run_of(tmp_path: Path) -> Callable[..., tuple[Path, Weights]]:
         weights = {name: weight.detach() * 1.001 for name, weight in loaded.named_parameters()}
         checkpoints = settings.run_dir / "checkpoints"
         write(checkpoint_dir.shares_of(checkpoints, 4, 1), weights, world=2)
-        checkpoint_dir.complete(checkpoints, Part(step=4, incarnation=1, ledger_incarnation=1, ledger_bytes=0))
+        part = Part(step=4, incarnation=1, ledger_incarnation=1, ledger_bytes=0)
+        checkpoint_dir.complete(checkpoints, part, LedgerState())
         return settings.run_dir, weights
 
     return make

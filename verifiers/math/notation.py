@@ -35,7 +35,8 @@ underline ensuremath mathop mathrel mathord mathbin mathstrut strut ! checkmark 
 mathit mathsf mathcal mathscr mathfrak boldsymbol bm mathbf overrightarrow vec hat"""
 _NAMES = {
     **dict.fromkeys(_GONE.split(), ""),
-    **dict.fromkeys((*",;:>", "thinspace", "medspace", "thickspace", "enspace", "negthinspace", "space"), " "),
+    **dict.fromkeys((*",;:>", "thinspace", "medspace", "thickspace", "enspace", "space"), " "),
+    **dict.fromkeys(("negthinspace", "negmedspace", "negthickspace"), ""),
     " ": " ", "\n": " ", "quad": QUAD, "qquad": QUAD, "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac",
     "nicefrac": r"\frac", "sfrac": r"\frac", "dbinom": r"\binom", "tbinom": r"\binom", "dots": r"\ldots ",
     "dotsc": r"\ldots ", "cdots": r"\ldots ", "leqslant": r"\le ", "leqq": r"\le ", "leq": r"\le ", "le": r"\le ",

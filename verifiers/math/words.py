@@ -32,7 +32,8 @@ def _set(*lines: str) -> frozenset[str]:
 
 DENIALS = _set("not never cannot neither nor wrong incorrect false impossible unlikely doubt untrue")
 HEDGES = DENIALS | _set("or either maybe perhaps possibly probably guess unsure uncertain whether ?")
-DOUBTS = HEDGES | _set("might may could unless if except anything too refuse")
+MODALS = _set("might may could")
+DOUBTS = HEDGES | MODALS | _set("unless if except anything too refuse")
 BOUNDS = _set(
     "least most than under below above over exceeding between nearly almost twice half double triple times minus plus",
     "multiple factor divisible root reciprocal opposite successor after before against third quarter no unlike beyond",
@@ -110,7 +111,8 @@ def denied(text: str) -> bool:
 
 def changed_ahead(text: str) -> bool:
     """Whether the words in front of a number in its sentence deny, doubt or bound it."""
-    return _any(words(text), DOUBTS | BOUNDS)
+    found = words(text)
+    return _any(found, DOUBTS - MODALS | BOUNDS) or not MODALS.isdisjoint(found[-3:])
 
 
 def changed_nearby(ahead: str, clause: str = "") -> bool:
@@ -122,7 +124,7 @@ def changed_nearby(ahead: str, clause: str = "") -> bool:
     found = words(ahead)
     if not GUESSES.isdisjoint(words(clause)):
         return True
-    modal = found[-1:] == ["be"] and found[-2:-1] in (["may"], ["might"], ["could"])
+    modal = found[-1:] == ["be"] and not MODALS.isdisjoint(found[-2:-1])
     near = found[-2:] if found[-1:] and found[-1] in ("of", "than", "most", "least", "to", "by") else found[-1:]
     return modal or _any(found[-4:], HEDGES) or _any(near, BOUNDS)
 
@@ -143,7 +145,7 @@ def imagined(sentence: str) -> bool:
     """Whether a sentence only looks at a number, and concludes nothing: `Suppose x = 7`."""
     found = words(sentence)
     looks = {"let", "suppose", "assume", "consider", "try"} | ({"if"} if "," not in sentence else set())
-    return not looks.isdisjoint(found[:1]) and "so" not in found
+    return not looks.isdisjoint(found[:1]) and {"so", "then"}.isdisjoint(found)
 
 
 def unsure(text: str) -> bool:

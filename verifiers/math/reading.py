@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from string import ascii_lowercase
+from string import ascii_letters, ascii_lowercase
 from typing import NamedTuple
 
 from olmorl.verifiers.math.algebra.tree import FUNCTIONS
@@ -55,6 +55,8 @@ _CLAIMS = ("=", ":", " is", " are", " was", " equals", " makes", " leaves", " gi
 _NAMES_AHEAD = {"is", "are", "was", "be", "on", "it's", "the", "a", "an"}
 _MATH = frozenset((*"and pi infty alpha beta theta phi sqrt".split(), *FUNCTIONS))  # noqa: SIM905
 """Names of mathematics, which are no words."""
+MAX_UNIT_LETTERS = 2
+"""Letters of the unit behind a sum of numbers. More are variables."""
 _CHOICES = "ABCDEFGHIJ"
 _BETWEEN = str.maketrans(",;&()[]{}", "         ")
 
@@ -196,16 +198,24 @@ def same_text(label: str, answer: str, exact_case: bool) -> bool:
 
 def unit_letters(question: MathQuestion, *answers: str) -> frozenset[str]:
     """The single letters that are units, because the question, the label or the answer says so."""
-    return letters_of(question.units.union(*(shown(normalise(answer)) for answer in answers)))
+    texts = [text for text in map(normalise, answers) if TEXT in text or not _is_sum(text)]
+    return letters_of(question.units.union(*map(shown, texts)))
 
 
 def in_signs(text: str, letters: frozenset[str]) -> str:
     """A normalised answer with its unit as text, for the grammar: a letter there is a variable."""
-    tail = _TAIL_UNIT.search(text)
+    tail = None if _is_sum(text) else _TAIL_UNIT.search(text)
     found = measured(f" {tail[1]}", letters) if tail else None
     if tail is None or found is None or not is_known(found.unit) or found.remark.strip():
         return text
     return f"{text[: tail.start()]}{TEXT}{tail[1]}{END_TEXT}"
+
+
+def _is_sum(text: str) -> bool:
+    """Whether it is a sum of terms with variables: `28ms + 9s` has no milliseconds."""
+    first, *others = text.partition(TEXT)[0].split("\\")
+    signs = first + "".join(part.lstrip(ascii_letters) for part in others)
+    return ("+" in text[1:] or "-" in text[1:]) and sum(map(str.isalpha, signs)) > MAX_UNIT_LETTERS
 
 
 def settle(label: Reading, answer: Reading, policy: Policy, question: MathQuestion) -> tuple[bool, str] | None:

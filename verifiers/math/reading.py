@@ -49,6 +49,10 @@ _OPTION = re.compile(
     r"(?!\(?[A-J]\b|(?:is|are|and|or|was|has|can)\b)"
 )
 """The letter in front of an option: `(A) 12`."""
+_SHARE = re.compile(
+    r"(\d[\d,.]*)(?: (?!out )[a-zA-Z]+)? (?:(out of )(?:the )?|of (?:the|her|his|these) )(\d+)(?: [a-zA-Z ]*)?"
+)
+"""A count and the whole that it is a part of: `2 out of 5`, which is also a fraction; `41 of the 60 pupils`."""
 _START = re.compile(rf"(?:(?<![\w\\^_{{.])[-+]?[\x05€£¥₹]?\s?(?:\d|\.\d|\\frac)|\b{NUMBER_WORD})", re.IGNORECASE)
 _TAIL_UNIT = re.compile(r"(?<=[\d\s}])([a-zA-Zμ°Ω][a-zA-Zμ°Ω./^{}\d\s-]*)$")
 _CLAIMS = ("=", ":", " is", " are", " was", " equals", " makes", " leaves", " gives")
@@ -120,6 +124,11 @@ def _in_simple_form(whole: Reading, plain: str, letters: frozenset[str]) -> Read
         return whole._replace(numeral=(numeral[1].lower().lstrip("0"), _BASES.get(numeral[2], numeral[2])))
     if clock := _CLOCK.fullmatch(plain):
         return whole._replace(word=_time(clock))
+    if share := _SHARE.fullmatch(" ".join(plain.split())):
+        count, whole_of = quantity(share[1]), Fraction(share[3])
+        if count is not None and share[2] and whole_of:
+            return whole._replace(number=count._replace(value=count.value / whole_of), stated=count)
+        return whole._replace(number=count)
     in_text = text[:1] + text[-1:] == TEXT + END_TEXT and text.count(TEXT) == 1
     if number := _literal(plain) or quantity(plain if in_text else text, letters):
         return whole._replace(number=number)
@@ -277,15 +286,17 @@ def _as_numbers(label: Reading, answer: Reading, policy: Policy, question: MathQ
         return equal(*decimals, policy), "number"
     if label.number is None:
         return None
-    given = answer.number or answer.stated
-    if given is None and label.number.finest.dimensions:
+    counted = answer.stated if answer.number is None or question.is_count else None
+    given = [one for one in (answer.number, counted) if one is not None]
+    if not given and label.number.finest.dimensions:
         return False, "unit"
-    if given is None and _SUMMED.fullmatch(answer.text):
+    if not given and _SUMMED.fullmatch(answer.text):
         return False, "restated"
-    if given is None:
+    if not given:
         none = question.is_count and not label.number.value and answer.key.startswith(("no", "Thereareno"))
         return (none, "word") if answer.word else None
-    return any(equal(one, given, policy) for one in _meant(label.number, given, question)), "number"
+    meant = ((one, number) for number in given for one in _meant(label.number, number, question))
+    return any(equal(one, number, policy) for one, number in meant), "number"
 
 
 def _meant(label: Quantity, answer: Quantity, question: MathQuestion) -> list[Quantity]:

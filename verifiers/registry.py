@@ -13,7 +13,7 @@ from olmorl.verifiers.instructions import instruction_verifier as instructions
 from olmorl.verifiers.judge import registry as judge
 from olmorl.verifiers.math import math_verifier
 from olmorl.verifiers.math.numbers import Policy
-from olmorl.verifiers.pool.pool import LatePool, Pool
+from olmorl.verifiers.pool.pool import Pool
 from olmorl.verifiers.text.text_verifiers import Finished, MultipleChoice, RegexMatch, StringMatch, TokenF1
 from olmorl.verifiers.verifier import AnswerVerifier, Verifier
 
@@ -26,20 +26,7 @@ def _math(settings: Verifiers, pool: Pool) -> AnswerVerifier:
         settings.math_tolerance,
         settings.math_ordered_lists,
     )
-    return math_verifier.MathVerifier(
-        pool, policy, settings.math_last_number, LatePool(lambda: _symbolic_pool(settings))
-    )
-
-
-def _symbolic_pool(settings: Verifiers) -> Pool:
-    return Pool(
-        1,
-        settings.timeout_s,
-        settings.memory_mib,
-        settings.recycle_after,
-        settings.retries,
-        preload=(math_verifier.SYMBOLIC_WARM,),
-    )
+    return math_verifier.MathVerifier(pool, policy, settings.math_last_number)
 
 
 def _instructions(settings: Verifiers, pool: Pool) -> AnswerVerifier:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
@@ -116,6 +115,11 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
             console.print(found.text)
         console.print(silence)
         return
+    _show_live(console, live)
+
+
+def _show_live(console: SafeConsole, live: Mapping[str, Any]) -> None:
+    """Show the launcher's answer."""
     if live.get("verdict"):
         console.print(live["verdict"]["text"])
     console.print(
@@ -200,7 +204,7 @@ def show_message(answer: Mapping[str, Any], as_json: bool) -> None:
     print(json.dumps(answer) if as_json else printable(answer["message"]))
 
 
-def _console() -> Console:
+def _console() -> SafeConsole:
     # No markup: the causes of deaths contain brackets.
     return SafeConsole(highlight=False, markup=False, width=None if sys.stdout.isatty() else _FILE_WIDTH)
 

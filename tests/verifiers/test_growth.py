@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from olmorl.verifiers.math.answer_parser import read
 from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer, strip_thinking
-from olmorl.verifiers.math.last_value import SEARCHED, last_value
-from olmorl.verifiers.math.notation import normalise
-from olmorl.verifiers.math.prose import MAX_SENTENCE, stated
+from olmorl.verifiers.math.notation import normalise, without_remark
+from olmorl.verifiers.math.question import MAX_QUESTION, _question
+from olmorl.verifiers.math.reading import _read
 from olmorl.verifiers.text.choice import choice
 from olmorl.verifiers.text.squad import words
 
@@ -34,14 +33,14 @@ UNITS = (
 )  # fmt: skip
 AROUND = (("", ""), ("The answer is 5 ", ""), ("x", "y"), (r"\boxed{", "}"), ("$5 ", "\nSo it is 5."))
 READERS: dict[str, tuple[Callable[[str], object], int]] = {
-    "the final answer": (final_answer, 5 * SEARCHED),
+    "the final answer": (final_answer, LENGTH),
     "thinking": (lambda text: strip_thinking(text, "<think>", "</think>", False), LENGTH),
     "a choice": (choice, LENGTH),
     "words": (words, LENGTH),
-    "the last value": (last_value, SEARCHED),
-    "an answer": (read, MAX_ANSWER),
-    "notation": (normalise, MAX_ANSWER),
-    "a sentence": (lambda text: stated(normalise(text)), MAX_SENTENCE),
+    "an answer": (_read, MAX_ANSWER),
+    "notation": (normalise.__wrapped__, MAX_ANSWER),
+    "a remark": (without_remark, MAX_ANSWER),
+    "a question": (_question.__wrapped__, MAX_QUESTION),
 }
 """With the characters that each may be given."""
 

@@ -2,58 +2,50 @@
 
 from __future__ import annotations
 
-import re
 from math import isfinite
+from string import ascii_letters
 from typing import Any
 
 from olmorl.messages import Completion, Prompt, Verdict
-from olmorl.verifiers.check_outcomes import Done, Outcome, WorkerProbe
-from olmorl.verifiers.math.answer_parser import in_signs, is_sequence, read, read_label, settle
-from olmorl.verifiers.math.extraction import MAX_ANSWER, final_answer
-from olmorl.verifiers.math.matching import (
-    asked_again,
-    in_terms_of,
-    in_unit_of,
-    in_words_of,
-    match,
-    refusal,
-    with_marked_unit,
-)
+from olmorl.verifiers.check_outcomes import Done, WorkerProbe
+from olmorl.verifiers.math.extraction import MAX_ANSWER, Extracted, final_answer
 from olmorl.verifiers.math.numbers import Policy
-from olmorl.verifiers.math.question import UNKNOWN, MathQuestion, asked, comma_as_point
-from olmorl.verifiers.math.words.wording import doubtful
-from olmorl.verifiers.pool.pool import LatePool, Pool
+from olmorl.verifiers.math.question import UNKNOWN, MathQuestion, asked
+from olmorl.verifiers.math.reading import (
+    Reading,
+    in_signs,
+    is_sequence,
+    read,
+    read_label,
+    same_text,
+    settle,
+    unit_letters,
+)
+from olmorl.verifiers.pool.pool import Pool
 from olmorl.verifiers.verifier import AnswerVerifier, unscored
 
 WARM = "olmorl.verifiers.math.algebra.check:warm"
 EQUAL = "olmorl.verifiers.math.algebra.check:equal"
 PROBE = WorkerProbe(EQUAL, (r"\frac{x^2-1}{x-1}", "1+x", Policy()), True)
-SYMBOLIC_WARM = "olmorl.verifiers.math.symbolic:warm"
-SYMBOLIC_EQUAL = "olmorl.verifiers.math.symbolic:equal"
-SYMBOLIC_PROBE = WorkerProbe(SYMBOLIC_EQUAL, (r"\frac{x^2-1}{x-1}", "1+x"), True)
 GSM8K_MARKER = "####"
+UNMARKED = ("line", "closing", "last_formula", "last_number", "last_list")
+"""How an answer was found in a text that marks none. Its last sentence counts where the label is words."""
 MAX_TEXT = 200
 """Longest label, in characters, that is text and no mathematics."""
-_OR = re.compile(r"\b(?:either|or)\b", re.IGNORECASE)
-_COMMAND = re.compile(r"\\[a-zA-Z]+")
 POLICY = Policy()
 
 
 class MathVerifier(AnswerVerifier):
     """The reward is 1 when the final answer equals the label, else 0."""
 
-    def __init__(
-        self, pool: Pool, policy: Policy = POLICY, last_number: bool = True, symbolic: LatePool | None = None
-    ) -> None:
+    def __init__(self, pool: Pool, policy: Policy = POLICY, last_number: bool = True) -> None:
         """
         Args:
             pool: running, made with `preload=(WARM,)`.
             policy: the rules of agreement that a recipe may choose.
             last_number: without a box or a marker, the last number is the answer.
-            symbolic: makes a pool with `preload=(SYMBOLIC_WARM,)`, for labels that our grammar does not read.
         """
         self._pool = pool
-        self._symbolic = symbolic
         self._policy = policy
         self._last_number = last_number
 
@@ -69,58 +61,36 @@ class MathVerifier(AnswerVerifier):
             question: what is known of it.
         """
         truth = _label_text(label)
-        pointed = (comma_as_point(text), comma_as_point(truth)) if question.decimal_comma else (text, truth)
-        if pointed[1] == truth:
-            verdict = await self._verify(text, truth, question)
-            if verdict.reward != 0 or pointed[0] == text:
-                return verdict
-        return await self._verify(*pointed, question)
-
-    async def _verify(self, text: str, truth: str, question: MathQuestion) -> Verdict:
         answer = final_answer(text, self._last_number)
         if answer is None:
             return Verdict(reward=0.0, method="no_answer")
-        truth, wanted, found = match(question, truth, answer)
-        given = read(found.text)
-        if reason := refusal(truth, answer, question) or asked_again(question, wanted, given):
-            return Verdict(reward=0.0, extracted=answer.text, method=reason)
-        settled = in_words_of(question, wanted, answer, found)
-        if self._policy.units == "lenient":
-            wanted = in_terms_of(question, wanted, given)
-        policy = question.policy(self._policy, is_percentage=bool(wanted.number and wanted.number.percent))
-        settled = settled or settle(wanted, given, policy)
+        if any(same_text(truth, one, self._policy.exact_case) for one in _spellings(answer, truth)):
+            return Verdict(reward=1.0, extracted=answer.text or truth, method="identical")
+        letters = unit_letters(question, truth, answer.text)
+        wanted, given = read_label(truth, letters), read(answer.text, letters)
+        if answer.how in UNMARKED and (wanted.word or wanted.is_choice):
+            given = read(answer.wholes[-1], letters)
+        wanted, given = _with_options(question, wanted, given, letters)
+        if question.restates(given.text, bool(given.number)) and not question.restates(
+            wanted.text, bool(wanted.number)
+        ):
+            return Verdict(reward=0.0, extracted=answer.text, method="restated")
+        policy = self._policy._replace(ordered=self._policy.ordered or question.is_ordered)
+        settled = settle(wanted, given, policy, question)
         if settled is not None:
-            return Verdict(reward=float(settled[0]), extracted=found.text, method=settled[1])
-        signs = in_signs(found.text)
-        if found.how == "sentence" and signs == found.text and doubtful(_OR.sub("", found.text)):
-            return Verdict(reward=0.0, extracted=found.text, method="unclear")
-        measured = in_unit_of(question, truth, signs) if self._policy.units == "lenient" else signs
-        if measured is None:
-            return Verdict(reward=0.0, extracted=found.text, method="unit")
-        return await self._by_algebra(truth, measured, policy)
+            right, method = settled
+            method = "no_answer" if answer.how == "closing" and not right else method
+            return Verdict(reward=float(right), extracted=answer.text, method=method)
+        return await self._by_algebra(wanted, in_signs(wanted.text, letters), in_signs(given.text, letters), policy)
 
-    async def _by_algebra(self, truth: str, answer: str, policy: Policy) -> Verdict:
-        outcome, method = await self._compare(in_signs(with_marked_unit(truth)), answer, policy)
-        if outcome == Done(None) and read_label(truth).number:
-            return Verdict(reward=0.0, extracted=answer, method="number")
+    async def _by_algebra(self, label: Reading, truth: str, answer: str, policy: Policy) -> Verdict:
+        outcome = await self._pool.run(EQUAL, (truth, answer, policy), PROBE)
         if not isinstance(outcome, Done):
             return unscored(outcome, answer)
-        if outcome.value is None and _is_text(truth):
-            return Verdict(reward=0.0, extracted=answer, method="text")
-        if outcome.value is None:
+        if outcome.value is None and not (label.number or label.is_choice or _is_text(truth)):
             return Verdict(reward=None, extracted=answer, error_kind="label", detail=f"cannot read {truth[:80]!r}")
-        return Verdict(reward=float(outcome.value), extracted=answer, method=method)
-
-    async def _compare(self, truth: str, answer: str, policy: Policy) -> tuple[Outcome, str]:
-        """True or False, or None for an unreadable label; and the method that decided."""
-        outcome = await self._pool.run(EQUAL, (truth, answer, policy), PROBE)
-        if outcome != Done(None) or self._symbolic is None or read_label(truth).number:
-            return outcome, "algebra"
-        return await self._symbolic.run(SYMBOLIC_EQUAL, (truth, answer), SYMBOLIC_PROBE), "symbolic"
-
-    async def close(self) -> None:
-        if self._symbolic is not None:
-            await self._symbolic.stop()
+        method = "text" if outcome.value is None else "algebra"
+        return Verdict(reward=float(bool(outcome.value)), extracted=answer, method=method)
 
     def usable(self, label: Any) -> bool:
         return _shape_problem(label) is None and _simple(_label_text(label))
@@ -132,7 +102,7 @@ class MathVerifier(AnswerVerifier):
         truth = _label_text(label)
         if _simple(truth):
             return None
-        outcome, _ = await self._compare(truth, truth, self._policy)
+        outcome = await self._pool.run(EQUAL, (truth, truth, self._policy), PROBE)
         if outcome == Done(True) or (outcome == Done(None) and _is_text(truth)):
             return None
         why = (
@@ -143,16 +113,33 @@ class MathVerifier(AnswerVerifier):
         return f"the math label {truth[:80]!r} cannot be used: {why}"
 
 
+def _spellings(answer: Extracted, truth: str) -> tuple[str, ...]:
+    """The texts that are right if they are the label: the answer, and what stands around it for a label of words."""
+    return (answer.text, *(one for one in answer.wholes if len(truth) > 1 and not read_label(truth).number))
+
+
+def _with_options(
+    question: MathQuestion, wanted: Reading, given: Reading, letters: frozenset[str]
+) -> tuple[Reading, Reading]:
+    """Label and answer, both as the text of an option where one of them is a letter and the other is not."""
+    if wanted.is_choice and not given.letter and (option := question.option(wanted.letter)):
+        return read(option, letters), given
+    if given.is_choice and not wanted.is_choice and (option := question.option(given.letter)):
+        return wanted, read(option, letters)
+    return wanted, given
+
+
 def _is_text(truth: str) -> bool:
     """Whether an unreadable label is short text, which an answer can repeat."""
-    words = _COMMAND.sub("", truth)
-    return len(truth) <= MAX_TEXT and truth.count("{") == truth.count("}") and any(map(str.isalpha, words))
+    first, *others = truth.split("\\")
+    letters = first + "".join(part.lstrip(ascii_letters) for part in others)
+    return len(truth) <= MAX_TEXT and truth.count("{") == truth.count("}") and any(map(str.isalpha, letters))
 
 
 def _simple(truth: str) -> bool:
     """Whether the fast path reads the label."""
     label = read_label(truth)
-    simple = label.number or label.is_choice_label or label.word or label.numeral or label.clock
+    simple = label.number or (label.word and len(truth) <= MAX_TEXT) or label.numeral or label.is_choice
     return bool(simple) or is_sequence(label.text)
 
 

@@ -1,13 +1,10 @@
-"""Rewrites the different spellings of an answer into one notation."""
+"""Rewrites the different spellings of an answer into one notation. Labels and answers go through the same steps."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+import unicodedata
 from functools import lru_cache
-
-from olmorl.verifiers.math.words.languages import units_in_english
-from olmorl.verifiers.math.words.wording import harmless_ahead
 
 TEXT, END_TEXT = "\x02", "\x03"
 """Mark the start and the end of the text in `\\text{}` and similar commands."""
@@ -15,242 +12,195 @@ ROW = "\x04"
 """The sign for `\\\\`, which separates the rows of a matrix."""
 DOLLAR = "\x05"
 """The sign for the currency: `$` alone is LaTeX's delimiter."""
+QUAD = "\x06"
+"""The sign for a wide space, which may separate two equations."""
 
 _SIGNS = {
     "−–—﹣－": "-", "×✕": r"\times ", "·⋅∙•": r"\cdot ", "÷": r"\div ", "∕⁄": "/", "°º˚": r"^\circ ", "√": r"\sqrt ",
-    "≤⩽": r"\le ", "≥⩾": r"\ge ", "≠": r"\ne ", "≈≃": r"\approx ", "≡": r"\equiv ", "∪": r"\cup ", "∩": r"\cap ",
+    "≤⩽≦": r"\le ", "≥⩾≧": r"\ge ", "≠": r"\ne ", "≈≃": r"\approx ", "≡": r"\equiv ", "∪": r"\cup ", "∩": r"\cap ",
     "∈": r"\in ", "∖": r"\setminus ", "±": r"\pm ", "∓": r"\mp ", "∅": r"\emptyset ", "∞": r"\infty ", "π": r"\pi ",
     "θ": r"\theta ", "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "δ": r"\delta ", "λ": r"\lambda ", "μ": r"\mu ",
     "ω": r"\omega ", "σ": r"\sigma ", "ρ": r"\rho ", "φϕ": r"\phi ", "Δ": r"\Delta ", "ℝ": r"\mathbb{R}",
-    "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "∠": r"\angle ",
-    "＜": "<", "＞": ">", "≦": r"\le ", "≧": r"\ge ",
-    "△": r"\triangle ", "∑": r"\sum ", "∫": r"\int ", "…": r"\ldots ", "→": r"\to ", "∨": r"\lor ", "∧": r"\land ",
-    "∴": r"\therefore ", "⇒⟹": r"\Rightarrow ",
-    "½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}",
-    "⅕": r"\frac{1}{5}", "⅖": r"\frac{2}{5}", "⅗": r"\frac{3}{5}", "⅘": r"\frac{4}{5}", "⅙": r"\frac{1}{6}",
-    "⅛": r"\frac{1}{8}", "⅜": r"\frac{3}{8}", "⅝": r"\frac{5}{8}", "⅞": r"\frac{7}{8}",
-    "\u00a0\u2002\u2003\u2009\u200a\u202f\u3000": " ", "\u200b\u200c\u200d\u2060\ufeff": "", "’′": "'", "，": ",",
-    "％": "%", "（": "(", "）": ")", "＝": "=", "＋": "+", "：": ":",
+    "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}", "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "∠": r"\angle ", "Ω": r"\Omega ",
+    "＜": "<", "＞": ">", "△": r"\triangle ", "∑": r"\sum ", "∫": r"\int ", "…": r"\ldots ", "→": r"\to ",
+    "∨": r"\lor ", "∧": r"\land ", "∴": "", "⇒⟹": r"\Rightarrow ", "’′": "'", "，": ",", "％": "%", "（": "(",
+    "）": ")", "＝": "=", "＋": "+", "：": ":", "。": ".", "¬": r"\neg ", "✓✅✔□■∎": " ",
+    "\u00a0\u2002\u2003\u2009\u200a\u202f\u3000": " ", "\u200b\u200c\u200d\u2060\ufeff": "",
 }  # fmt: skip
-_FULL_WIDTH = {0xFF10 + digit: str(digit) for digit in range(10)}
-_CHARACTERS = {ord(sign): plain for signs, plain in _SIGNS.items() for sign in signs} | _FULL_WIDTH
-_RAISED = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
-_RAISED_PLAIN = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
-_LOWERED = re.compile(r"[₀₁₂₃₄₅₆₇₈₉]+")
-_LOWERED_PLAIN = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_CHARACTERS = {ord(sign): plain for signs, plain in _SIGNS.items() for sign in signs}
+_SMALL = re.compile(r"(?P<raised>[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+)|(?P<lowered>[₀-₉]+)|(?P<part>[¼-¾⅐-⅞])")
 
-
-def _function(match: re.Match[str]) -> str:
-    """`f: x \\mapsto` as `f(x) =`."""
-    return f"{match[1] or 'f'}({match[2]}) ="
-
-
-def _combinations(match: re.Match[str]) -> str:
-    """`5C2` as a binomial coefficient. A numeral such as 2C335 stays."""
-    return rf"\binom{{{match[1]}}}{{{match[2]}}}" if int(match[1]) >= int(match[2]) else match[0]
-
-
-def _quantity(match: re.Match[str]) -> str:
-    """`\\SI{30}{\\volt}` as the number and the unit in words."""
-    unit = (match[2] or "").replace("\\per", "/").replace("\\", " ")
-    number = match[1] + (r"^\circ" if match[0].startswith("\\ang") else "")
-    return rf"{number}\text{{{unit}}}" if unit else number
-
-
-_COMMANDS: tuple[tuple[tuple[str, ...], re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
-    (("\\begin",), re.compile(
-        r"\\left\s*\\\{\s*\\begin\s*\{(array|matrix)\}(?:\{[lcr| ]*\})?((?:(?!\\begin|\\end).){0,1000})"
-        r"\\end\s*\{\1\}\s*\\right\s*\.", re.DOTALL), r"\\begin{cases}\2\\end{cases}"),
-    (("\\begin",), re.compile(
-        r"\\left\s*\\\{\s*\\begin\s*\{(aligned)\}(?:\{[lcr| ]*\})?((?:(?!\\begin|\\end).){0,1000})"
-        r"\\end\s*\{\1\}\s*\\right\s*\.", re.DOTALL), r"\\begin{aligned}\2\\end{aligned}"),
-    (("\\\\", "\\cr", "\\newline"), re.compile(r"\\\\(?:\s*\[[^\]]*\])?|\\cr(?![a-zA-Z])|\\newline(?![a-zA-Z])"), ROW),
-    ((ROW, "\\end"), re.compile(rf"[.,;]\s*(?={ROW}|\\end\s*\{{)"), ""),
-    (("C",), re.compile(r"(?<![\w.\\^{])(\d{1,3})C(\d{1,3})(?![\w.]|\)?\s*_)"), _combinations),
-    (("C_",), re.compile(r"(?<![a-zA-Z\\])C_(?:\{([3-9]|\d\d)\}|([3-9]))\s*\^(?:\{(\d{1,2})\}|(\d))"),
-     r"\\binom{\1\2}{\3\4}"),
-    (("C_",), re.compile(r"(?:\{\s*\}|^)\s*[_^](?:\{(\w{1,4})\}|(\w))\s*C_(?:\{(\w{1,4})\}|(\w))"),
-     r"\\binom{\1\2}{\3\4}"),
-    (("{e", "{E"), re.compile(r"(?<=\d)\s*\\(?:text|mathrm)\s*\{\s*[eE]\s*([-+])\s*\}\s*(?=\d)"), r"e\1"),
-    (("...", "dots"), re.compile(r"\.\.\.+|\\(?:dots[a-z]?|cdots)(?![a-zA-Z])"), r"\\ldots "),
-    (("\\mapsto",), re.compile(
-        r"(?:([a-zA-Z])\s*(?::|\\colon(?![a-zA-Z]))\s*)?([a-z])\s*\\mapsto(?![a-zA-Z])"), _function),
-    ((",-", ",–"), re.compile(r"(?<=\d),[-–—](?=\s*$)"), ""),
-    (("\\SI", "\\qty", "\\num", "\\ang"), re.compile(
-        r"\\(?:SI|qty|num|ang)\s*\{([^{}]*)\}(?:\{([^{}]*)\})?"), _quantity),
-    (("\\mid", "|"), re.compile(
-        r"^([A-Z])\s*\(\s*(-?[\d./]+)\s*(?:\||\\mid(?![a-zA-Z]))\s*(-?[\d./]+)\s*\)$"), r"\1(\2, \3)"),
-    (("\\ne",), re.compile(r"(?:\\quad|\s)*\(\s*[a-z]\s*\\neq?\s[^()]{1,10}\)$"), ""),
-    (("{,}",), re.compile(r"(?<=\d)\{,\}(?=(?:\d{1,2}|\d{4,})(?!\d))"), "."),
-    (("\\math",), re.compile(r"\\mathbin\s*\{([^{}]*)\}|\\mathrm\s+([a-zA-Z])(?![a-zA-Z])"), r"\1\2"),
-    (("\\text",), re.compile(r"\\text\s+([a-zA-Z])(?![a-zA-Z])"), r"\\text{\1}"),
-    ((",",), re.compile(r",\\[!,]\s*|\s*\{\s*,\s*\}\s*"), ","),
-    ((":",), re.compile(r"\{\s*:\s*\}"), ":"),
-    (("\\dfrac", "\\tfrac", "\\cfrac", "\\nicefrac", "\\sfrac"), re.compile(r"\\(?:[dtcs]|nice)frac(?![a-zA-Z])"),
-     r"\\frac"),
-    (("\\bbox", "\\framebox", "\\enclose", "\\colorbox"), re.compile(
-        r"\\(?:bbox|framebox|enclose|colorbox)\s*(?:\[[^\[\]]*\]){0,2}(?:\{[^{}]*\}(?=\{))?\{([^{}]*)\}"), r"\1"),
-    (("\\mathrm", "\\text", "\\rm"), re.compile(
-        r"\\(?:mathrm|text|rm)\s*\{\s*\\frac\s*\{([a-zA-Z\s^\d]+)\}\s*\{([a-zA-Z\s^\d]+)\}\s*\}"), r"\\text{\1/\2}"),
-    (("\\dbinom", "\\tbinom"), re.compile(r"\\[dt]binom(?![a-zA-Z])"), r"\\binom"),
-    (("left", "right", "\\middle", "\\big", "\\Big"), re.compile(
-        r"\\(?:left|right|middle|m?left|m?right|[bB]igg?[lrm]?)(?![a-zA-Z])\.?"), ""),
-    (("color", "space", "phantom"), re.compile(
-        r"\\(?:text)?color\s*\{[^{}]*\}|\\[hv]space\*?\s*\{[^{}]*\}|\\h?phantom\s*\{[^{}]*\}"), ""),
-    (("\\",), re.compile(
-        r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|bf|it|rm|sf|tt|cal|large|Large|LARGE|huge|small"
-        r"|tiny|underline|ensuremath|mathop|mathrel|mathord|mathstrut|strut|!)(?![a-zA-Z])"), ""),
-    (("\\", "~"), re.compile(
-        r"\\(?:[,;:> ]|q?quad(?![a-zA-Z])|(?:neg)?(?:thin|med|thick|en)space(?![a-zA-Z]))|~"), " "),
-    (("\\%", "\\#", "\\&", "\\_"), re.compile(r"\\([%#&_])"), r"\1"),
-    (("\\$",), re.compile(r"\\\$"), DOLLAR),
-    (("\\(", "\\)", "\\[", "\\]"), re.compile(r"\\[()\[\]]"), ""),
-    (("\\imath", "\\jmath"), re.compile(r"\\([ij])math(?![a-zA-Z])"), r"\1"),
-    (("hat",), re.compile(r"\\(?:hat|widehat)\s*\{\s*\\(?:mathbf|boldsymbol|bm|mathrm)\s*\{?([ijk])\}?\s*\}"),
-     r"\\vec{\1}"),
-    (("\\mathbf", "\\b", "\\vec", "hat", "\\overrightarrow"), re.compile(
-        r"\\(?:mathbf|boldsymbol|bm|vec|hat|widehat|overrightarrow)\s*(?:\{\s*([ijk])\s*\}|\s([ijk])\b)"),
-     r"\\vec{\1\2}"),
-    (("\\math", "\\b", "\\vec", "\\hat", "\\overrightarrow"), re.compile(
-        r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathcal|mathscr|mathfrak|vec|hat|overrightarrow)(?![a-zA-Z])"
-        r"(?!\s*\{[ijk]\})"), ""),
-    (("\\mathbb",), re.compile(r"\\mathbb\s*([A-Z])(?![a-zA-Z])"), r"\\mathbb{\1}"),
-    (("\\le", "<="), re.compile(r"\\(?:leqslant|leqq|leq|le)(?![a-zA-Z])|<="), r"\\le "),
-    (("\\ge", ">="), re.compile(r"\\(?:geqslant|geqq|geq|ge)(?![a-zA-Z])|>="), r"\\ge "),
-    (("\\n", "!="), re.compile(r"\\(?:neq|ne|not\s*=)(?![a-zA-Z])|(?<![\d)])!="), r"\\ne "),
-    (("\\varnothing",), re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset"),
-    (("\\dot",), re.compile(r"\\dot\s*\{?(\d)\}?(\d*)\\dot\s*\{?(\d)\}?(?!\d)"), r"\\overline{\1\2\3}"),
-    (("\\lt",), re.compile(r"\\lt(?![a-zA-Z])"), "<"),
-    (("\\gt",), re.compile(r"\\gt(?![a-zA-Z])"), ">"),
-    (("\\circ",), re.compile(r"\{\s*\}\s*(?=\^\s*\{?\s*\\circ)"), ""),
-    (("\\deg", "\\circ"), re.compile(r"\\(?:degree|deg)(?![a-zA-Z])|\^\s*\{?\s*\\circ\s*\}?"), r"^\\circ "),
-    (("\\in",), re.compile(r"[\s,]*\(\s*([a-zA-Z]\s*\\in\s*\\mathbb\s*\{?[ZN]\}?)\s*\)$"), r", \1"),
-)  # fmt: skip
-"""Parts, pattern, replacement. The pattern is tried only on a text with one of the parts, which saves time."""
-MAX_NESTED_TEXT = 2
-_ESCAPED_TWICE = re.compile(
-    r"(?<!\\)\\\\(?=(?:left|right|[dt]?frac|sqrt|boxed|text|mathrm|le|ge|leq|geq|pi|cdot|times|infty|cup|cap|in|pm|circ)(?![a-zA-Z]))"
+_GONE = """displaystyle textstyle scriptstyle limits nolimits bf it rm sf tt cal large Large LARGE huge small tiny
+underline ensuremath mathop mathrel mathord mathbin mathstrut strut ! checkmark blacksquare qed therefore ( ) [ ]
+mathit mathsf mathcal mathscr mathfrak boldsymbol bm mathbf overrightarrow vec hat"""
+_NAMES = {
+    **dict.fromkeys(_GONE.split(), ""),
+    **dict.fromkeys((*",;:>", "thinspace", "medspace", "thickspace", "enspace", "space"), " "),
+    **dict.fromkeys(("negthinspace", "negmedspace", "negthickspace"), ""),
+    " ": " ", "\n": " ", "quad": QUAD, "qquad": QUAD, "dfrac": r"\frac", "tfrac": r"\frac", "cfrac": r"\frac",
+    "nicefrac": r"\frac", "sfrac": r"\frac", "dbinom": r"\binom", "tbinom": r"\binom", "dots": r"\ldots ",
+    "dotsc": r"\ldots ", "cdots": r"\ldots ", "leqslant": r"\le ", "leqq": r"\le ", "leq": r"\le ", "le": r"\le ",
+    "geqslant": r"\ge ", "geqq": r"\ge ", "geq": r"\ge ", "ge": r"\ge ", "neq": r"\ne ", "ne": r"\ne ", "lt": "<",
+    "gt": ">", "varnothing": r"\emptyset", "degree": r"^\circ ", "imath": "i", "jmath": "j", "%": "%",
+    "#": "#", "&": "&", "_": "_", "$": DOLLAR, "cr": ROW, "newline": ROW, "\\": ROW, "colon": ":",
+}  # fmt: skip
+"""Commands without an argument, and what stands in their place."""
+_COMMAND = re.compile(
+    r"\\(?:m?left|m?right|middle|[bB]igg?[lrm]?)(?![a-zA-Z])\s*\.?"
+    r"|\\(?:(?:text)?color|[hv]space\*?|[hv]?phantom|tag\*?|label)\s*\{[^{}]*\}"
+    r"|,\\[!,]\s*|\\\\(?P<twice>[a-zA-Z]{2,})|\\(?P<row>\\)\s*\[[^\]]*\]|\\(?P<name>[a-zA-Z]+|.)\s?(?P<operand>\{\s*[ijk]\s*\})?",
+    re.DOTALL,
 )
-"""Two backslashes in front of a command, in data that was escaped once too often."""
-_NOTATION = re.compile(r"[\\~{^<>!|]|\.\.\.|,[-–—]|\dC\d")
-"""Every pattern above needs one of these."""
+_BASIS = re.compile(
+    r"\\(?:hat|widehat|mathbf|boldsymbol|bm|vec|overrightarrow)\s*(?:\{\s*\\(?:mathbf|boldsymbol|bm|mathrm)\s*\{?\s*"
+    r"([ijk])\s*\}?\s*\}|\{\s*\\?([ijk])(?:math)?\s*\}|\s([ijk])\b)"
+)
+"""A unit vector, `\\hat{\\mathbf{i}}`."""
+_TWICE = (
+    "left", "right", "frac", "dfrac", "tfrac", "sqrt", "boxed", "text", "mathrm", "le", "ge", "leq", "geq", "pi",
+    "cdot", "times", "infty", "cup", "cap", "in", "pm", "circ",
+)  # fmt: skip
+"""Commands that data has with two backslashes if it was escaped once too often."""
+_CASES = re.compile(
+    r"\\left\s*\\\{\s*\\begin\s*\{(array|matrix|aligned)\}(?:\{[lcr| ]*\})?((?:(?!\\begin|\\end).){0,1000})"
+    r"\\end\s*\{\1\}\s*\\right\s*\.",
+    re.DOTALL,
+)
 _TEXT_COMMAND = re.compile(
     r"\\(?:text|textbf|textit|textrm|textsf|texttt|textnormal|textup|textsc|emph|mathrm|mbox|hbox|operatorname\*?)"
-    r"\s*\{((?:[^{}]|[_^]\{[^{}]*\})*)\}"
+    r"\s*(?:\{((?:[^{}]|[_^]\{[^{}]*\}|\\frac\s*\{[^{}]*\}\s*\{[^{}]*\})*)\}|([a-zA-Z])(?![a-zA-Z]))"
 )
-_FOR_ALL = re.compile(
-    rf"(?:{TEXT}\s*)?(?:\bfor (?:all|every|each|any|some)\b(?!\s*\d)|\\forall(?![a-zA-Z]))"
-    rf"(?:(?!\b(?:or|and)\b|\\lor|\\land)[^,;={TEXT}]){{0,80}}$"
-)
-"""A remark at the end that says where a formula holds."""
-_DELIMITER = re.compile(r"(?<!\\)\$")
-_PRICE = re.compile(r"(?<!\\)\$(?=\s*[\d.])")
-_BOLD = re.compile(r"(?<![\w)}])\*\*([^*\s](?:[^*]{0,200}[^*\s])?)\*\*(?![\w({])")
-_SUBJECT = re.compile(
-    rf"{TEXT}?([A-Za-z][A-Za-z' ]{{1,80}}?)\s*(?:(?:\s(?:is|are|equals)\s*)?:|\s(?:is|are|equals|(?:simplif|reduc"
-    rf"|evaluat)(?:ies|es|s) to|comes to|becomes)\b)\s*{END_TEXT}?\s*"
-    rf"(?=[-+\d\\(\[{{.{DOLLAR}]|[a-zA-Z](?![a-zA-Z']))(?!\d+:)"
-)
-"""Words in front of a formula that name it: `Solution is: x = 3`."""
-_MEASURE = re.compile(
-    rf"^(?:(?:\\?Pr?|\\mathbb\{{[PE]\}}|{TEXT}?(?:Pr|Var|Cov){END_TEXT}?|[nCEV])\s*[(\[]"
-    rf"(?=[^()]*(?:\||\\c[au]p|,|{TEXT}|[a-zA-Z]{{2}})|[^(),]*\])[^()=\[\]]{{1,60}}[)\]]"
-    r"|\|\s*[A-Z](?:\s*\\(?:cap|cup|setminus)\s*[A-Z])*\s*\|)\s*="
-    r"|^\\(?:(?:sum|prod|i{0,2}int|oint|lim)(?![a-zA-Z])|frac\s*\{\s*d\s*\}\s*\{\s*d\s*[a-z]\s*\})(?:[^={}]|\{(?:[^{}]|\{[^{}]*\}){0,60}\}){0,100}=(?=[^=]*$)|^d[a-z]/d[a-z]\s*="
-)
-"""The measured or calculated thing in front of its value: `P(A | B) =`, `\\int x dx =`."""
-_EXCEPTION = re.compile(
-    r"^((?:(?!\\(?:[lg]e|ne|in|cup|cap)(?![a-zA-Z]))[^<>,;]){1,200}),\s*[a-zA-Z]\s*(?:[<>]|\\(?:ne|[lg]e)(?![a-zA-Z]))\s*-?\d+$"
-)
-"""A formula, and where it has a value: `x + 1, x \\ne 2`."""
-_APOSTROPHES = re.compile(r"(?<![\w.'])\d{1,3}(?:'\d{3})+(?![\d'])")
+MAX_NESTED_TEXT = 2
+_BRACED = re.compile(r"(?<=\d)\s*\{\s*([,:])\s*\}\s*(\d{3}(?!\d))?")
+"""A comma or a colon in braces, and three digits behind it."""
+_SHAPES = (
+    ("\\", re.compile(rf"[.,;]\s*(?={ROW}|\\end\s*\{{)"), ""),
+    ("circ", re.compile(r"(?:\{\s*\}\s*)?\^\s*\{?\s*\\circ\s*\}?"), r"^\\circ "),
+    ("C", re.compile(
+        r"(?:(?:\{\s*\}|^)\s*[_^](?:\{(\w{1,4})\}|(\w))\s*C_|(?<![a-zA-Z\\])C_(?:\{([3-9]|\d\d)\}|([3-9]))\s*\^)"
+        r"(?:\{(\w{1,4})\}|(\w))"), r"\\binom{\1\2\3\4}{\5\6}"),
+)  # fmt: skip
+"""A part, a pattern with that part, and its replacement."""
+_TYPED = (("<=", r"\le "), (">=", r"\ge "), (" != ", r" \ne "), ("...", r"\ldots "), ("~", " "))
+"""Signs as they are typed, and as commands."""
 _GOES_ON = re.compile(r"(?<!\d)(\d{0,40})\.(\d{2,40})\s*\\ldots(?![a-zA-Z]) ?(?!\d)")
-_DIGITS_GO_ON = re.compile(r"=\s*-?\d+\.\d+\s*\\ldots\s*(?=\\approx)|[+-]\s*\\ldots\s*$")
-"""Digits that are rounded next, and terms of a series that are left out."""
-_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?!\.?\d)")
+_DELIMITER = re.compile(r"(?<!\\)\$(?P<price>(?=\s*[\d.]))?")
+_GROUPED = re.compile(r"(?<![\w.'])\d{1,3}(?:'\d{3})+(?![\d'])|(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?!\.?\d)")
+_POWER = re.compile(r"(?<=[\w)}])\*\*(?=[\w({-])")
 _LEADING = re.compile(
-    r"^(?:either\s(?=[^\s]* ?=)|(?:so|thus|hence|therefore|then|finally|consequently)\b,?\s+(?:(?:we (?:get|have"
-    r"|find|obtain)|it follows)\s(?:that\s)?)?"
-    r"(?=[^\s])|\\approx|=>?|:|\\implies|\\Rightarrow|\\therefore|(?:approximately|approx\.?|about|roughly)\s)\s*",
+    r"(?:\\approx(?![a-zA-Z])|=>?|:|\\(?:implies|Rightarrow)|(?:so|thus|hence|therefore|then|approximately|approx\.?"
+    r"|about|roughly|exactly|either(?=[^ ]* ?=))(?![a-zA-Z]),?)\s*",
     re.IGNORECASE,
 )
-_INNER_SPACE = re.compile(r"(?<!\d)(?<!\d,) | (?!\d)|(?<=,) (?!\d{3}(?!\d))")
+_RELATION = re.compile(r"[=<>]|\\(?:[lg]e|ne|in|equiv|approx)(?![a-zA-Z])")
+_REMARK = re.compile(
+    rf"(?P<head>.*[^\s,])(?:(?:[\s,]+|(?<=[\d}})]))\((?P<inside>(?:[^()]|\([^()]*\))*)\)"
+    rf"|[\s,]+{TEXT}?\s*(?P<domain>(?:for (?:all|every|each|any|some)\b(?!\s*\d)|\\forall(?![a-zA-Z]))[^,;=]{{0,80}})"
+    r"|,\s*(?P<exception>[a-zA-Z]\s*(?:[<>]|\\(?:ne|[lg]e)(?![a-zA-Z]))\s*-?\d+))",
+    re.DOTALL,
+)
+"""A formula, and what it says of itself: `(x > 0)`, `for all x`, `, x \\ne 2`."""
+_GROUPED_SPACE = re.compile(r"(?<!\d)(?<!\d,) | (?!\d)|(?<=,) (?!\d{3}(?!\d))")
+_BOUNDED = (",", "<", ">", "\\le ", "\\ge ", "\\ne ", "\\in")
+"""Signs of a list or a region, whose last part is no remark."""
+_BETWEEN_DIGITS = re.compile(r"(?<!\d) | (?!\d)")
 """A space without meaning. A space between digits groups them, and `1, 200` is not 1200."""
-_ANY_SPACE_BUT_GROUPS = re.compile(r"(?<!\d) | (?!\d)")
 _WORD = re.compile(r"(?<![a-zA-Z\\])[A-Za-z][a-z]{2,}(?![a-zA-Z])")
 
 
-@lru_cache(1024)  # one check normalises its answer several times
+@lru_cache(2048)
 def normalise(text: str) -> str:
     """Bring spacing, delimiters, fractions, signs and text into one notation. Text stays marked."""
     text = text.strip()
-    if "\\\\" in text:
-        text = _ESCAPED_TWICE.sub(r"\\", text)
     if not text.isascii():
         text = _ascii(text)
     if "$" in text:
-        text = _undelimited(text)
-    if _NOTATION.search(text):
+        priced = len(_DELIMITER.findall(text)) % 2
+        text = _DELIMITER.sub(lambda sign: DOLLAR if priced and sign["price"] is not None else "", text)
+    if "\\" in text:
         text = _plain_commands(text)
-    if "'" in text:
-        text = _APOSTROPHES.sub(lambda m: m[0].replace("'", ","), text)
-    if "**" in text:
-        text = _BOLD.sub(r"\1", text).strip(" *").replace("**", "^")
-    if text.count(".") > 1:
-        text = _GROUPS.sub(lambda number: number[0].replace(".", ""), text)
-    text = " ".join(text.split()).strip(" *`")
-    return _bare(_LEADING.sub("", text)).rstrip(f" .,;:\\{ROW}")
+    text = " ".join(_separated(_plain_signs(text)).split()).strip(" *`")
+    leading = _LEADING.match(text)
+    return text[leading.end() if leading else 0 :].rstrip(f" .,;:\\{ROW}").strip()
 
 
-def _bare(text: str) -> str:
-    """The text without the name of the formula in front and a remark at the end."""
-    if "=" in text:
-        text = _MEASURE.sub("", text)
+def _plain_signs(text: str) -> str:
+    """The text with one spelling for what is typed without a command."""
+    for typed, command in _TYPED:
+        text = text.replace(typed, command)
+    if "{" in text:
+        text = _BRACED.sub(_separator, text)
+    for part, pattern, replacement in _SHAPES:
+        if part in text:
+            text = pattern.sub(replacement, text)
     if "\\ldots" in text:
-        text = _DIGITS_GO_ON.sub("", text)
-    if "," in text:
-        text = _EXCEPTION.sub(r"\1", text)
-    if text[:1].isalpha() or text.startswith(TEXT):
-        text = _without_subject(text)
-    return _FOR_ALL.sub("", text) if "for " in text or "\\forall" in text else text
+        text = _GOES_ON.sub(_repeating, text)
+    if "'" in text or text.count(".") > 1:
+        text = _GROUPED.sub(lambda number: number[0].replace("'", "").replace(".", ""), text)
+    return _POWER.sub("^", text).replace("**", "") if "**" in text else text
 
 
 def _ascii(text: str) -> str:
-    """The text with LaTeX commands for signs outside ASCII."""
-    text = _RAISED.sub(_raised, text)
-    text = units_in_english(text)
-    text = _LOWERED.sub(lambda m: f"_{{{m[0].translate(_LOWERED_PLAIN)}}}", text)
+    """The text with LaTeX commands and digits for signs outside ASCII."""
+    text = _SMALL.sub(_small, text)
+    text = "".join(str(unicodedata.decimal(sign)) if sign.isdecimal() else sign for sign in text)
     return text.translate(_CHARACTERS).strip()
+
+
+def _small(match: re.Match[str]) -> str:
+    """Raised digits as a power, lowered digits as an index, `½` as a fraction."""
+    plain = unicodedata.normalize("NFKC", match[0]).replace("−", "-")
+    if match["part"]:
+        above, _, below = plain.partition("⁄")
+        return rf"\frac{{{above}}}{{{below}}}"
+    sign = "^" if match["raised"] else "_"
+    return f"{sign}{plain}" if len(plain) == 1 else f"{sign}{{{plain}}}"
 
 
 def _plain_commands(text: str) -> str:
     """The text with one spelling for each command, and marks around text."""
-    for parts, pattern, replacement in _COMMANDS:
-        for part in parts:
-            if part in text:
-                text = pattern.sub(replacement, text)
-                break
-    if "\\" in text:
-        for _ in range(MAX_NESTED_TEXT):
-            text = _TEXT_COMMAND.sub(_marked, text)
-        text = text.replace(f"{TEXT}{DOLLAR}{END_TEXT}", DOLLAR)
-    return _GOES_ON.sub(_repeating, text) if "\\ldots" in text else text
+    if "\\begin" in text:
+        text = _CASES.sub(_lines, text)
+    text = _BASIS.sub(r"\\vec{\1\2\3}", text)
+    text = _COMMAND.sub(_command, text)
+    for _ in range(MAX_NESTED_TEXT):
+        text = _TEXT_COMMAND.sub(lambda match: f"{TEXT}{unmark(match[1] or match[2] or '')}{END_TEXT}", text)
+    return text.replace(f"{TEXT}{DOLLAR}{END_TEXT}", DOLLAR)
 
 
-def _marked(match: re.Match[str]) -> str:
-    return TEXT + unmark(match[1]) + END_TEXT
+def _lines(match: re.Match[str]) -> str:
+    name = "aligned" if match[1] == "aligned" else "cases"
+    return rf"\begin{{{name}}}{match[2]}\end{{{name}}}"
 
 
-def _raised(match: re.Match[str]) -> str:
-    """Raised digits as a power. A single digit gets no braces, because `\\text{cm²}` could not hold them."""
-    plain = match[0].translate(_RAISED_PLAIN)
-    return f"^{plain}" if len(plain) == 1 else f"^{{{plain}}}"
+def _command(match: re.Match[str]) -> str:
+    name = match["name"] or match["twice"]
+    if match["row"]:
+        return ROW
+    if name is None:
+        return "," if match[0][0] == "," else ""
+    behind = match[0][match.end("name") - match.start() :] if match["name"] else ""
+    if match["twice"] and name not in _TWICE:
+        return f"{ROW}{name}"
+    if name == "vec" and match["operand"]:
+        return match[0]
+    return f"{_NAMES.get(name, chr(92) + name)}{behind}"
 
 
-def _without_subject(text: str) -> str:
-    """The text without leading words that name the formula. Words that deny or bound it stay."""
-    subject = _SUBJECT.match(text)
-    return text[subject.end() :] if subject and harmless_ahead(subject[1]) and len(subject[1]) > 1 else text
+def _separator(match: re.Match[str]) -> str:
+    """A comma that groups three digits, else a decimal comma; a colon as it is."""
+    return f"{match[1]}{match[2] or ''}" if match[2] or match[1] == ":" else "."
+
+
+def _separated(text: str) -> str:
+    """Two relations with a wide space or a new row between them as items of a list."""
+    if QUAD not in text and (ROW not in text or "\\begin" in text):
+        return text
+    if "\\begin" in text:
+        return text.replace(QUAD, " ")
+    parts = [part.strip(" ,;") for part in text.replace(ROW, QUAD).split(QUAD)]
+    relations = sum(bool(_RELATION.search(part)) for part in parts)
+    return (", " if relations > 1 else " ").join(filter(None, parts))
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -266,17 +216,22 @@ def _repeating(match: re.Match[str]) -> str:
     return match[0]
 
 
-def _undelimited(text: str) -> str:
-    """The text without LaTeX's delimiters. An odd `$` in front of a number is the currency."""
-    if len(_DELIMITER.findall(text)) % 2:
-        text = _PRICE.sub(DOLLAR, text, count=1)
-    return _DELIMITER.sub("", text)
+def without_remark(text: str) -> tuple[str, str]:
+    """A normalised answer without the remark at its end, and the remark."""
+    found = _REMARK.fullmatch(text) if text[-1:] == ")" or "," in text or "for" in text else None
+    if found is None:
+        return text, ""
+    remark = found["inside"] or found["domain"] or found["exception"] or ""
+    if remark.startswith("mod"):
+        return text, ""
+    speaks = _RELATION.search(remark) or any(word.islower() for word in _WORD.findall(unmark(remark)))
+    if not speaks or (found["exception"] and any(sign in found["head"] for sign in _BOUNDED)):
+        return text, ""
+    return found["head"], remark
 
 
 def last_side(text: str) -> tuple[str, str, str]:
     """What stands in front of the last equals sign outside of braces, the sign, and what stands behind it."""
-    if "=" not in text:
-        return "", "", text
     depth = 0
     for place in range(len(text) - 1, -1, -1):
         depth += (text[place] in "})]") - (text[place] in "{([")
@@ -290,14 +245,14 @@ def unmark(text: str) -> str:
     return text.replace(TEXT, "").replace(END_TEXT, "")
 
 
+@lru_cache(4096)
 def key(text: str) -> str:
     """The key that equal spellings share. Spaces count between digits and in lists of numbers."""
-    if " " not in text:
-        return unmark(text)
-    spaces = _ANY_SPACE_BUT_GROUPS if any(bracket in text for bracket in "([{") else _INNER_SPACE
-    return spaces.sub("", unmark(text))
+    text = unmark(text)
+    return _BETWEEN_DIGITS.sub("", text) if any(bracket in text for bracket in "([{") else _GROUPED_SPACE.sub("", text)
 
 
+@lru_cache(4096)
 def folded(text: str) -> str:
     """The key of normalised text, ignoring the case of words. Names of points, such as ABC, keep their case."""
     return key(_WORD.sub(lambda match: match[0].lower(), unmark(text)))

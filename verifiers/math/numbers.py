@@ -8,9 +8,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from olmorl.verifiers.math.notation import DOLLAR, END_TEXT, TEXT, unmark
-from olmorl.verifiers.math.units import FOOT, INCH, NO_UNIT, ONE, SCALES, Unit, conversion, is_known, measured, unit
-from olmorl.verifiers.math.words.spelled import AND_PART, part_size, spelled
-from olmorl.verifiers.math.words.wording import doubtful, harmless_behind
+from olmorl.verifiers.math.units import NO_LETTERS, NO_UNIT, ONE, SCALES, Unit, conversion, is_known, measured, named
+from olmorl.verifiers.math.words import changed_behind, doubtful, has_number, spelled
 
 NOISE = Fraction(1, 10**9)
 """Largest difference from a label of 0, where no relative tolerance exists."""
@@ -20,39 +19,33 @@ _DECIMAL = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)?(?:\.\d*(?: \d{3})*)?
 REPEATING = re.compile(
     r"(\d*)\.(\d*)(?:(?:\\(?:overline|bar|dot)\s*\{|\()(\d+)[})]|\\(?:overline|bar|dot)\s*(\d)(?!\d))"
 )
-_TIMES = r"\s*(?:\\times|\\cdot|\*|x)\s*"
 _SCIENTIFIC = re.compile(
-    rf"({_DECIMAL})(?:[eE]\s?([+-]?\d{{1,5}})|{_TIMES}10\s*\^\s*(?:\{{\s*([+-]?\d{{1,5}})\s*\}}|([+-]?\d{{1,5}})))(?!\w)"
+    rf"(?:({_DECIMAL})(?:[eE]\s?([+-]?\d{{1,5}})|\s*(?:\\times|\\cdot|\*|x)\s*10\s*\^\s*\{{?\s*([+-]?\d{{1,5}})\s*\}}?)"
+    r"|10\s*\^\s*\{?\s*([+-]?\d{1,5})\s*\}?)(?!\w)"
 )
-_POWER_OF_TEN = re.compile(r"10\s*\^\s*(?:\{\s*([+-]?\d{1,5})\s*\}|(\d{1,5}))")
-_IN = r"(?<=\d )in(?= \d+(?:$| chances?\b))"
-"""As in `1 in 4` and `a 1 in 4 chance`."""
 _FRACTION = re.compile(
     rf"(\d+)?\s*\\frac\s*(?:\{{\s*(-?)\s*({_DECIMAL})\s*\}}|(\d))\s*(?:\{{\s*(-?)\s*({_DECIMAL})\s*\}}|(\d))|"
-    rf"(?:(\d+) (?!(?:out|in)\b))?({_DECIMAL})\s*(?:/|\\div|\bout of\b|{_IN})\s*({_DECIMAL})"
+    rf"(?:(\d+) (?!out of\b))?({_DECIMAL})\s*(?:/|\\div|\bout of\b)\s*({_DECIMAL})"
 )
 _PLAIN = re.compile(_DECIMAL)
-_DIGITS = re.compile(r"\d+(?=$|\s?%|\s+(?!out of\b|in \d)[a-wyz])")
-"""An integer that ends here."""
-_BEHIND_DIGITS = re.compile(r"\D.*")
 _NAME = re.compile(
-    rf"(?:([a-zA-Z](?:_\{{?\w+\}}?)?)|{TEXT}[^{END_TEXT}]*{END_TEXT}|[a-zA-Z]{{3,}}(?: [a-zA-Z]+)*)\s*(?:="
-    rf"|\\approx(?![a-zA-Z]))\s*"
+    rf"(?:([a-zA-Z](?:_\{{?\w+\}}?)?)|{TEXT}?[a-zA-Z][a-zA-Z' ]{{2,}}[{TEXT}\x03]?)\s*(?:=|\\approx(?![a-z]))\s*"
 )
 """The name in front of `=`. A letter can contradict another letter; words contradict nothing."""
-_PERCENT = re.compile(r"\s*(?:%|\bper\s?cent(?:age)?\b|\bpercentage\b|\bpct\b)(?:\s*points?\b)?", re.IGNORECASE)
-_OF_ONE = re.compile(r"\s+of\s+(?:an?|one)\s+", re.IGNORECASE)
 _CURRENCY = re.compile(
-    rf"([+-]?)\s*(?:(?:US|AU|CA|NZ|R)?([{DOLLAR}€£¥₹])|(USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z]))\s*([+-]?)"
+    rf"([+-]?)\s*(?:(?:US|AU|CA|NZ)?([{DOLLAR}€£¥₹])|(USD|EUR|GBP|JPY|INR|Rs\.?)(?![a-zA-Z]))\s*([+-]?)"
 )
-_SCALE = re.compile(rf"\s*({'|'.join(SCALES)})s?\b", re.IGNORECASE)
-_LETTER_SCALE = re.compile(r"([kKMB])(?![a-zA-Z])")
-_LETTER_SCALES = {"k": 10**3, "K": 10**3, "M": 10**6, "B": 10**9}
-_MINUS = re.compile(r"(?:negative|minus)\s+(?=[\d.\\a-z])", re.IGNORECASE)
+_PERCENT = ("percent", "percentage", "pct", "percents")
 _JOINED = re.compile(rf"\s*,?\s*(?:(?:and|&)\s)?\s*(?=[\d{DOLLAR}€£])")
 """Between the parts of a quantity in several units."""
-_FEET = re.compile(r"(\d{1,6})\s*'\s*(\d{1,2}(?:\.\d{1,6})?)\s*(?:\"|'')")
-_LENGTH, _TIME, _HOURS, _MINUTES = (("length", 1),), (("time", 1),), Fraction(3600), Fraction(60)
+_ASIDE = re.compile(r"\s+\((?P<said>[^()\\]*(?:[a-z]{3}|=)[^()\\]*)\)|,?\s(?:because|since|as|which|so)\s.*", re.DOTALL)
+"""Words behind a number that do not count, unless they deny it."""
+_SHORT = "of|in|a|an|to|is|it|at|by|on|we|he|us|per|no|so|do|as|up|my|be"
+_WORDS = re.compile(
+    rf"(?:[\s.,;:\"&°-]++|(?<![a-zA-Z\d)])(?:[^\W\d_]{{3,}}+(?:'s?)?|{_SHORT})(?![^\W_]))*+"
+    rf"|\s*+{TEXT}[^{TEXT}{END_TEXT}\d]*+{END_TEXT}[\s.,a-z]*+"
+)
+"""Words, and no letters that may be variables."""
 
 
 class Policy(NamedTuple):
@@ -64,8 +57,6 @@ class Policy(NamedTuple):
     tolerance: float = 1e-6
     ordered: bool = False
     """Items of a list without brackets must come in the label's order."""
-    decimal_comma: bool = True
-    """A comma in the label may be a decimal comma. In a question in English it parts two numbers."""
 
 
 class Quantity(NamedTuple):
@@ -79,41 +70,44 @@ class Quantity(NamedTuple):
     name: str = ""
     finest: Unit = NO_UNIT
     """The last of several units: minutes in `3 hours 30 minutes`, whose value is in hours."""
-    bare_letter: bool = False
-    """Whether the unit is one letter that touches the number and may be a variable: `5m`."""
+    unscaled: Fraction | None = None
+    """The number in front of a scale: 5 of `5 dozen`."""
 
 
-def quantity(text: str) -> Quantity | None:
-    """Read normalised text as one number with its unit and harmless words. None for anything else."""
-    found = leading(text)
-    return found[0] if found is not None and harmless_behind(found[1]) else None
+def quantity(text: str, letters: frozenset[str] = NO_LETTERS) -> Quantity | None:
+    """Read normalised text as one number with its unit and harmless words. None for anything else.
 
-
-def leading(text: str) -> tuple[Quantity, str] | None:
-    """The quantity that normalised text starts with, and the words behind it."""
+    Args:
+        letters: the single letters that are units.
+    """
     name = ""
     if assigned := _NAME.match(text):
         if doubtful(assigned[0]):
             return None
         name, text = assigned[1] or "", text[assigned.end() :].removeprefix("\\approx").strip()
-    if feet := _FEET.match(text):
-        value = int(feet[1]) + Fraction(feet[2]) / 12
-        return Quantity(value, None, unit=FOOT, name=name, finest=INCH), text[feet.end() :]
-    first = _part(text)
+    first = _part(text, letters)
     if first is None:
         return None
     total, rest = first
     while total.unit.dimensions and (joined := _JOINED.match(rest)):
-        following = _part(rest[joined.end() :])
-        part = following and _finer(total, following[0], touching=not joined[0])
+        following = _part(rest[joined.end() :], letters)
+        part = following and _finer(total, following[0])
         if following is None or part is None:
             break
         value = total.value + part.value * part.unit.factor / total.unit.factor
-        total, rest = total._replace(value=value, finest=part.unit, step=None, bare_letter=False), following[1]
-    return total._replace(name=name), rest
+        total, rest = total._replace(value=value, finest=part.unit, step=None), following[1]
+    return total._replace(name=name) if _harmless(rest) else None
 
 
-def _part(text: str) -> tuple[Quantity, str] | None:
+def _harmless(rest: str) -> bool:
+    """Whether words behind a number leave it as it is: `of apples`, `fourth graders`, `(because 2^3 = 8)`."""
+    rest = f" {rest}"
+    asides = " ".join(aside["said"] or "" for aside in _ASIDE.finditer(rest))
+    rest = _ASIDE.sub("", rest)
+    return bool(_WORDS.fullmatch(rest)) and not changed_behind(rest) and not doubtful(asides) and not has_number(rest)
+
+
+def _part(text: str, letters: frozenset[str]) -> tuple[Quantity, str] | None:
     """A number with its sign, currency, scale, and percent sign or unit; and the rest."""
     priced = _CURRENCY.match(text)
     if priced:
@@ -122,55 +116,30 @@ def _part(text: str) -> tuple[Quantity, str] | None:
     if number is None:
         return None
     value, step = number
-    value, rest, letter = _scaled(value, rest)
-    if percent := _PERCENT.match(unmark(rest)):
-        rest = unmark(rest)[percent.end() :]
-        whole = _OF_ONE.match(rest)
-        of = measured(f" {rest[whole.end() :]}") if whole else None
-        if of is None or not is_known(of.unit):
-            return Quantity(value, step, percent=True), rest
-        return Quantity(value / 100, step and step / 100, unit=of.unit), of.remark
-    if (
-        (part := _OF_ONE.match(unmark(rest)))
-        and (of := measured(f" {unmark(rest)[part.end() :]}"))
-        and is_known(of.unit)
-    ):
-        return Quantity(value, step, unit=of.unit), of.remark
-    found = measured(rest)
+    if rest.startswith(("(", "[", "{")):
+        return None
+    rest = rest.replace("per cent", "percent")
+    first = unmark(rest).split(maxsplit=1)[:1]
+    word = first[0].strip(".,").lower() if first else ""
+    size = SCALES.get(word) or SCALES.get(word.removesuffix("s")) or (1000 if word == "k" and priced else None)
+    unscaled = value if size else None
+    if size:
+        value, step, rest = value * size, None, unmark(rest).lstrip()[len(first[0]) :]
+    if word.startswith("%") or word in _PERCENT:
+        return Quantity(value, step, percent=True), unmark(rest).lstrip()[1 if word[0] == "%" else len(first[0]) :]
+    found = measured(rest, letters)
     if found is None:
         return None
     counted = found.unit
     if priced:
-        money = unit(f" {(priced[2] or priced[3]).strip('.')}") or NO_UNIT
+        money = named((priced[2] or priced[3]).strip(".")) or NO_UNIT
         counted = counted if counted.dimensions and counted.dimensions[0] in money.dimensions else money
-    bare_letter = bool(found.bare_letter or letter) and not priced
-    return _with_part(Quantity(value, step, unit=counted, bare_letter=bare_letter), found.remark)
+    return Quantity(value, step, unit=counted, unscaled=unscaled), found.remark
 
 
-def _scaled(value: Fraction, rest: str) -> tuple[Fraction, str, bool]:
-    """The value with a half or a scale behind it, the rest, and whether the scale is a letter: `2 thousand`, `5k`."""
-    if part := AND_PART.match(unmark(rest)):
-        value, rest = value + part_size(part), unmark(rest)[part.end() :]
-    if scaled := _SCALE.match(unmark(rest)):
-        return value * SCALES[scaled[1].lower()], unmark(rest)[scaled.end() :], False
-    letter = _LETTER_SCALE.match(rest)
-    return (value * _LETTER_SCALES[letter[1]], rest[letter.end() :], True) if letter else (value, rest, False)
-
-
-def _with_part(whole: Quantity, rest: str) -> tuple[Quantity, str]:
-    """A quantity with the half or quarter behind its unit: `an hour and a half`."""
-    part = AND_PART.match(rest) if is_known(whole.unit) else None
-    if part is None:
-        return whole, rest
-    return whole._replace(value=whole.value + part_size(part)), rest[part.end() :]
-
-
-def _finer(whole: Quantity, part: Quantity, touching: bool) -> Quantity | None:
+def _finer(whole: Quantity, part: Quantity) -> Quantity | None:
     """The next part of a quantity in several units. None if it is a separate number."""
     coarse = whole.finest if whole.finest.dimensions else whole.unit
-    hours = coarse.dimensions == _TIME and coarse.factor == _HOURS
-    if hours and ((touching and part.unit == NO_UNIT) or (part.bare_letter and part.unit.dimensions == _LENGTH)):
-        part = part._replace(unit=Unit(_MINUTES, _TIME))
     alike = part.unit.dimensions == coarse.dimensions and is_known(coarse)
     return part if alike and part.unit.factor < coarse.factor and part.value >= 0 and not part.percent else None
 
@@ -268,14 +237,12 @@ def _leading_number(text: str) -> tuple[_Number | None, str]:
         if any(bracket in inner for bracket in "(){}") and "\\frac" not in inner:
             break
         text = inner
-    if minus := _MINUS.match(text):
-        text = "-" + text[minus.end() :]
+    for minus in ("negative ", "minus "):
+        text = "-" + unmark(text)[len(minus) :] if unmark(text).lower().startswith(minus) else text
     sign = -1 if text.startswith("-") else 1
     body = text[1:].lstrip() if text[:1] in ("+", "-") else text
-    if body[:1].isalpha() and (words := spelled(unmark(body))):
+    if unmark(body)[:1].isalpha() and (words := spelled(unmark(body))):
         return (sign * words[0], None), unmark(body)[words[1] :]
-    if digits := _DIGITS.match(body):
-        return (sign * Fraction(digits[0]), None), body[digits.end() :]
     for pattern, read in _FORMS:
         if (match := pattern.match(body)) and match.end() and (value := read(match)) is not None:
             return (sign * value, _step(match, value)), body[match.end() :]
@@ -286,9 +253,9 @@ def _step(match: re.Match[str], value: Fraction) -> Fraction | None:
     """The value of one unit in the last written decimal."""
     if "." not in match[0] or match.re is REPEATING:
         return None
-    mantissa = decimal(match[1]) if match.re is _SCIENTIFIC else None
-    digits = _BEHIND_DIGITS.sub("", match[0].partition(".")[2])
-    size = Fraction(1, 10 ** len(digits))
+    mantissa = decimal(match[1]) if match.re is _SCIENTIFIC and match[1] else None
+    places = len(match[0].partition(".")[2]) if mantissa is None else len(match[1].partition(".")[2])
+    size = Fraction(1, 10**places) if match.re is not _FRACTION else NOISE
     return abs(value / mantissa) * size if mantissa else size
 
 
@@ -305,17 +272,17 @@ def repeating(match: re.Match[str]) -> Fraction:
     return Fraction(int(whole + fixed or "0"), scale) + Fraction(int(cycle), scale * (10 ** len(cycle) - 1))
 
 
-def _power_of_ten(mantissa: Fraction | None, exponent: str | None) -> Fraction | None:
-    if mantissa is None or exponent is None or abs(int(exponent)) > MAX_EXPONENT:
-        return None
-    return mantissa * Fraction(10) ** int(exponent)
+def _scientific(match: re.Match[str]) -> Fraction | None:
+    mantissa = decimal(match[1]) if match[1] is not None else ONE
+    exponent = int(match[2] or match[3] or match[4])
+    return None if mantissa is None or abs(exponent) > MAX_EXPONENT else mantissa * Fraction(10) ** exponent
 
 
 def _fraction(match: re.Match[str]) -> Fraction | None:
     whole, minus, top, top_digit, under_minus, bottom, bottom_digit, whole_text, numerator, denominator = match.groups()
     over = decimal(top or top_digit or numerator or "")
     under = decimal(bottom or bottom_digit or denominator or "")
-    if over is None or not under or (" in " in match[0] and over >= under):
+    if over is None or not under:
         return None
     sign = -1 if bool(minus) != bool(under_minus) else 1
     return int(whole or whole_text or 0) + sign * over / under
@@ -324,7 +291,6 @@ def _fraction(match: re.Match[str]) -> Fraction | None:
 _FORMS = (
     (_FRACTION, _fraction),
     (REPEATING, repeating),
-    (_SCIENTIFIC, lambda m: _power_of_ten(decimal(m[1]), m[2] or m[3] or m[4])),
-    (_POWER_OF_TEN, lambda m: _power_of_ten(Fraction(1), m[1] or m[2])),
-    (_PLAIN, lambda m: decimal(m[0])),
+    (_SCIENTIFIC, _scientific),
+    (_PLAIN, lambda match: decimal(match[0])),
 )

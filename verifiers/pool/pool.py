@@ -9,7 +9,6 @@ after `recycle_after` checks.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from olmorl.clock import Clock, SystemClock
@@ -139,30 +138,3 @@ class Pool:
             await slot.fill()
         except WorkerStartFailed:
             return  # the next check tries again and reports the failure
-
-
-class LatePool:
-    """A pool that starts with its first check, because most runs never need it."""
-
-    def __init__(self, make: Callable[[], Pool]) -> None:
-        self._make = make
-        self._starting = asyncio.Lock()
-        self._pool: Pool | None = None
-
-    async def run(self, task: str, args: Any, probe: WorkerProbe | None = None) -> Outcome:
-        """Like `Pool.run`. If the pool does not start, this check fails and the next check tries again."""
-        async with self._starting:
-            if self._pool is None:
-                pool = self._make()
-                try:
-                    await pool.start()
-                except WorkerStartFailed as error:
-                    return Failed("worker_start", str(error))
-                self._pool = pool
-        return await self._pool.run(task, args, probe)
-
-    async def stop(self) -> None:
-        """End the workers, if the pool was started."""
-        pool, self._pool = self._pool, None
-        if pool is not None:
-            await pool.stop()

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from olmorl.verifiers.math.math_verifier import SYMBOLIC_WARM, WARM, MathVerifier
-from olmorl.verifiers.pool.pool import LatePool, Pool
+from olmorl.verifiers.math.math_verifier import WARM, MathVerifier
+from olmorl.verifiers.pool.pool import Pool
 from tests.verifiers.fuzz.pairs import Pair
 
 TIMEOUT_S = 10.0
@@ -40,7 +40,7 @@ async def judge(pairs: Iterable[Pair], workers: int = 1) -> list[Judged]:
     """Family by family. A pair without an answer by the deadline of the pools counts as an error."""
     pool = Pool(workers, TIMEOUT_S, preload=(WARM,))
     await pool.start()
-    rule = MathVerifier(pool, symbolic=LatePool(lambda: Pool(1, TIMEOUT_S, preload=(SYMBOLIC_WARM,))))
+    rule = MathVerifier(pool)
     ordered = sorted(pairs, key=lambda pair: pair.family)
     try:
         return [

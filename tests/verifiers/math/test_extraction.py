@@ -50,7 +50,7 @@ def test_tags_are_configurable() -> None:
         (r"\boxed{3} #### 4", "3", "boxed"),
         ("work\n#### 1,234", "1,234", "hashes"),
         ("#### 5\nmore words", "5", "hashes"),
-        ("#### Step 3\nso 8", "8", "last_number"),
+        ("#### Step 3\nso 8", "8", "line"),
         ("#### 2. Compute the sum\n4 + 6 = 10.\n\nThe answer is 10.", "10", "marker"),
         ("#### 2. Compute the sum\n4 + 6 = 10.\n\n<answer>10</answer>", "10", "tags"),
         ("#### 2) Compute\nSo she has 10 apples.", "10", "last_number"),
@@ -68,9 +68,14 @@ def test_tags_are_configurable() -> None:
         ("Thus the correct choice is (B) because 2 > 1.", "(B)", "marker"),
         ("we get 3 and then 17", "17", "last_number"),
         ("about 1,234.5 units", "1,234.5", "last_number"),
-        ("that is 1/2 of it", "1/2", "last_number"),
-        (r"that is $-\frac{3}{4}$", r"-\frac{3}{4}", "last_formula"),
+        ("that is 1/2 of the sum", "1/2", "last_number"),
+        (r"that is $-\frac{3}{4}$ here", r"-\frac{3}{4}\text{ here}", "last_formula"),
         ("7 - 5", "7 - 5", "line"),
+        ("so 9 + 6 = 15 liters of the 24", "15 liters", "last_number"),
+        ("it is 5, 6 or 7", "5, 6 or 7", "line"),
+        ("The answer is 18<|endoftext|>", "18", "marker"),
+        ("The answer is 18. Wait, no.", "", "marker"),
+        (r"it is not \boxed{18}", "", "boxed"),
     ],
 )
 def test_the_answer_is_found(text: str, answer: str, how: str) -> None:
@@ -135,4 +140,5 @@ def test_whatever_is_found_is_short_and_comes_from_the_text(parts: list[str]) ->
     found = final_answer(text)
     if found is not None:
         assert len(found.text) <= MAX_ANSWER
-        assert all(part in text for part in found.text.split(", "))  # several boxes are one list
+        parts = found.text.replace(", ", "\\text{ ").split("\\text{ ")  # a list of boxes; words behind a formula
+        assert all(part.strip("} ") in text for part in parts)

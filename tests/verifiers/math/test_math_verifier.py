@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from olmorl.verifiers.check_outcomes import Done, Failed
-from olmorl.verifiers.math.answer_parser import read, read_label, settle
-from olmorl.verifiers.math.math_verifier import SYMBOLIC_WARM, MathVerifier
+from olmorl.verifiers.math.math_verifier import MathVerifier
 from olmorl.verifiers.math.numbers import Policy
-from olmorl.verifiers.pool.pool import LatePool, Pool
+from olmorl.verifiers.math.question import UNKNOWN
+from olmorl.verifiers.math.reading import read, read_label, settle
+from olmorl.verifiers.pool.pool import Pool
 
 on_module_loop = pytest.mark.asyncio(loop_scope="module")
 TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_name("math_answers.toml").read_text(encoding="utf-8"))
@@ -61,7 +61,7 @@ async def test_every_label_of_the_table_can_be_used(math_pool: Pool) -> None:
 def test_the_table_is_large_and_has_both_sides_of_every_kind() -> None:
     sides = Counter((kind, reward) for kind in KINDS for _, _, reward in checks(kind))
     assert sum(sides.values()) >= 3000
-    assert all(sides[kind, reward] for kind in KINDS for reward in (0.0, 1.0))
+    assert all(sides[kind, reward] for kind in KINDS if kind != "remarks" for reward in (0.0, 1.0))
 
 
 @on_module_loop
@@ -155,7 +155,7 @@ async def test_a_label_that_cannot_be_read_is_an_error_and_not_a_zero(math_pool:
 @settings(max_examples=500, deadline=None)
 @given(st.text(alphabet="0123456789.,-+/*^_{}()[]\\ xaeE%$:;=<>frctqs", max_size=40))
 def test_every_answer_is_read_and_equals_itself_or_is_blank(text: str) -> None:
-    assert settle(read_label(text), read(text), Policy()) in ((True, "identical"), (False, "blank"))
+    assert settle(read_label(text), read(text), Policy(), UNKNOWN) in ((True, "identical"), (False, "blank"))
 
 
 @settings(deadline=None)
@@ -168,8 +168,11 @@ def test_an_integer_equals_its_spellings_and_not_its_neighbour(number: int) -> N
         f"{2 * number}/2",
         f"{number:,}".replace(",", r"\,"),
     ):
-        assert settle(read_label(str(number)), read(spelling), Policy()) in ((True, "number"), (True, "identical"))
-    assert settle(read_label(str(number)), read(str(number + 1)), Policy()) == (False, "number")
+        assert settle(read_label(str(number)), read(spelling), Policy(), UNKNOWN) in (
+            (True, "number"),
+            (True, "identical"),
+        )
+    assert settle(read_label(str(number)), read(str(number + 1)), Policy(), UNKNOWN) == (False, "number")
 
 
 def test_the_fast_path_takes_microseconds() -> None:
@@ -177,35 +180,5 @@ def test_the_fast_path_takes_microseconds() -> None:
     started = time.process_time()
     for _ in range(500):
         for answer in answers:
-            settle(read_label("42"), read(answer), Policy())
+            settle(read_label("42"), read(answer), Policy(), UNKNOWN)
     assert (time.process_time() - started) / 3000 < 500e-6
-
-
-@on_module_loop
-async def test_a_label_that_our_grammar_does_not_read_is_left_to_sympy(math_pool: Pool) -> None:
-    label = r"x^2\,\mathrm{mod}\,3"
-    symbolic = LatePool(lambda: Pool(1, timeout_s=20.0, preload=(SYMBOLIC_WARM,)))
-    rule = MathVerifier(math_pool, symbolic=symbolic)
-    try:
-        assert await rule.problem(label) is None
-        right, wrong = [
-            await rule.verify(rf"\boxed{{{answer}}}", label)
-            for answer in (r"(x^2)\,\mathrm{mod}\,3", r"x^2\,\mathrm{mod}\,4")
-        ]
-        assert "cannot be used" in (await rule.problem(r"\frac{1}{") or "")
-    finally:
-        await rule.close()
-    assert [(verdict.reward, verdict.method) for verdict in (right, wrong)] == [(1.0, "symbolic"), (0.0, "symbolic")]
-    alone = await MathVerifier(math_pool).verify(r"\boxed{(x^2)\,\mathrm{mod}\,3}", label)
-    assert (alone.reward, alone.method) == (0.0, "text")
-
-
-async def test_a_late_pool_that_does_not_start_is_a_failure_and_may_start_later() -> None:
-    preloads = iter([("builtins:nothing_of_this_name",), ()])
-    pool = LatePool(lambda: Pool(1, timeout_s=20.0, preload=next(preloads)))
-    try:
-        first = await pool.run("builtins:abs", -3)
-        assert isinstance(first, Failed) and first.error_kind == "worker_start"
-        assert await pool.run("builtins:abs", -3) == Done(3)
-    finally:
-        await pool.stop()

@@ -10,7 +10,7 @@ from olmorl.verifiers.math.algebra.latex import parse
 from olmorl.verifiers.math.algebra.tree import Node, Unreadable
 from olmorl.verifiers.math.notation import last_side, normalise
 from olmorl.verifiers.math.numbers import Policy
-from olmorl.verifiers.math.words.wording import doubtful
+from olmorl.verifiers.math.words import doubtful
 
 
 def warm() -> None:

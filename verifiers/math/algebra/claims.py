@@ -13,6 +13,7 @@ from olmorl.verifiers.math.algebra.points import Point, points
 from olmorl.verifiers.math.algebra.tree import Node, Unreadable, names
 
 _EQUALITIES = {"=", "~"}
+_NAMING = ("triangle", "prime", "nabla", "max", "min", "lim", "int", "sum", "prod")
 
 
 class Claim(NamedTuple):
@@ -63,7 +64,8 @@ def _equation(node: Node) -> Claim:
         return Claim(last, first, near, (first, last))
     if not names(first) | names(last):
         return Claim(None, last, near, statement=() if any(map(names, sides)) else sides)
-    if same_value(first, last):
+    worked_out = len(sides) > 2 and not names(sides[-2]) | names(last) and same_value(sides[-2], last)
+    if worked_out or same_value(first, last):
         return Claim(None, last, near)
     return Claim(None, last, near, (first, last))
 
@@ -106,11 +108,14 @@ def is_name(node: Node) -> bool:
         return True
     if node.kind == "call":
         if node.value == "abs":
-            return node.parts[0].kind == "product" and is_name(node.parts[0])
-        return node.value.startswith("apply") or node.value in ("triangle", "prime", "nabla", "max", "min")
+            inner = node.parts[0]
+            return (inner.kind == "product" and is_name(inner)) or (inner.kind == "name" and inner.value[0].isupper())
+        return node.value.startswith("apply") or node.value in _NAMING
     if node.kind == "product":
         return all(part.kind == "name" and (part.value[0].isupper() or len(node.parts) > 3) for part in node.parts)
     if node.kind == "quotient":
+        if all(part.kind == "product" and part.parts[0] == Node("name", "d") for part in node.parts):
+            return True
         return all(part.kind == "product" and is_name(part) for part in node.parts)
     return node.kind == "list" and bool(node.parts) and all(map(is_name, node.parts))
 

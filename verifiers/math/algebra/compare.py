@@ -43,7 +43,7 @@ _UNORDERED = {"", "or", "and", "{}"}
 _POSITIONAL = {"()", "[]"}
 _TRIGONOMETRIC = ("sin", "cos", "tan", "cot", "sec", "csc")
 _ALPHABET = f"{ascii_lowercase} {ascii_uppercase}"
-_WHOLE_SETS = {"Z", "N"}
+_SETS_OF_CONSTANTS = {"Z", "N", "R", "C", "Q"}
 
 
 def same(label: Node, answer: Node, policy: Policy) -> bool:
@@ -79,7 +79,7 @@ class _Comparison:
     def _same_claim(self, label: Claim, answer: Claim) -> bool:
         if label.statement and answer.statement:
             return same_form(label.statement, answer.statement)
-        if not self._true(answer.statement):
+        if not self._true(answer.statement) or not self._well_rounded(label, answer):
             return False
         if label.statement and not calculated(label.statement[0]):
             return False
@@ -103,6 +103,13 @@ class _Comparison:
         """Whether an equation of numbers holds. Its right side may be rounded."""
         decimal = bool(sides) and sides[-1].kind == "number" and sides[-1].value[1] is not None
         return all(self._same_thing(side, sides[-1]) or (decimal and rounds(side, sides[-1])) for side in sides[:-1])
+
+    def _well_rounded(self, label: Claim, answer: Claim) -> bool:
+        """Whether the approximation in an answer is right to its last digit, or is the label's."""
+        near = answer.approximation
+        if near is None or names(answer.value):
+            return True
+        return rounds(answer.value, near) or self._same_thing(label.approximation or label.value, near)
 
     def _approximates(self, label: Claim, answer: Claim) -> bool:
         """Whether an approximation next to the exact value equals the other side, and is right to its last digit."""
@@ -133,7 +140,7 @@ class _Comparison:
         label, wanted = _measured(label)
         answer, given = _measured(answer)
         ratio = None if wanted is None or given is None else unit_ratio(wanted, given, self._policy)
-        if ratio is None:
+        if ratio is None or bool(_modulus(wanted)) != bool(_modulus(given)):
             return False
         if wanted == given and (modulus := _modulus(wanted)):
             return _congruent(label, answer, modulus)
@@ -339,17 +346,17 @@ def _as_list(node: Node, other: Node) -> Node:
     if node == Node("call", "binom", node.parts) and other.kind == "list":
         return Node("list", "()", node.parts)
     if node.kind == "list" and node.value in _UNORDERED and len(node.parts) > 1:
-        kept = tuple(part for part in node.parts if not _whole_number_remark(part))
+        kept = tuple(part for part in node.parts if not _domain_remark(part))
         return node._replace(parts=kept) if kept else node
     return node if node.kind == "list" else Node("list", "", (node,))
 
 
-def _whole_number_remark(node: Node) -> bool:
+def _domain_remark(node: Node) -> bool:
     return (
         node.kind == "relation"
         and node.value == ("in",)
         and node.parts[1].kind == "set"
-        and (node.parts[1].value in _WHOLE_SETS)
+        and (node.parts[1].value in _SETS_OF_CONSTANTS)
     )
 
 

@@ -21,6 +21,8 @@ _PAIRS = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
 _MATRICES = {"matrix", "pmatrix", "bmatrix", "Bmatrix", "smallmatrix", "array"}
 _LINES = {"cases", "aligned", "align", "gathered", "split", "dcases", "rcases"}
 """Environments of lines, which are items of a list."""
+MAX_NAME = 40
+"""Tokens of a name such as `E(XY)`."""
 _APPLIED = set("fghFGH")
 """Letters that are functions when a bracket follows."""
 _EQUAL_NAMES = {"varphi": "phi", "varepsilon": "epsilon", "vartheta": "theta", "ell": "l", "dotsc": "ldots"}
@@ -115,13 +117,33 @@ class _Parser(Grammar):
             self._at += 5
             name += "^-1"
         bracket = self._next.text == "("
-        named = self._peek(2).text == ")" and (
-            self._peek(3).text == "=" or (self._peek(3) is END and start > 1 and self._stream[start - 2].text == "=")
+        named = (
+            bracket
+            and not name.startswith("\\")
+            and (
+                self._names_a_value()
+                or (
+                    self._peek(2).text == ")"
+                    and (self._peek(3) is END and start > 1 and self._stream[start - 2].text == "=")
+                )
+            )
         )
         if (bracket and (known or named)) or (known and self._next.text == "{" and self._peek(1).text == "("):
             return Node("call", f"apply {name}", (self._primary(),))
         self._at = start
         return None
+
+    def _names_a_value(self) -> bool:
+        """Whether the bracket ahead closes in front of an equals sign, as in `E(XY) = 30`, and begins an item."""
+        if self._at > 1 and self._stream[self._at - 2].text not in (",", ";", "="):
+            return False
+        depth = 0
+        for ahead in range(MAX_NAME):
+            text = self._peek(ahead).text
+            depth += (text == "(") - (text == ")")
+            if not depth:
+                return self._peek(ahead + 1).text == "="
+        return False
 
     # --- brackets ---
 

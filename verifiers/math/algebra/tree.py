@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 from olmorl.verifiers.math.notation import DOLLAR, END_TEXT, ROW, TEXT, unmark
 from olmorl.verifiers.math.numbers import REPEATING, decimal, repeating
-from olmorl.verifiers.math.units import MULTI_LETTER
 
 
 class Unreadable(ValueError):
@@ -120,7 +119,6 @@ _TOKEN = re.compile(
     rf"|(?P<letter>[^\W\d_])|(?P<row>{ROW})|(?P<sign>\S)",
     re.DOTALL,
 )
-_TRAILING_UNIT = re.compile(rf"(?<=[\d\s}})])((?:square |cubic |sq )?(?:{'|'.join(MULTI_LETTER)})s?(?:\^\{{?\d\}}?)?)$")
 _ESCAPED = {"{": "lbrace", "}": "rbrace"}
 _SIGNS = {
     **dict.fromkeys(("vert", "lvert", "rvert", "Vert", "lVert", "rVert", "|"), "|"),
@@ -141,7 +139,6 @@ _OPENING, _CLOSING = ("(", "[", "\\{", "\\lbrace"), (")", "]", "\\}", "\\rbrace"
 
 def tokens(text: str) -> list[Token]:
     """The tokens of normalised text. Commas group digits only outside brackets."""
-    text = _TRAILING_UNIT.sub(lambda match: f"{TEXT}{match[1]}{END_TEXT}", text)
     found: list[Token] = []
     position = depth = 0
     while match := _TOKEN.search(text, position):
@@ -209,7 +206,7 @@ def _text(words: str) -> Token:
         return _word(words)
     if len(words) == 1 and words.isalpha() and words not in _UNIT_LETTERS:
         return Token("letter", words)
-    if re.fullmatch(r"\d+(?:\.\d+)?", words):
+    if words.replace(".", "", 1).isdecimal():
         return Token("number", words, _number(words))
     return Token("text", words)
 

@@ -73,17 +73,17 @@ def test_what_is_no_region(text: str) -> None:
 @pytest.mark.parametrize(
     ("label", "answer", "ratio"),
     [
-        (" cm", " m", 100),
+        (" cm", " meters", 100),
         (" hours", " min", Fraction(1, 60)),
-        (" km/h", " m/s", Fraction(18, 5)),
+        (" km/h", " meters per second", Fraction(18, 5)),
         (" mph", " miles per hour", 1),
         (" square feet", " in^2", Fraction(1, 144)),
         (" liters", " cm^3", Fraction(1, 1000)),
-        (" m/s^2", " m/s", None),
+        (" km/h^2", " km/h", None),
         (" apples", " oranges", None),
         (" apples", "", 1),
         (" feet", " units", 1),
-        (" meters long", " m", 1),
+        (" meters long", " \x02m\x03", 1),
     ],
 )
 def test_units_convert(label: str, answer: str, ratio: Fraction | int | None) -> None:
@@ -94,7 +94,7 @@ def test_units_convert(label: str, answer: str, ratio: Fraction | int | None) ->
 
 
 @pytest.mark.parametrize(
-    "rest", [" million", " squared", " over 3", " or 6", "x", " x", " 3 cm", "!", "^2", " more than 3"]
+    "rest", [" million", " squared", " over 3", " or 6", "x", " x", " m", " i", " 3 cm", "!", "^2", " more than 3"]
 )
 def test_what_is_no_unit(rest: str) -> None:
     assert unit(rest) is None

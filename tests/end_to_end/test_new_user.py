@@ -396,12 +396,10 @@ def backward(model: Any, groups: Sequence[Record], step: int) -> Record:
             )
     return {
         "loss": sums["loss"],
-        "lr_factor_mean": 1.0,
         "clip_fraction_low": 0.0,
         "clip_fraction_high": 0.0,
         "tis_clip_fraction": sums["tis"] / num_tokens,
         "importance_ess_fraction": sums["weight"] ** 2 / sums["weight_square"] / num_tokens,
-        "rejected_fraction": 0.0,
         "logprob_diff_mean": sums["diff"] / num_tokens,
         "logprob_diff_mean_fresh": sums["diff_fresh"] / max(sums["fresh"], 1),
         "kl_engine_learner": sums["kl"] / num_tokens,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from olmorl.config import Objective
-from olmorl.learner.algorithm.objective import STATS, LossInputs, policy_loss, step_metrics
+from olmorl.learner.algorithm.objective import NUM_STATS, LossInputs, policy_loss, step_metrics
 from olmorl.learner.algorithm.presets import Switches, resolve
 
 PRESETS = ("olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_decoupled")
@@ -126,7 +126,7 @@ def test_a_row_without_loss_tokens_is_exactly_zero(preset: str) -> None:
     loss, grad_BT, stats_S = loss_and_gradient(inputs, switches_of(preset))
     assert loss.item() == 0
     assert not grad_BT.any()
-    assert torch.equal(stats_S, torch.zeros(len(STATS), dtype=torch.float64))
+    assert torch.equal(stats_S, torch.zeros(NUM_STATS, dtype=torch.float64))
     assert set(step_metrics(stats_S, 1).values()) == {0.0}
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from olmorl.config import Objective
-from olmorl.learner.algorithm.objective import STATS, LossInputs, policy_loss, step_metrics
+from olmorl.learner.algorithm.objective import NUM_STATS, LossInputs, policy_loss, step_metrics
 from olmorl.learner.algorithm.presets import Switches, resolve
 
 PRESETS = ("olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_decoupled")
@@ -253,7 +253,7 @@ def test_the_gradient_does_not_depend_on_the_layout(preset: str, seed: int, reje
     rng.shuffle(everything)
     cuts = sorted(rng.sample(range(1, len(sequences)), 2))
     rows = [everything[: cuts[0]], everything[cuts[0] : cuts[1]], everything[cuts[1] :]]
-    losses, split, summed_S = [], dict[int, list[float]](), torch.zeros(len(STATS), dtype=torch.float64)
+    losses, split, summed_S = [], dict[int, list[float]](), torch.zeros(NUM_STATS, dtype=torch.float64)
     whole = build(sequences, [list(range(len(sequences)))])
     for row in rows:
         inputs = build(sequences, [row])._replace(loss_tokens=whole.loss_tokens, num_sequences=whole.num_sequences)

@@ -131,6 +131,17 @@ def resolve(objective: Objective, max_tokens: int) -> Switches:
     return switches
 
 
+def staleness_warning(objective: Objective, max_lag: int) -> str:
+    """Says that nothing corrects for stale tokens; empty if something does, or if there are none."""
+    switches = resolve(objective, max_tokens=1)
+    if max_lag == 0 or switches.rho is not None or switches.proximal == "behaviour":
+        return ""
+    return (
+        f'nothing corrects for stale tokens: schedule.max_lag = {max_lag} with objective.rho = "off", so answers teach '
+        "what the policy no longer is; set objective.rho = 2.0, or schedule.max_lag = 0"
+    )
+
+
 def spelled_out(objective: Objective, max_tokens: int) -> Objective:
     """The same objective with every switch that has an effect written out, as a recipe would write it.
 

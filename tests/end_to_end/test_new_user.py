@@ -369,7 +369,7 @@ def logprobs_of(model: Any, prompt: list[int], ids: list[int]) -> tuple[torch.Te
 
 
 def backward(model: Any, groups: Sequence[Record], step: int, threshold: float) -> Record:
-    """Add the gradient of a step; returns what the learner says of it, and `spent`: the outliers by the next threshold."""
+    """Add the gradient of a step; returns what the learner says, and `spent`: the outliers above the next threshold."""
     num_tokens = sum(len(one["token_ids"]) for group in groups for one in rewarded(group))
     sums: Counter[str] = Counter()
     stale_sizes: list[torch.Tensor] = []

@@ -105,7 +105,7 @@ def test_steps_on_stale_answers_are_those_of_a_plain_loop_on_every_layout(
     for name in names:
         for rank in results[name]:
             assert [values["outlier_threshold"] for values in rank["values"][:2]] == chosen[1:], name
-            assert max((rank["weights"][key] - wanted[key]).abs().max().item() for key in wanted) <= 2e-6, name
+            assert max((rank["weights"][key] - wanted[key]).abs().max().item() for key in wanted) <= 5e-6, name
 
 
 def test_the_weights_of_stale_answers_change_the_steps(results: Results) -> None:

@@ -124,8 +124,7 @@ FURTHER: Mapping[str, Configuration] = {
     "stale, sequence rho": _stale(**{"objective.rho_kind": "sequence"}),
     "stale, masked rho": _stale(**{"objective.rho_kind": "mask"}),
     "stale, behaviour": _stale(**{"objective.proximal": "behaviour"}),
-    "stale, reject": _stale(**{"objective.reject_beyond": 1.05}),
-    "stale, ess": _stale(**{"objective.rho": "uncapped", "objective.ess_scaling": True}),
+    "stale, token rho": _stale(**{"objective.rho_kind": "truncate"}),
     "stale, recompute": _stale(**{"actors.weight_update": "recompute"}),
 }
 """Run only when `--only` names them."""

@@ -191,15 +191,10 @@ class Objective(Section):
     """Upper clip of the ratio, at 1 + eps_high."""
     rho: Annotated[float, Field(gt=0)] | Literal["off", "uncapped"] | None = None
     """Cap of the importance weight between engine and learner. `off`: no weight; `uncapped`: no cap."""
-    rho_kind: Literal["truncate", "mask", "sequence"] | None = None
-    """`truncate`: clamp the weight of each token; `mask`: mask tokens outside [1/rho, rho]; `sequence`: clamp one
-    weight for each sequence."""
-    reject_beyond: Annotated[float, Field(gt=1)] | Literal["off"] = "off"
-    """Leave an answer out of the loss when learner and engine differ too much about it: when the geometric mean of the
-    ratio of their probabilities over its tokens is outside [1/reject_beyond, reject_beyond]."""
-    ess_scaling: bool = False
-    """Multiply the learning rate of each optimizer step by the effective sample size of its importance weights, over
-    the number of its tokens (`importance_ess_fraction`): steps on tokens that hardly count are smaller."""
+    rho_kind: Literal["auto", "truncate", "mask", "sequence"] | None = None
+    """`auto`: clamp the weight of each token times that of the outliers among the other stale tokens of its answer;
+    `truncate`: clamp the weight of each token (the published formula); `mask`: mask tokens outside [1/rho, rho];
+    `sequence`: clamp one weight for each sequence."""
     proximal: Literal["old", "behaviour"] | None = None
     """Policy in the denominator of the ratio. `old`: the learner at the start of the step; `behaviour`: the engine."""
     kl_beta: float | None = Field(None, ge=0)

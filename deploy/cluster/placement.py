@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from olmorl.config import Config
 from olmorl.errors import ResourceError
+from olmorl.learner.algorithm.presets import staleness_warning
 
 GPUS_OF_A_NODE = 8
 SHARE = 0.5
 """Part of a GPU that a rank or an engine gets from Ray if they share it. Ray only counts: both may use all of it."""
+PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""For processes on the CPU: threads that wait for others sleep, and do not take their cores."""
 TRANSFER_NODES = 3
 """Fewer actor hosts get a version as fast if each pulls it."""
 
@@ -94,7 +97,7 @@ class Placement:
 
     def engine_environment(self) -> dict[str, str]:
         """Environment variables of an engine's processes. They must be set before vLLM is imported."""
-        threads = {} if self.on_gpu else {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **PASSIVE_THREADS} if not self.on_gpu else {}
         return {"TOKENIZERS_PARALLELISM": "false", "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", **threads}
 
     def crowding(self, config: Config) -> str:
@@ -153,6 +156,11 @@ class Placement:
                 else f"engines {_cores(self.engine_cores)}, learner {_cores(self.rank_cores)}",
             ),
             *([("weights", "actor hosts send versions to each other by NCCL")] if self.transfers else []),
+            *(
+                [("stale", warning)]
+                if (warning := staleness_warning(config.objective, config.schedule.max_lag))
+                else []
+            ),
             *([("crowded", crowding)] if (crowding := self.crowding(config)) else []),
         ]
 

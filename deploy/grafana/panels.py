@@ -168,26 +168,38 @@ LEARNING = GrafanaBoard(
         ),
         GrafanaPanel("Entropy", "Falls slowly. A sudden fall to zero ends exploration.", (_line("entropy_mean"),)),
         GrafanaPanel(
-            "Clipped tokens, rejected answers",
+            "Clipped tokens",
             "A few percent. Much more: steps are too large or tokens too old.",
             (
                 _line("clip_fraction_low", "ratio, low"),
                 _line("clip_fraction_high", "ratio, high"),
                 _line("tis_clip_fraction", "importance weight"),
-                _line("rejected_fraction", "rejected answers"),
+                _line("tis_clip_fraction_answers", "importance weight, by answer"),
             ),
             "percentunit",
         ),
         GrafanaPanel(
             "Effective sample size",
-            "Close to 100%. Below 50%, half of the tokens hardly count.",
-            (_line("importance_ess_fraction", "of the tokens"), _line("lr_factor_mean", "factor of the learning rate")),
+            "Close to 100%. Below 50%, few of the answers teach.",
+            (
+                _line("importance_ess_fraction", "of the tokens"),
+                _line("importance_ess_fraction_answers", "of the answers"),
+            ),
             "percentunit",
         ),
         GrafanaPanel(
             "Engine against learner",
             "The fresh tokens stay near zero at any lag: only rounding separates them.",
             (_line("kl_engine_learner", "all tokens"), _line("kl_engine_learner_fresh", "tokens of lag 0")),
+        ),
+        GrafanaPanel(
+            "Engine against learner, by answer",
+            "Below 0.3 nats an answer without noise. A growing threshold: noise, or answers that drift everywhere.",
+            (
+                _line("kl_engine_learner_answers", "divergence, nats an answer"),
+                _line("outlier_threshold", "threshold of outliers, nats a token"),
+                _line("outlier_tokens_mean", "outliers of an answer, tokens"),
+            ),
         ),
         GrafanaPanel(
             "Answer length",

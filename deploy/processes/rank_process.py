@@ -11,7 +11,7 @@ from typing import Any
 from olmorl.actors.vllm_engine.processes import check_core
 from olmorl.config import Config
 from olmorl.deploy import wiring
-from olmorl.deploy.cluster.placement import Placement
+from olmorl.deploy.cluster.placement import PASSIVE_THREADS, Placement
 from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RayBatchSource, RemoteProcess
 from olmorl.deploy.processes import semaphores
@@ -86,7 +86,7 @@ def start(
 def _environment(settings: Config, placement: Placement) -> dict[str, str]:
     """The environment variables, which must be set before the rank imports torch."""
     threads = str(settings.learner.threads)
-    accelerator = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    accelerator = {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": "", **PASSIVE_THREADS}
     if placement.on_gpu:
         accelerator = {} if any(map(os.environ.get, ALLOCATOR)) else {ALLOCATOR[0]: ALLOCATOR_SETTINGS}
     return {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **accelerator}

@@ -47,6 +47,7 @@ from olmorl.deploy.view.run_state import FAILED, STOPPED, finished, metric_lines
 from olmorl.deploy.view.start_phases import start_of_an_engine
 from olmorl.deploy.view.verdict import Shape, verdict
 from olmorl.errors import DeadlinePassed, HostLost, OlmoRLError, ProcessLost, RunEnded, first_cause
+from olmorl.learner.algorithm.presets import staleness_warning
 from olmorl.learner.storage import ledger
 from olmorl.messages import STOP_ASKED
 from olmorl.run_dir import RunFiles
@@ -237,6 +238,8 @@ class Service:
         self._progress.console.print(summary(lines, self._settings.run_dir, seconds))
         if found := verdict(lines, Shape.of(self._settings, self._context.placement.engines)):
             self._progress.say(found.text)
+        if stale := staleness_warning(self._settings.objective, self._settings.schedule.max_lag):
+            self._progress.say(stale)
         if end := finished(self._settings.run_dir):
             self._progress.say(end)
 
@@ -336,6 +339,8 @@ class Service:
         )
         if crowding := context.placement.crowding(self._settings):
             self._progress.say(crowding)
+        if stale := staleness_warning(self._settings.objective, self._settings.schedule.max_lag):
+            self._progress.say(stale)
         return Parts(self._redis, learner, actors, statuses, commands)
 
     async def _place_engines(self, learner: LearnerSupervisor, actors: ActorSupervisor) -> None:

@@ -6,26 +6,33 @@ predicted from token t - 1. Sequences never cross rows.
     A       advantage of the sequence                  log-probabilities of the sampled token under
     ratio   pi / pi_proximal                             pi            the policy being trained
     w       pi_proximal / pi_engine, capped              pi_old        the learner at the start of the step
-                                                         pi_engine     the engine, when it sampled (behaviour)
+    d       log w of one token, before any cap           pi_engine     the engine, when it sampled (behaviour)
     loss  = - sum_t n_t * (w_t * surrogate(ratio_t, A) - beta * kl_t)
 
 n_t is the normaliser: 1 / loss tokens of the global minibatch, or a per-sequence one. So the objective is the plain sum
-of `policy_loss` over the rows, micro-batches and ranks of a minibatch. It does not depend on the layout. Rejected
-answers leave the sum and stay in the normaliser.
+of `policy_loss` over the rows, micro-batches and ranks of a minibatch. It does not depend on the layout.
 """
 
 from __future__ import annotations
 
-from math import log
+from math import ceil, log2
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softshrink
 
 from olmorl.learner.algorithm.presets import Switches
 
 LOG_RATIO_BOUND: Final = 20.0
 """Log-ratios are clamped here before `exp`: far outside every clip range, far inside the range of fp32."""
+OUTLIER_BUDGET: Final = 0.5
+"""Nats squared: the sum of the squared outliers of an answer, on average over the answers with stale tokens."""
+NO_OUTLIERS: Final = LOG_RATIO_BOUND
+"""The threshold before any step has measured one: no |d| is above it."""
+_OCTAVES, _BINS_PER_OCTAVE = 13, 16
+_BINS: Final = 1 + ceil((log2(LOG_RATIO_BOUND) + _OCTAVES) * _BINS_PER_OCTAVE)
+"""Bins of the histogram of |d|: one below 2^-13 nats, then 16 for each doubling."""
 
 
 class LossInputs(NamedTuple):
@@ -52,6 +59,8 @@ class LossInputs(NamedTuple):
     """Under the reference policy; needed if `kl_beta > 0`."""
     entropy_BT: Tensor | None = None
     """Entropy of the policy being trained, without gradient; only for the statistics."""
+    outlier_threshold: float = NO_OUTLIERS
+    """c of `rho_kind = "auto"`: `next_threshold` of the step before."""
 
 
 STATS: Final = (
@@ -59,12 +68,16 @@ STATS: Final = (
     "tokens",
     "fresh_tokens",
     "sequences",
-    "rejected",
+    "stale_sequences",
     "clip_low",
     "clip_high",
     "tis_clip",
+    "tis_clip_share",
     "weight",
     "weight_square",
+    "mean_weight",
+    "mean_weight_square",
+    "outliers",
     "logprob_diff",
     "logprob_diff_fresh",
     "kl_engine_learner",
@@ -72,8 +85,10 @@ STATS: Final = (
     "entropy",
     "kl_ref",
 )
-"""Entries of `stats_S`: sums over loss tokens, to be added over rows, micro-batches, minibatches and ranks. The two of
-sequences are counts of sequences with a loss token."""
+"""The first entries of `stats_S`: sums over loss tokens, to be added over rows, micro-batches, minibatches and ranks.
+Names with `sequences`, `share` or `mean` are sums over sequences with a loss token. The histogram of
+|d| over the stale loss tokens follows them."""
+NUM_STATS: Final = len(STATS) + _BINS
 
 
 def policy_loss(inputs: LossInputs, switches: Switches) -> tuple[Tensor, Tensor]:
@@ -86,50 +101,83 @@ def policy_loss(inputs: LossInputs, switches: Switches) -> tuple[Tensor, Tensor]
         `STATS`, without gradient.
     """
     rows = _masked(inputs)
-    kept = rows if switches.reject_beyond is None else _without_rejected(rows, switches.reject_beyond)
-    proximal_BT = kept.old_logprobs_BT if switches.proximal == "old" else kept.behaviour_logprobs_BT
-    ratio_BT = _ratio(kept, proximal_BT, switches)
-    weight_BT, tis_clip_BT = _importance_weight(kept, proximal_BT, switches)
-    gain_BT = weight_BT * _surrogate(kept, ratio_BT, switches)
+    proximal_BT = rows.old_logprobs_BT if switches.proximal == "old" else rows.behaviour_logprobs_BT
+    ratio_BT = _ratio(rows, proximal_BT, switches)
+    weight_BT, tis_clip_BT = _importance_weight(rows, proximal_BT, switches)
+    gain_BT = weight_BT * _surrogate(rows, ratio_BT, switches)
     kl_BT = torch.zeros_like(proximal_BT)
     if switches.needs_reference:
         assert rows.ref_logprobs_BT is not None, "kl_beta > 0 needs the log-probabilities of a reference"
         kl_BT = kl_estimate(rows.logprobs_BT, rows.ref_logprobs_BT, switches.kl_estimator)
-    loss = -(_normaliser(kept, switches) * (gain_BT - switches.kl_beta * kl_BT)).sum()
+    loss = -(_normaliser(rows, switches) * (gain_BT - switches.kl_beta * kl_BT)).sum()
     with torch.no_grad():
-        stats_S = _stats(rows, kept, loss, ratio_BT, weight_BT, tis_clip_BT, kl_BT, switches)
+        stats_S = _stats(rows, loss, ratio_BT, weight_BT, tis_clip_BT, kl_BT, switches)
     return loss, stats_S
 
 
 def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
     """The means of `stats_S`, summed over all rows and ranks of `num_updates` updates, named as `metrics.LEARNER`."""
-    total = dict(zip(STATS, stats_S.tolist(), strict=True))
+    total = _named(stats_S)
     tokens, fresh_tokens = max(total["tokens"], 1.0), max(total["fresh_tokens"], 1.0)
+    answers = max(total["sequences"], 1.0)
     return {
         "loss": total["loss"] / max(num_updates, 1),
         "clip_fraction_low": total["clip_low"] / tokens,
         "clip_fraction_high": total["clip_high"] / tokens,
         "tis_clip_fraction": total["tis_clip"] / tokens,
-        "importance_ess_fraction": effective_share(stats_S),
-        "rejected_fraction": total["rejected"] / max(total["sequences"], 1.0),
+        "tis_clip_fraction_answers": total["tis_clip_share"] / answers,
+        "importance_ess_fraction": _effective_share(total["weight"], total["weight_square"], total["tokens"]),
+        "importance_ess_fraction_answers": _effective_share(
+            total["mean_weight"], total["mean_weight_square"], total["sequences"]
+        ),
+        "outlier_tokens_mean": total["outliers"] / max(total["stale_sequences"], 1.0),
         "logprob_diff_mean": total["logprob_diff"] / tokens,
         "logprob_diff_mean_fresh": total["logprob_diff_fresh"] / fresh_tokens,
         "kl_engine_learner": total["kl_engine_learner"] / tokens,
         "kl_engine_learner_fresh": total["kl_engine_learner_fresh"] / fresh_tokens,
+        "kl_engine_learner_answers": total["kl_engine_learner"] / answers,
         "entropy_mean": total["entropy"] / tokens,
         "kl_ref_mean": total["kl_ref"] / tokens,
     }
 
 
-def effective_share(stats_S: Tensor) -> float:
-    """Kish's effective sample size, (sum w)^2 / sum w^2, over the number of tokens (L. Kish, "Survey Sampling", 1965).
+def next_threshold(stats_S: Tensor, before: float) -> float:
+    """The threshold c of the next step, from the sums over a whole step: the smallest one that keeps `OUTLIER_BUDGET`.
 
-    1: all weights are equal. 0: no token has a weight. It is of the sums: shares of rows or ranks cannot be averaged.
+    It is the lower end of a bin, so equal sums give equal bits on every rank. A step without stale tokens keeps the
+    threshold of `before`.
     """
-    weight, weight_square, tokens = (
-        float(stats_S[STATS.index(name)]) for name in ("weight", "weight_square", "tokens")
-    )
-    return weight**2 / (weight_square * tokens) if weight_square else 0.0
+    budget = OUTLIER_BUDGET * _named(stats_S)["stale_sequences"]
+    if not budget > 0:
+        return before
+    counts = stats_S[len(STATS) :].tolist()
+    threshold, tokens, sizes, squares = NO_OUTLIERS, 0.0, 0.0, 0.0
+    for index in reversed(range(_BINS)):
+        low = _lower_end(index)
+        size = (low + _lower_end(index + 1)) / 2
+        tokens, sizes = tokens + counts[index], sizes + counts[index] * size
+        squares += counts[index] * size**2
+        if squares - 2 * low * sizes + low**2 * tokens > budget:
+            break
+        threshold = low
+    return threshold
+
+
+def _lower_end(index: int) -> float:
+    """The smallest |d| in a bin."""
+    return min(2.0 ** ((index - 1) / _BINS_PER_OCTAVE - _OCTAVES), LOG_RATIO_BOUND) if index else 0.0
+
+
+def _named(stats_S: Tensor) -> dict[str, float]:
+    return dict(zip(STATS, stats_S[: len(STATS)].tolist(), strict=True))
+
+
+def _effective_share(weight: float, weight_square: float, count: float) -> float:
+    """Kish's effective sample size, (sum w)^2 / sum w^2, over the number of weights (L. Kish, "Survey Sampling", 1965).
+
+    1: all weights are equal. 0: there is no weight. It is of the sums: shares of rows or ranks cannot be averaged.
+    """
+    return weight**2 / (weight_square * count) if weight_square else 0.0
 
 
 def kl_estimate(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> Tensor:
@@ -165,18 +213,6 @@ def _masked(inputs: LossInputs) -> LossInputs:
     )
 
 
-def _without_rejected(rows: LossInputs, bound: float) -> LossInputs:
-    """The rows without the sequences whose mean ratio pi_old / pi_engine is outside [1/bound, bound].
-
-    The mean is geometric, over the loss tokens: unlike their product it does not grow with the length. The normaliser
-    keeps its value, so the others count as before: a batch that is mostly rejected makes a small gradient.
-    """
-    drift_BT = _log_ratio(rows.old_logprobs_BT, rows.behaviour_logprobs_BT)
-    mean_BT = _sequence_sum(drift_BT, rows.sequence_ids_BT) / _sequence_tokens(rows)
-    # A NaN is not outside: it reaches the loss, as everywhere.
-    return _masked(rows._replace(loss_mask_BT=rows.loss_mask_BT & ~(mean_BT.abs() > log(bound))))
-
-
 def _log_ratio(above_BT: Tensor, below_BT: Tensor) -> Tensor:
     return (above_BT - below_BT).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
@@ -206,18 +242,35 @@ def _importance_weight(rows: LossInputs, proximal_BT: Tensor, switches: Switches
     """w of each token, without gradient, and the tokens where the cap changed it.
 
     `truncate` is min(w, rho), truncated importance sampling. `mask` is w within [1/rho, rho] and 0 outside (IcePop);
-    such a token stays in the normaliser. `sequence` is the product over the sequence's loss tokens, capped once.
+    such a token stays in the normaliser. `sequence` is the product over the sequence's loss tokens, capped once. `auto`
+    is min(w * product over the other tokens of exp(outlier), rho), see `_outliers`.
     """
     if switches.rho is None:
         return torch.ones_like(proximal_BT), torch.zeros_like(rows.loss_mask_BT)
     log_weight_BT = _log_ratio(proximal_BT, rows.behaviour_logprobs_BT)
     if switches.rho_kind == "sequence":
         log_weight_BT = _sequence_sum(log_weight_BT, rows.sequence_ids_BT).clamp(max=LOG_RATIO_BOUND)
+    elif switches.rho_kind == "auto":
+        outliers_BT = _outliers(rows, log_weight_BT)
+        others_BT = _sequence_sum(outliers_BT, rows.sequence_ids_BT) - outliers_BT
+        log_weight_BT = (log_weight_BT + others_BT).clamp(max=LOG_RATIO_BOUND)
     weight_BT = log_weight_BT.exp()
     if switches.rho_kind == "mask":
         outside_BT = (weight_BT > switches.rho) | (weight_BT < 1 / switches.rho)
         return weight_BT.masked_fill(outside_BT, 0.0), outside_BT
     return weight_BT.clamp(max=switches.rho), weight_BT > switches.rho
+
+
+def _outliers(rows: LossInputs, drift_BT: Tensor) -> Tensor:
+    """sign(d) * max(|d| - c, 0) of stale tokens, 0 of fresh ones: these differ by the engine's numerics alone."""
+    return torch.where(rows.lags_BT > 0, softshrink(drift_BT, rows.outlier_threshold), 0.0)
+
+
+def _histogram(sizes_BT: Tensor, where_BT: Tensor) -> Tensor:
+    """The number of tokens in each bin of |d|. A NaN may be in any bin: it reaches the loss."""
+    bins_BT = ((sizes_BT.log2() + _OCTAVES) * _BINS_PER_OCTAVE).floor().nan_to_num().clamp(-1, _BINS - 2) + 1
+    counts_H = torch.zeros(_BINS, dtype=torch.float64, device=sizes_BT.device)
+    return counts_H.scatter_add(0, bins_BT.long().flatten(), where_BT.double().flatten())
 
 
 def _surrogate(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> Tensor:
@@ -229,7 +282,7 @@ def _surrogate(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> Tensor
 
 
 def _normaliser(rows: LossInputs, switches: Switches) -> Tensor:
-    """n_t, the factor of each token's term; 0 where the mask is False. The totals count rejected sequences too."""
+    """n_t, the factor of each token's term; 0 where the mask is False."""
     mask_BT = rows.loss_mask_BT.to(rows.logprobs_BT.dtype)
     if switches.normalize == "token":
         return mask_BT / max(rows.loss_tokens, 1.0)
@@ -248,7 +301,6 @@ def _clipped(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> tuple[Te
 
 def _stats(
     rows: LossInputs,
-    kept: LossInputs,
     loss: Tensor,
     ratio_BT: Tensor,
     weight_BT: Tensor,
@@ -256,10 +308,13 @@ def _stats(
     kl_BT: Tensor,
     switches: Switches,
 ) -> Tensor:
-    mask_BT, kept_BT = rows.loss_mask_BT, kept.loss_mask_BT
-    fresh_BT = mask_BT & (rows.lags_BT == 0)
-    low_BT, high_BT = _clipped(kept, ratio_BT, switches)
+    mask_BT = rows.loss_mask_BT
+    fresh_BT, stale_BT = mask_BT & (rows.lags_BT == 0), mask_BT & (rows.lags_BT > 0)
+    low_BT, high_BT = _clipped(rows, ratio_BT, switches)
     sequence_share_BT = _sequence_tokens(rows).double().reciprocal()
+    stale_tokens_BT = _sequence_sum(stale_BT.double(), rows.sequence_ids_BT)
+    weight_BT = torch.where(mask_BT, weight_BT.double(), 0.0)
+    mean_weight_BT = _sequence_sum(weight_BT, rows.sequence_ids_BT) * sequence_share_BT
     diff_BT = _log_ratio(rows.old_logprobs_BT, rows.behaviour_logprobs_BT)
     # k3 from samples of the engine, so it estimates KL(engine || learner).
     drift_BT = kl_estimate(rows.behaviour_logprobs_BT, rows.old_logprobs_BT, "k3")
@@ -273,12 +328,16 @@ def _stats(
         "tokens": total(mask_BT, mask_BT),
         "fresh_tokens": total(fresh_BT, fresh_BT),
         "sequences": total(sequence_share_BT, mask_BT),
-        "rejected": total(sequence_share_BT, mask_BT & ~kept_BT),
-        "clip_low": total(low_BT, kept_BT),
-        "clip_high": total(high_BT, kept_BT),
-        "tis_clip": total(tis_clip_BT, kept_BT),
-        "weight": total(weight_BT, kept_BT),
-        "weight_square": total(weight_BT.double().square(), kept_BT),
+        "stale_sequences": total(stale_tokens_BT.reciprocal(), stale_BT),
+        "clip_low": total(low_BT, mask_BT),
+        "clip_high": total(high_BT, mask_BT),
+        "tis_clip": total(tis_clip_BT, mask_BT),
+        "tis_clip_share": total(sequence_share_BT, tis_clip_BT & mask_BT),
+        "weight": total(weight_BT, mask_BT),
+        "weight_square": total(weight_BT.square(), mask_BT),
+        "mean_weight": total(mean_weight_BT * sequence_share_BT, mask_BT),
+        "mean_weight_square": total(mean_weight_BT.square() * sequence_share_BT, mask_BT),
+        "outliers": total(diff_BT.abs() > rows.outlier_threshold, stale_BT),
         "logprob_diff": total(diff_BT, mask_BT),
         "logprob_diff_fresh": total(diff_BT, fresh_BT),
         "kl_engine_learner": total(drift_BT, mask_BT),
@@ -286,4 +345,4 @@ def _stats(
         "entropy": total(entropy_BT, mask_BT),
         "kl_ref": total(kl_BT, mask_BT),
     }
-    return torch.stack([named[name] for name in STATS])
+    return torch.cat([torch.stack([named[name] for name in STATS]), _histogram(diff_BT.abs(), stale_BT)])

@@ -17,7 +17,7 @@ AdvantageKind = Literal["mean", "mean_std"]
 Normalize = Literal["token", "sequence", "constant"]
 RatioKind = Literal["token", "sequence"]
 ClipKind = Literal["ppo", "cispo"]
-RhoKind = Literal["truncate", "mask", "sequence"]
+RhoKind = Literal["auto", "truncate", "mask", "sequence"]
 Proximal = Literal["old", "behaviour"]
 KlEstimator = Literal["k1", "k2", "k3"]
 
@@ -37,10 +37,6 @@ class Switches:
     rho: float | None
     """Cap of the importance weight; None: weight 1. `inf`: the weight, uncapped."""
     rho_kind: RhoKind
-    reject_beyond: float | None
-    """Bound of the mean ratio of an answer that feeds the loss; None: every answer does."""
-    ess_scaling: bool
-    """Whether the learning rate is multiplied by the effective sample size of the importance weights."""
     proximal: Proximal
     kl_beta: float
     kl_estimator: KlEstimator
@@ -54,15 +50,11 @@ class Switches:
         """Whether a reference model must be loaded."""
         return self.kl_beta > 0
 
-    @property
-    def has_weights(self) -> bool:
-        """Whether tokens may have an importance weight other than 1."""
-        return self.reject_beyond is not None or (self.rho is not None and self.proximal == "old")
-
 
 _OLMORL: Final[dict[str, Any]] = {
     # Olmo 3 (arXiv 2512.13961): GRPO without the standard deviation (Dr. GRPO), with the token-level loss and the
-    # higher upper clip of DAPO, no KL, and truncated importance sampling between engine and learner.
+    # higher upper clip of DAPO, no KL, and truncated importance sampling between engine and learner. For fresh tokens
+    # `auto` is that, `truncate`; for stale ones it also sees the rest of the answer.
     "advantage": "mean",
     "normalize": "token",
     "ratio": "token",
@@ -70,7 +62,7 @@ _OLMORL: Final[dict[str, Any]] = {
     "eps_low": 0.2,
     "eps_high": 0.272,
     "rho": 2.0,
-    "rho_kind": "truncate",
+    "rho_kind": "auto",
     "proximal": "old",
     "kl_beta": 0.0,
     "kl_estimator": "k3",
@@ -124,11 +116,11 @@ def resolve(objective: Objective, max_tokens: int) -> Switches:
     chosen |= {key: value for key in _SWITCHES if (value := getattr(objective, key)) is not None}
     if objective.rho is not None:
         chosen["rho"] = _CAPS[objective.rho] if isinstance(objective.rho, str) else objective.rho
+    if chosen["rho"] == inf and objective.rho_kind is None:
+        chosen["rho_kind"] = "truncate"  # without a cap one weight of many factors could be as large as any number
     switches = Switches(
         **chosen,
         constant_length=objective.constant_length or max_tokens,
-        reject_beyond=None if objective.reject_beyond == "off" else objective.reject_beyond,
-        ess_scaling=objective.ess_scaling,
         reward_scale=objective.reward_scale,
         overlong_buffer=round(overlong_share * max_tokens),
         mask_truncated=objective.mask_truncated,
@@ -137,6 +129,17 @@ def resolve(objective: Objective, max_tokens: int) -> Switches:
         switches = replace(switches, overlong_buffer=objective.overlong_buffer)
     _refuse_idle_switches(objective, switches)
     return switches
+
+
+def staleness_warning(objective: Objective, max_lag: int) -> str:
+    """Says that nothing corrects for stale tokens; empty if something does, or if there are none."""
+    switches = resolve(objective, max_tokens=1)
+    if max_lag == 0 or switches.rho is not None or switches.proximal == "behaviour":
+        return ""
+    return (
+        f'nothing corrects for stale tokens: schedule.max_lag = {max_lag} with objective.rho = "off", so answers teach '
+        "what the policy no longer is; set objective.rho = 2.0, or schedule.max_lag = 0"
+    )
 
 
 def spelled_out(objective: Objective, max_tokens: int) -> Objective:
@@ -162,11 +165,6 @@ def _refuse_idle_switches(objective: Objective, switches: Switches) -> None:
         raise ConfigError(
             f"objective.rho = {switches.rho} with rho_kind = 'mask' keeps the weights in [1/rho, rho], which is empty: "
             "set rho to 1 or more"
-        )
-    if switches.ess_scaling and not switches.has_weights:
-        raise ConfigError(
-            "objective.ess_scaling needs importance weights: set objective.rho, for instance to 2.0, with "
-            'objective.proximal = "old"'
         )
     if objective.kl_estimator is not None and not switches.needs_reference:
         raise ConfigError("objective.kl_estimator needs a KL term: set objective.kl_beta over 0, for instance to 0.001")

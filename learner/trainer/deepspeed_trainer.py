@@ -36,7 +36,13 @@ from transformers.utils.logging import disable_progress_bar
 from olmorl import config
 from olmorl.environment import variables_set
 from olmorl.errors import Diverged
-from olmorl.learner.algorithm.objective import STATS, LossInputs, effective_share, policy_loss, step_metrics
+from olmorl.learner.algorithm.objective import (
+    NUM_STATS,
+    LossInputs,
+    next_threshold,
+    policy_loss,
+    step_metrics,
+)
 from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.packing import RowArrays, prompt_blocks, row_arrays
 from olmorl.learner.trainer import deepspeed_config, malloc
@@ -144,17 +150,15 @@ class DeepSpeedTrainer:
         old = _score(self._engine, rows, self._device) if len(updates) > 1 else None
         reference = _score(self._reference, rows, self._device) if self._reference else None
         rate = learning_rate(shard.step, self._learner, self._steps)
-        stats_S = torch.zeros(len(STATS), dtype=torch.float64, device=self._device)
+        stats_S = torch.zeros(NUM_STATS, dtype=torch.float64, device=self._device)
         grad_norms: list[float] = []
-        factors: list[float] = []
         backward_s = optimizer_s = 0.0
         for _, index in updates:
             began_at = time.perf_counter()
-            update_S = torch.zeros_like(stats_S)
             for number, row in enumerate(rows[index]):
                 if not grad_norms and self._given_up():
                     return None
-                update_S += self._backward(
+                stats_S += self._backward(
                     row,
                     old[index][number] if old else None,
                     reference[index][number] if reference else None,
@@ -164,9 +168,7 @@ class DeepSpeedTrainer:
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # the optimizer waits for the passes anyway
             passed_at = time.perf_counter()
-            factors.append(self._rate_factor(update_S))
-            grad_norms.append(self._update(rate * factors[-1]))
-            stats_S += update_S
+            grad_norms.append(self._update(rate))
             backward_s += passed_at - began_at
             optimizer_s += time.perf_counter() - passed_at
             if not isfinite(grad_norms[-1]):
@@ -179,6 +181,8 @@ class DeepSpeedTrainer:
         if self._device.type == "cpu":
             malloc.give_back()
         values = step_metrics(stats_S, len(updates))
+        threshold = next_threshold(stats_S, self._state.outlier_threshold)
+        values["outlier_threshold"] = self._state.outlier_threshold = threshold
         if reference is None:
             del values["kl_ref_mean"]
         values |= {"learner_forward_backward_s": backward_s, "learner_optimizer_s": optimizer_s}
@@ -186,15 +190,7 @@ class DeepSpeedTrainer:
             values["learner_flops"] = flops
         if self._peak.flops_per_s is not None:
             values["learner_peak_flops_per_s"] = self._peak.flops_per_s * self._ranks.world
-        values["lr_factor_mean"] = sum(factors) / len(factors)
         return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
-
-    def _rate_factor(self, update_S: Tensor) -> float:
-        """The factor of the learning rate of an update, the same on all ranks.
-
-        It acts on the rate, not on the gradient: clipping and AdamW would take a factor of the gradient back.
-        """
-        return effective_share(self._of_all_ranks(update_S, 0.0)[0]) if self._switches.ess_scaling else 1.0
 
     def _of_all_ranks(self, stats_S: Tensor, flops: float) -> tuple[Tensor, float]:
         """Sums over all ranks. Ranks that share their rows count once."""
@@ -246,6 +242,7 @@ class DeepSpeedTrainer:
             loss_mask_BT=batch(row.loss_mask_T),
             sequence_ids_BT=batch(row.sequence_ids_T),
             lags_BT=batch(row.lags_T),
+            outlier_threshold=self._state.outlier_threshold,
             loss_tokens=loss_tokens,
             num_sequences=num_sequences,
             ref_logprobs_BT=None if reference_T is None else reference_T[None],

@@ -37,7 +37,7 @@ class FakeTrainer:
         digest = hashlib.blake2b(self.weights, digest_size=DIGEST_BYTES)
         digest.update(str([sorted(sample.draw_id for sample in row) for row in rows]).encode())
         self.weights = digest.digest()
-        ones = dict.fromkeys(("lr", "lr_factor_mean", "importance_ess_fraction"), 1.0)
+        ones = dict.fromkeys(("lr", "importance_ess_fraction", "importance_ess_fraction_answers"), 1.0)
         return dict.fromkeys(metrics.LEARNER, 0.0) | ones
 
     def interrupt(self) -> None:

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from olmorl.learner.algorithm.objective import NO_OUTLIERS
 from olmorl.learner.trainer.checkpoint_shards import KINDS, ParameterPiece, Share, Shares, share_of
 from olmorl.learner.trainer.process_group import Ranks
 from olmorl.learner.trainer.weight_snapshot import HeldPiece
 
 
 class TrainingState:
-    """A checkpoint holds everything that training continues from: weights, moments, buffers, random state."""
+    """A checkpoint holds all that training continues from: weights, moments, buffers, threshold, random state."""
 
     def __init__(self, engine: Any, model: PreTrainedModel, stage: int, ranks: Ranks, device: torch.device) -> None:
         self._device = device
@@ -34,14 +35,18 @@ class TrainingState:
         self._zero = engine.optimizer
         self._adam: torch.optim.Optimizer = engine.optimizer if stage == 0 else engine.optimizer.optimizer
 
+        self.outlier_threshold = NO_OUTLIERS
+        """`LossInputs.outlier_threshold` of the next step, the same on all ranks."""
         self._share = Share(ranks.rank, ranks.world, pinned=device.type == "cuda")
         # A separate thread, so that a disk that hangs delays nothing else.
         self._disk = ThreadPoolExecutor(1, "save")
 
     def save(self, folder: Path) -> Callable[[], Awaitable[None]]:
         """Copy the state of this rank; returns a function that writes the copy to disk."""
-        buffers = self._buffers() if self._ranks.rank == 0 else {}
-        others = {f"buffer/{name}": buffer for name, buffer in buffers.items()}
+        others: dict[str, Tensor] = {}
+        if self._ranks.rank == 0:
+            others = {f"buffer/{name}": buffer for name, buffer in self._buffers().items()}
+            others["objective/outlier_threshold"] = torch.tensor(self.outlier_threshold, dtype=torch.float64)
         others |= {f"random/{name}": state for name, state in self._random_state().items()}
         self._share.copy(self._pieces_to_write(), others, self._steps)
         return lambda: asyncio.get_running_loop().run_in_executor(self._disk, self._share.write, folder)
@@ -55,6 +60,8 @@ class TrainingState:
         """
         shares = Shares(folder, self._ranks.rank, self._ranks.world)
         self._load(shares)
+        if threshold := shares.others("objective/"):  # an earlier version of OlmoRL kept none
+            self.outlier_threshold = threshold["outlier_threshold"].item()
         random = shares.others("random/", self._ranks.rank)
         if "cpu" in random:
             torch.set_rng_state(random["cpu"])

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import softshrink
 
 from olmorl.deploy.control import cli
 from olmorl.learner.storage import rollout_log
@@ -45,6 +46,7 @@ RATE, CHANGED_RATE, ADAM_EPS = 4e-3, 2e-3, 1e-5
 """An epsilon large enough that Adam does not blow the rounding of near-zero gradients up to whole updates."""
 PROMPTS, GROUP, MAX_TOKENS, MAX_LAG, SAMPLES = 4, 4, 24, 1, 4
 EPS_LOW, EPS_HIGH, RHO = 0.2, 0.272, 2.0
+NO_OUTLIERS, OUTLIER_BUDGET = 20.0, 0.5
 WEIGHTS = {"math": 2.0, "short": 0.5, "varied": 1.0}
 HELD_OUT = "eval_held_out_"
 WORDS = [
@@ -344,7 +346,8 @@ def loop(session: Session) -> Loop:
     made = Loop([weights_of(model)], [])
     for step in range(1, MORE_STEPS + 1):
         optimizer.zero_grad()
-        said = backward(model, session.trained(step), step)
+        threshold = session.lines[step - 2]["outlier_threshold"] if step > 1 else NO_OUTLIERS
+        said = backward(model, session.trained(step), step, threshold)
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         rate, steps = (RATE, STEPS) if step <= STEPS else (CHANGED_RATE, MORE_STEPS)
         rate *= step / WARMUP if step <= WARMUP else 1 - (step - 1 - WARMUP) / (steps - WARMUP)
@@ -366,26 +369,35 @@ def logprobs_of(model: Any, prompt: list[int], ids: list[int]) -> tuple[torch.Te
     return logits.gather(1, torch.tensor(ids)[:, None])[:, 0], -(logits.exp() * logits).sum(-1)
 
 
-def backward(model: Any, groups: Sequence[Record], step: int) -> Record:
-    """Add the gradient of a step; returns what the learner says of it."""
+def backward(model: Any, groups: Sequence[Record], step: int, threshold: float) -> Record:
+    """Add the gradient of a step; returns what the learner says, and `spent`: the outliers above the next threshold."""
     num_tokens = sum(len(one["token_ids"]) for group in groups for one in rewarded(group))
     sums: Counter[str] = Counter()
+    stale_sizes: list[torch.Tensor] = []
     for group in groups:
         baseline = np.mean([one["reward"] for one in rewarded(group)])
         for one in rewarded(group):
             logprobs, entropy = logprobs_of(model, group["prompt_token_ids"], one["token_ids"])
             old, behaviour = logprobs.detach(), torch.tensor(one["logprobs"])
-            weight, ratio, advantage = (old - behaviour).exp(), (logprobs - old).exp(), one["reward"] - baseline
+            fresh = torch.tensor(lags_of(one, step)) == 0
+            outliers = softshrink(old - behaviour, threshold).masked_fill(fresh, 0.0)
+            weight = (old - behaviour + outliers.sum() - outliers).exp()
+            ratio, advantage = (logprobs - old).exp(), one["reward"] - baseline
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - EPS_LOW, 1 + EPS_HIGH) * advantage)
             loss = -(weight.clamp(max=RHO) * gain).sum() / num_tokens
             loss.backward()
-            fresh = torch.tensor(lags_of(one, step)) == 0
+            mean_weight = float(weight.clamp(max=RHO).double().mean())
+            stale_sizes += [(old - behaviour)[~fresh].abs()] * bool((~fresh).any())
             drift = torch.expm1(old - behaviour) - (old - behaviour)
             sums.update(
                 {
                     "loss": float(loss.detach()),
                     "fresh": int(fresh.sum()),
+                    "answers": 1,
                     "tis": int((weight > RHO).sum()),
+                    "tis_share": float((weight > RHO).double().mean()),
+                    "mean_weight": mean_weight,
+                    "mean_weight_square": mean_weight**2,
                     "weight": float(weight.clamp(max=RHO).sum()),
                     "weight_square": float(weight.clamp(max=RHO).double().square().sum()),
                     "entropy": float(entropy.detach().sum()),
@@ -397,12 +409,17 @@ def backward(model: Any, groups: Sequence[Record], step: int) -> Record:
             )
     return {
         "loss": sums["loss"],
-        "lr_factor_mean": 1.0,
         "clip_fraction_low": 0.0,
         "clip_fraction_high": 0.0,
         "tis_clip_fraction": sums["tis"] / num_tokens,
+        "tis_clip_fraction_answers": sums["tis_share"] / sums["answers"],
+        "importance_ess_fraction_answers": sums["mean_weight"] ** 2 / sums["mean_weight_square"] / sums["answers"],
+        "outlier_tokens_mean": sum(int((size > threshold).sum()) for size in stale_sizes) / max(len(stale_sizes), 1),
+        "kl_engine_learner_answers": sums["kl"] / sums["answers"],
+        "spent": lambda bound: (
+            sum(float((size - bound).clamp(min=0).square().sum()) for size in stale_sizes) / max(len(stale_sizes), 1)
+        ),
         "importance_ess_fraction": sums["weight"] ** 2 / sums["weight_square"] / num_tokens,
-        "rejected_fraction": 0.0,
         "logprob_diff_mean": sums["diff"] / num_tokens,
         "logprob_diff_mean_fresh": sums["diff_fresh"] / max(sums["fresh"], 1),
         "kl_engine_learner": sums["kl"] / num_tokens,
@@ -677,7 +694,9 @@ def test_each_line_is_what_rollouts_ledger_and_the_plain_loop_say(session: Sessi
     for line, learned in zip(session.lines, loop.said, strict=True):
         told = {key: value for key, value in line.items() if not key.startswith("eval_") and key not in TIMES}
         assert told.pop("tokens_evaluation_total") in evaluation_tokens(session, line["step"])
-        flops = told.pop("learner_flops")
+        flops, threshold, spent = told.pop("learner_flops"), told.pop("outlier_threshold"), learned.pop("spent")
+        assert spent(1.05 * threshold) <= OUTLIER_BUDGET
+        assert threshold in (0, NO_OUTLIERS) or spent(0.9 * threshold) >= OUTLIER_BUDGET
         assert any(flops == pytest.approx(one, rel=1e-6) for one in possible_flops(session, line["step"]))
         assert told == pytest.approx(expected_line(session, line["step"]) | learned, rel=1e-4, abs=1e-6)
 

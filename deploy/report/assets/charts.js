@@ -12,7 +12,6 @@ const SECTIONS = [
     ["Entropy", ["entropy_mean"], "should fall slowly; a collapse ends exploration"],
     ["Gradient norm", ["grad_norm"], "spikes come before trouble"],
     ["Learning rate", ["lr"], ""],
-    ["Factor of the learning rate", ["lr_factor_mean"], "below 1 with objective.ess_scaling"],
     ["KL to the reference", ["kl_ref_mean"], ""],
   ]],
   ["Length", [
@@ -21,12 +20,14 @@ const SECTIONS = [
   ]],
   ["Off policy", [
     ["Lag", ["lag_mean", "lag_max"], "versions between a token and the step that trains it"],
-    ["Effective sample size", ["ess*", "effective_sample_size*", "importance_ess*"], "near 1; low means stale data"],
+    ["Effective sample size", ["ess*", "effective_sample_size*", "importance_ess*"], "of tokens and of answers; below 0.5 few answers teach"],
     ["Engine against learner", ["logprob_diff_mean", "logprob_diff_mean_fresh"], "difference of log-probabilities, near 0"],
     ["KL engine against learner", ["kl_engine_learner", "kl_engine_learner_fresh"], "fresh: tokens of lag 0, near 0"],
     ["Clipped ratios", ["clip_fraction_low", "clip_fraction_high"], ""],
-    ["Truncated importance weights", ["tis_clip_fraction"], ""],
-    ["Rejected answers", ["rejected_fraction"], "objective.reject_beyond; a few percent"],
+    ["Truncated importance weights", ["tis_clip_fraction", "tis_clip_fraction_answers"], "of tokens, and of the tokens of each answer"],
+    ["KL of an answer", ["kl_engine_learner_answers"], "nats; with 0.3 and more, token weights learn slower"],
+    ["Outliers", ["outlier_tokens_mean"], "stale tokens of an answer beyond the threshold"],
+    ["Threshold of outliers", ["outlier_threshold"], "nats; grows with noise and with the length of answers"],
   ]],
   ["Throughput", [
     ["Tokens a second", ["actor_tokens_per_s", "useful_tokens_per_s"], "generated, and trained"],

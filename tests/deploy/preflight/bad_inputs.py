@@ -172,9 +172,7 @@ BOUNDS = [
     value("objective.rho", "-2", 'wants number > 0 or "off"'),
     value("objective.rho", "inf", '"uncapped"'),
     value("objective.rho", "of", '"off"'),
-    value("objective.rho_kind", "cap", "'truncate', 'mask' or 'sequence'"),
-    value("objective.reject_beyond", "1", 'wants number > 1 or "off"'),
-    value("objective.reject_beyond", "none", '"off"'),
+    value("objective.rho_kind", "cap", "'auto', 'truncate', 'mask' or 'sequence'"),
     value("objective.kl_beta", "-1", "greater than or equal to 0"),
     value("objective.kl_beta", "nan", "finite"),
     value("objective.kl_estimator", "k3", "objective.kl_beta over 0"),
@@ -375,11 +373,6 @@ LINES = [
         "a cap's kind without a cap",
         *("--objective.rho", "off", "--objective.rho_kind", "mask"),
         says=("objective.rho_kind", "set objective.rho"),
-    ),
-    line(
-        "a scale by weights that are all 1",
-        *("--objective.rho", "off", "--objective.ess_scaling", "true"),
-        says=("objective.ess_scaling", "set objective.rho"),
     ),
     line(
         "files that go through Ray",

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from olmorl.config import Objective
 from olmorl.learner.algorithm.advantage import advantages
-from olmorl.learner.algorithm.objective import LossInputs, effective_share, policy_loss, step_metrics
+from olmorl.learner.algorithm.objective import LossInputs, policy_loss, step_metrics
 from olmorl.learner.algorithm.presets import Switches, resolve
 
 MAX_TOKENS = 5
@@ -152,47 +152,43 @@ def test_importance_weights_of_whole_sequences() -> None:
     expect(switches, 2.453 / 6, [0, -0.9 / 6, 0, -1.375 / 6, 4 / 6, 1.8 / 6])
 
 
-def test_answers_far_from_the_engine_leave_the_loss_and_stay_in_the_divisor() -> None:
-    # The geometric means of the weights: a sqrt(1 * 3) = 1.73, b 0.5, c 1.25, d sqrt(1 * 4) = 2. Within [0.56, 1.8] are
-    # a and c, so 0.636 + 0.9 + 1.375 = 2.911 is left, and each token still counts 1/6.
-    switches = switches_of("olmorl", reject_beyond=1.8)
-    expect(switches, -2.911 / 6, [0, -0.9 / 6, 0, -1.375 / 6, 0, 0])
-    metrics = step_metrics(policy_loss(example(switches), switches)[1], 1)
-    assert metrics["rejected_fraction"] == pytest.approx(2 / 4)
-    assert metrics["tis_clip_fraction"] == pytest.approx(1 / 6)  # a2: d2 has no weight at all
-    assert metrics["importance_ess_fraction"] == pytest.approx(4.25**2 / (6.5625 * 6))  # of 1, 2 and 1.25
-    assert metrics["clip_fraction_low"] == 0 and metrics["clip_fraction_high"] == pytest.approx(1 / 6)
+def test_auto_weights_see_the_outliers_of_the_other_stale_tokens() -> None:
+    # All tokens are stale, c is ln 2. Beyond it: a2 by ln 3 - ln 2 = ln 1.5 and d2 by ln 4 - ln 2 = ln 2.
+    # Weights: a1 1 * 1.5, a2 3 -> 2, b1 0.5, c1 1.25, d1 1 * 2, d2 4 -> 2.
+    # 1.5 * 0.636 + 0.9 - 0.2 + 1.375 - 2 * 2 - 1.8 = -2.771
+    switches = switches_of("olmorl")
+    inputs = example(switches)._replace(outlier_threshold=log(2), lags_BT=torch.ones(2, 5, dtype=torch.int64))
+    value, stats_S = policy_loss(inputs, switches)
+    value.backward()
+    assert inputs.logprobs_BT.grad is not None
+    assert value.item() == pytest.approx(2.771 / 6)
+    gradient = [0, -0.9 / 6, 0, -1.375 / 6, 4 / 6, 1.8 / 6]
+    assert inputs.logprobs_BT.grad[PLACES].tolist() == pytest.approx(gradient)
+    metrics = step_metrics(stats_S, 1)
+    assert metrics["outlier_tokens_mean"] == pytest.approx(2 / 4)  # a2 and d2; b1 is at the threshold
+    assert metrics["tis_clip_fraction_answers"] == pytest.approx((1 / 2 + 0 + 0 + 1 / 2) / 4)
+    mean_weights = [1.75, 0.5, 1.25, 2]
+    assert metrics["importance_ess_fraction_answers"] == pytest.approx(5.5**2 / (4 * sum(w * w for w in mean_weights)))
 
 
-def test_an_answer_is_judged_by_its_mean_and_not_by_a_token() -> None:
-    # The ratios 3 of a2 and 4 of d2 are outside [0.45, 2.2], and those of their answers inside.
-    switches = switches_of("olmorl", reject_beyond=2.2)
-    expect(switches, 1.089 / 6, [0, -0.9 / 6, 0, -1.375 / 6, 2 / 6, 1.8 / 6])
-    assert step_metrics(policy_loss(example(switches), switches)[1], 1)["rejected_fraction"] == 0
+def test_outliers_of_fresh_tokens_count_for_no_other_token() -> None:
+    # d2 and a2 are fresh: the weights are those of `truncate`, with any threshold.
+    switches = switches_of("olmorl")
+    inputs = example(switches)._replace(outlier_threshold=0.0, lags_BT=torch.zeros(2, 5, dtype=torch.int64))
+    assert policy_loss(inputs, switches)[0].item() == pytest.approx(1.089 / 6)
 
 
-def test_a_rejected_answer_leaves_the_kl_term_too_and_its_statistics_stay() -> None:
-    # Of the k3 of a1 (1 - ln 2) and d2 (ln 2 - 0.5), d is rejected; 0.6 / 6 a token. Its entropy and its drift count.
-    switches = switches_of("olmorl", reject_beyond=1.8, kl_beta=0.6)
-    expect(switches, -2.911 / 6 + 0.1 * (1 - log(2)), [-0.1, -0.9 / 6, 0, -1.375 / 6, 0, 0])
-    metrics = step_metrics(policy_loss(example(switches), switches)[1], 1)
-    assert metrics["kl_ref_mean"] == pytest.approx(0.5 / 6)
-    assert metrics["entropy_mean"] == pytest.approx(2.1 / 6)
-    assert metrics["logprob_diff_mean"] == pytest.approx(log(3 * 0.5 * 1.25 * 4) / 6)
-
-
-def test_the_mean_per_sequence_counts_rejected_answers_as_sequences() -> None:
-    # As `test_grpo` with the answers a and c alone: (1.05 + 1.1) / 4, and the KL of a1.
-    gradient = [-0.005, -0.9 / 8, 0, -1.1 / 4, 0, 0]
-    kl = 0.04 * (1 - log(2)) / 8
-    expect(switches_of("grpo", reject_beyond=1.8), -2.15 / 4 + kl, gradient)
-
-
-def test_a_batch_that_is_rejected_whole_has_no_gradient() -> None:
-    switches = switches_of("olmorl", reject_beyond=1.2)
-    expect(switches, 0.0, [0.0] * 6)
-    metrics = step_metrics(policy_loss(example(switches), switches)[1], 1)
-    assert (metrics["rejected_fraction"], metrics["importance_ess_fraction"]) == (1, 0)
+def test_a_fresh_token_has_the_weight_of_the_older_ones_before_it() -> None:
+    # a1 is of an older version: with c = 0 and d = ln 0.5 it halves the weight of a2, 3 -> 1.5. a2 does not change a1.
+    switches = switches_of("olmorl")
+    lags_BT = torch.zeros(2, 5, dtype=torch.int64)
+    lags_BT[0, 1] = 2
+    inputs = example(switches)._replace(outlier_threshold=0.0, lags_BT=lags_BT)
+    behaviour_BT = inputs.behaviour_logprobs_BT.clone()
+    behaviour_BT[0, 1] += log(2)
+    inputs = inputs._replace(behaviour_logprobs_BT=behaviour_BT)
+    # 0.5 * 0.636 + 1.5 * 0.45 - 0.2 + 1.375 - 2 - 1.8 = -1.632
+    assert policy_loss(inputs, switches)[0].item() == pytest.approx(1.632 / 6)
 
 
 def test_behaviour_policy_as_the_proximal_one() -> None:
@@ -229,7 +225,10 @@ def test_statistics() -> None:
             "clip_fraction_high": 1 / 6,  # a1; d1 is outside the range, but the minimum is the unclipped term
             "tis_clip_fraction": 2 / 6,  # a2, d2
             "importance_ess_fraction": 7.75**2 / (11.8125 * 6),  # of 1, 2, 0.5, 1.25, 1 and 2
-            "rejected_fraction": 0.0,
+            "tis_clip_fraction_answers": (1 / 2 + 1 / 2) / 4,  # a and d
+            "importance_ess_fraction_answers": 4.75**2 / (6.3125 * 4),  # of 1.5, 0.5, 1.25 and 1.5
+            "outlier_tokens_mean": 0.0,
+            "kl_engine_learner_answers": (10.75 - 6 - log(7.5)) / 4,
             "logprob_diff_mean": log(3 * 0.5 * 1.25 * 4) / 6,
             "logprob_diff_mean_fresh": log(3) / 2,  # a1 and a2 have lag 0
             "kl_engine_learner": (10.75 - 6 - log(7.5)) / 6,  # w - 1 - ln w
@@ -240,7 +239,7 @@ def test_statistics() -> None:
     )
 
 
-def test_the_effective_share_is_that_of_all_rows() -> None:
+def test_the_effective_sample_size_is_that_of_all_rows() -> None:
     # Weights 1, 3, 0.5 in the first row and 1.25, 1, 4 in the second: 10.75^2 / (28.8125 * 6). Of each row alone it is
     # 4.5^2 / (10.25 * 3) and 6.25^2 / (18.5625 * 3); their mean is another number.
     switches = switches_of("olmorl", rho="uncapped")
@@ -250,11 +249,9 @@ def test_the_effective_share_is_that_of_all_rows() -> None:
         policy_loss(inputs._replace(**{name: values[b : b + 1] for name, values in tensors(inputs)}), switches)[1]
         for b in (0, 1)
     ]
-    assert effective_share(rows[0]) == pytest.approx(4.5**2 / (10.25 * 3))
-    assert effective_share(rows[1]) == pytest.approx(6.25**2 / (18.5625 * 3))
-    for stats_S in (both_S, rows[0] + rows[1]):
-        assert effective_share(stats_S) == pytest.approx(10.75**2 / (28.8125 * 6))
-    assert effective_share(torch.zeros_like(both_S)) == 0
+    wanted = [4.5**2 / (10.25 * 3), 6.25**2 / (18.5625 * 3), 10.75**2 / (28.8125 * 6), 10.75**2 / (28.8125 * 6), 0]
+    sums = [*rows, both_S, rows[0] + rows[1], torch.zeros_like(both_S)]
+    assert [step_metrics(stats_S, 1)["importance_ess_fraction"] for stats_S in sums] == pytest.approx(wanted)
 
 
 def tensors(inputs: LossInputs) -> list[tuple[str, Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from itertools import product
-from math import exp, fsum, inf, nan, prod
+from math import copysign, exp, fsum, inf, nan
 from typing import Any, cast
 
 import pytest
@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from olmorl.config import Objective
-from olmorl.learner.algorithm.objective import STATS, LossInputs, policy_loss, step_metrics
+from olmorl.learner.algorithm.objective import (
+    NO_OUTLIERS,
+    NUM_STATS,
+    OUTLIER_BUDGET,
+    LossInputs,
+    next_threshold,
+    policy_loss,
+    step_metrics,
+)
 from olmorl.learner.algorithm.presets import Switches, resolve
 
 PRESETS = ("olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_decoupled")
@@ -26,7 +34,11 @@ class Sequence:
     advantage: float
     tokens: list[tuple[float, float, float, float] | None]
     """log pi, log pi_old, log pi_engine, log pi_ref."""
-    lag: int
+    lags: list[int]
+    """Of the tokens: an answer may be of several versions."""
+
+
+THRESHOLD = 0.4
 
 
 def reference(sequences: list[Sequence], switches: Switches) -> tuple[float, list[list[float]]]:
@@ -35,18 +47,17 @@ def reference(sequences: list[Sequence], switches: Switches) -> tuple[float, lis
     num_tokens, num_sequences = sum(map(len, kept)), sum(bool(tokens) for tokens in kept)
     losses, gradients = [], []
     for sequence, tokens in zip(sequences, kept, strict=True):
-        if is_rejected(tokens, switches):
-            gradients.append([0.0] * len(sequence.tokens))
-            continue
         n = {
             "token": 1 / num_tokens,
             "sequence": 1 / (num_sequences * max(len(tokens), 1)),
             "constant": 1 / (num_sequences * switches.constant_length),
         }[switches.normalize]
         log_ratios = [pi - (old if switches.proximal == "old" else engine) for pi, old, engine, _ in tokens]
+        stale = [lag > 0 for token, lag in zip(sequence.tokens, sequence.lags, strict=True) if token is not None]
         log_weights = [0.0 if switches.proximal == "behaviour" else old - engine for _, old, engine, _ in tokens]
         terms = [
-            term(index, tokens, log_ratios, log_weights, sequence.advantage, switches) for index in range(len(tokens))
+            term(index, tokens, log_ratios, log_weights, stale, sequence.advantage, switches)
+            for index in range(len(tokens))
         ]
         losses += [-n * (gain - switches.kl_beta * kl) for gain, _, kl, _ in terms]
         through_ratio = [-n * slope for _, slope, _, _ in terms]
@@ -57,19 +68,12 @@ def reference(sequences: list[Sequence], switches: Switches) -> tuple[float, lis
     return fsum(losses), gradients
 
 
-def is_rejected(tokens: list[tuple[float, float, float, float]], switches: Switches) -> bool:
-    """Whether the geometric mean of pi_old / pi_engine is too far from 1."""
-    if switches.reject_beyond is None or not tokens:
-        return False
-    mean = prod(exp(old - engine) for _, old, engine, _ in tokens) ** (1 / len(tokens))
-    return not 1 / switches.reject_beyond <= mean <= switches.reject_beyond
-
-
 def term(
     index: int,
     tokens: list[tuple[float, float, float, float]],
     log_ratios: list[float],
     log_weights: list[float],
+    stale: list[bool],
     advantage: float,
     switches: Switches,
 ) -> tuple[float, float, float, float]:
@@ -79,7 +83,11 @@ def term(
     ratio = exp(log_ratio)
     weight = 1.0
     if switches.rho is not None:
-        weight = exp(fsum(log_weights) if switches.rho_kind == "sequence" else log_weights[index])
+        weight = exp(
+            {"sequence": fsum(log_weights), "auto": auto(index, log_weights, stale)}.get(
+                switches.rho_kind, log_weights[index]
+            )
+        )
         if switches.rho_kind == "mask":
             weight = weight if 1 / switches.rho <= weight <= switches.rho else 0.0
         else:
@@ -95,6 +103,14 @@ def term(
     return weight * gain, weight * slope, kl, kl_slope
 
 
+def auto(index: int, log_weights: list[float], stale: list[bool]) -> float:
+    """d_t + sum over the other stale tokens of sign(d) * max(|d| - c, 0)."""
+    outliers = [
+        copysign(max(abs(d) - THRESHOLD, 0.0), d) if old else 0.0 for d, old in zip(log_weights, stale, strict=True)
+    ]
+    return log_weights[index] + fsum(outliers[:index] + outliers[index + 1 :])
+
+
 def random_sequences(rng: random.Random, count: int = 7) -> list[Sequence]:
     def token() -> tuple[float, float, float, float] | None:
         if rng.random() < 0.2:
@@ -104,8 +120,13 @@ def random_sequences(rng: random.Random, count: int = 7) -> list[Sequence]:
         return logprob, old, old + rng.gauss(0, 0.6), logprob + rng.gauss(0, 0.5)
 
     lengths = [1, *(rng.randint(1, 9) for _ in range(count - 1))]
-    sequences = [Sequence(rng.gauss(0, 1), [token() for _ in range(n)], rng.randint(0, 1)) for n in lengths]
-    sequences[-1].tokens = [None, None]
+    sequences = [
+        Sequence(
+            rng.gauss(0, 1), [token() for _ in range(n)], sorted((rng.randint(0, 2) for _ in range(n)), reverse=True)
+        )
+        for n in lengths
+    ]
+    sequences[-1].tokens, sequences[-1].lags = [None, None], [0, 0]
     return sequences
 
 
@@ -126,7 +147,7 @@ def build(
         for slot, i in enumerate(row):
             end = start + 2 + len(sequences[i].tokens)
             ids_BT[b, start:end] = slot
-            lags_BT[b, start:end] = sequences[i].lag
+            lags_BT[b, start + 2 : end] = torch.tensor(sequences[i].lags)
             for t, token in enumerate(sequences[i].tokens, start + 2):
                 if token is not None:
                     mask_BT[b, t] = True
@@ -144,6 +165,7 @@ def build(
         loss_tokens=float(loss_tokens),
         num_sequences=num_sequences,
         ref_logprobs_BT=ref,
+        outlier_threshold=THRESHOLD,
     )
 
 
@@ -192,7 +214,7 @@ def test_presets(preset: str, seed: int) -> None:
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
 @pytest.mark.parametrize("clip", ["ppo", "cispo"])
 def test_every_combination_of_switches(normalize: str, ratio: str, clip: str) -> None:
-    rhos = [(None, "truncate"), (1.5, "truncate"), (1.5, "mask"), (1.5, "sequence")]
+    rhos = [(None, "truncate"), (1.5, "truncate"), (1.5, "mask"), (1.5, "sequence"), (1.5, "auto")]
     kls = [(0.0, "k3"), (0.3, "k1"), (0.3, "k2"), (0.3, "k3")]
     base = resolve(Objective(), max_tokens=12)
     base = replace(base, normalize=cast(Any, normalize), ratio=cast(Any, ratio), clip=cast(Any, clip))
@@ -211,23 +233,6 @@ def test_every_combination_of_switches(normalize: str, ratio: str, clip: str) ->
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("proximal", ["old", "behaviour"])
-@pytest.mark.parametrize("rho", ["off", 1.5])
-def test_rejected_answers(preset: str, proximal: str, rho: float | str) -> None:
-    objective = {"preset": preset, "reject_beyond": 1.25, "proximal": proximal, "rho": rho}
-    switches = resolve(Objective.model_validate(objective), max_tokens=12)
-    found = []
-    for seed in range(6):
-        sequences = random_sequences(random.Random(seed))
-        loss, gradients, stats_S = evaluate(sequences, [[0, 1], [2, 3, 4], [5, 6]], switches)
-        assert_same((loss, gradients), reference(sequences, switches))
-        kept = [[token for token in sequence.tokens if token is not None] for sequence in sequences]
-        found.append(step_metrics(stats_S, 1)["rejected_fraction"])
-        assert found[-1] == pytest.approx(sum(is_rejected(t, switches) for t in kept) / sum(map(bool, kept)))
-    assert 0.2 < fsum(found) / len(found) < 0.8, "the cases reject some and keep some"
-
-
-@pytest.mark.parametrize("preset", PRESETS)
 def test_single_precision_is_close(preset: str) -> None:
     switches = resolve(Objective.model_validate({"preset": preset}), max_tokens=12)
     sequences = random_sequences(random.Random(11))
@@ -237,11 +242,11 @@ def test_single_precision_is_close(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("reject_beyond", ["off", 1.25])
-def test_the_gradient_does_not_depend_on_the_layout(preset: str, seed: int, reject_beyond: float | str) -> None:
+@pytest.mark.parametrize("rho_kind", ["truncate", "sequence", "auto"])
+def test_the_gradient_does_not_depend_on_the_layout(preset: str, seed: int, rho_kind: str) -> None:
     # One row, one sequence a row with padding, and random rows each computed alone as micro-batches of several ranks.
     rng = random.Random(100 + seed)
-    objective = {"preset": preset, "kl_beta": 0.1, "reject_beyond": reject_beyond}
+    objective = {"preset": preset, "kl_beta": 0.1, "rho": 1.5, "rho_kind": rho_kind}
     switches = resolve(Objective.model_validate(objective), max_tokens=12)
     sequences = random_sequences(rng)
     everything = list(range(len(sequences)))
@@ -253,7 +258,7 @@ def test_the_gradient_does_not_depend_on_the_layout(preset: str, seed: int, reje
     rng.shuffle(everything)
     cuts = sorted(rng.sample(range(1, len(sequences)), 2))
     rows = [everything[: cuts[0]], everything[cuts[0] : cuts[1]], everything[cuts[1] :]]
-    losses, split, summed_S = [], dict[int, list[float]](), torch.zeros(len(STATS), dtype=torch.float64)
+    losses, split, summed_S = [], dict[int, list[float]](), torch.zeros(NUM_STATS, dtype=torch.float64)
     whole = build(sequences, [list(range(len(sequences)))])
     for row in rows:
         inputs = build(sequences, [row])._replace(loss_tokens=whole.loss_tokens, num_sequences=whole.num_sequences)
@@ -264,3 +269,65 @@ def test_the_gradient_does_not_depend_on_the_layout(preset: str, seed: int, reje
         summed_S += row_S
     assert_same((fsum(losses), [split[i] for i in sorted(split)]), (loss, gradients), rel=1e-12)
     assert step_metrics(summed_S, 1) == pytest.approx(step_metrics(stats_S, 1), rel=1e-12, abs=1e-12)
+
+
+def answers_of(sequences: list[Sequence]) -> list[tuple[list[float], list[bool]]]:
+    """d of the loss tokens of each answer that has some, and whether each is stale."""
+    kept = [
+        [(token[1] - token[2], lag > 0) for token, lag in zip(one.tokens, one.lags, strict=True) if token is not None]
+        for one in sequences
+    ]
+    return [([d for d, _ in tokens], [old for _, old in tokens]) for tokens in kept if tokens]
+
+
+@pytest.mark.parametrize("kind", ["truncate", "mask", "sequence", "auto"])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_metrics_of_answers(kind: str, seed: int) -> None:
+    switches = resolve(Objective.model_validate({"rho": 1.5, "rho_kind": kind}), max_tokens=12)
+    sequences = random_sequences(random.Random(seed))
+    _, _, stats_S = evaluate(sequences, [[0, 1, 2], [3, 4], [5, 6]], switches)
+    means, cuts, kls, outliers, stale_answers = [], [], [], 0, 0
+    for drifts, stale in answers_of(sequences):
+        whole = {"sequence": [fsum(drifts)] * len(drifts), "auto": [auto(i, drifts, stale) for i in range(len(drifts))]}
+        raw = [exp(d) for d in whole.get(kind, drifts)]
+        is_cut = [w > 1.5 or (kind == "mask" and w < 1 / 1.5) for w in raw]
+        used = [0.0 if kind == "mask" and gone else min(w, 1.5) for w, gone in zip(raw, is_cut, strict=True)]
+        means.append(fsum(used) / len(used))
+        cuts.append(sum(is_cut) / len(is_cut))
+        kls.append(fsum(exp(d) - 1 - d for d in drifts))
+        outliers += sum(old and abs(d) > THRESHOLD for d, old in zip(drifts, stale, strict=True))
+        stale_answers += any(stale)
+    found, count = step_metrics(stats_S, 1), len(means)
+    assert found["importance_ess_fraction_answers"] == pytest.approx(
+        fsum(means) ** 2 / fsum(m * m for m in means) / count
+    )
+    assert found["tis_clip_fraction_answers"] == pytest.approx(fsum(cuts) / count)
+    assert found["kl_engine_learner_answers"] == pytest.approx(fsum(kls) / count)
+    assert found["outlier_tokens_mean"] == pytest.approx(outliers / stale_answers)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_next_threshold_is_the_smallest_within_the_budget(seed: int) -> None:
+    sequences = random_sequences(random.Random(seed), count=60)
+    half = [[i for i in range(60) if i % 2 == part] for part in (0, 1)]
+    switches = resolve(Objective(), max_tokens=12)
+    both_S = sum(policy_loss(build(sequences, [part]), switches)[1] for part in half)
+    assert isinstance(both_S, Tensor)
+    found = next_threshold(both_S, NO_OUTLIERS)
+    assert found == next_threshold(evaluate(sequences, [list(range(60))], switches)[2], NO_OUTLIERS), "on every layout"
+    stale = [[abs(d) for d, old in zip(*answer, strict=True) if old] for answer in answers_of(sequences)]
+
+    def spent(threshold: float) -> float:
+        return fsum(max(d - threshold, 0) ** 2 for ds in stale for d in ds) / sum(map(bool, stale))
+
+    assert spent(1.05 * found) <= OUTLIER_BUDGET <= spent(0.9 * found)
+
+
+def test_the_threshold_at_the_ends_of_its_range() -> None:
+    fresh = [Sequence(1.0, [(-1.0, -1.0, -9.0, -1.0)], [0])]
+    close = [Sequence(1.0, [(-1.0, -1.0, -1.3, -1.0)], [1])]
+    far = [Sequence(1.0, [(-1.0, -1.0, -500.0, -1.0)] * 9, [1] * 9)]
+    sums = [evaluate(sequences, [[0]], resolve(Objective(), max_tokens=12))[2] for sequences in (fresh, close, far)]
+    assert next_threshold(sums[0], 0.7) == 0.7, "no stale token: the one before"
+    assert next_threshold(sums[1], 0.7) == 0.0, "0.3 squared is within the budget"
+    assert 19 < next_threshold(sums[2], 0.7) <= NO_OUTLIERS

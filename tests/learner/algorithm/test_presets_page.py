@@ -44,4 +44,4 @@ def test_a_row_has_the_switches_of_its_preset(preset: Preset) -> None:
     buffer = int(share.rstrip("%")) * MAX_TOKENS // 100 if share.endswith("%") else int(share)
     assert buffer == known.overlong_buffer
     assert known.proximal == "old"
-    assert known.rho == "off" or known.rho_kind == "truncate"
+    assert known.rho == "off" or known.rho_kind == row["rho_kind"]

@@ -52,7 +52,8 @@ def loop_jobs(model: str) -> Jobs:
     """Three steps each: two compared to a plain loop, two with a reference model."""
     base = {"kind": "steps", "model": {"path": model, "dtype": "float32"}, "temperature": TEMPERATURE}
     common = {"zero_stage": 2, "learning_rate": 1e-4, "max_grad_norm": 0.5}
-    jobs: Jobs = {name: base | {"learner": common | learner} for name, learner in LOOPS.items()}
+    published = base | {"objective": {"rho_kind": "truncate"}}  # `test_stale_answers` has the default
+    jobs: Jobs = {name: published | {"learner": common | learner} for name, learner in LOOPS.items()}
     for stage in (0, 3):
         learner = common | {"zero_stage": stage, "minibatches": 2}
         jobs[f"kl-z{stage}"] = base | {"learner": learner, "objective": {"preset": "grpo"}}

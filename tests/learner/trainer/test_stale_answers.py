@@ -1,12 +1,11 @@
-"""The switches against stale answers, in real steps: on one rank and two, packed and alone, with shared prompts.
+"""The weights of stale answers in real steps: on one rank and two, packed and alone, with shared prompts.
 
-The reference sees each sample alone, and writes the formula out.
+The reference sees each sample alone, and writes the formula out. It takes the threshold from the learner.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import log
 from typing import Any
 
 import pytest
@@ -14,64 +13,40 @@ import torch
 from torch.nn.functional import log_softmax
 from transformers import AutoModelForCausalLM
 
+from olmorl.learner.algorithm.objective import NO_OUTLIERS
+
 Jobs = dict[str, dict[str, Any]]
 Results = dict[str, list[dict[str, Any]]]
 Gradients = dict[str, torch.Tensor]
 
-ONE_ROW, SINGLES = 10_000, 1
 TEMPERATURE = 0.7
-BOUND = 4.0
-"""Rejects some of the 13 samples: the test asserts that."""
-RATE, CLIP = 1e-4, 0.5
-
-
-def job(model: str, row_tokens: int, **more: Any) -> dict[str, Any]:
-    return {
-        "kind": "gradient",
-        "model": {"path": model, "dtype": "float32"},
-        "learner": {"zero_stage": 2, "max_grad_norm": 1e9},
-        "row_tokens": row_tokens,
-        "temperature": TEMPERATURE,
-        "objective": {"reject_beyond": BOUND},
-    } | more
+RATE, CLIP, CAP = 1e-4, 0.5, 2.0
 
 
 @pytest.fixture(scope="module")
 def results(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]) -> Results:
-    model = tiny_models["olmo3"]
-    alone = {
-        "one-row": job(model, ONE_ROW),
-        "singles": job(model, SINGLES),
-        "own-prompts": job(model, 64, one_prompt=True, learner={"share_prompts": False, "max_grad_norm": 1e9}),
-        "shared-prompts": job(model, 64, one_prompt=True),
+    """Three steps of two minibatches. The first has no threshold yet."""
+    base = {
+        "kind": "steps",
+        "model": {"path": tiny_models["olmo3"], "dtype": "float32"},
+        "row_tokens": 64,
+        "temperature": TEMPERATURE,
     }
+    learner = {"zero_stage": 2, "learning_rate": RATE, "max_grad_norm": CLIP, "minibatches": 2}
+    one = base | {"learner": learner}
     pair = {
-        "two-ranks": job(model, SINGLES),
-        "shared-prompts-on-two": job(model, 64, one_prompt=True),
-        "shared-rows-on-two": job(
-            model, ONE_ROW, learner={"zero_stage": 2, "max_grad_norm": 1e9, "sequence_parallel": 2}
-        ),
+        "two-ranks": one,
+        "stage-3": base | {"learner": learner | {"zero_stage": 3}},
+        "shared-rows": base | {"learner": learner | {"sequence_parallel": 2}},
+        "shared-prompts-on-two": one | {"one_prompt": True},
+    }
+    alone = {
+        "alone": one,
+        "singles": one | {"row_tokens": 1},
+        "shared-prompts": one | {"one_prompt": True},
+        "published": one | {"objective": {"rho_kind": "truncate"}},
     }
     return run_ranks(1, alone) | run_ranks(2, pair)
-
-
-@pytest.fixture(scope="module")
-def scaled(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]) -> Results:
-    """Three steps of two minibatches, with steps scaled by their weights."""
-    base = job(tiny_models["olmo3"], 64, kind="steps", objective={"rho": "uncapped", "ess_scaling": True})
-    learner = {"zero_stage": 2, "learning_rate": RATE, "max_grad_norm": CLIP, "minibatches": 2}
-    alone, in_parts = base | {"learner": learner}, learner | {"sequence_parallel": 2}
-    off = alone | {"objective": {"rho": "uncapped"}}
-    pair = {"two-ranks": alone, "stage-3": base | {"learner": learner | {"zero_stage": 3}}}
-    pair["shared-rows"] = base | {"learner": in_parts}
-    return run_ranks(1, {"alone": alone, "off": off}) | run_ranks(2, pair)
-
-
-def distance(got: Gradients, wanted: Gradients) -> float:
-    """Relative difference of the whole gradient."""
-    assert got.keys() == wanted.keys()
-    error = sum((got[name].double() - wanted[name].double()).square().sum() for name in wanted)
-    return float((error / sum(wanted[name].double().square().sum() for name in wanted)) ** 0.5)
 
 
 def logprobs_of(model: Any, sample: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -83,80 +58,56 @@ def logprobs_of(model: Any, sample: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return logprobs[mask], torch.tensor(sample.behaviour_logprobs)[mask]
 
 
-def reference(folder: str, groups: list[list[Any]]) -> tuple[Gradients, float]:
-    """The gradient of the default objective over the samples that are not rejected, and the rejected share."""
+def weights_of(drift: torch.Tensor, stale: torch.Tensor, threshold: float) -> torch.Tensor:
+    """min(exp(d_t + sum over the other stale tokens of the outliers), cap), token by token."""
+    outliers = [float(d.sign() * max(d.abs() - threshold, 0)) * bool(old) for d, old in zip(drift, stale, strict=True)]
+    others = torch.tensor([sum(outliers) - own for own in outliers])
+    return (drift + others).exp().clamp(max=CAP)
+
+
+def plain_loop(folder: str, groups: dict[int, list[list[Any]]], thresholds: list[float]) -> Gradients:
+    """The weights after a step for each threshold."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    samples = [sample for group in groups for sample in group]
-    num_tokens = sum(int(sample.loss_mask.sum()) for sample in samples)
-    counted = [sample for sample in samples if sample.loss_mask.any()]
-    rejected = 0
-    for sample in counted:
-        logprobs, behaviour = logprobs_of(model, sample)
-        drift = logprobs.detach() - behaviour
-        if abs(float(drift.mean())) > log(BOUND):
-            rejected += 1
-        else:
-            weight = drift.exp().clamp(max=2.0)
-            (-(weight * (logprobs - logprobs.detach()).exp() * sample.advantage).sum() / num_tokens).backward()
-    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-    return gradients, rejected / len(counted)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
+    for step, threshold in enumerate(thresholds, 1):
+        batches = [[sample for group in groups[step][first::2] for sample in group] for first in (0, 1)]
+        with torch.no_grad():
+            old = [[logprobs_of(model, sample)[0] for sample in batch] for batch in batches]
+        for batch, old_logprobs in zip(batches, old, strict=True):
+            optimizer.zero_grad()
+            num_tokens = sum(int(sample.loss_mask.sum()) for sample in batch)
+            for sample, before in zip(batch, old_logprobs, strict=True):
+                logprobs, behaviour = logprobs_of(model, sample)
+                weight = weights_of(before - behaviour, torch.tensor(sample.lags[sample.loss_mask] > 0), threshold)
+                ratio, advantage = (logprobs - before).exp(), sample.advantage
+                surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.272) * advantage)
+                (-(weight * surrogate).sum() / num_tokens).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            optimizer.step()
+    return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
 @pytest.mark.parametrize(
     ("names", "of"),
     [
-        (("one-row", "singles", "two-ranks", "shared-rows-on-two"), "one-row"),
-        (("own-prompts", "shared-prompts", "shared-prompts-on-two"), "own-prompts"),
+        (("alone", "singles", "two-ranks", "stage-3", "shared-rows"), "alone"),
+        (("shared-prompts", "shared-prompts-on-two"), "shared-prompts"),
+        (("published",), "published"),
     ],
 )
-def test_rejected_answers_are_the_same_on_every_layout(
+def test_steps_on_stale_answers_are_those_of_a_plain_loop_on_every_layout(
     results: Results, tiny_models: dict[str, str], names: tuple[str, ...], of: str
 ) -> None:
-    gradients, share = reference(tiny_models["olmo3"], results[of][0]["groups"][1])
-    assert 0.2 < share < 0.8
+    chosen = [NO_OUTLIERS, *(values["outlier_threshold"] for values in results[of][0]["values"][:2])]
+    assert all(0 < threshold < 5 for threshold in chosen[1:])
+    used = [NO_OUTLIERS] * 3 if of == "published" else chosen
+    wanted = plain_loop(tiny_models["olmo3"], results[of][0]["groups"], used)
     for name in names:
         for rank in results[name]:
-            assert rank["values"]["rejected_fraction"] == pytest.approx(share), name
-            assert distance(rank["gradients"], gradients) <= 1e-5, name
+            assert [values["outlier_threshold"] for values in rank["values"][:2]] == chosen[1:], name
+            assert max((rank["weights"][key] - wanted[key]).abs().max().item() for key in wanted) <= 5e-6, name
 
 
-def plain_loop(folder: str, groups: dict[int, list[list[Any]]], scales: bool) -> tuple[Gradients, list[float]]:
-    """The weights after three steps, and the mean factor of each step."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
-    factors = []
-    for step in (1, 2, 3):
-        batches = [[sample for group in groups[step][first::2] for sample in group] for first in (0, 1)]
-        with torch.no_grad():
-            old = [[logprobs_of(model, sample)[0] for sample in batch] for batch in batches]
-        shares = []
-        for batch, old_logprobs in zip(batches, old, strict=True):
-            optimizer.zero_grad()
-            weights = []
-            num_tokens = sum(int(sample.loss_mask.sum()) for sample in batch)
-            for sample, before in zip(batch, old_logprobs, strict=True):
-                logprobs, behaviour = logprobs_of(model, sample)
-                weights.append((before - behaviour).exp())
-                ratio, advantage = (logprobs - before).exp(), sample.advantage
-                surrogate = torch.minimum(ratio * advantage, ratio.clamp(0.8, 1.272) * advantage)
-                (-(weights[-1] * surrogate).sum() / num_tokens).backward()
-            w = torch.cat(weights).double()
-            assert len(w) == num_tokens
-            shares.append(float(w.sum() ** 2 / (num_tokens * (w * w).sum())))
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-            optimizer.param_groups[0]["lr"] = RATE * (shares[-1] if scales else 1.0)
-            optimizer.step()
-        factors.append(sum(shares) / len(shares) if scales else 1.0)
-    return {name: weight.detach() for name, weight in model.named_parameters()}, factors
-
-
-@pytest.mark.parametrize("name", ["alone", "off", "two-ranks", "stage-3", "shared-rows"])
-def test_steps_scaled_by_the_effective_sample_size_are_those_of_a_plain_loop(
-    scaled: Results, tiny_models: dict[str, str], name: str
-) -> None:
-    wanted, factors = plain_loop(tiny_models["olmo3"], scaled[name][0]["groups"], scales=name != "off")
-    assert name == "off" or all(0 < factor < 0.9 for factor in factors)
-    for rank in scaled[name]:
-        assert [values["lr_factor_mean"] for values in rank["values"]] == pytest.approx(factors, rel=1e-4)
-        assert {values["lr"] for values in rank["values"]} == {RATE}
-        assert max((rank["weights"][key] - wanted[key]).abs().max().item() for key in wanted) <= 2e-6
+def test_the_weights_of_stale_answers_change_the_steps(results: Results) -> None:
+    ours, published = results["alone"][0]["weights"], results["published"][0]["weights"]
+    assert max((ours[key] - published[key]).abs().max().item() for key in ours) > 2e-5

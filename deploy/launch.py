@@ -46,7 +46,7 @@ from olmorl.errors import OlmoRLError
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code: 0 done, 1 ended with a named cause, 2 a mistake to mend.
 
-    130 and 143 mean Ctrl-C and SIGTERM before the first step of this start, or twice: no checkpoint.
+    130, 143 and 129 mean Ctrl-C, SIGTERM and SIGHUP before the first step of this start, or twice: no checkpoint.
     """
     signals.begin()
     try:

@@ -48,7 +48,7 @@ _FOR_NOW = re.compile(
 )
 """Words of errors that other processes and hosts cause."""
 _RAISED = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception))\b")
-_ENDED_BY = re.compile(rf"(?:failed|did not start|cannot be set up|\bdied\b[^:]*): {_RAISED.pattern}")
+_AT_A_START = re.compile(rf"(?:failed|did not start|cannot be set up): {_RAISED.pattern}")
 """Text of the end of a process that raised an error. A process that ended without this text may have been killed."""
 _VARYING = re.compile(r"0x[0-9a-f]+|\d+")
 
@@ -67,7 +67,7 @@ def would_repeat(cause: str) -> bool:
 
 def same(cause: str, before: str) -> bool:
     """Whether two ends of a process name the same error, but for numbers. False for an error that may not repeat."""
-    if _ENDED_BY.search(cause) is None or _FOR_NOW.search(cause):
+    if _AT_A_START.search(cause) is None or _FOR_NOW.search(cause):
         return False
     return _VARYING.sub("#", cause) == _VARYING.sub("#", before)
 

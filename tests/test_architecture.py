@@ -41,7 +41,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "deploy": {
         "cluster": "control credentials",
-        "control": "credentials view wiring",
+        "control": "credentials view",
         "plan": "arguments cluster control preflight view",
         "preflight": "arguments cluster credentials demo processes supervision tracking view wiring",
         "processes": "cluster credentials tracking view wiring",

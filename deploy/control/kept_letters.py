@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from olmorl import config
-from olmorl.deploy import wiring
-from olmorl.deploy.credentials import QueueAccess
+from olmorl.clock import SystemClock
+from olmorl.deploy.credentials import QueueAccess, run_id
 from olmorl.learner.storage.ledger import read_ledger
 from olmorl.messages import TRAIN_LANE
+from olmorl.queues.prompts.redis_queue import RedisQueue
 from olmorl.queues.redis_server.data_dir import newest_folder
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 from olmorl.run_dir import RunFiles
@@ -36,7 +37,8 @@ def kept_letters(run_dir: Path) -> list[dict[str, Any]]:
 
 
 async def _letters(settings: config.Config, access: QueueAccess, rows: dict[int, str]) -> list[dict[str, Any]]:
-    queue = await wiring.open_queue(settings, access)
+    clock, name = SystemClock(), run_id(settings.run_dir)
+    queue = await RedisQueue.connect(access.url, name, settings.queue, 1, clock, access.environment)
     try:
         return [
             {

@@ -52,6 +52,8 @@ class ActorSlot:
     started_at: float = 0.0
     there_since: float | None = None
     """The time of the first answer of its process. Before that it may have waited for a host."""
+    was_up: bool = False
+    """Whether its engine has started."""
     followers: tuple[str, ...] = ()
     """The processes of its engine on further nodes."""
     leaving: bool = False
@@ -173,7 +175,7 @@ class ActorSupervisor:
     def _start(self, slot: ActorSlot) -> RemoteProcess:
         context = self._context
         slot.num_starts += 1
-        slot.there_since = None
+        slot.there_since, slot.was_up = None, False
         name = slot.name if slot.num_starts == 1 else f"{slot.name}.{slot.num_starts}"
         cores = context.placement.engine_cores
         asked = (context.tree, slot.name, name, cores[slot.index % len(cores)], self._access)
@@ -183,7 +185,7 @@ class ActorSupervisor:
         """Wait for the next start. Returns False when there will be none."""
         self.num_deaths += 1
         slot.cause = str(error)
-        delay = slot.restarts.after_death(error, start_error=slot.cause)
+        delay = slot.restarts.after_death(error, start_error="" if slot.was_up else slot.cause)
         if isinstance(delay, GiveUp):
             slot.state = _QUARANTINED
             self._context.processes.note(slot.name, _QUARANTINED, slot.cause)
@@ -259,7 +261,7 @@ class ActorSupervisor:
         if status.completions:
             slot.restarts.note_work()
         if slot.state == _STARTING and status.state != "starting":
-            slot.state = _WORKING
+            slot.state, slot.was_up = _WORKING, True
             self._context.processes.note(slot.name, _WORKING)
             self._no_actor.note_start(now - (slot.there_since or now))
 

@@ -95,7 +95,7 @@ class Restarts:
         """Seconds until the next start, or why there is none.
 
         Args:
-            start_error: the error of this start. After two starts in a row with the same one and no work, none follows.
+            start_error: the error of the start. If two starts in a row have the same one, there is no third start.
         """
         worked, self._has_worked = self._has_worked, False
         repeated = not worked and same(start_error, self._start_error)

@@ -54,7 +54,7 @@ Weights = dict[str, torch.Tensor]
 class Case:
     """A tiny random model on disk, and what transformers says of it."""
 
-    def __init__(self, folder: Path, *, tied: bool, dtype: str, tolerance: float) -> None:
+    def __init__(self, folder: Path, *, tied: bool, dtype: str, tolerance: float, heads: int = 2) -> None:
         self.folder = folder
         self.tied = tied
         self.dtype = dtype
@@ -67,8 +67,8 @@ class Case:
                 num_hidden_layers=4,
                 vocab_size=VOCAB,
                 intermediate_size=128,
-                num_attention_heads=2,
-                num_key_value_heads=2,
+                num_attention_heads=heads,
+                num_key_value_heads=heads,
                 max_position_embeddings=MAX_MODEL_LEN,
                 sliding_window=16,
                 tie_word_embeddings=tied,
@@ -217,7 +217,7 @@ def untied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     yield untied_case(tmp_path_factory.mktemp("untied"))
 
 
-# These five start engines of their own, so they stand before the tests that share one.
+# These six start engines of their own, so they stand before the tests that share one.
 
 
 async def test_a_fresh_engine_agrees_and_its_death_is_noticed(untied: Case, tmp_path: Path) -> None:
@@ -243,6 +243,24 @@ async def test_a_fresh_engine_agrees_and_its_death_is_noticed(untied: Case, tmp_
         with pytest.raises(EngineDied):
             await asyncio.wait_for(engine.update(untied.stage(untied.weights)), 10)
     finally:
+        await engine.stop()
+
+
+async def test_the_error_that_ends_an_engine_is_in_the_news_of_its_death(tmp_path: Path) -> None:
+    """vLLM's attention on a CPU refuses such heads at the first prompt, when the engine is up."""
+    case, log = Case(tmp_path, tied=False, dtype="float32", tolerance=2e-3, heads=4), tmp_path / "actor.log"
+    before = os.dup(2)
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 2)
+    engine = case.engine()
+    try:
+        await engine.start(None)
+        for _ in range(2):
+            with pytest.raises(EngineDied, match=r"RuntimeError: Unsupported CPU attention.*head_dim=16"):
+                await ask(engine, "a")
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
         await engine.stop()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
+from olmorl.actors.vllm_engine.root_cause import ErrorOutput, death_cause, root_cause
 
 
 def logged(process: str, source: str, *lines: str) -> str:
@@ -57,6 +57,24 @@ NOISE = (
 )
 def test_the_cause_is_the_error_of_the_first_process_that_did_not_start(log: str, cause: str) -> None:
     assert root_cause(log) == cause
+
+
+def died(*errors: str) -> str:
+    """An engine core that ended with the last of a chain of errors."""
+    return failed("EngineCore", *errors).replace("EngineCore failed to start.", "EngineCore encountered a fatal error.")
+
+
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (NOISE + died("RuntimeError: Unsupported head_dim=16"), "RuntimeError: Unsupported head_dim=16"),
+        (died("KeyError: 'a'", "ValueError: no layer a"), "ValueError: no layer a"),
+        (failed("EngineCore", "ValueError: of an earlier start") + NOISE, ""),
+        (NOISE, ""),
+    ],
+)
+def test_the_cause_of_a_death_is_the_error_of_the_engine_core(log: str, cause: str) -> None:
+    assert death_cause(log) == cause
 
 
 def test_a_log_is_read_from_where_a_start_began(tmp_path: Path) -> None:

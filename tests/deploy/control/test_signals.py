@@ -8,16 +8,18 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from olmorl.deploy.control import signals
 from olmorl.deploy.control.signals import Interrupted, Signals
 
-BOTH = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+ALL = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 
 
-@BOTH
+@ALL
 def test_the_clean_up_is_not_cut_short_and_afterwards_signals_do_what_they_did(number: signal.Signals) -> None:
     heard: list[int] = []
     before = signal.signal(number, lambda number, _: heard.append(number))
@@ -32,15 +34,15 @@ def test_the_clean_up_is_not_cut_short_and_afterwards_signals_do_what_they_did(n
         signal.signal(number, before)
 
 
-@BOTH
+@ALL
 def test_while_the_launcher_waits_a_signal_is_raised(number: signal.Signals) -> None:
     with pytest.raises(Interrupted) as raised, signals.raising():
         os.kill(os.getpid(), number)
-    assert raised.value.exit_code == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
-    assert str(raised.value) == {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM"}[number]
+    assert raised.value.exit_code == CODES[number]
+    assert str(raised.value) == signals.NAMES[number]
 
 
-@BOTH
+@ALL
 def test_what_is_being_started_is_finished_first(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
     done = []
     with signals.held():
@@ -57,7 +59,7 @@ def test_what_is_being_started_is_finished_first(number: signal.Signals, capfd: 
     signals.check()  # the next run of this process was asked for nothing
 
 
-@BOTH
+@ALL
 def test_what_can_be_ended_while_it_starts_is_not_waited_for(
     number: signal.Signals, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,7 +80,7 @@ def test_what_can_be_ended_while_it_starts_is_not_waited_for(
         assert said.count("\n") == (0 if can_be_ended else 1), said
 
 
-@BOTH
+@ALL
 def test_a_library_does_not_get_its_own_handler_in(number: signal.Signals) -> None:
     with signals.raising():
         with signals.kept():
@@ -93,7 +95,7 @@ def test_a_library_does_not_get_its_own_handler_in(number: signal.Signals) -> No
         signals._interrupts.number = None
 
 
-@BOTH
+@ALL
 async def test_a_run_hears_the_first_signal_and_one_that_was_held(number: signal.Signals) -> None:
     with signals.held():
         os.kill(os.getpid(), number)
@@ -133,7 +135,7 @@ async def test_a_second_signal_cancels_the_run_and_one_that_follows_at_once_is_t
     task.uncancel()
 
 
-@BOTH
+@ALL
 def test_before_anything_is_started_a_signal_ends_the_process_with_a_word(number: signal.Signals) -> None:
     code = (
         "import os, sys; from olmorl.deploy.control import signals; signals.install(); "
@@ -141,4 +143,36 @@ def test_before_anything_is_started_a_signal_ends_the_process_with_a_word(number
     )
     ended = subprocess.run([sys.executable, "-c", code, str(int(number))], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 128 + number
-    assert ended.stderr == f"olmorl-launch: {signals.NAMES[number]}: stopped before the run had begun\n"
+    word = f"olmorl-launch: {signals.NAMES[number]}: stopped before the run had begun\n"
+    assert ended.stderr == ("" if number is signal.SIGHUP else word), "a terminal that is closed takes no word"
+
+
+AFTER_HANGUP = """
+import os, signal, sys
+from olmorl.deploy.control import signals
+from olmorl.deploy.control.signals import Interrupted
+
+signals.install()
+signals.begin()
+try:
+    os.kill(os.getpid(), signal.SIGHUP)
+except Interrupted as asked:
+    os.write(1, b"to a pipe that nobody reads")
+    print(asked.exit_code, file=sys.stderr, flush=True)
+else:
+    print("goes on", file=sys.stderr, flush=True)
+"""
+
+
+@pytest.mark.parametrize(("command", "said"), [([], "129\n"), (["nohup"], "goes on\n")])
+def test_after_a_hangup_only_files_are_written_and_nohup_turns_it_off(
+    tmp_path: Path, command: list[str], said: str
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with (tmp_path / "errors").open("w") as errors:
+        subprocess.run(
+            [*command, sys.executable, "-c", AFTER_HANGUP], check=True, stdout=writer, stderr=errors, timeout=60
+        )
+    os.close(writer)
+    assert (tmp_path / "errors").read_text().endswith(said)

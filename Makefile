@@ -92,6 +92,7 @@ endef
 
 define MAKE_VENV
 @$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "OlmoRL needs Python 3.11 to 3.13, this is %d.%d: try make PYTHON=python3.12" % v)'
+@$(PYTHON) -c 'import sys, sysconfig, pathlib as p; sys.exit(0 if p.Path(sysconfig.get_path("include"), "Python.h").is_file() else "engines compile code against Python.h, which is missing: apt install python%d.%d-dev" % sys.version_info[:2])'
 $(PYTHON) -m venv $(VENV)
 $(BIN)/pip install --quiet --upgrade pip
 endef

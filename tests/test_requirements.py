@@ -90,6 +90,18 @@ def test_an_installation_checks_the_hashes_of_all_files_but_cpu_torch(tmp_path: 
     )
 
 
+def test_a_python_without_headers_is_refused_with_the_package_to_install(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    without = "import sys, sysconfig; sysconfig.get_path = lambda name: '/nowhere'; exec(sys.argv[1])"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{without}" "$2"\n')
+    python.chmod(0o755)
+    command = ["make", "-s", "install", f"PYTHON={python}", f"VENV={tmp_path / 'venv'}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    version = ".".join(map(str, sys.version_info[:2]))
+    assert done.returncode and f"apt install python{version}-dev" in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
 def test_what_is_installed_for_the_tests_is_what_the_project_asks_for() -> None:
     named = {canonicalize_name(requirement.name): requirement.specifier for requirement in asked(*cpu_in())}
     extras = PROJECT["optional-dependencies"]

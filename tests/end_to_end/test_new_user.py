@@ -796,7 +796,8 @@ def pass_at(k: int, solves: Sequence[tuple[int, int]]) -> float:
 def test_the_launcher_counts_the_rows(session: Session) -> None:
     folder = session.folder
     for printed in session.printed:
-        assert "data: 24 of 26 rows used, 1 over-long, 1 unusable\n" in printed
+        assert "data: 16 of 18 rows used, 1 over-long, 1 unusable\n" in printed
+        assert "evaluation: 8 of 8 rows used\n" in printed
         assert f"  {folder}/sums.jsonl:11: no usable label" in printed
         assert "evaluation.data: 3 of 8 prompts of held_out are in data.train too" in printed
     for change in (f"schedule.steps: {STEPS} -> {MORE_STEPS}", f"learner.learning_rate: {RATE} -> {CHANGED_RATE}"):

@@ -76,7 +76,9 @@ _REMARK = re.compile(r"\s\(([^()]*[a-z]{3}[^()]*)\)[.*\s]*$")
 _RESULT = re.compile(r"\b(?:is|are|so|gives|get)\s|:\s")
 _NO_FORMULA = re.compile(
     r"(?<![\\a-zA-Z{])(?!sqrt|infinity|sin|cos|tan|log|and|pi)[a-zA-Z]{3,}|\?|^$|^(?:at|by|to|of|in|on|an?)\s"
+    r"|(?![\x00-\xbf\u0370-\u03ff\u2070-\u218f])[^\W\d_]"
 )
+"""Words, a question, or a letter that is neither Latin, Greek nor a sign such as `ℝ`."""
 _IMPLIES = ("\\implies", "\\Rightarrow", "\\Longrightarrow", "=>", "⇒", "⟹")
 _MARKS = "".join(map(chr, (*range(0x2600, 0x27C0), *range(0x1F300, 0x1FB00), 0xFE0F))) + "□∎■ \t\r\n\f\v\u00a0"
 """Space and emoji behind an answer."""
@@ -151,7 +153,8 @@ def _boxed(text: str) -> Extracted | None:
     if not boxes:
         return None
     ahead, behind = text[max(0, boxes[-1].start - MAX_SENTENCE) : boxes[-1].start], text[boxes[0].end :]
-    if len(boxes) == 1 and _taken_back(ahead, behind):
+    # A question mark right behind a box is no doubt: the box says which answer is meant.
+    if len(boxes) == 1 and _taken_back(ahead, behind.lstrip(" $?")):
         return Extracted("", "boxed")
     contents = dict.fromkeys(_one_formula(box.content) or box.content.strip() for box in reversed(boxes))
     return Extracted(", ".join(filter(None, contents)), "boxed")

@@ -560,7 +560,8 @@ class Checkpoint(Section):
     """Complete checkpoints to keep."""
     rollouts: str = Field("all", pattern=r"^(all|(every|last) [1-9][0-9]*)$")
     """Steps whose files in `rollouts/` are kept: `all`; `every N`: each N-th step; `last N`: the last N steps. The
-    others are removed once a complete checkpoint covers them. The ledger keeps the outcomes of all draws."""
+    others are removed once a complete checkpoint covers them; so are evaluations, by their version. The ledger keeps
+    the outcomes of all draws."""
     deadline_s: float = Field(1800, gt=0)
     """Longest time to write a rank's share, and longest wait for room on a full disk. Then the run ends with the
     cause."""

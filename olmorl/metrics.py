@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from math import ceil, floor, log10
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -356,3 +356,14 @@ def _between(text: str, pattern: str) -> str:
 def of_evaluation(line: Mapping[str, T]) -> dict[str, T]:
     """The evaluation fields of a metric line."""
     return {key: value for key, value in line.items() if key.startswith("eval_")}
+
+
+def answered_by(line: Mapping[str, Any], field: str) -> str:
+    """The versions that answered the evaluation of a field, such as `0-6`; empty where the line has none."""
+    name = field
+    while name.startswith("eval_"):
+        if (newest := line.get(f"{name}_version_newest")) is not None:
+            oldest = line.get(f"{name}_version_oldest", line.get(f"{name}_version"))  # earlier releases have no oldest
+            return str(newest) if oldest in (None, newest) else f"{oldest}-{newest}"
+        name = name.rpartition("_")[0]
+    return ""

@@ -53,6 +53,9 @@ class EvaluationCurve(msgspec.Struct, frozen=True):
     name: str
     first: float | None
     last: float | None
+    first_by: str = ""
+    """The versions that answered, such as `0-6`."""
+    last_by: str = ""
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +156,10 @@ class Dashboard:
             if index >= skipped:
                 marks[index - skipped] = _MARK
         yield _line("", " " * (len(value) + 1) + "".join(marks), width, "cyan")
-        found = "   ".join(f"{each.name} {_rate(each.first)} -> {_rate(each.last)}" for each in view.evaluations)
+        found = "   ".join(
+            f"{each.name} {accuracy(each.first, each.first_by)} -> {accuracy(each.last, each.last_by)}"
+            for each in view.evaluations
+        )
         yield _line("eval", found, width, "cyan")
 
     def _speeds(self, width: int) -> Text:
@@ -275,9 +281,9 @@ def _decimal(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def _rate(value: float | None) -> str:
-    """Of an evaluation, which has none when no prompt of it was answered."""
-    return "unanswered" if value is None else f"{value:.3f}"
+def accuracy(value: float | None, by: str) -> str:
+    """The accuracy of an evaluation and the versions that answered it; none when no prompt of it was answered."""
+    return "unanswered" if value is None else f"{value:.3f}" + (f" (v{by})" if by else "")
 
 
 def sparkline(values: Sequence[float | None]) -> str:

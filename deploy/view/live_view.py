@@ -19,11 +19,12 @@ from rich.table import Table
 from rich.text import Text
 
 from olmorl.deploy.view.console import SafeConsole
-from olmorl.deploy.view.dashboard import Dashboard, RecentSample, RunView, duration
+from olmorl.deploy.view.dashboard import Dashboard, RecentSample, RunView, accuracy, duration
 from olmorl.deploy.view.run_history import RunHistory
 from olmorl.deploy.view.start_phases import Phase, phases
 from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.messages import ActorStatus, Wait
+from olmorl.metrics import answered_by
 
 log = logging.getLogger(__name__)
 SAY_AFTER_S = 10.0
@@ -181,7 +182,7 @@ class LiveView:
 
     def _plain(self, line: dict[str, Any], steps: int) -> str:
         held_out = "".join(
-            f"  {key.removeprefix('eval_')} {_accuracy(value)}"
+            f"  {key.removeprefix('eval_')} {accuracy(value, answered_by(line, key))}"
             for key, value in line.items()
             if key.startswith("eval_") and key.endswith("_accuracy")
         )
@@ -244,8 +245,8 @@ def summary(lines: Sequence[dict[str, Any]], run_dir: Path, seconds: float) -> R
         values = [(line[key], weight) for line, weight in zip(lines, weights, strict=True)]
         table.add_row(key, *(_mean(some, form) for some in (values[:part], values[-part:])))
     for key in dict.fromkeys(k for line in lines for k in line if k.startswith("eval_") and k.endswith("_accuracy")):
-        first, *later = [line[key] for line in lines if key in line]
-        table.add_row(key, *map(_accuracy, (first, later[-1])) if later else ("", _accuracy(first)))
+        first, *later = [accuracy(line[key], answered_by(line, key)) for line in lines if key in line]
+        table.add_row(key, *(first, later[-1]) if later else ("", first))
     last = lines[-1]
     table.add_section()
     for key in (
@@ -260,11 +261,6 @@ def summary(lines: Sequence[dict[str, Any]], run_dir: Path, seconds: float) -> R
     ):
         table.add_row(key, "", f"{last[key]:,}")
     return table
-
-
-def _accuracy(value: float | None) -> str:
-    """The accuracy of an evaluation round; none when none of its prompts was answered."""
-    return "unanswered" if value is None else f"{value:.3f}"
 
 
 def _mean(values: Sequence[tuple[float | None, float]], form: str) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from olmorl.errors import DataError
+from olmorl.metrics import answered_by
 
 Lines = Sequence[dict[str, Any]]
 Values = npt.NDArray[np.float64]
@@ -105,7 +106,8 @@ class Panel:
         self._from_zero = from_zero
         self._is_start = _first_of_each([line.get("incarnation") for line in lines]) & past_starts
         self._curves: list[tuple[str, Values, float]] = []
-        self._points: list[tuple[str, list[tuple[float, float]]]] = []
+        self._points: list[tuple[str, list[tuple[float, float, float, float]]]] = []
+        """Of each evaluation: its label; version, value, oldest and newest version that answered."""
         self._share: tuple[str, Values] | None = None
 
     def values(self, key: str) -> Values:
@@ -122,8 +124,10 @@ class Panel:
         """Add the fields `eval_<name><ending>`, each at the version that it evaluates."""
         names = {key.removesuffix(ending) for line in self._lines for key in line if key.endswith(ending)}
         for name in sorted(name for name in names if name.startswith("eval_")):
-            found = [(_version(line, name), _number(line.get(name + ending))) for line in self._lines]
-            if points := sorted((x, y) for x, y in found if isfinite(x) and isfinite(y)):
+            found = [
+                (_version(line, name), _number(line.get(name + ending)), *_range(line, name)) for line in self._lines
+            ]
+            if points := sorted(point for point in found if isfinite(point[0]) and isfinite(point[1])):
                 self._points.append((f"evaluation: {name.removeprefix('eval_')}", points))
 
     def share(self, key: str, label: str) -> None:
@@ -146,7 +150,10 @@ class Panel:
         top = self._top()
         handles = [_draw_curve(axes, label, self._steps, self._below(top, v), w) for label, v, w in self._curves]
         for label, points in self._points:
-            handles += axes.plot(*zip(*points, strict=True), "o--", markersize=4, linewidth=1, label=_plain(label))
+            xs, ys, oldest, newest = zip(*points, strict=True)
+            (handle,) = axes.plot(xs, ys, "o--", markersize=4, linewidth=1, label=_plain(label))
+            axes.hlines(ys, oldest, newest, colors=handle.get_color(), linewidth=2.5, alpha=0.4)
+            handles.append(handle)
         self._set_scale(axes, top)
         if self._share is not None:
             label, values = self._share
@@ -202,6 +209,13 @@ def _version(line: dict[str, Any], name: str) -> float:
             return version
         name = name.rpartition("_")[0]
     return nan
+
+
+def _range(line: dict[str, Any], name: str) -> tuple[float, float]:
+    """The oldest and the newest version that answered; the version that was asked where they are not known."""
+    oldest, _, newest = answered_by(line, name).partition("-")
+    asked = _version(line, name)
+    return (float(oldest), float(newest or oldest)) if oldest else (asked, asked)
 
 
 def _first_of_each(seen: Sequence[Any]) -> npt.NDArray[np.bool_]:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from olmorl.deploy.view.dashboard import ActorRow, EvaluationCurve, RecentSample, RunView
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import ActorStatus, Group, Version
+from olmorl.metrics import answered_by
 
 MOST_STEPS = 400
 """Steps whose reward is kept: more than a screen has columns."""
@@ -26,8 +27,7 @@ class RunHistory:
 
     def __init__(self) -> None:
         self._lines: deque[Mapping[str, Any]] = deque(maxlen=MOST_STEPS)
-        self._first_accuracy: dict[str, float | None] = {}
-        self._last_accuracy: dict[str, float | None] = {}
+        self._evaluations: dict[str, EvaluationCurve] = {}
         self._heard: dict[str, tuple[float, int]] = {}
         self._speeds: dict[str, float] = {}
         self.news: deque[str] = deque(maxlen=MOST_NEWS)
@@ -40,8 +40,9 @@ class RunHistory:
         for key, value in line.items():
             if key.startswith("eval_") and key.endswith(_ACCURACY):
                 name = key.removeprefix("eval_").removesuffix(_ACCURACY)
-                self._first_accuracy.setdefault(name, value)
-                self._last_accuracy[name] = value
+                by = answered_by(line, key)
+                first = self._evaluations.setdefault(name, EvaluationCurve(name, value, value, by, by))
+                self._evaluations[name] = replace(first, last=value, last_by=by)
 
     def add_news(self, text: str) -> None:
         """Add a line that was said, with the time."""
@@ -100,10 +101,7 @@ class RunHistory:
                 "evaluated": [
                     index for index, line in enumerate(lines) if any(key.endswith(_ACCURACY) for key in line)
                 ],
-                "evaluations": [
-                    EvaluationCurve(name, first, self._last_accuracy[name])
-                    for name, first in self._first_accuracy.items()
-                ],
+                "evaluations": list(self._evaluations.values()),
                 "generated_per_s": last.get("actor_tokens_per_s"),
                 "trained_per_s": batch / seconds if batch is not None and seconds > 0 else None,
                 "useful_per_s": last.get("useful_tokens_per_s"),

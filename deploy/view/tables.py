@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 
 from olmorl.deploy.view.console import SafeConsole
-from olmorl.deploy.view.dashboard import Dashboard, RunView
+from olmorl.deploy.view.dashboard import Dashboard, RunView, accuracy
 from olmorl.deploy.view.plot import draw
 from olmorl.deploy.view.prompt_story import prompt_story
 from olmorl.deploy.view.run_state import metric_lines, no_step_yet, sandbox_of, verdict_of
@@ -27,6 +27,7 @@ from olmorl.deploy.view.verdict import RunVerdict
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger import read_ledger
 from olmorl.learner.storage.metrics_log import missing_steps
+from olmorl.metrics import answered_by, of_evaluation
 from olmorl.printable import printable
 
 _STATUS_FIELDS = (
@@ -106,6 +107,8 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
     console = _console()
     if lines:
         console.print(_last_line(run_dir, lines[-1]))
+    for text in _newest_accuracies(lines):
+        console.print(text)
     if sandbox:
         console.print(f"programs run in the sandbox {sandbox}")
     if missing := missing_steps(lines):
@@ -116,6 +119,12 @@ def show_status(run_dir: Path, live: Mapping[str, Any] | None, silence: str, as_
         console.print(silence)
         return
     _show_live(console, live)
+
+
+def _newest_accuracies(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The newest accuracy of each evaluation set, with the versions that answered."""
+    newest = {key: line for line in lines for key in of_evaluation(line) if key.endswith("_accuracy")}
+    return [f"{key}: {accuracy(line[key], answered_by(line, key))}" for key, line in newest.items()]
 
 
 def _show_live(console: SafeConsole, live: Mapping[str, Any]) -> None:

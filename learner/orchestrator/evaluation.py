@@ -13,7 +13,8 @@ from olmorl.learner.batching.samples import defect
 from olmorl.learner.orchestrator.draws import prompt_of
 from olmorl.learner.storage.group_stats import Score, score
 from olmorl.learner.storage.metrics_log import Fields
-from olmorl.messages import Group, Prompt, Result, Version
+from olmorl.learner.storage.rollout_log import RolloutLog
+from olmorl.messages import Failure, Group, Prompt, Result, Version
 from olmorl.metrics import of_evaluation
 from olmorl.ports import Queue, Row
 
@@ -35,8 +36,8 @@ class Round:
     solved: list[tuple[int, int]] = field(default_factory=list)
     """For each answered prompt: its completions with a reward, and how many of them are solved."""
     score: Score = field(default_factory=Score)
-    newest: int = 0
-    """The newest version that computed a token of the answers."""
+    answered_by: tuple[int, int] | None = None
+    """The oldest and the newest version that computed a token of the answers."""
 
     @property
     def in_flight(self) -> int:
@@ -46,27 +47,32 @@ class Round:
     def live(self) -> int:
         return self.in_flight - (self.asked - self.queued)
 
-    def add(self, result: Result) -> None:
-        """Count one answer or failure."""
-        if not isinstance(result, Group) or not result.rewards or defect(result):
+    def add(self, result: Result) -> str:
+        """Count one answer or failure; returns why it does not count as an answer, if it does not."""
+        if cause := _failed(result):
             self.failed += 1
-            return
+            return cause
+        assert isinstance(result, Group)
         self.solved.append((len(result.rewards), sum(one.solved for one in result.completions)))
         self.score += score(result)
         versions = [span.version.number for completion in result.completions for span in completion.spans]
-        self.newest = max(self.newest, *versions)
+        versions += self.answered_by or ()
+        self.answered_by = min(versions), max(versions)
+        return ""
 
     def fields(self, name: str) -> dict[str, float | None]:
         """The `eval_<name>_*` fields. A failure is counted, but it is not a wrong answer: the means leave it out."""
         scored = self.score.fields()
         rates = [solved / number for number, solved in self.solved]
+        oldest, newest = self.answered_by or (None, None)
         values: dict[str, float | None] = {
             "accuracy": sum(rates) / len(rates) if rates else None,
             "reward_mean": scored["reward_mean"],
             "completion_tokens_mean": scored["completion_tokens_mean"],
             "truncated_fraction": scored["truncated_fraction"],
             "version": self.version.number,
-            "version_newest": self.newest,
+            "version_oldest": oldest,
+            "version_newest": newest,
             "prompts": self.asked,
             "failed": self.failed,
             "tokens": self.score.tokens,
@@ -84,11 +90,19 @@ class Round:
         return {f"eval_{name}_{key}": value for key, value in values.items()}
 
 
+def _failed(result: Result) -> str:
+    """Why a result is no answer; empty for one with a reward."""
+    if isinstance(result, Failure):
+        return result.cause
+    return defect(result) or ""
+
+
 class Evaluator:
     """Evaluation prompts never enter the training ledger and never delay a step.
 
     Args:
         sets: rows of each set, by the name of its lane.
+        rollouts: gets the answers of each round, which have a file of their own.
         last_step: the version after it is always evaluated, and so is version 0.
         recorded: results of steps that are replayed, by step.
         tokens: of all answers before this start.
@@ -100,6 +114,7 @@ class Evaluator:
         sets: Mapping[str, Sequence[Row]],
         settings: config.Evaluation,
         clock: Clock,
+        rollouts: RolloutLog,
         last_step: int,
         recorded: Mapping[int, Fields] | None = None,
         tokens: int = 0,
@@ -108,6 +123,7 @@ class Evaluator:
         self._sets = {name: rows[: settings.limit] for name, rows in sets.items() if rows}
         self._settings = settings
         self._clock = clock
+        self._rollouts = rollouts
         self._last_step = last_step
         self._recorded = recorded or {}
         self._rounds: dict[str, Round] = {}
@@ -146,7 +162,9 @@ class Evaluator:
         for name in self._sets:
             await self._queue.flush(name)
             if name in self._rounds:
-                await self._begin_round(name, self._rounds[name].version)
+                version = self._rounds[name].version
+                await self._rollouts.restart_evaluation(version.number, name)
+                await self._begin_round(name, version)
 
     async def _begin_round(self, name: str, version: Version) -> None:
         current = Round(version, len(self._sets[name]), self._clock.now() + self._settings.deadline_s)
@@ -172,9 +190,9 @@ class Evaluator:
             if paused:
                 current.ends_at = self._clock.now() + self._settings.deadline_s
             while taken := await self._queue.take(TAKE_LIMIT, name, 0):
-                for item in taken:
-                    current.add(item.result)
-                    self._tokens += item.result.num_tokens
+                answers = [(item.result, current.add(item.result)) for item in taken]
+                self._tokens += sum(result.num_tokens for result, _ in answers)
+                await self._rollouts.put_evaluation(current.version.number, name, answers)
                 await self._queue.trim(taken)
             counts = await self._queue.counts(name)
             if counts.live != current.live:
@@ -185,6 +203,7 @@ class Evaluator:
             if current.in_flight:
                 await self._queue_more(name, current)
             else:
+                await self._rollouts.end_evaluation(current.version.number, name)
                 self._fields |= current.fields(name)
                 del self._rounds[name]
 

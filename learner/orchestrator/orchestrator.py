@@ -163,7 +163,9 @@ class Orchestrator:
         log = MetricsLog(files.metrics, observe)
         last_line = next(log.newest_first(), {"wall_s": 0.0})
         tokens = int(highest_total(files, "tokens_evaluation_total"))
-        evaluator = Evaluator(queue, evaluations, config.evaluation, clock, config.schedule.steps, evaluated, tokens)
+        evaluator = Evaluator(
+            queue, evaluations, config.evaluation, clock, rollouts, config.schedule.steps, evaluated, tokens
+        )
         metrics = StepMetrics(log, disk, clock.now(), last_line["wall_s"], await queue.statuses())
         replayed = [fields for _, fields in sorted(evaluated.items(), reverse=True)]
         await evaluator.start(newest_version(chain(replayed, log.newest_first() if evaluations else ())))
@@ -309,7 +311,7 @@ class Orchestrator:
             self._ranks.saved = step
             self.waits.notify()
         await in_thread(checkpoint_dir.retain, files.checkpoints, settings.keep)
-        await in_thread(rollout_log.retain, files.rollouts, settings.rollouts, step)
+        await in_thread(rollout_log.retain, files.rollouts, settings.rollouts, step, self.incarnation)
 
     # --- the loop -----------------------------------------------------------------------------------
 

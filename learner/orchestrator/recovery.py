@@ -232,7 +232,8 @@ def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) ->
     ]
     journal = Journal(files.journal)
     later += [journal.path_of(s) for s in reversed(journal.steps()) if s > step]
-    later += [path for path in rollout_log.files(files.rollouts) if rollout_log.step_of(path) > step]
+    rollouts = [*rollout_log.files(files.rollouts), *rollout_log.evaluation_files(files.rollouts)]
+    later += [path for path in rollouts if rollout_log.step_of(path) > step]
     for i in reversed(ledger.incarnations(files.ledger)):
         if history.incarnation < i < incarnation:
             later += ledger.files_of(files.ledger, i)

@@ -23,6 +23,8 @@ class Outcome(StrEnum):
     STALE = "stale"
     """Over-age, or left over when a finite stream ended without filling a batch."""
     FAILED = "failed"
+    EVALUATION = "evaluation"
+    """An answer of an evaluation. It is in `rollouts/` and never in the ledger."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower, gc=False):

@@ -1,7 +1,11 @@
 """`rollouts/`: every draw that ended, with everything generated for it, as zstd-compressed JSON lines.
 
-    step_000012.3.jsonl.zst          the groups of step 12 and those filtered while it was assembled, by incarnation 3
-    step_000013.3.partial.jsonl.zst  still being written, and readable at any time
+    step_000012.3.jsonl.zst             the groups of step 12 and those filtered on the way to it, by incarnation 3
+    step_000013.3.partial.jsonl.zst     still being written, and readable at any time
+    evaluation_000010.math.3.jsonl.zst  the answers of the set `math` to its evaluation of version 10
+
+Readers of training groups use `files`, which has no evaluation. The records have the same fields, with the outcome
+`evaluation`.
 
 Every write is one zstd frame with a digest (`sealed_records`): changed bytes are noticed, and a file that a crash cut
 off is readable up to its last whole frame. A crash loses the records that were not written; the ledger still has their
@@ -13,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +35,8 @@ from olmorl.learner.storage.rollout_writer import RolloutWriter
 from olmorl.messages import Group, Result
 
 log = logging.getLogger(__name__)
-_PARTIAL = ".partial"
+_ENDING = ".jsonl.zst"
+_PARTIAL = ".partial" + _ENDING
 _ZSTD = b"\x28\xb5\x2f\xfd"
 """How a zstd frame begins."""
 MOST_PENDING = 4096
@@ -45,7 +50,11 @@ class _Item(NamedTuple):
 
     records: Sequence[Ended]
     ends: int | None = None
-    """The step that these records end. Earlier records belong to it too."""
+    """The step or the evaluated version whose file these records end. Earlier records belong to it too."""
+    evaluation: str = ""
+    """How the file of an evaluation begins; empty for training groups."""
+    restarts: bool = False
+    """Whether the records of the file so far are removed first."""
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +93,19 @@ class RolloutLog:
         """Record the trained groups of `step`. Everything put before belongs to this step or an earlier one."""
         await self._hand_over(_Item([Ended(group, Outcome.TRAINED, step, "") for group in groups], step))
 
+    async def put_evaluation(self, version: int, name: str, answers: Sequence[tuple[Result, str]]) -> None:
+        """Record answers of an evaluation round, each with the cause why it does not count, if any."""
+        records = [Ended(result, Outcome.EVALUATION, None, cause) for result, cause in answers]
+        await self._hand_over(_Item(records, None, _evaluation(version, name)))
+
+    async def restart_evaluation(self, version: int, name: str) -> None:
+        """Remove the answers of an evaluation round that begins again, so that none is there twice."""
+        await self._hand_over(_Item([], None, _evaluation(version, name), restarts=True))
+
+    async def end_evaluation(self, version: int, name: str) -> None:
+        """End the file of an evaluation round."""
+        await self._hand_over(_Item([], version, _evaluation(version, name)))
+
     async def flush(self) -> None:
         """Wait until everything put so far is written. Raises ResourceError when the disk refused it."""
         await self._unless_failed(asyncio.ensure_future(self._pending.join()))
@@ -100,7 +122,7 @@ class RolloutLog:
     def has(self, step: int) -> bool:
         """Whether the groups of a step are recorded already, by an earlier incarnation."""
         paths = list(self._folder.glob(f"step_{step:06d}.*"))
-        return any(_PARTIAL not in path.name or self._holds(path, step) for path in paths)
+        return any(not path.name.endswith(_PARTIAL) or self._holds(path, step) for path in paths)
 
     def _holds(self, path: Path, step: int) -> bool:
         try:
@@ -110,7 +132,7 @@ class RolloutLog:
             return False
 
     async def _hand_over(self, item: _Item) -> None:
-        if self._observe:
+        if self._observe and not item.evaluation:
             for ended in item.records:
                 self._observe(ended)
         await self._unless_failed(asyncio.ensure_future(self._room.wait()))
@@ -147,30 +169,46 @@ class RolloutLog:
     def _write(self, items: deque[_Item]) -> None:
         """Removes the written items from `items`, so that the rest can be tried again."""
         while items:
-            number = next((n for n, item in enumerate(items, 1) if item.ends is not None), len(items))
-            part = [items[n] for n in range(number)]
+            part = _of_one_file(items)
+            begin = part[0].evaluation or f"step_{self._step:06d}"
+            path = self._folder / f"{begin}.{self._incarnation}{_PARTIAL}"
+            if part[0].restarts:
+                path.unlink(missing_ok=True)
             if records := [ended for item in part for ended in item.records]:
-                self._process.append(self._partial, records)
+                self._process.append(path, records)
             for _ in part:
                 items.popleft()
-            if (step := part[-1].ends) is not None:
-                items.appendleft(_Item([], step))
-                self._finish(step)
+            if (last := part[-1]).ends is not None:
+                items.appendleft(last._replace(records=[]))
+                self._finish(path, last)
                 items.popleft()
 
-    def _finish(self, step: int) -> None:
-        path = self._partial
+    def _finish(self, path: Path, last: _Item) -> None:
+        begin = last.evaluation or f"step_{last.ends:06d}"
         try:
             if path.exists():
                 _end_file(path)
-                path.rename(self._folder / f"step_{step:06d}.{self._incarnation}.jsonl.zst")
+                path.rename(self._folder / f"{begin}.{self._incarnation}{_ENDING}")
         except OSError as error:
             raise durable_files.unwritable(path, error) from error
-        self._step = step + 1
+        if not last.evaluation and last.ends is not None:
+            self._step = last.ends + 1
 
-    @property
-    def _partial(self) -> Path:
-        return self._folder / f"step_{self._step:06d}.{self._incarnation}.partial.jsonl.zst"
+
+def _evaluation(version: int, name: str) -> str:
+    return f"evaluation_{version:06d}.{name}"
+
+
+def _of_one_file(items: Iterable[_Item]) -> list[_Item]:
+    """The first items that go into one file, up to its end."""
+    part: list[_Item] = []
+    for item in items:
+        if part and (item.restarts or item.evaluation != part[0].evaluation):
+            break
+        part.append(item)
+        if item.ends is not None:
+            break
+    return part
 
 
 def _end_file(path: Path) -> None:
@@ -193,10 +231,10 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     try:
         data = memoryview(path.read_bytes())
     except FileNotFoundError:
-        path = path.with_name(path.name.replace(_PARTIAL, ""))
+        path = path.with_name(path.name.removesuffix(_PARTIAL) + _ENDING)
         data = memoryview(path.read_bytes())
     try:
-        for lines in _frames(data, is_complete=_PARTIAL not in path.name):
+        for lines in _frames(data, is_complete=not path.name.endswith(_PARTIAL)):
             yield from map(msgspec.json.decode, lines.splitlines())
     except (ValueError, zstandard.ZstdError) as error:
         raise ResourceError(
@@ -228,22 +266,31 @@ def _frames_without_digest(data: bytes | memoryview) -> Iterator[bytes]:
 
 
 def step_of(path: Path) -> int:
-    """The step a file belongs to."""
-    return int(path.name.split(".")[0].removeprefix("step_"))
+    """The step a file belongs to; of an evaluation, the version that it evaluates."""
+    return int(path.name.split(".")[0].rpartition("_")[2])
 
 
 def files(folder: Path) -> list[Path]:
-    """All files of `rollouts/`, in the order of their steps."""
-    return sorted(folder.glob("step_*.jsonl.zst"))
+    """The files of training groups, in the order of their steps."""
+    return sorted(folder.glob(f"step_*{_ENDING}"))
 
 
-def retain(folder: Path, keep: str, done: int) -> None:
-    """Remove the files of steps up to `done` that `checkpoint.rollouts` does not keep. Blocks."""
+def evaluation_files(folder: Path) -> list[Path]:
+    """The files of evaluations, in the order of their versions."""
+    return sorted(folder.glob(f"evaluation_*{_ENDING}"))
+
+
+def retain(folder: Path, keep: str, done: int, incarnation: int) -> None:
+    """Remove the files of steps and versions up to `done` that `checkpoint.rollouts` does not keep. Blocks.
+
+    What `incarnation` still writes is kept.
+    """
     rule, _, number = keep.partition(" ")
     if rule == "all":
         return
-    for path in files(folder):
+    for path in [*files(folder), *evaluation_files(folder)]:
         step = step_of(path)
         kept = step % int(number) == 0 if rule == "every" else step > done - int(number)
+        kept |= path.name.endswith(f".{incarnation}{_PARTIAL}")
         if step <= done and not kept:
             path.unlink(missing_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from olmorl.clock import LoopClock, run_simulated
 from olmorl.config import QueueSettings
 from olmorl.errors import DataError, RunEnded
 from olmorl.learner.orchestrator.evaluation import MOST_LIVE, Evaluator
+from olmorl.learner.storage import rollout_log
 from olmorl.messages import Failure, Version
-from olmorl.metrics import of_evaluation
+from olmorl.metrics import answered_by, of_evaluation
 from olmorl.ports import Row
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 
@@ -48,6 +50,67 @@ def test_it_answers_at_the_start_on_time_and_at_the_end(service: Build, held_out
             assert line["eval_held_version_newest"] >= line["eval_held_version"]
             assert line["eval_held_accuracy"] <= line["eval_held_pass_at_2"] <= line["eval_held_pass_at_4"] <= 1
     assert not any(record["row"].startswith("held") for record in run.ledger)
+
+
+def answers(run: Any) -> dict[str, list[dict[str, Any]]]:
+    """The records of every evaluation round that ended, by the begin of its file."""
+    paths = rollout_log.evaluation_files(run.run_dir / "rollouts")
+    return {path.name.removesuffix(".jsonl.zst"): list(rollout_log.read(path)) for path in paths}
+
+
+def test_every_answer_is_in_the_rollouts_and_every_version_that_answered_in_the_line(
+    service: Build, held_out: list[Row]
+) -> None:
+    run = service(
+        {
+            "evaluation.every": 5,
+            "evaluation.samples": 4,
+            "evaluation.temperature": 1.0,
+            "evaluation.share": 0.05,
+            "schedule.steps": 18,
+        },
+        evaluations={"held.out": held_out},
+    )
+    run_simulated(run.run())
+    run.check_lines()
+    lines = [line for line in run.lines if "eval_held.out_version" in line]
+    files = answers(run)
+    assert list(files) == [f"evaluation_{line['eval_held.out_version']:06d}.held.out.1" for line in lines]
+    for line, records in zip(lines, files.values(), strict=True):
+        assert sorted(record["row"] for record in records) == sorted(row.row for row in held_out)
+        assert {(record["outcome"], record["step"]) for record in records} == {("evaluation", None)}
+        completions = [each for record in records for each in record["completions"]]
+        assert sum(each["solved"] for each in completions) / len(completions) == pytest.approx(
+            line["eval_held.out_accuracy"]
+        )
+        numbers = {number for each in completions for number, _, _ in each["versions"]}
+        told = (line["eval_held.out_version_oldest"], line["eval_held.out_version_newest"])
+        assert told == (min(numbers), max(numbers)) and told[0] >= line["eval_held.out_version"]
+    assert any("-" in answered_by(line, "eval_held.out_accuracy") for line in lines), (
+        "some rounds took several versions"
+    )
+    assert not any(record["outcome"] == "evaluation" for record in run.rollouts), "they are no training groups"
+
+
+def test_going_back_takes_later_evaluations_out_of_the_rollouts(service: Build, held_out: list[Row]) -> None:
+    run = service({"evaluation.every": 5, "schedule.steps": 20, "checkpoint.every": 5}, evaluations={"held": held_out})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.until((run.run_dir / "checkpoints" / "step_15" / "complete").exists)
+        await run.crash(actors=True)
+        await run.start(resume=True, from_step=5)
+        moved = rollout_log.evaluation_files(run.run_dir / "abandoned" / "000002" / "rollouts")
+        assert {rollout_log.step_of(path) for path in moved} >= {10}
+        left = rollout_log.evaluation_files(run.run_dir / "rollouts")
+        assert {rollout_log.step_of(path) for path in left} == {0, 5}
+        await run.finish()
+
+    run_simulated(scenario())
+    run.check_lines()
+    assert [name for name in answers(run) if name.endswith(".2")] == [
+        f"evaluation_{version:06d}.held.2" for version in versions(run) if version >= 5
+    ]
 
 
 @pytest.mark.parametrize("steps", [2, 3, 4])
@@ -209,7 +272,7 @@ def test_an_evaluation_that_a_crash_cut_off_is_made_again(service: Build, held_o
 def test_a_set_that_is_larger_than_its_lane_is_asked_whole(held_out: list[Row]) -> None:
     clock, rows = LoopClock(), held_out * (MOST_LIVE // 10)
     queue = MemoryQueue(QueueSettings(), MOST_LIVE, clock)
-    evaluator = Evaluator(queue, {"held": rows}, config.Evaluation(), clock, last_step=1)
+    evaluator = Evaluator(queue, {"held": rows}, config.Evaluation(), clock, AsyncMock(), last_step=1)
 
     async def scenario() -> None:
         await queue.claim(1)

@@ -59,7 +59,7 @@ const SECTIONS = [
     ["Held-out truncated", ["eval_*_truncated_fraction"], ""],
   ]],
 ];
-const HIDDEN = /^(step|incarnation|version|wall_s|batch_groups)$|_total$|^eval_.*_(version|version_newest|prompts|failed|tokens)$|^reward_.*_std$/;
+const HIDDEN = /^(step|incarnation|version|wall_s|batch_groups)$|_total$|^eval_.*_(version|version_oldest|version_newest|prompts|failed|tokens)$|^reward_.*_std$/;
 const X_AXES = { step: "learner step", wall_s: "hours", tokens_trained_total: "trained tokens" };
 
 const matches = (pattern, name) =>
@@ -145,7 +145,8 @@ class Chart {
     if (!this.cursor) return;
     this.series.forEach((one, i) => {
       const value = at === null ? lastOf(one.ys) : one.ys[nearest(one.xs, at)];
-      this.labels[i].textContent = number(value);
+      const by = one.points && (one.by[at === null ? one.ys.length - 1 : nearest(one.xs, at)] ?? "");
+      this.labels[i].textContent = number(value) + (by ? ` (v${by})` : "");
     });
     const [low, high] = this.board.range;
     this.cursor.setAttribute("visibility", at === null || at < low || at > high ? "hidden" : "visible");
@@ -158,6 +159,8 @@ function drawSeries(one, x, y, low, high, width) {
   if (one.points) {
     for (let i = 0; i < one.xs.length; i++) {
       if (one.xs[i] >= low && one.xs[i] <= high && Number.isFinite(one.ys[i])) {
+        const [from, to] = one.ranges[i].map((end) => x(Math.min(Math.max(end, low), high)));
+        if (to > from) parts.push(svg("line", { class: `answered ${one.colour}`, x1: from, x2: to, y1: y(one.ys[i]), y2: y(one.ys[i]) }));
         parts.push(svg("circle", { class: `dot ${one.colour}`, cx: x(one.xs[i]), cy: y(one.ys[i]), r: 3 }));
       }
     }
@@ -345,22 +348,25 @@ class Board {
     return { ...style, xs: this.axisOf(run), ys, shown: smooth(ys, this.window) };
   }
 
-  // An evaluation belongs to the version that it measured, not to the line that it arrived with.
+  // An evaluation belongs to the version that was asked, not to the line that it arrived with. Its bar spans the versions
+  // that answered.
   evaluated(run, field, ys) {
     let set = field;
     while (set.startsWith("eval_") && !run.lines[`${set}_version`]) set = set.slice(0, set.lastIndexOf("_"));
     const axis = this.axisOf(run);
     const steps = run.lines.step;
     const points = [];
+    const place = (version, i) => (typeof version !== "number" ? axis[i] : this.axis === "step" ? version
+      : version < steps[0] ? 0 : axis[lower(steps, version)]) ?? axis[i];
     ys.forEach((y, i) => {
-      const version = run.lines[`${set}_version`]?.[i];
       if (!Number.isFinite(y)) return;
-      const at = typeof version !== "number" ? axis[i] : this.axis === "step" ? version : version < steps[0] ? 0 : axis[lower(steps, version)];
-      points.push([at ?? axis[i], y]);
+      const version = run.lines[`${set}_version`]?.[i];
+      const [oldest, newest] = answeredBy(run, set, i);
+      points.push([place(version, i), y, [place(oldest ?? version, i), place(newest ?? version, i)], versionsText(oldest, newest)]);
     });
     points.sort((a, b) => a[0] - b[0]);
     const values = points.map((p) => p[1]);
-    return { xs: points.map((p) => p[0]), ys: values, shown: values, points: true };
+    return { xs: points.map((p) => p[0]), ys: values, shown: values, points: true, ranges: points.map((p) => p[2]), by: points.map((p) => p[3]) };
   }
 
   // Reward and solved share by data source, from the recorded rollouts.
@@ -394,6 +400,15 @@ class Board {
     for (const node of this.panels.keys()) this.watcher.observe(node);
   }
 }
+
+// The oldest and the newest version that answered an evaluation. Lines of earlier releases have no oldest.
+function answeredBy(run, set, i) {
+  const newest = run.lines[`${set}_version_newest`]?.[i];
+  return [run.lines[`${set}_version_oldest`]?.[i] ?? run.lines[`${set}_version`]?.[i], newest];
+}
+
+const versionsText = (oldest, newest) =>
+  typeof newest !== "number" ? "" : typeof oldest !== "number" || oldest === newest ? `${newest}` : `${oldest}-${newest}`;
 
 // A field as a label, without the words that its panel already shows.
 const plain = (field) => field.replace(/^eval_/, "").replace(/_(mean|fraction|accuracy)$/, "").replaceAll("_", " ");

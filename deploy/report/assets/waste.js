@@ -118,8 +118,12 @@ function ends(values) {
 
 function accuracy(run) {
   const found = Object.entries(run.lines).filter(([name]) => /^eval_.*_accuracy$/.test(name) && !/_accuracy_/.test(name));
-  return found.map(([, values]) => finite(values)).filter((v) => v.length)
-    .map((v) => `${number(v[0])} → ${number(v[v.length - 1])}`).join("; ") || "–";
+  const told = (name, values, i) => {
+    const by = versionsText(...answeredBy(run, name.replace(/_accuracy$/, ""), i));
+    return number(values[i]) + (by ? ` (v${by})` : "");
+  };
+  return found.filter(([, values]) => finite(values).length).map(([name, values]) =>
+    `${told(name, values, values.findIndex(Number.isFinite))} → ${told(name, values, values.findLastIndex(Number.isFinite))}`).join("; ") || "–";
 }
 
 function sourceTable(runs) {

@@ -148,6 +148,7 @@ class MadeRun:
         }
         if step % 2 == 1:
             line |= {"eval_held_accuracy": 0.1 * step, "eval_held_version": step - 1}
+            line |= {"eval_held_version_oldest": step - 1, "eval_held_version_newest": step}
         return line
 
     def _prompt_of(self, step: int) -> Prompt:

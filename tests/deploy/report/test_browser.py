@@ -233,6 +233,10 @@ def test_curves_meet_on_one_axis_and_evaluations_at_their_version(make_run: Make
     held = page.tab.evaluate(series, "Held-out accuracy")
     assert held[0][1:] == [[0, 2, 4], [0.1, pytest.approx(0.3), 0.5]]
     assert page.tab.evaluate(series, "a_field_of_tomorrow")[0][2] == [2, 4, 6, 8, 10], "unknown fields are drawn too"
+    assert page.run(
+        "[...olmorlReport.built.curves.panels.values()].find(c => c.title === 'Held-out accuracy').series[0].ranges"
+    ) == [[0, 1], [2, 3], [4, 5]], "a bar spans the versions that answered"
+    assert "0.5 (v4-5)" in page.text("figure:has(.answered) .legend")
     page.tab.select_option("#axis", "wall_s")
     assert page.tab.evaluate(series, "Held-out accuracy")[0][1] == pytest.approx([0, 20 / 3600, 40 / 3600])
     page.tab.click("#runs button >> nth=1")

@@ -48,7 +48,7 @@ VIEW = RunView(
     eta_s=36000.0,
     rewards=[0.3 + 0.01 * (n % 40) for n in range(127)],
     evaluated=[60, 126],
-    evaluations=[EvaluationCurve("aime", 0.125, 0.5), EvaluationCurve("gsm8k", 0.75, None)],
+    evaluations=[EvaluationCurve("aime", 0.125, 0.5, "0-6", "9"), EvaluationCurve("gsm8k", 0.75, None)],
     generated_per_s=15123.0,
     trained_per_s=9876.0,
     useful_per_s=8765.0,
@@ -81,7 +81,7 @@ def test_nothing_that_matters_is_cut(width: int, height: int) -> None:
     text = "\n".join(lines)
     for wanted in (
         *("a-run-with-a-name", "step 127/1400", "1h02m elapsed", "ETA 10h00m", "9%"),
-        *("reward  0.360", "▲", "aime 0.125 -> 0.500", "gsm8k 0.750 -> unanswered"),
+        *("reward  0.360", "▲", "aime 0.125 (v0-6) -> 0.500 (v9)", "gsm8k 0.750 -> unanswered"),
         *("generated 15,123", "trained 9,876", "useful 8,765"),
         *("step 31.4 s", "wait 2.5 s", "lag 1.25 (max 4)"),
         "11 prompts queued, 22 leased, 33 results, 7 groups ready",
@@ -164,7 +164,13 @@ def line(step: int, **more: Any) -> dict[str, Any]:
 
 def test_a_history_has_rewards_evaluations_and_speeds() -> None:
     history = RunHistory()
-    for each in (line(1, eval_aime_accuracy=0.25), line(2), line(3), line(2), line(3, eval_aime_accuracy=0.5)):
+    for each in (
+        line(1, eval_aime_accuracy=0.25, eval_aime_version=0, eval_aime_version_newest=2),
+        line(2),
+        line(3),
+        line(2),
+        line(3, eval_aime_accuracy=0.5, eval_aime_version_oldest=3, eval_aime_version_newest=3),
+    ):
         history.add_line(each)
     history.add_news("actor-0 died")
     for at, tokens in ((5.0, 100), (7.0, 300)):
@@ -179,7 +185,7 @@ def test_a_history_has_rewards_evaluations_and_speeds() -> None:
     assert rows[1] == ActorRow("actor-1", "quarantined", fault="bad memory")
     view = history.view(RunView(title="t", step=3, steps=9), rows, None)
     assert list(view.rewards) == [0.1, 0.2, 0.3] and list(view.evaluated) == [0, 2]
-    assert list(view.evaluations) == [EvaluationCurve("aime", 0.25, 0.5)]
+    assert list(view.evaluations) == [EvaluationCurve("aime", 0.25, 0.5, "0-2", "3")]
     assert view.trained_per_s == 50.0
     assert view.faults[0].endswith(" actor-0 died")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from io import StringIO
 from pathlib import Path
@@ -17,6 +18,7 @@ from olmorl.deploy.view import live_view
 from olmorl.deploy.view.dashboard import Dashboard
 from olmorl.deploy.view.live_view import LiveView, Status, Terminal, summary
 from olmorl.deploy.view.start_phases import phases, start_of_an_engine
+from olmorl.deploy.view.tables import show_status
 from olmorl.deploy.view.verdict import Bottleneck, RunVerdict
 from olmorl.messages import ActorStatus, Owner, Stage, Wait
 
@@ -48,6 +50,24 @@ def test_an_unanswered_evaluation_is_reported_and_ends_nothing(tmp_path: Path) -
     console.print(summary(lines, tmp_path, 3.0))
     first, second, *_ = output.getvalue().splitlines()
     assert "math_accuracy 0.250" in first and "math_accuracy unanswered" in second
+
+
+def test_an_accuracy_is_printed_with_the_versions_that_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = {"eval_math_version": 0, "eval_math_version_oldest": 0, "eval_math_version_newest": 6, "incarnation": 1}
+    lines = [line(1, 0.25) | told, line(2, 0.5) | {"eval_math_version_oldest": 9, "eval_math_version_newest": 9}]
+    output = StringIO()
+    console = Console(file=output, width=200)
+    LiveView("a run", console).show(Status(2, 9, lines=lines))
+    console.print(summary(lines, tmp_path, 3.0))
+    first, second, *table = output.getvalue().splitlines()
+    assert "math_accuracy 0.250 (v0-6)" in first and "math_accuracy 0.500 (v9)" in second
+    (row,) = (text for text in table if "eval_math_accuracy" in text)
+    assert "0.250 (v0-6)" in row and "0.500 (v9)" in row
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines[:1]))
+    show_status(tmp_path, None, "no launcher", as_json=False)
+    assert "eval_math_accuracy: 0.250 (v0-6)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("output", ["/dev/full", "a closed pipe"])

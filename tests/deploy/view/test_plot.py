@@ -108,6 +108,15 @@ def test_an_evaluation_is_drawn_at_its_version(picture: Any) -> None:
     assert curves(found["reward"])["evaluation: held_out"] == [(0, 0.1), (15, 0.6), (30, 0.9)]
 
 
+def test_an_evaluation_spans_the_versions_that_answered(picture: Any) -> None:
+    told = [(0, {"version_oldest": 0, "version_newest": 6}), (10, {"version_newest": 12}), (20, {})]
+    lines = [line(step) for step in range(1, 31)]
+    for place, (version, by) in zip((7, 14, 25), told, strict=True):
+        lines[place] |= evaluated(version, 0.5) | {f"eval_held_out_{key}": value for key, value in by.items()}
+    (spans,) = picture(lines)["held-out accuracy"].collections
+    assert [[x for x, _ in segment] for segment in spans.get_segments()] == [[0, 6], [10, 12], [20, 20]]
+
+
 def test_a_part_of_an_evaluation_has_the_version_of_the_whole(picture: Any) -> None:
     lines = [line(1), line(2, **evaluated(1, 0.5), eval_held_out_math_accuracy=0.25)]
     found = curves(picture(lines)["held-out accuracy"])

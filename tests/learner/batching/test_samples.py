@@ -23,6 +23,7 @@ from olmorl.learner.storage.disk_full import DiskWriter
 from olmorl.learner.storage.group_stats import Score, score
 from olmorl.learner.storage.ledger_state import Outcome, Start
 from olmorl.learner.storage.rollout_log import RolloutLog
+from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import Failure, Group, Verdict, Version
 
 MakeGroup = Callable[..., Group]
@@ -139,6 +140,32 @@ async def test_rollouts_hold_every_draw_and_survive_a_torn_end(tmp_path: Path, m
     assert completion["token_ids"] == group.completions[0].token_ids.tolist()
     second.write_bytes(second.read_bytes() + first.read_bytes()[:50])
     assert [record["prompt_id"] for record in rollout_log.read(second)] == [1]
+
+
+async def test_evaluations_have_files_of_their_own(tmp_path: Path, make_group: MakeGroup) -> None:
+    observed: list[Ended] = []
+    writer = RolloutLog(tmp_path, 2, 1, DiskWriter(LoopClock(), 10.0), observed.append)
+    await writer.put(make_group(0), Outcome.ZERO_GRADIENT)
+    await writer.put_evaluation(0, "held", [(make_group(1), ""), (make_group(2), "")])
+    await writer.restart_evaluation(0, "held")
+    await writer.put_evaluation(0, "held", [(make_group(3), "")])
+    await writer.put_evaluation(0, "a.partial", [(make_group(4), "")])
+    await writer.end_step(1, [make_group(5)])
+    await writer.put_evaluation(0, "held", [(Failure(prompt=make_group(6).prompt, cause="poison"), "poison")])
+    await writer.end_evaluation(0, "held")
+    await writer.close()
+    (step,) = rollout_log.files(tmp_path)
+    assert [record["prompt_id"] for record in rollout_log.read(step)] == [0, 5]
+    unfinished, held = rollout_log.evaluation_files(tmp_path)
+    assert unfinished.name == "evaluation_000000.a.partial.2.partial.jsonl.zst"
+    assert held.name == "evaluation_000000.held.2.jsonl.zst"
+    found = [(record["prompt_id"], record["outcome"], record["cause"]) for record in rollout_log.read(held)]
+    assert found == [(3, "evaluation", ""), (6, "evaluation", "poison")]
+    assert [ended.result.prompt.draw_id for ended in observed] == [0, 5], "evaluation has no draws"
+    rollout_log.retain(tmp_path, "last 1", done=5, incarnation=2)
+    assert rollout_log.evaluation_files(tmp_path) == [unfinished], "it is still written"
+    rollout_log.retain(tmp_path, "last 1", done=5, incarnation=3)
+    assert not rollout_log.evaluation_files(tmp_path) and not rollout_log.files(tmp_path)
 
 
 async def test_a_step_that_was_recorded_just_before_a_crash_is_not_recorded_again(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -22,7 +23,7 @@ V0 = Version(1, 0)
 
 def reconciler(run: Any, epoch: str) -> Reconciler:
     """The reconciler of a run without evaluation sets."""
-    evaluator = Evaluator(run.queue, {}, run.settings.evaluation, run.clock, 9)
+    evaluator = Evaluator(run.queue, {}, run.settings.evaluation, run.clock, AsyncMock(), 9)
     control = RunControl(run.queue, Waits(run.clock))
     return Reconciler(run.queue, epoch, run.lifecycle, run.batcher, evaluator, control)
 

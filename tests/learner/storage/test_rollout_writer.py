@@ -75,7 +75,7 @@ def writer() -> Iterator[RolloutWriter]:
 
 
 def test_records_arrive_in_order_and_hold_what_was_generated(writer: RolloutWriter, tmp_path: Path) -> None:
-    path = tmp_path / "a.partial"
+    path = tmp_path / "a.partial.jsonl.zst"
     writer.append(path, [ended(0), ended(1)])
     writer.append(path, [ended(2)])
     assert ids(path) == [0, 1, 2]
@@ -94,8 +94,8 @@ def test_a_full_disk_and_a_refusal_add_nothing_and_the_process_goes_on(writer: R
     (tmp_path / "file").write_text("no folder")
     with pytest.raises(ResourceError, match=r"file/a: .*--resume"):
         writer.append(tmp_path / "file" / "a", [ended(0)])
-    writer.append(tmp_path / "b.partial", [ended(1)])
-    assert ids(tmp_path / "b.partial") == [1]
+    writer.append(tmp_path / "b.partial.jsonl.zst", [ended(1)])
+    assert ids(tmp_path / "b.partial.jsonl.zst") == [1]
 
 
 def test_any_label_that_a_message_carries_is_written(writer: RolloutWriter, tmp_path: Path) -> None:
@@ -104,28 +104,30 @@ def test_any_label_that_a_message_carries_is_written(writer: RolloutWriter, tmp_
         deep = [deep]
     labels = ({"a": {1: 2, "b": (1 << 64) - 1}}, "\x00\u2028", float("inf")), (deep,)
     prompts = [replace(make_group(number).prompt, ground_truths=label) for number, label in enumerate(labels)]
-    writer.append(tmp_path / "a.partial", [ended(0, prompt=prompt) for prompt in prompts])
-    first, second = rollout_log.read(tmp_path / "a.partial")
+    writer.append(tmp_path / "a.partial.jsonl.zst", [ended(0, prompt=prompt) for prompt in prompts])
+    first, second = rollout_log.read(tmp_path / "a.partial.jsonl.zst")
     assert first["ground_truths"] == [{"a": {"1": 2, "b": (1 << 64) - 1}}, "\x00\u2028", None]
     assert second["ground_truths"] == [deep]
 
 
 def test_a_record_that_cannot_be_written_is_named_and_nothing_is_added(writer: RolloutWriter, tmp_path: Path) -> None:
     outcome: Any = "forgotten"
-    with pytest.raises(ProcessLost, match=r"rollouts \(pid \d+\) cannot write .*a.partial: ValueError: .*'forgotten'"):
-        writer.append(tmp_path / "a.partial", [ended(0), ended(1)._replace(outcome=outcome), ended(2)])
-    assert not (tmp_path / "a.partial").exists()
-    writer.append(tmp_path / "a.partial", [ended(0)])
-    assert ids(tmp_path / "a.partial") == [0]
+    with pytest.raises(
+        ProcessLost, match=r"rollouts \(pid \d+\) cannot write .*a.partial.jsonl.zst: ValueError: .*'forgotten'"
+    ):
+        writer.append(tmp_path / "a.partial.jsonl.zst", [ended(0), ended(1)._replace(outcome=outcome), ended(2)])
+    assert not (tmp_path / "a.partial.jsonl.zst").exists()
+    writer.append(tmp_path / "a.partial.jsonl.zst", [ended(0)])
+    assert ids(tmp_path / "a.partial.jsonl.zst") == [0]
 
 
 def test_the_death_of_the_process_is_told(writer: RolloutWriter, tmp_path: Path) -> None:
-    writer.append(tmp_path / "a.partial", [ended(0)])
+    writer.append(tmp_path / "a.partial.jsonl.zst", [ended(0)])
     [process] = writing_processes()
     process.kill()
     process.wait(10)
-    with pytest.raises(ProcessLost, match=rf"rollouts \(pid {process.pid}\) died; .*a.partial lacks records"):
-        writer.append(tmp_path / "a.partial", [ended(1)])
+    with pytest.raises(ProcessLost, match=rf"rollouts \(pid {process.pid}\) died; .*a.partial.jsonl.zst lacks records"):
+        writer.append(tmp_path / "a.partial.jsonl.zst", [ended(1)])
 
 
 async def test_a_dead_process_ends_the_log_instead_of_losing_records(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_the_process_ends_with_the_orchestrator(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tmp_path / "a.partial")],
+        [sys.executable, "-c", KILLED, str(tmp_path / "a.partial.jsonl.zst")],
         capture_output=True,
         text=True,
         timeout=60,
@@ -186,4 +188,4 @@ def test_the_process_ends_with_the_orchestrator(tmp_path: Path) -> None:
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < give_up, "it outlives the process that it writes for"
         time.sleep(0.02)
-    assert ids(tmp_path / "a.partial") == [0]
+    assert ids(tmp_path / "a.partial.jsonl.zst") == [0]

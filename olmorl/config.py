@@ -395,6 +395,9 @@ class HttpService(Section):
 class Judge(HttpService):
     """A language model behind an OpenAI-compatible API."""
 
+    gpus: int = Field(0, ge=0)
+    """GPUs of a node outside of Ray that serves `model` for this run. `deploy/slurm` and `deploy/kubernetes` start the
+    server, the plan counts its GPUs, and the launcher waits for it. 0: the run does not start with its judge."""
     max_reply_tokens: int = Field(512, ge=16)
     """Longest reply of the judge in tokens."""
     template: Path | None = None

@@ -155,6 +155,7 @@ class Placement:
                 if self.on_gpu
                 else f"engines {_cores(self.engine_cores)}, learner {_cores(self.rank_cores)}",
             ),
+            *([("judge", judge)] if (judge := self._judge(config)) else []),
             *([("weights", "actor hosts send versions to each other by NCCL")] if self.transfers else []),
             *(
                 [("stale", warning)]
@@ -163,6 +164,15 @@ class Placement:
             ),
             *([("crowded", crowding)] if (crowding := self.crowding(config)) else []),
         ]
+
+    def _judge(self, config: Config) -> str:
+        """The server of the judge, which has a node outside of Ray; empty without one."""
+        judge = config.verifiers.judge
+        if not judge.gpus:
+            return ""
+        address = "" if judge.url else "; no address yet: a run does not start without verifiers.judge.url"
+        in_all = f", {self.devices + judge.gpus} GPUs with it" if self.on_gpu else ""
+        return f"{judge.model or 'no model'} on {judge.gpus} GPU(s) of a node outside of Ray{in_all}{address}"
 
 
 def plan(config: Config) -> Placement:

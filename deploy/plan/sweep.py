@@ -64,7 +64,7 @@ class Prediction:
     """Share of the engines' slots in use, over time."""
     steps: int
     devices: int
-    """GPUs, or CPU cores of a run without GPUs."""
+    """GPUs, the judge's too, or CPU cores of a run without GPUs."""
 
     @property
     def hours(self) -> float:
@@ -104,7 +104,7 @@ def predict(settings: Config, load: Workload, choice: Choice, groups: int) -> Pr
         ),
         busy=(service.slot_s[-1] - service.slot_s[skipped - 1]) / (seconds * slots),
         steps=settings.schedule.steps,
-        devices=placed.devices,
+        devices=placed.devices + settings.verifiers.judge.gpus,
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from olmorl.config import Config
 from olmorl.deploy.arguments import Arguments
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.demo import demo
-from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
+from olmorl.deploy.preflight import data_trial, hub, memory, model_fetch, model_folder
 from olmorl.deploy.preflight.disk_room import disk_room
+from olmorl.deploy.preflight.judge_server import wait_for_judge
 from olmorl.deploy.preflight.recipe_checks import check_machine, check_recipe
 from olmorl.deploy.supervision import recipe_history
 from olmorl.deploy.supervision.refused_start import check_can_be_made
@@ -46,9 +48,13 @@ def preflight(settings: Config, arguments: Arguments) -> Config:
     rows = None
     if settings.run.mode == "real":
         settings = make_demo(settings)
+        check_named(settings)
+        settings = model_fetch.fetched(settings, arguments.resume)
         rows = check_files(settings)
         check_disk(settings)
     check_functions(settings, rows)
+    if settings.run.mode == "real":
+        wait_for_judge(settings)
     return settings
 
 
@@ -59,7 +65,14 @@ def prepare(settings: Config, arguments: Arguments) -> Config:
         UserError: the run directory, or the recipe itself.
     """
     settings = check_before(settings, arguments)
-    return make_demo(settings) if settings.run.mode == "real" else settings
+    if settings.run.mode == "simulated":
+        return settings
+    settings = make_demo(settings)
+    with suppress(ModelError):  # the table shows it
+        check_model(settings.model.path)
+        hub.check_model(settings.model)
+        settings = model_fetch.fetched(settings, arguments.resume)
+    return settings
 
 
 def check_before(settings: Config, arguments: Arguments) -> Config:
@@ -147,17 +160,26 @@ def make_demo(settings: Config) -> Config:
     return settings
 
 
-def check_files(settings: Config) -> Sequence[Row] | None:
-    """The files of model and data belong together, and the first rows can be used; returns those that were tried.
+def check_named(settings: Config) -> None:
+    """Model and data that the recipe names are here, or on the hub.
 
     Raises:
-        UserError: the first thing found wrong, with its fix.
+        UserError: the first that is not, with its fix.
     """
     check_data(settings)
     check_whole_paths(settings)
     with of_key(ModelError, "model.path", "model.tokenizer", "model.chat_template"):
         check_model(settings.model.path)
         hub.check(settings, others_may=settings.cluster.address is not None)
+
+
+def check_files(settings: Config) -> Sequence[Row] | None:
+    """The files of model and data belong together, and the first rows can be used; returns those that were tried.
+
+    Raises:
+        UserError: the first thing found wrong, with its fix.
+    """
+    with of_key(ModelError, "model.path", "model.tokenizer", "model.chat_template"):
         tokenizer = model_folder.check_folder(settings)
     if tokenizer is None or not data_trial.all_in_files(settings):
         return None

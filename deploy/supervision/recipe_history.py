@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from olmorl import __version__, config, toml
-from olmorl.config import Config
+from olmorl.config import Config, Model
 from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.algorithm import presets
 from olmorl.learner.data.chat_templates import names_a_file, template_of
@@ -19,10 +20,13 @@ from olmorl.learner.storage.metrics_log import MetricsLog
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.run_dir import RunFiles
 
-PLACES = ("run.directory", "run.name", "cluster.address")
-"""The keys for the place of a run. They may differ from start to start without --change."""
+PLACES = ("run.directory", "run.name", "cluster.address", "verifiers.judge.url", "verifiers.reward_model.url")
+"""The keys for the places of a run and of its services. They may differ from start to start without --change."""
 LEFT_OPEN = {"learner.device": "auto", "cluster.gpus_per_node": None, "verifiers.code_tier": "auto"}
 """The values that leave the decision to each start. They count as equal to every decision."""
+HUB_NAMES = ("model.path", "model.tokenizer")
+"""The keys with a name of the hub, which counts as equal to the folder of each of its commits."""
+_SNAPSHOT = re.compile(r".*/models--([^/]+)/snapshots/([^/]+)")
 _UNSET = "not set"
 
 
@@ -45,6 +49,19 @@ def spelled_out(settings: Config) -> Config:
         return settings.model_copy(update={"objective": objective})
     model = settings.model.model_copy(update={"chat_template": template_of(template)})
     return settings.model_copy(update={"objective": objective, "model": model})
+
+
+def snapshot_of(path: str) -> tuple[str, str | None]:
+    """The hub name and the commit of a folder in a hub's cache; of everything else the text itself, and None."""
+    found = _SNAPSHOT.fullmatch(path)
+    return (found[1].replace("--", "/"), found[2]) if found else (path, None)
+
+
+def kept_model(run_dir: Path) -> Model | None:
+    """The model of the configuration in the run directory; None if that cannot be read."""
+    with suppress(ConfigError):
+        return config.load(RunFiles(run_dir).config).model
+    return None
 
 
 def check_change(settings: Config, change: bool) -> list[Difference]:
@@ -103,6 +120,9 @@ def _jump_of_rate(before: Config, now: Config) -> list[Difference]:
 
 
 def _is_left_open(key: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
+    if key in HUB_NAMES:
+        (name, commit), (new_name, new_commit) = snapshot_of(str(old.get(key))), snapshot_of(str(new.get(key)))
+        return name == new_name and (commit is None or new_commit in (None, commit))
     return key in LEFT_OPEN and LEFT_OPEN[key] in (old.get(key), new.get(key))
 
 

@@ -25,6 +25,7 @@ from olmorl import config
 from olmorl.deploy import arguments
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.preflight import memory
+from olmorl.deploy.preflight.judge_server import PORT, serve_command
 from olmorl.deploy.preflight.memory import MemoryPlan
 from olmorl.deploy.preflight.memory_places import GIB, MemoryPlace
 from tests.deploy.folders import olmo3
@@ -35,7 +36,7 @@ DEPLOY = ROOT / "deploy"
 SBATCH = DEPLOY / "slurm" / "olmorl.sbatch"
 KUBERNETES = [
     document
-    for name in ("storage.yaml", "olmorl.yaml")
+    for name in ("storage.yaml", "judge.yaml", "olmorl.yaml")
     for document in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text())
 ]
 COMPOSE = yaml.safe_load((DEPLOY / "docker" / "compose.yaml").read_text())
@@ -56,6 +57,13 @@ def pods() -> list[dict[str, Any]]:
     return [group["template"] for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])]
 
 
+def judge() -> dict[str, Any]:
+    """The pod template of the judge."""
+    (found,) = (document["spec"] for document in KUBERNETES if document["kind"] == "Deployment")
+    assert found["template"]["metadata"]["labels"] == found["selector"]["matchLabels"]
+    return found["template"]
+
+
 def settings_of(words: list[str]) -> config.Config:
     """The configuration of an `olmorl-launch` command line. The image's recipes are read from the checkout."""
     local = [word.replace("/opt/olmorl", str(ROOT)) for word in words]
@@ -74,7 +82,7 @@ def test_slurm_asks_for_the_nodes_of_the_run_it_starts() -> None:
     asked = dict(directive.partition("=")[::2] for directive in directives)
     (default,) = (line for line in SBATCH.read_text().splitlines() if line.strip().startswith("set -- --learner"))
     placed = plan(settings_of([str(RECIPE), *shlex.split(default)[2:]]))
-    assert placed.learner_nodes + placed.actor_nodes == int(asked["nodes"])
+    assert placed.learner_nodes + placed.actor_nodes + 1 == int(asked["nodes"]), "the judge has the last node"
     assert max(placed.ranks_per_node, placed.engines_per_node * placed.gpus_per_engine) == int(asked["gpus-per-node"])
 
 
@@ -93,7 +101,7 @@ def test_kubernetes_knows_every_field_of_the_pods(template: dict[str, Any]) -> N
     assert mounted == {volume["name"] for volume in template["spec"]["volumes"]} == {"runs", "shared-memory"}
 
 
-@pytest.mark.parametrize("template", pods(), ids=["head", "workers"])
+@pytest.mark.parametrize("template", [*pods(), judge()], ids=["head", "workers", "judge"])
 def test_pods_have_no_privileges(template: dict[str, Any]) -> None:
     spec = template["spec"]
     context, container = spec["securityContext"], spec["containers"][0]
@@ -162,6 +170,23 @@ def test_ray_knows_every_parameter_of_its_start() -> None:
     }
     given |= {option for command in ray_starts() for option in re.findall(r"--[a-z-]+", command)}
     assert given <= known
+
+
+def test_kubernetes_serves_the_judge_of_the_run_it_starts() -> None:
+    settings = settings_of(shlex.split(job()["entrypoint"])[1:])
+    (container,) = judge()["spec"]["containers"]
+    assert container["command"] == serve_command(settings.verifiers.judge)
+    assert container["resources"]["limits"]["nvidia.com/gpu"] == str(settings.verifiers.judge.gpus)
+    (service,) = (document for document in KUBERNETES if document["kind"] == "Service")
+    name, port = service["metadata"]["name"], service["spec"]["ports"][0]["port"]
+    assert settings.verifiers.judge.url == f"http://{name}.{service['metadata']['namespace']}:{port}/v1"
+    assert port == container["ports"][0]["containerPort"] == PORT
+    labels = judge()["metadata"]["labels"]
+    (policy,) = (document for document in KUBERNETES if document["kind"] == "NetworkPolicy")
+    for selector in (service["spec"]["selector"], policy["spec"]["podSelector"]["matchLabels"]):
+        assert selector.items() <= labels.items()
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": PORT}
 
 
 @pytest.fixture(scope="module")

@@ -21,11 +21,18 @@ while [ "$left" -gt 0 ]; do sleep 0.1; left=$((left - 1)); done
 echo "the checkpoint is written" >> "$SLURM_SUBMIT_DIR/said"
 exit 7
 """
+PYTHON = """#!/usr/bin/env bash
+if [ -f "$SLURM_SUBMIT_DIR/judge" ]; then cat "$SLURM_SUBMIT_DIR/judge"; fi
+"""
 SRUN = """#!/usr/bin/env bash
+echo "$*" | tr '\\n' ' ' >> "$SLURM_SUBMIT_DIR/sruns"; echo >> "$SLURM_SUBMIT_DIR/sruns"
 case "$*" in *hostname*) echo "127.0.1.1 169.254.3.1 10.0.0.5 fe80::1" ;; esac
 """
 SCONTROL = """#!/usr/bin/env bash
-case "$1" in hostnames | show) printf 'one\\ntwo\\n' ;; *) echo "scontrol $*" >> "$SLURM_SUBMIT_DIR/said" ;; esac
+case "$1" in
+    hostnames | show) printf 'one\\ntwo\\nthree\\n' ;;
+    *) echo "scontrol $*" >> "$SLURM_SUBMIT_DIR/said" ;;
+esac
 """
 Start = Callable[..., subprocess.Popen[bytes]]
 
@@ -33,7 +40,8 @@ Start = Callable[..., subprocess.Popen[bytes]]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts the job with these options. It was requeued once."""
-    for name, text in {".venv/bin/olmorl-launch": LAUNCHER, "bin/srun": SRUN, "bin/scontrol": SCONTROL}.items():
+    programs = {".venv/bin/olmorl-launch": LAUNCHER, ".venv/bin/python": PYTHON, "bin/srun": SRUN}
+    for name, text in {**programs, "bin/scontrol": SCONTROL}.items():
         program = tmp_path / name
         program.parent.mkdir(parents=True, exist_ok=True)
         program.write_text(text)
@@ -45,7 +53,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             **os.environ,
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
             "SLURM_SUBMIT_DIR": str(tmp_path),
-            "SLURM_JOB_NODELIST": "one,two",
+            "SLURM_JOB_NODELIST": "one,two,three",
             "SLURM_JOB_ID": "17",
             "SLURM_RESTART_COUNT": "1",
         }
@@ -60,6 +68,11 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def said(folder: Path) -> list[str]:
     path = folder / "said"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def sruns(folder: Path) -> list[str]:
+    path = folder / "sruns"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -90,3 +103,27 @@ def test_the_warning_of_slurm_does_not_spoil_a_checkpoint(start: Start, tmp_path
     assert job.wait(20) == 7, "the exit code of the launcher"
     end = ["TERM", "the checkpoint is written"] + (["scontrol requeue 17"] if first == signal.SIGUSR1 else [])
     assert said(tmp_path)[2:] == end
+
+
+def test_the_last_node_serves_the_judge_outside_of_ray(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "judge").write_text("vllm\nserve\nowner/judge\n--port\n8000\n")
+    job = start("--learner-nodes", "1")
+    until(lambda: len(said(tmp_path)) == 2 and len(sruns(tmp_path)) == 4)
+    judge = "--verifiers.judge.url http://three:8000/v1 --verifiers.judge.api_key_env VLLM_API_KEY"
+    assert f"--learner-nodes 1 {judge} --dry-run --resume" in said(tmp_path)[0], "a requeued run knows its judge"
+    assert said(tmp_path)[1].endswith(f"--learner-nodes 1 {judge} --resume")
+    (serving,) = (line for line in sruns(tmp_path) if "serve owner/judge --port 8000" in line)
+    assert "--nodelist=three" in serving
+    (workers,) = (line for line in sruns(tmp_path) if "--exclude" in line)
+    assert "--nodes=1 --ntasks=1 --exclude=one,three" in workers, "Ray has the first two nodes"
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(20) == 7
+
+
+def test_without_a_judge_ray_has_all_nodes(start: Start, tmp_path: Path) -> None:
+    job = start("--learner-nodes", "1")
+    until(lambda: len(said(tmp_path)) == 2 and len(sruns(tmp_path)) == 3)
+    (workers,) = (line for line in sruns(tmp_path) if "--exclude" in line)
+    assert "--nodes=2 --ntasks=2 --exclude=one " in workers
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(20) == 7

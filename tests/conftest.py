@@ -91,5 +91,6 @@ def _command(process: psutil.Process) -> str:
 
 
 def _is_of_a_library(process: psutil.Process) -> bool:
-    """Python's resource tracker and fork server live as long as the tests."""
-    return any(name in _command(process) for name in ("multiprocessing.resource_tracker", "multiprocessing.forkserver"))
+    """Whether a library keeps the process as long as this one lives."""
+    names = ("multiprocessing.resource_tracker", "multiprocessing.forkserver", "wandb-core")
+    return any(name in _command(process) for name in names)

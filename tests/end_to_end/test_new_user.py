@@ -583,9 +583,10 @@ def of_parts(session: Session, step: int) -> Record:
     fields: Record = {f"failures_{cause}": n for cause, n in Counter(one["cause"] for one in failed).items()}
     for source in {row.rpartition(":")[0] for row in [*(row for row, _ in groups), *(one["row"] for one in failed)]}:
         its = [group for row, group in groups if row.startswith(f"{source}:")]
-        fields |= part(f"source_{source}", its, sum(one["row"].startswith(f"{source}:") for one in failed))
+        name = "/".join(Path(source).parts[-2:])
+        fields |= part(f"source_{name}", its, sum(one["row"].startswith(f"{source}:") for one in failed))
         rewards = [reward for group in its for reward in group.rewards]
-        fields[f"source_{source}_reward_mean"] = np.mean(rewards) if rewards else None
+        fields[f"source_{name}_reward_mean"] = np.mean(rewards) if rewards else None
     labelled = sum("ground_truth" in session.rows[one["row"]] for one in failed)
     for name in WEIGHTS:
         judged = [group for _, group in groups if any(one.get(name) is not None for one in group.verdicts)]
@@ -763,13 +764,13 @@ def test_evaluations_are_what_the_kept_answers_say(session: Session) -> None:
 
 def evaluated(session: Session, rows: Sequence[Record], number: int) -> Record:
     """The fields of one round."""
-    answered, newest = [], 0
+    answered, versions = [], []
     for row in rows:
         answer = session.answers[row["key"]][number]
         group = scored(session, row, answer["texts"], answer["ids"], answer)
         if group.rewards:
             answered.append(group)
-            newest = max(newest, answer["at"][0])
+            versions.append(answer["at"][0])
     tally = tallied(answered)
     solves = [(len(group.rewards), sum(map(solved, group.verdicts))) for group in answered]
     kept = ("reward_mean", "completion_tokens_mean", "truncated_fraction", "logged_words_mean")
@@ -777,12 +778,19 @@ def evaluated(session: Session, rows: Sequence[Record], number: int) -> Record:
         **{key: tally[key] for key in kept},
         **{f"{name}_mean": tally[f"reward_{name}_mean"] for name in WEIGHTS},
         "accuracy": np.mean([right / number for number, right in solves]),
-        "version_newest": newest,
+        "version_oldest": min(versions),
+        "version_newest": max(versions),
         "prompts": len(rows),
         "failed": len(rows) - len(answered),
         "tokens": sum(sum(group.lengths) for group in answered),
         **{f"pass_at_{k}": pass_at(k, solves) for k in (2, 4)},
     }
+
+
+def answered_by(fields: Record) -> str:
+    """The versions that answered a round, as printed."""
+    oldest, newest = fields["version_oldest"], fields["version_newest"]
+    return str(oldest) if oldest == newest else f"{oldest}-{newest}"
 
 
 def pass_at(k: int, solves: Sequence[tuple[int, int]]) -> float:
@@ -807,7 +815,7 @@ def test_the_launcher_counts_the_rows(session: Session) -> None:
 STEP = re.compile(
     r"step +(?P<step>\d+)/(?P<steps>\d+)  reward (?P<reward>\S+)  batch (?P<batch>\S+)  (?P<speed>\S+) tok/s"
     r"  lag (?P<lag>\S+) \(max (?P<most>\d+)\)  length (?P<length>\d+)  step (?P<took>\S+)s  wait (?P<wait>\S+)s"
-    r"  in flight (?P<flight>\d+)(?:  held_out_accuracy (?P<accuracy>\S+))?\n"
+    r"  in flight (?P<flight>\d+)(?:  held_out_accuracy (?P<accuracy>\S+) \(v[\d-]+\))?\n"
 )
 
 
@@ -863,7 +871,8 @@ def test_the_summary_is_of_the_first_and_the_last_steps(
         f"{speeds[-part:].sum() / (begins[-1] - begins[-1 - part]):,.0f}",
     ]
     rows = session.held_out
-    expected[f"{HELD_OUT}accuracy"] = [f"{evaluated(session, rows, number)['accuracy']:.3f}" for number in evaluations]
+    rounds = [evaluated(session, rows, number) for number in evaluations]
+    expected[f"{HELD_OUT}accuracy"] = [f"{one['accuracy']:.3f} (v{answered_by(one)})" for one in rounds]
     totals = [key for key in lines[-1] if re.fullmatch(r"(prompts_drawn|groups_.*)_total|groups_in_flight", key)]
     for key in (*totals, "tokens_generated_total", "tokens_trained_total"):
         expected[key] = ["", f"{lines[-1][key]:,}"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,9 @@ from tests.browser import open_browser
 
 # Here, not in a hook or a fixture: Ray reads its environment when it is imported, and another conftest may do that.
 guard_ray(own=True)
+
+# Under nohup the tests would ignore a closed terminal, and so would the launchers that they start.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _BEGUN_AT = time.monotonic()
 

@@ -27,7 +27,8 @@ def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     before = run.lines()
     assert len(before) == DONE
     try:
-        run.start("--run.directory", str(tmp_path / "runs"), "--resume")
+        # The default of that version, which a resume would name as a change.
+        run.start("--run.directory", str(tmp_path / "runs"), "--queue.lease_s", "60", "--resume")
         assert run.wait() == 0, run.output()
     finally:
         run.end()

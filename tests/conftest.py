@@ -46,12 +46,12 @@ def state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_child_is_left() -> Iterator[None]:
-    """Fails a module that leaves a process, dead or alive, to the tests after it."""
+    """Fails a module that leaves a process to the tests after it. Dead ones are waited for: psutil cannot read them."""
     before = {child.pid for child in psutil.Process().children()}
     yield
-    new = [child for child in psutil.Process().children() if child.pid not in before]
-    left = [f"{child.pid} {child.status()} {_command(child)}" for child in new if not _is_of_a_library(child)]
-    assert not left, f"children that no test waited for: {left}"
+    new = [child for child in psutil.Process().children() if child.pid not in before and not _is_of_a_library(child)]
+    _, left = psutil.wait_procs(new, timeout=5)
+    assert not left, f"children that no test waited for: {[_command(child) for child in left]}"
 
 
 @pytest.fixture(autouse=True)

@@ -66,7 +66,8 @@ def lose_last_writes(rig: Rig, random: Random) -> Strike:
     """Everything, and Redis comes back without the end of its file, as after a power cut."""
     _kill_all(rig)
     rig.run.until_gone()
-    file = rig.run.run_dir / "redis" / "appendonly.aof"
+    files = (rig.run.run_dir / "redis").glob("appendonly*/*.incr.aof")
+    file = max(files, key=lambda path: path.stat().st_mtime)
     lost = random.randrange(1, 1 << 17)
     os.truncate(file, max(0, file.stat().st_size - lost))
     return Strike(f"{lost:,} bytes", lambda: not rig.alive, always, ends_run=True)

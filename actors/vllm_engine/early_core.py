@@ -136,6 +136,10 @@ def wait_for_work(modules: Sequence[str], tracker: int, work: int) -> None:
     with without_collecting():
         for module in modules:
             import_module(module)
+    with suppress(ImportError):  # vLLM sets a title if it can
+        import setproctitle
+
+        setproctitle.getproctitle()  # it finds the memory of the title beside the environment, as long as that is there
     length = int.from_bytes(_read(work, _LENGTH_BYTES))
     os.environ.clear()
     os.environ.update(pickle.loads(_read(work, length)))  # from the parent process

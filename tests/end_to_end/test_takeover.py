@@ -71,6 +71,7 @@ class Ray:
             "ray::Orchestrato",
             "ray::Board",
             "redis-server",
+            "valkey-server",
         )
         return [name for name in names if name.startswith(of_runs)]
 

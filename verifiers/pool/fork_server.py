@@ -234,6 +234,7 @@ class ForkServer:
             data = b""
         if not data:
             self._forget()
+            self._kill_group()
             return
         message = pool_protocol.read_notice(data)
         if isinstance(message, pool_protocol.ForkServerReady):
@@ -262,7 +263,12 @@ class ForkServer:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
         # After its own end nothing is left, but it may hang, or something may have killed it.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill_group()
         self._process.wait()
         self._process = None
+
+    def _kill_group(self) -> None:
+        """Kill the fork server, its workers, and the processes that checks left in its session."""
+        assert self._process is not None
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)

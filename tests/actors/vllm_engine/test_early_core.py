@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import setproctitle
 
 from olmorl.actors.vllm_engine.early_core import EarlyCore
 
@@ -51,6 +52,11 @@ def echo(number: int) -> None:
     sys.exit(number + (MODULE in sys.modules) + (os.environ["OLMORL_TEST"] == "late"))
 
 
+def set_title() -> None:
+    setproctitle.setproctitle("a title")
+    sys.exit(psutil.Process().cmdline()[0] == "a title")
+
+
 def sender_of(answer: Connection) -> None:
     answer.send(os.getpid())
 
@@ -64,6 +70,14 @@ def test_it_does_the_work_with_the_environment_of_that_moment(
     assert process.pid == early.pid
     process.join(60)
     assert process.exitcode == 42
+
+
+def test_it_can_have_a_title(early: EarlyCore) -> None:
+    process = early.context().Process(target=set_title)
+    process.start()
+    assert process.pid == early.pid
+    process.join(60)
+    assert process.exitcode == 1
 
 
 def test_the_second_process_is_a_new_one(early: EarlyCore, monkeypatch: pytest.MonkeyPatch) -> None:

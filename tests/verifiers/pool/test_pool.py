@@ -125,7 +125,7 @@ async def test_a_killed_fork_server_is_started_again(pool: Pool) -> None:
     assert isinstance(parent, Done) and isinstance(child, Done)
     os.kill(parent.value, signal.SIGKILL)
     assert await pool.run(NEGATE, 4) == Done(-4)
-    assert gone(child.value)
+    assert await asyncio.to_thread(gone, child.value)
 
 
 async def test_workers_are_recycled() -> None:

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -125,17 +124,11 @@ def weight_store(settings: Config) -> WeightStore:
     run, chunk_bytes = run_id(settings.run_dir), settings.weights.chunk_mib << 20
     full_every = settings.weights.full_every
     if settings.weight_store == "ray":
-        open_store = partial(store.store_in_ray, run, chunk_bytes, full_every=full_every)
-    else:
-        directory = settings.weights.directory
-        if directory is None and settings.cluster.address is not None:
-            directory = RunFiles(settings.run_dir).weights
-        open_store = partial(store.store_in_files, run, directory, chunk_bytes, full_every=full_every)
-    if not plan(settings).transfers:
-        return open_store()
-    from olmorl.queues.weights.transfer import HostTransfer
-
-    return open_store().helped_by(HostTransfer(run, open_store, settings.actors.stall_deadline_s / 2))
+        return store.store_in_ray(run, chunk_bytes, full_every=full_every)
+    directory = settings.weights.directory
+    if directory is None and settings.cluster.address is not None:
+        directory = RunFiles(settings.run_dir).weights
+    return store.store_in_files(run, directory, chunk_bytes, full_every=full_every)
 
 
 def engine_processes(settings: Config) -> EngineProcesses:

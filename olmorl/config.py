@@ -530,9 +530,6 @@ class Weights(Section):
     directory: Path | None = None
     """Folder of the files, visible to all hosts. Default: shared memory for a run on one host, else the run
     directory."""
-    transfer: Literal["auto", "store", "nccl"] = "auto"
-    """`store`: each actor host pulls its versions; `nccl`: one does, and sends them to the others by vLLM's weight
-    transfer, with the store as the way around it. `auto`: `nccl` on GPUs with at least 3 actor nodes, else `store`."""
     chunk_mib: int = Field(16, ge=1)
     """Size of the chunks. Each chunk is fetched and hashed on its own."""
     full_every: int = Field(1, ge=1, le=32)
@@ -916,18 +913,6 @@ def _device_of_gpus(config: Config) -> str | None:
     )
 
 
-def _transfer_between_hosts(config: Config) -> str | None:
-    """`weights.transfer = "nccl"` needs GPUs, a cluster and at least 2 actor nodes."""
-    if config.weights.transfer != "nccl":
-        return None
-    if config.learner.device != "cpu" and config.cluster.address is not None and config.actors.nodes > 1:
-        return None
-    return (
-        'weights.transfer = "nccl" sends versions from one actor host to others, from GPU to GPU: remove it, or join a '
-        "cluster with GPUs (--ray-address HOST:PORT) and ask for more actor nodes (--actor-nodes)"
-    )
-
-
 def _own_cores(config: Config) -> str | None:
     """`learner.cores` and `actors.cores` each name a core once. On one machine they have no core in common."""
     learner, actors = config.learner.cores or [], config.actors.cores or []
@@ -958,7 +943,6 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _greedy_samples,
     _near_greedy,
     _device_of_gpus,
-    _transfer_between_hosts,
     _own_cores,
 )
 

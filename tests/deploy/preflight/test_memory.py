@@ -262,15 +262,6 @@ def test_an_engine_of_two_nodes_has_the_memory_of_both(models: Path) -> None:
     assert processes.note.startswith("8 with a GPU")
 
 
-def test_a_transfer_has_room_beside_the_engine(models: Path) -> None:
-    given = [("weights.transfer", '"nccl"'), ("actors.nodes", "3"), ("cluster.address", '"auto"')]
-    fits = shipped(models, "olmo3-7b-rl-zero", *given)
-    assert "an engine GPU, outside the engine" in {place.name for place in memory.memory_plan(fits).places}
-    tight = shipped(models, "olmo3-7b-rl-zero", *given, ("actors.gpu_memory_utilization", "0.99"))
-    with pytest.raises(ResourceError, match=r"outside the engine needs 1\.0 GiB .*gpu_memory_utilization = 0\.95"):
-        memory.refuse_too_little(tight, memory.memory_plan(tight))
-
-
 @pytest.mark.parametrize(
     ("changes", "fix"),
     [

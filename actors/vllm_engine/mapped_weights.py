@@ -18,7 +18,7 @@ T = TypeVar("T")
 _PIECE = 16 << 20
 """So much takes a millisecond, in which no other thread can get memory from the system."""
 _MADV_POPULATE_READ = 22
-"""Of Linux 5.14. An older kernel refuses it, and the pages are touched by the copies."""
+"""A constant of Linux 5.14. An older kernel refuses it, and the pages are touched by the copies."""
 
 
 class MappedWeights(Generic[T]):

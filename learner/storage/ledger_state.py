@@ -161,7 +161,7 @@ class TrainedTokens:
     """Tokens of all trained batches."""
 
     scored: int = 0
-    """Of their completions."""
+    """Tokens of their completions."""
     fed: int = 0
     """The part of them that the learner trained on."""
     wasted: int = 0

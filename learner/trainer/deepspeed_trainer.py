@@ -393,7 +393,7 @@ class DeepSpeedTrainer:
 
 
 def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Of every weight, whole: under ZeRO-3 a rank has a share. Tied weights come once."""
+    """Returns the whole shape of every weight: under ZeRO-3 a rank has a share. Tied weights come once."""
     return {name: tuple(getattr(weight, "ds_shape", weight.shape)) for name, weight in model.named_parameters()}
 
 

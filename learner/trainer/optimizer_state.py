@@ -131,7 +131,7 @@ class TrainingState:
             yield self._piece(name, start, holder, offset, numel)
 
     def _holders(self) -> Iterator[tuple[str, int, Tensor, int, int]]:
-        """Of each piece: name, start, the tensor that AdamW updates, offset in that tensor, number of values."""
+        """Yields the name, start, tensor that AdamW updates, offset there and number of values of each piece."""
         for name, weight in self._model.named_parameters():
             if self._stage == 0:
                 yield name, 0, weight, 0, weight.numel()

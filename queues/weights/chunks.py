@@ -39,7 +39,7 @@ class Packing:
 
     @property
     def num_bytes(self) -> int:
-        """Of the weight file."""
+        """Returns the size of the weight file."""
         return _end(self.layout)
 
     def __iter__(self) -> Iterator[memoryview]:

@@ -21,7 +21,8 @@ from olmorl.clock import SystemClock
 from olmorl.config import Config, Verifiers
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import QueueAccess, run_id
-from olmorl.errors import HostLost, QueueUnavailable, ResourceError
+from olmorl.errors import ConfigError, HostLost, QueueUnavailable, ResourceError
+from olmorl.extension import is_function, load_function
 from olmorl.failed_start import building
 from olmorl.messages import Stop, Version
 from olmorl.model_cost import DevicePeak
@@ -121,6 +122,8 @@ def weight_store(settings: Config) -> WeightStore:
     """The store through which versions reach the engines."""
     from olmorl.queues.weights import store
 
+    if is_function(settings.weight_store):
+        return _own_store(settings)
     run, chunk_bytes = run_id(settings.run_dir), settings.weights.chunk_mib << 20
     full_every = settings.weights.full_every
     if settings.weight_store == "ray":
@@ -129,6 +132,16 @@ def weight_store(settings: Config) -> WeightStore:
     if directory is None and settings.cluster.address is not None:
         directory = RunFiles(settings.run_dir).weights
     return store.store_in_files(run, directory, chunk_bytes, full_every=full_every)
+
+
+def _own_store(settings: Config) -> WeightStore:
+    """The store of the user's own. Raises ConfigError if it lacks a method of `WeightStore`."""
+    name = settings.weight_store
+    made: WeightStore = load_function("weights.store", name)(run_id(settings.run_dir))
+    methods = ("publish", "complete", "latest", "fetch", "discard", "sweep")
+    if missing := [method for method in methods if not callable(getattr(made, method, None))]:
+        raise ConfigError(f"weights.store = {name!r}: what it returned has no method {', '.join(missing)}")
+    return made
 
 
 def engine_processes(settings: Config) -> EngineProcesses:

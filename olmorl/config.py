@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from olmorl import toml
 from olmorl.errors import ConfigError
+from olmorl.extension import OwnFunction
 from olmorl.keys import Key, describe, keys
 
 
@@ -83,6 +84,8 @@ class Data(Section):
     """Longest prompt in tokens, chat template included."""
     over_long: Literal["filter", "truncate"] = "filter"
     """`filter` leaves out prompts over `max_prompt_tokens`; `truncate` keeps their end."""
+    reader: OwnFunction | None = None
+    """`module:function` or `file.py:function` that turns a row as it is read into one with the columns of a layout."""
     default_verifier: str | None = None
     """Verifier of rows without a `dataset` column."""
     split: str = "train"
@@ -182,9 +185,9 @@ class Objective(Section):
     """Divisor of each sequence with `normalize = "constant"`. Default: sampling.max_tokens."""
     ratio: Literal["token", "sequence"] | None = None
     """`token`: importance ratio of each token; `sequence`: geometric mean over its sequence (GSPO)."""
-    clip: Literal["ppo", "cispo"] | None = None
+    clip: Literal["ppo", "cispo"] | OwnFunction | None = None
     """`ppo`: minimum of the plain and the clipped objective; `cispo`: the clipped ratio is a weight without
-    gradient."""
+    gradient; `module:function`: a surrogate of your own."""
     eps_low: float | None = Field(None, ge=0, le=1)
     """Lower clip of the ratio, at 1 - eps_low."""
     eps_high: float | None = Field(None, ge=0)
@@ -524,9 +527,9 @@ class QueueSettings(Section):
 class Weights(Section):
     """Transport of new versions to the engines."""
 
-    store: Literal["auto", "file", "ray"] = "auto"
+    store: Literal["auto", "file", "ray"] | OwnFunction = "auto"
     """`file`: versions are files; `ray`: versions are in Ray's object store, and each host pulls them. `auto`: `file`
-    for a run on one host or with `directory`, else `ray`."""
+    for a run on one host or with `directory`, else `ray`; `module:function`: makes a store of your own."""
     directory: Path | None = None
     """Folder of the files, visible to all hosts. Default: shared memory for a run on one host, else the run
     directory."""
@@ -715,7 +718,7 @@ class Config(Section):
         return self
 
     @property
-    def weight_store(self) -> Literal["file", "ray"]:
+    def weight_store(self) -> str:
         """The kind of weight store, with `auto` resolved."""
         if self.weights.store != "auto":
             return self.weights.store

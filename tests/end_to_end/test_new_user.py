@@ -1002,4 +1002,4 @@ def is_drawn(points: Any, path: Any) -> bool:
 
 
 def test_nothing_is_left_running(session: Session) -> None:
-    session.run.until_gone(timeout_s=10)
+    session.run.until_gone()

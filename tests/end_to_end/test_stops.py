@@ -29,7 +29,8 @@ from tests.end_to_end.test_signals import files_below, remove
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
 REPEATS = int(os.environ.get("OLMORL_STOPS", "1"))
-LONGEST_S = 10.0
+LONGEST_S = 10.0 if REPEATS > 1 else 60.0
+"""Repeats measure a quiet machine; a single round runs beside other tests."""
 RECIPE = "[schedule]\nsteps = 1000\nprompts_per_step = 4\nmax_lag = 2\n"
 
 
@@ -123,7 +124,7 @@ def test_a_stop_leaves_a_checkpoint_of_the_last_step_and_nothing_else(
         run.until_step(2 + random.randrange(3), 120)
         began = time.monotonic()
         stop(run, terminal)
-        exit_code = run.wait(60)
+        exit_code = run.wait()
         seconds = time.monotonic() - began
     finally:
         terminal.close()

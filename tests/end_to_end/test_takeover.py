@@ -30,7 +30,7 @@ every = 5
 launcher_deadline_s = {launcher_deadline_s}
 answer_deadline_s = 6.0
 """
-START_DEADLINE_S = 60
+START_DEADLINE_S = 120
 EVERYBODY = 8
 """Launcher, Redis and its keeper, orchestrator, two ranks, two actors."""
 LEFT = """
@@ -103,7 +103,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
         noted.unlink()
 
 
-def until(ready: Callable[[], object], run: Any, timeout_s: float = 60) -> None:
+def until(ready: Callable[[], object], run: Any, timeout_s: float = 120) -> None:
     """Until something holds, without a launcher."""
     give_up = time.monotonic() + timeout_s
     while not ready():

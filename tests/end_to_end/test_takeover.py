@@ -40,7 +40,7 @@ ray.init(address=sys.argv[1], log_to_driver=False)
 groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
 print(json.dumps([*groups, *(actor["name"] for actor in list_named_actors(all_namespaces=True))]))
 """
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 class Ray:

@@ -149,7 +149,7 @@ samples = {SAMPLES}
 temperature = 1.0
 share = 1.0
 """
-pytestmark = [pytest.mark.cluster, pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.engine, pytest.mark.timeout(1800)]
 Record = dict[str, Any]
 
 
@@ -319,9 +319,9 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
         ):
             before = len((folder / "output.txt").read_text()) if done else 0
             made.run.start(*arguments)
-            made.run.until_step(done + 1)
+            made.run.until_step(done + 1, 400)
             made.asked.append(json.loads(made.ctl("status", "--json")))
-            assert made.run.wait() == 0, made.run.output()
+            assert made.run.wait(400) == 0, made.run.output()
             made.printed.append((folder / "output.txt").read_text()[before:])
         yield made
     finally:

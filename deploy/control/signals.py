@@ -166,7 +166,7 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def raising_while(can_be_ended: Callable[[], bool]) -> Iterator[None]:
-    """Within `held`: raise `Interrupted` for a signal while the thing that starts can be ended."""
+    """Within `held`: raise `Interrupted` for a signal that was held before, or comes while what starts can be ended."""
 
     def act(number: int) -> None:
         if can_be_ended():
@@ -177,6 +177,7 @@ def raising_while(can_be_ended: Callable[[], bool]) -> Iterator[None]:
     before = _interrupts.act
     _interrupts.change(act)
     try:
+        check()
         yield
     finally:
         _interrupts.change(before)

@@ -65,7 +65,7 @@ retries = 0
 breaker_threshold = 1
 outage_deadline_s = 2
 """
-CURRENT_S = 10.0
+CURRENT_S = 60.0
 """Within this time discovery follows a process that dies or starts."""
 pytestmark = [
     pytest.mark.cluster,
@@ -136,7 +136,7 @@ def watch(tmp_path: Path) -> Iterator[Callable[[Any], Prometheus]]:
     yield start
     for prometheus in made:
         prometheus.process.terminate()
-        prometheus.process.wait(30)
+        prometheus.process.wait(60)
 
 
 @pytest.fixture

@@ -81,6 +81,16 @@ def test_what_can_be_ended_while_it_starts_is_not_waited_for(
 
 
 @ALL
+def test_what_has_not_begun_to_start_is_not_started_after_a_signal(number: signal.Signals) -> None:
+    done = []
+    with signals.held():
+        os.kill(os.getpid(), number)
+        with pytest.raises(Interrupted), signals.raising_while(lambda: True):
+            done.append("it starts")
+    assert done == []
+
+
+@ALL
 def test_a_library_does_not_get_its_own_handler_in(number: signal.Signals) -> None:
     with signals.raising():
         with signals.kept():

@@ -109,7 +109,7 @@ class Parts:
     @property
     def ledger(self) -> list[dict[str, Any]]:
         """One record for each draw, in their order."""
-        return ledger.read_ledger(self.files.run_dir)
+        return list(ledger.read_ledger(self.files.run_dir))
 
 
 def rows(number: int) -> list[Row]:

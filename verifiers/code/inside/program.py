@@ -32,6 +32,11 @@ ANNOTATIONS = (
     "Union",
 )  # fmt: skip
 """Names that programs for an online judge use without an import, because the judge imports them."""
+_CHANGES = {
+    "setattr", "delattr", "setitem", "delitem", "__enter__", "__exit__", "next", "iadd", "isub", "imul", "itruediv",
+    "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor", "ilshift", "irshift",
+}  # fmt: skip
+"""Operations that may change an object."""
 _EXIT_RAISED = 1
 
 
@@ -104,7 +109,8 @@ def _execute(text: str, module: ModuleType) -> None:
 def _library(text: str, link: MessageLink) -> None:
     """Run the program for its definitions, then answer the requests of the tests."""
     module = ModuleType("program")
-    doubt, coroutines = Doubt(), Coroutines()
+    handles, coroutines = ProgramHandles(lambda *question: ask(*question)), Coroutines()
+    doubt = Doubt(handles.numbers, handles.objects)
     others: dict[str, Any] = {"outcome": coroutines.outcome, "turn": coroutines.turn, "seed": random.seed}
 
     def perform(verb: str, values: list[Any]) -> Any:
@@ -117,10 +123,11 @@ def _library(text: str, link: MessageLink) -> None:
                 _execute(text, module)
             return None
         if verb == "find":
-            return _find(module, *values)
+            return doubt.found(_find(module, *values))
         if verb == "call":
             function, args, kwargs = values
-            result = function(*args, **kwargs)
+            with doubt.acting(function, (args, kwargs), True):
+                result = function(*args, **kwargs)
             doubt.saw(function, args, kwargs, result)
             return result
         if verb in others:
@@ -137,7 +144,7 @@ def _library(text: str, link: MessageLink) -> None:
         streams.send()
         return peer.ask(verb, *values)
 
-    peer = Peer(link, Codec(ProgramHandles(ask), 1), answer)
+    peer = Peer(link, Codec(handles, 1), answer)
     streams = ProgramStreams(peer.ask)
     peer.serve()
 
@@ -173,6 +180,15 @@ def _find(module: ModuleType, name: str) -> Any:
 def _operation(doubt: Doubt, name: str, *operands: Any) -> Any:
     if name == "agreed":
         return doubt.agreed(*operands)
+    with doubt.acting(operands[0], operands[1:], name in _CHANGES):
+        return _applied(doubt, name, *operands)
+
+
+def _applied(doubt: Doubt, name: str, *operands: Any) -> Any:
+    if name == "plain":
+        return doubt.plain(operands[0])
+    if name == "is shared":
+        return doubt.is_shared(operands[0])
     if name == "contains":
         return doubt.contains(*operands)
     if name == "is instance":

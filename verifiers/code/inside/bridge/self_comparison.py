@@ -5,8 +5,11 @@ objects of the same classes made with other arguments, and copies with other att
 
 - some decoys of either object are unequal to the other object, so both objects matter;
 - all decoys but one are, if the objects differ in content and the test did not make both: a loose comparison accepts
-  several near decoys, and an exact one at most one by chance, as 1/2 is 2/4;
-- no argument with which the test made one object is ignored where the other object differs in it.
+  several decoys that are near, have a remainder in common, or begin or end alike, and an exact one at most one by
+  chance, as 1/2 is 2/4; such objects are of one class, and both have content;
+- no argument with which the test made one object is ignored where the other object differs in it;
+- a class that makes one object for different arguments does not compare it with itself;
+- neither object was changed by anything that the test made later: a constructor is told the expected value.
 
 An order is believed if it holds in one direction only. A comparison that is not believed is neither true nor false, so
 a test that expects either fails. Runs in the program's process, where the test does not see it.
@@ -14,6 +17,7 @@ a test that expects either fails. Runs in the program's process, where the test 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import enum
 import inspect
@@ -26,11 +30,19 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
 
+Step = tuple[Any, ...]
+Steps = tuple[Step, ...]
 STRANGER = "\0stranger"
-_FAR = ((11, 4), (1013, 338), (-40961, -13653))
+_FAR: Steps = ((11, 4), (1013, 338), (-40961, -13653))
 """The amount by which a decoy's first number differs, and how much more each further one does. The amounts change the
 remainder by each number of hours, days, months or letters."""
-_NEAR = ((1, 1), (-1, 0), (2, -3))
+_HEAD, _TAIL = slice(0, -1), slice(1, None)
+_NEAR: Steps = (
+    (1, 1), (-1, 0), (2, -3), (0.25, 0.0625), (0.3125, 0.03125),
+    (4, 8), (-4, 12), (5, 10), (-5, 15), (6, 12), (-6, 18),
+    (17, 6, _HEAD), (-23, 10, _HEAD), (29, 14, _TAIL), (-31, -8, _TAIL),
+)  # fmt: skip
+"""Small amounts, two multiples of each number to 6, and parts of each text and list to keep."""
 _SAME = (0, 0)
 _REPEATED = 3
 _MAX_PARTS = 2000
@@ -39,14 +51,16 @@ _ORDERS = {"lt": operator.lt, "gt": operator.gt, "le": operator.le, "ge": operat
 _EQUAL = operator.eq
 PLAIN_BASES = (int, float, complex, str, bytes, tuple, frozenset)
 """Immutable types. A value of a subclass has a plain value, which is set when it is made."""
-_FILLED: dict[type, Any] = {list: list.extend, set: set.update, dict: dict.update}
+MUTABLE_BASES: dict[type, Any] = {list: list.extend, set: set.update, dict: dict.update, deque: deque.extend}
+"""Mutable types, with their methods that add content."""
+BASES = (*PLAIN_BASES, *MUTABLE_BASES)
+MISSING: Any = object()
 _NUMBERS = (int, float, complex, Decimal, Fraction)
 _SEQUENCES = (list, tuple, deque)
 _SETS = (set, frozenset)
 _MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
 
 Compare = Callable[[Any, Any], Any]
-Steps = tuple[tuple[int, int], ...]
 
 
 class _Making(NamedTuple):
@@ -95,10 +109,74 @@ class _Making(NamedTuple):
 
 
 class Doubt:
-    """Remembers how objects were made, and makes others in the same way."""
+    """Remembers how objects were made and what they held, and makes others in the same way."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: dict[int, int], objects: list[Any]) -> None:
+        """
+        Args:
+            numbers: by its id, the place of each object that the test knows in `objects`. Older objects come first.
+        """
+        self._numbers = numbers
+        self._objects = objects
         self._made: dict[int, _Making] = {}
+        self._found: set[int] = set()
+        self._seen = 0
+        self._watched: dict[int, Any] = {}
+        """By number, the content of each object with an equality before something younger acted; else MISSING."""
+
+    def found(self, value: Any) -> Any:
+        """Record that the test found the value by its name."""
+        self._found.add(id(value))
+        return value
+
+    @contextlib.contextmanager
+    def acting(self, actor: Any, arguments: tuple[Any, ...], changes: bool) -> Iterator[None]:
+        """Around a use of an actor by the test. A callback in it may lead to another use."""
+        self._acts(actor, arguments, changes)
+        try:
+            yield
+        finally:
+            if changes:
+                self._acts(actor, arguments, changes)
+
+    def plain(self, value: Any) -> Any:
+        """The content of an object of a class like list or dict, without using methods of the class."""
+        return plain_copy(_base(type(value)), self.unchanged(value))
+
+    def _acts(self, actor: Any, arguments: tuple[Any, ...], changes: bool) -> None:
+        """Record the content of what the actor may not change: all that is older than it, and no argument.
+
+        Args:
+            actor: the function, class or object that the test uses now. A function that it found by name is the oldest,
+                and a class the youngest.
+            changes: whether the actor may change itself and what is younger.
+        """
+        for number in range(self._seen, len(self._objects)):
+            if _is_comparable(type(self._objects[number])):
+                self._watched[number] = MISSING
+        self._seen = len(self._objects)
+        age, given = self._age(actor), _parts(arguments)
+        for number, content in self._watched.items():
+            value = self._objects[number]
+            if number >= age or id(value) in given:
+                self._watched[number] = MISSING if changes else content
+            elif content is MISSING:
+                self._watched[number] = _Altered(_SAME).value(_content(value))
+
+    def _age(self, actor: Any) -> int:
+        owner = actor.__self__ if inspect.ismethod(actor) else actor
+        if isinstance(owner, type):
+            return len(self._objects)
+        return -1 if id(owner) in self._found else self._numbers.get(id(owner), len(self._objects))
+
+    def unchanged(self, value: Any) -> Any:
+        """The object itself. Raises AssertionError if something younger changed it or gave it its equality."""
+        number = self._numbers[id(value)]
+        content = self._watched.get(number, MISSING)
+        late = number < self._seen and number not in self._watched and _is_comparable(type(value))
+        if late or (content is not MISSING and not _alike(content, _content(value))):
+            raise AssertionError("the program changed an object while the test made another")
+        return value
 
     def saw(self, call: Any, args: Any, kwargs: Any, made: Any) -> None:
         """Record that the test made an object with a class or a class method. The handles keep the object alive."""
@@ -106,8 +184,14 @@ class Doubt:
         if _inherits(type(made), kind):
             self._made[id(made)] = _Making(call, tuple(args), dict(kwargs))
 
+    def is_shared(self, value: Any) -> bool:
+        """Whether the class with which the test made an object makes the same one for other arguments."""
+        making = self._made.get(id(value))
+        return making is not None and any(other is value for other in making.others(_FAR))
+
     def agreed(self, operation: str, first: Any, second: Any) -> bool | None:
         """Whether a comparison holds. None if it holds and is not believed."""
+        first, second = self.unchanged(first), self.unchanged(second)
         if operation == "eq":
             return self._equal(first, second)
         compare = _ORDERS[operation]
@@ -138,18 +222,23 @@ class Doubt:
 
     def _equal(self, first: Any, second: Any) -> bool | None:
         makings = [self._made.get(id(each)) for each in (first, second)]
+        if first is second:
+            return not self.is_shared(first) or None
         alike = _alike(first, second)
         by_test = all(making and making.still(each) for making, each in zip(makings, (first, second), strict=True))
         questions = _Questions(first, second)
-        if not _EQUAL(first, second):
-            return False
         strict = not alike and not by_test
-        for side, making in enumerate(makings):
-            questions.add(side, making, (*_NEAR, *_FAR) if strict else _FAR)
-        if not questions.families and not questions.known(STRANGER):
+        if not strict and not _EQUAL(first, second):
+            return False
+        steps = (*_NEAR, *_FAR) if strict else _FAR
+        sides = [questions.add(side, making, steps) for side, making in enumerate(makings)]
+        if not any(sides) and not questions.known(STRANGER):
             # Objects without state are equal, if there is only one way to make them.
-            return all(_is_alone(each) for each in (first, second)) or None
-        if questions.known(STRANGER) or not questions.believed(strict):
+            return (_EQUAL(first, second) and all(_is_alone(each) for each in (first, second))) or None
+        believed = questions.believed(strict)
+        if not questions.equal and not _EQUAL(first, second):
+            return False
+        if not believed or questions.known(STRANGER) or (strict and not (all(sides) and type(first) is type(second))):
             return None
         ignored = not by_test and any(questions.ignored(side, making) for side, making in enumerate(makings) if making)
         return not ignored or None
@@ -170,6 +259,8 @@ class _Questions:
     def __init__(self, first: Any, second: Any) -> None:
         """Copy the objects before their first comparison."""
         self.families = 0
+        self.equal = False
+        """Whether the objects were equal each time."""
         pair = _copies(first, second)
         self._copied = all(map(_alike, pair, (first, second)))
         self._pair = pair if self._copied else (first, second)
@@ -179,12 +270,14 @@ class _Questions:
         """Whether the first object equals something that no object equals."""
         return _holds(_EQUAL, self._fresh(self._pair[0]), stranger)
 
-    def add(self, side: int, making: _Making | None, steps: Steps) -> None:
-        """Add decoys in place of the first (0) or second (1) object."""
+    def add(self, side: int, making: _Making | None, steps: Steps) -> int:
+        """Add decoys in place of the first (0) or second (1) object. Returns their number."""
+        before = len(self._asked)
         for decoys in _families(self._pair[side], making, steps):
             if decoys:
                 self.families += 1
                 self._asked += [(self.families, side, decoy) for decoy in decoys]
+        return len(self._asked) - before
 
     def believed(self, strict: bool) -> bool:
         """Whether the objects are always equal, and some decoys of each family are not; if strict, all but one."""
@@ -192,9 +285,8 @@ class _Questions:
         answers: dict[int, list[bool]] = {}
         for family, side, decoy in self._asked:
             answers.setdefault(family, []).append(self._equal(side, decoy) if family else self._repeated())
-        return all(answers.pop(0)) and all(
-            not all(found) and (sum(found) < 2 or not strict) for found in answers.values()
-        )
+        self.equal = all(answers.pop(0))
+        return self.equal and all(not all(found) and (sum(found) < 2 or not strict) for found in answers.values())
 
     def ignored(self, side: int, making: _Making) -> bool:
         """Whether some argument of the test does not matter to the class, and the other object differs in it."""
@@ -228,7 +320,9 @@ def _families(value: Any, making: _Making | None, steps: Steps) -> Iterator[list
     twins = [_Altered(step).twin(value) for step in steps]
     if all(twin is None or _alike(twin, value) for twin in twins):
         twins = [_Altered(step, STRANGER).twin(value) for step in steps]
-    yield [twin for twin in twins if twin is not None]
+    yield [twin for twin in twins if twin is not None and not _alike(twin, value)] or [
+        twin for twin in twins if twin is not None
+    ]
 
 
 def _copies(first: Any, second: Any) -> tuple[Any, Any]:
@@ -240,15 +334,16 @@ def _copies(first: Any, second: Any) -> tuple[Any, Any]:
 class _Altered:
     """Values of the same shape with other content; each part is changed by another amount."""
 
-    def __init__(self, step: tuple[int, int], absent: Any = None) -> None:
+    def __init__(self, step: Step, absent: Any = None) -> None:
         """
         Args:
-            step: `_SAME` makes copies with the same content.
+            step: one of `_NEAR` or `_FAR`. `_SAME` makes copies with the same content.
             absent: the value in place of None.
         """
         self._same = step == _SAME
         self._absent = absent
-        self._steps = itertools.count(*step)
+        self._steps = itertools.count(*step[:2])
+        self._kept: slice | None = step[2] if len(step) > 2 else None
         self._parts = 0
         self._known: dict[int, Any] = {}
 
@@ -272,9 +367,10 @@ class _Altered:
         if kind is bool:
             return not value
         if kind in _NUMBERS:
-            return value + next(self._steps)
+            amount = next(self._steps)
+            return value + (Decimal(amount) if kind is Decimal else amount)
         if kind is str:
-            changed = "".join(map(_next, value))
+            changed = "".join(self._most(_next, value))
             return changed if changed != value else value + "b"
         if kind in (bytes, bytearray):
             return value + b"b"
@@ -288,9 +384,16 @@ class _Altered:
     def _items(self, kind: Any, value: Any) -> Any:
         if not value and not self._same:
             return kind((next(self._steps),))
-        if kind is deque:
-            return deque(map(self.value, value), value.maxlen)
-        return kind(map(self.value, value))
+        items = map(self.value, value) if kind in _SETS else self._most(self.value, value)
+        return deque(items, value.maxlen) if kind is deque else kind(items)
+
+    def _most(self, change: Callable[[Any], Any], parts: Any) -> list[Any]:
+        """The changed parts, but for those to keep. A single part is never kept."""
+        parts = list(parts)
+        changed = list(map(change, parts))
+        if self._kept is not None and len(parts) > 1:
+            changed[self._kept] = parts[self._kept]
+        return changed
 
     def _mapping(self, value: Any) -> Any:
         changed = value.copy()
@@ -307,13 +410,13 @@ class _Altered:
         kind = type(value)
         attributes = _attributes(value)
         base = _base(kind)
-        if not attributes and base not in PLAIN_BASES and base not in _FILLED:
+        if not attributes and base not in BASES:
             return None
         try:
             content = () if base not in PLAIN_BASES else (self.value(plain_copy(base, value)),)
             twin = self._known[id(value)] = base.__new__(kind, *content)
-            if base in _FILLED:
-                _FILLED[base](twin, self.value(base(value)))
+            if base in MUTABLE_BASES:
+                MUTABLE_BASES[base](twin, self.value(plain_copy(base, value)))
             for name, item in attributes.items():
                 object.__setattr__(twin, name, self.value(item))
         except Exception:  # a class that cannot be copied so
@@ -329,9 +432,14 @@ def _inherits(kind: type, ancestor: Any) -> bool:
     return any(each is ancestor for each in type.__dict__["__mro__"].__get__(kind))
 
 
+def _is_comparable(kind: Any) -> bool:
+    """Whether it is a class of the program with an equality of its own."""
+    return bool(kind.__flags__ & _HEAP_TYPE) and kind.__eq__ is not object.__eq__ and not issubclass(kind, type)
+
+
 def _base(kind: type) -> Any:
     """The built-in type that a class extends."""
-    return next(each for each in kind.__mro__ if not each.__flags__ & _HEAP_TYPE)
+    return next(each for each in kind.__mro__ if each in BASES or not each.__flags__ & _HEAP_TYPE)
 
 
 def _alike(first: Any, second: Any) -> bool:
@@ -356,21 +464,31 @@ def _same(first: Any, second: Any, seen: set[tuple[int, int]]) -> bool:
             _same(a, b, seen) for a, b in zip(_listed(first), _listed(second), strict=True)
         )
     if kind in _SETS:
-        return (
-            len(first) == len(second)
-            and all(type(item) in (*_NUMBERS, str, bytes) for item in first)
-            and first == second
-        )
+        if all(type(item) in (*_NUMBERS, str, bytes) for item in first):
+            return bool(first == second)
+        return len(first) == len(second) and all(any(_same(a, b, set(seen)) for b in second) for a in first)
     if not kind.__flags__ & _HEAP_TYPE or isinstance(kind, enum.EnumMeta) or kind in _PLAIN:
         return kind in (str, bytes, bytearray, bool, *_PLAIN) and bool(first == second)
     seen.add((id(first), id(second)))
     base = _base(kind)
-    plain = plain_copy if base in PLAIN_BASES else (lambda base, value: base(base.__iter__(value)))
-    if (base in PLAIN_BASES or base in _FILLED) and not _same(plain(base, first), plain(base, second), seen):
-        return False
-    if base is not object and base not in PLAIN_BASES and base not in _FILLED:
-        return False
-    return _same(_attributes(first), _attributes(second), seen)
+    return (base is object or base in BASES) and _same(_content(first), _content(second), seen)
+
+
+def _content(value: Any) -> tuple[Any, dict[str, Any]]:
+    """The plain value and the attributes of an object."""
+    base = _base(type(value))
+    return plain_copy(base, value) if base in BASES else None, _attributes(value)
+
+
+def _parts(value: Any) -> set[int]:
+    """The ids of a value and of all items of plain containers in it."""
+    found, left = set(), [value]
+    while left:
+        value = left.pop()
+        if id(value) not in found and type(value) in (*_SEQUENCES, *_SETS, *_MAPPINGS):
+            left += _listed(value)
+        found.add(id(value))
+    return found
 
 
 def _listed(value: Any) -> list[Any]:
@@ -379,7 +497,9 @@ def _listed(value: Any) -> list[Any]:
 
 def plain_copy(base: Any, value: Any) -> Any:
     """The plain value of an object of a subclass, without using methods of the subclass."""
-    if base in (tuple, frozenset):
+    if base is dict:
+        return dict(dict.items(value))
+    if base in (*_SEQUENCES, *_SETS):
         return base(base.__iter__(value))
     if base is bytes:
         return bytes.__getitem__(value, slice(None))

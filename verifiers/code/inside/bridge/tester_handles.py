@@ -6,6 +6,7 @@ import asyncio
 import builtins
 import inspect
 import io
+from collections import deque
 from collections.abc import ItemsView, KeysView, ValuesView
 from functools import partial
 from operator import attrgetter, itemgetter, methodcaller
@@ -32,7 +33,11 @@ _FUNCTIONS = (
     FunctionType, MethodType, BuiltinFunctionType, BuiltinMethodType, MethodDescriptorType, partial, attrgetter,
     itemgetter, methodcaller, type,
 )  # fmt: skip
-_KINDS = {"value": Remote, "callable": RemoteCallable, "class": RemoteClass, "generator": Remote, "coroutine": Remote}
+_MUTABLE: dict[str, type] = {"list": list, "set": set, "dict": dict, "deque": deque}
+_KINDS = {
+    "value": Remote, "callable": RemoteCallable, "class": RemoteClass, "generator": Remote, "coroutine": Remote,
+    **dict.fromkeys(_MUTABLE, Remote),
+}  # fmt: skip
 operators.install()
 
 TEST = "__main__"
@@ -107,7 +112,7 @@ class TesterHandles:
         known = self._stand_ins.get(number)
         if known is None:
             plain = decode(base[0]) if base else MISSING
-            handle = _KINDS[kind](self.peer, number, plain)
+            handle = _KINDS[kind](self.peer, number, plain, _MUTABLE.get(kind))
             known = handle, self._local(handle, kind)
             self._stand_ins[number] = known
         handle, local = known

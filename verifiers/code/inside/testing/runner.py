@@ -12,7 +12,7 @@ from typing import Any
 
 from olmorl.verifiers.code.inside.bridge.codec import Codec, CodecError
 from olmorl.verifiers.code.inside.bridge.peer import Gone, MessageLink, Peer
-from olmorl.verifiers.code.inside.bridge.remote import Remote, Unsupported
+from olmorl.verifiers.code.inside.bridge.remote import Remote, RemoteClass, Unsupported
 from olmorl.verifiers.code.inside.bridge.streams import TesterStreams
 from olmorl.verifiers.code.inside.bridge.tester_handles import TEST, TesterHandles
 from olmorl.verifiers.code.inside.testing import collection, pytest_stand_in
@@ -110,6 +110,8 @@ class TestRun:
         found = self._peer.ask("find", name)
         if isinstance(found, Remote):
             object.__setattr__(found, "_remote_name", name)
+            if not isinstance(found, RemoteClass):
+                object.__setattr__(found, "_remote_born", 0)  # what the program defines is older than its answers
         return found
 
     def _import(self, name: str, names: Any = None, local: Any = None, members: Any = (), level: int = 0) -> Any:

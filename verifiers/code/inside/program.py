@@ -32,11 +32,6 @@ ANNOTATIONS = (
     "Union",
 )  # fmt: skip
 """Names that programs for an online judge use without an import, because the judge imports them."""
-_CHANGES = {
-    "setattr", "delattr", "setitem", "delitem", "__enter__", "__exit__", "next", "iadd", "isub", "imul", "itruediv",
-    "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor", "ilshift", "irshift",
-}  # fmt: skip
-"""Operations that may change an object."""
 _EXIT_RAISED = 1
 
 
@@ -123,11 +118,13 @@ def _library(text: str, link: MessageLink) -> None:
                 _execute(text, module)
             return None
         if verb == "find":
-            return doubt.found(_find(module, *values))
+            found = _find(module, *values)
+            doubt.found.add(id(found))
+            return found
         if verb == "call":
             function, args, kwargs = values
-            with doubt.acting(function, (args, kwargs), True):
-                result = function(*args, **kwargs)
+            doubt.acts(function, (*args, *kwargs.values()))
+            result = function(*args, **kwargs)
             doubt.saw(function, args, kwargs, result)
             return result
         if verb in others:
@@ -180,19 +177,9 @@ def _find(module: ModuleType, name: str) -> Any:
 def _operation(doubt: Doubt, name: str, *operands: Any) -> Any:
     if name == "agreed":
         return doubt.agreed(*operands)
-    with doubt.acting(operands[0], operands[1:], name in _CHANGES):
-        return _applied(doubt, name, *operands)
-
-
-def _applied(doubt: Doubt, name: str, *operands: Any) -> Any:
-    if name == "plain":
-        return doubt.plain(operands[0])
-    if name == "is shared":
-        return doubt.is_shared(operands[0])
-    if name == "contains":
-        return doubt.contains(*operands)
-    if name == "is instance":
-        return doubt.is_instance(*operands)
+    doubt.acts(operands[0], operands[1:])
+    if name in ("plain", "contains", "is_instance", "is_shared"):
+        return getattr(doubt, name)(*operands)
     if name == "code":
         return described(operands[0].__code__)
     if name.startswith("__"):

@@ -39,18 +39,13 @@ class Remote:
     )  # fmt: skip
 
     def __init__(self, peer: Peer, number: int, base: Any, kind: type | None = None) -> None:
-        """
-        Args:
-            base: the plain value of an object of a class like int or tuple.
-            kind: the mutable built-in type that the class of the object extends.
-        """
         values = base, peer.codec.messages, kind, False, "", number, peer, False
         for key, value in zip(Remote.__slots__[1:], values, strict=True):
             object.__setattr__(self, key, value)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """For `isinstance`: the built-in type that the class of the object extends."""
+        """For `isinstance`: the mutable or immutable built-in type that the class of the object extends."""
         return self._remote_kind or (type(self) if self._remote_base is MISSING else type(self._remote_base))
 
     def __getattr__(self, name: str) -> Any:
@@ -145,15 +140,15 @@ class RemoteClass(RemoteCallable):
 
     __slots__ = ()
 
-    def __init__(self, peer: Peer, number: int, base: Any, kind: type | None = None) -> None:
-        super().__init__(peer, number, base, kind)
+    def __init__(self, *values: Any) -> None:
+        super().__init__(*values)
         object.__setattr__(self, "_remote_born", sys.maxsize)  # a class makes what is younger than all
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         now = self._remote_peer.codec.messages
         found = super().__call__(*args, **kwargs)
         if self._remote_name[:1].isupper() and (handle := handle_of(found)) is not None:
-            if not handle._remote_made and handle._remote_born <= now and apply(handle, "is shared", handle):
+            if not handle._remote_made and handle._remote_born <= now and apply(handle, "is_shared", handle):
                 # A list takes a proxy to be equal to itself without a question.
                 base, kind = handle._remote_base, handle._remote_kind
                 handle = type(handle)(handle._remote_peer, handle._remote_number, base, kind)
@@ -163,7 +158,7 @@ class RemoteClass(RemoteCallable):
 
     def __instancecheck__(self, instance: Any) -> bool:
         handle = handle_of(instance)
-        return handle is not None and apply(self, "is instance", handle, self) is True
+        return handle is not None and apply(self, "is_instance", handle, self) is True
 
     def __subclasscheck__(self, subclass: Any) -> bool:
         return isinstance(subclass, Remote) and apply(self, "issubclass", subclass, self) is True

@@ -17,7 +17,6 @@ a test that expects either fails. Runs in the program's process, where the test 
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import enum
 import inspect
@@ -59,6 +58,7 @@ _NUMBERS = (int, float, complex, Decimal, Fraction)
 _SEQUENCES = (list, tuple, deque)
 _SETS = (set, frozenset)
 _MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
+_HOLDERS = (*_SEQUENCES, *_SETS, *_MAPPINGS)
 
 Compare = Callable[[Any, Any], Any]
 
@@ -119,62 +119,44 @@ class Doubt:
         self._numbers = numbers
         self._objects = objects
         self._made: dict[int, _Making] = {}
-        self._found: set[int] = set()
+        self.found: set[int] = set()
+        """The ids of what the test found by its name."""
         self._seen = 0
         self._watched: dict[int, Any] = {}
         """By number, the content of each object with an equality before something younger acted; else MISSING."""
-
-    def found(self, value: Any) -> Any:
-        """Record that the test found the value by its name."""
-        self._found.add(id(value))
-        return value
-
-    @contextlib.contextmanager
-    def acting(self, actor: Any, arguments: tuple[Any, ...], changes: bool) -> Iterator[None]:
-        """Around a use of an actor by the test. A callback in it may lead to another use."""
-        self._acts(actor, arguments, changes)
-        try:
-            yield
-        finally:
-            if changes:
-                self._acts(actor, arguments, changes)
 
     def plain(self, value: Any) -> Any:
         """The content of an object of a class like list or dict, without using methods of the class."""
         return plain_copy(_base(type(value)), self.unchanged(value))
 
-    def _acts(self, actor: Any, arguments: tuple[Any, ...], changes: bool) -> None:
-        """Record the content of what the actor may not change: all that is older than it, and no argument.
-
-        Args:
-            actor: the function, class or object that the test uses now. A function that it found by name is the oldest,
-                and a class the youngest.
-            changes: whether the actor may change itself and what is younger.
-        """
+    def acts(self, actor: Any, arguments: tuple[Any, ...]) -> None:
+        """Record the content of what the actor may not change: all that is older than it, and no argument."""
         for number in range(self._seen, len(self._objects)):
             if _is_comparable(type(self._objects[number])):
                 self._watched[number] = MISSING
         self._seen = len(self._objects)
-        age, given = self._age(actor), _parts(arguments)
+        given = {id(part) for each in arguments for part in (each, *(_listed(each) if type(each) in _HOLDERS else ()))}
+        age = self._age(actor)
         for number, content in self._watched.items():
             value = self._objects[number]
             if number >= age or id(value) in given:
-                self._watched[number] = MISSING if changes else content
+                if self._is_unchanged(number):
+                    self._watched[number] = MISSING
             elif content is MISSING:
                 self._watched[number] = _Altered(_SAME).value(_content(value))
 
     def _age(self, actor: Any) -> int:
+        """How many objects are older. What the test found by name is the oldest, and a class the youngest."""
         owner = actor.__self__ if inspect.ismethod(actor) else actor
         if isinstance(owner, type):
             return len(self._objects)
-        return -1 if id(owner) in self._found else self._numbers.get(id(owner), len(self._objects))
+        return -1 if id(owner) in self.found else self._numbers.get(id(owner), len(self._objects))
 
     def unchanged(self, value: Any) -> Any:
         """The object itself. Raises AssertionError if something younger changed it or gave it its equality."""
         number = self._numbers[id(value)]
-        content = self._watched.get(number, MISSING)
         late = number < self._seen and number not in self._watched and _is_comparable(type(value))
-        if late or (content is not MISSING and not _alike(content, _content(value))):
+        if late or not self._is_unchanged(number):
             raise AssertionError("the program changed an object while the test made another")
         return value
 
@@ -183,6 +165,10 @@ class Doubt:
         kind = call.__self__ if inspect.ismethod(call) else call
         if _inherits(type(made), kind):
             self._made[id(made)] = _Making(call, tuple(args), dict(kwargs))
+
+    def _is_unchanged(self, number: int) -> bool:
+        content = self._watched.get(number, MISSING)
+        return content is MISSING or _alike(content, _content(self._objects[number]))
 
     def is_shared(self, value: Any) -> bool:
         """Whether the class with which the test made an object makes the same one for other arguments."""
@@ -478,17 +464,6 @@ def _content(value: Any) -> tuple[Any, dict[str, Any]]:
     """The plain value and the attributes of an object."""
     base = _base(type(value))
     return plain_copy(base, value) if base in BASES else None, _attributes(value)
-
-
-def _parts(value: Any) -> set[int]:
-    """The ids of a value and of all items of plain containers in it."""
-    found, left = set(), [value]
-    while left:
-        value = left.pop()
-        if id(value) not in found and type(value) in (*_SEQUENCES, *_SETS, *_MAPPINGS):
-            left += _listed(value)
-        found.add(id(value))
-    return found
 
 
 def _listed(value: Any) -> list[Any]:

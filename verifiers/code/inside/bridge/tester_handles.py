@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import inspect
 import io
 from collections import deque
-from collections.abc import ItemsView, KeysView, ValuesView
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from functools import partial
 from operator import attrgetter, itemgetter, methodcaller
 from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodDescriptorType, MethodType
@@ -34,10 +35,7 @@ _FUNCTIONS = (
     itemgetter, methodcaller, type,
 )  # fmt: skip
 _MUTABLE: dict[str, type] = {"list": list, "set": set, "dict": dict, "deque": deque}
-_KINDS = {
-    "value": Remote, "callable": RemoteCallable, "class": RemoteClass, "generator": Remote, "coroutine": Remote,
-    **dict.fromkeys(_MUTABLE, Remote),
-}  # fmt: skip
+_KINDS = {"callable": RemoteCallable, "class": RemoteClass}
 operators.install()
 
 TEST = "__main__"
@@ -56,17 +54,33 @@ class TesterHandles:
         self._numbers: dict[int, int] = {}
         """Numbers of the program's objects whose proxy is no `Remote`, by the id of the proxy."""
         self._own: list[Any] = []
+        self.unheard: set[int] = set()
+        """Functions with an assertion that the program did not call, or in whose last call an assertion failed."""
+        self.has_assertion: Callable[[Any], bool] = lambda code: False
         self._coroutines = Coroutines()
         self._own_numbers: dict[int, int] = {}
 
     def call_back(self, number: int, args: Any, kwargs: Any) -> Any:
         """Call a function, or advance an iterator, of the test for the program."""
         own = self._own[number]
-        return own(*args, **kwargs) if callable(own) else next(own)
+        with self._hearing(number):
+            return own(*args, **kwargs) if callable(own) else next(own)
 
     def outcome(self, number: int, cancel: bool) -> tuple[Any, ...]:
         """The outcome of a coroutine of the test, for the program."""
-        return self._coroutines.outcome(self._own[number], cancel)
+        with self._hearing(number):
+            return self._coroutines.outcome(self._own[number], cancel)
+
+    @contextlib.contextmanager
+    def _hearing(self, number: int) -> Iterator[None]:
+        missed = number in self.unheard
+        self.unheard.discard(number)
+        try:
+            yield
+        except (AssertionError, TypeError) as error:
+            if missed or isinstance(error, AssertionError):  # a call with the wrong arguments runs no assertion
+                self.unheard.add(number)
+            raise
 
     def name(self, value: Any, encode: Any) -> list[Any]:
         handle = handle_of(value)
@@ -106,13 +120,15 @@ class TesterHandles:
         number = self._own_numbers.setdefault(id(value), len(self._own))
         if number == len(self._own):
             self._own.append(value)
+            if self.has_assertion(getattr(value, "__code__", None)):
+                self.unheard.add(number)
         return number
 
     def _stand_in(self, decode: Any, number: int, kind: str, *base: Any) -> Any:
         known = self._stand_ins.get(number)
         if known is None:
             plain = decode(base[0]) if base else MISSING
-            handle = _KINDS[kind](self.peer, number, plain, _MUTABLE.get(kind))
+            handle = _KINDS.get(kind, Remote)(self.peer, number, plain, _MUTABLE.get(kind))
             known = handle, self._local(handle, kind)
             self._stand_ins[number] = known
         handle, local = known

@@ -88,7 +88,7 @@ def _contains(self: Remote, item: Any) -> bool:
 
 
 def _hash(self: Remote) -> int:
-    return int(apply(self, "hash", self)) if self._remote_made else hash(("remote", self._remote_number))
+    return int(apply(self, "hash", self))
 
 
 def _value(remote: Remote, like: Any) -> Any:

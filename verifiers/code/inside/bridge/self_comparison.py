@@ -24,9 +24,10 @@ import itertools
 import operator
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from decimal import Decimal
 from fractions import Fraction
+from types import BuiltinMethodType, MethodType
 from typing import Any, NamedTuple
 
 Step = tuple[Any, ...]
@@ -50,7 +51,10 @@ _ORDERS = {"lt": operator.lt, "gt": operator.gt, "le": operator.le, "ge": operat
 _EQUAL = operator.eq
 PLAIN_BASES = (int, float, complex, str, bytes, tuple, frozenset)
 """Immutable types. A value of a subclass has a plain value, which is set when it is made."""
-MUTABLE_BASES: dict[type, Any] = {list: list.extend, set: set.update, dict: dict.update, deque: deque.extend}
+MUTABLE_BASES: dict[type, Any] = {
+    list: list.extend, set: set.update, dict: dict.update, deque: deque.extend, OrderedDict: OrderedDict.update,
+    defaultdict: dict.update,
+}  # fmt: skip
 """Mutable types, with their methods that add content."""
 BASES = (*PLAIN_BASES, *MUTABLE_BASES)
 MISSING: Any = object()
@@ -143,21 +147,29 @@ class Doubt:
                 if self._is_unchanged(number):
                     self._watched[number] = MISSING
             elif content is MISSING:
-                self._watched[number] = _Altered(_SAME).value(_content(value))
+                self._watched[number] = _Altered(_SAME, kept=self._numbers).value(_content(value))
 
     def _age(self, actor: Any) -> int:
         """How many objects are older. What the test found by name is the oldest, and a class the youngest."""
-        owner = actor.__self__ if inspect.ismethod(actor) else actor
+        owner = actor.__self__ if isinstance(actor, MethodType | BuiltinMethodType) else actor
         if isinstance(owner, type):
             return len(self._objects)
-        return -1 if id(owner) in self.found else self._numbers.get(id(owner), len(self._objects))
+        return -1 if id(actor) in self.found else self._numbers.get(id(owner), len(self._objects))
 
     def unchanged(self, value: Any) -> Any:
-        """The object itself. Raises AssertionError if something younger changed it or gave it its equality."""
-        number = self._numbers[id(value)]
-        late = number < self._seen and number not in self._watched and _is_comparable(type(value))
-        if late or not self._is_unchanged(number):
-            raise AssertionError("the program changed an object while the test made another")
+        """The object itself. Raises AssertionError if something younger changed it, or an object that it holds."""
+        left, seen = [value], set()
+        while left:
+            each = left.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            if not self._is_unchanged(self._numbers.get(id(each), self._seen)):
+                raise AssertionError("the program changed an object while the test made another")
+            if type(each) in _HOLDERS:
+                left += _listed(each)
+            elif type(each).__flags__ & _HEAP_TYPE and not isinstance(each, type):
+                left += _content(each)
         return value
 
     def saw(self, call: Any, args: Any, kwargs: Any, made: Any) -> None:
@@ -167,8 +179,12 @@ class Doubt:
             self._made[id(made)] = _Making(call, tuple(args), dict(kwargs))
 
     def _is_unchanged(self, number: int) -> bool:
+        if number >= self._seen:
+            return True
         content = self._watched.get(number, MISSING)
-        return content is MISSING or _alike(content, _content(self._objects[number]))
+        if content is MISSING:  # either it may have changed, or its class got an equality late
+            return number in self._watched or not _is_comparable(type(self._objects[number]))
+        return _alike(content, _content(self._objects[number]))
 
     def is_shared(self, value: Any) -> bool:
         """Whether the class with which the test made an object makes the same one for other arguments."""
@@ -320,14 +336,16 @@ def _copies(first: Any, second: Any) -> tuple[Any, Any]:
 class _Altered:
     """Values of the same shape with other content; each part is changed by another amount."""
 
-    def __init__(self, step: Step, absent: Any = None) -> None:
+    def __init__(self, step: Step, absent: Any = None, kept: Container[int] = ()) -> None:
         """
         Args:
             step: one of `_NEAR` or `_FAR`. `_SAME` makes copies with the same content.
             absent: the value in place of None.
+            kept: the ids of objects that are not copied.
         """
         self._same = step == _SAME
         self._absent = absent
+        self._uncopied = kept
         self._steps = itertools.count(*step[:2])
         self._kept: slice | None = step[2] if len(step) > 2 else None
         self._parts = 0
@@ -391,8 +409,8 @@ class _Altered:
 
     def twin(self, value: Any) -> Any:
         """A copy of an object with other attributes; None for an object without attributes."""
-        if id(value) in self._known:
-            return self._known[id(value)]
+        if id(value) in self._known or id(value) in self._uncopied:
+            return self._known.get(id(value), value)
         kind = type(value)
         attributes = _attributes(value)
         base = _base(kind)
@@ -472,8 +490,8 @@ def _listed(value: Any) -> list[Any]:
 
 def plain_copy(base: Any, value: Any) -> Any:
     """The plain value of an object of a subclass, without using methods of the subclass."""
-    if base is dict:
-        return dict(dict.items(value))
+    if base in _MAPPINGS:
+        return dict(base.items(value))
     if base in (*_SEQUENCES, *_SETS):
         return base(base.__iter__(value))
     if base is bytes:

@@ -9,6 +9,7 @@ from types import CodeType
 from typing import Any
 
 LOOP = "__loop__"
+_SETTLING = ("assertEqual", "ListEqual", "CountEqual", "DictEqual", "SetEqual", "assertFalse", "assertIs", "IsNone")
 
 
 class Coverage(ast.NodeTransformer):
@@ -34,6 +35,13 @@ class Coverage(ast.NodeTransformer):
     def visit_For(self, node: ast.For) -> ast.AST:
         if self._judges(node):
             node.iter = self._counted(node.iter, node)
+        return self.generic_visit(node)
+
+    def visit_While(self, node: ast.While) -> ast.AST:
+        if self._judges(node):
+            one = ast.Call(ast.Name("filter", ast.Load()), [ast.Constant(None), ast.List([node.test], ast.Load())], [])
+            turn = ast.Starred(self._counted(ast.copy_location(one, node.test), node), ast.Load())
+            node.test = ast.fix_missing_locations(ast.copy_location(ast.List([turn], ast.Load()), node.test))
         return self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -69,13 +77,13 @@ class Coverage(ast.NodeTransformer):
         self.turns.append(None)
         parts: list[ast.expr] = [ast.Name("iter", ast.Load()), items]
         keywords: list[ast.keyword] = []
-        if isinstance(items, ast.Call) and ast.unparse(items.func) == "zip":
+        if isinstance(items, ast.Call) and ast.unparse(items.func) in ("zip", "filter"):
             parts, keywords = [items.func, *items.args], items.keywords
         call = ast.Call(ast.Name(LOOP, ast.Load()), [ast.Constant(len(self.turns) - 1), *parts], keywords)
         return ast.fix_missing_locations(ast.copy_location(call, items))
 
     def loop(self, number: int, joined: Any, *items: Any, **options: Any) -> Iterator[Any]:
-        """Go over `iter` or `zip` of the items. No turn is right where all parts of a `zip` are empty."""
+        """Go over `iter`, `zip` or `filter` of the items. No turn is right where all parts of a `zip` are empty."""
         if not (items[1:] and all(type(each) in (tuple, list, dict, set, str) and not each for each in items)):
             self.turns[number] = self.turns[number] or 0
         for item in joined(*items, **options):
@@ -87,7 +95,7 @@ def _settles(node: ast.AST) -> bool:
     """Whether an expression says what something is, and not just what it is like."""
     if isinstance(node, ast.Compare):
         return isinstance(node.ops[0], (ast.Eq, ast.Is))
-    return (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)) or _method(node) == "assertEqual"
+    return (isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)) or _method(node).endswith(_SETTLING)
 
 
 def _method(node: ast.AST) -> str:

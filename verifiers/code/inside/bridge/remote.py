@@ -39,7 +39,8 @@ class Remote:
     )  # fmt: skip
 
     def __init__(self, peer: Peer, number: int, base: Any, kind: type | None = None) -> None:
-        values = base, peer.codec.messages, kind, False, "", number, peer, False
+        born = min(peer.codec.messages, peer.codec.actor_born or sys.maxsize)  # what an object gives is as old as it is
+        values = base, born, kind, False, "", number, peer, False
         for key, value in zip(Remote.__slots__[1:], values, strict=True):
             object.__setattr__(self, key, value)
 

@@ -80,29 +80,22 @@ class _Making(NamedTuple):
         changed = [list(map(_Altered(step).value, given)) for step in steps]
         if all(_alike(given, other) for other in changed):
             changed = [list(map(_Altered(step, STRANGER).value, given)) for step in steps]
-        made = []
-        for values in changed if given else ():
-            args, named = values[: len(self.args)], values[len(self.args) :]
-            try:
-                made.append(self.call(*args, **dict(zip(self.kwargs, named, strict=True))))
-            except Exception:  # the class takes no such arguments
-                continue
-        return made
+        return [made for values in changed if given for made in self._made_with(values)]
 
-    def with_other(self, place: int | str) -> list[Any]:
+    def with_other(self, place: int) -> list[Any]:
         """Objects made with another value of one argument."""
-        given, made = self.kwargs[place] if isinstance(place, str) else self.args[place], []
-        for step in (*_NEAR, *_FAR):
-            other = _Altered(step).value(given)
-            if _alike(given, other):
-                continue
-            args = [other if number == place else item for number, item in enumerate(self.args)]
-            kwargs = {name: other if name == place else item for name, item in self.kwargs.items()}
-            try:
-                made.append(self.call(*args, **kwargs))
-            except Exception:  # the class takes no such argument
-                continue
-        return made
+        given = [*self.args, *self.kwargs.values()]
+        others = [_Altered(step).value(given[place]) for step in (*_NEAR, *_FAR)]
+        changed = [[*given[:place], other, *given[place + 1 :]] for other in others if not _alike(given[place], other)]
+        return [made for values in changed for made in self._made_with(values)]
+
+    def _made_with(self, values: list[Any]) -> list[Any]:
+        """The object made with these arguments; empty if the class takes no such arguments."""
+        args, named = values[: len(self.args)], values[len(self.args) :]
+        try:
+            return [self.call(*args, **dict(zip(self.kwargs, named, strict=True)))]
+        except Exception:
+            return []
 
     def still(self, value: Any) -> bool:
         """Whether the object is as the class made it."""
@@ -125,7 +118,9 @@ class Doubt:
         self._made: dict[int, _Making] = {}
         self.found: set[int] = set()
         """The ids of what the test found by its name."""
-        self._seen = 0
+        self._ages: list[int] = []
+        """The age of each object: its number, or that of the object that gave it to the test."""
+        self._actor_age = -1
         self._watched: dict[int, Any] = {}
         """By number, the content of each object with an equality before something younger acted; else MISSING."""
 
@@ -134,27 +129,26 @@ class Doubt:
         return plain_copy(_base(type(value)), self.unchanged(value))
 
     def acts(self, actor: Any, arguments: tuple[Any, ...]) -> None:
-        """Record the content of what the actor may not change: all that is older than it, and no argument."""
-        for number in range(self._seen, len(self._objects)):
+        """Record the content of what the actor may not change: all that is older than it and was not given to it."""
+        for number in range(len(self._ages), len(self._objects)):
+            self._ages.append(number if self._actor_age < 0 else min(number, self._actor_age))
             if _is_comparable(type(self._objects[number])):
                 self._watched[number] = MISSING
-        self._seen = len(self._objects)
-        given = {id(part) for each in arguments for part in (each, *(_listed(each) if type(each) in _HOLDERS else ()))}
-        age = self._age(actor)
+        owner = actor.__self__ if isinstance(actor, MethodType | BuiltinMethodType) else actor
+        given = _given(arguments) | _given(self._made[id(owner)].args if id(owner) in self._made else ())
+        self._actor_age = age = -1 if id(actor) in self.found and not isinstance(actor, type) else self._age(owner)
         for number, content in self._watched.items():
             value = self._objects[number]
-            if number >= age or id(value) in given:
+            if self._ages[number] >= age or id(value) in given:
                 if self._is_unchanged(number):
                     self._watched[number] = MISSING
             elif content is MISSING:
                 self._watched[number] = _Altered(_SAME, kept=self._numbers).value(_content(value))
 
     def _age(self, actor: Any) -> int:
-        """How many objects are older. What the test found by name is the oldest, and a class the youngest."""
-        owner = actor.__self__ if isinstance(actor, MethodType | BuiltinMethodType) else actor
-        if isinstance(owner, type):
-            return len(self._objects)
-        return -1 if id(actor) in self.found else self._numbers.get(id(owner), len(self._objects))
+        """A class is the youngest, because it makes what is younger than all."""
+        number = None if isinstance(actor, type) else self._numbers.get(id(actor))
+        return len(self._objects) if number is None else self._ages[number]
 
     def unchanged(self, value: Any) -> Any:
         """The object itself. Raises AssertionError if something younger changed it, or an object that it holds."""
@@ -164,7 +158,7 @@ class Doubt:
             if id(each) in seen:
                 continue
             seen.add(id(each))
-            if not self._is_unchanged(self._numbers.get(id(each), self._seen)):
+            if not self._is_unchanged(self._numbers.get(id(each), len(self._ages))):
                 raise AssertionError("the program changed an object while the test made another")
             if type(each) in _HOLDERS:
                 left += _listed(each)
@@ -179,7 +173,7 @@ class Doubt:
             self._made[id(made)] = _Making(call, tuple(args), dict(kwargs))
 
     def _is_unchanged(self, number: int) -> bool:
-        if number >= self._seen:
+        if number >= len(self._ages):
             return True
         content = self._watched.get(number, MISSING)
         if content is MISSING:  # either it may have changed, or its class got an equality late
@@ -187,9 +181,10 @@ class Doubt:
         return _alike(content, _content(self._objects[number]))
 
     def is_shared(self, value: Any) -> bool:
-        """Whether the class with which the test made an object makes the same one for other arguments."""
+        """Whether a class made an object again: it changed it, or makes the same one for other arguments."""
         making = self._made.get(id(value))
-        return making is not None and any(other is value for other in making.others(_FAR))
+        changed = not self._is_unchanged(self._numbers[id(value)])
+        return changed or (making is not None and any(other is value for other in making.others(_FAR)))
 
     def agreed(self, operation: str, first: Any, second: Any) -> bool | None:
         """Whether a comparison holds. None if it holds and is not believed."""
@@ -286,15 +281,19 @@ class _Questions:
         random.SystemRandom().shuffle(self._asked)
         answers: dict[int, list[bool]] = {}
         for family, side, decoy in self._asked:
-            answers.setdefault(family, []).append(self._equal(side, decoy) if family else self._repeated())
-        self.equal = all(answers.pop(0))
-        return self.equal and all(not all(found) and (sum(found) < 2 or not strict) for found in answers.values())
+            equal = self._equal(side, decoy) if family else self._repeated()
+            if family:
+                answers.setdefault(family, []).append(equal)
+            elif not equal:
+                return False
+        self.equal = True
+        return all(not all(found) and (sum(found) < 2 or not strict) for found in answers.values())
 
     def ignored(self, side: int, making: _Making) -> bool:
         """Whether some argument of the test does not matter to the class, and the other object differs in it."""
-        return any(self._ignores(side, making, place) for place in (*range(len(making.args)), *making.kwargs))
+        return any(self._ignores(side, making, place) for place in range(len(making.args) + len(making.kwargs)))
 
-    def _ignores(self, side: int, making: _Making, place: int | str) -> bool:
+    def _ignores(self, side: int, making: _Making, place: int) -> bool:
         decoys = making.with_other(place)
         if not decoys or not all(self._equal(side, decoy) for decoy in decoys):
             return False
@@ -318,13 +317,13 @@ def _families(value: Any, making: _Making | None, steps: Steps) -> Iterator[list
     if not type(value).__flags__ & _HEAP_TYPE:
         return
     made = making.others(steps) if making is not None else []
-    yield [decoy for decoy in made if not _alike(decoy, value)] or made
-    twins = [_Altered(step).twin(value) for step in steps]
-    if all(twin is None or _alike(twin, value) for twin in twins):
-        twins = [_Altered(step, STRANGER).twin(value) for step in steps]
-    yield [twin for twin in twins if twin is not None and not _alike(twin, value)] or [
-        twin for twin in twins if twin is not None
-    ]
+    yield _unlike(made, value) or made
+    twins = [twin for step in steps if (twin := _Altered(step).twin(value)) is not None]
+    yield _unlike(twins, value) or [_Altered(step, STRANGER).twin(value) for step in steps if twins]
+
+
+def _unlike(decoys: list[Any], value: Any) -> list[Any]:
+    return [decoy for decoy in decoys if not _alike(decoy, value)]
 
 
 def _copies(first: Any, second: Any) -> tuple[Any, Any]:
@@ -482,6 +481,11 @@ def _content(value: Any) -> tuple[Any, dict[str, Any]]:
     """The plain value and the attributes of an object."""
     base = _base(type(value))
     return plain_copy(base, value) if base in BASES else None, _attributes(value)
+
+
+def _given(values: tuple[Any, ...]) -> set[int]:
+    """The ids of values, and of the items of those that are plain containers."""
+    return {id(part) for each in values for part in (each, *(_listed(each) if type(each) in _HOLDERS else ()))}
 
 
 def _listed(value: Any) -> list[Any]:

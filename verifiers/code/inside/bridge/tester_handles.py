@@ -55,7 +55,7 @@ class TesterHandles:
         """Numbers of the program's objects whose proxy is no `Remote`, by the id of the proxy."""
         self._own: list[Any] = []
         self.unheard: set[int] = set()
-        """Functions with an assertion that the program did not call, or in whose last call an assertion failed."""
+        """Functions with an assertion that the program did not call; -1 if an assertion failed in some function."""
         self.has_assertion: Callable[[Any], bool] = lambda code: False
         self._coroutines = Coroutines()
         self._own_numbers: dict[int, int] = {}
@@ -73,14 +73,15 @@ class TesterHandles:
 
     @contextlib.contextmanager
     def _hearing(self, number: int) -> Iterator[None]:
-        missed = number in self.unheard
-        self.unheard.discard(number)
+        ran = True
         try:
             yield
         except (AssertionError, TypeError) as error:
-            if missed or isinstance(error, AssertionError):  # a call with the wrong arguments runs no assertion
-                self.unheard.add(number)
+            ran = not isinstance(error, TypeError)  # perhaps for the arguments: then no assertion ran
+            self.unheard |= {-1} if ran else set()
             raise
+        finally:
+            self.unheard -= {number} if ran else set()
 
     def name(self, value: Any, encode: Any) -> list[Any]:
         handle = handle_of(value)

@@ -220,10 +220,9 @@ class Codec:
         self._share(number, value)
 
     def _is_fixed(self, number: int, known: _Shared) -> bool:
-        """Whether a container of the other side keeps its content here, and its number goes to a new one.
+        """Whether a container keeps its content here, because something younger changes it without being given it.
 
-        An answer must not change while the test makes the object that it expects. So only what is older than a
-        container may change it, or a call with the container as an argument.
+        Its number goes to a new container: an answer must not change while the test makes the object that it expects.
         """
         return number % 2 != self._parity and known.born < self.actor_born and number not in self._sent
 

@@ -15,7 +15,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from olmorl.verifiers.code.inside.bridge.remote import MISSING, Remote, apply, content, handle_of
+from olmorl.verifiers.code.inside.bridge.remote import MISSING, Remote, apply, handle_of
 
 _NUMBERS = (int, float, complex, Decimal, Fraction)
 _BINARY = {
@@ -96,7 +96,7 @@ def _value(remote: Remote, like: Any) -> Any:
     if remote._remote_base is not MISSING:
         return remote._remote_base
     if remote._remote_kind is not None and not remote._remote_told:
-        return content(remote)
+        return apply(remote, "plain", remote)
     if not remote._remote_made or remote._remote_told:
         return MISSING
     try:
@@ -161,7 +161,8 @@ def _binary(operation: str, name: str, reflected: bool) -> Callable[[Remote, Any
         if (handle := handle_of(other)) is not None:
             return _made(apply(self, operation, *operands), self._remote_told or handle._remote_told)
         if not self._remote_made:
-            return NotImplemented if self._remote_kind is None else _computed(name, content(self), other, reflected)
+            plain = self._remote_kind is not None
+            return _computed(name, apply(self, "plain", self), other, reflected) if plain else NotImplemented
         value = _number(self, operation, name, other, reflected)
         if value is not MISSING:
             return value

@@ -73,18 +73,15 @@ class Peer:
         Args:
             actor_born: when the object that acts was made, by `Codec.messages`.
         """
-        outer, self.codec.actor_born = self.codec.actor_born, actor_born
-        try:
-            self._send(self.codec.pack(verb, values))
-            while True:
-                kind, reply = self._receive()
-                if kind == "done" and len(reply) == 1:
-                    return reply[0]
-                if kind == "raised" and len(reply) == 1 and isinstance(reply[0], BaseException):
-                    raise reply[0]
-                self._answer(kind, reply)
-        finally:
-            self.codec.actor_born = outer
+        self._send(self.codec.pack(verb, values))
+        while True:
+            self.codec.actor_born = actor_born
+            kind, reply = self._receive()
+            if kind == "done" and len(reply) == 1:
+                return reply[0]
+            if kind == "raised" and len(reply) == 1 and isinstance(reply[0], BaseException):
+                raise reply[0]
+            self._answer(kind, reply)
 
     def serve(self) -> None:
         """Answer calls until the other side is gone."""

@@ -52,7 +52,7 @@ class Remote:
     def __getattr__(self, name: str) -> Any:
         if name in _VERDICTS and not self._remote_made:
             if self._remote_kind is not None:
-                return getattr(content(self), name)
+                return getattr(apply(self, "plain", self), name)
             raise AttributeError(f"{name!r} of an object that the program returned")
         try:
             found = apply(self, "getattr", self, name)
@@ -224,11 +224,6 @@ def _based(base: type) -> type:
 def apply(remote: Remote, operation: str, *operands: Any) -> Any:
     """Run an operation in the program process."""
     return remote._remote_peer.ask("apply", operation, *operands, actor_born=remote._remote_born)
-
-
-def content(remote: Remote) -> Any:
-    """The plain content of an object whose class extends list, dict, set or deque."""
-    return apply(remote, "plain", remote)
 
 
 def _judges(kind: Any) -> bool:

@@ -27,11 +27,10 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Container, Iterator
 from decimal import Decimal
 from fractions import Fraction
-from types import BuiltinMethodType, MethodType
+from types import BuiltinMethodType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import Any, NamedTuple
 
-Step = tuple[Any, ...]
-Steps = tuple[Step, ...]
+Steps = tuple[tuple[Any, ...], ...]
 STRANGER = "\0stranger"
 _FAR: Steps = ((11, 4), (1013, 338), (-40961, -13653))
 """The amount by which a decoy's first number differs, and how much more each further one does. The amounts change the
@@ -135,11 +134,12 @@ class Doubt:
             if _is_comparable(type(self._objects[number])):
                 self._watched[number] = MISSING
         owner = actor.__self__ if isinstance(actor, MethodType | BuiltinMethodType) else actor
-        given = _given(arguments) | _given(self._made[id(owner)].args if id(owner) in self._made else ())
+        given = (*arguments, *(self._made[id(owner)].args if id(owner) in self._made else ()))
+        reached = {id(part) for each in given for part in (each, *(_listed(each) if type(each) in _HOLDERS else ()))}
         self._actor_age = age = -1 if id(actor) in self.found and not isinstance(actor, type) else self._age(owner)
         for number, content in self._watched.items():
             value = self._objects[number]
-            if self._ages[number] >= age or id(value) in given:
+            if self._ages[number] >= age or id(value) in reached:
                 if self._is_unchanged(number):
                     self._watched[number] = MISSING
             elif content is MISSING:
@@ -227,6 +227,8 @@ class Doubt:
         strict = not alike and not by_test
         if not strict and not _EQUAL(first, second):
             return False
+        if strict and type(first) is not type(second):
+            return None if _EQUAL(first, second) else False
         steps = (*_NEAR, *_FAR) if strict else _FAR
         sides = [questions.add(side, making, steps) for side, making in enumerate(makings)]
         if not any(sides) and not questions.known(STRANGER):
@@ -235,7 +237,7 @@ class Doubt:
         believed = questions.believed(strict)
         if not questions.equal and not _EQUAL(first, second):
             return False
-        if not believed or questions.known(STRANGER) or (strict and not (all(sides) and type(first) is type(second))):
+        if not believed or questions.known(STRANGER) or (strict and not all(sides)):
             return None
         ignored = not by_test and any(questions.ignored(side, making) for side, making in enumerate(makings) if making)
         return not ignored or None
@@ -335,7 +337,7 @@ def _copies(first: Any, second: Any) -> tuple[Any, Any]:
 class _Altered:
     """Values of the same shape with other content; each part is changed by another amount."""
 
-    def __init__(self, step: Step, absent: Any = None, kept: Container[int] = ()) -> None:
+    def __init__(self, step: tuple[Any, ...], absent: Any = None, kept: Container[int] = ()) -> None:
         """
         Args:
             step: one of `_NEAR` or `_FAR`. `_SAME` makes copies with the same content.
@@ -483,11 +485,6 @@ def _content(value: Any) -> tuple[Any, dict[str, Any]]:
     return plain_copy(base, value) if base in BASES else None, _attributes(value)
 
 
-def _given(values: tuple[Any, ...]) -> set[int]:
-    """The ids of values, and of the items of those that are plain containers."""
-    return {id(part) for each in values for part in (each, *(_listed(each) if type(each) in _HOLDERS else ()))}
-
-
 def _listed(value: Any) -> list[Any]:
     return [part for pair in value.items() for part in pair] if isinstance(value, dict) else list(value)
 
@@ -513,14 +510,14 @@ def _next(letter: str) -> str:
 def _attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object, without using methods of its class."""
     found: dict[str, Any] = {}
-    for kind in type(value).__mro__:
+    for kind in type(value).__mro__[:-1]:
         for name, member in vars(kind).items():
-            if inspect.ismemberdescriptor(member):
+            if type(member) is MemberDescriptorType:
                 try:
                     found[name] = member.__get__(value)
                 except AttributeError:
                     continue
-            elif name == "__dict__" and inspect.isgetsetdescriptor(member):
+            elif name == "__dict__" and type(member) is GetSetDescriptorType:
                 found.update(member.__get__(value))
     return found
 

@@ -46,18 +46,9 @@ class Coverage(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         if ast.unparse(node.func) == "all":  # true of nothing
-            for each in node.args:
-                self._count(each)
+            for loop in [loop for each in node.args for loop in getattr(each, "generators", ())[:1]]:
+                loop.iter = self._counted(loop.iter, node)
         return self.generic_visit(node)
-
-    def visit_ListComp(self, node: ast.ListComp) -> ast.AST:
-        if self._judges(node):
-            self._count(node)
-        return self.generic_visit(node)
-
-    def _count(self, node: ast.AST) -> None:
-        if isinstance(node, ast.ListComp | ast.GeneratorExp):
-            node.generators[0].iter = self._counted(node.generators[0].iter, node)
 
     def _judges(self, tree: ast.AST) -> bool:
         """Whether code asserts something that can be true."""

@@ -282,9 +282,9 @@ def test_a_program_of_the_documentation_runs(block: Block, reader: Path) -> None
 
 
 def functions() -> Iterator[tuple[Block, str]]:
-    """All but those of docs/rewards.md, which tests/verifiers/test_rewards_docs.py runs, each with what it is about."""
+    """All but those of docs/data.md, which tests/verifiers/test_rewards_docs.py runs, each with its name."""
     for block in only("python"):
-        if block.place.startswith("rewards.md"):
+        if block.place.startswith("data.md"):
             continue
         for name, parameters in re.findall(r"^(?:async )?def (\w+)\((.*)\)", block.text, re.MULTILINE):
             if "completions" in parameters or "solution_str" in parameters:

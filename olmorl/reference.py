@@ -28,13 +28,26 @@ _SEEN_IN_DEFAULT = ("true or false", "integer", "number", *_QUOTED)
 
 def page() -> str:
     """Returns the page as Markdown."""
-    sections = _sections("", config.Config)
+    sections, places = _sections("", config.Config), dict[str, str]()
     parts = [_ABOUT]
     for section, keys in groupby(config.reference(), lambda key: key.key.rpartition(".")[0]):
-        parts.append(f"## `[{section}]`\n\n{sections[section]}\n\n" + "".join(f"{line(key)}\n" for key in keys))
+        parts.append(f"## `[{section}]`\n\n{sections[section]}\n\n{_lines(section, list(keys), places)}")
     rules = "\n".join(f"- {rule}" for rule in config.agreements())
     parts.append(f"## Rules over several keys\n\nA recipe that breaks one of these rules is refused.\n\n{rules}\n")
     return "\n".join(parts)
+
+
+def _lines(section: str, keys: list[Key], places: dict[str, str]) -> str:
+    """Returns the lines of a section. Keys that an earlier section has in the same words, see `places`, are named."""
+    named: dict[str, list[str]] = {}
+    lines = []
+    for key in keys:
+        if (place := places.setdefault(line(key), section)) == section:
+            lines.append(line(key))
+        else:
+            named.setdefault(place, []).append(f"`{key.key.rpartition('.')[2]}`")
+    lines += [f"- As in `[{place}]`: {', '.join(names)}." for place, names in named.items()]
+    return "".join(f"{each}\n" for each in lines)
 
 
 def line(key: Key) -> str:
@@ -46,11 +59,15 @@ def line(key: Key) -> str:
 
 
 def _values(key: Key) -> str:
-    """The values that a key takes, without what its default shows already."""
+    """Returns the values that a key takes, without what its default or its meaning names already."""
     bounds = f"matching `{key.bounds.removeprefix('matching ')}`" if key.bounds.startswith("matching ") else key.bounds
     numbers = bounds if key.default and key.type in _SEEN_IN_DEFAULT else f"{key.type} {bounds}".strip()
     choices = [f"`{choice}`" for choice in key.choices if choice != key.default]
-    return " or ".join([*([numbers] if numbers and not (key.choices and key.type == "text") else []), *choices])
+    if key.choices and key.type == "text":
+        numbers = ""
+        if all(choice in key.meaning for choice in choices):
+            choices = []
+    return " or ".join([*([numbers] if numbers else []), *choices])
 
 
 def _sections(prefix: str, section: type[BaseModel]) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ def test_the_page_is_current() -> None:
 
 
 def test_the_page_has_a_line_for_every_key_and_for_every_rule() -> None:
-    lines = reference.page().splitlines()
-    keys = [line for line in lines if re.match(r"- `\w+( = .*)?`.*: ", line)]
-    assert len(keys) == len(config.reference())
-    for key, line in zip(config.reference(), keys, strict=True):
-        leaf = key.key.rpartition(".")[2]
-        assert line.startswith(f"- `{leaf} = " if key.default else f"- `{leaf}`") and key.default in line, key.key
-        assert line.endswith(f": {key.meaning}") and all(choice in line for choice in key.choices), key.key
-    assert all(len(rule) > 20 and f"- {rule}" in lines for rule in config.agreements())
+    page = reference.page()
+    for section, keys in groupby(config.reference(), lambda key: key.key.rpartition(".")[0]):
+        text = page.partition(f"\n## `[{section}]`\n")[2].partition("\n## ")[0]
+        for key in keys:
+            line, leaf = reference.line(key), key.key.rpartition(".")[2]
+            elsewhere = re.search(rf"^- As in `\[(.+)\]`: .*`{leaf}`", text, re.MULTILINE)
+            place = page.partition(f"\n## `[{elsewhere[1]}]`\n")[2].partition("\n## ")[0] if elsewhere else text
+            assert line in place.splitlines(), key.key
+            assert key.default in line and all(choice in line for choice in key.choices) and line.endswith(key.meaning)
+    assert all(len(rule) > 20 and f"- {rule}" in page.splitlines() for rule in config.agreements())
 
 
 def key(**values: Any) -> Key:
@@ -43,6 +46,7 @@ def key(**values: Any) -> Key:
         (key(type="integer", default="3", bounds=">= 1"), "- `b = 3` (>= 1): It is."),
         (key(type="integer", bounds=">= 1"), "- `b` (integer >= 1): It is."),
         (key(default="x", choices=("x", "y", "z")), '- `b = "x"` (`y` or `z`): It is.'),
+        (key(default="x", choices=("x", "y"), meaning="`y`: more."), '- `b = "x"`: `y`: more.'),
         (key(type="number", bounds="> 0", choices=("off",)), "- `b` (number > 0 or `off`): It is."),
         (key(default="[]", type="list of texts"), "- `b = []` (list of texts): It is."),
         (key(bounds="matching ^a*$"), "- `b` (text matching `^a*$`): It is."),

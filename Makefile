@@ -43,7 +43,7 @@ chaos: $(READY)  ## hundreds of faults on simulated runs, dozens on real engines
 soak: $(READY)  ## run the demo for an hour with a fault every minute
 	$(BIN)/python -m tests.chaos soak --json benchmarks/results/soak.json
 
-models: $(READY)  ## compare learner and engine on every family of models; the table is in docs/models.md
+models: $(READY)  ## compare learner and engine on every family of models; the table is in docs/cluster.md
 	$(BIN)/python -m tests.models --json benchmarks/results/models.json
 
 shape: $(READY)  ## count files per folder, attributes per class and files per code path; no limits

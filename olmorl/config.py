@@ -422,7 +422,7 @@ class RewardModel(HttpService):
 
 
 class Verifiers(Section):
-    """Rewards. `docs/verifiers.md` explains each verifier."""
+    """Rewards. `docs/data.md` explains each verifier."""
 
     workers: int = Field(1, ge=1)
     """Verifier processes of each actor."""
@@ -537,8 +537,8 @@ class Weights(Section):
     """Size of the chunks. Each chunk is fetched and hashed on its own."""
     full_every: int = Field(1, ge=1, le=32)
     """One of so many versions is published whole, the others as their exact changes since the version before. 1: all
-    are whole. Changes are a few percent of the bytes at a learning rate of 1e-6, and cost CPU time; docs/weights.md
-    has figures. Versions in the shared memory of a run on one host are always whole."""
+    are whole. Changes are a few percent of the bytes at a learning rate of 1e-6, and cost CPU time
+    (docs/measurements.md). Versions in the shared memory of a run on one host are always whole."""
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
     proof: bool = True

@@ -26,7 +26,7 @@ OWNED: Final[Mapping[str, str]] = {
     "kv_cache_memory_bytes": "set actors.kv_cache_gib, on GPUs actors.gpu_memory_utilization",
     "enforce_eager": "set actors.enforce_eager",
     "enable_prefix_caching": "set actors.prefix_caching",
-    "data_parallel_size": "start more engines with actors.engines_per_node or actors.nodes; docs/gpus.md says why",
+    "data_parallel_size": "start more engines with actors.engines_per_node or actors.nodes; docs/cluster.md says why",
     "pipeline_parallel_size": "an engine has the GPUs of actors.tensor_parallel",
     "prefill_context_parallel_size": "an engine has the GPUs of actors.tensor_parallel",
     "nnodes": "set actors.nodes_per_engine",

@@ -28,7 +28,7 @@ from tests.deploy.folders import OLMO3, olmo3
 from tests.deploy.hub_settings import use_hub
 
 ROOT = Path(__file__).resolve().parents[3]
-RECIPES, PAGE = ROOT / "deploy" / "recipes", ROOT / "docs" / "gpus.md"
+RECIPES, PAGE = ROOT / "deploy" / "recipes", ROOT / "docs" / "cluster.md"
 SHIPPED = {
     "olmo3-32b-think": ("32b", 32_233_522_176, 34_816),
     "olmo3-7b-think": ("7b", 7_298_011_136, 34_816),

@@ -173,10 +173,10 @@ def _inputs(policy_BT: Tensor, engine_BT: Tensor, advantages_B1: Tensor, lag: in
 
 
 def _filler(size: float, whole: bool, chance: torch.Generator) -> Tensor:
-    """Log-ratios of further tokens: the outermost ones, or one that is the sum of all."""
+    """Log-ratios of further tokens: the outermost ones, or as many whose sum is that of all."""
     answers, token = GROUPS * GROUP_SIZE, size / math.sqrt(FILLER)
     if whole:
-        return _noise((answers, 1), size, chance)
+        return _noise((answers, OUTERMOST), size / math.sqrt(OUTERMOST), chance)
     # The chances of |d| above the k largest of n are sums of k of n + 1 exponential variables, over the sum of all.
     waits_BF = torch.empty(answers, OUTERMOST).exponential_(generator=chance).cumsum(1)
     rest_B1 = FILLER + 1 - OUTERMOST + math.sqrt(FILLER) * torch.randn(answers, 1, generator=chance)

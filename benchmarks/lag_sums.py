@@ -83,7 +83,8 @@ class Laboratory:
     def logprobs(self, pairs: Sequence[tuple[list[int], list[int]]]) -> Tensor:
         """The log-probabilities of all answers in one row, as the learner computes them."""
         lengths = tuple(len(prompt) + len(tokens) for prompt, tokens in pairs)
-        asked, start = [], 0
+        asked: list[int] = []
+        start = 0
         for (prompt, _), length in zip(pairs, lengths, strict=True):
             asked += range(start + len(prompt), start + length)
             start += length

@@ -77,6 +77,8 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "answer": {"rho_kind": "sequence"},
     "auto": {"rho_kind": "auto"},
 }
+OWN_NUMERICS = "auto, own numerics"
+"""d of the learner's own log-probabilities of the version that sampled, times min(2, pi_version / pi_engine)."""
 FURTHER_RULES: Mapping[str, Mapping[str, Any]] = {
     "off": {"rho": "off"},
     "mask": {"rho_kind": "mask"},
@@ -100,7 +102,13 @@ class Run(NamedTuple):
 
 
 def learn(
-    seed: int, lag: int, objective: Mapping[str, Any], column: Column, rate: float = RATE, steps: int = STEPS
+    seed: int,
+    lag: int,
+    objective: Mapping[str, Any],
+    column: Column,
+    rate: float = RATE,
+    steps: int = STEPS,
+    own_numerics: bool = False,
 ) -> Run:
     """Train for `steps` steps on answers that are exactly `lag` versions old, once there are as many versions."""
     chance = torch.Generator().manual_seed(seed)
@@ -120,13 +128,19 @@ def learn(
         policy_BT, engine_BT = (
             table_PTV[prompts_B].gather(2, tokens_BT[..., None]).squeeze(2) for table_PTV in (logprobs(), versions[0])
         )
+        advantages_BT, noise_BT = advantages_B1.expand_as(engine_BT), torch.zeros_like(engine_BT)
         if column.noise:
-            engine_BT = engine_BT - _noise(engine_BT.shape, column.noise, chance)
+            noise_BT = _noise(engine_BT.shape, column.noise, chance)
+        if own_numerics:
+            advantages_BT = advantages_BT * noise_BT.exp().clamp(max=2)
+        else:
+            engine_BT = engine_BT - noise_BT
         if filler := column.filler(len(versions) - 1):
             noise_BF = _filler(filler, switches.rho_kind == "sequence", chance)
             policy_BT = torch.cat([policy_BT, torch.full_like(noise_BF, -1.0)], 1)
             engine_BT = torch.cat([engine_BT, -1.0 - noise_BF], 1)
-        inputs = _inputs(policy_BT, engine_BT, advantages_B1, len(versions) - 1)
+            advantages_BT = torch.cat([advantages_BT, advantages_B1.expand_as(noise_BF)], 1)
+        inputs = _inputs(policy_BT, engine_BT, advantages_BT, len(versions) - 1)
         loss, stats_S = policy_loss(inputs._replace(outlier_threshold=threshold), switches)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -158,12 +172,12 @@ def _answers(engine_PTV: Tensor, chance: torch.Generator) -> tuple[Tensor, Tenso
     )
 
 
-def _inputs(policy_BT: Tensor, engine_BT: Tensor, advantages_B1: Tensor, lag: int) -> LossInputs:
+def _inputs(policy_BT: Tensor, engine_BT: Tensor, advantages_BT: Tensor, lag: int) -> LossInputs:
     return LossInputs(
         logprobs_BT=policy_BT,
         old_logprobs_BT=policy_BT.detach(),
         behaviour_logprobs_BT=engine_BT,
-        advantages_BT=advantages_B1.expand_as(policy_BT),
+        advantages_BT=advantages_BT,
         loss_mask_BT=torch.ones(policy_BT.shape, dtype=torch.bool),
         sequence_ids_BT=torch.zeros(policy_BT.shape, dtype=torch.int64),
         lags_BT=torch.full(policy_BT.shape, lag),
@@ -218,7 +232,8 @@ def cells() -> list[Cell]:
         found += [Cell(rule, RULES[rule], 0, RATE, name) for rule in ("token", "answer")]
         found += [Cell(rule, RULES[rule], 4, RATE, name) for rule in ("token", "answer")]
         found += [Cell("auto", RULES["auto"], lag, RATE, name) for lag in LAGS]
-    return found
+    # The filler's noise is gone with own numerics, so its columns would be "clean" and "stale filler" again.
+    return found + [Cell(OWN_NUMERICS, RULES["auto"], lag, RATE, "noise 0.3") for lag in LAGS]
 
 
 def summary(cell: Cell, runs: Sequence[Run]) -> dict[str, Any]:
@@ -286,8 +301,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console, rows = Console(width=150), []
     for cell in cells():
         column = COLUMNS[cell.column]
-        runs = [learn(seed, cell.lag, cell.objective, column, cell.rate) for seed in range(given.seeds)]
-        rows.append(summary(cell, runs))
+        how = (cell.objective, column, cell.rate, STEPS, cell.rule == OWN_NUMERICS)
+        rows.append(summary(cell, [learn(seed, cell.lag, *how) for seed in range(given.seeds)]))
     console.print(table(rows))
     if given.json:
         whole = {"benchmark": "lag", "wanted": WANTED, "filler": FILLER, "rows": rows}

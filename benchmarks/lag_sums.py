@@ -39,6 +39,8 @@ from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow
 WANTED = 0.8
 STEPS = 34
 GROUPS, GROUP_SIZE, HELD_OUT, MOST_TOKENS = 8, 8, 32, 112
+DRAWN = 3
+"""A step draws as many times the groups at most: a policy that has failed has no group with a gradient."""
 RATE, WARM_UP, BETAS = 1e-3, 4, (0.9, 0.95)
 RULES: Mapping[str, Mapping[str, Any]] = {
     "token": {"rho_kind": "truncate"},
@@ -100,16 +102,18 @@ class Laboratory:
         return mean(float(part.sum().exp()) for part in self.logprobs(self._held_out).split(lengths))
 
     def answers(self, version: Mapping[str, Tensor]) -> list[Answer]:
-        """The answers of a step by a version: groups without a gradient are left out and drawn again."""
+        """The answers of a step by a version: groups without a gradient are left out, and others drawn."""
         self.sampler.load_state_dict(version)
         found: list[Answer] = []
-        while len(found) < GROUPS * GROUP_SIZE:
+        for _ in range(DRAWN):
             problems = list(islice(self._problems, GROUPS))
             prompts = [self._prompt(problem) for problem in problems]
             tokens_BT, chances_BT = self._sampled([prompt for prompt in prompts for _ in range(GROUP_SIZE)])
             parts = zip(tokens_BT.split(GROUP_SIZE), chances_BT.split(GROUP_SIZE), strict=True)
             for problem, prompt, (tokens_GT, chances_GT) in zip(problems, prompts, parts, strict=True):
                 found += self._group(problem, prompt, tokens_GT, chances_GT)
+            if len(found) >= GROUPS * GROUP_SIZE:
+                break
         return found[: GROUPS * GROUP_SIZE]
 
     @torch.no_grad()
@@ -171,18 +175,18 @@ def learn(settings: Config, seed: int, lag: int, objective: Mapping[str, Any], s
     run, threshold = Run([], []), NO_OUTLIERS
     for step in range(steps):
         optimizer.param_groups[0]["lr"] = RATE * min(1.0, (step + 1) / WARM_UP)
-        answers = laboratory.answers(versions[0])
-        logprobs_T = laboratory.logprobs([(answer.prompt, answer.tokens) for answer in answers])
-        inputs = _inputs(logprobs_T, answers, len(versions) - 1)._replace(outlier_threshold=threshold)
-        loss, stats_S = policy_loss(inputs, switches)
-        optimizer.zero_grad()
-        torch.autograd.backward(loss)
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        threshold = next_threshold(stats_S, threshold)
+        if answers := laboratory.answers(versions[0]):
+            logprobs_T = laboratory.logprobs([(answer.prompt, answer.tokens) for answer in answers])
+            inputs = _inputs(logprobs_T, answers, len(versions) - 1)._replace(outlier_threshold=threshold)
+            loss, stats_S = policy_loss(inputs, switches)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            threshold = next_threshold(stats_S, threshold)
+            run.metrics.append(step_metrics(stats_S, 1) | {"outlier_threshold": threshold})
         versions.append(copy.deepcopy(laboratory.policy.model.state_dict()))
         run.right.append(laboratory.right())
-        run.metrics.append(step_metrics(stats_S, 1) | {"outlier_threshold": threshold})
     return run
 
 
@@ -260,7 +264,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = []
     for rule, lag in CELLS:
         rows.append(summary(rule, lag, [learn(settings, seed, lag, RULES[rule]) for seed in range(given.seeds)]))
-        print(rule, lag, [row.get("steps") for row in rows[-1:]], flush=True)
     Console(width=120).print(table(rows))
     if given.json:
         measure.write(given.json, {"benchmark": "lag_sums", "wanted": WANTED, "rows": rows}, ("torch", "transformers"))

@@ -48,6 +48,12 @@ def test_a_weight_that_sees_the_answer_learns_from_stale_ones_as_from_fresh_ones
     assert mean(run.right[-1] for run in auto) == pytest.approx(mean(run.right[-1] for run in fresh), abs=0.02)
 
 
+def test_noise_of_a_token_costs_nothing_with_the_numerics_of_the_learner(lag: ModuleType) -> None:
+    fresh, noisy = runs(lag, "token", 0), runs(lag, "auto", 4, "noise 0.3")
+    own = [lag.learn(seed, 4, lag.RULES["auto"], lag.COLUMNS["noise 0.3"], own_numerics=True) for seed in SEEDS]
+    assert steps_of(own) < 1.1 * steps_of(fresh) < steps_of(noisy)
+
+
 def test_fresh_answers_have_the_published_weights(lag: ModuleType) -> None:
     assert [run.right for run in runs(lag, "auto", 0, steps=6)] == [run.right for run in runs(lag, "token", 0, steps=6)]
 

@@ -28,8 +28,8 @@ from olmorl.learner.algorithm.presets import Switches
 
 LOG_RATIO_BOUND: Final = 20.0
 """Log-ratios are clamped here before `exp`: far outside every clip range, far inside the range of fp32."""
-OUTLIER_BUDGET: Final = 0.5
-"""Nats squared: the sum of the squared outliers of an answer, on average over the answers with stale tokens."""
+OUTLIERS_PER_ANSWER: Final = 4
+"""Stale tokens above the threshold, on average over the answers with stale tokens."""
 NO_OUTLIERS: Final = LOG_RATIO_BOUND
 """The threshold before any step has measured one: no |d| is above it."""
 _OCTAVES, _BINS_PER_OCTAVE = 13, 16
@@ -175,25 +175,17 @@ def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
 
 
 def next_threshold(stats_S: Tensor, before: float) -> float:
-    """The threshold c of the next step, from the sums over a whole step: the smallest one that keeps `OUTLIER_BUDGET`.
+    """The threshold c of the next step, from the sums over a whole step: the smallest for `OUTLIERS_PER_ANSWER`.
 
     It is the lower end of a bin, so equal sums give equal bits on every rank. A step without stale tokens keeps the
     threshold of `before`.
     """
-    budget = OUTLIER_BUDGET * _named(stats_S)["stale_sequences"]
-    if not budget > 0:
+    most = OUTLIERS_PER_ANSWER * _named(stats_S)["stale_sequences"]
+    if not most > 0:
         return before
-    counts = stats_S[len(STATS) :].tolist()
-    threshold, tokens, sizes, squares = NO_OUTLIERS, 0.0, 0.0, 0.0
-    for index in reversed(range(_BINS)):
-        low = _lower_end(index)
-        size = (low + _lower_end(index + 1)) / 2
-        tokens, sizes = tokens + counts[index], sizes + counts[index] * size
-        squares += counts[index] * size**2
-        if squares - 2 * low * sizes + low**2 * tokens > budget:
-            break
-        threshold = low
-    return threshold
+    outliers_H = stats_S[len(STATS) :].flip(0).cumsum(0)
+    bins = int((outliers_H <= most).sum())
+    return _lower_end(_BINS - bins) if bins else NO_OUTLIERS
 
 
 def _lower_end(index: int) -> float:

@@ -122,8 +122,8 @@ CASES = {
         {"olmorl_kl_engine_learner_fresh": "0.02x10"}, {"olmorl_kl_engine_learner_fresh": "0.002x4 0.02 0.002x5"}, 10
     ),
     "EffectiveSampleSizeLow": Case(
-        {"olmorl_importance_ess_fraction_answers": "0.4x30"},
-        {"olmorl_importance_ess_fraction_answers": "0.8x30", "olmorl_importance_ess_fraction": "0.4x30"},
+        {"olmorl_importance_ess_fraction_answers": "0.2x30"},
+        {"olmorl_importance_ess_fraction_answers": "0.4x30", "olmorl_importance_ess_fraction": "0.2x30"},
         30,
     ),
     "RewardCollapse": Case(

@@ -94,7 +94,7 @@ class Draws:
         self._leftovers = set(recovered.found.leftovers)
         self._lost = set(recovered.found.lost)
         self._batches: dict[int, Batch] = {}
-        self._closed = False
+        self._ended = False
         self.epoch = recovered.epoch
         """The queue's at the last comparison. Results that were taken in an earlier epoch may be lost."""
         self.done = plan.step
@@ -160,7 +160,7 @@ class Draws:
     async def advance(self) -> None:
         """Do all that is possible now: draw prompts, build the batches of the next two steps, end the stream."""
         async with self._lock:
-            if self._closed:
+            if self._ended:
                 return  # the last version may be published after the run
             if self._control.paused:
                 self._batcher.paused()
@@ -238,9 +238,12 @@ class Draws:
         """Wait until all records of ended draws are on disk."""
         await self._rollouts.flush()
 
+    def end(self) -> None:
+        """The run is over: advance no more."""
+        self._ended = True
+
     async def close(self) -> None:
-        """Write pending records and close the files. Nothing advances from now on."""
-        self._closed = True
+        """Write pending records and close the files."""
         try:
             await self._rollouts.close()
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import comb
 
 from olmorl import config
@@ -135,9 +136,10 @@ class Evaluator:
         """The queue's when the current rounds began, or began again."""
         self._lock = asyncio.Lock()
 
-    async def start(self, answered: int | None, epoch: str) -> None:
-        """Empty the lanes of the queue, which is in `epoch`. The results of version `answered` are the newest ones."""
-        self._asked, self._epoch = answered, epoch
+    async def start(self, lines: Iterable[Fields], epoch: str) -> None:
+        """Empty the lanes of the queue, which is in `epoch`. `lines` are the metrics of the run, the newest first."""
+        replayed = [fields for _, fields in sorted(self._recorded.items(), reverse=True)]
+        self._asked, self._epoch = newest_version(chain(replayed, lines if self._sets else ())), epoch
         for name in self._sets:
             await self._queue.flush(name)
 

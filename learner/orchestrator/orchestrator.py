@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from olmorl.clock import Clock
@@ -22,7 +21,7 @@ from olmorl.learner.background import in_thread
 from olmorl.learner.orchestrator import recovery
 from olmorl.learner.orchestrator.draw_source import DrawSource, Stream
 from olmorl.learner.orchestrator.draws import Draws
-from olmorl.learner.orchestrator.evaluation import Evaluator, newest_version
+from olmorl.learner.orchestrator.evaluation import Evaluator
 from olmorl.learner.orchestrator.rank_coordinator import RankCoordinator
 from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.orchestrator.step_metrics import StepMetrics
@@ -130,33 +129,26 @@ class Orchestrator:
         recovered = await recovery.recover(
             files, queue, source, clock, disk, last_step=last_step, resume=resume, from_step=from_step
         )
-        plan, evaluated = recovered.plan, recovered.evaluated
+        plan = recovered.plan
         rollouts = RolloutLog(files.rollouts, plan.incarnation, plan.step + 1, disk, observe_ended)
         draws = Draws(config, queue, recovered, rollouts, disk, clock, control, num_ranks)
-        log = MetricsLog(files.metrics, observe)
-        last_line = next(log.newest_first(), {"wall_s": 0.0})
+        lines = MetricsLog(files.metrics, observe)
         tokens = int(highest_total(files, "tokens_evaluation_total"))
-        evaluator = Evaluator(queue, evaluations, config.evaluation, clock, rollouts, last_step, evaluated, tokens)
-        metrics = StepMetrics(log, disk, clock.now(), last_line["wall_s"], await queue.statuses())
-        replayed = [fields for _, fields in sorted(evaluated.items(), reverse=True)]
-        answered = newest_version(chain(replayed, log.newest_first() if evaluations else ()))
-        await evaluator.start(answered, recovered.epoch)
+        evaluator = Evaluator(
+            queue, evaluations, config.evaluation, clock, rollouts, last_step, recovered.evaluated, tokens
+        )
+        wall_s = next(lines.newest_first(), {"wall_s": 0.0})["wall_s"]
+        metrics = StepMetrics(lines, disk, clock.now(), wall_s, await queue.statuses())
+        await evaluator.start(lines.newest_first(), recovered.epoch)
         await draws.counts()
         ranks = RankCoordinator(config, draws, control, waits, num_ranks, plan.replay_to)
         ranks.expect_question()
-        begin = Begin(
-            incarnation=plan.incarnation,
-            step=plan.step,
-            checkpoint=None if plan.checkpoint is None else str(plan.checkpoint),
-            publish=plan.replay_to == plan.step,
-            ranks=num_ranks,
-        )
         return cls(
             config,
             queue,
             clock,
             waits,
-            begin=begin,
+            begin=plan.begin(num_ranks),
             control=control,
             draws=draws,
             evaluator=evaluator,
@@ -184,6 +176,7 @@ class Orchestrator:
                 await self.waits.change()
             return stop.reason
         finally:
+            self.draws.end()
             tending.cancel()
             await asyncio.wait([tending])
             await self.draws.close()

@@ -35,7 +35,7 @@ from olmorl.learner.storage.journal import Journal
 from olmorl.learner.storage.ledger import Ledger, Position
 from olmorl.learner.storage.ledger_state import LedgerState, Started, journaled
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog
-from olmorl.messages import TRAIN_LANE
+from olmorl.messages import TRAIN_LANE, Begin
 from olmorl.metrics import of_evaluation
 from olmorl.ports import PromptQueue, Queue, QueuePlace
 from olmorl.run_dir import RunFiles
@@ -56,6 +56,16 @@ class StartPlan(NamedTuple):
     """The end of the valid part of the ledger."""
     unusable: Sequence[Path]
     """Journal files after a gap or after the last step, the newest first. Their draws stay open."""
+
+    def begin(self, num_ranks: int) -> Begin:
+        """What each rank of this start is told."""
+        return Begin(
+            incarnation=self.incarnation,
+            step=self.step,
+            checkpoint=None if self.checkpoint is None else str(self.checkpoint),
+            publish=self.replay_to == self.step,
+            ranks=num_ranks,
+        )
 
 
 class Reconciled(NamedTuple):

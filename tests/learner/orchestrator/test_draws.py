@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from inspect import iscoroutinefunction
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from olmorl.clock import run_simulated
 from olmorl.errors import ResourceError, RunEnded
 from olmorl.learner.orchestrator.batcher import Ending
-from olmorl.learner.orchestrator.draws import DESCRIBE_S
+from olmorl.learner.orchestrator.draws import DESCRIBE_S, Draws
 from olmorl.learner.orchestrator.recovery import reconcile
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.learner.storage.ledger_state import LedgerState, Outcome
@@ -75,6 +76,32 @@ def test_no_second_caller_sees_half_a_change(parts: Build, monkeypatch: pytest.M
         return order
 
     assert run_simulated(scenario()) == ["drawn", "counted"]
+
+
+def test_every_change_waits_for_the_one_under_way(parts: Build) -> None:
+    async def scenario() -> None:
+        async with parts().opened() as run:
+            draws = run.draws
+            calls = {
+                "accept": (100, 0.0),
+                "advance": (),
+                "observe": ({},),
+                "train": (1, 8, 0),
+                "complete": (1,),
+                "counts": (),
+                "replay_letters": (),
+            }
+            public = {name for name, each in vars(Draws).items() if iscoroutinefunction(each) and name[0] != "_"}
+            assert public - calls.keys() == {"describe", "letters", "write_rollouts", "close"}, "they change no draw"
+            async with draws._lock:
+                waiting = [asyncio.create_task(getattr(draws, name)(*args)) for name, args in calls.items()]
+                await asyncio.sleep(1)
+                assert not any(call.done() for call in waiting)
+                for call in waiting:
+                    call.cancel()
+                await asyncio.wait(waiting)
+
+    run_simulated(scenario())
 
 
 def test_an_outcome_is_recorded_before_its_result_is_trimmed(parts: Build, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,8 +70,8 @@ def _names(path: Path) -> Iterator[str | None]:
 def called() -> dict[str, list[str]]:
     """The files that each walk of `tests.paths` really calls."""
     done = subprocess.run([sys.executable, "-m", "tests.paths"], check=True, stdout=subprocess.PIPE, cwd=ROOT)
-    found: dict[str, list[str]] = json.loads(done.stdout)
-    return found
+    files: dict[str, list[str]] = json.loads(done.stdout)
+    return files
 
 
 def main() -> None:

@@ -91,8 +91,8 @@ class Draws:
         self._replay_to = plan.replay_to
         self._position_at_start = self._ledger.position
         self._position_after: dict[int, Position] = {}
-        self._leftovers = set(recovered.found.leftovers)
-        self._lost = set(recovered.found.lost)
+        self._leftovers = set(recovered.reconciled.leftovers)
+        self._lost = set(recovered.reconciled.lost)
         self._batches: dict[int, Batch] = {}
         self._ended = False
         self.epoch = recovered.epoch
@@ -322,15 +322,15 @@ class Draws:
         # The queue delivers its results once more. A ready group that it lost is generated again.
         answered = self._batcher.begin_again(self.state.open)
         await self._queue.claim(self._incarnation)
-        found = await reconcile(self._queue, self.state, answered)
-        before, self._lost = self._lost, set(found.lost)
-        self._leftovers = set(found.leftovers)
+        differences = await reconcile(self._queue, self.state, answered)
+        before, self._lost = self._lost, set(differences.lost)
+        self._leftovers = set(differences.leftovers)
         await self._control.repeat()
         self.epoch = epoch
         log.warning(
             "the queue was restarted: %d draws were lost and are queued once more, %d had come back and are withdrawn, "
             "%d results had come back and are dropped",
-            *(len(found.lost - before), len(found.withdrawn), len(found.leftovers)),
+            *(len(differences.lost - before), len(differences.withdrawn), len(differences.leftovers)),
         )
 
     # --- a draw begins ----------------------------------------------------------------------------

@@ -90,7 +90,7 @@ class Recovered(NamedTuple):
     """The evaluation results of the steps that are replayed."""
     epoch: str
     """The queue's before it was compared."""
-    found: Reconciled
+    reconciled: Reconciled
 
 
 async def recover(

@@ -10,11 +10,11 @@ from tests.paths.walks import WALKS
 
 
 def main() -> None:
-    found = {}
+    files = {}
     for title, walk in WALKS.items():
         with tempfile.TemporaryDirectory() as folder:
-            found[title] = walk.run(Path(folder))
-    print(json.dumps(found, indent=1))
+            files[title] = walk.run(Path(folder))
+    print(json.dumps(files, indent=1))
 
 
 if __name__ == "__main__":

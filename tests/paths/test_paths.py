@@ -20,8 +20,8 @@ def called() -> dict[str, list[str]]:
     """The files of each walk, counted in a process of their own."""
     done = subprocess.run([sys.executable, "-m", "tests.paths"], capture_output=True, text=True, cwd=shape.ROOT)
     assert done.returncode == 0, done.stderr
-    found: dict[str, list[str]] = json.loads(done.stdout)
-    return found
+    files: dict[str, list[str]] = json.loads(done.stdout)
+    return files
 
 
 @pytest.mark.parametrize("title", WALKS)

@@ -46,7 +46,7 @@ soak: $(READY)  ## run the demo for an hour with a fault every minute
 models: $(READY)  ## compare learner and engine on every family of models; the table is in docs/cluster.md
 	$(BIN)/python -m tests.models --json benchmarks/results/models.json
 
-shape: $(READY)  ## count files per folder, attributes per class and files per code path; no limits
+shape: $(READY)  ## count files per folder, attributes per class and files that each event calls
 	$(BIN)/python -m tests.shape
 
 check: $(READY)  ## run ruff and strict mypy

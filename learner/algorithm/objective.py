@@ -180,11 +180,11 @@ def next_threshold(stats_S: Tensor, before: float) -> float:
     It is the lower end of a bin, so equal sums give equal bits on every rank. A step without stale tokens keeps the
     threshold of `before`.
     """
-    most = OUTLIERS_PER_ANSWER * _named(stats_S)["stale_sequences"]
-    if not most > 0:
+    answers = round(_named(stats_S)["stale_sequences"])  # a sum of shares, which depends on the layout in its last bits
+    if not answers:
         return before
     outliers_H = stats_S[len(STATS) :].flip(0).cumsum(0)
-    bins = int((outliers_H <= most).sum())
+    bins = int((outliers_H <= OUTLIERS_PER_ANSWER * answers).sum())
     return _lower_end(_BINS - bins) if bins else NO_OUTLIERS
 
 

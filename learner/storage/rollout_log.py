@@ -28,7 +28,7 @@ import zstandard
 from olmorl.errors import ResourceError
 from olmorl.learner.background import in_thread
 from olmorl.learner.storage import durable_files, sealed_records
-from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.learner.storage.rollout_writer import RolloutWriter

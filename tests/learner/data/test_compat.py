@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from olmorl.config import Model
-from olmorl.learner.data.light_import import import_tokenizers
+from olmorl.learner.data.compat import import_tokenizers
 from olmorl.learner.data.loader import open_tokenizer
 from tests.deploy.folders import bare_model
 
@@ -17,7 +17,7 @@ TURNS = [{"role": "user", "content": "1 + 1 = ü?"}]
 IN_A_NEW_PROCESS = """
 import json, sys
 from olmorl.config import Model
-from olmorl.learner.data.light_import import import_tokenizers
+from olmorl.learner.data.compat import import_tokenizers
 from olmorl.learner.data.loader import open_tokenizer
 
 folder, turns, code = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "code"

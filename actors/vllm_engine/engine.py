@@ -303,7 +303,7 @@ class VllmEngine:
             asyncio.ensure_future(call)
             for call in (
                 llm.collective_rpc("start_stall_timer"),  # before the pause: never too short
-                llm.sleep(level=0, mode="keep"),
+                llm.pause_generation(mode="keep", clear_cache=False),
                 llm.collective_rpc("load_staged_weights", args=(str(version),)),
                 llm.update_weight_version(str(version)),
                 llm.resume_generation(),
@@ -339,7 +339,7 @@ class VllmEngine:
             if self._actors.weight_update == "recompute":
                 await self._forget_keys(llm)
         self._version = version
-        await self._call(llm.resume_generation())
+        await self._call(llm.wake_up(tags=["scheduling"]))
         return time.monotonic() - paused_at
 
     async def _forget_keys(self, llm: Any) -> None:

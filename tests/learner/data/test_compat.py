@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from olmorl.config import Model
 from olmorl.learner.data.compat import import_tokenizers
 from olmorl.learner.data.loader import open_tokenizer
 from tests.deploy.folders import bare_model
 
+pytestmark = pytest.mark.doors
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 TURNS = [{"role": "user", "content": "1 + 1 = ü?"}]
 IN_A_NEW_PROCESS = """

@@ -6,9 +6,10 @@ import json
 from argparse import ArgumentError
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from olmorl import config
+from olmorl.actors.vllm_engine import compat
 from olmorl.errors import ConfigError
 from olmorl.ports import EngineNode, Sampling
 
@@ -115,15 +116,7 @@ def passed_on(given: Mapping[str, Any]) -> dict[str, Any]:
     refuse_owned(given)
     if not given:
         return {}
-    from vllm import AsyncEngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    def refuse(message: str) -> NoReturn:
-        raise ValueError(message)
-
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False, add_help=False))
-    parser.error = refuse  # by default it prints the usage and exits
-    known = {action.dest: action for action in parser._actions}
+    parser, known = compat.command_line()
     values = {}
     for name, value in given.items():
         if name not in known:

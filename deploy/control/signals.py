@@ -196,21 +196,6 @@ def check() -> None:
         raise Interrupted(_interrupts.number)
 
 
-@contextmanager
-def kept() -> Iterator[None]:
-    """Keep our handlers when a library sets its own: Ray's handler ends the process with another exit code."""
-    set_handler = signal.signal
-
-    def refuse(number: int, handler: Any) -> Any:
-        return signal.getsignal(number) if number in NAMES else set_handler(number, handler)
-
-    signal.signal = refuse  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        signal.signal = set_handler
-
-
 class Signals:
     """The stop that people ask of a running service."""
 

@@ -21,7 +21,7 @@ from olmorl.deploy.view.dashboard import RecentSample
 from olmorl.deploy.view.live_view import Status
 from olmorl.deploy.view.run_history import sample_of
 from olmorl.errors import OlmoRLError, ResourceError, Superseded, is_passing
-from olmorl.learner.data.light_import import import_tokenizers
+from olmorl.learner.data.compat import import_tokenizers
 from olmorl.learner.orchestrator.draws import Letter
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.storage import metrics_log

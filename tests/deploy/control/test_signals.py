@@ -91,21 +91,6 @@ def test_what_has_not_begun_to_start_is_not_started_after_a_signal(number: signa
 
 
 @ALL
-def test_a_library_does_not_get_its_own_handler_in(number: signal.Signals) -> None:
-    with signals.raising():
-        with signals.kept():
-            signal.signal(number, signal.SIG_DFL)
-            other = signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-        assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
-        signal.signal(signal.SIGUSR2, other)
-        with pytest.raises(Interrupted):
-            os.kill(os.getpid(), number)
-        with pytest.raises(Interrupted):
-            signals.check()
-        signals._interrupts.number = None
-
-
-@ALL
 async def test_a_run_hears_the_first_signal_and_one_that_was_held(number: signal.Signals) -> None:
     with signals.held():
         os.kill(os.getpid(), number)

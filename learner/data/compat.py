@@ -1,4 +1,4 @@
-"""Imports the tokenizers of transformers without torch, in less than half the time."""
+"""What transformers has no documented door for: its tokenizers without torch, in less than half the time."""
 
 from __future__ import annotations
 

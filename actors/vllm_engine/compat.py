@@ -1,7 +1,6 @@
-"""The process of an engine core, started before its work is known: it imports vLLM while the actor does the same.
+"""What the engine needs of vLLM that has no documented door. `test_compat.py` fails by name where vLLM changed.
 
-vLLM starts EngineCore with multiprocessing's `spawn`, after its own imports, and that process imports vLLM again. Here
-the second import runs at the same time as the first. The process is as `spawn` would start it: a fresh interpreter.
+Each entry says why it is needed. All other files use what vLLM documents. Importing this file imports no vLLM.
 """
 
 from __future__ import annotations
@@ -11,12 +10,71 @@ import io
 import os
 import pickle
 import sys
-from collections.abc import Iterator, Sequence
+from argparse import Action, ArgumentParser
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from multiprocessing import context, popen_spawn_posix, reduction, resource_tracker, spawn, util
 from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
+
+
+def command_line() -> tuple[ArgumentParser, Mapping[str, Action]]:
+    """Returns the parser of vLLM's command line, which raises ValueError, and its options by name.
+
+    Only this parser reads a value of `actors.vllm` as vLLM does, and argparse lists options in `_actions` alone.
+    """
+    from vllm import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    class Parser(FlexibleArgumentParser):  # type: ignore[misc]
+        def error(self, message: str) -> NoReturn:
+            raise ValueError(message)
+
+    parser: ArgumentParser = AsyncEngineArgs.add_cli_args(Parser(exit_on_error=False, add_help=False))
+    return parser, {action.dest: action for action in parser._actions}
+
+
+def core_pids(llm: Any) -> list[int]:
+    """Returns the processes of vLLM's engine core. They are pinned to a core, and killed if vLLM does not end them."""
+    return [process.pid for process in llm.engine_core.resources.engine_manager.processes]
+
+
+def follower_executor(vllm_config: Any) -> Any:
+    """Returns the workers of a node that has no scheduler, once all nodes have loaded the model.
+
+    vLLM starts them only from its command line, which handles signals and ends the process itself.
+    """
+    from vllm.v1.executor.multiproc_executor import MultiprocExecutor
+
+    return MultiprocExecutor(vllm_config, monitor_workers=False)
+
+
+def unfinished(llm: Any, request_id: str | None = None) -> Sequence[Any]:
+    """Returns vLLM's state of all unfinished requests, or of one: how far they are is part of the actor's figures."""
+    states, names = llm.output_processor.request_states, llm.output_processor.external_req_ids
+    return list(states.values()) if request_id is None else [states[name] for name in names.get(request_id, ())]
+
+
+def packs_experts(layer: Any) -> bool:
+    """Whether the CPU back end multiplies by packed copies of this layer's experts."""
+    from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    method = getattr(layer, "quant_method", None)
+    return isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU
+
+
+def pack_experts(layer: Any) -> None:
+    """Pack the experts of a layer again: vLLM's reload leaves the packed copies at the version before."""
+    layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+
+# --- the process of an engine core, started before its work is known --------------------------------
+#
+# vLLM starts EngineCore with multiprocessing's `spawn`, after its own imports, and that process imports vLLM again.
+# Here the second import runs at the same time as the first: an actor's engine answers after 26 instead of 45 s
+# (benchmarks/results/start_up.json). vLLM has no option for a process of our own. This one is as `spawn` starts it.
 
 _LENGTH_BYTES = 8
 

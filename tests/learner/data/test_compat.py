@@ -7,17 +7,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from olmorl.config import Model
-from olmorl.learner.data.light_import import import_tokenizers
+from olmorl.learner.data.compat import import_tokenizers
 from olmorl.learner.data.loader import open_tokenizer
 from tests.deploy.folders import bare_model
 
+pytestmark = pytest.mark.doors
 TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}"
 TURNS = [{"role": "user", "content": "1 + 1 = ü?"}]
 IN_A_NEW_PROCESS = """
 import json, sys
 from olmorl.config import Model
-from olmorl.learner.data.light_import import import_tokenizers
+from olmorl.learner.data.compat import import_tokenizers
 from olmorl.learner.data.loader import open_tokenizer
 
 folder, turns, code = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3] == "code"

@@ -76,7 +76,6 @@ def test_eight_learner_nodes_and_twenty_actor_nodes(cluster: RayCluster, tmp_pat
         (
             "a learner GPU",
             "an engine GPU",
-            "an engine GPU, outside the engine",
             "a host of the learner",
             "a host of engines",
         ),

@@ -258,7 +258,7 @@ BOUNDS = [
     value("queue.lease_s", "0", "greater than 0"),
     value("queue.fsync", "sometimes", "'always', 'everysec' or 'no'"),
     value("queue.connect_deadline_s", "inf", "finite"),
-    value("weights.store", "s3", "'auto', 'file' or 'ray'"),
+    value("weights.store", "s3", 'module:function or "auto" or "file" or "ray"'),
     value("weights.publish_every", "3", "schedule.max_lag"),
     value("weights.chunk_mib", "0", "greater than or equal to 1"),
     value("checkpoint.every", "0", "greater than or equal to 1"),

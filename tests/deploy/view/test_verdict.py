@@ -127,7 +127,7 @@ def test_the_lag_that_the_verdict_asks_for_fills_the_engines(tmp_path: Path) -> 
     def speed(lines: Lines) -> float:
         return float(lines[-8]["tokens_trained_total"] / lines[-8]["wall_s"])
 
-    assert speed(more) > 1.8 * speed(lines)
+    assert speed(more) > 1.6 * speed(lines)
 
 
 def test_easy_data_are_named_before_more_actor_nodes_with_the_gain_of_harder_ones(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import random
-import shutil
 import signal
 import subprocess
 import termios
@@ -22,8 +21,6 @@ from typing import IO, Any
 import psutil
 import pytest
 
-from olmorl import config
-from olmorl.deploy.demo.demo import prepare as make_demo
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.run_dir import RunFiles
 from tests.end_to_end import leftovers
@@ -112,16 +109,6 @@ def folders() -> Iterator[dict[str, Path]]:
         remove(folder)
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipe of the demo, with its model and its data in the cache of the same folder."""
-    folder = tmp_path_factory.mktemp("demo")
-    text = (ROOT / "deploy" / "recipes" / "demo.toml").read_text()
-    (folder / "recipe.toml").write_text(text.replace('name = "demo"', f'name = "test"\ndirectory = "{folder}/runs"'))
-    make_demo(config.load(folder / "recipe.toml"), lambda *_: None)
-    return folder
-
-
 def stopped_in_order(run: Launch, folders: dict[str, Path], way: str) -> float:
     """Start a run, stop it after some steps, and check what it leaves; returns how long the stop took, in seconds."""
     stop, name = WAYS[way]
@@ -156,17 +143,3 @@ def test_a_stop_leaves_a_checkpoint_of_the_last_step_and_nothing_else(
     simulate: Callable[[str], Launch], folders: dict[str, Path], way: str, _: int
 ) -> None:
     assert stopped_in_order(simulate(RECIPE), folders, way) < LONGEST_S
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("_", range(2))
-@pytest.mark.parametrize("way", WAYS)
-def test_a_stop_of_the_demo_leaves_the_same(demo: Path, folders: dict[str, Path], way: str, _: int) -> None:
-    run = Launch(demo, demo / "recipe.toml")
-    try:
-        stopped_in_order(run, folders, way)
-    finally:
-        run.end()
-        shutil.rmtree(run.run_dir, ignore_errors=True)

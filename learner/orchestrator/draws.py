@@ -238,16 +238,14 @@ class Draws:
         """Wait until all records of ended draws are on disk."""
         await self._rollouts.flush()
 
-    def end(self) -> None:
-        """The run is over: advance no more."""
-        self._ended = True
-
     async def close(self) -> None:
-        """Write pending records and close the files."""
-        try:
-            await self._rollouts.close()
-        finally:
-            self._ledger.close()
+        """The run is over: when the change under way has ended, write pending records and close the files."""
+        async with self._lock:
+            self._ended = True
+            try:
+                await self._rollouts.close()
+            finally:
+                self._ledger.close()
 
     # --- all draws at once ------------------------------------------------------------------------
 

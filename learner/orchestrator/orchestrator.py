@@ -176,7 +176,6 @@ class Orchestrator:
                 await self.waits.change()
             return stop.reason
         finally:
-            self.draws.end()
             tending.cancel()
             await asyncio.wait([tending])
             await self.draws.close()

@@ -104,6 +104,26 @@ def test_every_change_waits_for_the_one_under_way(parts: Build) -> None:
     run_simulated(scenario())
 
 
+def test_the_files_close_after_the_change_under_way(parts: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario() -> None:
+        async with parts().opened() as run:
+            draws, push = run.draws, run.queue.push
+
+            async def slow(prompts: Any) -> None:
+                await asyncio.sleep(1)
+                await push(prompts)
+                draws._ledger.append()  # it needs the open file
+
+            monkeypatch.setattr(run.queue, "push", slow)
+            draws.publish(V0)
+            drawing = asyncio.create_task(draws.advance())
+            await run.clock.sleep(0.5)
+        await drawing
+        await draws.advance()  # the last version may be published after the run
+
+    run_simulated(scenario())
+
+
 def test_an_outcome_is_recorded_before_its_result_is_trimmed(parts: Build, monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario() -> None:
         run = parts()

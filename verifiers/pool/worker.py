@@ -165,10 +165,10 @@ def _work(link: socket.socket, settings: WorkerSettings) -> None:
     limit_memory(settings.memory_mib)
     _send(link, pool_protocol.START, pool_protocol.WorkerReady(worker))
     while (call := _receive(link)) is not None:
-        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm of the check before
         _open_output(terminal)
         number, body = call
         answer = _answer(body)
+        signal.setitimer(signal.ITIMER_REAL, 0)  # an alarm of this check must not ring in a later one
         if os.getpid() != worker:  # the check forked, and returned twice
             return
         link.sendall(pool_protocol.frame(number, answer))

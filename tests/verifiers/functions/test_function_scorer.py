@@ -252,7 +252,7 @@ def leave_an_alarm():
         global late
         late = 1.0
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
 
 def leave_a_child():
     subprocess.Popen(["sleep", "300"], start_new_session=True)

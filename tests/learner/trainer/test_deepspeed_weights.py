@@ -219,7 +219,8 @@ def test_export_loads_and_equals_the_snapshot(
     loaded = dict(model.named_parameters())
     assert all(torch.equal(loaded[key], tensor) for key, tensor in snapshot.items())
     again = folder / "of_checkpoint"
-    export.write(folder / "shares", config.Model(path=tiny_models[name.split("-")[1]], dtype="bfloat16"), again)
+    settings = config.build({"model": {"path": tiny_models[name.split("-")[1]], "dtype": "bfloat16"}})
+    export.write(folder / "shares", settings, again)
     for file in ("model.safetensors", "config.json"):
         assert (again / file).read_bytes() == (folder / file).read_bytes()
     source = AutoTokenizer.from_pretrained(tiny_models[name.split("-")[1]])

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from olmorl import config
 from olmorl.deploy.control import cli
@@ -225,7 +225,10 @@ def given_away(out: Path) -> list[str]:
 def test_another_user_loads_an_export_with_transformers_and_with_a_server(
     run_of: Callable[..., tuple[Path, Weights]], tiny_models: dict[str, str], tmp_path: Path
 ) -> None:
-    run_dir, _ = trained_otherwise(run_of, tiny_models["llama"], tmp_path / "base")
+    served = tmp_path / "served"  # vLLM's attention on a CPU takes no smaller heads
+    shutil.copytree(tiny_models["llama"], served)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(served, head_dim=32)).save_pretrained(served)
+    run_dir, _ = trained_otherwise(run_of, str(served), tmp_path / "base")
     out = tmp_path / "out"
     export(run_dir, None, out)
     other = given_away(out)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import measure
 import torch
+from lag import WANTED, Run
 from reaching import service_run
 from rich.console import Console
 from rich.table import Table
@@ -36,7 +37,6 @@ from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow
 
-WANTED = 0.8
 STEPS = 34
 GROUPS, GROUP_SIZE, HELD_OUT, MOST_TOKENS = 8, 8, 32, 112
 DRAWN = 3
@@ -150,20 +150,6 @@ class Laboratory:
         if middle in (0.0, 1.0):
             return []
         return [Answer(prompt, *pair, reward - middle) for pair, reward in zip(kept, rewards, strict=True)]
-
-
-class Run(NamedTuple):
-    """One seed."""
-
-    right: list[float]
-    """The probability of the right answer, by version."""
-    metrics: list[dict[str, float]]
-    """The learner's metrics, by step."""
-
-    @property
-    def steps(self) -> int | None:
-        """Steps until the wanted probability; None if it never had it."""
-        return next((step for step, right in enumerate(self.right, 1) if right >= WANTED), None)
 
 
 def learn(settings: Config, seed: int, lag: int, objective: Mapping[str, Any], steps: int = STEPS) -> Run:

@@ -51,8 +51,8 @@ ANSWERS: Final = {
     "verdicts": (pa.string(), f"What each verifier gave, {_JSON}."),
     "finish_reason": (pa.string(), "stop or length."),
     "tokens": (pa.int32(), "Sampled tokens."),
-    "oldest_version": (pa.int64(), "Version of the weights that sampled the first token; null without tokens."),
-    "newest_version": (pa.int64(), "Version of the weights that sampled the last token."),
+    "oldest_version": (pa.int64(), "Lowest number of a version that sampled a token; null without tokens."),
+    "newest_version": (pa.int64(), "Highest number of a version that sampled a token."),
     "started_at": (pa.float64(), "When the group was started, Unix seconds."),
     "finished_at": (pa.float64(), "When the group was finished, Unix seconds."),
 }

@@ -22,7 +22,7 @@ from olmorl.config import Config, Verifiers
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import QueueAccess, run_id
 from olmorl.errors import ConfigError, HostLost, QueueUnavailable, ResourceError
-from olmorl.extension import is_function, load_function
+from olmorl.extension import load_function
 from olmorl.failed_start import building
 from olmorl.messages import Stop, Version
 from olmorl.model_cost import DevicePeak
@@ -122,7 +122,7 @@ def weight_store(settings: Config) -> WeightStore:
     """The store through which versions reach the engines."""
     from olmorl.queues.weights import store
 
-    if is_function(settings.weight_store):
+    if ":" in settings.weight_store:
         return _own_store(settings)
     run, chunk_bytes = run_id(settings.run_dir), settings.weights.chunk_mib << 20
     full_every = settings.weights.full_every

@@ -551,6 +551,8 @@ class Weights(Section):
     def _directory_of_files(self) -> Weights:
         if self.store == "ray" and self.directory is not None:
             raise ValueError('weights.directory needs weights.store = "file": write that, or remove weights.directory')
+        if ":" in self.store and (self.directory is not None or self.full_every > 1):
+            raise ValueError("weights.directory and weights.full_every are of the built-in stores: remove them")
         return self
 
 

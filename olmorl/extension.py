@@ -19,11 +19,6 @@ OwnFunction = Annotated[str, Field(pattern=r"^[^:*]+:[A-Za-z_]\w*$")]
 """The type of a key of a recipe that names a function."""
 
 
-def is_function(name: str) -> bool:
-    """Returns whether the value of a key names a function, and not a choice such as `auto`."""
-    return ":" in name
-
-
 @lru_cache
 def load_function(key: str, name: str) -> Callable[..., Any]:
     """Returns the function that the value `name` of a recipe's `key` names. Imports its module once in each process.

@@ -162,5 +162,8 @@ def test_a_store_of_ones_own_carries_the_versions(own: Callable[[str], str], tmp
     assert wiring.weight_store(made).fetch(Version(1, 0)).path.read_bytes() == b"\1\1"
     assert list((tmp_path / "versions").rglob("*.shard_0"))
     store.sweep()
+    for key, value in (("directory", "/mnt/shared"), ("full_every", 4)):
+        with pytest.raises(ConfigError, match="are of the built-in stores: remove them"):
+            config.build({"weights": {"store": own("beside_this_file"), key: value}})
     with pytest.raises(ConfigError, match=r"weights\.store = .* has no method publish, complete, latest, fetch"):
         wiring.weight_store(config.build({"weights": {"store": own("no_store")}}))

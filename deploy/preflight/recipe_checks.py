@@ -10,7 +10,7 @@ from olmorl.config import Config
 from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.errors import ConfigError, DataError, ResourceError, of_key
-from olmorl.extension import is_function, load_function
+from olmorl.extension import load_function
 
 
 def check_recipe(settings: Config) -> None:
@@ -40,9 +40,9 @@ def check_own_code(settings: Config) -> None:
     """The functions that the recipe names import here, and a surrogate can be called. `verifiers.functions`: later."""
     if settings.data.reader is not None:
         load_function("data.reader", settings.data.reader)
-    if is_function(settings.weights.store):
+    if ":" in settings.weights.store:
         load_function("weights.store", settings.weights.store)
-    if is_function(settings.objective.clip or ""):
+    if ":" in (settings.objective.clip or ""):
         from olmorl.learner.algorithm.objective import check_surrogate
         from olmorl.learner.algorithm.presets import resolve
 

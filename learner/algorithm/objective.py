@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import softshrink
 
 from olmorl.errors import ConfigError
-from olmorl.extension import is_function, load_function
+from olmorl.extension import load_function
 from olmorl.learner.algorithm.presets import Switches
 
 LOG_RATIO_BOUND: Final = 20.0
@@ -300,7 +300,7 @@ def _histogram(sizes_BT: Tensor, where_BT: Tensor) -> Tensor:
 
 def _surrogate(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> Tensor:
     """PPO's pessimistic minimum, CISPO's clipped and detached ratio on the log-probability, or the user's own."""
-    if is_function(switches.clip):
+    if ":" in switches.clip:
         gain: Surrogate = load_function(CLIP, switches.clip)
         return gain(ratio_BT, rows.advantages_BT, rows.logprobs_BT, switches)
     clipped_BT = ratio_BT.clamp(1 - switches.eps_low, 1 + switches.eps_high)

@@ -14,9 +14,6 @@ from tests import shape
 from tests.paths.tracer import Trace
 from tests.paths.walks import KEY, KEY_RECORDED, WALKS
 
-ONLY_WHEN_SLOW = 2
-"""Files that a walk calls on a busy machine alone, such as a wait that polls."""
-
 
 @pytest.fixture(scope="module")
 def called() -> dict[str, list[str]]:
@@ -30,7 +27,7 @@ def called() -> dict[str, list[str]]:
 @pytest.mark.parametrize("title", WALKS)
 def test_a_walk_calls_no_more_files_than_before(called: dict[str, list[str]], title: str) -> None:
     files = called[title]
-    assert len(files) <= WALKS[title].recorded + ONLY_WHEN_SLOW, f"{title}: look for the new ones among {files}"
+    assert len(files) <= WALKS[title].recorded, f"{title}: look for the new ones among {files}"
 
 
 def test_each_walk_passes_the_files_that_its_event_needs(called: dict[str, list[str]]) -> None:

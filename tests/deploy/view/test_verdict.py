@@ -122,12 +122,14 @@ def test_the_lag_that_the_verdict_asks_for_fills_the_engines(tmp_path: Path) -> 
     found = verdict(lines, Shape.of(settings))
     assert found is not None
     lag = int(found.advice.partition("schedule.max_lag to ")[2].partition(" ")[0])
-    _, more = staged(tmp_path / "more", **(STAGES[Bottleneck.QUEUE] | {"schedule__max_lag": lag}))
 
-    def speed(lines: Lines) -> float:
-        return float(lines[-8]["tokens_trained_total"] / lines[-8]["wall_s"])
+    def speed(**more: Any) -> float:
+        """Over three seeds: the order of events moves one of them by a tenth."""
+        lines = [staged(tmp_path / f"{seed}{more}", **(STAGES[Bottleneck.QUEUE] | more | {"run__seed": seed}))[1]
+                 for seed in range(3)]  # fmt: skip
+        return sum(float(each[-8]["tokens_trained_total"] / each[-8]["wall_s"]) for each in lines)
 
-    assert speed(more) > 1.6 * speed(lines)
+    assert speed(schedule__max_lag=lag) > 1.8 * speed()
 
 
 def test_easy_data_are_named_before_more_actor_nodes_with_the_gain_of_harder_ones(tmp_path: Path) -> None:

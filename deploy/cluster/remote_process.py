@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from olmorl import codec
 from olmorl.clock import within
 from olmorl.errors import DeadlinePassed, OlmoRLError, ProcessLost
 from olmorl.messages import Begin, StepReport, Version, Work
+
+_log = logging.getLogger(__name__)
 
 _IN_INIT = "error raised in its creation task"
 """Ray's message for a process whose constructor raised; its last line is the error."""
@@ -77,7 +80,11 @@ def cause_of(error: RayError, name: str) -> OlmoRLError:
     if isinstance(error, RayTaskError):
         if isinstance(error.cause, OlmoRLError):
             return error.cause
-        return ProcessLost(f"{name} failed: {error.cause!r}; its log has the details")
+        # The process itself goes on after the failed call, and logs nothing of it.
+        _log.error("%s failed:\n%s", name, error.traceback_str)
+        return ProcessLost(
+            f"{name} failed: {error.cause!r}; the log of its caller, such as launcher.log, has the traceback"
+        )
     if isinstance(error, RayActorError):
         if _IN_INIT in str(error):
             return ProcessLost(f"{name} cannot be set up: {_news(error)}")

@@ -29,8 +29,7 @@ from tests.end_to_end.test_signals import files_below, remove
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 REPEATS = int(os.environ.get("OLMORL_STOPS", "1"))
-LONGEST_S = 10.0 if REPEATS > 1 else 60.0
-"""Repeats measure a quiet machine; a single round runs beside other tests."""
+LONGEST_S = 10.0
 RECIPE = "[schedule]\nsteps = 1000\nprompts_per_step = 4\nmax_lag = 2\n"
 
 

@@ -168,7 +168,13 @@ class Schedule(Section):
         return self.max_lag if self.depth is None else self.depth
 
 
-Preset = Literal["olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_decoupled"]
+Preset = Literal[
+    "olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_decoupled",
+    "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "trl", "verl",
+]  # fmt: skip
+
+
+Advantage = Literal["mean", "mean_std", "mean_sample_std", "leave_one_out", "whiten", "mean_whiten", "gdpo"]
 
 
 class Objective(Section):
@@ -176,8 +182,11 @@ class Objective(Section):
 
     preset: Preset = "olmorl"
     """Published objective; it sets all switches of this section. A switch in the recipe overrides it."""
-    advantage: Literal["mean", "mean_std"] | None = None
-    """`mean`: reward minus the mean of its group; `mean_std`: also divided by the group's standard deviation."""
+    advantage: Advantage | None = None
+    """`mean`: reward minus the mean of its group; `mean_std`: also divided by the group's standard deviation;
+    `mean_sample_std`: by that of a sample; `leave_one_out`: reward minus the mean of the others (RLOO); `whiten` and
+    `mean_whiten`: reward, or reward minus the mean of its group, normalized over the tokens of the batch (REINFORCE++);
+    `gdpo`: each verifier's reward normalized in its group, then their weighted sum over the batch."""
     normalize: Literal["token", "sequence", "constant"] | None = None
     """`token`: mean over all loss tokens of the minibatch; `sequence`: mean over each sequence, then over sequences;
     `constant`: sum over each sequence divided by a constant length, then mean over sequences."""
@@ -185,19 +194,19 @@ class Objective(Section):
     """Divisor of each sequence with `normalize = "constant"`. Default: sampling.max_tokens."""
     ratio: Literal["token", "sequence"] | None = None
     """`token`: importance ratio of each token; `sequence`: geometric mean over its sequence (GSPO)."""
-    clip: Literal["ppo", "cispo"] | OwnFunction | None = None
-    """`ppo`: minimum of the plain and the clipped objective; `cispo`: the clipped ratio is a weight without
-    gradient; `module:function`: a surrogate of your own."""
+    clip: Literal["ppo", "dual", "cispo"] | OwnFunction | None = None
+    """`ppo`: minimum of the plain and the clipped objective; `dual`: with a bound for negative advantages; `cispo`: the
+    clipped ratio is a weight without gradient; `module:function`: a surrogate of your own."""
     eps_low: float | None = Field(None, ge=0, le=1)
     """Lower clip of the ratio, at 1 - eps_low."""
     eps_high: float | None = Field(None, ge=0)
     """Upper clip of the ratio, at 1 + eps_high."""
     rho: Annotated[float, Field(gt=0)] | Literal["off", "uncapped"] | None = None
     """Cap of the importance weight between engine and learner. `off`: no weight; `uncapped`: no cap."""
-    rho_kind: Literal["auto", "truncate", "mask", "sequence"] | None = None
+    rho_kind: Literal["auto", "truncate", "mask", "sequence", "sequence_mask"] | None = None
     """`auto`: clamp the weight of each token times that of the outliers among the other stale tokens of its answer;
     `truncate`: clamp the weight of each token (the published formula); `mask`: mask tokens outside [1/rho, rho];
-    `sequence`: clamp one weight for each sequence."""
+    `sequence`: clamp one weight for each sequence; `sequence_mask`: mask sequences with a weight above rho."""
     proximal: Literal["old", "behaviour"] | None = None
     """Policy in the denominator of the ratio. `old`: the learner at the start of the step; `behaviour`: the engine."""
     kl_beta: float | None = Field(None, ge=0)
@@ -767,6 +776,15 @@ def _minibatches(config: Config) -> str | None:
     )
 
 
+def _each_reward(config: Config) -> str | None:
+    """`objective.advantage = "gdpo"` adds up rewards, so `verifiers.combine` is no product."""
+    objective = config.objective
+    normalizes_each = objective.advantage == "gdpo" or (objective.advantage is None and objective.preset == "gdpo")
+    if not normalizes_each or config.verifiers.combine != "product":
+        return None
+    return 'the advantage `gdpo` is a weighted sum: set verifiers.combine to "sum", or another objective.advantage'
+
+
 def _publishing(config: Config) -> str | None:
     """`weights.publish_every` is at most the batches ahead (`schedule.depth`, else `schedule.max_lag`) plus 1."""
     every = config.weights.publish_every
@@ -935,6 +953,7 @@ def _own_cores(config: Config) -> str | None:
 
 _RULES: tuple[Callable[[Config], str | None], ...] = (
     _minibatches,
+    _each_reward,
     _publishing,
     _heartbeats,
     _engine_nodes,

@@ -161,6 +161,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     """One verifier's result for one completion. `reward` is None if scoring failed or the verifier does not apply."""
 
     reward: float | None
+    weight: float = 1.0
+    """Its weight in the reward of the completion."""
     extracted: str | None = None
     method: str = ""
     error_kind: str | None = None

@@ -117,7 +117,12 @@ class VerifierScorer:
             raise Unscorable("missing_verdict", f"completion {completion.index} has no verdict of {', '.join(missing)}")
         reward = weigh(verdicts, self._weights, settings.combine)
         solved = is_solved(keys, verdicts, reward, self._weights, settings.combine, settings.solved_at)
-        return replace(completion, reward=reward, solved=solved)
+        weighted = {
+            name: replace(verdict, weight=self._weights[name])
+            for name, verdict in verdicts.items()
+            if name in self._weights
+        }
+        return replace(completion, verdicts=verdicts | weighted, reward=reward, solved=solved)
 
     async def _verdict(
         self, name: str, prompt: Prompt, completion: Completion, text: str | None, label: Any

@@ -1,11 +1,12 @@
-"""Advantages from the rewards of a group. Pure numpy, in fp64.
+"""Advantages from the rewards of a group or of a batch. Pure numpy, in fp64.
 
-Shape letter: G completions of one group.
+Shape letters: G completions of one group, N of one batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import Final
 
 import numpy as np
@@ -20,14 +21,25 @@ ROUNDING: Final = 1e-12
 CANCELLED: Final = 1e-15
 """Rewards of any size that differ by less than this count as equal, like 0.1 + 0.2 - 0.3 and 0."""
 
-Rewards = Sequence[float] | npt.NDArray[np.float64]
+WHITEN_FLOOR: Final = 1e-8
+"""Added to the variance of whitened advantages."""
+OVER_BATCH: Final[frozenset[AdvantageKind]] = frozenset({"whiten", "mean_whiten", "gdpo"})
+"""The kinds with a part that is over the whole batch."""
+_FREEDOM: Final = {"mean_std": 0, "mean_sample_std": 1, "gdpo": 1}
+"""Degrees of freedom that a standard deviation loses to its mean."""
+
+Floats = npt.NDArray[np.float64]
+Rewards = Sequence[float] | Floats
 
 
-def advantages(rewards_G: Rewards, kind: AdvantageKind, reward_scale: float = 1.0) -> npt.NDArray[np.float64]:
-    """Reward minus the mean of its group; with `mean_std` also divided by the group's (population) standard deviation.
+def advantages(
+    rewards_G: Rewards, kind: AdvantageKind, reward_scale: float = 1.0, std_floor: float = STD_FLOOR
+) -> Floats:
+    """The advantages of a group, before `over_batch`. All 0 if the rewards are equal up to rounding.
 
-    All 0 if the rewards are equal up to rounding.
-    `mean` is the advantage of Dr. GRPO (arXiv 2503.20783), `mean_std` of GRPO (arXiv 2402.03300).
+    Every kind but `whiten`, whose baseline is the batch's, subtracts the mean of the group (`leave_one_out`: of the
+    other completions). `mean_std` also divides by the population standard deviation, `mean_sample_std` and `gdpo` by
+    that of a sample.
 
     Raises:
         ValueError: a group of fewer than two, or a reward that is not finite.
@@ -37,11 +49,37 @@ def advantages(rewards_G: Rewards, kind: AdvantageKind, reward_scale: float = 1.
         raise ValueError(f"a group of {scaled_G.size} has no baseline: sampling.group_size must be 2 or more")
     if not np.isfinite(scaled_G).all():
         raise ValueError(f"rewards must be finite numbers, not {list(rewards_G)}")
+    if kind == "whiten":
+        return scaled_G
     if is_zero_gradient(rewards_G):
         return np.zeros_like(scaled_G)
-    spread = scaled_G.std() + STD_FLOOR if kind == "mean_std" else 1.0
-    advantages_G: npt.NDArray[np.float64] = (scaled_G - scaled_G.mean()) / spread
-    return advantages_G
+    centred_G: Floats = scaled_G - scaled_G.mean()
+    if kind == "leave_one_out":
+        return centred_G * scaled_G.size / (scaled_G.size - 1)
+    if kind in _FREEDOM:
+        centred_G /= scaled_G.std(ddof=_FREEDOM[kind]) + std_floor
+    return centred_G
+
+
+def over_batch(
+    advantages_N: Floats, loss_tokens_N: Floats, kind: AdvantageKind, std_floor: float = STD_FLOOR
+) -> Floats:
+    """The advantages of N completions of a batch after the part of `kind` that is over the whole batch.
+
+    `whiten` and `mean_whiten` bring mean and variance over all loss tokens to 0 and 1, `gdpo` mean and standard
+    deviation over the completions with loss tokens. Advantages that are all equal become 0.
+    """
+    if kind not in OVER_BATCH:
+        return advantages_N
+    there_N = loss_tokens_N > 0
+    if not there_N.any() or is_zero_gradient(advantages_N[there_N]):
+        return np.zeros_like(advantages_N)
+    weights_N = there_N.astype(np.float64) if kind == "gdpo" else loss_tokens_N
+    total = weights_N.sum()
+    centred_N: Floats = np.where(there_N, advantages_N - weights_N @ advantages_N / total, 0.0)
+    variance = float(weights_N @ centred_N**2 / (total - 1))
+    centred_N /= sqrt(variance) + std_floor if kind == "gdpo" else sqrt(variance + WHITEN_FLOOR)
+    return centred_N
 
 
 def is_zero_gradient(rewards_G: Rewards) -> bool:

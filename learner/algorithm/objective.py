@@ -30,6 +30,8 @@ LOG_RATIO_BOUND: Final = 20.0
 """Log-ratios are clamped here before `exp`: far outside every clip range, far inside the range of fp32."""
 OUTLIERS_PER_ANSWER: Final = 4
 """Stale tokens above the threshold, on average over the answers with stale tokens."""
+DUAL_CLIP: Final = 3.0
+"""With `clip = "dual"` a token loses at most this times its negative advantage; verl's default."""
 NO_OUTLIERS: Final = LOG_RATIO_BOUND
 """The threshold before any step has measured one: no |d| is above it."""
 _OCTAVES, _BINS_PER_OCTAVE = 13, 16
@@ -267,13 +269,14 @@ def _importance_weight(rows: LossInputs, proximal_BT: Tensor, switches: Switches
     """w of each token, without gradient, and the tokens where the cap changed it.
 
     `truncate` is min(w, rho), truncated importance sampling. `mask` is w within [1/rho, rho] and 0 outside (IcePop);
-    such a token stays in the normaliser. `sequence` is the product over the sequence's loss tokens, capped once. `auto`
-    is min(w * product over the other tokens of exp(outlier), rho), see `_outliers`.
+    such a token stays in the normaliser. `sequence` is the product over the sequence's loss tokens, capped once;
+    `sequence_mask` is that product, or 0 above rho. `auto` is min(w * product over the other tokens of exp(outlier),
+    rho), see `_outliers`.
     """
     if switches.rho is None:
         return torch.ones_like(proximal_BT), torch.zeros_like(rows.loss_mask_BT)
     log_weight_BT = _log_ratio(proximal_BT, rows.behaviour_logprobs_BT)
-    if switches.rho_kind == "sequence":
+    if switches.rho_kind in ("sequence", "sequence_mask"):
         log_weight_BT = _sequence_sum(log_weight_BT, rows.sequence_ids_BT).clamp(max=LOG_RATIO_BOUND)
     elif switches.rho_kind == "auto":
         outliers_BT = _outliers(rows, log_weight_BT)
@@ -283,6 +286,8 @@ def _importance_weight(rows: LossInputs, proximal_BT: Tensor, switches: Switches
     if switches.rho_kind == "mask":
         outside_BT = (weight_BT > switches.rho) | (weight_BT < 1 / switches.rho)
         return weight_BT.masked_fill(outside_BT, 0.0), outside_BT
+    if switches.rho_kind == "sequence_mask":
+        return weight_BT.masked_fill(weight_BT > switches.rho, 0.0), weight_BT > switches.rho
     return weight_BT.clamp(max=switches.rho), weight_BT > switches.rho
 
 
@@ -299,14 +304,18 @@ def _histogram(sizes_BT: Tensor, where_BT: Tensor) -> Tensor:
 
 
 def _surrogate(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> Tensor:
-    """PPO's pessimistic minimum, CISPO's clipped and detached ratio on the log-probability, or the user's own."""
+    """PPO's pessimistic minimum, with or without the bound of dual clip (arXiv 1912.09729), CISPO's clipped and
+    detached ratio on the log-probability, or the user's own."""
     if ":" in switches.clip:
         gain: Surrogate = load_function(CLIP, switches.clip)
         return gain(ratio_BT, rows.advantages_BT, rows.logprobs_BT, switches)
     clipped_BT = ratio_BT.clamp(1 - switches.eps_low, 1 + switches.eps_high)
     if switches.clip == "cispo":
         return clipped_BT.detach() * rows.advantages_BT * rows.logprobs_BT
-    return torch.minimum(ratio_BT * rows.advantages_BT, clipped_BT * rows.advantages_BT)
+    gain_BT = torch.minimum(ratio_BT * rows.advantages_BT, clipped_BT * rows.advantages_BT)
+    if switches.clip == "dual":
+        return torch.maximum(gain_BT, torch.where(rows.advantages_BT < 0, DUAL_CLIP * rows.advantages_BT, gain_BT))
+    return gain_BT
 
 
 def _normaliser(rows: LossInputs, switches: Switches) -> Tensor:
@@ -322,7 +331,7 @@ def _normaliser(rows: LossInputs, switches: Switches) -> Tensor:
 def _clipped(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> tuple[Tensor, Tensor]:
     """The tokens that are clipped, below and above. PPO clips only against the sign of the advantage."""
     low_BT, high_BT = ratio_BT < 1 - switches.eps_low, ratio_BT > 1 + switches.eps_high
-    if switches.clip != "ppo":
+    if switches.clip not in ("ppo", "dual"):
         return low_BT, high_BT
     return low_BT & (rows.advantages_BT < 0), high_BT & (rows.advantages_BT > 0)
 

@@ -13,10 +13,10 @@ from typing import Any, Final, Literal
 from olmorl.config import Objective
 from olmorl.errors import ConfigError
 
-AdvantageKind = Literal["mean", "mean_std"]
+AdvantageKind = Literal["mean", "mean_std", "mean_sample_std", "leave_one_out", "whiten", "mean_whiten", "gdpo"]
 Normalize = Literal["token", "sequence", "constant"]
 RatioKind = Literal["token", "sequence"]
-RhoKind = Literal["auto", "truncate", "mask", "sequence"]
+RhoKind = Literal["auto", "truncate", "mask", "sequence", "sequence_mask"]
 Proximal = Literal["old", "behaviour"]
 KlEstimator = Literal["k1", "k2", "k3"]
 
@@ -26,12 +26,14 @@ class Switches:
     """A complete objective: every switch has a value."""
 
     advantage: AdvantageKind
+    std_floor: float
+    """Added to the standard deviation of rewards; presets alone set it."""
     normalize: Normalize
     constant_length: int
     """Divisor per sequence, used when `normalize` is `constant`."""
     ratio: RatioKind
     clip: str
-    """`ppo`, `cispo`, or the `module:function` of a surrogate."""
+    """`ppo`, `dual`, `cispo`, or the `module:function` of a surrogate."""
     eps_low: float
     eps_high: float
     rho: float | None
@@ -56,6 +58,7 @@ _OLMORL: Final[dict[str, Any]] = {
     # higher upper clip of DAPO, no KL, and truncated importance sampling between engine and learner. For fresh tokens
     # `auto` is that, `truncate`; for stale ones it also sees the rest of the answer.
     "advantage": "mean",
+    "std_floor": 1e-6,
     "normalize": "token",
     "ratio": "token",
     "clip": "ppo",
@@ -68,6 +71,8 @@ _OLMORL: Final[dict[str, Any]] = {
     "kl_estimator": "k3",
     "overlong_share": 0.0,
 }
+
+_SAMPLE_STD: Final[dict[str, Any]] = {"advantage": "mean_sample_std", "eps_high": 0.2}
 
 # Only the last paper below weighs tokens by pi_old / pi_engine; the others sample from pi_old. So their `rho` is off,
 # and with max_lag > 0 nothing corrects for staleness unless the recipe sets `rho`.
@@ -95,9 +100,19 @@ _PRESETS: Final[dict[str, dict[str, Any]]] = {
     # Batch size-invariance for policy optimization (arXiv 2110.00641), as AReaL (arXiv 2505.24298) trains with it: the
     # weight from behaviour to proximal policy is not capped.
     "ppo_decoupled": _OLMORL | {"advantage": "mean_std", "eps_high": 0.2, "rho": inf},
+    # Back to Basics (arXiv 2402.14740): the baseline is the mean of the others; with PPO's clip.
+    "rloo": _OLMORL | {"advantage": "leave_one_out", "eps_high": 0.2, "rho": None},
+    # REINFORCE++ (arXiv 2501.03262): normalized over the batch, with the group's mean as baseline or without.
+    "reinforce_pp": _OLMORL | {"advantage": "whiten", "eps_high": 0.2, "rho": None},
+    "reinforce_pp_baseline": _OLMORL | {"advantage": "mean_whiten", "eps_high": 0.2, "rho": None},
+    # GDPO (arXiv 2601.05242): each reward is normalized in its group before the weighted sum, which is over the batch.
+    "gdpo": _OLMORL | {"advantage": "gdpo", "std_floor": 1e-4, "eps_high": 0.2, "rho": None},
+    # The defaults of TRL's GRPOTrainer (1.0) and of verl's GRPO (0.7).
+    "trl": _OLMORL | _SAMPLE_STD | {"std_floor": 1e-4, "rho": 3.0, "rho_kind": "sequence_mask"},
+    "verl": _OLMORL | _SAMPLE_STD | {"clip": "dual", "rho": None},
 }
 
-_SWITCHES: Final = tuple(key for key in _OLMORL if key not in ("rho", "overlong_share"))
+_SWITCHES: Final = tuple(key for key in _OLMORL if key not in ("rho", "overlong_share", "std_floor"))
 
 _CAPS: Final[dict[str, float | None]] = {"off": None, "uncapped": inf}
 

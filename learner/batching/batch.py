@@ -63,11 +63,11 @@ class BatchBuilder:
 
     def teaches(self, group: Group, version: int, starts: Sequence[Start]) -> bool:
         """Whether a group still moves the policy after the tokens that are too old for `version` are masked."""
-        return samples.teaches(self._samples(group, version, starts))
+        return samples.teaches(self._samples(group, version, starts), self._switches)
 
     def build(self, step: int, groups: Sequence[Group], starts: Sequence[Start]) -> Batch:
         """Pack the groups of `step`, in their order."""
-        made = [self._samples(group, step - 1, starts) for group in groups]
+        made = samples.with_batch_part([self._samples(group, step - 1, starts) for group in groups], self._switches)
         settings, last = self._config, self._config.schedule.steps
         shards = pack(
             made,

@@ -1,17 +1,19 @@
 """Turns a group into training samples: shaped rewards, advantages, masks. Pure functions.
 
-Shape letters: G completions of a group, T tokens of a completion.
+Shape letters: G completions of a group, N of a batch, T tokens of a completion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from math import isfinite
 
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import replace
 
-from olmorl.learner.algorithm.advantage import advantages, overlong_penalty
+from olmorl.learner.algorithm.advantage import OVER_BATCH, advantages, over_batch, overlong_penalty
 from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.scheduling import token_lags
 from olmorl.learner.storage.ledger_state import Start
@@ -31,25 +33,44 @@ def defect(group: Group) -> str | None:
 
 
 def has_gradient(group: Group, switches: Switches, max_tokens: int) -> bool:
-    """Whether any completion that feeds the loss has an advantage. The age of its tokens does not count."""
+    """Whether any completion that feeds the loss has an advantage. The age of its tokens does not count.
+
+    Where the baseline is the batch's, a group says nothing about that, and the answer is yes.
+    """
+    has_baseline = switches.advantage != "whiten"
     advantages_G = _advantages(group, switches, max_tokens)
-    return any(a != 0 and not _masked(c, switches) for a, c in zip(advantages_G, group.completions, strict=True))
+    pairs = zip(advantages_G, group.completions, strict=True)
+    return any((a != 0 or not has_baseline) and not _masked(c, switches) for a, c in pairs)
 
 
 def _advantages(group: Group, switches: Switches, max_tokens: int) -> npt.NDArray[np.float64]:
     """G advantages. Only completions with a reward enter the baseline. A completion without one, or alone, gets 0."""
     advantages_G = np.zeros(len(group.completions))
-    rewarded = [index for index, completion in enumerate(group.completions) if completion.reward is not None]
-    if len(rewarded) > 1:
-        rewards = [_shaped_reward(group.completions[index], switches, max_tokens) for index in rewarded]
-        advantages_G[rewarded] = advantages(rewards, switches.advantage, switches.reward_scale)
+    for weight, rewards in _rewards(group, switches, max_tokens):
+        if len(rewards) > 1:
+            of_these = advantages(list(rewards.values()), switches.advantage, switches.reward_scale, switches.std_floor)
+            advantages_G[list(rewards)] += weight * of_these
     return advantages_G
 
 
-def _shaped_reward(completion: Completion, switches: Switches, max_tokens: int) -> float:
-    """The reward plus the overlong penalty."""
-    assert completion.reward is not None
-    return completion.reward + overlong_penalty(len(completion.token_ids), max_tokens, switches.overlong_buffer)
+def _rewards(group: Group, switches: Switches, max_tokens: int) -> Iterator[tuple[float, dict[int, float]]]:
+    """Weights, and the rewards to be normalized together by the index of their completion.
+
+    They are the combined rewards plus the overlong penalty, or for `gdpo` those of each verifier and the penalty apart.
+    """
+    rewarded = [one for one in enumerate(group.completions) if one[1].reward is not None]
+    penalties = {
+        index: overlong_penalty(len(one.token_ids), max_tokens, switches.overlong_buffer) for index, one in rewarded
+    }
+    if switches.advantage != "gdpo":
+        yield 1.0, {index: (one.reward or 0.0) + penalties[index] for index, one in rewarded}
+        return
+    yield 1.0, penalties
+    for name in sorted({name for _, one in rewarded for name in one.verdicts}):
+        verdicts = {index: one.verdicts[name] for index, one in rewarded if name in one.verdicts}
+        rewards = {index: verdict.reward for index, verdict in verdicts.items() if verdict.reward is not None}
+        if rewards:
+            yield next(iter(verdicts.values())).weight, rewards
 
 
 def samples(
@@ -81,9 +102,25 @@ def samples(
     return tuple(made)
 
 
-def teaches(group: Sequence[Sample]) -> bool:
-    """Whether a token that feeds the loss has an advantage."""
-    return any(sample.advantage != 0 and sample.loss_mask.any() for sample in group)
+def teaches(group: Sequence[Sample], switches: Switches) -> bool:
+    """Whether a token that feeds the loss has an advantage, or may get one from the batch."""
+    has_baseline = switches.advantage != "whiten"
+    return any((sample.advantage != 0 or not has_baseline) and sample.loss_mask.any() for sample in group)
+
+
+def with_batch_part(groups: Sequence[Sequence[Sample]], switches: Switches) -> Sequence[Sequence[Sample]]:
+    """The samples of a batch with the part of their advantages that is over the whole batch."""
+    if switches.advantage not in OVER_BATCH:
+        return groups
+    found = list(chain.from_iterable(groups))
+    advantages_N = over_batch(
+        np.array([one.advantage for one in found]),
+        np.array([np.count_nonzero(one.loss_mask) for one in found], dtype=np.float64),
+        switches.advantage,
+        switches.std_floor,
+    )
+    done = iter(advantages_N.tolist())
+    return [[replace(one, advantage=next(done)) for one in group] for group in groups]
 
 
 def _masked(completion: Completion, switches: Switches) -> bool:

@@ -18,12 +18,13 @@ from __future__ import annotations
 from math import exp, log, nan, sqrt
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from olmorl.config import Objective
-from olmorl.learner.algorithm.advantage import advantages
+from olmorl.learner.algorithm.advantage import advantages, over_batch
 from olmorl.learner.algorithm.objective import LossInputs, policy_loss, step_metrics
 from olmorl.learner.algorithm.presets import Switches, resolve
 
@@ -46,7 +47,9 @@ def placed(values: list[float]) -> Tensor:
 
 
 def example(switches: Switches) -> LossInputs:
-    (a, b), (c, d) = advantages([1, 0], switches.advantage), advantages([3, 1], switches.advantage)
+    kind, floor = switches.advantage, switches.std_floor
+    grouped = [advantages(rewards, kind, std_floor=floor) for rewards in ([1, 0], [3, 1])]
+    a, b, c, d = over_batch(np.concatenate(grouped), np.array([2.0, 1.0, 1.0, 2.0]), kind, floor)
     old = [logprob - log(ratio) for logprob, ratio in zip(LOGPROBS, RATIOS, strict=True)]
     mask_BT = torch.zeros(2, 5, dtype=torch.bool)
     mask_BT[PLACES] = True
@@ -120,6 +123,58 @@ def test_gspo() -> None:
     # The gradient of d's ratio is shared by its two tokens.
     s = sqrt(1.8)
     expect(switches_of("gspo"), -(1.0004 - 0.9997 + 1.0004 - s) / 4, [0, 0, 0, 0, s / 8, s / 8])
+
+
+def test_rloo() -> None:
+    # The mean of the others is the other reward: A is +-1 and +-2. 1.2 + 0.9 - 0.8 + 2.2 - 4 - 1.8 = -2.3
+    expect(switches_of("rloo"), 2.3 / 6, [0, -0.9 / 6, 0, -2.2 / 6, 4 / 6, 1.8 / 6])
+
+
+def test_reinforce_pp() -> None:
+    # Over the six tokens the rewards 1, 1, 0, 3, 1, 1 have the mean 7/6 and, over 5, the variance 29/30. So A is -1/6,
+    # -7/6, 11/6 and -1/6, over s. Of a and d, which are negative now, no ratio is below 0.8:
+    # -(1.5 + 0.9 + 2 + 0.9) / 6 - 0.8 * 7 / 6 + 1.1 * 11 / 6 = 0.2
+    s = sqrt(29 / 30)
+    gradient = [1.5 / 36, 0.9 / 36, 0, -12.1 / 36, 2 / 36, 0.9 / 36]
+    expect(switches_of("reinforce_pp"), -0.2 / (6 * s), [each / s for each in gradient])
+
+
+def test_reinforce_pp_baseline() -> None:
+    # Rewards minus the mean of their group: 0.5, 0.5, -0.5, 1, -1, -1 for the tokens, with the mean -1/12 and, over 5,
+    # the variance 89/120. So A is 7, -5, 13 and -11, over 12 s.
+    # 7 * (1.2 + 0.9) - 5 * 0.8 + 13 * 1.1 - 11 * 2.9 = -6.9
+    s = sqrt(89 / 120)
+    gradient = [0, -6.3 / 72, 0, -14.3 / 72, 22 / 72, 9.9 / 72]
+    expect(switches_of("reinforce_pp_baseline"), 6.9 / (72 * s), [each / s for each in gradient])
+
+
+def test_verl() -> None:
+    # The deviations of samples are sqrt(1/2) and sqrt(2), so A is +-sqrt(1/2). No ratio is over 3, dual clip's bound.
+    # 1.2 + 0.9 - 0.8 + 1.1 - 2 - 0.9 = -0.5
+    k = sqrt(0.5)
+    expect(switches_of("verl"), 0.5 * k / 6, [0, -0.9 * k / 6, 0, -1.1 * k / 6, 2 * k / 6, 0.9 * k / 6])
+
+
+def test_dual_clip_bounds_the_loss_of_a_token_with_a_negative_advantage() -> None:
+    # Ratios of 4 at b1 (A = -1/2) and d1 (A = -1): 3 A instead of 4 A, and no gradient.
+    switches = switches_of("verl", advantage="mean")
+    inputs = example(switches)
+    old_BT = inputs.logprobs_BT.detach() - torch.tensor(4.0).log()
+    loss, _ = policy_loss(inputs._replace(old_logprobs_BT=old_BT), switches)
+    loss.backward()
+    assert inputs.logprobs_BT.grad is not None
+    assert not inputs.logprobs_BT.grad[PLACES].any()
+    # a 2 * 1.2 / 2 + b -1.5 + c 1.2 + d 2 * -3
+    assert loss.item() == pytest.approx(-(1.2 - 1.5 + 1.2 - 6) / 6)
+
+
+def test_trl() -> None:
+    # As verl, with 1e-4 added to the deviations. The products of the weights are 3, 0.5, 1.25 and, for d, 4: masked.
+    # 3 * (1.2 + 0.9) - 0.5 * 0.8 = 5.9 and 1.25 * 1.1 = 1.375
+    k, m = 0.5 / (sqrt(0.5) + 1e-4), 1 / (sqrt(2) + 1e-4)
+    gradient = [0, -2.7 * k / 6, 0, -1.375 * m / 6, 0, 0]
+    expect(switches_of("trl", rho=3.5), -(5.9 * k + 1.375 * m) / 6, gradient)
+    assert switches_of("trl").rho == 3.0
 
 
 def test_cispo() -> None:

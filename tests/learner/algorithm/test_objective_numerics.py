@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from math import inf, isnan, nan
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from olmorl.config import Objective
+from olmorl.config import Objective, Preset
 from olmorl.learner.algorithm.objective import NUM_STATS, LossInputs, policy_loss, step_metrics
 from olmorl.learner.algorithm.presets import Switches, resolve
 
-PRESETS = ("olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_decoupled")
+PRESETS = get_args(Preset)
 
 
 def switches_of(preset: str, **explicit: Any) -> Switches:

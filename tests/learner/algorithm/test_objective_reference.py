@@ -6,13 +6,13 @@ import random
 from dataclasses import dataclass, replace
 from itertools import product
 from math import copysign, exp, fsum, inf, nan
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
-from olmorl.config import Objective
+from olmorl.config import Objective, Preset
 from olmorl.learner.algorithm.objective import (
     NO_OUTLIERS,
     NUM_STATS,
@@ -22,9 +22,9 @@ from olmorl.learner.algorithm.objective import (
     policy_loss,
     step_metrics,
 )
-from olmorl.learner.algorithm.presets import Switches, resolve
+from olmorl.learner.algorithm.presets import RhoKind, Switches, resolve
 
-PRESETS = ("olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_decoupled")
+PRESETS = get_args(Preset)
 
 
 @dataclass
@@ -61,7 +61,7 @@ def reference(sequences: list[Sequence], switches: Switches) -> tuple[float, lis
         ]
         losses += [-n * (gain - switches.kl_beta * kl) for gain, _, kl, _ in terms]
         through_ratio = [-n * slope for _, slope, _, _ in terms]
-        if switches.ratio == "sequence" and switches.clip == "ppo" and tokens:
+        if switches.ratio == "sequence" and switches.clip in ("ppo", "dual") and tokens:
             through_ratio = [fsum(through_ratio) / len(tokens)] * len(tokens)
         whole = iter(g + n * switches.kl_beta * terms[i][3] for i, g in enumerate(through_ratio))
         gradients.append([0.0 if token is None else next(whole) for token in sequence.tokens])
@@ -84,11 +84,15 @@ def term(
     weight = 1.0
     if switches.rho is not None:
         weight = exp(
-            {"sequence": fsum(log_weights), "auto": auto(index, log_weights, stale)}.get(
-                switches.rho_kind, log_weights[index]
-            )
+            {
+                "sequence": fsum(log_weights),
+                "sequence_mask": fsum(log_weights),
+                "auto": auto(index, log_weights, stale),
+            }.get(switches.rho_kind, log_weights[index])
         )
-        if switches.rho_kind == "mask":
+        if switches.rho_kind == "sequence_mask":
+            weight = weight if weight <= switches.rho else 0.0
+        elif switches.rho_kind == "mask":
             weight = weight if 1 / switches.rho <= weight <= switches.rho else 0.0
         else:
             weight = min(weight, switches.rho)
@@ -98,6 +102,8 @@ def term(
     else:
         gain = min(ratio * advantage, clipped * advantage)
         slope = ratio * advantage if ratio * advantage <= clipped * advantage else 0.0
+        if switches.clip == "dual" and advantage < 0 and gain < 3 * advantage:
+            gain, slope = 3 * advantage, 0.0
     d = logprob - ref
     kl, kl_slope = {"k1": (d, d), "k2": (d * d / 2, d), "k3": (exp(-d) - 1 + d, 1 - exp(-d))}[switches.kl_estimator]
     return weight * gain, weight * slope, kl, kl_slope
@@ -212,9 +218,10 @@ def test_presets(preset: str, seed: int) -> None:
 
 @pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
 @pytest.mark.parametrize("ratio", ["token", "sequence"])
-@pytest.mark.parametrize("clip", ["ppo", "cispo"])
+@pytest.mark.parametrize("clip", ["ppo", "dual", "cispo"])
 def test_every_combination_of_switches(normalize: str, ratio: str, clip: str) -> None:
-    rhos = [(None, "truncate"), (1.5, "truncate"), (1.5, "mask"), (1.5, "sequence"), (1.5, "auto")]
+    kinds = get_args(RhoKind)
+    rhos = [(None, "truncate"), *((1.5, kind) for kind in kinds)]
     kls = [(0.0, "k3"), (0.3, "k1"), (0.3, "k2"), (0.3, "k3")]
     base = resolve(Objective(), max_tokens=12)
     base = replace(base, normalize=cast(Any, normalize), ratio=cast(Any, ratio), clip=cast(Any, clip))
@@ -280,7 +287,7 @@ def answers_of(sequences: list[Sequence]) -> list[tuple[list[float], list[bool]]
     return [([d for d, _ in tokens], [old for _, old in tokens]) for tokens in kept if tokens]
 
 
-@pytest.mark.parametrize("kind", ["truncate", "mask", "sequence", "auto"])
+@pytest.mark.parametrize("kind", get_args(RhoKind))
 @pytest.mark.parametrize("seed", range(3))
 def test_the_metrics_of_answers(kind: str, seed: int) -> None:
     switches = resolve(Objective.model_validate({"rho": 1.5, "rho_kind": kind}), max_tokens=12)
@@ -288,10 +295,12 @@ def test_the_metrics_of_answers(kind: str, seed: int) -> None:
     _, _, stats_S = evaluate(sequences, [[0, 1, 2], [3, 4], [5, 6]], switches)
     means, cuts, kls, outliers, stale_answers = [], [], [], 0, 0
     for drifts, stale in answers_of(sequences):
-        whole = {"sequence": [fsum(drifts)] * len(drifts), "auto": [auto(i, drifts, stale) for i in range(len(drifts))]}
+        product = [fsum(drifts)] * len(drifts)
+        autos = [auto(i, drifts, stale) for i in range(len(drifts))]
+        whole = {"sequence": product, "sequence_mask": product, "auto": autos}
         raw = [exp(d) for d in whole.get(kind, drifts)]
         is_cut = [w > 1.5 or (kind == "mask" and w < 1 / 1.5) for w in raw]
-        used = [0.0 if kind == "mask" and gone else min(w, 1.5) for w, gone in zip(raw, is_cut, strict=True)]
+        used = [0.0 if "mask" in kind and gone else min(w, 1.5) for w, gone in zip(raw, is_cut, strict=True)]
         means.append(fsum(used) / len(used))
         cuts.append(sum(is_cut) / len(is_cut))
         kls.append(fsum(exp(d) - 1 - d for d in drifts))

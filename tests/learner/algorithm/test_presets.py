@@ -48,6 +48,21 @@ def test_the_default_is_the_recipe_of_olmo_3() -> None:
         ),
         ("cispo", {"advantage": "mean_std", "clip": "cispo", "eps_low": 1.0, "eps_high": 4.0, "rho": None}),
         ("ppo_decoupled", {"advantage": "mean_std", "eps_high": 0.2, "rho": inf, "rho_kind": "truncate"}),
+        ("rloo", {"advantage": "leave_one_out", "eps_high": 0.2, "rho": None}),
+        ("reinforce_pp", {"advantage": "whiten", "eps_high": 0.2, "rho": None}),
+        ("reinforce_pp_baseline", {"advantage": "mean_whiten", "eps_high": 0.2, "rho": None}),
+        ("gdpo", {"advantage": "gdpo", "std_floor": 1e-4, "eps_high": 0.2, "rho": None}),
+        (
+            "trl",
+            {
+                "advantage": "mean_sample_std",
+                "std_floor": 1e-4,
+                "eps_high": 0.2,
+                "rho": 3.0,
+                "rho_kind": "sequence_mask",
+            },
+        ),
+        ("verl", {"advantage": "mean_sample_std", "clip": "dual", "eps_high": 0.2, "rho": None}),
     ],
 )
 def test_presets(preset: str, differs_from_olmorl: dict[str, Any]) -> None:

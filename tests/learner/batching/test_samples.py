@@ -47,13 +47,49 @@ def test_advantages_are_rewards_minus_their_mean(make_group: MakeGroup) -> None:
     assert [sample.advantage for sample in made(group, 0, reward_scale=10)] == [5, -5, -5, 5]
 
 
+def batch_advantages(groups: list[Group], **more: Any) -> list[list[float]]:
+    made_groups = [made(group, 0, **more) for group in groups]
+    return [[one.advantage for one in group] for group in samples.with_batch_part(made_groups, switches(**more))]
+
+
+def test_rewards_without_a_group_baseline_are_normalized_over_the_tokens_of_the_batch(make_group: MakeGroup) -> None:
+    # Both groups have equal rewards: a baseline of their own would leave nothing.
+    groups = [make_group(0, rewards=[1.0, 1.0], lengths=[1, 2]), make_group(1, rewards=[0.0, 0.0], lengths=[2, 1])]
+    assert all(samples.has_gradient(group, switches(preset="reinforce_pp"), MAX_TOKENS) for group in groups)
+    assert not any(samples.has_gradient(group, switches(preset="olmorl"), MAX_TOKENS) for group in groups)
+    assert samples.teaches(made(groups[1], 0, preset="reinforce_pp"), switches(preset="reinforce_pp"))
+    # Six tokens, half of each: mean 1/2, variance 6/4 / 5.
+    expected = [0.5 / 0.3**0.5] * 2
+    assert batch_advantages(groups, preset="reinforce_pp")[0] == pytest.approx(expected)
+    assert batch_advantages(groups, preset="reinforce_pp")[1] == pytest.approx([-each for each in expected])
+    assert batch_advantages(groups, preset="reinforce_pp_baseline") == [[0, 0], [0, 0]]
+
+
+def test_gdpo_normalizes_each_reward_in_its_group_before_the_weighted_sum(make_group: MakeGroup) -> None:
+    group = make_group(0, rewards=[1.0, 0.0])
+    short = [Verdict(reward=0.2, weight=0.5), Verdict(reward=0.6, weight=0.5)]
+    both = tuple(
+        replace(one, verdicts=one.verdicts | {"short": verdict, "down": Verdict(reward=None)}, reward=2.0)
+        for one, verdict in zip(group.completions, short, strict=True)
+    )
+    group = replace(group, completions=both)
+    # The combined rewards are equal, the single ones are not: sqrt(1/2) from the first, half of it less from the other.
+    assert not samples.has_gradient(group, switches(preset="trl"), MAX_TOKENS)
+    assert samples.has_gradient(group, switches(preset="gdpo"), MAX_TOKENS)
+    first = 0.5 / (0.5**0.5 + 1e-4) - 0.5 * 0.2 / (0.08**0.5 + 1e-4)
+    assert [one.advantage for one in made(group, 0, preset="gdpo")] == pytest.approx([first, -first])
+    # Then mean 0 and standard deviation 1 over the completions of the batch.
+    expected = first / (first * 2**0.5 + 1e-4)
+    assert batch_advantages([group], preset="gdpo") == [pytest.approx([expected, -expected])]
+
+
 def test_tokens_that_are_too_old_are_masked(make_group: MakeGroup) -> None:
     group = make_group(0, versions=[Version(1, 0), Version(1, 1)], tokens=4)
     sample = made(group, 3, max_lag=2)[0]
     assert sample.lags.tolist() == [3, 3, 2, 2]
     assert sample.loss_mask.tolist() == [False, False, True, True]
-    assert samples.teaches(made(group, 3, max_lag=2))
-    assert not samples.teaches(made(group, 9, max_lag=2))
+    assert samples.teaches(made(group, 3, max_lag=2), switches())
+    assert not samples.teaches(made(group, 9, max_lag=2), switches())
 
 
 def test_a_token_without_a_finite_log_probability_is_masked_and_counted(make_group: MakeGroup) -> None:

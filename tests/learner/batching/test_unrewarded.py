@@ -69,7 +69,7 @@ def test_fewer_than_two_rewards_are_no_gradient(
 ) -> None:
     group = rewarded(make_group, *rewards)
     assert samples.has_gradient(group, switches(), MAX_TOKENS) is expected
-    assert samples.teaches(made(group)) is expected
+    assert samples.teaches(made(group), switches()) is expected
     assert samples.defect(group) is None
 
 

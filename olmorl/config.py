@@ -211,8 +211,13 @@ class Objective(Section):
     """Policy in the denominator of the ratio. `old`: the learner at the start of the step; `behaviour`: the engine."""
     kl_beta: float | None = Field(None, ge=0)
     """Weight of the KL term to the starting policy. Above 0 the learner loads a reference model."""
+    kl_in: Literal["loss", "reward"] | None = None
+    """Place of the KL term: the loss, or the reward of each token, which its earlier tokens also answer for."""
+    kl_target: float | None = Field(None, gt=0)
+    """With `kl_in = "reward"`: kl_beta adapts so that the divergence of an answer is this many nats a token."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
-    """Estimator of the KL term from sampled tokens. k3 is never negative and has little variance."""
+    """Estimator of the KL term from sampled tokens. k3 is never negative and has little variance. Default with
+    `kl_in = "reward"`: k1."""
     reward_scale: float = Field(1.0, gt=0)
     """Factor of the rewards before the advantage. It matters under gradient clipping; the reference runs use 10."""
     overlong_buffer: int | None = Field(None, ge=0)

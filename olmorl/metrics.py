@@ -213,7 +213,10 @@ RANK: Final = {
 }
 """Exported by each rank of the learner."""
 
-SOMETIMES: Final = {"kl_ref_mean": "Estimate of the divergence of the policy from the reference."}
+SOMETIMES: Final = {
+    "kl_ref_mean": "Estimate of the divergence of the policy from the reference.",
+    "kl_beta": "Weight of that divergence in the loss or in the reward.",
+}
 
 HELP: Final = STEP | SCORED | TOTALS | LEARNER | SOMETIMES | ACTOR | LAUNCHER | ORCHESTRATOR | REDIS | RANK
 """The meaning of each metric whose name has no placeholder."""

@@ -144,7 +144,8 @@ def policy_loss(inputs: LossInputs, switches: Switches) -> tuple[Tensor, Tensor]
     if switches.needs_reference:
         assert rows.ref_logprobs_BT is not None, "kl_beta > 0 needs the log-probabilities of a reference"
         kl_BT = kl_estimate(rows.logprobs_BT, rows.ref_logprobs_BT, switches.kl_estimator)
-    loss = -(_normaliser(rows, switches) * (gain_BT - switches.kl_beta * kl_BT)).sum()
+    beta = 0.0 if switches.has_kl_reward else switches.kl_beta
+    loss = -(_normaliser(rows, switches) * (gain_BT - beta * kl_BT)).sum()
     with torch.no_grad():
         stats_S = _stats(rows, loss, ratio_BT, weight_BT, tis_clip_BT, kl_BT, switches)
     return loss, stats_S

@@ -19,6 +19,7 @@ RatioKind = Literal["token", "sequence"]
 RhoKind = Literal["auto", "truncate", "mask", "sequence", "sequence_mask"]
 Proximal = Literal["old", "behaviour"]
 KlEstimator = Literal["k1", "k2", "k3"]
+KlPlace = Literal["loss", "reward"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +43,9 @@ class Switches:
     proximal: Proximal
     kl_beta: float
     kl_estimator: KlEstimator
+    kl_in: KlPlace
+    kl_target: float | None
+    """Divergence of an answer, in nats a token, that the weight of the KL reward adapts to; None: it stays."""
     reward_scale: float
     overlong_buffer: int
     """Tokens before the length limit over which the reward falls by 1; 0: off."""
@@ -51,6 +55,16 @@ class Switches:
     def needs_reference(self) -> bool:
         """Whether a reference model must be loaded."""
         return self.kl_beta > 0
+
+    @property
+    def has_kl_reward(self) -> bool:
+        """Whether the divergence from the reference is a part of the reward of each token."""
+        return self.needs_reference and self.kl_in == "reward"
+
+    @property
+    def whitens_tokens(self) -> bool:
+        """Whether advantages that differ from token to token are normalized over the batch."""
+        return self.has_kl_reward and self.advantage in ("whiten", "mean_whiten")
 
 
 _OLMORL: Final[dict[str, Any]] = {
@@ -69,6 +83,7 @@ _OLMORL: Final[dict[str, Any]] = {
     "proximal": "old",
     "kl_beta": 0.0,
     "kl_estimator": "k3",
+    "kl_in": "loss",
     "overlong_share": 0.0,
 }
 
@@ -133,8 +148,11 @@ def resolve(objective: Objective, max_tokens: int) -> Switches:
         chosen["rho"] = _CAPS[objective.rho] if isinstance(objective.rho, str) else objective.rho
     if chosen["rho"] == inf and objective.rho_kind is None:
         chosen["rho_kind"] = "truncate"  # without a cap one weight of many factors could be as large as any number
+    if chosen["kl_in"] == "reward" and objective.kl_estimator is None:
+        chosen["kl_estimator"] = "k1"  # the reward takes the divergence itself; k3 is for gradients
     switches = Switches(
         **chosen,
+        kl_target=objective.kl_target,
         constant_length=objective.constant_length or max_tokens,
         reward_scale=objective.reward_scale,
         overlong_buffer=round(overlong_share * max_tokens),
@@ -169,7 +187,8 @@ def spelled_out(objective: Objective, max_tokens: int) -> Objective:
     written["overlong_buffer"] = switches.overlong_buffer
     if switches.normalize == "constant":
         written["constant_length"] = switches.constant_length
-    idle = {"rho_kind": switches.rho is None, "kl_estimator": not switches.needs_reference}
+    without = not switches.needs_reference
+    idle = {"rho_kind": switches.rho is None, "kl_estimator": without, "kl_in": without}
     return objective.model_copy(update={key: value for key, value in written.items() if not idle.get(key)})
 
 
@@ -181,7 +200,10 @@ def _refuse_idle_switches(objective: Objective, switches: Switches) -> None:
             f"objective.rho = {switches.rho} with rho_kind = 'mask' keeps the weights in [1/rho, rho], which is empty: "
             "set rho to 1 or more"
         )
-    if objective.kl_estimator is not None and not switches.needs_reference:
-        raise ConfigError("objective.kl_estimator needs a KL term: set objective.kl_beta over 0, for instance to 0.001")
+    for key in ("kl_estimator", "kl_in"):
+        if getattr(objective, key) is not None and not switches.needs_reference:
+            raise ConfigError(f"objective.{key} needs a KL term: set objective.kl_beta over 0, for instance to 0.001")
+    if objective.kl_target is not None and not switches.has_kl_reward:
+        raise ConfigError('objective.kl_target adapts the KL reward: set objective.kl_in = "reward" and kl_beta over 0')
     if objective.constant_length is not None and switches.normalize != "constant":
         raise ConfigError('objective.constant_length needs objective.normalize = "constant"')

@@ -109,8 +109,11 @@ def teaches(group: Sequence[Sample], switches: Switches) -> bool:
 
 
 def with_batch_part(groups: Sequence[Sequence[Sample]], switches: Switches) -> Sequence[Sequence[Sample]]:
-    """The samples of a batch with the part of their advantages that is over the whole batch."""
-    if switches.advantage not in OVER_BATCH:
+    """The samples of a batch with the part of their advantages that is over the whole batch.
+
+    A KL reward comes before it, so then whitening is left to the trainer.
+    """
+    if switches.advantage not in OVER_BATCH or switches.whitens_tokens:
         return groups
     found = list(chain.from_iterable(groups))
     advantages_N = over_batch(

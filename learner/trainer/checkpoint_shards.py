@@ -1,7 +1,7 @@
 """The shares of a checkpoint: each rank writes the pieces of parameters that it holds, and any rank can read any piece.
 
     share_0.safetensors   `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`: fp32 pieces of the flattened parameter NAME
-                          `buffer/NAME`, `objective/outlier_threshold` (rank 0), `random/cpu`, `random/cuda`
+                          `buffer/NAME`, `objective/NAME` (rank 0), `random/cpu`, `random/cuda`
                           metadata: `ranks`, `steps` of the optimizer, `starts` of the pieces, `digest` of all other
                           bytes of the file
 

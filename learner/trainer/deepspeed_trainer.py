@@ -25,6 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -38,6 +39,7 @@ from olmorl.errors import Diverged
 from olmorl.learner.algorithm.objective import (
     NUM_STATS,
     LossInputs,
+    kl_estimate,
     next_threshold,
     policy_loss,
     step_metrics,
@@ -46,6 +48,7 @@ from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.packing import RowArrays, prompt_blocks, row_arrays
 from olmorl.learner.trainer import compat, deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.kl_reward import with_kl_reward
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
 from olmorl.learner.trainer.policy import (
@@ -66,6 +69,9 @@ from olmorl.messages import PROBE_TOKENS, Probe, Shard
 from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
 from olmorl.seeds import derive
+
+_Scores = list[list[Tensor]] | None
+"""logprobs_T of every row of every minibatch."""
 
 
 class DeepSpeedTrainer:
@@ -121,6 +127,7 @@ class DeepSpeedTrainer:
         self._interrupted = threading.Event()
         self._engine = self._build_engine(settings, policy)
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
+        self._state.kl_beta = switches.kl_beta
         refuse_leaks(self._engine, self._model, self._device)
         if learner.shares_prompts:
             refuse_sharing(self._engine, self._model, self._device)
@@ -143,9 +150,8 @@ class DeepSpeedTrainer:
             [row_arrays(row, share_prompts=self._learner.shares_prompts) for row in minibatch]
             for minibatch in shard.minibatches
         ]
-        updates = list(product(range(self._learner.epochs), range(len(rows))))
-        old = _score(self._engine, rows, self._device) if len(updates) > 1 else None
-        reference = _score(self._reference, rows, self._device) if self._reference else None
+        updates, beta = list(product(range(self._learner.epochs), range(len(rows)))), self._state.kl_beta
+        rows, old, reference = self._scored(rows, len(updates))
         rate = learning_rate(shard.step, self._learner, self._steps)
         stats_S = torch.zeros(NUM_STATS, dtype=torch.float64, device=self._device)
         grad_norms: list[float] = []
@@ -174,7 +180,8 @@ class DeepSpeedTrainer:
                     "Go back to an earlier checkpoint (--resume --from-step N) with a lower learning rate"
                 )
         passes = self._learner.epochs * (1 + BACKWARD) + (old is not None) + (reference is not None)
-        stats_S, flops = self._of_all_ranks(stats_S, passes * self._forward_flops(shard))
+        *sums, flops = self._of_all_ranks([*stats_S.tolist(), passes * self._forward_flops(shard)])
+        stats_S = stats_S.new_tensor(sums)
         if self._device.type == "cpu":
             malloc.give_back()
         values = step_metrics(stats_S, len(updates))
@@ -182,6 +189,8 @@ class DeepSpeedTrainer:
         values["outlier_threshold"] = self._state.outlier_threshold = threshold
         if reference is None:
             del values["kl_ref_mean"]
+        else:
+            values["kl_beta"] = beta
         values |= {"learner_forward_backward_s": backward_s, "learner_optimizer_s": optimizer_s}
         if self._cost is not None:
             values["learner_flops"] = flops
@@ -189,13 +198,28 @@ class DeepSpeedTrainer:
             values["learner_peak_flops_per_s"] = self._peak.flops_per_s * self._ranks.world
         return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
 
-    def _of_all_ranks(self, stats_S: Tensor, flops: float) -> tuple[Tensor, float]:
+    def _scored(self, rows: list[list[RowArrays]], updates: int) -> tuple[list[list[RowArrays]], _Scores, _Scores]:
+        """The rows as they are trained, and their log-probabilities by the old and the reference policy, if needed."""
+        has_kl_reward = self._switches.has_kl_reward
+        old = _score(self._engine, rows, self._device) if updates > 1 or has_kl_reward else None
+        reference = _score(self._reference, rows, self._device) if self._reference else None
+        if old is None or reference is None or not has_kl_reward:
+            return rows, old, reference
+        flat, kl = list(chain.from_iterable(rows)), []
+        for row, old_T, reference_T in zip(flat, chain.from_iterable(old), chain.from_iterable(reference), strict=True):
+            kl_T = kl_estimate(old_T.double(), reference_T.double(), self._switches.kl_estimator).cpu().numpy()
+            kl.append(np.where(row.loss_mask_T, kl_T, 0.0))
+        made, self._state.kl_beta = with_kl_reward(flat, kl, self._state.kl_beta, self._switches, self._of_all_ranks)
+        rest = iter(made)
+        return [[next(rest) for _ in minibatch] for minibatch in rows], old, reference
+
+    def _of_all_ranks(self, values: Sequence[float]) -> list[float]:
         """Sums over all ranks. Ranks that share their rows count once."""
-        sums = torch.cat([stats_S, stats_S.new_tensor([flops])])
+        sums = torch.tensor(values, dtype=torch.float64, device=self._device)
         if self._group and self._group.rank > 0:
             sums.zero_()
         dist.all_reduce(sums)
-        return sums[:-1], float(sums[-1])
+        return sums.tolist()
 
     def _forward_flops(self, shard: Shard) -> float:
         """Operations of a forward pass over the samples of the shard that feed the loss, without padding.
@@ -318,6 +342,8 @@ class DeepSpeedTrainer:
             ResourceError: it is damaged.
         """
         self._state.restore(folder)
+        if self._switches.kl_target is None:
+            self._state.kl_beta = self._switches.kl_beta
 
     def close(self) -> None:
         """Leave the process group, if this trainer made it."""

@@ -38,6 +38,8 @@ class TrainingState:
 
         self.outlier_threshold = NO_OUTLIERS
         """`LossInputs.outlier_threshold` of the next step, the same on all ranks."""
+        self.kl_beta = 0.0
+        """Weight of the KL term of the next step, the same on all ranks."""
         self._share = Share(ranks.rank, ranks.world, pinned=device.type == "cuda")
         # A separate thread, so that a disk that hangs delays nothing else.
         self._disk = ThreadPoolExecutor(1, "save")
@@ -48,6 +50,7 @@ class TrainingState:
         if self._ranks.rank == 0:
             others = {f"buffer/{name}": buffer for name, buffer in self._buffers().items()}
             others["objective/outlier_threshold"] = torch.tensor(self.outlier_threshold, dtype=torch.float64)
+            others["objective/kl_beta"] = torch.tensor(self.kl_beta, dtype=torch.float64)
         others |= {f"random/{name}": state for name, state in self._random_state().items()}
         self._share.copy(self._pieces_to_write(), others, self._steps)
         return lambda: asyncio.get_running_loop().run_in_executor(self._disk, self._share.write, folder)
@@ -61,8 +64,11 @@ class TrainingState:
         """
         shares = Shares(folder, self._ranks.rank, self._ranks.world)
         self._load(shares)
-        if threshold := shares.others("objective/"):  # an earlier version of OlmoRL kept none
-            self.outlier_threshold = threshold["outlier_threshold"].item()
+        objective = shares.others("objective/")
+        if "outlier_threshold" in objective:  # an earlier version of OlmoRL kept none
+            self.outlier_threshold = objective["outlier_threshold"].item()
+        if "kl_beta" in objective:
+            self.kl_beta = objective["kl_beta"].item()
         random = shares.others("random/", self._ranks.rank)
         if "cpu" in random:
             torch.set_rng_state(random["cpu"])

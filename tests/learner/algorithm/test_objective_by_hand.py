@@ -106,6 +106,14 @@ def test_grpo() -> None:
     expect(switches_of("grpo"), 0.025 + 0.0025, gradient)
 
 
+def test_a_kl_reward_is_no_part_of_the_loss() -> None:
+    # As above without the last term: the divergence is in the advantages, and is still reported.
+    expect(switches_of("grpo", kl_in="reward"), 0.025, [0, -0.9 / 8, 0, -1.1 / 4, 2 / 8, 0.9 / 8])
+    switches = switches_of("grpo", kl_in="reward", kl_estimator="k3")
+    _, stats_S = policy_loss(example(switches), switches)
+    assert step_metrics(stats_S, 1)["kl_ref_mean"] == pytest.approx(0.5 / 6)
+
+
 def test_dr_grpo() -> None:
     # A is +-0.5 and +-1, the range [0.8, 1.2], each token counts 1 / (4 sequences * length 5).
     # 0.6 + 0.45 - 0.4 + 1.1 - 2 - 0.9 = -1.15

@@ -25,6 +25,12 @@ def test_the_default_is_the_recipe_of_olmo_3() -> None:
     assert not switches.needs_reference
 
 
+def test_the_kl_reward_takes_the_divergence_itself_unless_asked() -> None:
+    assert resolved(preset="grpo", kl_in="reward").kl_estimator == "k1"
+    assert resolved(preset="grpo", kl_in="reward", kl_estimator="k3").kl_estimator == "k3"
+    assert resolved(preset="grpo").kl_estimator == "k3"
+
+
 @pytest.mark.parametrize(
     ("preset", "differs_from_olmorl"),
     [
@@ -91,6 +97,8 @@ def test_an_explicit_switch_wins_even_when_it_is_zero_or_off() -> None:
     ("keys", "fix"),
     [
         ({"preset": "grpo", "rho_kind": "mask"}, "set objective.rho"),
+        ({"kl_in": "reward"}, "set objective.kl_beta over 0"),
+        ({"preset": "grpo", "kl_target": 0.1}, 'set objective.kl_in = "reward"'),
         ({"rho": 0.5, "rho_kind": "mask"}, "set rho to 1 or more"),
         ({"kl_estimator": "k1"}, "set objective.kl_beta"),
         ({"constant_length": 100}, 'needs objective.normalize = "constant"'),
@@ -112,6 +120,7 @@ SWITCHES_OF_RECIPES: list[dict[str, Any]] = [
     {"rho": "uncapped"},
     {"rho": 3.0, "rho_kind": "mask"},
     {"kl_beta": 0.1, "kl_estimator": "k1"},
+    {"kl_beta": 0.1, "kl_in": "reward", "kl_target": 0.01, "advantage": "whiten"},
     {"normalize": "constant", "constant_length": 7},
     {"rho": 3.0, "rho_kind": "truncate"},
     {"overlong_buffer": 5, "eps_low": 0.0, "mask_truncated": True},

@@ -383,6 +383,7 @@ def trainer(settings: Config, rank: int, meeting_point: str) -> Trainer:
         steps=settings.schedule.steps,
         seed=settings.run.seed,
         ranks=Ranks(rank, plan(settings).ranks, meeting_point),
+        critic=settings.critic,
         peak=device_peak(settings).times(1 if plan(settings).on_gpu else settings.learner.threads),
     )
 

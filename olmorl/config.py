@@ -170,11 +170,11 @@ class Schedule(Section):
 
 Preset = Literal[
     "olmorl", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "ppo_decoupled",
-    "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "trl", "verl",
+    "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo", "ppo", "trl", "verl",
 ]  # fmt: skip
 
 
-Advantage = Literal["mean", "mean_std", "mean_sample_std", "leave_one_out", "whiten", "mean_whiten", "gdpo"]
+Advantage = Literal["mean", "mean_std", "mean_sample_std", "leave_one_out", "whiten", "mean_whiten", "gdpo", "gae"]
 
 
 class Objective(Section):
@@ -186,7 +186,12 @@ class Objective(Section):
     """`mean`: reward minus the mean of its group; `mean_std`: also divided by the group's standard deviation;
     `mean_sample_std`: by that of a sample; `leave_one_out`: reward minus the mean of the others (RLOO); `whiten` and
     `mean_whiten`: reward, or reward minus the mean of its group, normalized over the tokens of the batch (REINFORCE++);
-    `gdpo`: each verifier's reward normalized in its group, then their weighted sum over the batch."""
+    `gdpo`: each verifier's reward normalized in its group, then their weighted sum over the batch; `gae`: by a critic,
+    see [critic]."""
+    gamma: float = Field(1.0, gt=0, le=1)
+    """With `advantage = "gae"`: discount of a reward for each token that it comes later."""
+    lam: float = Field(1.0, ge=0, le=1)
+    """With `advantage = "gae"`: weight of later estimates; 1: rewards alone, 0: the critic's next value alone."""
     normalize: Literal["token", "sequence", "constant"] | None = None
     """`token`: mean over all loss tokens of the minibatch; `sequence`: mean over each sequence, then over sequences;
     `constant`: sum over each sequence divided by a constant length, then mean over sequences."""
@@ -313,6 +318,20 @@ class Learner(Section):
     def shares_prompts(self) -> bool:
         """Whether answers in a row share the prompt of their group."""
         return self.share_prompts and self.has_own_attention
+
+
+class Critic(Section):
+    """The value model of `objective.advantage = "gae"`. The learner's ranks train it on the same rows as the policy."""
+
+    path: str | None = None
+    """Model whose layers it starts from: a Hugging Face folder or hub name with the tokenizer of the policy. Default:
+    model.path."""
+    learning_rate: float = Field(1e-5, ge=0, le=1)
+    """Constant learning rate of its AdamW."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps in which it learns while the policy stays as it is."""
+    value_clip: float = Field(0.5, gt=0)
+    """Largest change of a value in a step that the loss rewards."""
 
 
 class Actors(Section):
@@ -716,6 +735,7 @@ class Config(Section):
     schedule: Schedule = Schedule()
     objective: Objective = Objective()
     learner: Learner = Learner()
+    critic: Critic = Critic()
     actors: Actors = Actors()
     verifiers: Verifiers = Verifiers()
     queue: QueueSettings = QueueSettings()
@@ -788,6 +808,16 @@ def _each_reward(config: Config) -> str | None:
     if not normalizes_each or config.verifiers.combine != "product":
         return None
     return 'the advantage `gdpo` is a weighted sum: set verifiers.combine to "sum", or another objective.advantage'
+
+
+def _has_critic(config: Config) -> str | None:
+    """The keys of `critic` need a critic."""
+    objective = config.objective
+    has_one = objective.advantage == "gae" or (objective.advantage is None and objective.preset == "ppo")
+    named = [name for name, value in config.critic if value != getattr(Critic(), name)]
+    if has_one or not named:
+        return None
+    return f'critic.{named[0]} has no effect without a critic: set objective.preset = "ppo", or leave it out'
 
 
 def _publishing(config: Config) -> str | None:
@@ -959,6 +989,7 @@ def _own_cores(config: Config) -> str | None:
 _RULES: tuple[Callable[[Config], str | None], ...] = (
     _minibatches,
     _each_reward,
+    _has_critic,
     _publishing,
     _heartbeats,
     _engine_nodes,

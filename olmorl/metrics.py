@@ -216,6 +216,9 @@ RANK: Final = {
 SOMETIMES: Final = {
     "kl_ref_mean": "Estimate of the divergence of the policy from the reference.",
     "kl_beta": "Weight of that divergence in the loss or in the reward.",
+    "critic_loss": "Loss of the critic, mean over its updates.",
+    "critic_grad_norm": "Norm of the critic's gradient before clipping, mean over its updates.",
+    "value_explained_fraction": "Share of the variance of the returns that the critic's values explain; 1 is all.",
 }
 
 HELP: Final = STEP | SCORED | TOTALS | LEARNER | SOMETIMES | ACTOR | LAUNCHER | ORCHESTRATOR | REDIS | RANK

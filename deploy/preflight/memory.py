@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from olmorl import toml
-from olmorl.config import Config, with_key
+from olmorl.config import Config, Model, with_key
 from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import Placement, plan
 from olmorl.deploy.preflight import hub, memory_fixes, model_folder
@@ -123,7 +123,14 @@ def memory_plan(settings: Config) -> MemoryPlan:
 
     settings = _where_it_runs(settings)
     placed = plan(settings)
-    rank = rank_memory(settings.model, settings.learner, placed.ranks, settings.row_tokens, on_gpu=placed.on_gpu)
+    rank = rank_memory(
+        settings.model,
+        settings.learner,
+        placed.ranks,
+        settings.row_tokens,
+        on_gpu=placed.on_gpu,
+        critic=_critic_model(settings),
+    )
     weights = rank.parameters * VALUE_BYTES[settings.model.dtype]
     learner, engine = _learner(settings, rank), _engine(settings, rank.parameters)
     if placed.on_gpu:
@@ -137,7 +144,16 @@ def memory_plan(settings: Config) -> MemoryPlan:
         places = _cpu_hosts(settings, placed, rank, weights, learner, engine)
     places = [place for place in places if place.parts]
     publishing = publishing_plan(settings, rank.parameters, weights)
-    return MemoryPlan(tuple(places), _disk(settings, rank.parameters, weights), publishing)
+    return MemoryPlan(tuple(places), _disk(settings, rank.saved_parameters, weights), publishing)
+
+
+def _critic_model(settings: Config) -> Model | None:
+    """The model that the critic starts from, if there is a critic."""
+    from olmorl.learner.algorithm.presets import resolve
+
+    if not resolve(settings.objective, settings.sampling.max_tokens).has_critic:
+        return None
+    return settings.model.model_copy(update={"path": settings.critic.path or settings.model.path})
 
 
 def _where_it_runs(settings: Config) -> Config:
@@ -193,6 +209,7 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
         MemoryPart("gradients", states.gradients),
         MemoryPart("buffers of the gradients' sum", states.buckets),
         MemoryPart("reference model", reference, "objective.kl_beta"),
+        MemoryPart("critic", rank.critic.standing if rank.critic else 0, 'objective.advantage = "gae"'),
         MemoryPart("activations", layers, row_note),
         MemoryPart("copied keys of prompts", copied, "one group with the longest prompt: learner.share_prompts"),
         MemoryPart("logits", logits, "not while the layers' activations are at their peak"),

@@ -37,9 +37,9 @@ def advantages(
 ) -> Floats:
     """The advantages of a group, before `over_batch`. All 0 if the rewards are equal up to rounding.
 
-    Every kind but `whiten`, whose baseline is the batch's, subtracts the mean of the group (`leave_one_out`: of the
-    other completions). `mean_std` also divides by the population standard deviation, `mean_sample_std` and `gdpo` by
-    that of a sample.
+    `whiten` and `gae` leave the rewards: their baseline is the batch's or a critic's. The others subtract the mean of
+    the group, `leave_one_out` that of the other completions. `mean_std` also divides by the population standard
+    deviation, `mean_sample_std` and `gdpo` by that of a sample.
 
     Raises:
         ValueError: a group of fewer than two, or a reward that is not finite.
@@ -49,7 +49,7 @@ def advantages(
         raise ValueError(f"a group of {scaled_G.size} has no baseline: sampling.group_size must be 2 or more")
     if not np.isfinite(scaled_G).all():
         raise ValueError(f"rewards must be finite numbers, not {list(rewards_G)}")
-    if kind == "whiten":
+    if kind in ("whiten", "gae"):
         return scaled_G
     if is_zero_gradient(rewards_G):
         return np.zeros_like(scaled_G)

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from olmorl.config import Objective
 from olmorl.errors import ConfigError
 
-AdvantageKind = Literal["mean", "mean_std", "mean_sample_std", "leave_one_out", "whiten", "mean_whiten", "gdpo"]
+AdvantageKind = Literal["mean", "mean_std", "mean_sample_std", "leave_one_out", "whiten", "mean_whiten", "gdpo", "gae"]
 Normalize = Literal["token", "sequence", "constant"]
 RatioKind = Literal["token", "sequence"]
 RhoKind = Literal["auto", "truncate", "mask", "sequence", "sequence_mask"]
@@ -46,6 +46,9 @@ class Switches:
     kl_in: KlPlace
     kl_target: float | None
     """Divergence of an answer, in nats a token, that the weight of the KL reward adapts to; None: it stays."""
+    gamma: float
+    """Discount of later rewards; used if `advantage` is `gae`, like the next one."""
+    lam: float
     reward_scale: float
     overlong_buffer: int
     """Tokens before the length limit over which the reward falls by 1; 0: off."""
@@ -64,7 +67,17 @@ class Switches:
     @property
     def whitens_tokens(self) -> bool:
         """Whether advantages that differ from token to token are normalized over the batch."""
-        return self.has_kl_reward and self.advantage in ("whiten", "mean_whiten")
+        return self.has_critic or (self.has_kl_reward and self.advantage in ("whiten", "mean_whiten"))
+
+    @property
+    def has_critic(self) -> bool:
+        """Whether a critic gives the advantages."""
+        return self.advantage == "gae"
+
+    @property
+    def has_group_baseline(self) -> bool:
+        """Whether a group with equal rewards has no advantage."""
+        return self.advantage not in ("whiten", "gae")
 
 
 _OLMORL: Final[dict[str, Any]] = {
@@ -122,6 +135,8 @@ _PRESETS: Final[dict[str, dict[str, Any]]] = {
     "reinforce_pp_baseline": _OLMORL | {"advantage": "mean_whiten", "eps_high": 0.2, "rho": None},
     # GDPO (arXiv 2601.05242): each reward is normalized in its group before the weighted sum, which is over the batch.
     "gdpo": _OLMORL | {"advantage": "gdpo", "std_floor": 1e-4, "eps_high": 0.2, "rho": None},
+    # PPO (arXiv 1707.06347) with a critic.
+    "ppo": _OLMORL | {"advantage": "gae", "eps_high": 0.2, "rho": None},
     # The defaults of TRL's GRPOTrainer (1.0) and of verl's GRPO (0.7).
     "trl": _OLMORL | _SAMPLE_STD | {"std_floor": 1e-4, "rho": 3.0, "rho_kind": "sequence_mask"},
     "verl": _OLMORL | _SAMPLE_STD | {"clip": "dual", "rho": None},
@@ -154,6 +169,8 @@ def resolve(objective: Objective, max_tokens: int) -> Switches:
         **chosen,
         kl_target=objective.kl_target,
         constant_length=objective.constant_length or max_tokens,
+        gamma=objective.gamma,
+        lam=objective.lam,
         reward_scale=objective.reward_scale,
         overlong_buffer=round(overlong_share * max_tokens),
         mask_truncated=objective.mask_truncated,
@@ -205,5 +222,7 @@ def _refuse_idle_switches(objective: Objective, switches: Switches) -> None:
             raise ConfigError(f"objective.{key} needs a KL term: set objective.kl_beta over 0, for instance to 0.001")
     if objective.kl_target is not None and not switches.has_kl_reward:
         raise ConfigError('objective.kl_target adapts the KL reward: set objective.kl_in = "reward" and kl_beta over 0')
+    if not switches.has_critic and (objective.gamma, objective.lam) != (1.0, 1.0):
+        raise ConfigError('objective.gamma and lam are of a critic: set objective.advantage = "gae", or leave them out')
     if objective.constant_length is not None and switches.normalize != "constant":
         raise ConfigError('objective.constant_length needs objective.normalize = "constant"')

@@ -37,10 +37,9 @@ def has_gradient(group: Group, switches: Switches, max_tokens: int) -> bool:
 
     Where the baseline is the batch's, a group says nothing about that, and the answer is yes.
     """
-    has_baseline = switches.advantage != "whiten"
     advantages_G = _advantages(group, switches, max_tokens)
     pairs = zip(advantages_G, group.completions, strict=True)
-    return any((a != 0 or not has_baseline) and not _masked(c, switches) for a, c in pairs)
+    return any((a != 0 or not switches.has_group_baseline) and not _masked(c, switches) for a, c in pairs)
 
 
 def _advantages(group: Group, switches: Switches, max_tokens: int) -> npt.NDArray[np.float64]:
@@ -104,8 +103,9 @@ def samples(
 
 def teaches(group: Sequence[Sample], switches: Switches) -> bool:
     """Whether a token that feeds the loss has an advantage, or may get one from the batch."""
-    has_baseline = switches.advantage != "whiten"
-    return any((sample.advantage != 0 or not has_baseline) and sample.loss_mask.any() for sample in group)
+    return any(
+        (sample.advantage != 0 or not switches.has_group_baseline) and sample.loss_mask.any() for sample in group
+    )
 
 
 def with_batch_part(groups: Sequence[Sequence[Sample]], switches: Switches) -> Sequence[Sequence[Sample]]:

@@ -19,13 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
-from itertools import chain, product
+from itertools import chain, islice, product
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -48,7 +47,7 @@ from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.packing import RowArrays, prompt_blocks, row_arrays
 from olmorl.learner.trainer import compat, deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
-from olmorl.learner.trainer.kl_reward import with_kl_reward
+from olmorl.learner.trainer.critic import Critic, replace_head, value_policy
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
 from olmorl.learner.trainer.policy import (
@@ -64,14 +63,13 @@ from olmorl.learner.trainer.process_group import Ranks, join, training_device
 from olmorl.learner.trainer.rms_norm import recompute_norms
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup, form_group, refuse_heads
 from olmorl.learner.trainer.tiled_mlp import tile_mlps
+from olmorl.learner.trainer.token_credit import Floats, ScoredRow, credit
+from olmorl.learner.trainer.trained_module import TrainedModule
 from olmorl.learner.trainer.weight_snapshot import WeightSnapshot, model_tensors
 from olmorl.messages import PROBE_TOKENS, Probe, Shard
 from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
 from olmorl.seeds import derive
-
-_Scores = list[list[Tensor]] | None
-"""logprobs_T of every row of every minibatch."""
 
 
 class DeepSpeedTrainer:
@@ -88,6 +86,7 @@ class DeepSpeedTrainer:
         seed: int,
         ranks: Ranks,
         peak: DevicePeak | None = None,
+        critic: config.Critic | None = None,
     ) -> None:
         """Join the other ranks, unless the process group exists, and load the starting policy.
 
@@ -95,6 +94,7 @@ class DeepSpeedTrainer:
             temperature: of sampling; the policy is the tempered distribution.
             steps: of the whole run, for the learning rate.
             peak: of the device of a rank.
+            critic: used if the advantage is `gae`; None: the default.
 
         Raises:
             ModelError: the model cannot be loaded, or its packed samples would see each other.
@@ -123,9 +123,9 @@ class DeepSpeedTrainer:
             policy.model.gradient_checkpointing_enable({"use_reentrant": False})
         self._cost = model_cost(policy.model.config.get_text_config(), _shapes(policy.model), VALUE_BYTES[model.dtype])
         self._peak = peak or DevicePeak()
-        self._grad_norm = 0.0
         self._interrupted = threading.Event()
-        self._engine = self._build_engine(settings, policy)
+        self._trained = TrainedModule(self._deepspeed, policy, settings, learner)
+        self._engine = self._trained.engine
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
         self._state.kl_beta = switches.kl_beta
         refuse_leaks(self._engine, self._model, self._device)
@@ -134,6 +134,8 @@ class DeepSpeedTrainer:
         if self._group:
             refuse_cuts(self._engine, self._model, self._device)
         self._reference = self._build_reference(settings, temperature) if switches.needs_reference else None
+        self._critic_settings = critic or config.Critic()
+        self._critic = self._build_critic(settings) if switches.has_critic else None
         self._snapshot = WeightSnapshot(self._model, pinned=self._device.type == "cuda")
 
     # --- one step
@@ -146,32 +148,24 @@ class DeepSpeedTrainer:
         self._interrupted.set()
 
     def _train(self, shard: Shard) -> dict[str, float] | None:
-        rows = [
-            [row_arrays(row, share_prompts=self._learner.shares_prompts) for row in minibatch]
-            for minibatch in shard.minibatches
-        ]
-        updates, beta = list(product(range(self._learner.epochs), range(len(rows)))), self._state.kl_beta
-        rows, old, reference = self._scored(rows, len(updates))
-        rate = learning_rate(shard.step, self._learner, self._steps)
+        updates, beta = list(product(range(self._learner.epochs), range(len(shard.minibatches)))), self._state.kl_beta
+        rows = self._scored(shard, len(updates))
+        rate = self._rate(shard.step)
         stats_S = torch.zeros(NUM_STATS, dtype=torch.float64, device=self._device)
         grad_norms: list[float] = []
         backward_s = optimizer_s = 0.0
         for _, index in updates:
             began_at = time.perf_counter()
-            for number, row in enumerate(rows[index]):
+            for row in rows[index]:
                 if not grad_norms and self._given_up():
                     return None
-                stats_S += self._backward(
-                    row,
-                    old[index][number] if old else None,
-                    reference[index][number] if reference else None,
-                    shard.loss_tokens[index],
-                    shard.num_sequences[index],
-                )
+                stats_S += self._backward(row, shard.loss_tokens[index], shard.num_sequences[index])
             if self._device.type == "cuda":
                 torch.cuda.synchronize(self._device)  # the optimizer waits for the passes anyway
             passed_at = time.perf_counter()
-            grad_norms.append(self._update(rate))
+            grad_norms.append(self._trained.update(rate))
+            if self._critic:
+                self._critic.update()
             backward_s += passed_at - began_at
             optimizer_s += time.perf_counter() - passed_at
             if not isfinite(grad_norms[-1]):
@@ -179,39 +173,68 @@ class DeepSpeedTrainer:
                     f"step {shard.step}: the norm of the gradient is {grad_norms[-1]}; nothing of it was published. "
                     "Go back to an earlier checkpoint (--resume --from-step N) with a lower learning rate"
                 )
-        passes = self._learner.epochs * (1 + BACKWARD) + (old is not None) + (reference is not None)
-        *sums, flops = self._of_all_ranks([*stats_S.tolist(), passes * self._forward_flops(shard)])
-        stats_S = stats_S.new_tensor(sums)
         if self._device.type == "cpu":
             malloc.give_back()
-        values = step_metrics(stats_S, len(updates))
-        threshold = next_threshold(stats_S, self._state.outlier_threshold)
-        values["outlier_threshold"] = self._state.outlier_threshold = threshold
-        if reference is None:
-            del values["kl_ref_mean"]
-        else:
+        values = self._step_values(shard, list(chain.from_iterable(rows)), stats_S, len(updates))
+        if self._reference:
             values["kl_beta"] = beta
         values |= {"learner_forward_backward_s": backward_s, "learner_optimizer_s": optimizer_s}
+        return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
+
+    def _step_values(
+        self, shard: Shard, rows: Sequence[ScoredRow], stats_S: Tensor, num_updates: int
+    ) -> dict[str, float]:
+        """The values of a step over all ranks, and the threshold of the next one."""
+        *sums, flops = self._of_all_ranks([*stats_S.tolist(), self._passes(rows[0]) * self._forward_flops(shard)])
+        stats_S = stats_S.new_tensor(sums)
+        values = step_metrics(stats_S, num_updates)
+        threshold = next_threshold(stats_S, self._state.outlier_threshold)
+        values["outlier_threshold"] = self._state.outlier_threshold = threshold
+        if self._reference is None:
+            del values["kl_ref_mean"]
+        if self._critic:
+            values |= self._critic.step_metrics(rows, self._of_all_ranks)
         if self._cost is not None:
             values["learner_flops"] = flops
         if self._peak.flops_per_s is not None:
             values["learner_peak_flops_per_s"] = self._peak.flops_per_s * self._ranks.world
-        return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
+        return values
 
-    def _scored(self, rows: list[list[RowArrays]], updates: int) -> tuple[list[list[RowArrays]], _Scores, _Scores]:
-        """The rows as they are trained, and their log-probabilities by the old and the reference policy, if needed."""
-        has_kl_reward = self._switches.has_kl_reward
-        old = _score(self._engine, rows, self._device) if updates > 1 or has_kl_reward else None
-        reference = _score(self._reference, rows, self._device) if self._reference else None
-        if old is None or reference is None or not has_kl_reward:
-            return rows, old, reference
-        flat, kl = list(chain.from_iterable(rows)), []
-        for row, old_T, reference_T in zip(flat, chain.from_iterable(old), chain.from_iterable(reference), strict=True):
-            kl_T = kl_estimate(old_T.double(), reference_T.double(), self._switches.kl_estimator).cpu().numpy()
-            kl.append(np.where(row.loss_mask_T, kl_T, 0.0))
-        made, self._state.kl_beta = with_kl_reward(flat, kl, self._state.kl_beta, self._switches, self._of_all_ranks)
-        rest = iter(made)
-        return [[next(rest) for _ in minibatch] for minibatch in rows], old, reference
+    def _rate(self, step: int) -> float:
+        """The policy does not move while its critic warms up."""
+        warms_up = self._critic is not None and step <= self._critic_settings.warmup_steps
+        return 0.0 if warms_up else learning_rate(step, self._learner, self._steps)
+
+    def _scored(self, shard: Shard, updates: int) -> list[list[ScoredRow]]:
+        """The rows of each minibatch as they are trained, with what is known of them before the first update."""
+        minibatches = [
+            [row_arrays(row, share_prompts=self._learner.shares_prompts) for row in minibatch]
+            for minibatch in shard.minibatches
+        ]
+        rows, has_kl_reward = list(chain.from_iterable(minibatches)), self._switches.has_kl_reward
+        blank: list[None] = [None] * len(rows)
+        old = _score(self._engine, rows, self._device) if updates > 1 or has_kl_reward else blank
+        reference = _score(self._reference, rows, self._device) if self._reference else blank
+        values = self._critic.values(rows) if self._critic else []
+        returns: list[Floats] = []
+        if has_kl_reward or values:
+            kl = [self._kl(*pair) for pair in zip(old, reference, strict=True)] if has_kl_reward else []
+            made = credit(rows, kl, values, self._state.kl_beta, self._switches, self._of_all_ranks)
+            rows, returns, self._state.kl_beta = made
+        flat = zip(rows, old, reference, values or blank, returns or blank, strict=True)
+        scored = (ScoredRow(*each) for each in flat)
+        return [list(islice(scored, len(minibatch))) for minibatch in minibatches]
+
+    def _kl(self, old_T: Tensor | None, reference_T: Tensor | None) -> Floats:
+        """kl_T of a row, in nats."""
+        assert old_T is not None and reference_T is not None
+        kl_T: Floats = kl_estimate(old_T.double(), reference_T.double(), self._switches.kl_estimator).cpu().numpy()
+        return kl_T
+
+    def _passes(self, row: ScoredRow) -> int:
+        """Forward passes that the work on a row is worth."""
+        trained = self._learner.epochs * (1 + BACKWARD) * (2 if self._critic else 1)
+        return trained + sum(each is not None for each in row[1:4])
 
     def _of_all_ranks(self, values: Sequence[float]) -> list[float]:
         """Sums over all ranks. Ranks that share their rows count once."""
@@ -246,10 +269,11 @@ class DeepSpeedTrainer:
             dist.all_reduce(interrupted, op=dist.ReduceOp.MAX)
         return bool(interrupted)
 
-    def _backward(
-        self, row: RowArrays, old_T: Tensor | None, reference_T: Tensor | None, loss_tokens: float, num_sequences: int
-    ) -> Tensor:
+    def _backward(self, scored: ScoredRow, loss_tokens: float, num_sequences: int) -> Tensor:
         """Add the gradient of one row; returns its statistics."""
+        row, old_T, reference_T = scored.row, scored.old_T, scored.reference_T
+        if self._critic:
+            self._critic.backward(scored, loss_tokens)
         logprobs_T, entropy_T = self._engine(policy_row(row, self._device), with_entropy=True)
 
         def batch(values: Any) -> Tensor:
@@ -274,18 +298,9 @@ class DeepSpeedTrainer:
         self._engine.backward(loss * self._ranks.world)
         return stats_S
 
-    def _update(self, rate: float) -> float:
-        """Take an optimizer step with the summed gradients; returns their norm before clipping."""
-        for group in self._engine.optimizer.param_groups:
-            group["lr"] = rate
-        self._engine.step()
-        if self._stage > 0:
-            self._grad_norm = float(self._engine.get_global_grad_norm())
-        return self._grad_norm
-
     def score(self, row: RowArrays) -> Tensor:
         """logprobs_T of a row by the present policy, without a gradient. All ranks call this together."""
-        return _score(self._engine, [[row]], self._device)[0][0]
+        return _score(self._engine, [row], self._device)[0]
 
     # --- weights
 
@@ -332,7 +347,16 @@ class DeepSpeedTrainer:
 
     def save(self, folder: Path) -> Callable[[], Awaitable[None]]:
         """Copy the state. The learning rate is not saved: it follows from the step."""
-        return self._state.save(folder)
+        write = self._state.save(folder)
+        if not self._critic:
+            return write
+        write_critic = self._critic.save(folder)
+
+        async def write_both() -> None:
+            await write()
+            await write_critic()
+
+        return write_both
 
     def restore(self, folder: Path) -> None:
         """Load the state of a checkpoint with any number of ranks and any ZeRO stage.
@@ -342,6 +366,8 @@ class DeepSpeedTrainer:
             ResourceError: it is damaged.
         """
         self._state.restore(folder)
+        if self._critic:
+            self._critic.restore(folder)
         if self._switches.kl_target is None:
             self._state.kl_beta = self._switches.kl_beta
 
@@ -349,6 +375,8 @@ class DeepSpeedTrainer:
         """Leave the process group, if this trainer made it."""
         self._thread.shutdown()
         self._state.close()
+        if self._critic:
+            self._critic.close()
         self._engine.destroy()
         if self._group:
             self._group.leave()
@@ -375,9 +403,13 @@ class DeepSpeedTrainer:
             return nullcontext()
         return save_on_cpu(pin_memory=self._device.type == "cuda")
 
-    def _load(self, settings: dict[str, Any], temperature: float) -> PackedPolicy:
-        build = partial(models.load, self._model_settings, self._learner.attention, self._device)
+    def _load(self, settings: dict[str, Any], temperature: float, critic: config.Critic | None = None) -> PackedPolicy:
+        path = (critic.path if critic else None) or self._model_settings.path
+        model_settings = self._model_settings.model_copy(update={"path": path})
+        build = partial(models.load, model_settings, self._learner.attention, self._device)
         model = deepspeed_config.load(build, settings)
+        if critic:
+            replace_head(model)
         if self._learner.mlp_tiles > 1:
             tile_mlps(model, self._learner.mlp_tiles)
         if self._learner.recompute_norms:
@@ -385,27 +417,15 @@ class DeepSpeedTrainer:
         chunk, fp32_head = self._learner.logprob_chunk, self._model_settings.fp32_head
         return PackedPolicy(model, temperature, chunk, fp32_head, self._group, self._saving)
 
-    def _build_engine(self, settings: dict[str, Any], policy: PackedPolicy) -> Any:
-        learner = self._learner
-        optimizer = torch.optim.AdamW(
-            policy.parameters(),
-            lr=learner.learning_rate,
-            betas=learner.betas,
-            eps=learner.eps,
-            weight_decay=learner.weight_decay,
-            fused=True,
-        )
-        if self._stage == 0:
-            optimizer.register_step_pre_hook(self._clip)
-        engine, *_ = self._deepspeed.initialize(
-            model=policy, optimizer=optimizer, config=settings, dist_init_required=False
-        )
-        return engine
-
-    def _clip(self, *_: Any) -> None:
-        """Clip without DeepSpeed: at stage 0 it would not return the norm."""
-        norm = torch.nn.utils.clip_grad_norm_(self._engine.module.parameters(), self._learner.max_grad_norm)
-        self._grad_norm = float(norm)
+    def _build_critic(self, settings: dict[str, Any]) -> Critic:
+        """A copy of the policy's layers, or another model, with a head for values."""
+        policy = value_policy(self._load(settings, 1.0, self._critic_settings))
+        policy.model.train()
+        if self._learner.gradient_checkpointing:
+            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        trained = TrainedModule(self._deepspeed, policy, settings, self._learner)
+        state = TrainingState(trained.engine, policy.model, self._stage, self._ranks, self._device)
+        return Critic(trained, state, self._critic_settings, self._device, self._ranks.world)
 
     def _build_reference(self, settings: dict[str, Any], temperature: float) -> Any:
         """The starting policy, frozen. Under ZeRO-3 it is sharded like the trained one."""
@@ -420,10 +440,10 @@ def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
     return {name: tuple(getattr(weight, "ds_shape", weight.shape)) for name, weight in model.named_parameters()}
 
 
-def _score(policy: Callable[..., Any], rows: Sequence[Sequence[RowArrays]], device: torch.device) -> list[list[Tensor]]:
-    """logprobs_T of every row of every minibatch, without gradient."""
+def _score(policy: Callable[..., Any], rows: Sequence[RowArrays], device: torch.device) -> list[Tensor]:
+    """logprobs_T of every row, without gradient."""
     with torch.no_grad():
-        return [[policy(policy_row(row, device))[0] for row in minibatch] for minibatch in rows]
+        return [policy(policy_row(row, device))[0] for row in rows]
 
 
 def _import_deepspeed(device: torch.device, timeout_s: float) -> ModuleType:

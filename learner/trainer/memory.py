@@ -102,20 +102,40 @@ class RankMemory(NamedTuple):
     """None: not known, because the model's shapes depend on its data."""
     offloaded: int
     """Bytes of this rank in host memory: with `learner.offload_optimizer`, optimizer states and gradients."""
+    critic: RankMemory | None = None
+    """Of the critic. Its activations and those of the policy are not there at the same time."""
+
+    @property
+    def saved_parameters(self) -> int:
+        """Parameters in a checkpoint."""
+        return self.parameters + (self.critic.parameters if self.critic else 0)
+
+    @property
+    def standing(self) -> int:
+        """Bytes on the device at all times."""
+        states = self.states
+        own = states.weights + states.optimizer + states.gradients + states.buckets
+        return own + (self.critic.standing if self.critic else 0)
 
     @property
     def peak(self) -> int:
         """Bytes on the device: the greater of the backward pass and the optimizer step."""
-        states = self.states
-        standing = states.weights + states.optimizer + states.gradients + states.buckets
         row = self.activations.peak if self.activations else 0
-        return standing + max(states.gathered + row, states.step)
+        return self.standing + max(self.states.gathered + row, self.states.step)
 
 
 def rank_memory(
-    model: config.Model, learner: config.Learner, ranks: int, row_tokens: int, *, on_gpu: bool
+    model: config.Model,
+    learner: config.Learner,
+    ranks: int,
+    row_tokens: int,
+    *,
+    on_gpu: bool,
+    critic: config.Model | None = None,
 ) -> RankMemory:
     """The memory of one of `ranks` ranks, when a row of `row_tokens` tokens is one sample.
+
+    The `critic` is counted as the model that it starts from, which has a larger head.
 
     Raises:
         ModelError: the folder is not a model that the learner can train.
@@ -138,11 +158,16 @@ def rank_memory(
         recompute_norms=learner.recompute_norms,
         on_gpu=on_gpu,
     )
+    try:
+        second = rank_memory(critic, learner, ranks, row_tokens, on_gpu=on_gpu) if critic else None
+    except ModelError as error:
+        raise ModelError(str(error).replace("model.path", "critic.path", 1)) from None
     return RankMemory(
         parameters=sum(sizes),
         states=held,
         activations=activations(model, row),
-        offloaded=offloaded,
+        offloaded=offloaded + (second.offloaded if second else 0),
+        critic=second,
     )
 
 

@@ -139,7 +139,7 @@ class PackedPolicy(nn.Module):
             )
         self.model = model
         self.temperature = temperature
-        self.head = LogprobHead(model.get_output_embeddings(), chunk, fp32_head)
+        self.head: nn.Module = LogprobHead(model.get_output_embeddings(), chunk, fp32_head)
         self.group = group
         self.saving = saving
 

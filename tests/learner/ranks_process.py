@@ -119,6 +119,7 @@ class Rank:
             steps=STEPS,
             seed=0,
             ranks=self.ranks,
+            critic=config.Critic(**job.get("critic", {})),
         )
 
     def shard(self, job: dict[str, Any], step: int) -> Shard:
@@ -321,7 +322,7 @@ class Rank:
                 peak, live = max(peak, live + above), live + grown
                 activations = above - grown
             gradients = live - standing
-            grown, above, _ = measured(lambda: trainer._update(1e-5))
+            grown, above, _ = measured(lambda: trainer._trained.update(1e-5))
             peak, live = max(peak, live + above), live + grown
         trainer.close()
         return {"peak": peak, "standing": standing, "gradients": gradients, "activations": activations}

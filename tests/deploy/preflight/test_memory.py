@@ -153,6 +153,19 @@ def test_the_page_has_the_plan_of_each_shipped_recipe(models: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+def test_a_critic_takes_what_the_policy_takes_but_the_activations(models: Path) -> None:
+    plain, ppo = (
+        memory.memory_plan(shipped(models, "olmo3-7b-think", *changes))
+        for changes in ((), (("objective.preset", '"ppo"'),))
+    )
+    parts = of(plain.places[0])
+    standing = sum(parts[what] for what in ("weights", "optimizer", "gradients", "buffers of the gradients' sum"))
+    assert of(ppo.places[0])["critic"] == pytest.approx(standing)
+    assert (ppo.places[0].needed - plain.places[0].needed) / GIB == pytest.approx(standing)
+    saved, of_both = ({part.what: part.num_bytes for part in each.disk}["a checkpoint"] for each in (plain, ppo))
+    assert of_both == 2 * saved
+
+
 def test_a_row_too_long_for_a_gpu_is_refused_with_ranks_to_share_it(models: Path) -> None:
     tried = (("learner.logprob_chunk", "64"), ("learner.offload_optimizer", "true"))
     settings = shipped(models, "olmo3-32b-think", ("sampling.max_tokens", "129024"), *tried)

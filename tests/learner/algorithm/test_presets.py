@@ -57,6 +57,7 @@ def test_the_kl_reward_takes_the_divergence_itself_unless_asked() -> None:
         ("rloo", {"advantage": "leave_one_out", "eps_high": 0.2, "rho": None}),
         ("reinforce_pp", {"advantage": "whiten", "eps_high": 0.2, "rho": None}),
         ("reinforce_pp_baseline", {"advantage": "mean_whiten", "eps_high": 0.2, "rho": None}),
+        ("ppo", {"advantage": "gae", "eps_high": 0.2, "rho": None}),
         ("gdpo", {"advantage": "gdpo", "std_floor": 1e-4, "eps_high": 0.2, "rho": None}),
         (
             "trl",
@@ -98,6 +99,7 @@ def test_an_explicit_switch_wins_even_when_it_is_zero_or_off() -> None:
     [
         ({"preset": "grpo", "rho_kind": "mask"}, "set objective.rho"),
         ({"kl_in": "reward"}, "set objective.kl_beta over 0"),
+        ({"lam": 0.9}, 'set objective.advantage = "gae"'),
         ({"preset": "grpo", "kl_target": 0.1}, 'set objective.kl_in = "reward"'),
         ({"rho": 0.5, "rho_kind": "mask"}, "set rho to 1 or more"),
         ({"kl_estimator": "k1"}, "set objective.kl_beta"),

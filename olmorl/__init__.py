@@ -1,14 +1,30 @@
-"""OlmoRL: asynchronous reinforcement learning from verifiable rewards."""
+"""OlmoRL: asynchronous reinforcement learning from verifiable rewards.
 
-from typing import Any
+run         trains as `olmorl-launch` does        Recipe      a recipe as an object
+verify      scores as `olmorl-verify` does        read_run    the tables of a run
+"""
+
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+_PLACES = {
+    "run": "olmorl.deploy.api",
+    "verify": "olmorl.deploy.api",
+    "Recipe": "olmorl.deploy.api",
+    "read_run": "olmorl.deploy.run_tables",
+}
+
+if TYPE_CHECKING:
+    from olmorl.deploy.api import Recipe as Recipe
+    from olmorl.deploy.api import run as run
+    from olmorl.deploy.api import verify as verify
+    from olmorl.deploy.run_tables import read_run as read_run
 
 
 def __getattr__(name: str) -> Any:
-    """Gives `read_run`, which reads a run into tables. It imports its libraries when it is first asked for."""
-    if name == "read_run":
+    """Gives the public functions. Their libraries are imported when one is first asked for."""
+    if name in _PLACES:
         from importlib import import_module
 
-        return import_module("olmorl.deploy.run_tables").read_run
+        return getattr(import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'olmorl' has no attribute {name!r}")

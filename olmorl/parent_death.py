@@ -12,8 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -44,6 +45,12 @@ def die_with_parent(parent: int, death: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, death)
     if os.getppid() != parent:
         os._exit(0)
+
+
+def asked_at_death(number: int) -> Callable[[], None]:
+    """Returns a call for a new process: it gets the signal when the thread that started it ends."""
+    prctl = ctypes.CDLL(None).prctl
+    return partial(prctl, _PR_SET_PDEATHSIG, number)
 
 
 def become_subreaper() -> None:

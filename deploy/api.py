@@ -1,0 +1,221 @@
+"""The service from Python: `olmorl.run`, `olmorl.verify` and `olmorl.Recipe`, in a script or a notebook.
+
+Both calls start the commands of the same name as a process of their own, so a run has the same processes and
+guarantees as one from a shell, and goes on there: `olmorl-launch FOLDER/recipe.toml --resume`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import cloudpickle
+import msgspec
+
+from olmorl import config, parent_death
+from olmorl.deploy.run_tables import RunTables, read_run
+from olmorl.deploy.view.run_state import last_end
+from olmorl.errors import ConfigError, DataError, RunEnded
+
+Recipe = config.Config
+"""A recipe as an object: `Recipe(model={"path": ...}, schedule={"steps": 50})`. Every key is checked; see
+`docs/configuration.md`."""
+RewardFunction = Callable[..., Any]
+Rows = Iterable[Mapping[str, Any]]
+_FUNCTIONS: Final = "rewards.py"
+_LOADER: Final = '''"""Written by olmorl.run: the reward functions of a script or notebook."""
+
+from pathlib import Path
+
+import cloudpickle
+
+globals().update(cloudpickle.loads(Path(__file__).with_suffix(".pkl").read_bytes()))
+'''
+
+
+def run(
+    recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe | None = None,
+    *,
+    reward_functions: Sequence[RewardFunction | str] = (),
+    dataset: Rows | str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    resume: bool = False,
+    change: bool = False,
+) -> RunTables:
+    """Train as `olmorl-launch` does, and return the tables of the run.
+
+    Ctrl-C, or the interrupt of a notebook, stops the run with a checkpoint; the tables have the steps so far.
+
+    Args:
+        recipe: a TOML file, a `Recipe`, a table of sections, or None for the defaults.
+        reward_functions: functions in the convention of TRL or verl, also of a notebook, or entries of
+            `verifiers.functions`. They join those of the recipe.
+        dataset: rows with the columns of `docs/data-and-rewards.md`, such as a `datasets.Dataset`, in place of the
+            recipe's `data.train`; or its name or path.
+        overrides: more keys by their dotted names, such as `{"schedule.steps": 50}`.
+        resume: go on with the run of this name. Give the same rows again.
+        change: with `resume`, accept that keys differ from those of the last start.
+
+    Raises:
+        ConfigError: a mistake to mend: a key, a function, a folder that holds a run already.
+        DataError: a row that cannot be written as JSON.
+        RunEnded: the run ended with an error. The message has the cause.
+    """
+    settings = _settings(recipe, overrides or {})
+    folder = settings.run_dir.with_name(f"{settings.run_dir.name}.inputs").resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    if dataset is not None:
+        data = dataset if isinstance(dataset, str) else str(_write_rows(folder / "data.jsonl", dataset))
+        settings = config.with_key(settings, "data.train", [data])
+    if reward_functions:
+        functions = [*settings.verifiers.functions, *_specs(folder, reward_functions)]
+        settings = config.with_key(settings, "verifiers.functions", functions)
+    path = folder / "recipe.toml"
+    path.write_text(config.to_toml(settings), encoding="utf-8")
+    options = (["--resume"] if resume else []) + (["--change"] if change else [])
+    code, reason = _command("olmorl.deploy.launch", [str(path), *options])
+    if code == 2:
+        raise ConfigError(reason)
+    if code:
+        raise RunEnded(last_end(settings.run_dir) or reason)
+    return read_run(settings.run_dir)
+
+
+def verify(
+    rows: Rows,
+    recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe | None = None,
+    *,
+    reward_functions: Sequence[RewardFunction | str] = (),
+) -> list[dict[str, Any]]:
+    """Score rows that have a `completion`, as `olmorl-verify` does; returns its lines, in the order of the rows.
+
+    Raises:
+        DataError: no row can be used, or the verifiers did not start.
+    """
+    with tempfile.TemporaryDirectory(prefix="olmorl-verify-") as name:
+        folder = Path(name)
+        (folder / "recipe.toml").write_text(config.to_toml(_settings(recipe, {})), encoding="utf-8")
+        source, output = _write_rows(folder / "rows.jsonl", rows), folder / "scores.jsonl"
+        functions = [word for spec in _specs(folder, reward_functions) for word in ("--function", spec)]
+        words = [str(source), "-o", str(output), "--config", str(folder / "recipe.toml"), *functions]
+        code, reason = _command("olmorl.deploy.verify.cli", words)
+        if code:
+            raise DataError(reason)
+        return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+def _settings(recipe: Any, overrides: Mapping[str, Any]) -> Recipe:
+    if isinstance(recipe, Recipe):
+        settings = recipe
+    elif recipe is None or isinstance(recipe, Mapping):
+        settings = config.build(recipe or {}, "recipe")
+    else:
+        settings = config.load(Path(recipe))
+    for key, value in overrides.items():
+        settings = config.with_key(settings, key, value)
+    return settings
+
+
+def _write_rows(path: Path, rows: Rows) -> Path:
+    """Write the rows as JSONL. Raises DataError for a row that is no table or has a value JSON cannot hold."""
+    with path.open("wb") as file:
+        number = 0
+        for number, row in enumerate(rows, start=1):
+            try:
+                file.write(msgspec.json.encode(dict(row), enc_hook=_plain) + b"\n")
+            except (TypeError, ValueError, OverflowError) as error:
+                raise DataError(
+                    f"dataset: row {number}: {error}; rows are tables of texts, numbers and lists"
+                ) from None
+    if not number:
+        raise DataError("dataset: it has no rows")
+    return path
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and scalars of numpy and torch as lists and numbers."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
+
+
+def _specs(folder: Path, functions: Sequence[RewardFunction | str]) -> list[str]:
+    """The entries of `verifiers.functions`. Functions that are objects are stored in the folder, with what they use.
+
+    Raises:
+        ConfigError: a function without a name of its own, or that cannot be stored.
+    """
+    own = {name_of(function): function for function in functions if not isinstance(function, str)}
+    if len(own) < sum(not isinstance(function, str) for function in functions):
+        raise ConfigError("reward_functions: two functions have the same name; rename one")
+    if own:
+        try:
+            with ExitStack() as stack:
+                for module in {function.__module__ for function in own.values()}:
+                    _store_by_value(module, stack)
+                data = cloudpickle.dumps(own)
+        except Exception as error:
+            raise ConfigError(f"reward_functions: cannot be stored ({error}); give file.py:function instead") from None
+        (folder / _FUNCTIONS).write_text(_LOADER, encoding="utf-8")
+        (folder / _FUNCTIONS).with_suffix(".pkl").write_bytes(data)
+    return [
+        function if isinstance(function, str) else f"{folder / _FUNCTIONS}:{name_of(function)}"
+        for function in functions
+    ]
+
+
+def name_of(function: RewardFunction) -> str:
+    """The name of a function. Raises ConfigError for a lambda or an object without one."""
+    name = getattr(function, "__name__", type(function).__name__)
+    if not callable(function) or not name.isidentifier():
+        raise ConfigError(
+            f"reward_functions: {function!r} has no name: write it with `def name(completions, **columns)`"
+        )
+    return name
+
+
+def _store_by_value(module: str, stack: ExitStack) -> None:
+    """Store the functions of a user's own module with their code: workers may not be able to import it."""
+    found = sys.modules.get(module)
+    place = getattr(found, "__file__", None) or ""
+    if found is not None and module != "__main__" and place and not place.startswith((sys.prefix, sys.base_prefix)):
+        cloudpickle.register_pickle_by_value(found)
+        stack.callback(cloudpickle.unregister_pickle_by_value, found)
+
+
+def _command(program: str, words: Sequence[str]) -> tuple[int, str]:
+    """Run a module as a process and show what it prints; returns its exit code and the last error that it named.
+
+    An interrupt goes to the process, which ends in order. It ends in order too when this process dies.
+    """
+    shows_itself = sys.stdout is sys.__stdout__ and sys.stdout is not None and sys.stdout.isatty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", program, *words],
+        stdout=None if shows_itself else subprocess.PIPE,
+        stderr=None if shows_itself else subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        process_group=0,
+        preexec_fn=parent_death.asked_at_death(signal.SIGTERM),
+    )
+    reason = ""
+    while True:
+        try:
+            for line in process.stdout or ():
+                print(line, end="", flush=True)
+                if line.startswith("olmorl-"):
+                    reason = line
+                elif reason and line.startswith("  "):
+                    reason += line
+            code = process.wait()
+            return code, reason.strip() or f"{program} ended with exit code {code}: see its output"
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)

@@ -1,0 +1,150 @@
+"""`olmorl.run` and `olmorl.verify`, with the functions and rows of a script."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import olmorl
+from olmorl.errors import ConfigError, DataError
+from olmorl.run_dir import RunFiles
+from tests.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+ROWS = [
+    {"prompt": "1 + 1?", "ground_truth": "2", "dataset": "math", "completion": "It is \\boxed{2}.", "wanted": 5},
+    {
+        "prompt": "1 + 2?",
+        "ground_truth": "3",
+        "dataset": "math",
+        "completion": "It is \\boxed{4}.",
+        "wanted": np.int64(17),
+    },
+]
+SCRIPT = """
+import sys
+import olmorl
+
+factor = 0.5
+
+def length(completions, wanted, **columns):
+    return [factor * (len(text) == n) for text, n in zip(completions, wanted)]
+
+"""
+
+
+def simulated(folder: Path, steps: int) -> dict[str, Any]:
+    return {
+        "run": {"name": "test", "mode": "simulated", "directory": str(folder)},
+        "schedule": {"steps": steps, "prompts_per_step": 4, "max_lag": 2},
+        "simulation": {"tokens_per_s": 500},
+    }
+
+
+def test_rows_are_scored_by_verifiers_and_by_functions_of_this_process() -> None:
+    bonus = 0.25
+
+    def at_17(completions: list[str], wanted: list[int], **_: Any) -> list[float]:
+        return [bonus * (n == 17) for _, n in zip(completions, wanted, strict=True)]
+
+    scores = olmorl.verify(ROWS, reward_functions=[at_17])
+    assert [score["reward"] for score in scores] == [1.0, 0.25]
+    assert [score["solved"] for score in scores] == [True, False]
+
+
+def test_a_function_of_a_script_is_stored_with_what_it_uses(tmp_path: Path) -> None:
+    script = tmp_path / "mine.py"
+    script.write_text(SCRIPT + f"print(olmorl.verify({ROWS[:1]!r}, reward_functions=[length])[0]['reward'])\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.stdout.splitlines()[-1:] == ["1.0"], done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("functions", "says"),
+    [
+        ([lambda completions: [0.0]], "has no name: write it with `def name"),
+        ([3], "has no name"),
+        ([max, max], "two functions have the same name"),
+    ],
+)
+def test_functions_that_cannot_be_used_are_named(functions: list[Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        olmorl.verify(ROWS, reward_functions=functions)
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [([], "no rows"), ([{"a": 1}, {"a": object()}], "row 2: a object cannot"), ([{"a": 1}, 3], "row 2")],
+)
+def test_rows_that_cannot_be_written_are_named(tmp_path: Path, rows: list[Any], says: str) -> None:
+    with pytest.raises(DataError, match=says):
+        olmorl.run(simulated(tmp_path, 1), dataset=rows)
+    assert not (tmp_path / "test").exists()
+
+
+def test_a_recipe_is_checked() -> None:
+    with pytest.raises(ConfigError, match=r"schedule\.step: unknown key|schedule\.step"):
+        olmorl.run({"schedule": {"step": 3}})
+    with pytest.raises(ConfigError, match="olmorl"):
+        olmorl.run({"model": {"path": "x"}}, overrides={"objective.preset": "no"})
+    with pytest.raises(ConfigError, match="no such recipe"):
+        olmorl.run("missing.toml")
+    assert olmorl.Recipe.model_validate(simulated(Path("runs"), 3)).schedule.steps == 3
+
+
+@pytest.mark.cluster
+def test_a_run_gives_its_tables_and_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    tables = olmorl.run(simulated(tmp_path, 3))
+    assert tables.metrics.column("step").to_pylist() == [1, 2, 3]
+    assert "step    3/3" in capfd.readouterr().out
+    with pytest.raises(ConfigError, match="holds a run already"):
+        olmorl.run(simulated(tmp_path, 3))
+    longer = {"schedule.steps": 5}
+    with pytest.raises(ConfigError, match="--change"):
+        olmorl.run(simulated(tmp_path, 3), overrides=longer, resume=True)
+    tables = olmorl.run(simulated(tmp_path, 3), overrides=longer, resume=True, change=True)
+    assert tables.metrics.column("step").to_pylist() == [1, 2, 3, 4, 5]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    text = f"import olmorl\nprint(olmorl.run({simulated(tmp_path, 1000)!r}).metrics.num_rows, 'rows')\n"
+    (tmp_path / "script.py").write_text(text)
+    with (tmp_path / "out").open("wb") as out:
+        process = subprocess.Popen([sys.executable, tmp_path / "script.py"], stdout=out, stderr=subprocess.STDOUT)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def started(tmp_path: Path, process: subprocess.Popen[bytes]) -> psutil.Process:
+    """The launcher, once the run has trained a step."""
+    metrics = RunFiles(tmp_path / "test").metrics
+    until(lambda: (metrics.exists() and metrics.stat().st_size) or process.poll() is not None)
+    assert process.poll() is None, (tmp_path / "out").read_text()
+    return psutil.Process(process.pid).children()[0]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("asked", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_or_killed_script_leaves_a_run_that_can_go_on(
+    tmp_path: Path, script: subprocess.Popen[bytes], asked: signal.Signals
+) -> None:
+    launcher = started(tmp_path, script)
+    os.kill(script.pid, asked)
+    script.wait(60)
+    until(lambda: not launcher.is_running() or launcher.status() == psutil.STATUS_ZOMBIE)
+    assert "stopped" in RunFiles(tmp_path / "test").ended.read_text()
+    assert list(RunFiles(tmp_path / "test").checkpoints.glob("step_*/complete"))
+    if asked == signal.SIGINT:
+        lines = (tmp_path / "out").read_text().splitlines()
+        assert lines[-1].endswith(" rows") and script.returncode == 0, lines[-20:]

@@ -4,7 +4,7 @@ run         trains as `olmorl-launch` does        Recipe      a recipe as an obj
 verify      scores as `olmorl-verify` does        read_run    the tables of a run
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 __version__ = "0.1.0"
 _PLACES = {
@@ -13,12 +13,6 @@ _PLACES = {
     "Recipe": "olmorl.deploy.api",
     "read_run": "olmorl.deploy.run_tables",
 }
-
-if TYPE_CHECKING:
-    from olmorl.deploy.api import Recipe as Recipe
-    from olmorl.deploy.api import run as run
-    from olmorl.deploy.api import verify as verify
-    from olmorl.deploy.run_tables import read_run as read_run
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,236 @@
+"""A script of TRL's GRPOTrainer, run by this service: `from olmorl.trl import GRPOConfig, GRPOTrainer`.
+
+Each argument has a key of the recipe, changes nothing here, or is named as one that has no counterpart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence, Sized
+from math import ceil
+from pathlib import Path
+from typing import Any, Final
+
+from olmorl import config
+from olmorl.deploy import api
+from olmorl.deploy.run_tables import RunTables
+from olmorl.errors import ConfigError
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    "output_dir": "runs/trl", "learning_rate": 1e-6, "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1,
+    "num_generations": 8, "max_completion_length": 256, "max_prompt_length": 2048, "max_steps": -1,
+    "num_train_epochs": 3.0, "lr_scheduler_type": "linear", "warmup_steps": 0, "warmup_ratio": 0.0, "adam_beta1": 0.9,
+    "adam_beta2": 0.999, "adam_epsilon": 1e-8, "weight_decay": 0.0, "max_grad_norm": 1.0, "seed": 42, "bf16": True,
+    "gradient_checkpointing": True, "epsilon": 0.2, "epsilon_high": None, "loss_type": "dapo", "reward_weights": None,
+    "vllm_importance_sampling_correction": True, "save_steps": 500,
+}  # fmt: skip
+"""The values of TRL 1.0 where they matter here."""
+
+_KEYS: Final = {
+    "learning_rate": "learner.learning_rate",
+    "num_generations": "sampling.group_size",
+    "max_completion_length": "sampling.max_tokens",
+    "max_prompt_length": "data.max_prompt_tokens",
+    "temperature": "sampling.temperature",
+    "weight_decay": "learner.weight_decay",
+    "adam_epsilon": "learner.eps",
+    "max_grad_norm": "learner.max_grad_norm",
+    "seed": "run.seed",
+    "gradient_checkpointing": "learner.gradient_checkpointing",
+    "beta": "objective.kl_beta",
+    "num_iterations": "learner.epochs",
+    "importance_sampling_level": "objective.ratio",
+    "mask_truncated_completions": "objective.mask_truncated",
+    "vllm_importance_sampling_cap": "objective.rho",
+    "vllm_tensor_parallel_size": "actors.tensor_parallel",
+    "vllm_gpu_memory_utilization": "actors.gpu_memory_utilization",
+    "chat_template_kwargs": "data.chat_template_kwargs",
+    "shuffle_dataset": "data.shuffle",
+    "save_steps": "checkpoint.every",
+    "save_total_limit": "checkpoint.keep",
+}
+"""Arguments whose value is that of a key."""
+
+_CHOICES: Final[dict[str, dict[Any, dict[str, Any]]]] = {
+    "loss_type": {
+        "dapo": {"objective.normalize": "token"},
+        "grpo": {"objective.normalize": "sequence"},
+        "dr_grpo": {"objective.normalize": "constant"},
+        "cispo": {"objective.clip": "cispo"},
+    },
+    "scale_rewards": {
+        **{value: {"objective.advantage": "mean_sample_std"} for value in ("group", True)},
+        **{value: {"objective.advantage": "mean"} for value in ("none", False)},
+    },
+    "multi_objective_aggregation": {"sum_then_normalize": {}, "normalize_then_sum": {"objective.advantage": "gdpo"}},
+    "lr_scheduler_type": {name: {"learner.schedule": name} for name in ("constant", "linear", "cosine")}
+    | {"constant_with_warmup": {"learner.schedule": "constant"}},
+    "vllm_importance_sampling_mode": {
+        "sequence_mask": {"objective.rho_kind": "sequence_mask"},
+        "sequence_truncate": {"objective.rho_kind": "sequence"},
+        "token_truncate": {"objective.rho_kind": "truncate"},
+    },
+    "fp16": {False: {}},
+    "top_p": {1.0: {}, None: {}},
+    "top_k": {0: {}, None: {}, -1: {}},
+    "min_p": {None: {}, 0.0: {}},
+    "repetition_penalty": {1.0: {}},
+    "delta": {None: {}},
+    "top_entropy_quantile": {1.0: {}},
+    "sync_ref_model": {False: {}},
+    "off_policy_mask_threshold": {None: {}},
+    "use_bias_correction_kl": {False: {}},
+    "generation_batch_size": {None: {}},
+    "steps_per_generation": {None: {}},
+}
+"""Arguments of which some values have keys."""
+
+_COMBINED: Final = """
+    output_dir per_device_train_batch_size gradient_accumulation_steps max_steps num_train_epochs warmup_steps
+    warmup_ratio adam_beta1 adam_beta2 bf16 epsilon epsilon_high reward_weights vllm_importance_sampling_correction
+""".split()  # noqa: SIM905
+"""Arguments that are read one by one."""
+
+_WITHOUT_EFFECT: Final = """
+    use_vllm vllm_mode vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout vllm_group_port
+    vllm_model_impl vllm_enable_sleep_mode vllm_max_model_length logging_steps logging_first_step logging_strategy
+    logging_dir log_completions num_completions_to_print log_level log_unique_prompts remove_unused_columns
+    disable_tqdm report_to run_name save_strategy push_to_hub disable_dropout dataloader_num_workers tf32
+    dataloader_drop_last ddp_find_unused_parameters deepspeed ds3_gather_for_generation gradient_checkpointing_kwargs
+    per_device_eval_batch_size eval_strategy do_train do_eval save_only_model optim use_liger_kernel fsdp local_rank
+    overwrite_output_dir torch_compile use_transformers_paged cache_implementation model_init_kwargs
+""".split()  # noqa: SIM905
+"""Arguments about how TRL runs. This service always generates with vLLM and trains with DeepSpeed."""
+
+
+class GRPOConfig:
+    """The arguments of TRL's GRPOConfig, by the same names."""
+
+    def __init__(self, output_dir: str = _DEFAULTS["output_dir"], **arguments: Any) -> None:
+        self.arguments = {"output_dir": output_dir, **arguments}
+
+
+class GRPOTrainer:
+    """Takes what TRL's GRPOTrainer takes. `train` runs the service, which keeps everything in `args.output_dir`."""
+
+    def __init__(
+        self,
+        model: str,
+        reward_funcs: Callable[..., Any] | Sequence[Callable[..., Any]],
+        args: Any = None,
+        train_dataset: Any = None,
+        *,
+        overrides: Mapping[str, Any] | None = None,
+        **others: Any,
+    ) -> None:
+        """Map the arguments.
+
+        Args:
+            model: a Hugging Face folder or hub name.
+            reward_funcs: one function or several, in TRL's convention.
+            args: TRL's GRPOConfig or the one of this module.
+            train_dataset: rows with a `prompt`.
+            overrides: keys of the recipe that TRL has no arguments for, such as `{"schedule.max_lag": 4}`.
+
+        Raises:
+            ConfigError: an argument without a counterpart. The message names all of them.
+        """
+        if refused := sorted(name for name, value in others.items() if value is not None):
+            raise ConfigError(f"GRPOTrainer: {', '.join(refused)}: no counterpart here; leave them out")
+        if not isinstance(model, str):
+            raise ConfigError("GRPOTrainer: model is loaded by the processes of the run: give its folder or hub name")
+        functions = list(reward_funcs) if isinstance(reward_funcs, Sequence) else [reward_funcs]
+        if any(isinstance(function, str) for function in functions):
+            raise ConfigError(
+                "GRPOTrainer: a reward model is served over HTTP: set verifiers.reward_model in overrides"
+            )
+        self._functions, self._rows = functions, train_dataset
+        self.recipe = recipe_of(model, functions, _given(args), train_dataset, overrides or {})
+
+    def train(self, resume_from_checkpoint: bool | None = None) -> RunTables:
+        """Train, and return the tables of the run. The model is in the folder `export` of `args.output_dir`."""
+        return api.run(
+            self.recipe, reward_functions=self._functions, dataset=self._rows, resume=bool(resume_from_checkpoint)
+        )
+
+
+def _given(args: Any) -> dict[str, Any]:
+    """The arguments that differ from their defaults."""
+    if args is None:
+        return {}
+    if isinstance(args, GRPOConfig):
+        return args.arguments
+    given = {}
+    for field in dataclasses.fields(args):
+        value, factory = getattr(args, field.name), field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        if field.init and value != default:
+            given[field.name] = value
+    return given
+
+
+def recipe_of(
+    model: str, functions: Sequence[Any], given: Mapping[str, Any], rows: Any, overrides: Mapping[str, Any]
+) -> api.Recipe:
+    """The recipe of the arguments. Raises ConfigError that names all arguments without a counterpart."""
+    known = {*_KEYS, *_CHOICES, *_COMBINED, *_WITHOUT_EFFECT}
+    refused = [name for name in given if name not in known]
+    refused += [f"{name} = {given[name]!r}" for name in _CHOICES if name in given and given[name] not in _CHOICES[name]]
+    if refused:
+        raise ConfigError(
+            f"GRPOConfig: {', '.join(sorted(refused))}: no counterpart here; leave them out, or see docs/coming-from.md"
+        )
+    args = {**_DEFAULTS, **given}
+    keys = {"objective.preset": "trl", "model.path": model, **_batch(args, rows)}
+    keys |= {key: args[name] for name, key in _KEYS.items() if name in args}
+    for name, choices in _CHOICES.items():
+        keys |= choices[args[name]] if name in args else {}
+    keys |= _combined(args, functions)
+    keys |= overrides
+    if not args["vllm_importance_sampling_correction"]:
+        keys["objective.rho"] = "off"
+        keys.pop("objective.rho_kind", None)
+    tree: dict[str, Any] = {}
+    for key, value in keys.items():
+        *parents, name = key.split(".")
+        section = tree
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[name] = value
+    return config.build(tree, "GRPOConfig")
+
+
+def _combined(args: Mapping[str, Any], functions: Sequence[Any]) -> dict[str, Any]:
+    weights = args["reward_weights"] or []
+    if weights and len(weights) != len(functions):
+        raise ConfigError(f"GRPOConfig: reward_weights has {len(weights)} entries for {len(functions)} functions")
+    named = zip(map(api.name_of, functions), weights, strict=bool(weights))
+    folder, high = Path(args["output_dir"]), args["epsilon_high"] or args["epsilon"]
+    is_cispo = args["loss_type"] == "cispo"  # its epsilon_high is the bound itself, and it has no lower one
+    return {
+        "run.directory": str(folder.parent),
+        "run.name": folder.name,
+        "model.dtype": "bfloat16" if args["bf16"] else "float32",
+        "learner.betas": [args["adam_beta1"], args["adam_beta2"]],
+        "objective.eps_low": 1.0 if is_cispo else args["epsilon"],
+        "objective.eps_high": high - 1 if is_cispo else high,
+        "verifiers.weights": dict(named),
+    }
+
+
+def _batch(args: Mapping[str, Any], rows: Any) -> dict[str, Any]:
+    """Groups a step, steps and warm-up. A batch of TRL counts answers."""
+    size = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
+    group = args["num_generations"]
+    if size % group:
+        raise ConfigError(
+            f"GRPOConfig: per_device_train_batch_size x gradient_accumulation_steps = {size} is no multiple of "
+            f"num_generations = {group}: change one of them"
+        )
+    steps = args["max_steps"]
+    if steps <= 0:
+        if not isinstance(rows, Sized):
+            raise ConfigError("GRPOConfig: set max_steps: the length of train_dataset is not known")
+        steps = ceil(len(rows) * args["num_train_epochs"] * group / size)
+    warmup = args["warmup_steps"] or ceil(args["warmup_ratio"] * steps)
+    return {"schedule.prompts_per_step": size // group, "schedule.steps": steps, "learner.warmup_steps": warmup}

@@ -1,0 +1,127 @@
+"""The recipe of a script of TRL, and what has no counterpart."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olmorl.deploy import trl_script
+from olmorl.errors import ConfigError
+from olmorl.learner.algorithm.presets import resolve
+from olmorl.trl import GRPOConfig, GRPOTrainer
+
+ROWS = [{"prompt": f"{n} + 1?", "wanted": n + 1} for n in range(20)]
+
+
+def exact(completions: list[str], wanted: list[int], **_: Any) -> list[float]:
+    return [float(text == str(n)) for text, n in zip(completions, wanted, strict=True)]
+
+
+def short(completions: list[str], **_: Any) -> list[float]:
+    return [-float(len(text)) for text in completions]
+
+
+def recipe(functions: Any = exact, rows: Any = ROWS, overrides: Any = None, **arguments: Any) -> Any:
+    return GRPOTrainer("org/model", functions, GRPOConfig(**arguments), rows, overrides=overrides).recipe
+
+
+def test_the_defaults_are_those_of_trl() -> None:
+    found = recipe()
+    assert (found.schedule.prompts_per_step, found.sampling.group_size, found.sampling.max_tokens) == (1, 8, 256)
+    assert found.schedule.steps == 60, "three epochs of 20 rows, one prompt a step"
+    assert (found.learner.learning_rate, found.learner.schedule, found.learner.betas) == (1e-6, "linear", (0.9, 0.999))
+    switches = resolve(found.objective, 256)
+    assert switches == resolve(type(found.objective)(preset="trl"), 256)
+
+
+def test_arguments_become_keys(tmp_path: Path) -> None:
+    found = recipe(
+        [exact, short],
+        output_dir=str(tmp_path / "out" / "mine"),
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=12,
+        num_generations=6,
+        max_steps=100,
+        warmup_ratio=0.05,
+        loss_type="dr_grpo",
+        scale_rewards=False,
+        beta=0.04,
+        epsilon=0.1,
+        epsilon_high=0.28,
+        reward_weights=[1.0, 0.01],
+        num_iterations=2,
+        bf16=False,
+        lr_scheduler_type="constant_with_warmup",
+        vllm_importance_sampling_correction=False,
+        logging_steps=1,
+        use_vllm=True,
+        overrides={"schedule.max_lag": 4, "data.system_prompt": "Add."},
+    )
+    assert (found.run.directory, found.run.name) == (tmp_path / "out", "mine")
+    assert (found.schedule.prompts_per_step, found.schedule.steps, found.schedule.max_lag) == (8, 100, 4)
+    assert (found.learner.warmup_steps, found.learner.schedule, found.learner.epochs) == (5, "constant", 2)
+    assert found.verifiers.weights == {"exact": 1.0, "short": 0.01}
+    assert (found.model.dtype, found.data.system_prompt) == ("float32", "Add.")
+    switches = resolve(found.objective, 256)
+    assert (switches.advantage, switches.normalize, switches.rho) == ("mean", "constant", None)
+    assert (switches.eps_low, switches.eps_high, switches.kl_beta, switches.kl_estimator) == (0.1, 0.28, 0.04, "k3")
+
+
+def test_the_bound_of_cispo_is_a_ratio() -> None:
+    switches = resolve(recipe(loss_type="cispo", epsilon_high=5.0).objective, 256)
+    assert (switches.clip, switches.eps_low, switches.eps_high) == ("cispo", 1.0, 4.0)
+
+
+def test_rewards_that_are_normalized_one_by_one() -> None:
+    assert recipe(multi_objective_aggregation="normalize_then_sum").objective.advantage == "gdpo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"loss_type": "sapo"}, "loss_type = 'sapo'"),
+        ({"top_p": 0.9, "top_k": 20}, "top_k = 20, top_p = 0.9"),
+        ({"sync_ref_model": True}, "sync_ref_model"),
+        ({"max_tool_calling_iterations": 3}, "max_tool_calling_iterations"),
+        ({"num_generation": 3}, "num_generation: no counterpart"),
+        ({"per_device_train_batch_size": 6}, "no multiple of num_generations = 8"),
+        ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 functions"),
+        ({"learning_rate": 7.0}, "learner.learning_rate"),
+    ],
+)
+def test_what_has_no_counterpart_is_named(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says.replace("(", r"\(")):
+        recipe(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: GRPOTrainer("m", exact, peft_config=object()), "peft_config"),
+        (lambda: GRPOTrainer(object(), exact), "folder or hub name"),  # type: ignore[arg-type]
+        (lambda: GRPOTrainer("m", ["org/reward-model"]), "verifiers.reward_model"),  # type: ignore[list-item]
+        (lambda: GRPOTrainer("m", exact, GRPOConfig(), iter(ROWS)), "set max_steps"),
+    ],
+)
+def test_what_a_trainer_cannot_take_is_named(call: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        call()
+
+
+def test_of_trls_own_configuration_the_changed_fields_count() -> None:
+    @dataclasses.dataclass
+    class Theirs:
+        learning_rate: float = 1e-6
+        num_generations: int = 8
+        debug: list[str] = dataclasses.field(default_factory=list)
+        sapo_temperature_neg: float = 1.05
+        derived: int = dataclasses.field(default=0, init=False)
+
+    assert trl_script._given(Theirs()) == {}
+    assert trl_script._given(Theirs(num_generations=4)) == {"num_generations": 4}
+    assert GRPOTrainer("m", exact, Theirs(learning_rate=2e-6), ROWS).recipe.learner.learning_rate == 2e-6
+    with pytest.raises(ConfigError, match="sapo_temperature_neg"):
+        GRPOTrainer("m", exact, Theirs(sapo_temperature_neg=2.0), ROWS)

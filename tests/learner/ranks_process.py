@@ -34,6 +34,7 @@ from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer, _import_d
 from olmorl.learner.trainer.policy import PackedPolicy, policy_row
 from olmorl.learner.trainer.process_group import Ranks, join
 from olmorl.learner.trainer.sequence_parallel import form_group
+from olmorl.learner.trainer.token_credit import ScoredRow
 from olmorl.messages import Sample, Shard, Version
 from olmorl.ports import NamedBuffer, WeightStore
 from olmorl.queues.weights.store import store_in_files
@@ -318,7 +319,7 @@ class Rank:
         for _ in range(2):
             standing = live
             for _ in range(2):
-                grown, above, _ = measured(lambda: trainer._backward(row, None, None, float(tokens), 1))
+                grown, above, _ = measured(lambda: trainer._backward(ScoredRow(row), float(tokens), 1))
                 peak, live = max(peak, live + above), live + grown
                 activations = above - grown
             gradients = live - standing

@@ -21,6 +21,9 @@ prints the same list. `make docs` writes this page from `olmorl/config.py`; do n
 - Unknown keys, values outside their bounds, infinities and NaN are refused before anything starts.
 - A default of *none* means that no value is set; the meaning says what happens then.
 - The run writes the resolved configuration to `config.toml` in its folder.
+- Keys for tests, plans and comparisons are not listed: `[simulation]` (`olmorl/simulation.py`), `actors.batching` and
+  `schedule.draw_ahead`.
+- A key that an earlier version had is refused with what to do instead, unless it has the value that holds anyway.
 - `deploy/recipes/` holds recipes for the demo and for the published Olmo 3 runs.
 """
 

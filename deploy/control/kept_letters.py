@@ -26,7 +26,7 @@ def kept_letters(run_dir: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the recipe or the ledger of the run cannot be read, or its Redis does not answer.
     """
-    settings = config.load(RunFiles(run_dir).config)
+    settings = config.load(RunFiles(run_dir).config, of_run=True)
     rows = {record["prompt_id"]: record["row"] for record in read_ledger(run_dir)}
     if settings.queue.url is not None:
         return asyncio.run(_letters(settings, QueueAccess.of_recipe(settings.queue.url), rows))

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 
 from olmorl.clock import Clock
-from olmorl.config import Config
+from olmorl.config import KV_HEADROOM, Config
 from olmorl.errors import RunEnded
 from olmorl.learner.batching import scheduling
 from olmorl.learner.batching.batch import Batch, BatchBuilder
@@ -67,7 +67,7 @@ class Batcher:
         shares = [
             1.0
             if status.waiting
-            else min(max(status.running / actors.max_running, status.kv_used / (1 - actors.kv_headroom)), 1.0)
+            else min(max(status.running / actors.max_running, status.kv_used / (1 - KV_HEADROOM)), 1.0)
             for status in statuses
         ]
         if shares:

@@ -135,7 +135,7 @@ class Orchestrator:
         """
         files = RunFiles(config.run_dir)
         waits = Waits(clock)
-        disk = DiskWriter(clock, config.checkpoint.deadline_s, waits)
+        disk = DiskWriter(clock, config.supervision.checkpoint_deadline_s, waits)
         recovery.check_free(files, resume)
         incarnation = ledger.acquire(files.ledger)
         await disk.write(partial(in_thread, durable_files.check_room, files.ledger / f"{incarnation}.room"))

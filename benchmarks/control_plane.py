@@ -33,7 +33,7 @@ from olmorl import config, deadlines
 from olmorl.deploy import wiring
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
-from olmorl.learner.storage import rollout_process
+from olmorl.learner.storage import rollout_writer
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.ports import Queue
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
@@ -154,7 +154,7 @@ class Meter:
     def read(self, line: Mapping[str, Any]) -> None:
         if not self._writers:
             children = psutil.Process().children()
-            self._writers = [child for child in children if rollout_process.__name__ in child.cmdline()]
+            self._writers = [child for child in children if rollout_writer.__name__ in child.cmdline()]
         redis, writer, actors = map(_cpu_s, ([self._redis], self._writers, self._actors))
         now, groups = time.monotonic(), int(line["groups_trained_total"])
         self.totals.append((now, groups, redis, time.process_time(), writer, actors))

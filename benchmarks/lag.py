@@ -2,10 +2,10 @@
 
     python benchmarks/lag.py --json benchmarks/results/lag.json
 
-The policy is a table of logits for each of four prompts, the answer 32 tokens of which two must fit together, the loss
-the learner's own, the engine a sampler of the policy of L versions ago. So the probability of a right answer is known
-exactly, at every step. The columns add what real engines and long answers add: rounding, and further tokens that do not
-decide.
+The policy is a table of logits for each of eight prompts, the answer 32 tokens of which two must fit together and none
+of the others may go wrong. The loss is the learner's own, the engine a sampler of the policy of L versions ago. So the
+probability of a right answer is known exactly, at every step. The columns add what real engines and long answers add:
+rounding, and further tokens that do not decide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -32,13 +32,17 @@ from olmorl.learner.algorithm.presets import resolve
 
 WANTED = 0.8
 STEPS = 36
-PROMPTS, TOKENS, VOCABULARY, DECIDING, SUM = 4, 32, 3, 2, 2
-"""An answer is right when its first two tokens add up to 2. The other tokens nearly always are token 0."""
+PROMPTS, TOKENS, VOCABULARY, FITTING, SUM = 8, 32, 3, 2, 2
+"""An answer is right when its first two tokens add up to 2 and all others are token 0, as they nearly always are."""
 SPREAD, SETTLED = 0.5, 5.0
-"""Standard deviation of the logits at the start, and the logit of token 0 where nothing is decided."""
-STEEPNESS = 20.0
+"""Standard deviation of the logits at the start, and what token 0 of the others has more."""
+STEEPNESS = 22.5
 """Logits for each unit of a parameter, so that AdamW moves them as it moves those of a network."""
-GROUPS, GROUP_SIZE = 32, 8
+GROUPS, GROUP_SIZE, DRAWN = 32, 8, 3
+"""A step takes the first 32 groups with a gradient of three times as many."""
+FILLER, OUTERMOST = 8192, 64
+"""Further tokens of an answer; the number of them that the loss sees, those with the largest |d|. The others are always
+below the threshold c, so they change no weight of a token that learns, unless a weight is the product of all."""
 BETAS = (0.9, 0.95)
 RATE = 0.008
 RATES = (0.004, RATE, 0.014)
@@ -51,26 +55,30 @@ class Column:
 
     noise: float = 0.0
     """Of each token, by the engine's numerics."""
-    filler: int = 0
-    """Further tokens of an answer, which decide nothing and do not learn."""
     filler_noise: float = 0.0
-    """Of all of them together, by the engine's numerics."""
+    """Of `FILLER` further tokens together, by the engine's numerics. They decide nothing and do not learn."""
     filler_drift: float = 0.0
     """Of all of them together, at lag 4, because their probabilities changed."""
+
+    def filler(self, lag: int) -> float:
+        """The standard deviation of their sum."""
+        return math.hypot(self.filler_noise, self.filler_drift * math.sqrt(lag / 4))
 
 
 COLUMNS: Mapping[str, Column] = {
     "clean": Column(),
     "noise 0.3": Column(noise=0.3),
-    "total 3": Column(filler=1, filler_noise=3.0),
-    "total 10": Column(filler=1, filler_noise=10.0),
-    "stale filler": Column(filler=1, filler_drift=3.0),
+    "total 3": Column(filler_noise=3.0),
+    "total 10": Column(filler_noise=10.0),
+    "stale filler": Column(filler_drift=3.0),
 }
 RULES: Mapping[str, Mapping[str, Any]] = {
     "token": {"rho_kind": "truncate"},
     "answer": {"rho_kind": "sequence"},
     "auto": {"rho_kind": "auto"},
 }
+OWN_NUMERICS = "auto, own numerics"
+"""d of the learner's own log-probabilities of the version that sampled, times min(2, pi_version / pi_engine)."""
 FURTHER_RULES: Mapping[str, Mapping[str, Any]] = {
     "off": {"rho": "off"},
     "mask": {"rho_kind": "mask"},
@@ -94,13 +102,19 @@ class Run(NamedTuple):
 
 
 def learn(
-    seed: int, lag: int, objective: Mapping[str, Any], column: Column, rate: float = RATE, steps: int = STEPS
+    seed: int,
+    lag: int,
+    objective: Mapping[str, Any],
+    column: Column,
+    rate: float = RATE,
+    steps: int = STEPS,
+    own_numerics: bool = False,
 ) -> Run:
     """Train for `steps` steps on answers that are exactly `lag` versions old, once there are as many versions."""
     chance = torch.Generator().manual_seed(seed)
     switches = resolve(Objective.model_validate(objective), TOKENS)
     start_PTV = torch.randn(PROMPTS, TOKENS, VOCABULARY, generator=chance) * SPREAD
-    start_PTV[:, DECIDING:, 0] += SETTLED
+    start_PTV[:, FITTING:, 0] += SETTLED
     moved_PTV = torch.zeros_like(start_PTV).requires_grad_()
     optimizer = torch.optim.AdamW([moved_PTV], lr=rate, betas=BETAS, weight_decay=0.0)
 
@@ -110,10 +124,24 @@ def learn(
     versions = deque([logprobs().detach()], maxlen=lag + 1)
     run, threshold = Run([], []), NO_OUTLIERS
     for _ in range(steps):
-        inputs = _batch(logprobs(), versions[0], len(versions) - 1, column, chance)._replace(
-            outlier_threshold=threshold
+        prompts_B, tokens_BT, advantages_B1 = _answers(versions[0], chance)
+        policy_BT, engine_BT = (
+            table_PTV[prompts_B].gather(2, tokens_BT[..., None]).squeeze(2) for table_PTV in (logprobs(), versions[0])
         )
-        loss, stats_S = policy_loss(inputs, switches)
+        advantages_BT, noise_BT = advantages_B1.expand_as(engine_BT), torch.zeros_like(engine_BT)
+        if column.noise:
+            noise_BT = _noise(engine_BT.shape, column.noise, chance)
+        if own_numerics:
+            advantages_BT = advantages_BT * noise_BT.exp().clamp(max=2)
+        else:
+            engine_BT = engine_BT - noise_BT
+        if filler := column.filler(len(versions) - 1):
+            noise_BF = _filler(filler, switches.rho_kind == "sequence", chance)
+            policy_BT = torch.cat([policy_BT, torch.full_like(noise_BF, -1.0)], 1)
+            engine_BT = torch.cat([engine_BT, -1.0 - noise_BF], 1)
+            advantages_BT = torch.cat([advantages_BT, advantages_B1.expand_as(noise_BF)], 1)
+        inputs = _inputs(policy_BT, engine_BT, advantages_BT, len(versions) - 1)
+        loss, stats_S = policy_loss(inputs._replace(outlier_threshold=threshold), switches)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_([moved_PTV], 1.0)
@@ -125,36 +153,49 @@ def learn(
     return run
 
 
-def _batch(policy_PTV: Tensor, engine_PTV: Tensor, lag: int, column: Column, chance: torch.Generator) -> LossInputs:
-    """Answers of the engine's version, with the log-probabilities of both and the advantages."""
-    answers = GROUPS * GROUP_SIZE
-    tokens_PTN = torch.multinomial(
-        engine_PTV.exp().flatten(0, 1), answers // PROMPTS, replacement=True, generator=chance
-    ).view(PROMPTS, TOKENS, -1)
-    engine_BT, policy_BT = (
-        table_PTV.gather(2, tokens_PTN).transpose(1, 2).flatten(0, 1) for table_PTV in (engine_PTV, policy_PTV)
+def _answers(engine_PTV: Tensor, chance: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Prompts, tokens and advantages of the answers of a step, by active sampling: equal rewards go last."""
+    prompts_D = torch.arange(DRAWN * GROUPS) % PROMPTS
+    tokens_DGT = (
+        torch.multinomial(engine_PTV.exp()[prompts_D].flatten(0, 1), GROUP_SIZE, replacement=True, generator=chance)
+        .view(-1, TOKENS, GROUP_SIZE)
+        .transpose(1, 2)
     )
-    if column.noise:
-        engine_BT = engine_BT - _noise(engine_BT.shape, column.noise, chance)
-    if column.filler:
-        shape = (answers, column.filler)
-        drift = math.hypot(column.filler_noise, column.filler_drift * math.sqrt(lag / 4)) / math.sqrt(column.filler)
-        filler_BT = torch.full(shape, -1.0)
-        policy_BT = torch.cat([policy_BT, filler_BT], 1)
-        engine_BT = torch.cat([engine_BT, filler_BT - _noise(shape, drift, chance)], 1)
-    rewards = (tokens_PTN[:, :DECIDING].sum(1) == SUM).float().view(GROUPS, GROUP_SIZE)
-    advantages_B1 = (rewards - rewards.mean(1, keepdim=True)).view(-1, 1)
+    fits_DG = tokens_DGT[..., :FITTING].sum(-1) == SUM
+    rewards_DG = (fits_DG & (tokens_DGT[..., FITTING:] == 0).all(-1)).float()
+    taken_N = torch.argsort((rewards_DG.amax(1) == rewards_DG.amin(1)).int(), stable=True)[:GROUPS]
+    advantages_NG = rewards_DG[taken_N] - rewards_DG[taken_N].mean(1, keepdim=True)
+    return (
+        prompts_D[taken_N].repeat_interleave(GROUP_SIZE),
+        tokens_DGT[taken_N].flatten(0, 1),
+        advantages_NG.view(-1, 1),
+    )
+
+
+def _inputs(policy_BT: Tensor, engine_BT: Tensor, advantages_BT: Tensor, lag: int) -> LossInputs:
     return LossInputs(
         logprobs_BT=policy_BT,
         old_logprobs_BT=policy_BT.detach(),
         behaviour_logprobs_BT=engine_BT,
-        advantages_BT=advantages_B1.expand_as(policy_BT),
+        advantages_BT=advantages_BT,
         loss_mask_BT=torch.ones(policy_BT.shape, dtype=torch.bool),
         sequence_ids_BT=torch.zeros(policy_BT.shape, dtype=torch.int64),
         lags_BT=torch.full(policy_BT.shape, lag),
         loss_tokens=float(policy_BT.numel()),
-        num_sequences=answers,
+        num_sequences=len(policy_BT),
     )
+
+
+def _filler(size: float, whole: bool, chance: torch.Generator) -> Tensor:
+    """Log-ratios of further tokens: the outermost ones, or as many whose sum is that of all."""
+    answers, token = GROUPS * GROUP_SIZE, size / math.sqrt(FILLER)
+    if whole:
+        return _noise((answers, OUTERMOST), size / math.sqrt(OUTERMOST), chance)
+    # The chances of |d| above the k largest of n are sums of k of n + 1 exponential variables, over the sum of all.
+    waits_BF = torch.empty(answers, OUTERMOST).exponential_(generator=chance).cumsum(1)
+    rest_B1 = FILLER + 1 - OUTERMOST + math.sqrt(FILLER) * torch.randn(answers, 1, generator=chance)
+    sizes_BF = -torch.special.ndtri(waits_BF / (waits_BF[:, -1:] + rest_B1) / 2)
+    return token * sizes_BF * torch.randn(sizes_BF.shape, generator=chance).sign() - token**2 / 2
 
 
 def _noise(shape: Sequence[int], size: float, chance: torch.Generator) -> Tensor:
@@ -163,9 +204,10 @@ def _noise(shape: Sequence[int], size: float, chance: torch.Generator) -> Tensor
 
 
 def _right(probabilities_PTV: Tensor) -> float:
-    """The exact probability that the two deciding tokens add up to `SUM`, over the prompts."""
+    """The exact probability of a right answer, over the prompts."""
     first_PV, second_PV = probabilities_PTV[:, 0], probabilities_PTV[:, 1]
-    return float((first_PV * second_PV.flip(1)).sum(1).mean())
+    fits_P = (first_PV * second_PV.flip(1)).sum(1)
+    return float((fits_P * probabilities_PTV[:, FITTING:, 0].prod(1)).mean())
 
 
 @dataclass(frozen=True)
@@ -180,17 +222,18 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """The cells of both tables: every lag and rate without noise; with it every lag, with filler lags 0, 4 and 8."""
+    """The cells of both tables: every lag and rate without noise; with it every lag of `auto`, and 4 of the others."""
     found = []
     for rate in RATES:
         found.append(Cell("token", RULES["token"], 0, rate, "clean"))
         found += [Cell(rule, RULES[rule], lag, rate, "clean") for lag in LAGS for rule in RULES]
     found += [Cell(rule, objective, 4, RATE, "clean") for rule, objective in FURTHER_RULES.items()]
-    for name, column in list(COLUMNS.items())[1:]:
+    for name in list(COLUMNS)[1:]:
         found += [Cell(rule, RULES[rule], 0, RATE, name) for rule in ("token", "answer")]
-        found += [Cell(rule, RULES[rule], 4, RATE, name) for rule in RULES]
-        found += [Cell("auto", RULES["auto"], lag, RATE, name) for lag in ((8,) if column.filler else (1, 2, 8))]
-    return found
+        found += [Cell(rule, RULES[rule], 4, RATE, name) for rule in ("token", "answer")]
+        found += [Cell("auto", RULES["auto"], lag, RATE, name) for lag in LAGS]
+    # The filler's noise is gone with own numerics, so its columns would be "clean" and "stale filler" again.
+    return found + [Cell(OWN_NUMERICS, RULES["auto"], lag, RATE, "noise 0.3") for lag in LAGS]
 
 
 def summary(cell: Cell, runs: Sequence[Run]) -> dict[str, Any]:
@@ -258,12 +301,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     console, rows = Console(width=150), []
     for cell in cells():
         column = COLUMNS[cell.column]
-        column = replace(column, filler=given.filler if column.filler else 0)
-        seeds = range(given.filler_seeds if column.filler else given.seeds)
-        rows.append(summary(cell, [learn(seed, cell.lag, cell.objective, column, cell.rate) for seed in seeds]))
+        how = (cell.objective, column, cell.rate, STEPS, cell.rule == OWN_NUMERICS)
+        rows.append(summary(cell, [learn(seed, cell.lag, *how) for seed in range(given.seeds)]))
     console.print(table(rows))
     if given.json:
-        whole = {"benchmark": "lag", "wanted": WANTED, "filler": given.filler, "rows": rows}
+        whole = {"benchmark": "lag", "wanted": WANTED, "filler": FILLER, "rows": rows}
         measure.write(given.json, whole, ("torch",))
     return 0
 
@@ -272,8 +314,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--seeds", type=int, default=16, help="default: %(default)s")
-    add("--filler-seeds", type=int, default=8, metavar="SEEDS", help="of the columns with filler; default: %(default)s")
-    add("--filler", type=int, default=1024, metavar="TOKENS", help="further tokens of an answer; default: %(default)s")
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     return parser
 

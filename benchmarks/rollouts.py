@@ -25,7 +25,7 @@ import psutil
 import zstandard
 
 from olmorl.clock import SystemClock
-from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.messages import Completion, Group, Prompt, Span, Version
 

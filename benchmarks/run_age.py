@@ -2,8 +2,8 @@
 
     python benchmarks/run_age.py --json benchmarks/results/run_age.json
 
-The draws pass through the service's `DrawLifecycle`, ledger, journal and checkpoints. The queue is a dictionary of the
-live draws, no rollouts are written, and every group is the same. A process of its own opens the run.
+The draws pass through the service's `Draws`, ledger, journal and checkpoints. The queue is a dictionary of the live
+draws, no rollouts are written, and every group is the same. A process of its own opens the run.
 """
 
 from __future__ import annotations
@@ -23,18 +23,22 @@ import measure
 import numpy as np
 import psutil
 
+from olmorl import config
 from olmorl.clock import SystemClock
 from olmorl.learner.data.stream import PromptStream, Source
 from olmorl.learner.orchestrator import recovery
-from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle, Ending, Reconciled
+from olmorl.learner.orchestrator.batcher import Ending
+from olmorl.learner.orchestrator.draw_source import DrawSource
 from olmorl.learner.orchestrator.draws import Draws
+from olmorl.learner.orchestrator.recovery import Reconciled, Recovered
+from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.storage import checkpoint_dir, ledger
-from olmorl.learner.storage.disk_full import DiskWriter
-from olmorl.learner.storage.journal import Journal
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.metrics_log import MetricsLog
+from olmorl.learner.waits import Waits
 from olmorl.messages import Completion, Group, Prompt, Span, Version
-from olmorl.ports import Row, Taken
+from olmorl.ports import Counts, Row, Taken
 from olmorl.run_dir import RunFiles
 
 BATCH, FILTERED, AHEAD, CHECKPOINT_EVERY = 512, 128, 2048, 50
@@ -65,6 +69,12 @@ class LiveDraws:
         for item in taken:
             del self._prompts[item.draw_id]
 
+    async def epoch(self) -> str:
+        return ""
+
+    async def counts(self, lane: str) -> Counts:
+        return Counts(queued=len(self._prompts), leased=0, results=0, late=0, duplicates=0)
+
     def answers(self, number: int) -> list[tuple[Taken, Group]]:
         """The oldest live draws, answered."""
         found = []
@@ -91,46 +101,45 @@ def stream() -> PromptStream:
     return PromptStream([Source("train", None, rows)], seed=0)
 
 
-def opened(files: RunFiles) -> tuple[recovery.StartPlan, ledger.Ledger, Draws]:
+def opened(files: RunFiles) -> tuple[recovery.StartPlan, ledger.Ledger, DrawSource]:
     """The books of a start, as `Orchestrator.open` reads them."""
     incarnation = ledger.acquire(files.ledger)
     plan = recovery.plan(files, incarnation, 1 << 30)
     recovery.carry_out(files, plan)
-    draws = Draws(stream(), 1, SystemClock())
-    return plan, recovery.open_ledger(files, plan, draws, SystemClock()), draws
+    source = DrawSource(stream(), 1, SystemClock())
+    return plan, recovery.open_ledger(files, plan, source, SystemClock()), source
 
 
 async def grow(files: RunFiles, marks: Sequence[int]) -> list[dict[str, float]]:
     """Make as many draws as the last mark; returns the memory at each mark."""
-    plan, books, draws = opened(files)
+    plan, books, source = opened(files)
+    run = {"directory": files.run_dir.parent, "name": files.run_dir.name, "mode": "simulated"}
+    settings, clock = config.build({"run": run}), SystemClock()
     queue: Any = LiveDraws()
     rollouts: Any = NoRollouts()
-    disk = DiskWriter(SystemClock(), 60.0)
-    nothing = Reconciled(set(), set(), set())
-    lifecycle = DrawLifecycle(
-        queue, books, Journal(files.journal), rollouts, draws, disk, plan.incarnation, nothing, files, None
-    )
+    recovered = Recovered(plan, books, source, {}, "", Reconciled(set(), set(), set()))
+    control = RunControl(queue, Waits(clock))
+    draws = Draws(settings, queue, recovered, rollouts, DiskWriter(clock, 60.0), clock, control, num_ranks=1)
     metrics, found, step = MetricsLog(files.metrics), [], 0
     began = time.perf_counter()
-    async with lifecycle.exclusive():
-        for mark in marks:
-            while lifecycle.state.num_drawn < mark:
-                step += 1
-                await lifecycle.draw(AHEAD - len(lifecycle.state.open), Version(1, step - 1))
-                answers = queue.answers(BATCH + FILTERED)
-                await lifecycle.decide([Ending(taken, Outcome.ZERO_GRADIENT) for taken, _ in answers[BATCH:]])
-                await lifecycle.journal(step, answers[:BATCH])
-                await lifecycle.train(step, 8 * BATCH, 0)
-                metrics.append({"step": step, "wall_s": float(step), **{f"metric_{i}": 0.123456 for i in range(100)}})
-                if step % CHECKPOINT_EVERY == 0:
-                    checkpoint_dir.shares_of(files.checkpoints, step, plan.incarnation).mkdir(parents=True)
-                    await lifecycle.complete(step)
-                    checkpoint_dir.retain(files.checkpoints, 3)
-            rss = psutil.Process().memory_info().rss / MIB
-            seconds = time.perf_counter() - began
-            found.append({"draws": lifecycle.state.num_drawn, "steps": step, "rss_mib": rss, "seconds": seconds})
-            print(f"{found[-1]}", file=sys.stderr)
-    await lifecycle.close()
+    for mark in marks:
+        while draws.state.num_drawn < mark:
+            step += 1
+            await draws._draw(AHEAD - len(draws.state.open), Version(1, step - 1))
+            answers = queue.answers(BATCH + FILTERED)
+            await draws._decide([Ending(taken, Outcome.ZERO_GRADIENT) for taken, _ in answers[BATCH:]])
+            await draws._write_batch(step, answers[:BATCH])
+            await draws.train(step, 8 * BATCH, 0)
+            metrics.append({"step": step, "wall_s": float(step), **{f"metric_{i}": 0.123456 for i in range(100)}})
+            if step % CHECKPOINT_EVERY == 0:
+                checkpoint_dir.shares_of(files.checkpoints, step, plan.incarnation).mkdir(parents=True)
+                await draws.complete(step)
+                checkpoint_dir.retain(files.checkpoints, 3)
+        rss = psutil.Process().memory_info().rss / MIB
+        seconds = time.perf_counter() - began
+        found.append({"draws": draws.state.num_drawn, "steps": step, "rss_mib": rss, "seconds": seconds})
+        print(f"{found[-1]}", file=sys.stderr)
+    await draws.close()
     return found
 
 

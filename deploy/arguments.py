@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 
 from olmorl import __version__, config
-from olmorl.deploy.control.options import nearest
+from olmorl.deploy.control.options import flags_of, nearest
 from olmorl.errors import ConfigError
 
 _SHORT = {
@@ -60,7 +60,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     words, keys = dotted(argv)
     known, unknown = parser.parse_known_args(words)
     for word in unknown:
-        meant = _meant(word, list(parser._option_string_actions))
+        meant = _meant(word, flags_of(parser))
         raise ConfigError(f"{word}: unknown argument{meant}; keys of the recipe are written --section.key value")
     overrides = [
         (key, str(value)) for flag, key in _SHORT.items() if (value := getattr(known, _name(flag))) is not None

@@ -9,7 +9,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,8 @@ from olmorl.clock import SystemClock
 from olmorl.config import Config, Verifiers
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import QueueAccess, run_id
-from olmorl.errors import HostLost, QueueUnavailable, ResourceError
+from olmorl.errors import ConfigError, HostLost, QueueUnavailable, ResourceError
+from olmorl.extension import is_function, load_function
 from olmorl.failed_start import building
 from olmorl.messages import Stop, Version
 from olmorl.model_cost import DevicePeak
@@ -124,20 +124,26 @@ def weight_store(settings: Config) -> WeightStore:
     """The store through which versions reach the engines."""
     from olmorl.queues.weights import store
 
+    if is_function(settings.weight_store):
+        return _own_store(settings)
     run, chunk_bytes = run_id(settings.run_dir), CHUNK_BYTES
     full_every = settings.weights.full_every
     if settings.weight_store == "ray":
-        open_store = partial(store.store_in_ray, run, chunk_bytes, full_every=full_every)
-    else:
-        directory = settings.weights.directory
-        if directory is None and settings.cluster.address is not None:
-            directory = RunFiles(settings.run_dir).weights
-        open_store = partial(store.store_in_files, run, directory, chunk_bytes, full_every=full_every)
-    if not plan(settings).transfers:
-        return open_store()
-    from olmorl.queues.weights.transfer import HostTransfer
+        return store.store_in_ray(run, chunk_bytes, full_every=full_every)
+    directory = settings.weights.directory
+    if directory is None and settings.cluster.address is not None:
+        directory = RunFiles(settings.run_dir).weights
+    return store.store_in_files(run, directory, chunk_bytes, full_every=full_every)
 
-    return open_store().helped_by(HostTransfer(run, open_store, settings.actors.stall_deadline_s / 2))
+
+def _own_store(settings: Config) -> WeightStore:
+    """The store of the user's own. Raises ConfigError if it lacks a method of `WeightStore`."""
+    name = settings.weight_store
+    made: WeightStore = load_function("weights.store", name)(run_id(settings.run_dir))
+    methods = ("publish", "complete", "latest", "fetch", "discard", "sweep")
+    if missing := [method for method in methods if not callable(getattr(made, method, None))]:
+        raise ConfigError(f"weights.store = {name!r}: what it returned has no method {', '.join(missing)}")
+    return made
 
 
 def engine_processes(settings: Config) -> EngineProcesses:

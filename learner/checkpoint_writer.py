@@ -8,7 +8,7 @@ from olmorl.clock import Clock, within
 from olmorl.config import Config
 from olmorl.learner.background import Background
 from olmorl.learner.storage import checkpoint_dir
-from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.messages import Begin
 from olmorl.ports import BatchSource, Trainer
 from olmorl.run_dir import RunFiles

@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 
 from olmorl import deadlines, removed_keys, toml
 from olmorl.errors import ConfigError
+from olmorl.extension import OwnFunction
 from olmorl.keys import Key, describe, keys
 from olmorl.section import Section
 from olmorl.simulation import Simulation
@@ -77,6 +78,8 @@ class Data(Section):
     """Longest prompt in tokens, chat template included."""
     over_long: Literal["filter", "truncate"] = "filter"
     """`filter` leaves out prompts over `max_prompt_tokens`; `truncate` keeps their end."""
+    reader: OwnFunction | None = None
+    """`module:function` or `file.py:function` that turns a row as it is read into one with the columns of a layout."""
     default_verifier: str | None = None
     """Verifier of rows without a `dataset` column."""
     split: str = "train"
@@ -178,9 +181,9 @@ class Objective(Section):
     """Divisor of each sequence with `normalize = "constant"`. Default: sampling.max_tokens."""
     ratio: Literal["token", "sequence"] | None = None
     """`token`: importance ratio of each token; `sequence`: geometric mean over its sequence (GSPO)."""
-    clip: Literal["ppo", "cispo"] | None = None
+    clip: Literal["ppo", "cispo"] | OwnFunction | None = None
     """`ppo`: minimum of the plain and the clipped objective; `cispo`: the clipped ratio is a weight without
-    gradient."""
+    gradient; `module:function`: a surrogate of your own."""
     eps_low: float | None = Field(None, ge=0, le=1)
     """Lower clip of the ratio, at 1 - eps_low."""
     eps_high: float | None = Field(None, ge=0)
@@ -401,7 +404,7 @@ Tag = Annotated[str, Field(min_length=1)]
 
 
 class Verifiers(Section):
-    """Rewards. `docs/verifiers.md` explains each verifier."""
+    """Rewards. `docs/data.md` explains each verifier."""
 
     workers: int = Field(1, ge=1)
     """Verifier processes of each actor."""
@@ -487,19 +490,16 @@ class QueueSettings(Section):
 class Weights(Section):
     """Transport of new versions to the engines."""
 
-    store: Literal["auto", "file", "ray"] = "auto"
+    store: Literal["auto", "file", "ray"] | OwnFunction = "auto"
     """`file`: versions are files; `ray`: versions are in Ray's object store, and each host pulls them. `auto`: `file`
-    for a run on one host or with `directory`, else `ray`."""
+    for a run on one host or with `directory`, else `ray`; `module:function`: makes a store of your own."""
     directory: Path | None = None
     """Folder of the files, visible to all hosts. Default: shared memory for a run on one host, else the run
     directory."""
-    transfer: Literal["auto", "store", "nccl"] = "auto"
-    """`store`: each actor host pulls its versions; `nccl`: one does, and sends them to the others by vLLM's weight
-    transfer, with the store as the way around it. `auto`: `nccl` on GPUs with at least 3 actor nodes, else `store`."""
     full_every: int = Field(1, ge=1, le=32)
-    """Of so many versions one is published whole, the others as their exact changes since the version before. 1: all
-    are whole. Changes are a few percent of the bytes at a learning rate of 1e-6, and cost CPU time; docs/weights.md
-    has figures. Versions in the shared memory of a run on one host are always whole."""
+    """One of so many versions is published whole, the others as their exact changes since the version before. 1: all
+    are whole. Changes are a few percent of the bytes at a learning rate of 1e-6, and cost CPU time
+    (docs/measurements.md). Versions in the shared memory of a run on one host are always whole."""
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
     proof_tolerance: Annotated[float, Field(gt=0)] | Literal["off"] | None = None
@@ -654,7 +654,7 @@ class Config(Section):
         return self
 
     @property
-    def weight_store(self) -> Literal["file", "ray"]:
+    def weight_store(self) -> str:
         """The kind of weight store, with `auto` resolved."""
         if self.weights.store != "auto":
             return self.weights.store
@@ -815,18 +815,6 @@ def _device_of_gpus(config: Config) -> str | None:
     )
 
 
-def _transfer_between_hosts(config: Config) -> str | None:
-    """`weights.transfer = "nccl"` needs GPUs, a cluster and at least 2 actor nodes."""
-    if config.weights.transfer != "nccl":
-        return None
-    if config.learner.device != "cpu" and config.cluster.address is not None and config.actors.nodes > 1:
-        return None
-    return (
-        'weights.transfer = "nccl" sends versions from one actor host to others, from GPU to GPU: remove it, or join a '
-        "cluster with GPUs (--ray-address HOST:PORT) and ask for more actor nodes (--actor-nodes)"
-    )
-
-
 def _own_cores(config: Config) -> str | None:
     """`learner.cores` and `actors.cores` each name a core once. On one machine they have no core in common."""
     learner, actors = config.learner.cores or [], config.actors.cores or []
@@ -854,7 +842,6 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _greedy_samples,
     _near_greedy,
     _device_of_gpus,
-    _transfer_between_hosts,
     _own_cores,
 )
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from olmorl import toml
+from olmorl.extension import OwnFunction
 
 
 class Key(NamedTuple):
@@ -70,6 +71,8 @@ def _kind(annotation: Any) -> tuple[str, tuple[str, ...], str]:
         return _TYPES[annotation], (), ""
     if origin is Literal:
         return "text", tuple(map(str, arguments)), ""
+    if annotation == OwnFunction:
+        return "module:function", (), ""
     if origin is Annotated:
         kind, choices, inner = _kind(arguments[0])
         return kind, choices, ", ".join(filter(None, (inner, _bounds(arguments[1:]))))

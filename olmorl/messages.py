@@ -110,7 +110,7 @@ class Buffer(msgspec.Struct, frozen=True, array_like=True):
 
 
 PROBE_TOKENS = 32
-"""Of a `Probe` of the learner."""
+"""Tokens of a `Probe` of the learner."""
 
 
 class Probe(msgspec.Struct, frozen=True):
@@ -137,7 +137,7 @@ class WeightShard(msgspec.Struct, frozen=True):
     pieces: tuple[tuple[int, int], ...]
     """Offset in the weight file and number of bytes, in the order of the stream."""
     chunk_hashes: tuple[str, ...]
-    """Of whole chunks."""
+    """Hashes of the whole chunks."""
     delta: Delta | None = None
     """None if its chunks are stored whole."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from math import ceil, floor, log10
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -336,6 +337,7 @@ def prometheus_name(name: str) -> str:
     return f"olmorl_{name[:-2]}_seconds" if name.endswith("_s") else f"olmorl_{name}"
 
 
+@lru_cache(4096)  # a resume asks for each field of each line
 def family_of(field: str) -> tuple[Family, str] | None:
     """The labelled metric of a field, and the value of its label; None for other fields."""
     return next(((family, part) for family in FAMILIES if (part := family.part(field))), None)

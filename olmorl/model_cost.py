@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 Shapes = Mapping[str, tuple[int, ...]]
 VALUE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-"""Of a weight, a key or a value, by the name of the dtype."""
+"""Bytes of a weight, a key or a value, by the name of the dtype."""
 BACKWARD = 2
 """Backward passes cost so many forward passes: one product for the input, one for the weight."""
 _HEAD, _EMBEDDING = "lm_head.weight", "embed_tokens.weight"
@@ -38,7 +38,7 @@ class AnswerWork(NamedTuple):
 
     flops: float = 0.0
     num_bytes: float = 0.0
-    """Of the KV cache, read and written."""
+    """Bytes of the KV cache, read and written."""
 
     def __add__(self, other: object) -> AnswerWork:
         assert isinstance(other, AnswerWork)
@@ -75,17 +75,17 @@ class ModelCost:
     """Keys and values of one token in one layer."""
     attention: tuple[LayerAttention, ...]
     value_bytes: int
-    """Of one weight, key or value."""
+    """Bytes of one weight, key or value."""
 
     def forward_flops(self, begin: int, end: int, logits: int) -> float:
-        """Of the tokens at positions `begin` to `end` of a sequence, with the logits of so many tokens."""
+        """Returns the flops of positions `begin` to `end` of a sequence, with the logits of so many tokens."""
         linear = (self.dense + self.active * self.experts) * (end - begin)
         seen = sum(kind.layers * pairs(begin, end, kind.window) for kind in self.attention)
         # Each pair costs a product of query and key, and one of weight and value.
         return 2 * (linear + self.head * logits) + 4 * self.query_width * seen
 
     def answer(self, prompt: int, generated: int, cached: int = 0) -> AnswerWork:
-        """Of an answer so far: its prompt, without the `cached` tokens of it, and one token after the other.
+        """Returns the work of an answer so far: its prompt without the `cached` tokens, and one token after another.
 
         The prompt's keys and values are read once, as in one step.
         """
@@ -102,7 +102,7 @@ class ModelCost:
         return AnswerWork(self.forward_flops(cached, last, generated), num_bytes)
 
     def step_bytes(self, tokens: int) -> float:
-        """Of the weights that an engine reads for one step over so many tokens. They spread evenly over the experts."""
+        """Returns the bytes of weights that an engine reads for a step: tokens spread evenly over the experts."""
         touched = 1 - (1 - self.active) ** tokens
         return self.value_bytes * (self.dense + self.head + touched * self.experts)
 

@@ -234,7 +234,7 @@ class NamedBuffer(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     data: memoryview
     start: int = 0
     """Bytes of the tensor before `data`."""

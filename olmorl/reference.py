@@ -7,36 +7,70 @@ from itertools import groupby
 
 from pydantic import BaseModel
 
-from olmorl import config
+from olmorl import config, toml
 from olmorl.keys import Key
 
 _ABOUT = """\
 # Configuration
 
-A recipe is a TOML file. Each table below is one of its sections. Every key is optional. `olmorl-launch --help-keys`
-prints the same list. `make docs` writes this page from `olmorl/config.py`; do not edit it by hand.
+A recipe is a TOML file with these tables. Every key is optional; `deploy/recipes/` has examples. Each line below has
+the key with its default, in parentheses its other values or bounds, and its meaning. A key without `=` has no default.
 
-- Any key can be set on the command line by its dotted name: `olmorl-launch RECIPE.toml --schedule.max_lag 4`.
-- The command line wins over the recipe. A key may be given once on the command line.
+- Any key can be set on the command line, which wins: `olmorl-launch RECIPE.toml --schedule.max_lag 4`.
 - Unknown keys, values outside their bounds, infinities and NaN are refused before anything starts.
-- A default of *none* means that no value is set; the meaning says what happens then.
 - The run writes the resolved configuration to `config.toml` in its folder.
 - Keys for tests, plans and comparisons are not listed: `[simulation]` (`olmorl/simulation.py`), `actors.batching` and
   `schedule.draw_ahead`.
 - A key that an earlier version had is refused with what to do instead, unless it has the value that holds anyway.
-- `deploy/recipes/` holds recipes for the demo and for the published Olmo 3 runs.
+- `olmorl-launch --help-keys` prints this list. `make docs` writes this page from `olmorl/config.py`.
 """
+_QUOTED = ("text", "path")
+_SEEN_IN_DEFAULT = ("true or false", "integer", "number", *_QUOTED)
+"""Types that a reader sees in the default."""
 
 
 def page() -> str:
-    """The page as Markdown."""
-    sections = _sections("", config.Config)
+    """Returns the page as Markdown."""
+    sections, places = _sections("", config.Config), dict[str, str]()
     parts = [_ABOUT]
     for section, keys in groupby(config.reference(), lambda key: key.key.rpartition(".")[0]):
-        parts.append(f"## `[{section}]`\n\n{sections[section]}\n\n{_table(list(keys))}")
+        parts.append(f"## `[{section}]`\n\n{sections[section]}\n\n{_lines(section, list(keys), places)}")
     rules = "\n".join(f"- {rule}" for rule in config.agreements())
     parts.append(f"## Rules over several keys\n\nA recipe that breaks one of these rules is refused.\n\n{rules}\n")
     return "\n".join(parts)
+
+
+def _lines(section: str, keys: list[Key], places: dict[str, str]) -> str:
+    """Returns the lines of a section. Keys that an earlier section has in the same words, see `places`, are named."""
+    named: dict[str, list[str]] = {}
+    lines = []
+    for key in keys:
+        if (place := places.setdefault(line(key), section)) == section:
+            lines.append(line(key))
+        else:
+            named.setdefault(place, []).append(f"`{key.key.rpartition('.')[2]}`")
+    lines += [f"- As in `[{place}]`: {', '.join(names)}." for place, names in named.items()]
+    return "".join(f"{each}\n" for each in lines)
+
+
+def line(key: Key) -> str:
+    """Returns the line of one key: name, default, values that it takes, meaning."""
+    name = key.key.rpartition(".")[2]
+    default = toml.literal(key.default) if key.type in _QUOTED else key.default
+    values = f" ({_values(key)})" if _values(key) else ""
+    return f"- `{name} = {default}`{values}: {key.meaning}" if key.default else f"- `{name}`{values}: {key.meaning}"
+
+
+def _values(key: Key) -> str:
+    """Returns the values that a key takes, without what its default or its meaning names already."""
+    bounds = f"matching `{key.bounds.removeprefix('matching ')}`" if key.bounds.startswith("matching ") else key.bounds
+    numbers = bounds if key.default and key.type in _SEEN_IN_DEFAULT else f"{key.type} {bounds}".strip()
+    choices = [f"`{choice}`" for choice in key.choices if choice != key.default]
+    if key.choices and key.type == "text":
+        numbers = ""
+        if all(choice in key.meaning for choice in choices):
+            choices = []
+    return " or ".join([*([numbers] if numbers else []), *choices])
 
 
 def _sections(prefix: str, section: type[BaseModel]) -> Mapping[str, str]:
@@ -49,17 +83,6 @@ def _described(prefix: str, section: type[BaseModel]) -> Iterator[tuple[str, str
         if isinstance(field.default, BaseModel):
             yield f"{prefix}{name}", " ".join((type(field.default).__doc__ or "").split())
             yield from _described(f"{prefix}{name}.", type(field.default))
-
-
-def _table(keys: list[Key]) -> str:
-    rows = [_row(key) for key in keys]
-    return "\n".join(["| key | value | default | meaning |", "| --- | --- | --- | --- |", *rows]) + "\n"
-
-
-def _row(key: Key) -> str:
-    wanted = key.wanted.replace("|", "\\|")
-    default = f"`{key.default}`" if key.default else "*none*"
-    return f"| `{key.key.rpartition('.')[2]}` | {wanted} | {default} | {key.meaning} |"
 
 
 if __name__ == "__main__":

@@ -1,21 +1,24 @@
 """Prints the shape of the code: files in each folder, state of each class, imports of each file, files of each walk.
 
-    python -m tests.shape
+    python -m tests.shape [--files]
 
-Nothing is enforced: a figure far from the others is a question, not an error.
+A figure far from the others is a question, not an error. Only the files of a walk must not become more: see
+`tests/paths`. With `--files` it lists them.
 """
 
 from __future__ import annotations
 
 import ast
-import re
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.paths.walks import KEY
 from tests.test_architecture import ROOT, code_files, import_graph, module_name
 
-WALKS = ROOT / "docs" / "architecture.md"
 MOST_ROWS = 10
 
 
@@ -49,19 +52,26 @@ def twice() -> dict[str, list[str]]:
     return {name: files for name, files in sorted(found.items()) if len(files) > 1}
 
 
-def walks(text: str) -> dict[str, list[str]]:
-    """The files of each walk in order: rows of a table under a heading that begins with "Walk"."""
-    found: dict[str, list[str]] = {}
-    title = ""
-    for line in text.splitlines():
-        if line.startswith("#"):
-            heading = line.lstrip("# ")
-            title = heading if heading.startswith("Walk") else ""
-        elif title and (row := re.match(r"\| *\d+ *\| *`([^`]+)`", line)):
-            files = found.setdefault(title, [])
-            if row[1] not in files:
-                files.append(row[1])
-    return found
+def naming(key: str) -> list[str]:
+    """The files whose code names a key of the recipe: as an attribute, a variable or an argument."""
+    return [str(path.relative_to(ROOT)) for path in code_files() if not {key, f"_{key}"}.isdisjoint(_names(path))]
+
+
+def _names(path: Path) -> Iterator[str | None]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute):
+            yield node.attr
+        elif isinstance(node, ast.Name):
+            yield node.id
+        elif isinstance(node, ast.arg | ast.keyword):
+            yield node.arg
+
+
+def called() -> dict[str, list[str]]:
+    """The files that each walk of `tests.paths` really calls."""
+    done = subprocess.run([sys.executable, "-m", "tests.paths"], check=True, stdout=subprocess.PIPE, cwd=ROOT)
+    files: dict[str, list[str]] = json.loads(done.stdout)
+    return files
 
 
 def main() -> None:
@@ -73,11 +83,12 @@ def main() -> None:
     imported = {str(path.relative_to(ROOT)): len(graph[module_name(path)]) for path in paths}
     _print("files of this project that a file imports", Counter(imported).most_common(MOST_ROWS))
     _print("public class names in more than one file", [(" ".join(files), name) for name, files in twice().items()])
-    if WALKS.exists():
-        files = walks(WALKS.read_text(encoding="utf-8"))
-        missing = [file for each in files.values() for file in each if not (ROOT / file).exists()]
-        _print("files of a walk", [(title, len(each)) for title, each in files.items()])
-        _print("files of a walk that do not exist", [(file, "-") for file in missing])
+    _print("files that name a key", [(KEY, len(naming(KEY)))])
+    walks = called()
+    _print("files that are called when", [(title, len(files)) for title, files in walks.items()])
+    if "--files" in sys.argv:
+        for title, files in walks.items():
+            print(f"\n{title}", *files, sep="\n  ")
 
 
 def _print(title: str, rows: list[tuple[str, int]] | list[tuple[str, str]]) -> None:

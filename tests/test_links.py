@@ -23,6 +23,9 @@ FOLDERS = (
 )
 
 
+MOST_PAGES, MOST_WORDS = 10, 25_000
+
+
 def prose(page: Path) -> str:
     """The page without its fenced blocks."""
     return re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
@@ -55,3 +58,9 @@ def test_files_that_a_page_names_are_there(page: Path) -> None:
 def test_every_page_is_linked_from_the_readme() -> None:
     linked = {target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", prose(ROOT / "README.md"))}
     assert {str(page.relative_to(ROOT)) for page in PAGES if page.parent == ROOT / "docs"} <= linked
+
+
+def test_the_pages_stay_few_and_short() -> None:
+    pages = [page for page in PAGES if page.name != "CONTRIBUTING.md"]
+    assert sum(page.parent.name == "docs" for page in pages) <= MOST_PAGES
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= MOST_WORDS

@@ -39,6 +39,7 @@ MODULES = {
     "olmorl-report": "olmorl.deploy.report.cli",
 }
 CANNOT_RUN = {
+    "olmorl-data gsm8k": "fetches a data set from the hub",
     "ray start": "starts a cluster that outlives the test, on ports of its own",
     ".venv/bin/python -m pytest": "runs these tests inside of themselves",
     "python benchmarks/": "fetches packages of other projects, or measures for minutes; its options are tested below",
@@ -127,7 +128,7 @@ def row() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a reader who did what the README says."""
+    """The folder of a reader who did what the README and the tutorial say."""
     folder = tmp_path_factory.mktemp("reader")
     (folder / ".venv" / "bin").mkdir(parents=True)
     for command, module in MODULES.items():
@@ -138,6 +139,9 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(ROOT / name)
     (folder / "my-run.toml").write_text(of_readme("toml").text)
     (folder / "my_reward.py").write_text(of_readme("python").text)
+    (folder / "gsm8k.toml").write_text(next(block.text for block in only("toml") if block.place.startswith("start.md")))
+    tried = next(each for each in COMMANDS if each.text.startswith("echo ") and each.text.endswith("> tried.jsonl"))
+    assert shell(folder, tried.text).returncode == 0
     (folder / "math.jsonl").write_text(json.dumps(row()) + "\n")
     problem = {"problem": row()["messages"][0]["content"], "solution": row()["ground_truth"]}
     (folder / "mine.jsonl").write_text(json.dumps(problem) + "\n")
@@ -152,6 +156,7 @@ def run_dir(reader: Path) -> Path:
     launch = "olmorl-launch deploy/recipes/simulated.toml --name demo --steps 3 --simulation.save_s 0"
     done = shell(reader, f".venv/bin/{launch}")
     assert done.returncode == 0, done.stdout + done.stderr
+    (reader / "runs" / "my-run").symlink_to("demo")
     return reader / "runs" / "demo"
 
 
@@ -282,9 +287,9 @@ def test_a_program_of_the_documentation_runs(block: Block, reader: Path) -> None
 
 
 def functions() -> Iterator[tuple[Block, str]]:
-    """All but those of docs/rewards.md, which tests/verifiers/test_rewards_docs.py runs, each with what it is about."""
+    """All but those of docs/data.md, which tests/verifiers/test_rewards_docs.py runs, each with its name."""
     for block in only("python"):
-        if block.place.startswith("rewards.md"):
+        if block.place.startswith("data.md"):
             continue
         for name, parameters in re.findall(r"^(?:async )?def (\w+)\((.*)\)", block.text, re.MULTILINE):
             if "completions" in parameters or "solution_str" in parameters:

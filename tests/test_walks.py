@@ -37,7 +37,3 @@ def test_a_walk_opens_few_files_and_its_functions_are_there(walk: list[Stop], mo
     for file, functions in walk:
         defined = set(re.findall(r"^ *(?:async )?def (\w+)", (ROOT / file).read_text(encoding="utf-8"), re.MULTILINE))
         assert functions and set(functions) <= defined, f"{file} has no {set(functions) - defined}"
-
-
-def test_every_walk_has_a_picture() -> None:
-    assert PAGE.read_text(encoding="utf-8").count("```mermaid\nsequenceDiagram") == len(MOST_FILES)

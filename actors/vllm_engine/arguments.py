@@ -6,9 +6,10 @@ import json
 from argparse import ArgumentError
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from olmorl import config
+from olmorl.actors.vllm_engine import compat
 from olmorl.errors import ConfigError
 from olmorl.ports import EngineNode, Sampling
 
@@ -24,7 +25,7 @@ OWNED: Final[Mapping[str, str]] = {
     "gpu_memory_utilization": "set actors.gpu_memory_utilization",
     "kv_cache_memory_bytes": "set actors.kv_cache_gib, on GPUs actors.gpu_memory_utilization",
     "enforce_eager": "set actors.enforce_eager",
-    "data_parallel_size": "start more engines with actors.engines_per_node or actors.nodes; docs/gpus.md says why",
+    "data_parallel_size": "start more engines with actors.engines_per_node or actors.nodes; docs/cluster.md says why",
     "pipeline_parallel_size": "an engine has the GPUs of actors.tensor_parallel",
     "prefill_context_parallel_size": "an engine has the GPUs of actors.tensor_parallel",
     "nnodes": "set actors.nodes_per_engine",
@@ -113,15 +114,7 @@ def passed_on(given: Mapping[str, Any]) -> dict[str, Any]:
     refuse_owned(given)
     if not given:
         return {}
-    from vllm import AsyncEngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    def refuse(message: str) -> NoReturn:
-        raise ValueError(message)
-
-    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser(exit_on_error=False, add_help=False))
-    parser.error = refuse  # by default it prints the usage and exits
-    known = {action.dest: action for action in parser._actions}
+    parser, known = compat.command_line()
     values = {}
     for name, value in given.items():
         if name not in known:

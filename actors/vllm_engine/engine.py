@@ -12,12 +12,14 @@ import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from typing import Any, TypeVar
 
 import numpy as np
 from msgspec import structs
 
 from olmorl import codec
+from olmorl.actors.vllm_engine import compat
 from olmorl.actors.vllm_engine.arguments import (
     SCORING_PRIORITY,
     sampling_params,
@@ -49,9 +51,7 @@ def tokens_of_text(output: Any, eos: int | None) -> Sequence[int]:
 
 
 class _StepGauge:
-    """The statistics of the engine's steps. It takes the place of vLLM's metrics and passes the steps on to them.
-
-    vLLM's metrics would observe every single token.
+    """The statistics of the engine's steps.
 
     The number of running requests after a step holds until the next step. While an update stalls the engine, they run
     too: `ActorStatus.stall_s_total` has that time.
@@ -67,8 +67,6 @@ class _StepGauge:
         """Requests that ran in the last step."""
         self.in_flight = 0
         """Requests that `generate` has passed on and not finished."""
-        self.own_metrics: Any = None
-        """vLLM's own metrics for Prometheus, which get the steps too."""
         self.scored_s = 0.0
         self._scoring = 0
         """Tokens of the prompt that waits to be scored."""
@@ -82,8 +80,8 @@ class _StepGauge:
         """Requests that ran in the last step and are not finished."""
         return min(self.running, self.in_flight)
 
-    def record(self, *, scheduler_stats: Any, iteration_stats: Any, **more: Any) -> None:
-        """Take the statistics of a step. vLLM calls this."""
+    def record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        """Take the statistics of a step."""
         self._integrate()
         if iteration_stats is not None:
             self._note_score(iteration_stats)
@@ -93,11 +91,6 @@ class _StepGauge:
         if scheduler_stats is not None:
             self.running = scheduler_stats.num_running_reqs
             self.kv_used = scheduler_stats.kv_cache_usage
-        if self.own_metrics is not None:
-            if iteration_stats is not None:
-                # The same for all requests of the step. vLLM would observe it for each of them.
-                del iteration_stats.inter_token_latencies_iter[1:]
-            self.own_metrics.record(scheduler_stats, iteration_stats, **more)
 
     def accepted(self, number: int) -> None:
         """Note a new request (1), or the end of one (-1)."""
@@ -127,6 +120,22 @@ class _StepGauge:
         seconds, self._noted_at = now - self._noted_at, now
         self._busy_s += seconds if self.unfinished else 0.0
         self._running_s += seconds * self.unfinished
+
+
+def _stat_logger(gauge: _StepGauge) -> Any:
+    """Returns a class for vLLM's `stat_loggers`: its metrics for Prometheus, which fill the gauge too."""
+    from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+    class StepMetrics(PrometheusStatLogger):  # type: ignore[misc]
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *others: Any, **named: Any) -> None:
+            gauge.record(scheduler_stats, iteration_stats)
+            if iteration_stats is not None:
+                # The same for all requests of the step. vLLM would observe it for each of them.
+                iteration_stats = copy(iteration_stats)
+                iteration_stats.inter_token_latencies_iter = iteration_stats.inter_token_latencies_iter[:1]
+            super().record(scheduler_stats, iteration_stats, *others, **named)
+
+    return StepMetrics
 
 
 class VllmEngine:
@@ -166,23 +175,14 @@ class VllmEngine:
         """
         self._start.check_core()
         await asyncio.to_thread(self._construct)
-        manager = self._llm.engine_core.resources.engine_manager
-        self._start.own(process.pid for process in manager.processes)
-        self._measure()
-        self._tokenizer = self._llm.renderer.tokenizer
+        self._start.own(compat.core_pids(self._llm))
+        self._tokenizer = self._llm.get_tokenizer()
         self._cost = model_cost(self._llm.model_config.hf_text_config, self._shapes, VALUE_BYTES[self._model.dtype])
         self._gauge.cost = self._cost
         self._cause = "its processes have ended"
-        await self._call(self._llm.engine_core.set_weight_version_async(str(self._version)))
+        await self._call(self._llm.update_weight_version(str(self._version)))
         if weights is not None:
             await self.update(weights)
-
-    def _measure(self) -> None:
-        from vllm.v1.metrics.loggers import PrometheusStatLogger
-
-        loggers = self._llm.logger_manager.stat_loggers
-        self._gauge.own_metrics = next(each for each in loggers if isinstance(each, PrometheusStatLogger))
-        self._llm.logger_manager = self._gauge
 
     def _construct(self) -> None:
         """Start the processes; blocks, so it runs in a thread."""
@@ -190,7 +190,7 @@ class VllmEngine:
         def make(vllm_config: Any) -> Any:
             from vllm.v1.engine.async_llm import AsyncLLM
 
-            return AsyncLLM.from_vllm_config(vllm_config)
+            return AsyncLLM.from_vllm_config(vllm_config, stat_loggers=[_stat_logger(self._gauge)])
 
         self._llm, self._shapes = start_processes(make, self._start)
 
@@ -217,7 +217,7 @@ class VllmEngine:
             collector = await llm.add_request(request_id, salted, sampling_params(sampling), priority=priority)
             output = await collector.get()
         except asyncio.CancelledError:
-            for state in _unfinished(llm.output_processor, request_id):
+            for state in compat.unfinished(llm, request_id):
                 self._aborted += state.detokenizer.num_output_tokens()
                 self._finished += self._work_of(state)
             await llm.abort(request_id)
@@ -273,7 +273,6 @@ class VllmEngine:
             raise
 
     async def _swap(self, llm: Any, staged: StagedWeights) -> Update:
-        core = llm.engine_core
         version = staged.manifest.version
         manifest = structs.replace(staged.manifest, shards=())  # workers need the layout alone
         signatures = (file_signature(staged.path), *staged.on_followers)
@@ -281,8 +280,8 @@ class VllmEngine:
         if refusals := await self._refusals(arguments):
             raise WeightError(f"weights {version} refused: {'; '.join(refusals)}")
         apply = self._apply_at_once if self._steps_are_whole() else self._apply_in_turn
-        stall_s = await apply(core, version)
-        await self._call(core.collective_rpc_async("release_staged_weights"))
+        stall_s = await apply(llm, version)
+        await self._call(llm.collective_rpc("release_staged_weights"))
         return Update(version, stall_s)
 
     def _steps_are_whole(self) -> bool:
@@ -294,7 +293,7 @@ class VllmEngine:
         one_worker = vllm_config.parallel_config.world_size == 1
         return one_worker and vllm_config.max_concurrent_batches == 1 and self._actors.weight_update != "recompute"
 
-    async def _apply_at_once(self, core: Any, version: Version) -> float:
+    async def _apply_at_once(self, llm: Any, version: Version) -> float:
         """Pause, load, label and resume without waiting for answers; returns the stall in seconds.
 
         The core takes its calls in their order, between two steps. If the load fails, the next step fails
@@ -303,12 +302,12 @@ class VllmEngine:
         calls = [
             asyncio.ensure_future(call)
             for call in (
-                core.collective_rpc_async("start_stall_timer"),  # before the pause: never too short
-                core.pause_scheduler_async("keep", False),
-                core.collective_rpc_async("load_staged_weights", None, (str(version),)),
-                core.set_weight_version_async(str(version)),
-                core.resume_scheduler_async(),
-                core.collective_rpc_async("read_stall_timer"),
+                llm.collective_rpc("start_stall_timer"),  # before the pause: never too short
+                llm.pause_generation(mode="keep", clear_cache=False),
+                llm.collective_rpc("load_staged_weights", args=(str(version),)),
+                llm.update_weight_version(str(version)),
+                llm.resume_generation(),
+                llm.collective_rpc("read_stall_timer"),
             )
         ]
         # The answer to the pause is not awaited: after a step that finished a request it comes when the core is idle.
@@ -323,9 +322,9 @@ class VllmEngine:
         self._version = version
         return float(stall_s)
 
-    async def _apply_in_turn(self, core: Any, version: Version) -> float:
+    async def _apply_in_turn(self, llm: Any, version: Version) -> float:
         """Pause, load, label and resume, each after the answer to the one before; returns the stall in seconds."""
-        await self._call(core.pause_scheduler_async("keep", self._actors.weight_update == "recompute"))
+        await self._call(llm.sleep(level=0, mode="keep"))  # as `pause_generation`, without its 20 ms
         # Batches in flight are drained, and labelled, before the pause is answered. Both answers take the same path,
         # so the time between them is the time between the two events in the engine core.
         paused_at = time.monotonic()
@@ -333,13 +332,20 @@ class VllmEngine:
             # The core answers calls in their order. The second one does not wait for the answer to the first: an engine
             # that did not load the version makes no token with its label, because it ends.
             loaded, _ = await asyncio.gather(
-                self._call(core.collective_rpc_async("load_staged_weights", None, (str(version),))),
-                self._call(core.set_weight_version_async(str(version))),
+                self._call(llm.collective_rpc("load_staged_weights", args=(str(version),))),
+                self._call(llm.update_weight_version(str(version))),
             )
             _check_loaded(loaded, version)
+            if self._actors.weight_update == "recompute":
+                await self._forget_keys(llm)
         self._version = version
-        await self._call(core.resume_scheduler_async())
+        await self._call(llm.wake_up(tags=["scheduling"]))
         return time.monotonic() - paused_at
+
+    async def _forget_keys(self, llm: Any) -> None:
+        """Have each sequence computed again from its prompt. Raises RuntimeError if vLLM cannot."""
+        if not await self._call(llm.reset_prefix_cache(reset_running_requests=True, reset_connector=True)):
+            raise RuntimeError("vLLM could not discard the keys of the weights before")
 
     @asynccontextmanager
     async def _ended_if_it_fails(self, version: Version) -> AsyncIterator[None]:
@@ -353,12 +359,12 @@ class VllmEngine:
 
     async def _refusals(self, arguments: tuple[str, tuple[str, ...], bytes]) -> list[str]:
         """Why workers cannot load a version. Afterwards all its pages are mapped where workers can load it."""
-        core = self._running().engine_core
+        llm = self._running()
         async with within(
             self._actors.stall_deadline_s, f"the workers of {self._model.path} to map weights (actors.stall_deadline_s)"
         ):
             while True:
-                answers = await self._call(core.collective_rpc_async("check_staged_weights", None, arguments))
+                answers = await self._call(llm.collective_rpc("check_staged_weights", args=arguments))
                 if None not in answers:
                     return [answer for answer in answers if answer]
                 await asyncio.sleep(PAGES_POLL_S)
@@ -366,14 +372,14 @@ class VllmEngine:
     @asynccontextmanager
     async def drained(self) -> AsyncIterator[None]:
         """Raises EngineDied when the engine died."""
-        core = self._running().engine_core
+        llm = self._running()
         try:
             # The cache is cleared too: requests that wait have the salt of the version before.
-            await self._unless_dead(core.pause_scheduler_async("wait", True))
+            await self._unless_dead(llm.pause_generation(mode="wait"))
             yield
         finally:
             if self._llm is not None:
-                await self._call(core.resume_scheduler_async())
+                await self._call(llm.resume_generation())
 
     async def score(self, token_ids: Sequence[int]) -> Floats:
         """Score a prompt before all waiting ones. vLLM samples one token after it, which no counter counts.
@@ -443,7 +449,7 @@ class VllmEngine:
 
     def use(self) -> EngineUse:
         """The time and the cost of all requests since the start, unfinished ones included."""
-        unfinished = self._llm.output_processor.request_states.values() if self._llm is not None else ()
+        unfinished = compat.unfinished(self._llm) if self._llm is not None else ()
         now = sum((self._work_of(state) for state in unfinished), self._finished)
         # A request that has just left vLLM is not among the finished ones yet: the totals never decrease.
         self._told = self._told.at_least(now)
@@ -488,8 +494,3 @@ def _check_loaded(answers: Sequence[str], version: Version) -> None:
     """Raises RuntimeError unless all workers have loaded the version."""
     if set(answers) != {str(version)}:
         raise RuntimeError(f"its workers answered {answers}")
-
-
-def _unfinished(output_processor: Any, request_id: str) -> list[Any]:
-    """What vLLM knows of a request; nothing when it is finished."""
-    return [output_processor.request_states[name] for name in output_processor.external_req_ids.get(request_id, ())]

@@ -6,6 +6,7 @@ import asyncio
 from multiprocessing.connection import wait
 from typing import Any
 
+from olmorl.actors.vllm_engine import compat
 from olmorl.actors.vllm_engine.start import EngineStart, start_processes
 from olmorl.errors import EngineDied
 
@@ -40,11 +41,5 @@ class VllmFollower:
 
     def _construct(self) -> Any:
         """vLLM's executor, when the workers of all nodes have loaded the model."""
-
-        def make(vllm_config: Any) -> Any:
-            from vllm.v1.executor.multiproc_executor import MultiprocExecutor
-
-            return MultiprocExecutor(vllm_config, monitor_workers=False)
-
-        executor, _ = start_processes(make, self._start)
+        executor, _ = start_processes(compat.follower_executor, self._start)
         return executor

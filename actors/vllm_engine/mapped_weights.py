@@ -1,4 +1,4 @@
-"""Maps a staged weight file. A thread prepares it before the engine pauses, and gives its pages back after that."""
+"""Maps a staged weight file. A thread touches its pages before the engine pauses; another gives them back later."""
 
 from __future__ import annotations
 
@@ -7,56 +7,42 @@ import mmap
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Generic, TypeVar
 
 import torch
 
 from olmorl.actors.vllm_engine.weight_check import file_signature
 from olmorl.messages import WeightsReady
 
-T = TypeVar("T")
 _PIECE = 16 << 20
 """So much takes a millisecond, in which no other thread can get memory from the system."""
 _MADV_POPULATE_READ = 22
-"""Of Linux 5.14. An older kernel refuses it, and the pages are touched by the copies."""
+"""A constant of Linux 5.14. An older kernel refuses it, and the pages are touched by the copies."""
 
 
-class MappedWeights(Generic[T]):
+class MappedWeights:
     """The bytes of the file with this signature. Private: nobody else sees what is written to them.
-
-    Args:
-        prepare: makes `prepared` in a thread, when all pages are in memory.
 
     Raises:
         OSError: the file is gone.
         ValueError: it is not the file that was checked.
     """
 
-    def __init__(
-        self, path: Path, signature: str, manifest: WeightsReady, prepare: Callable[[mmap.mmap, WeightsReady], T]
-    ) -> None:
+    def __init__(self, path: Path, signature: str, manifest: WeightsReady) -> None:
         with path.open("rb") as file:
             if (found := file_signature(file.fileno())) != signature:
                 raise ValueError(f"{path} is not the file that was checked ({found}, not {signature})")
             self.file = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self.manifest = manifest
-        self.prepared: T | None = None
-        self._prepare = prepare
-        self._preparing: threading.Thread | None = None
+        self._touching: threading.Thread | None = None
 
     def is_ready(self) -> bool:
-        """Whether all pages are in the memory of this process, and it is prepared. The first call starts both."""
-        if self._preparing is None:
-            self._preparing = _in_thread(self._bring)
-        return not self._preparing.is_alive()
-
-    def _bring(self) -> None:
-        _advise(self.file, _MADV_POPULATE_READ)
-        self.prepared = self._prepare(self.file, self.manifest)
+        """Whether all pages are in the memory of this process. The first call starts to touch them, in a thread."""
+        if self._touching is None:
+            self._touching = _in_thread(_advise, self.file, _MADV_POPULATE_READ)
+        return not self._touching.is_alive()
 
     def release(self) -> None:
         """Give the memory back, in a thread. No tensor of the file is used after this."""
-        self.prepared = None
         _in_thread(_advise, self.file, mmap.MADV_DONTNEED)
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from olmorl.actors.vllm_engine import reaper
-from olmorl.actors.vllm_engine.early_core import EarlyCore, without_collecting
+from olmorl.actors.vllm_engine.compat import EarlyCore, without_collecting
 from olmorl.environment import not_set, variables_set
 from olmorl.errors import ConfigError
 from olmorl.private_folder import private_folder

@@ -9,20 +9,26 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from types import NoneType
 from typing import Any, NoReturn
 
 import torch
 from vllm.config import ModelConfig, VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.attention import is_deferred_attention_layer
-from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
-from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_processing, get_layerwise_info
+from vllm.model_executor.model_loader.reload.meta import materialize_layer, restore_layer_on_meta
+from vllm.platforms import current_platform
 
 from olmorl import codec
+from olmorl.actors.vllm_engine import compat
 from olmorl.actors.vllm_engine.mapped_weights import MappedWeights
-from olmorl.actors.vllm_engine.weight_replay import Prepared, WeightReplay
 from olmorl.messages import Buffer, WeightsReady
 
 
@@ -47,8 +53,7 @@ class StagedWeightLoader:
         if getattr(self, "checked_weights", None) != wanted:
             self.checked_weights = self.staged_weights = None
             try:
-                prepare = _parts(self).prepare
-                staged = MappedWeights(Path(path), signature, codec.decode(manifest, WeightsReady), prepare)
+                staged = MappedWeights(Path(path), signature, codec.decode(manifest, WeightsReady))
                 problems = _misfits(staged.manifest.buffers, len(staged.file))
             except (OSError, ValueError) as error:
                 problems = [str(error)]
@@ -68,11 +73,11 @@ class StagedWeightLoader:
                 no further step. The engine must end: other workers may have loaded the version.
         """
         self.execute_model = _refuse_step  # hides the method of the class, until all is loaded
-        staged: MappedWeights[Prepared | None] = self.staged_weights
+        staged: MappedWeights = self.staged_weights
         if str(staged.manifest.version) != version:
             raise RuntimeError(f"worker {self.rank} has checked weights {staged.manifest.version}, not {version}")
         with torch.no_grad():
-            _parts(self).load(staged)
+            _model_weights(self).load(staged)
         del self.execute_model
         return version
 
@@ -86,7 +91,7 @@ class StagedWeightLoader:
 
     def release_staged_weights(self: Any) -> None:
         """Give back the memory of the loaded version, when the engine goes on."""
-        staged: MappedWeights[Prepared | None] = self.staged_weights
+        staged: MappedWeights = self.staged_weights
         self.checked_weights = self.staged_weights = None
         staged.release()
 
@@ -95,64 +100,83 @@ def _refuse_step(*_: object) -> NoReturn:
     raise RuntimeError("the engine holds parameters of two versions, and computes no further step")
 
 
-def _parts(worker: Any) -> _Parts:
-    """The parts of the worker's model."""
-    if not hasattr(worker, "weight_parts"):
-        worker.weight_parts = _Parts(worker.get_model(), worker.vllm_config)
-    parts: _Parts = worker.weight_parts
-    return parts
+def _model_weights(worker: Any) -> _ModelWeights:
+    """The weights of the worker's model."""
+    if not hasattr(worker, "model_weights"):
+        worker.model_weights = _ModelWeights(worker.get_model(), worker.vllm_config)
+    weights: _ModelWeights = worker.model_weights
+    return weights
 
 
-class _Parts:
-    """The parts of a model that updates need, found once."""
+class _ModelWeights:
+    """The parameters of a model, which `load` replaces.
+
+    On a CPU vLLM's weight loaders write into the parameters of plain layers, and into fresh ones where the kernel has
+    a packed copy alone. For other layers, and on GPUs, vLLM's reload makes each layer again from the file.
+    """
 
     def __init__(self, model: torch.nn.Module, vllm_config: VllmConfig) -> None:
         self._model = model
         self._vllm_config = vllm_config
-        self._replay = WeightReplay(model, vllm_config)
         self._on_accelerator = torch.accelerator.is_available()
-        layers = list(model.modules())
+        layers: list[Any] = list(model.modules())
+        self._packed = [layer for layer in layers if _is_packed(layer)]
+        direct = all(layer in self._packed or _is_as_in_a_checkpoint(layer) for layer in layers)
+        self._reloads = not current_platform.is_cpu() or current_platform.is_zen_cpu() or not direct
         shared = {id(layer.weight) for layer in _embeddings(model)}
-        self._tied_heads = [
-            layer for layer in layers if isinstance(layer, ParallelLMHead) and id(layer.weight) in shared
-        ]
-        self._experts: list[Any] = [layer for layer in layers if _packs_experts(getattr(layer, "quant_method", None))]
+        heads = [layer for layer in layers if isinstance(layer, ParallelLMHead)]
+        self._heads = [layer for layer in heads if not self._reloads or id(layer.weight) in shared]
+        self._experts = [layer for layer in layers if compat.packs_experts(layer)]
 
-    def prepare(self, file: mmap.mmap, manifest: WeightsReady) -> Prepared | None:
-        """What `load` needs and can be made without a pause; None for the first file of a layout."""
-        return self._replay.prepare(file) if self._replay.knows(manifest.buffers) else None
-
-    def load(self, staged: MappedWeights[Prepared | None]) -> None:
+    def load(self, staged: MappedWeights) -> None:
         """Give every parameter its value of the staged version, which is ready."""
-        buffers = staged.manifest.buffers
-        if staged.prepared is not None:
-            self._replay.load(staged.prepared)
-        else:
-            tensors = dict(tensors_of(buffers, staged.file))
-            optional = [name for name in tensors if name.endswith("lm_head.weight")] if self._tied_heads else []
-            with (
-                set_current_vllm_config(self._vllm_config),
-                self._replay.recording(buffers, list(tensors.values()), optional),
-            ):
+        tensors = dict(tensors_of(staged.manifest.buffers, staged.file))
+        with set_current_vllm_config(self._vllm_config):
+            if self._reloads:
                 reload_model(self._model, tensors, self._vllm_config.model_config)
-        self._pack_again()
+            else:
+                self._load_direct(tensors)
+            for head in self._heads:  # its kernel on a CPU multiplies by a packed copy of the weight
+                head.quant_method.process_weights_after_loading(head)
+            for layer in self._experts:
+                compat.pack_experts(layer)
         if self._on_accelerator:
             torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
 
-    def _pack_again(self) -> None:
-        """Renew packed copies that vLLM makes only at the first load."""
-        if not self._tied_heads and not self._experts:
-            return
-        with set_current_vllm_config(self._vllm_config):
-            for head in self._tied_heads:  # it shares the embedding's parameter, but the CPU back end has its own copy
-                head.quant_method.process_weights_after_loading(head)
-            for layer in self._experts:
-                layer.quant_method.moe_kernel.fused_experts.process_weights_after_loading(layer)
+    def _load_direct(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        for layer in self._packed:
+            restore_layer_on_meta(layer, get_layerwise_info(layer))
+            materialize_layer(layer, get_layerwise_info(layer))
+        expected = {name for name, _ in self._model.named_parameters()}
+        _check_loaded(expected, self._model.load_weights(tensors.items()))  # type: ignore[operator]
+        for layer in self._packed:
+            layer.quant_method.process_weights_after_loading(layer)
+        for layer in self._model.modules():
+            if is_deferred_attention_layer(layer):
+                layer.process_weights_after_loading(self._vllm_config.model_config.dtype)  # type: ignore[operator]
 
 
-def _packs_experts(method: object) -> bool:
-    """Whether the CPU back end multiplies by packed experts."""
-    return isinstance(method, UnquantizedFusedMoEMethod) and method.unquantized_backend == UnquantizedMoeBackend.CPU
+def _is_as_in_a_checkpoint(layer: torch.nn.Module) -> bool:
+    """Whether a layer computes with the parameters that weight loaders write."""
+    method = getattr(layer, "quant_method", None)
+    made, _ = get_layerwise_info(layer).restore_metadata
+    present = dict(layer.named_parameters(recurse=False))
+    names = made.keys() | (present.keys() - {"bias"})  # vLLM's reload leaves a bias alone, too
+    return type(method) in (NoneType, UnquantizedLinearMethod, UnquantizedEmbeddingMethod) and all(
+        name in made and name in present and _alike(present[name], made[name]) for name in names
+    )
+
+
+def _is_packed(layer: torch.nn.Module) -> bool:
+    """Whether a plain layer has its weight only in the form of a CPU kernel: the parameter is empty."""
+    made, buffers = get_layerwise_info(layer).restore_metadata
+    weight = dict(layer.named_parameters(recurse=False)).get("weight")
+    is_plain = type(getattr(layer, "quant_method", None)) is UnquantizedLinearMethod and not buffers
+    return is_plain and list(made) == ["weight"] and weight is not None and not weight.numel()
+
+
+def _alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return (tensor.shape, tensor.stride(), tensor.dtype) == (other.shape, other.stride(), other.dtype)
 
 
 def reload_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], model_config: ModelConfig) -> None:
@@ -164,7 +188,12 @@ def reload_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], mo
     with _unsaid({type(layer).__name__ for layer in unloaded}):
         finalize_layerwise_reload(model, model_config)
     _check_unloaded(model, unloaded)
-    if missing := expected - loaded:
+    _check_loaded(expected, loaded)
+
+
+def _check_loaded(expected: Collection[str], loaded: Collection[str]) -> None:
+    """Raises RuntimeError if parameters got no new value."""
+    if missing := set(expected).difference(loaded):
         raise RuntimeError(f"no new value for {sorted(missing)[:5]} ({len(missing)} parameters in all)")
 
 

@@ -22,7 +22,7 @@ TIMEOUT_S = 900.0
 SHARED = ("torch", "transformers", "numpy", "msgspec", "pydantic", "python-flint")
 """Packages that TRL gets in the service's version."""
 SETTINGS: Mapping[str, Any] = {"threads": 2, "micro_batch": 96, "scale_rewards": "none", "more": {}}
-"""The fastest settings here; `docs/performance.md` has the others."""
+"""The fastest settings here."""
 
 
 def environment(scratch: Path) -> Path:

@@ -36,7 +36,7 @@ A GPU that is not here has no peak: `cluster.peak` gives it one.
 MATRIX: Final = 512
 """Rows and columns of the measured product: its three matrices fit the cache."""
 COPY_BYTES: Final = 64 << 20
-"""Of the measured copy: far more than a core's share of the cache."""
+"""Size of the measured copy: far more than a core's share of the cache."""
 REPEATS: Final = 8
 
 

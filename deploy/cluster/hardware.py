@@ -196,10 +196,6 @@ def _with_gpus(settings: Config, gpus_per_node: int) -> Config:
 def _refuse_what_needs_gpus(settings: Config) -> None:
     """Raises ConfigError for what only GPUs can do."""
     placed = plan(settings)
-    if settings.weights.transfer == "nccl":
-        raise ConfigError(
-            'weights.transfer = "nccl" sends weights from GPU to GPU, and this run has no GPUs: set it to "auto"'
-        )
     if placed.engine_gpus_of_a_node > 1:
         raise ConfigError(
             f"actors.tensor_parallel = {placed.gpus_per_engine} splits an engine over GPUs, and this run has none: set "

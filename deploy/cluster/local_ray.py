@@ -8,22 +8,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from unittest.mock import patch
 
 import psutil
 import ray
-from ray._common.utils import get_default_ray_temp_dir
-from ray._private import node, ray_constants, worker
 
+from olmorl.deploy.cluster import compat
 from olmorl.deploy.control import signals
 from olmorl.errors import ResourceError
 from olmorl.parent_death import STOP_SIGNALS
 from olmorl.private_folder import private_folder
 
-_NOT_USED = ("start_api_server", "start_monitor", "start_log_monitor")
-"""The dashboard, the autoscaler, and the copy of all logs on the terminal."""
 _DISCONNECT_S = 5.0
 _LOOK_S = 0.02
 _PATIENCE_S = 10.0
@@ -43,10 +39,10 @@ class OwnRay:
         self._before = before = set(_children())
         try:
             with (
-                signals.kept(),
-                signals.raising_while(_daemons_start),
-                _no_stack_of_a_signal(),
-                _only_needed(),
+                compat.own_handlers(),
+                signals.raising_while(compat.daemons_start),
+                compat.no_stack_of_a_signal(),
+                compat.only_needed_daemons(),
                 _deaf_children(),
             ):
                 context = ray.init(
@@ -57,8 +53,7 @@ class OwnRay:
                     configure_logging=False,
                     namespace=run,
                     object_store_memory=512 << 20,
-                    _node_ip_address="127.0.0.1",
-                    _temp_dir=str(_temporary()),
+                    **compat.private_start(_temporary()),
                 )
         except (OSError, RuntimeError, ValueError) as error:
             started = [child for child in _children() if child not in before]
@@ -88,11 +83,6 @@ class OwnRay:
         _remove(self._session)
 
 
-def _daemons_start() -> bool:
-    """Whether Ray still starts its daemons, the children of this process, and may be interrupted."""
-    return worker._global_node is None
-
-
 def _sessions_of_this_process() -> list[Path]:
     """The session folders of the Ray that this process started."""
     return list(_temporary().glob(f"session_*_{os.getpid()}"))
@@ -100,7 +90,7 @@ def _sessions_of_this_process() -> list[Path]:
 
 def _temporary() -> Path:
     """Where Ray keeps its sockets and logs: Ray opens its own folder for every user, so it is in a private one."""
-    return private_folder(Path(f"{get_default_ray_temp_dir()}-{os.geteuid()}")) / "r"
+    return private_folder(Path(f"{compat.default_folder()}-{os.geteuid()}")) / "r"
 
 
 def _remove(session: Path) -> None:
@@ -137,29 +127,6 @@ class _Forks:
 
 
 os.register_at_fork(after_in_child=_Forks.begin)
-
-
-@contextmanager
-def _no_stack_of_a_signal() -> Iterator[None]:
-    """Turn Ray's native handler off: it prints a stack for a SIGTERM while Ray starts."""
-    before = ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER
-    ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = True
-    try:
-        yield
-    finally:
-        ray_constants.RAY_DISABLE_FAILURE_SIGNAL_HANDLER = before
-
-
-@contextmanager
-def _only_needed() -> Iterator[None]:
-    """Start no daemon of Ray that a run on one machine does not use: a third of Ray's start.
-
-    With `include_dashboard=False` Ray would still start the dashboard's process, and wait for it.
-    """
-    with ExitStack() as stack:
-        for start in _NOT_USED:
-            stack.enter_context(patch.object(node.Node, start, lambda *_, **__: None))
-        yield
 
 
 def _children() -> list[psutil.Process]:

@@ -15,8 +15,6 @@ SHARE = 0.5
 """Part of a GPU that a rank or an engine gets from Ray if they share it. Ray only counts: both may use all of it."""
 PASSIVE_THREADS = {"OMP_WAIT_POLICY": "PASSIVE"}
 """For processes on the CPU: threads that wait for others sleep, and do not take their cores."""
-TRANSFER_NODES = 3
-"""Fewer actor hosts get a version as fast if each pulls it."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +38,6 @@ class Placement:
     engine_cores: tuple[int | None, ...]
     """CPU core of each engine; None leaves it to the system."""
     rank_cores: tuple[int | None, ...]
-    transfers: bool
-    """Whether actor hosts send versions to each other (`weights.transfer`)."""
 
     @property
     def ranks(self) -> int:
@@ -156,7 +152,6 @@ class Placement:
                 else f"engines {_cores(self.engine_cores)}, learner {_cores(self.rank_cores)}",
             ),
             *([("judge", judge)] if (judge := self._judge(config)) else []),
-            *([("weights", "actor hosts send versions to each other by NCCL")] if self.transfers else []),
             *(
                 [("stale", warning)]
                 if (warning := staleness_warning(config.objective, config.schedule.max_lag))
@@ -206,15 +201,7 @@ def plan(config: Config) -> Placement:
         groups_in_flight=(config.schedule.batches_ahead + 1) * config.schedule.prompts_per_step,
         engine_cores=engine_cores,
         rank_cores=rank_cores,
-        transfers=_transfers(config, on_gpu),
     )
-
-
-def _transfers(config: Config, on_gpu: bool) -> bool:
-    if config.weights.transfer != "auto":
-        return config.weights.transfer == "nccl"
-    on_gpus = on_gpu and config.run.mode == "real"
-    return on_gpus and config.cluster.address is not None and config.actors.nodes >= TRANSFER_NODES
 
 
 def _cores_of(config: Config, engines: int, ranks: int) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:

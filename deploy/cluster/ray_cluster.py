@@ -27,7 +27,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from olmorl.config import Config
-from olmorl.deploy.cluster import hardware, named_actors
+from olmorl.deploy.cluster import compat, hardware, named_actors
 from olmorl.deploy.cluster.local_ray import OwnRay
 from olmorl.deploy.cluster.placement import Placement, plan
 from olmorl.deploy.cluster.ray_health import Head, LastAct, OwnDaemons, RayWatch, check_health
@@ -123,7 +123,7 @@ class RayCluster:
         with signals.raising():
             _await_head(address)
         try:
-            with signals.kept():
+            with compat.own_handlers():
                 ray.init(
                     address=address,
                     log_to_driver=False,

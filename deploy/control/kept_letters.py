@@ -12,7 +12,7 @@ from typing import Any
 from olmorl import config
 from olmorl.clock import SystemClock
 from olmorl.deploy.credentials import QueueAccess, run_id
-from olmorl.learner.storage.ledger import read_ledger
+from olmorl.learner.storage.checkpoint_dir import newest_state
 from olmorl.messages import TRAIN_LANE
 from olmorl.queues.prompts.redis_queue import RedisQueue
 from olmorl.queues.redis_server.data_dir import newest_folder
@@ -27,7 +27,8 @@ def kept_letters(run_dir: Path) -> list[dict[str, Any]]:
         UserError: the recipe or the ledger of the run cannot be read, or its Redis does not answer.
     """
     settings = config.load(RunFiles(run_dir).config, of_run=True)
-    rows = {record["prompt_id"]: record["row"] for record in read_ledger(run_dir)}
+    state = newest_state(RunFiles(run_dir))
+    rows = {draw_id: draw.row for draw_id, draw in (state.open | state.failed | state.to_replay).items()}
     if settings.queue.url is not None:
         return asyncio.run(_letters(settings, QueueAccess.of_recipe(settings.queue.url), rows))
     with TemporaryDirectory() as copy:

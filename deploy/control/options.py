@@ -6,13 +6,15 @@ import argparse
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from olmorl.errors import ConfigError
 
 
 class Parser(argparse.ArgumentParser):
     """Raises ConfigError where argparse prints the usage and leaves."""
+
+    _commands: Any = None
 
     def error(self, message: str) -> NoReturn:
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
@@ -31,14 +33,21 @@ class Parser(argparse.ArgumentParser):
         flag = word.partition("=")[0]
         return ConfigError(f"{flag}: unknown argument{nearest(flag, self._flags())}; see --help")
 
+    def add_subparsers(self, **options: Any) -> Any:
+        """As argparse does, and keep the commands."""
+        self._commands = super().add_subparsers(**options)
+        return self._commands
+
     def _flags(self) -> list[str]:
         """The options of this parser and its commands."""
-        flags: list[str] = []
-        for action in self._actions:
-            flags += action.option_strings
-            for command in action.choices.values() if isinstance(action.choices, dict) else ():
-                flags += command._flags()
-        return list(dict.fromkeys(flags))
+        commands = self._commands.choices.values() if self._commands else ()
+        return list(dict.fromkeys(flag for parser in (self, *commands) for flag in flags_of(parser)))
+
+
+def flags_of(parser: argparse.ArgumentParser) -> list[str]:
+    """Returns the options that the help of a parser shows."""
+    lines = re.findall(r"^ +(-.*)", parser.format_help(), re.MULTILINE)
+    return re.findall(r"(?<!\S)--?[a-z][\w-]*", "\n".join(lines))
 
 
 def nearest(word: str, known: Sequence[str]) -> str:

@@ -166,7 +166,7 @@ def held() -> Iterator[None]:
 
 @contextmanager
 def raising_while(can_be_ended: Callable[[], bool]) -> Iterator[None]:
-    """Within `held`: raise `Interrupted` for a signal while the thing that starts can be ended."""
+    """Within `held`: raise `Interrupted` for a signal that was held before, or comes while what starts can be ended."""
 
     def act(number: int) -> None:
         if can_be_ended():
@@ -177,6 +177,7 @@ def raising_while(can_be_ended: Callable[[], bool]) -> Iterator[None]:
     before = _interrupts.act
     _interrupts.change(act)
     try:
+        check()
         yield
     finally:
         _interrupts.change(before)
@@ -193,21 +194,6 @@ def check() -> None:
     """Raise `Interrupted` for a signal that was held."""
     if _interrupts.number is not None:
         raise Interrupted(_interrupts.number)
-
-
-@contextmanager
-def kept() -> Iterator[None]:
-    """Keep our handlers when a library sets its own: Ray's handler ends the process with another exit code."""
-    set_handler = signal.signal
-
-    def refuse(number: int, handler: Any) -> Any:
-        return signal.getsignal(number) if number in NAMES else set_handler(number, handler)
-
-    signal.signal = refuse  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        signal.signal = set_handler
 
 
 class Signals:

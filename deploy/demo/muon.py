@@ -37,7 +37,8 @@ class Muon(torch.optim.Optimizer):
             for (rows, columns), matrices in alike.items():
                 step_NRC = orthogonalized(torch.stack([self._momentum(matrix) for matrix in matrices]))
                 rate = group["lr"] * max(1.0, rows / columns) ** 0.5
-                torch._foreach_add_(matrices, list(step_NRC), alpha=-rate)
+                for matrix, step_RC in zip(matrices, step_NRC, strict=True):
+                    matrix.add_(step_RC, alpha=-rate)
 
     def _momentum(self, matrix: Tensor) -> Tensor:
         """The gradient, looked at one step ahead along its running mean."""

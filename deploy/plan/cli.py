@@ -56,7 +56,7 @@ columns:
   generated/s   tokens of all engines                engines busy  share of their slots that hold a sequence
   not trained   share of the generated tokens: groups without a gradient, stale and failed ones
 
-Not simulated: start-up, evaluation, checkpoints, faults, preemption in a full KV cache. docs/planning.md has more.
+Not simulated: start-up, evaluation, checkpoints, faults, preemption in a full KV cache. docs/cluster.md has more.
 
 exit codes: 0 done, 2 a mistake to mend, 130 interrupted.
 """

@@ -21,7 +21,7 @@ from olmorl.deploy.preflight.disk_room import disk_room, room
 from olmorl.deploy.preflight.local_checks import check_data, check_functions, check_model, check_whole_paths
 from olmorl.deploy.preflight.memory_places import GPU_KEY, HOST_KEY, size
 from olmorl.errors import ModelError, ResourceError, Unscorable, UserError, unwritable
-from olmorl.learner.orchestrator.draws import prompt_of
+from olmorl.learner.orchestrator.draw_source import prompt_of
 from olmorl.messages import Completion, Prompt, Span, Version
 from olmorl.ports import Row
 from olmorl.verifiers.code.sandbox import self_test

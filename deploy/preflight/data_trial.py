@@ -24,7 +24,7 @@ class Tried(NamedTuple):
     sources: Sequence[Source]
     evaluations: Mapping[str, Sequence[Row]]
     report: LoadReport
-    """Of the training rows."""
+    """What loading the training rows reported."""
     held_out_report: LoadReport
     notes: Sequence[str]
 

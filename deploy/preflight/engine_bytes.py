@@ -12,7 +12,7 @@ from olmorl.config import Config
 from olmorl.model_cost import VALUE_BYTES
 
 _CACHE_BYTES: Final[Mapping[str, int]] = VALUE_BYTES | {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "fp8_inc": 1}
-"""Of a key or value, by `kv_cache_dtype`."""
+"""Bytes of a key or value, by `kv_cache_dtype`."""
 _WEIGHT_BYTES: Final[Mapping[str, float]] = {
     "fp8": 1,
     "fp8_per_tensor": 1,
@@ -21,7 +21,7 @@ _WEIGHT_BYTES: Final[Mapping[str, float]] = {
     "int8_per_channel_weight_only": 1,
     "mxfp8": 1 + 1 / 32,
 }
-"""Of a weight of a linear layer with its scale, by `quantization`. Embedding and head keep the model's dtype."""
+"""Bytes of a weight of a linear layer with its scale, by `quantization`. Embedding and head keep the model's dtype."""
 
 
 def cache_width(settings: Config) -> int:

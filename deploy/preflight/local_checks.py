@@ -254,6 +254,9 @@ def check_whole_paths(settings: Config) -> None:
     names += [("evaluation.data", parse_spec(named(text)[1]).name) for text in settings.evaluation.data]
     names += [("model.path", model.path), ("model.tokenizer", model.tokenizer or "")]
     names += [("verifiers.functions", text.partition(":")[0]) for text in settings.verifiers.functions]
+    own = [("data.reader", data.reader), ("objective.clip", settings.objective.clip)]
+    own += [("weights.store", settings.weights.store)]
+    names += [(key, text.rpartition(":")[0]) for key, text in own if text]
     judge = settings.verifiers.judge
     names += [("verifiers.judge.template", str(judge.template or ""))]
     names += [("verifiers.judge.reference_template", str(judge.reference_template or ""))]

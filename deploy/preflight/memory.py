@@ -22,7 +22,6 @@ from olmorl.deploy.preflight import hub, memory_fixes, model_folder
 from olmorl.deploy.preflight.engine_bytes import cache_width, weight_bytes
 from olmorl.deploy.preflight.memory_fixes import Change
 from olmorl.deploy.preflight.memory_places import (
-    BESIDE_ENGINE,
     ENGINE_GPU,
     ENGINE_HOST,
     GIB,
@@ -67,8 +66,6 @@ _HIDDEN_COPIES = 16
 """Numbers per token in a step of an engine, in hidden sizes: hidden states, and the wider ones of attention and MLP."""
 BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_GPU_GIB = 8192, 16384, 70
 """Tokens of one step of an engine, without `actors.vllm.max_num_batched_tokens`: more on a GPU this large."""
-TRANSFER_BYTES = 2**30
-"""Memory of a GPU that sends or receives versions: CUDA, NCCL and two buffers of 64 MiB. An assumption."""
 PROCESS_BYTES = 4 * GIB
 """Host memory of a process with a GPU, beside what the plan counts: torch, CUDA and NCCL. An assumption."""
 
@@ -130,8 +127,12 @@ def memory_plan(settings: Config) -> MemoryPlan:
     weights = rank.parameters * VALUE_BYTES[settings.model.dtype]
     learner, engine = _learner(settings, rank), _engine(settings, rank.parameters)
     if placed.on_gpu:
-        beside = [*_beside_engine(settings), *_shared_gpu(settings, placed, learner)]
-        places = [learner, engine, *beside, *_gpu_hosts(settings, placed, rank, weights)]
+        places = [
+            learner,
+            engine,
+            *_shared_gpu(settings, placed, learner),
+            *_gpu_hosts(settings, placed, rank, weights),
+        ]
     else:
         places = _cpu_hosts(settings, placed, rank, weights, learner, engine)
     places = [place for place in places if place.parts]
@@ -263,16 +264,6 @@ def _engine(settings: Config, parameters: int) -> MemoryPlace:
         limit,
         "actors.gpu_memory_utilization of cluster.gpu_memory_gib",
     )
-
-
-def _beside_engine(settings: Config) -> list[MemoryPlace]:
-    """What an engine's GPU holds outside `actors.gpu_memory_utilization`."""
-    if not plan(settings).transfers:
-        return []
-    part = MemoryPart("transfer of versions", TRANSFER_BYTES, "weights.transfer: assumed")
-    limit = int((1 - settings.actors.gpu_memory_utilization) * gpu_bytes(settings))
-    key = "1 - actors.gpu_memory_utilization of cluster.gpu_memory_gib"
-    return [MemoryPlace(BESIDE_ENGINE, (part,), TRANSFER_BYTES, limit, key)]
 
 
 def _shared_gpu(settings: Config, placed: Placement, learner: MemoryPlace) -> list[MemoryPlace]:

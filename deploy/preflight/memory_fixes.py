@@ -11,7 +11,6 @@ from olmorl.config import Config
 from olmorl.deploy.cluster.placement import GPUS_OF_A_NODE, plan
 from olmorl.deploy.preflight import model_folder
 from olmorl.deploy.preflight.memory_places import (
-    BESIDE_ENGINE,
     ENGINE_GPU,
     ENGINE_HOST,
     LEARNER_GPU,
@@ -30,8 +29,6 @@ def changes(settings: Config, place: str) -> Iterator[Change]:
     """Keys and new values that may take memory from the place of this name."""
     if place == ENGINE_GPU:
         return _of_engine(settings)
-    if place == BESIDE_ENGINE:
-        return _beside_engine(settings)
     if place == LEARNER_GPU:
         return _of_learner(settings)
     if place == SHARED_GPU:
@@ -46,12 +43,6 @@ def _of_engine(settings: Config) -> Iterator[Change]:
     if actors.gpu_memory_utilization < 0.95:
         yield "actors.gpu_memory_utilization", 0.95
     yield from _shorter_answers(settings)
-
-
-def _beside_engine(settings: Config) -> Iterator[Change]:
-    now = settings.actors.gpu_memory_utilization
-    yield from (("actors.gpu_memory_utilization", n) for n in (0.95, 0.9) if n < now)
-    yield "weights.transfer", "store"
 
 
 def _of_shared_gpu(settings: Config) -> Iterator[Change]:

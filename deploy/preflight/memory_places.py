@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 GIB = 2**30
-LEARNER_GPU, ENGINE_GPU, BESIDE_ENGINE = "a learner GPU", "an engine GPU", "an engine GPU, outside the engine"
+LEARNER_GPU, ENGINE_GPU = "a learner GPU", "an engine GPU"
 SHARED_GPU = "the GPU of learner and engine"
 LEARNER_HOST, ENGINE_HOST = "a host of the learner", "a host of engines"
 THIS_HOST, ONE_HOST = "this host", "the host of learner and engines"

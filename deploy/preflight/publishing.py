@@ -18,15 +18,15 @@ from olmorl.messages import PROBE_TOKENS
 SHARE = 0.02
 """Publishing should cost no more of a step."""
 GPU_COPY_BYTES_PER_S, CPU_COPY_BYTES_PER_S = 20e9, 1e9
-"""Of one rank: to pinned memory over PCIe 4, assumed; and rounded from fp32 on a CPU, as measured."""
+"""Speed of one rank: to pinned memory over PCIe 4, assumed; and rounded from fp32 on a CPU, as measured."""
 HOST_BYTES_PER_S, GPU_BYTES_PER_S = 50e9, 200e9
 """Weights gathered into a host, an eighth of eight links of 400 Gb/s; into a GPU of the same host. Assumed."""
 MEMORY_BYTES_PER_S = 2e12
 """Weights read by a GPU that has all of them, unless `cluster.peak` says otherwise. Assumed."""
 WHOLE_BYTES_PER_S, DELTA_BYTES_PER_S = 1e9, 0.25e9
-"""Of one rank in the background, hashed and stored; as changes. Half of what one core was measured to do."""
+"""Speed of one rank in the background, whole and as changes: half of what one core was measured to do."""
 CPU_FLOPS_PER_S = 20e9
-"""Of one rank. Assumed."""
+"""Speed of one rank. Assumed."""
 
 
 class PublishingPlan(NamedTuple):

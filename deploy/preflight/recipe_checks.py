@@ -10,6 +10,7 @@ from olmorl.config import Config
 from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.errors import ConfigError, DataError, ResourceError, of_key
+from olmorl.extension import is_function, load_function
 
 
 def check_recipe(settings: Config) -> None:
@@ -19,6 +20,7 @@ def check_recipe(settings: Config) -> None:
         UserError: the first thing found wrong, with its fix.
     """
     check_objective(settings)
+    check_own_code(settings)
     check_places(settings)
     check_names(settings)
     check_weights(settings)
@@ -32,6 +34,19 @@ def check_objective(settings: Config) -> None:
     from olmorl.learner.algorithm.presets import resolve
 
     resolve(settings.objective, settings.sampling.max_tokens)
+
+
+def check_own_code(settings: Config) -> None:
+    """The functions that the recipe names import here, and a surrogate can be called. `verifiers.functions`: later."""
+    if settings.data.reader is not None:
+        load_function("data.reader", settings.data.reader)
+    if is_function(settings.weights.store):
+        load_function("weights.store", settings.weights.store)
+    if is_function(settings.objective.clip or ""):
+        from olmorl.learner.algorithm.objective import check_surrogate
+        from olmorl.learner.algorithm.presets import resolve
+
+        check_surrogate(resolve(settings.objective, settings.sampling.max_tokens))
 
 
 def check_places(settings: Config) -> None:

@@ -36,7 +36,7 @@ NEWS_S = 2.0
 END_S = 5.0
 """Time for the actor to end when a follower has. Then its process ends with all that it has started."""
 FETCH_SHARE = 0.8
-"""Of the actor's limit for a fetch: the time for the followers, so that the error names the one that is late."""
+"""The followers' share of the actor's limit for a fetch, so that the error names the one that is late."""
 _CALLS = 4
 """Calls that a follower answers at the same time."""
 

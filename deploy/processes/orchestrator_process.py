@@ -21,8 +21,8 @@ from olmorl.deploy.view.dashboard import RecentSample
 from olmorl.deploy.view.live_view import Status
 from olmorl.deploy.view.run_history import sample_of
 from olmorl.errors import OlmoRLError, ResourceError, Superseded, is_passing
-from olmorl.learner.data.light_import import import_tokenizers
-from olmorl.learner.orchestrator.dead_letters import Letter
+from olmorl.learner.data.compat import import_tokenizers
+from olmorl.learner.orchestrator.draws import Letter
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.storage import metrics_log
 from olmorl.learner.storage.rollout_record import Ended
@@ -288,9 +288,9 @@ class OrchestratorProcess(RunProcess):
         """All dead letters, and with `replay` the new draws of their rows."""
         if replay and self._current.is_over:
             raise ResourceError("the run is over: ask for a replay once it goes on (olmorl-launch --resume)")
-        dead_letters = self._current.orchestrator.dead_letters
-        letters = await dead_letters.letters()
-        return letters, await dead_letters.replay() if replay else []
+        draws = self._current.orchestrator.draws
+        letters = await draws.letters()
+        return letters, await draws.replay_letters() if replay else []
 
     # --- a query of every process of the run ---------------------------------------------------------
 

@@ -68,7 +68,7 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
     elapsed_s: float = 0.0
     eta_s: float | None = None
     rewards: Sequence[float | None] = ()
-    """Of each step, the newest last."""
+    """The reward of each step, the newest last."""
     evaluated: Sequence[int] = ()
     """Indices in `rewards` of the steps with an evaluation."""
     evaluations: Sequence[EvaluationCurve] = ()

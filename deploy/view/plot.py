@@ -107,7 +107,7 @@ class Panel:
         self._is_start = _first_of_each([line.get("incarnation") for line in lines]) & past_starts
         self._curves: list[tuple[str, Values, float]] = []
         self._points: list[tuple[str, list[tuple[float, float, float, float]]]] = []
-        """Of each evaluation: its label; version, value, oldest and newest version that answered."""
+        """The label of each evaluation; its version, value, and the oldest and newest version that answered."""
         self._share: tuple[str, Values] | None = None
 
     def values(self, key: str) -> Values:

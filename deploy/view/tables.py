@@ -25,10 +25,12 @@ from olmorl.deploy.view.prompt_story import prompt_story
 from olmorl.deploy.view.run_state import metric_lines, no_step_yet, sandbox_of, verdict_of
 from olmorl.deploy.view.verdict import RunVerdict
 from olmorl.errors import DataError
+from olmorl.learner.storage.checkpoint_dir import newest_state
 from olmorl.learner.storage.ledger import read_ledger
 from olmorl.learner.storage.metrics_log import missing_steps
 from olmorl.metrics import answered_by, of_evaluation
 from olmorl.printable import printable
+from olmorl.run_dir import RunFiles
 
 _STATUS_FIELDS = (
     "reward_mean",
@@ -65,19 +67,19 @@ def show_figure(run_dir: Path, arguments: argparse.Namespace) -> None:
 
 def show_ledger(run_dir: Path, arguments: argparse.Namespace) -> None:
     """Show one object per draw with `--json`, else the number of draws by outcome."""
-    records = read_ledger(run_dir)
     if arguments.json:
-        for record in records:
+        for record in read_ledger(run_dir):
             print(json.dumps(record))
         return
-    counts = Counter(record["outcome"] for record in records)
-    attempts = Counter(record["attempt"] for record in records)
-    table = Table("outcome", "draws", title=f"{run_dir}: {sum(counts.values()):,} draws")
-    for outcome, number in counts.most_common():
-        table.add_row(str(outcome), f"{number:,}")
+    state = newest_state(RunFiles(run_dir))
+    counts = Counter({str(outcome): number for outcome, number in state.outcomes.items()})
+    counts["in_flight"] = len(state.open) + state.journaled
+    table = Table("outcome", "draws", title=f"{run_dir}: {counts.total():,} draws")
+    for outcome, number in (+counts).most_common():
+        table.add_row(outcome, f"{number:,}")
     console = _console()
     console.print(table)
-    console.print(f"attempts: {', '.join(f'{n:,} draws took {a}' for a, n in sorted(attempts.items()))}")
+    console.print(f"attempts: {', '.join(f'{n:,} draws took {a}' for a, n in sorted(state.attempts.items()) if n)}")
 
 
 def show_trace(run_dir: Path, arguments: argparse.Namespace) -> None:

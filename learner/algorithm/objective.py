@@ -16,18 +16,20 @@ of `policy_loss` over the rows, micro-batches and ranks of a minibatch. It does 
 from __future__ import annotations
 
 from math import ceil, log2
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import softshrink
 
+from olmorl.errors import ConfigError
+from olmorl.extension import is_function, load_function
 from olmorl.learner.algorithm.presets import Switches
 
 LOG_RATIO_BOUND: Final = 20.0
 """Log-ratios are clamped here before `exp`: far outside every clip range, far inside the range of fp32."""
-OUTLIER_BUDGET: Final = 0.5
-"""Nats squared: the sum of the squared outliers of an answer, on average over the answers with stale tokens."""
+OUTLIERS_PER_ANSWER: Final = 4
+"""Stale tokens above the threshold, on average over the answers with stale tokens."""
 NO_OUTLIERS: Final = LOG_RATIO_BOUND
 """The threshold before any step has measured one: no |d| is above it."""
 _OCTAVES, _BINS_PER_OCTAVE = 13, 16
@@ -61,6 +63,37 @@ class LossInputs(NamedTuple):
     """Entropy of the policy being trained, without gradient; only for the statistics."""
     outlier_threshold: float = NO_OUTLIERS
     """c of `rho_kind = "auto"`: `next_threshold` of the step before."""
+
+
+CLIP: Final = "objective.clip"
+
+
+class Surrogate(Protocol):
+    """A surrogate of the user's own, `objective.clip = "module:function"`. Weight, normaliser and KL are as always."""
+
+    def __call__(self, ratio_BT: Tensor, advantages_BT: Tensor, logprobs_BT: Tensor, switches: Switches, /) -> Tensor:
+        """Returns the gain of each token, with a gradient by `ratio_BT` or `logprobs_BT`.
+
+        Args:
+            ratio_BT: pi / pi_proximal, or its geometric mean over the sequence.
+            advantages_BT: the advantage of the token's sequence; 0 where the loss mask is False.
+            logprobs_BT: log pi of the sampled token.
+            switches: `eps_low`, `eps_high` and the others.
+        """
+        ...
+
+
+def check_surrogate(switches: Switches) -> None:
+    """Calls the user's surrogate once. Raises ConfigError if it cannot be used."""
+    surrogate: Surrogate = load_function(CLIP, switches.clip)
+    logprobs_BT = torch.tensor([[-0.5, -2.0, 0.0]], requires_grad=True)
+    advantages_BT = torch.tensor([[1.0, -1.0, 0.0]])
+    try:
+        gain_BT = surrogate((logprobs_BT - logprobs_BT.detach()).exp(), advantages_BT, logprobs_BT, switches)
+    except Exception as error:
+        raise ConfigError(f"{CLIP} = {switches.clip!r}: it raised {type(error).__name__}: {error}") from None
+    if not isinstance(gain_BT, Tensor) or gain_BT.shape != logprobs_BT.shape or not gain_BT.requires_grad:
+        raise ConfigError(f"{CLIP} = {switches.clip!r}: it must return a tensor like ratio_BT, with a gradient")
 
 
 STATS: Final = (
@@ -142,25 +175,17 @@ def step_metrics(stats_S: Tensor, num_updates: int) -> dict[str, float]:
 
 
 def next_threshold(stats_S: Tensor, before: float) -> float:
-    """The threshold c of the next step, from the sums over a whole step: the smallest one that keeps `OUTLIER_BUDGET`.
+    """The threshold c of the next step, from the sums over a whole step: the smallest for `OUTLIERS_PER_ANSWER`.
 
     It is the lower end of a bin, so equal sums give equal bits on every rank. A step without stale tokens keeps the
     threshold of `before`.
     """
-    budget = OUTLIER_BUDGET * _named(stats_S)["stale_sequences"]
-    if not budget > 0:
+    answers = round(_named(stats_S)["stale_sequences"])  # a sum of shares, which depends on the layout in its last bits
+    if not answers:
         return before
-    counts = stats_S[len(STATS) :].tolist()
-    threshold, tokens, sizes, squares = NO_OUTLIERS, 0.0, 0.0, 0.0
-    for index in reversed(range(_BINS)):
-        low = _lower_end(index)
-        size = (low + _lower_end(index + 1)) / 2
-        tokens, sizes = tokens + counts[index], sizes + counts[index] * size
-        squares += counts[index] * size**2
-        if squares - 2 * low * sizes + low**2 * tokens > budget:
-            break
-        threshold = low
-    return threshold
+    outliers_H = stats_S[len(STATS) :].flip(0).cumsum(0)
+    bins = int((outliers_H <= OUTLIERS_PER_ANSWER * answers).sum())
+    return _lower_end(_BINS - bins) if bins else NO_OUTLIERS
 
 
 def _lower_end(index: int) -> float:
@@ -274,7 +299,10 @@ def _histogram(sizes_BT: Tensor, where_BT: Tensor) -> Tensor:
 
 
 def _surrogate(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> Tensor:
-    """PPO's pessimistic minimum, or CISPO's clipped and detached ratio on the log-probability."""
+    """PPO's pessimistic minimum, CISPO's clipped and detached ratio on the log-probability, or the user's own."""
+    if is_function(switches.clip):
+        gain: Surrogate = load_function(CLIP, switches.clip)
+        return gain(ratio_BT, rows.advantages_BT, rows.logprobs_BT, switches)
     clipped_BT = ratio_BT.clamp(1 - switches.eps_low, 1 + switches.eps_high)
     if switches.clip == "cispo":
         return clipped_BT.detach() * rows.advantages_BT * rows.logprobs_BT
@@ -294,7 +322,7 @@ def _normaliser(rows: LossInputs, switches: Switches) -> Tensor:
 def _clipped(rows: LossInputs, ratio_BT: Tensor, switches: Switches) -> tuple[Tensor, Tensor]:
     """The tokens that are clipped, below and above. PPO clips only against the sign of the advantage."""
     low_BT, high_BT = ratio_BT < 1 - switches.eps_low, ratio_BT > 1 + switches.eps_high
-    if switches.clip == "cispo":
+    if switches.clip != "ppo":
         return low_BT, high_BT
     return low_BT & (rows.advantages_BT < 0), high_BT & (rows.advantages_BT > 0)
 

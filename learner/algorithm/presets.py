@@ -16,7 +16,6 @@ from olmorl.errors import ConfigError
 AdvantageKind = Literal["mean", "mean_std"]
 Normalize = Literal["token", "sequence", "constant"]
 RatioKind = Literal["token", "sequence"]
-ClipKind = Literal["ppo", "cispo"]
 RhoKind = Literal["auto", "truncate", "mask", "sequence"]
 Proximal = Literal["old", "behaviour"]
 KlEstimator = Literal["k1", "k2", "k3"]
@@ -31,7 +30,8 @@ class Switches:
     constant_length: int
     """Divisor per sequence, used when `normalize` is `constant`."""
     ratio: RatioKind
-    clip: ClipKind
+    clip: str
+    """`ppo`, `cispo`, or the `module:function` of a surrogate."""
     eps_low: float
     eps_high: float
     rho: float | None

@@ -168,7 +168,7 @@ def _cost(length: int) -> float:
 
 
 def _answer_cost(prompt: int, length: int) -> float:
-    """Of an answer after a prompt that has been computed."""
+    """Returns the cost of an answer after a prompt that has been computed."""
     return length + length * (length + 2 * prompt) / PARITY_TOKENS
 
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from olmorl.config import Data, Evaluation, Model, Verifiers
 from olmorl.errors import DataError, ModelError, UserError, of_key
+from olmorl.extension import load_function
 from olmorl.learner.data import chat_templates
 from olmorl.learner.data.readers import Candidate, Labelled, Problem, layout, parse_spec, read
 from olmorl.learner.data.stream import Source
@@ -102,6 +103,7 @@ class Loader:
         self._tokenizer = tokenizer
         self._think_start = verifiers.think_tags[0]
         self._functions = bool(verifiers.functions)
+        self._reader = data.reader and load_function("data.reader", data.reader)
         self._check = check
         self._progress = progress
         self._lengths: list[int] = []
@@ -157,7 +159,7 @@ class Loader:
 
     def _rows(self, name: str) -> Iterator[Row]:
         batch: list[tuple[str, Candidate | str]] = []
-        rows = read(name, self._data.split, columns=self._functions, held_out=self._held_out)
+        rows = read(name, self._data.split, columns=self._functions or bool(self._reader), held_out=self._held_out)
         for number, (place, values) in enumerate(rows, 1):
             self.report.read += 1
             batch.append((place, self._candidate(values)))
@@ -171,9 +173,24 @@ class Loader:
     def _candidate(self, values: dict[str, Any]) -> Candidate | str:
         """The row in the common layout, or the reason why it has none."""
         try:
+            if self._reader:
+                values = self._read_by_user(self._reader, values)
             return layout(values, self._data.default_verifier, self._functions)
         except ValueError as error:
             return str(error)
+
+    @staticmethod
+    def _read_by_user(reader: Callable[..., Any], values: dict[str, Any]) -> dict[str, Any]:
+        """The row as the user's `data.reader` returns it. Raises ValueError with the reason why it is not usable."""
+        try:
+            found = reader(values)
+        except Exception as error:
+            raise ValueError(f"data.reader raised {type(error).__name__}: {error}") from None
+        if found is None:
+            raise ValueError("data.reader left it out")
+        if not isinstance(found, dict):
+            raise ValueError(f"data.reader returned {type(found).__name__}: a row is a dict, or None to leave it out")
+        return found
 
     def _usable(self, batch: list[tuple[str, Candidate | str]]) -> Iterator[Row]:
         """The rows with usable labels and conversations, in order. The other rows are refused."""

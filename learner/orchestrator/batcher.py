@@ -1,62 +1,265 @@
-"""Turns results into batches: decides which groups may train, keeps them until a step takes them, builds the batch."""
+"""Decides which groups may train, which of them a step takes, how the others end, and how many prompts are drawn.
+
+Changes only its own state: `Draws` writes what is decided here.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Sequence
+from typing import NamedTuple
 
 from olmorl.clock import Clock
 from olmorl.config import KV_HEADROOM, Config
-from olmorl.errors import RunEnded
+from olmorl.errors import NothingToLearn, RunEnded
 from olmorl.learner.batching import scheduling
-from olmorl.learner.batching.batch import Batch, BatchBuilder
-from olmorl.learner.batching.draw_ahead import DrawAhead
-from olmorl.learner.batching.oldest_versions import OldestVersions, slowest_engine
+from olmorl.learner.batching.batch import BatchBuilder
+from olmorl.learner.batching.draw_ahead import DrawAhead, VersionWait
 from olmorl.learner.batching.samples import defect
-from olmorl.learner.batching.scheduling import ReadyGroups
-from olmorl.learner.batching.version_wait import VersionWait
-from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle, Ending, Reconciled
-from olmorl.learner.orchestrator.result_streaks import ResultStreaks
+from olmorl.learner.batching.scheduling import OldestVersions, ReadyGroups
 from olmorl.learner.storage.group_stats import solve_rate
-from olmorl.learner.storage.ledger_state import Outcome
+from olmorl.learner.storage.ledger_state import LedgerState, Outcome, Start
 from olmorl.messages import ActorStatus, Failure, Group, Version
 from olmorl.ports import Taken
 
+MOST_UNSCORABLE = 48
+"""Unscorable groups in a row that end the run: no verifier or function works, and the next group would fail too."""
+_DOWN = "_down"
+"""Suffix of causes that name an external service without an answer. It may come back."""
+
+
+class Ending(NamedTuple):
+    """How a draw ends without being trained."""
+
+    taken: Taken
+    outcome: Outcome
+    cause: str = ""
+
+
+class ResultStreaks:
+    """`check` ends the run after too many failed draws, unscorable groups or groups without a gradient in a row."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is `schedule.max_useless_groups`."""
+        self._limit = limit
+        self._without_gradient = 0
+        self._unscorable = 0
+        self._last_failure = ""
+        self.failed = 0
+        """Draws that failed since the last scored group."""
+
+    @property
+    def failures(self) -> str:
+        """The draws that failed since the last scored group, in words; empty without any."""
+        return (
+            f"{self.failed} prompt(s) in a row gave no scored group, the last: {self._last_failure}"
+            if self.failed
+            else ""
+        )
+
+    def scored(self, *, has_gradient: bool) -> None:
+        """Note a group with rewards."""
+        self.failed = self._unscorable = 0
+        self._without_gradient = 0 if has_gradient else self._without_gradient + 1
+
+    def failure(self, row: str, cause: str, detail: str) -> None:
+        """Note a draw of a data row that gave no scored group."""
+        self.failed += 1
+        if cause == "unscorable":
+            is_down = detail.partition(":")[0].endswith(_DOWN)
+            self._unscorable = 0 if is_down else self._unscorable + 1
+        self._last_failure = f"{row}: {cause}" + (f": {detail}" if detail else "")
+
+    def check(self) -> None:
+        """Check all streaks.
+        Raises:
+            NothingToLearn: too many groups in a row without a gradient.
+            RunEnded: too many draws in a row failed.
+        """
+        if self._without_gradient >= self._limit:
+            raise NothingToLearn(
+                f"{self._without_gradient} groups in a row had equal rewards in all their completions: every prompt is "
+                "solved, or none is, or functions reward fewer than two completions of a group "
+                "(schedule.max_useless_groups); see rollouts/ for the verdicts"
+            )
+        if self._unscorable >= min(self._limit, MOST_UNSCORABLE):
+            raise RunEnded(f"{self.failures}: correct the verifier, the function or the data, then --resume")
+        if self.failed >= self._limit:
+            raise RunEnded(f"{self.failures} (schedule.max_useless_groups)")
+
 
 class Batcher:
-    """Each batch is built once, at most one step ahead of the training, and for the version that it trains.
+    """Each batch is chosen once, at most one step ahead of the training, and for the version that it trains."""
 
-    Call its methods inside `DrawLifecycle.exclusive`.
-    """
-
-    def __init__(
-        self, config: Config, lifecycle: DrawLifecycle, builder: BatchBuilder, clock: Clock, done: int, replay_to: int
-    ) -> None:
-        """`done` steps are trained. The steps after it, up to `replay_to`, come from the journal."""
+    def __init__(self, config: Config, builder: BatchBuilder, clock: Clock, done: int) -> None:
+        """`done` steps are trained."""
         self._config = config
         self._schedule = config.schedule
-        self._lifecycle = lifecycle
         self._builder = builder
-        self._replay_to = replay_to
-        self._ready = ReadyGroups()
         self._ahead = DrawAhead(clock, config.schedule.prompts_per_step)
         self._oldest = OldestVersions()
         self._version_wait = VersionWait(clock, config.schedule.max_lag + 1)
-        self.streaks = ResultStreaks(config.schedule.max_useless_groups)
-        self._last_built = done
         self._never_filled = False
+        self.ready = ReadyGroups()
+        """Groups that wait for a step."""
+        self.streaks = ResultStreaks(config.schedule.max_useless_groups)
+        self.last_built = done
+        """The newest step whose batch is built."""
         self.waits_for_unfinished = False
         """There are enough groups for a step, and unfinished draws would grow too old if it took them."""
-        self.batches: dict[int, Batch] = {}
-        """Batches that no rank has been handed, by step."""
-        self.over = False
-        """The data ended, and no further batch can be filled."""
+
+    # --- results ------------------------------------------------------------------------------------
+
+    def judge(self, taken: Sequence[Taken], starts: Sequence[Start]) -> list[Ending]:
+        """Keep the groups that may train; returns how the other draws end."""
+        endings = []
+        for item in taken:
+            ending = self._judge(item, starts)
+            self._ahead.finished(item.draw_id, useful=ending is None)
+            if ending is not None:
+                endings.append(ending)
+        return endings
+
+    def _judge(self, item: Taken, starts: Sequence[Start]) -> Ending | None:
+        result = item.result
+        if isinstance(result, Failure):
+            if result.cause == "stale":
+                return Ending(item, Outcome.STALE, result.cause)
+            return self._failed(item, result.cause, result.detail)
+        if reason := defect(result):
+            return self._failed(item, f"malformed: {reason}")
+        may_train = not self._schedule.filter_zero_gradient or self._builder.has_gradient(result)
+        self.streaks.scored(has_gradient=may_train)
+        if not may_train:
+            return Ending(item, Outcome.ZERO_GRADIENT)
+        self.ready.add(item, result, scheduling.deadline(result, self._schedule.max_lag, starts))
+        return None
+
+    def _failed(self, item: Taken, cause: str, detail: str = "") -> Ending:
+        self.streaks.failure(item.result.prompt.row, cause, detail)
+        return Ending(item, Outcome.FAILED, cause)
+
+    def solved_rows(self, taken: Sequence[Taken]) -> list[str]:
+        """Rows that are solved often enough to be drawn no more."""
+        limit = self._config.data.no_resample_above
+        if limit is None:
+            return []
+        groups = [item.result for item in taken if isinstance(item.result, Group) and not defect(item.result)]
+        return [group.prompt.row for group in groups if solve_rate(group) >= limit]
+
+    def begin_again(self, open_draws: Iterable[int]) -> set[int]:
+        """Forget the ready groups: the queue delivers them once more, under the names that they have now.
+
+        Returns their draws.
+        """
+        self._oldest.forget(open_draws)
+        return {taken.draw_id for taken, _ in self.ready.clear()}
+
+    # --- batches ------------------------------------------------------------------------------------
+
+    def drop_over_age(self, version: int, starts: Sequence[Start]) -> list[Ending]:
+        """Drop the groups that are too old to train `version`; returns how their draws end."""
+        masks = self._schedule.over_age == "mask"
+        endings = []
+        for taken, group in self.ready.past(version):
+            if not masks or not self._builder.teaches(group, version, starts):
+                endings.append(Ending(taken, Outcome.STALE, "over_age"))
+                self.ready.remove(taken.draw_id)
+        return endings
+
+    def choose(self, step: int, state: LedgerState) -> list[tuple[Taken, Group]] | None:
+        """Remove and return the groups of `step`; None when there are too few, or unfinished ones must come first."""
+        if len(self.ready) < self._schedule.prompts_per_step:
+            self.waits_for_unfinished = False
+            return None
+        # After the last step nothing can grow too old.
+        unfinished = self._unfinished(state) if step < self._schedule.steps else []
+        chosen = self.ready.take(unfinished, step - 1, self._schedule.prompts_per_step)
+        self.waits_for_unfinished = chosen is None
+        return chosen
+
+    def _unfinished(self, state: LedgerState) -> list[int]:
+        """The last versions that unfinished draws can train. A choice of groups leaves room for them."""
+        if self._schedule.over_age != "wait":
+            return []
+        return [
+            self._oldest.of(draw_id, draw.version) + self._schedule.max_lag
+            for draw_id, draw in state.open.items()
+            if draw_id not in self.ready
+        ]
+
+    def built(self, step: int, done: int) -> None:
+        """The batch of `step` is built; `done` steps are trained."""
+        self.last_built = step
+        if step == done + 1:
+            self._step_began()
+
+    def assembled(self, done: int) -> None:
+        """All batches are built that can be."""
+        if self.last_built == done and self.waits_for_unfinished:
+            self._version_wait.held_up()
+
+    def step_ended(self, step: int, open_draws: Container[int]) -> None:
+        """The learner has trained the batch of `step`."""
+        self._ahead.step_ended()
+        self._version_wait.step_ended()
+        self._ahead.forget_all_but(open_draws)
+        if self.last_built > step:
+            self._step_began()
+
+    def _step_began(self) -> None:
+        self._ahead.step_began()
+        self._version_wait.step_began()
+
+    # --- draws --------------------------------------------------------------------------------------
+
+    def allowed(self, live: int, num_open: int, version: Version, done: int) -> int:
+        """Prompts that the lag allows to draw for `version`, the newest published one.
+
+        Args:
+            live: draws without an outcome. `num_open` of them are in no journal.
+            done: steps that are trained.
+        """
+        allowed = scheduling.draws_allowed(
+            live=live,
+            published=version.number,
+            done=done,
+            to_finish=self._to_finish(done),
+            batch=self._schedule.prompts_per_step,
+            ahead=self._schedule.batches_ahead,
+        )
+        if self._schedule.draw_ahead == "adaptive":
+            allowed = min(allowed, self._needed(num_open, done))
+        return 0 if self._version_wait.pays and version.number < self._to_come else allowed
 
     @property
-    def num_ready(self) -> int:
-        """Groups that wait for a step."""
-        return len(self._ready)
+    def _to_come(self) -> int:
+        """The newest version that is published once the batches so far are trained."""
+        every = self._config.weights.publish_every
+        return self.last_built // every * every
+
+    def _to_finish(self, done: int) -> int:
+        """Live draws that the rest of the run needs, with spares: no step waits for a second round of draws."""
+        built = max(self.last_built - done, 0) * self._schedule.prompts_per_step
+        finished = built + len(self.ready)
+        left = (self._schedule.steps - done) * self._schedule.prompts_per_step - finished
+        return finished + self._ahead.draws_to_finish(left)
+
+    def _needed(self, num_open: int, done: int) -> int:
+        """Draws to make now, so that no batch is late."""
+        ready = len(self.ready)
+        built = max(self.last_built - done - 1, 0) * self._schedule.prompts_per_step
+        needed = self._ahead.needed(ready + built)
+        return sys.maxsize if needed is None else max(needed - (num_open - ready), 0)
+
+    def drawn(self, draws: Iterable[int]) -> None:
+        """These draws were made now."""
+        self._ahead.drawn(draws)
+
+    def paused(self) -> None:
+        """The run is paused: no time that passes now says how fast it is."""
+        self._ahead.paused()
+        self._version_wait.paused()
 
     def look_at_engines(self, statuses: Iterable[ActorStatus]) -> None:
         """Note how busy the engines are: one with a sequence that waits is busy, however few it runs.
@@ -73,193 +276,24 @@ class Batcher:
         if shares:
             self._ahead.engines_busy(sum(shares) / len(shares))
 
-    def paused(self) -> None:
-        """The run is paused: no time that passes now says how fast it is."""
-        self._ahead.paused()
-        self._version_wait.paused()
+    def not_begun(self, queued: Iterable[int], version: int, open_draws: Container[int]) -> None:
+        """Note the draws that no actor has begun: no engine will begin them with a version before `version`."""
+        self._oldest.not_begun(queued, version, open_draws)
 
-    async def look_at_queue(self, statuses: Mapping[str, ActorStatus], incarnation: int) -> None:
-        """Find the draws that no actor has begun: they do not grow older. `statuses` were read before this call."""
-        version = slowest_engine(statuses.values(), incarnation)
-        if version is not None:
-            self._oldest.not_begun(await self._lifecycle.queued(), version, self._lifecycle.state.open)
+    # --- the end of the data ------------------------------------------------------------------------
 
-    async def settle(self, taken: Sequence[Taken]) -> None:
-        """Filter results, and add the groups that may train to the ready ones.
+    def end_of_data(self) -> list[Ending]:
+        """Drop the groups that can no longer fill a batch; returns how their draws end."""
+        self._never_filled = self.last_built == 0
+        return [Ending(taken, Outcome.STALE, "end_of_data") for taken, _ in self.ready.clear()]
 
-        Raises:
-            NothingToLearn: too many groups in a row without a gradient.
-            RunEnded: too many draws in a row failed, or the data ended before the first step.
-        """
+    def check_data(self, state: LedgerState) -> None:
+        """Raises RunEnded when the data ended before the first step."""
         if self._never_filled:
-            raise RunEnded(self._why_never_filled())
-        endings = []
-        undecided = await self._lifecycle.trim_decided(taken)
-        await self._lifecycle.retire(self._solved_rows(undecided))
-        for item in undecided:
-            ending = self._judge(item)
-            self._ahead.finished(item.draw_id, useful=ending is None)
-            if ending is not None:
-                endings.append(ending)
-        await self._lifecycle.decide(endings)
-        self.streaks.check()
+            raise RunEnded(self._why_never_filled(state))
 
-    def _judge(self, item: Taken) -> Ending | None:
-        """Add a group to the ready ones, or return how its draw ends."""
-        result = item.result
-        if isinstance(result, Failure):
-            if result.cause == "stale":
-                return Ending(item, Outcome.STALE, result.cause)
-            return self._failed(item, result.cause, result.detail)
-        if reason := defect(result):
-            return self._failed(item, f"malformed: {reason}")
-        may_train = not self._schedule.filter_zero_gradient or self._builder.has_gradient(result)
-        self.streaks.scored(has_gradient=may_train)
-        if not may_train:
-            return Ending(item, Outcome.ZERO_GRADIENT)
-        starts = self._lifecycle.state.starts
-        self._ready.add(item, result, scheduling.deadline(result, self._schedule.max_lag, starts))
-        return None
-
-    def _failed(self, item: Taken, cause: str, detail: str = "") -> Ending:
-        self.streaks.failure(item.result.prompt.row, cause, detail)
-        return Ending(item, Outcome.FAILED, cause)
-
-    def _solved_rows(self, taken: Sequence[Taken]) -> list[str]:
-        """Rows that are solved often enough to be drawn no more."""
-        limit = self._config.data.no_resample_above
-        if limit is None:
-            return []
-        groups = [item.result for item in taken if isinstance(item.result, Group) and not defect(item.result)]
-        return [group.prompt.row for group in groups if solve_rate(group) >= limit]
-
-    async def reconcile(self) -> Reconciled:
-        """Compare with a queue that may have lost writes. A ready group that it lost is generated again."""
-        # The queue delivers its results once more, under the names that they have now.
-        answered = {taken.draw_id for taken, _ in self._ready.clear()}
-        self._oldest.forget(self._lifecycle.state.open)
-        return await self._lifecycle.reconcile(answered)
-
-    async def draw(self, version: Version, done: int) -> None:
-        """Queue as many prompts for `version`, the newest published one, as the lag allows."""
-        allowed = scheduling.draws_allowed(
-            live=self._lifecycle.live,
-            published=version.number,
-            done=done,
-            to_finish=self._to_finish(done),
-            batch=self._schedule.prompts_per_step,
-            ahead=self._schedule.batches_ahead,
-        )
-        if self._schedule.draw_ahead == "adaptive":
-            allowed = min(allowed, self._needed(done))
-        if self._version_wait.pays and version.number < self._to_come:
-            allowed = 0
-        first = self._lifecycle.state.num_drawn
-        await self._lifecycle.draw(allowed, version)
-        self._ahead.drawn(range(first, self._lifecycle.state.num_drawn))
-
-    @property
-    def _to_come(self) -> int:
-        """The newest version that is published once the batches so far are trained."""
-        every = self._config.weights.publish_every
-        return self._last_built // every * every
-
-    def _to_finish(self, done: int) -> int:
-        """Live draws that the rest of the run needs, with spares: no step waits for a second round of draws."""
-        built = max(self._last_built - done, 0) * self._schedule.prompts_per_step
-        finished = built + len(self._ready)
-        left = (self._schedule.steps - done) * self._schedule.prompts_per_step - finished
-        return finished + self._ahead.draws_to_finish(left)
-
-    def _needed(self, done: int) -> int:
-        """Draws to make now, so that no batch is late."""
-        ready = len(self._ready)
-        built = max(self._last_built - done - 1, 0) * self._schedule.prompts_per_step
-        needed = self._ahead.needed(ready + built)
-        unfinished = len(self._lifecycle.state.open) - ready
-        return sys.maxsize if needed is None else max(needed - unfinished, 0)
-
-    def step_ended(self, step: int) -> None:
-        """The learner has trained the batch of `step`."""
-        self._ahead.step_ended()
-        self._version_wait.step_ended()
-        self._ahead.forget_all_but(self._lifecycle.state.open)
-        if self._last_built > step:
-            self._step_began()
-
-    def _step_began(self) -> None:
-        self._ahead.step_began()
-        self._version_wait.step_began()
-
-    def has_built(self, step: int) -> bool:
-        """Whether the batch of `step` was built, also if ranks have it already."""
-        return self._last_built >= step
-
-    async def assemble(self, done: int) -> None:
-        """Build the batches of the next two steps, as far as there are groups for them."""
-        while self._last_built < min(done + 2, self._schedule.steps) and await self._assemble():
-            if self._last_built == done + 1:
-                self._step_began()
-        if self._last_built == done and self.waits_for_unfinished:
-            self._version_wait.held_up()
-
-    async def _assemble(self) -> bool:
-        """Build the next batch; False when there are too few groups."""
-        step = self._last_built + 1
-        if step <= self._replay_to:
-            groups = await self._lifecycle.replay(step)
-        else:
-            await self._drop_over_age(version=step - 1)
-            if len(self._ready) < self._schedule.prompts_per_step:
-                self.waits_for_unfinished = False
-                return False
-            # After the last step nothing can grow too old.
-            unfinished = self._unfinished() if step < self._schedule.steps else []
-            chosen = self._ready.take(unfinished, step - 1, self._schedule.prompts_per_step)
-            self.waits_for_unfinished = chosen is None
-            if chosen is None:
-                return False
-            await self._lifecycle.journal(step, chosen)
-            groups = [group for _, group in chosen]
-        batch = await asyncio.to_thread(self._builder.build, step, groups, self._lifecycle.state.starts)
-        self.batches[step] = batch
-        self._last_built = step
-        return True
-
-    async def _drop_over_age(self, version: int) -> None:
-        starts = self._lifecycle.state.starts
-        masks = self._schedule.over_age == "mask"
-        endings = []
-        for taken, group in self._ready.past(version):
-            if not masks or not self._builder.teaches(group, version, starts):
-                endings.append(Ending(taken, Outcome.STALE, "over_age"))
-                self._ready.remove(taken.draw_id)
-        await self._lifecycle.decide(endings)
-
-    def _unfinished(self) -> list[int]:
-        """The last versions that unfinished draws can train. A choice of groups leaves room for them."""
-        if self._schedule.over_age != "wait":
-            return []
-        still_open = self._lifecycle.state.open.items()
-        return [
-            self._oldest.of(draw_id, draw.version) + self._schedule.max_lag
-            for draw_id, draw in still_open
-            if draw_id not in self._ready
-        ]
-
-    async def end_of_stream(self) -> None:
-        """At the end of a finite stream, end the draws of groups that can no longer fill a batch as stale."""
-        state = self._lifecycle.state
-        finished = len(self._ready) == len(state.open)
-        can_fill = self._last_built < self._replay_to or len(self._ready) >= self._schedule.prompts_per_step
-        if self._lifecycle.exhausted and finished and not can_fill and not state.to_replay:
-            left_over = self._ready.clear()
-            await self._lifecycle.decide([Ending(taken, Outcome.STALE, "end_of_data") for taken, _ in left_over])
-            self.over = self._last_built > 0
-            self._never_filled = not self.over
-
-    def _why_never_filled(self) -> str:
-        outcomes = self._lifecycle.state.outcomes
+    def _why_never_filled(self, state: LedgerState) -> str:
+        outcomes = state.outcomes
         counts = {
             "zero-gradient": outcomes[Outcome.ZERO_GRADIENT],
             "failed": outcomes[Outcome.FAILED],

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import comb
 
 from olmorl import config
 from olmorl.clock import Clock
 from olmorl.errors import RunEnded
 from olmorl.learner.batching.samples import defect
-from olmorl.learner.orchestrator.draws import prompt_of
+from olmorl.learner.orchestrator.draw_source import prompt_of
 from olmorl.learner.storage.group_stats import Score, score
 from olmorl.learner.storage.metrics_log import Fields
 from olmorl.learner.storage.rollout_log import RolloutLog
@@ -130,10 +132,14 @@ class Evaluator:
         self._fields: dict[str, float | None] = {}
         self._asked: int | None = None
         self._tokens = tokens
+        self._epoch = ""
+        """The queue's when the current rounds began, or began again."""
+        self._lock = asyncio.Lock()
 
-    async def start(self, answered: int | None) -> None:
-        """Empty the lanes. `answered` is the newest version whose results are recorded."""
-        self._asked = answered
+    async def start(self, lines: Iterable[Fields], epoch: str) -> None:
+        """Empty the lanes of the queue, which is in `epoch`. `lines` are the metrics of the run, the newest first."""
+        replayed = [fields for _, fields in sorted(self._recorded.items(), reverse=True)]
+        self._asked, self._epoch = newest_version(chain(replayed, lines if self._sets else ())), epoch
         for name in self._sets:
             await self._queue.flush(name)
 
@@ -141,7 +147,7 @@ class Evaluator:
     def idle(self) -> bool:
         return not self._rounds
 
-    def is_due(self, number: int) -> bool:
+    def _is_due(self, number: int) -> bool:
         """Whether `number` is version 0, the last one, or the first after a multiple of `every`."""
         if not self._sets or not self.idle or number == self._asked:
             return False
@@ -149,15 +155,25 @@ class Evaluator:
             return True
         return number // self._settings.every > self._asked // self._settings.every
 
+    async def begin_if_due(self, version: Version) -> None:
+        """Queue every set for `version` or newer, if `version` is to be evaluated."""
+        async with self._lock:
+            if self._is_due(version.number):
+                await self._begin(version)
+
     async def begin(self, version: Version) -> None:
         """Queue every set for `version` or newer."""
+        async with self._lock:
+            await self._begin(version)
+
+    async def _begin(self, version: Version) -> None:
         if not self._sets or version.number == self._asked:
             return
         self._asked = version.number
         for name in self._sets:
             await self._begin_round(name, version)
 
-    async def restart_rounds(self) -> None:
+    async def _restart_rounds(self) -> None:
         """Start the current rounds again: the queue may have lost prompts, or restored prompts of an earlier round."""
         for name in self._sets:
             await self._queue.flush(name)
@@ -177,15 +193,28 @@ class Evaluator:
         await self._queue.push([self._prompt(name, rows[i], i, current.version) for i in range(current.queued, end)])
         current.queued = end
 
-    async def collect(self, paused: bool) -> None:
+    async def collect(self, epoch: str, paused: bool) -> None:
         """Take answers. Close the rounds that are complete or past their deadline.
 
         Args:
+            epoch: the queue's. After a restart of the queue, the rounds begin again.
             paused: no actor answers, so the deadline of each round begins again after the pause.
 
         Raises:
             RunEnded: the counts of a lane do not add up.
         """
+        async with self._lock:
+            if epoch != self._epoch:
+                await self._restart_rounds()
+                self._epoch = epoch
+            try:
+                await self._collect(paused)
+            except RunEnded:
+                # The queue may have been restarted meanwhile: then the next call begins the rounds again.
+                if await self._queue.epoch() == epoch:
+                    raise
+
+    async def _collect(self, paused: bool) -> None:
         for name, current in list(self._rounds.items()):
             if paused:
                 current.ends_at = self._clock.now() + self._settings.deadline_s

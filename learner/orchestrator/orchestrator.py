@@ -12,28 +12,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from functools import partial
-from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 
 from olmorl.clock import Clock
 from olmorl.config import Config
 from olmorl.errors import DeadlinePassed
 from olmorl.learner.background import in_thread
-from olmorl.learner.batching.batch import BatchBuilder
-from olmorl.learner.orchestrator import dead_letters, draw_lifecycle, recovery
-from olmorl.learner.orchestrator.batcher import Batcher
-from olmorl.learner.orchestrator.dead_letters import DeadLetters
-from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle
-from olmorl.learner.orchestrator.draws import Draws, Stream
-from olmorl.learner.orchestrator.evaluation import Evaluator, newest_version
+from olmorl.learner.orchestrator import recovery
+from olmorl.learner.orchestrator.draw_source import DrawSource, Stream
+from olmorl.learner.orchestrator.draws import Draws
+from olmorl.learner.orchestrator.evaluation import Evaluator
 from olmorl.learner.orchestrator.rank_coordinator import RankCoordinator
-from olmorl.learner.orchestrator.reconciler import Reconciler
 from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.orchestrator.step_metrics import StepMetrics
-from olmorl.learner.storage import checkpoint_dir, durable_files, ledger, rollout_log
-from olmorl.learner.storage.disk_full import DiskWriter
-from olmorl.learner.storage.journal import Journal
+from olmorl.learner.storage import checkpoint_dir, rollout_log
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_total
 from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.learner.storage.rollout_record import Ended
@@ -67,7 +60,8 @@ class RunProgress(NamedTuple):
 class Orchestrator:
     """Runs one start of the learner. Implements `BatchSource`; built by `open`.
 
-    Every change of draws, evaluation or metrics, and the building of batches happen inside `DrawLifecycle.exclusive`.
+    Each part guards its own state: `draws` the draws, the evaluator its rounds. The orchestrator itself makes one line
+    of `metrics.jsonl` at a time.
     """
 
     def __init__(
@@ -79,10 +73,8 @@ class Orchestrator:
         *,
         begin: Begin,
         control: RunControl,
-        lifecycle: DrawLifecycle,
-        batcher: Batcher,
+        draws: Draws,
         evaluator: Evaluator,
-        reconciler: Reconciler,
         ranks: RankCoordinator,
         metrics: StepMetrics,
     ) -> None:
@@ -90,16 +82,14 @@ class Orchestrator:
         self._queue = queue
         self._clock = clock
         self._begin = begin
-        self._lifecycle = lifecycle
-        self._batcher = batcher
         self._evaluator = evaluator
-        self._reconciler = reconciler
         self._ranks = ranks
         self._metrics = metrics
-        self._over = False
+        self._line = asyncio.Lock()
+        """Held while a line of the metrics is made, amended or made durable."""
         self.waits = waits
         self.control = control
-        self.dead_letters = DeadLetters(queue, lifecycle)
+        self.draws = draws
 
     @classmethod
     async def open(
@@ -133,64 +123,35 @@ class Orchestrator:
             DataError: the training data changed.
             Superseded: a newer start has taken over the run.
         """
-        files = RunFiles(config.run_dir)
-        waits = Waits(clock)
-        disk = DiskWriter(clock, config.supervision.checkpoint_deadline_s, waits)
-        recovery.check_free(files, resume)
-        incarnation = ledger.acquire(files.ledger)
-        await disk.write(partial(in_thread, durable_files.check_room, files.ledger / f"{incarnation}.room"))
-        await recovery.claim(queue, files, incarnation)
-        history_end = None
-        if from_step is not None:
-            history_end = await recovery.go_back(queue, files, incarnation, from_step)
-        plan = recovery.plan(files, incarnation, config.schedule.steps, history_end)
-        recovery.carry_out(files, plan)
-        draws = Draws(stream, config.sampling.group_size, clock)
-        opened = recovery.open_ledger(files, plan, draws, clock)
-        evaluated = recovery.cut_metrics(files, plan)
-        epoch = await queue.epoch()
-        emptied = await recovery.flush_unless_trusted(queue, opened.state) or from_step is not None
-        await dead_letters.drop_foreign(queue, opened.state, emptied)
-        found = await draw_lifecycle.reconcile(queue, opened.state)
-        rollouts = RolloutLog(files.rollouts, incarnation, plan.step + 1, disk, observe_ended)
-        saved = None if plan.checkpoint is None else plan.step
-        lifecycle = DrawLifecycle(
-            queue, opened, Journal(files.journal), rollouts, draws, disk, incarnation, found, files, saved
+        files, waits = RunFiles(config.run_dir), Waits(clock)
+        disk, control = DiskWriter(clock, config.supervision.checkpoint_deadline_s, waits), RunControl(queue, waits)
+        source, last_step = DrawSource(stream, config.sampling.group_size, clock), config.schedule.steps
+        recovered = await recovery.recover(
+            files, queue, source, clock, disk, last_step=last_step, resume=resume, from_step=from_step
         )
-
-        control = RunControl(queue, waits)
-        batcher = Batcher(config, lifecycle, BatchBuilder(config, num_ranks), clock, plan.step, plan.replay_to)
-        log = MetricsLog(files.metrics, observe)
-        last_line = next(log.newest_first(), {"wall_s": 0.0})
+        plan = recovered.plan
+        rollouts = RolloutLog(files.rollouts, plan.incarnation, plan.step + 1, disk, observe_ended)
+        draws = Draws(config, queue, recovered, rollouts, disk, clock, control, num_ranks)
+        lines = MetricsLog(files.metrics, observe)
         tokens = int(highest_total(files, "tokens_evaluation_total"))
         evaluator = Evaluator(
-            queue, evaluations, config.evaluation, clock, rollouts, config.schedule.steps, evaluated, tokens
+            queue, evaluations, config.evaluation, clock, rollouts, last_step, recovered.evaluated, tokens
         )
-        metrics = StepMetrics(log, disk, clock.now(), last_line["wall_s"], await queue.statuses())
-        replayed = [fields for _, fields in sorted(evaluated.items(), reverse=True)]
-        await evaluator.start(newest_version(chain(replayed, log.newest_first() if evaluations else ())))
-        reconciler = Reconciler(queue, epoch, lifecycle, batcher, evaluator, control)
-        async with lifecycle.exclusive():
-            await reconciler.counts()
-        ranks = RankCoordinator(config, batcher, control, waits, num_ranks, plan)
+        wall_s = next(lines.newest_first(), {"wall_s": 0.0})["wall_s"]
+        metrics = StepMetrics(lines, disk, clock.now(), wall_s, await queue.statuses())
+        await evaluator.start(lines.newest_first(), recovered.epoch)
+        await draws.counts()
+        ranks = RankCoordinator(config, draws, control, waits, num_ranks, plan.replay_to)
         ranks.expect_question()
         return cls(
             config,
             queue,
             clock,
             waits,
-            begin=Begin(
-                incarnation=incarnation,
-                step=plan.step,
-                checkpoint=None if plan.checkpoint is None else str(plan.checkpoint),
-                publish=plan.replay_to == plan.step,
-                ranks=num_ranks,
-            ),
+            begin=plan.begin(num_ranks),
             control=control,
-            lifecycle=lifecycle,
-            batcher=batcher,
+            draws=draws,
             evaluator=evaluator,
-            reconciler=reconciler,
             ranks=ranks,
             metrics=metrics,
         )
@@ -215,10 +176,10 @@ class Orchestrator:
                 await self.waits.change()
             return stop.reason
         finally:
-            self._over = True
+            self.draws.end()
             tending.cancel()
             await asyncio.wait([tending])
-            await self._lifecycle.close()
+            await self.draws.close()
 
     # --- calls of the launcher ----------------------------------------------------------------------
 
@@ -235,9 +196,9 @@ class Orchestrator:
 
     async def progress(self) -> RunProgress:
         """The progress of the run."""
-        # Not exclusive: people ask when something takes long.
+        # Waits for no change under way: people ask when something takes long.
         counts = await self._queue.counts(TRAIN_LANE)
-        return RunProgress(self._ranks.done, counts, self._batcher.streaks.failed, self._batcher.streaks.failures)
+        return RunProgress(self.draws.done, counts, *self.draws.failures)
 
     # --- calls of the ranks -------------------------------------------------------------------------
 
@@ -254,34 +215,30 @@ class Orchestrator:
     async def report(self, report: StepReport) -> None:
         """Record a step. A report that comes again is ignored."""
         self._ranks.reported(report.step)
-        async with self._lifecycle.exclusive():
-            if report.step > self._ranks.done:
+        async with self._line:
+            if report.step > self.draws.done:
                 await self._record(report)
         self._ranks.expect_question()
 
     async def _record(self, report: StepReport) -> None:
         facts = self._ranks.batch(report.step).facts
         self._metrics.heard(await self._queue.statuses(), self._clock.now())
-        await self._lifecycle.train(report.step, facts.trained_tokens, self._metrics.wasted())
-        self._ranks.done = report.step
-        self._batcher.step_ended(report.step)
-        counts, in_flight = await self._reconciler.counts()
-        state, ended = self._lifecycle.state, self._lifecycle.exhausted
+        counts, in_flight = await self.draws.train(report.step, facts.trained_tokens, self._metrics.wasted())
+        state, ended = self.draws.state, self.draws.exhausted
         line = self._metrics.line(report, facts, state, counts, in_flight, self._clock.now(), data_ended=ended)
-        self._lifecycle.check_newest()
+        self.draws.check_newest()
         await self._metrics.append(line | self._evaluator.results(report.step))
-        if self._batcher.has_built(report.step + 1):
+        if self.draws.has_built(report.step + 1):
             self.waits.notify()  # rank 0 goes on with that batch, and `_tend` builds the one after it
         else:
             await self._advance()
 
     async def published(self, version: Version, seconds: float) -> None:
-        async with self._lifecycle.exclusive():
-            self._ranks.published = version
-            self._metrics.published(seconds)
-            if self._evaluator.is_due(version.number) and not self.control.stopping:
-                await self._evaluator.begin(version)
-            await self._advance()
+        self._metrics.published(seconds)
+        if not self.control.stopping:
+            await self._evaluator.begin_if_due(version)
+        self.draws.publish(version)
+        await self._advance()
 
     async def stop_asked(self) -> bool:
         deadline = self._clock.now() + LISTEN_S
@@ -293,8 +250,7 @@ class Orchestrator:
         await self._end_before(step, Stop(reason=STOP_ASKED))
 
     async def _end_before(self, step: int, stop: Stop) -> None:
-        async with self._lifecycle.exclusive():
-            await self._write_results()
+        await self._write_results()
         self._ranks.end_before(step, stop)
         self.waits.notify()
 
@@ -303,13 +259,11 @@ class Orchestrator:
         if not self._ranks.share_written(rank, step):
             return
         files, settings = RunFiles(self._config.run_dir), self._config.checkpoint
-        await self._lifecycle.write_rollouts()
-        async with self._lifecycle.exclusive():
-            await self._reconciler.counts()
+        await self.draws.write_rollouts()
+        async with self._line:
             await self._metrics.sync()
-            await self._lifecycle.complete(step)
-            self._ranks.saved = step
-            self.waits.notify()
+        await self.draws.complete(step)
+        self.waits.notify()
         await in_thread(checkpoint_dir.retain, files.checkpoints, settings.keep)
         await in_thread(rollout_log.retain, files.rollouts, settings.rollouts, step, self.incarnation)
 
@@ -318,40 +272,23 @@ class Orchestrator:
     async def _tend(self) -> None:
         last_round = self._clock.now()
         while True:
-            epoch = self._reconciler.epoch
-            taken = await self._queue.take(TAKE_LIMIT, TRAIN_LANE, POLL_S)
-            async with self._lifecycle.exclusive():
-                # After a reconciliation in between, the queue delivers all results again.
-                if self._reconciler.epoch == epoch:
-                    self._metrics.taken(item.result for item in taken)
-                    await self._batcher.settle(taken)
-                if self._clock.now() - last_round >= ROUND_S:
-                    last_round = self._clock.now()
-                    await self._check_all()
-                await self._advance()
+            await self.draws.accept(TAKE_LIMIT, POLL_S, self._metrics.taken)
+            if self._clock.now() - last_round >= ROUND_S:
+                last_round = self._clock.now()
+                await self._check_all()
+            await self._advance()
 
     async def _check_all(self) -> None:
-        await self._reconciler.counts()
-        await self._reconciler.collect_evaluation()
+        await self.draws.counts()
+        await self._evaluator.collect(self.draws.epoch, self.control.paused)
         await self._queue.expire()
         statuses = await self._queue.statuses()
         self._metrics.heard(statuses, self._clock.now())
-        self._batcher.look_at_engines(statuses.values())
-        if self._batcher.waits_for_unfinished:
-            await self._batcher.look_at_queue(statuses, self.incarnation)
+        await self.draws.observe(statuses)
 
     async def _advance(self) -> None:
-        if self._over:
-            return  # the last version may be published after the run: the ledger is closed
-        done, published = self._ranks.done, self._ranks.published
-        if self.control.paused:
-            self._batcher.paused()
-        if published is not None and self.control.drawing:
-            await self._reconciler.draw(published, done)
-        await self._batcher.assemble(done)
-        self._metrics.ready(self._batcher.num_ready, self._clock.now())
-        if not self.control.stopping:
-            await self._batcher.end_of_stream()
+        await self.draws.advance()
+        self._metrics.ready(self.draws.num_ready, self._clock.now())
         self.waits.notify()
 
     # --- the end ------------------------------------------------------------------------------------
@@ -362,16 +299,16 @@ class Orchestrator:
         ranks, evaluator = self._ranks, self._evaluator
         await self._wait(lambda: self.control.stopping or ranks.all_published, "the last version's publishing")
         await self._wait(lambda: self.control.stopping or evaluator.idle, "the evaluation under way", limit_s)
-        if ranks.published is not None and not self.control.stopping:
-            async with self._lifecycle.exclusive():
-                await self._write_results()
-                await evaluator.begin(ranks.published)
+        if (version := self.draws.published) is not None and not self.control.stopping:
+            await self._write_results()
+            await evaluator.begin(version)
         await self._wait(lambda: self.control.stopping or evaluator.idle, "the last evaluation", limit_s)
 
     async def _write_results(self) -> None:
         """Add the results of an evaluation that ended after the last step to its line."""
-        if results := self._evaluator.results():
-            await self._metrics.amend(results)
+        async with self._line:
+            if results := self._evaluator.results():
+                await self._metrics.amend(results)
 
     async def _wait(self, ready: Callable[[], bool], what: str, limit_s: float | None = None) -> None:
         limit_s = limit_s or self._config.learner.batch_deadline_s
@@ -382,4 +319,4 @@ class Orchestrator:
         try:
             return await wait
         except DeadlinePassed as error:
-            raise DeadlinePassed(f"{error}: {await self._reconciler.describe()}") from None
+            raise DeadlinePassed(f"{error}: {await self.draws.describe()}") from None

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from olmorl.config import Config
 from olmorl.learner.batching.batch import Batch
-from olmorl.learner.orchestrator.batcher import Batcher
-from olmorl.learner.orchestrator.recovery import StartPlan
+from olmorl.learner.orchestrator.draws import Draws
 from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.waits import Waits
-from olmorl.messages import STOP_ASKED, Owner, Save, Shard, Stage, Stop, Version, Work
+from olmorl.messages import STOP_ASKED, Owner, Save, Shard, Stage, Stop, Work
 
 _QUESTION, _END = "the learner to ask for a step", "the learner's end, its export included"
 
@@ -24,10 +23,11 @@ class RankCoordinator:
     """
 
     def __init__(
-        self, config: Config, batcher: Batcher, control: RunControl, waits: Waits, num_ranks: int, plan: StartPlan
+        self, config: Config, draws: Draws, control: RunControl, waits: Waits, num_ranks: int, replay_to: int
     ) -> None:
+        """The steps up to `replay_to` come from the journal."""
         self._config = config
-        self._batcher = batcher
+        self._draws = draws
         self._control = control
         self._waits = waits
         self._num_ranks = num_ranks
@@ -38,16 +38,10 @@ class RankCoordinator:
         self._told_to_save: set[int] = set()
         self._shares: dict[int, set[int]] = {}
         """Ranks that have written their shares of a checkpoint, by its step, until it is complete."""
-        self._last_to_publish = plan.replay_to
+        self._last_to_publish = replay_to
         """The newest version that the work handed out so far publishes."""
         self._end: tuple[int, Stop] | None = None
         """The last step, and why no further one comes."""
-        self.done = plan.step
-        """Steps that are recorded."""
-        self.saved = None if plan.checkpoint is None else plan.step
-        """The step of the newest complete checkpoint."""
-        self.published: Version | None = None
-        """The newest version that actors can fetch."""
 
     # --- work for a step ----------------------------------------------------------------------------
 
@@ -93,8 +87,8 @@ class RankCoordinator:
             return Stop(reason=STOP_ASKED)
         if step > (steps := self._config.schedule.steps):
             return Stop(reason=f"all {steps} steps are done", export=True)
-        batch = self._batcher.batches.get(step)
-        if batch is None and self._batcher.over:
+        batch = self._draws.batch(step)
+        if batch is None and self._draws.over:
             return Stop(reason=f"the data ended after {step - 1} steps", export=True)
         return batch
 
@@ -106,9 +100,9 @@ class RankCoordinator:
         assert decision is not None
         if step not in self._decided:
             self._decided[step] = decision
-            self._batcher.batches.pop(step, None)
-            if isinstance(decision, Batch) and decision.publishes:
-                self._last_to_publish = step
+            if isinstance(decision, Batch):
+                self._draws.take_batch(step)
+                self._last_to_publish = step if decision.publishes else self._last_to_publish
         return decision.shards[rank] if isinstance(decision, Batch) else decision
 
     def _forget_finished(self) -> None:
@@ -129,7 +123,8 @@ class RankCoordinator:
     @property
     def all_published(self) -> bool:
         """Whether actors can fetch the newest version that the work handed out so far publishes."""
-        return self.published is not None and self.published.number == self._last_to_publish
+        published = self._draws.published
+        return published is not None and published.number == self._last_to_publish
 
     def end_before(self, step: int, stop: Stop) -> None:
         """Begin the deadline for the learner's end: it was told to stop, or gave up `step`."""
@@ -141,7 +136,7 @@ class RankCoordinator:
     def finished(self) -> Stop | None:
         """Why the run is over, once the last step is recorded and its checkpoint is complete."""
         # A rank may be told to stop before rank 0 has reported the last step.
-        if self._end is not None and self._end[0] == self.done == self.saved:
+        if self._end is not None and self._end[0] == self._draws.done == self._draws.saved:
             return self._end[1]
         return None
 
@@ -152,16 +147,16 @@ class RankCoordinator:
 
     def request_save(self) -> int:
         """Have every rank save after the work that it was handed; returns the step that will be saved."""
-        if self.saved == self.done:
-            return self.done
+        if self._draws.saved == (done := self._draws.done):
+            return done
         if self._save_before is None or len(self._told_to_save) == self._num_ranks:
             handed_out = [step for step, work in self._decided.items() if isinstance(work, Batch)]
-            self._save_before, self._told_to_save = max([self.done, *handed_out]) + 1, set()
+            self._save_before, self._told_to_save = max([done, *handed_out]) + 1, set()
         return self._save_before - 1
 
     def has_saved(self, step: int) -> bool:
         """Whether a checkpoint of `step` or a later one is complete."""
-        return self.saved is not None and self.saved >= step
+        return self._draws.saved is not None and self._draws.saved >= step
 
     def share_written(self, rank: int, step: int) -> bool:
         """Note that a rank's share of a checkpoint is on disk; returns whether it was the last one of `step`."""

@@ -1,18 +1,24 @@
 """Where a start of the learner begins: which checkpoint, which journaled steps after it, which draws are open.
 
-claim        take the queue for this incarnation of this run
-go_back      on request: move everything after a checkpoint to `abandoned/`
-plan         choose the newest checkpoint and the steps to replay; changes nothing
-carry_out    remove or move the files that the plan does not use
-open_ledger  open this incarnation's file, and put the stream where the ledger says
-cut_metrics  cut the metric lines of steps that are taken again, but remember their evaluations
+`recover` calls the others, in this order:
+
+claim                 take the queue for this incarnation of this run
+go_back               on request: move everything after a checkpoint to `abandoned/`
+plan                  choose the newest checkpoint and the steps to replay; changes nothing
+carry_out             remove or move the files that the plan does not use
+open_ledger           open this incarnation's file, and put the stream where the ledger says
+cut_metrics           cut the metric lines of steps that are taken again, but remember their evaluations
+flush_unless_trusted  empty a queue that contradicts itself or the ledger
+drop_foreign          drop the dead letters of other histories
+reconcile             compare the queue with the ledger, draw by draw
 """
 
 from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,15 +27,17 @@ import msgspec
 
 from olmorl.clock import Clock
 from olmorl.errors import ResourceError, Superseded, UserError
-from olmorl.learner.orchestrator.draws import Draws
+from olmorl.learner.background import in_thread
+from olmorl.learner.orchestrator.draw_source import DrawSource
 from olmorl.learner.storage import checkpoint_dir, durable_files, ledger, rollout_log
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.journal import Journal
 from olmorl.learner.storage.ledger import Ledger, Position
 from olmorl.learner.storage.ledger_state import LedgerState, Started, journaled
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog
-from olmorl.messages import TRAIN_LANE
+from olmorl.messages import TRAIN_LANE, Begin
 from olmorl.metrics import of_evaluation
-from olmorl.ports import PromptQueue, Queue
+from olmorl.ports import PromptQueue, Queue, QueuePlace
 from olmorl.run_dir import RunFiles
 
 log = logging.getLogger(__name__)
@@ -48,6 +56,68 @@ class StartPlan(NamedTuple):
     """The end of the valid part of the ledger."""
     unusable: Sequence[Path]
     """Journal files after a gap or after the last step, the newest first. Their draws stay open."""
+
+    def begin(self, num_ranks: int) -> Begin:
+        """What each rank of this start is told."""
+        return Begin(
+            incarnation=self.incarnation,
+            step=self.step,
+            checkpoint=None if self.checkpoint is None else str(self.checkpoint),
+            publish=self.replay_to == self.step,
+            ranks=num_ranks,
+        )
+
+
+class Reconciled(NamedTuple):
+    """Where the queue and the ledger disagree."""
+
+    leftovers: set[int]
+    """Results of draws that have ended or are in the journal. They are trimmed when they arrive."""
+    lost: set[int]
+    """Open draws that the queue does not have. They are queued once more."""
+    withdrawn: set[int]
+    """Ended or journaled draws that a fail-over put back. They are removed from the queue."""
+
+
+class Recovered(NamedTuple):
+    """The state of the run at a start."""
+
+    plan: StartPlan
+    ledger: Ledger
+    source: DrawSource
+    """Makes the next draws."""
+    evaluated: dict[int, Fields]
+    """The evaluation results of the steps that are replayed."""
+    epoch: str
+    """The queue's before it was compared."""
+    reconciled: Reconciled
+
+
+async def recover(
+    files: RunFiles,
+    queue: Queue,
+    source: DrawSource,
+    clock: Clock,
+    disk: DiskWriter,
+    *,
+    last_step: int,
+    resume: bool = False,
+    from_step: int | None = None,
+) -> Recovered:
+    """Take over the run and recover its state. `Orchestrator.open` has the arguments and the errors."""
+    check_free(files, resume)
+    incarnation = ledger.acquire(files.ledger)
+    await disk.write(partial(in_thread, durable_files.check_room, files.ledger / f"{incarnation}.room"))
+    await claim(queue, files, incarnation)
+    history = None if from_step is None else await go_back(queue, files, incarnation, from_step)
+    begin = plan(files, incarnation, last_step, history)
+    carry_out(files, begin)
+    opened = open_ledger(files, begin, source, clock)
+    evaluated = cut_metrics(files, begin)
+    epoch = await queue.epoch()
+    emptied = await flush_unless_trusted(queue, opened.state) or from_step is not None
+    await drop_foreign(queue, opened.state, emptied)
+    return Recovered(begin, opened, source, evaluated, epoch, await reconcile(queue, opened.state))
 
 
 def check_free(files: RunFiles, resume: bool) -> None:
@@ -134,7 +204,7 @@ def carry_out(files: RunFiles, begin: StartPlan) -> None:
     _move_to_abandoned(files, begin.unusable, begin.incarnation)
 
 
-def open_ledger(files: RunFiles, begin: StartPlan, draws: Draws, clock: Clock) -> Ledger:
+def open_ledger(files: RunFiles, begin: StartPlan, source: DrawSource, clock: Clock) -> Ledger:
     """Start this incarnation's file of the ledger.
 
     Raises:
@@ -143,7 +213,7 @@ def open_ledger(files: RunFiles, begin: StartPlan, draws: Draws, clock: Clock) -
     """
     saved = None if begin.checkpoint is None else begin.step
     state = _or_way_on(files, lambda: checkpoint_dir.state_at(files, begin.history, saved))
-    draws.seek(state)
+    source.seek(state)
     previous = begin.history or Position(0, 0)
     started = Started(
         incarnation=begin.incarnation,
@@ -151,7 +221,7 @@ def open_ledger(files: RunFiles, begin: StartPlan, draws: Draws, clock: Clock) -
         replay_to=begin.replay_to,
         previous=previous.incarnation,
         previous_bytes=previous.num_bytes,
-        stream=draws.state(),
+        stream=source.state(),
     )
     opened = Ledger(files.ledger, started, state, clock.wall)
     journal = Journal(files.journal)
@@ -222,6 +292,46 @@ async def flush_unless_trusted(queue: Queue, state: LedgerState) -> bool:
         await queue.flush(TRAIN_LANE)
         return True
     return False
+
+
+async def drop_foreign(queue: Queue, state: LedgerState, emptied: bool) -> None:
+    """Drop the dead letters of draws that are not part of this history.
+
+    Args:
+        emptied: the lane was emptied. Then no result can still arrive, and only failed draws keep their letters.
+    """
+    letters = {letter.draw_id for letter in await queue.dead_letters(TRAIN_LANE)}
+    if emptied:
+        ours = letters & (state.failed.keys() | state.to_replay.keys())
+    else:
+        ours = {draw_id for draw_id in letters if draw_id < state.num_drawn}
+    await queue.drop_dead_letters(letters - ours, TRAIN_LANE)
+
+
+async def reconcile(queue: PromptQueue, state: LedgerState, answered: Collection[int] = ()) -> Reconciled:
+    """Compare the queue with the ledger, and correct the queue: the ledger is the authority.
+
+    Args:
+        answered: open draws whose results had arrived. If the queue lost such a result, no actor works on its lease.
+
+    Raises:
+        ResourceError: the queue holds draws that the ledger never made.
+    """
+    places = await queue.inventory(TRAIN_LANE)
+    present = set(places)
+    if unknown := [draw_id for draw_id in present if draw_id >= state.num_drawn]:
+        raise ResourceError(
+            f"the queue holds {len(unknown)} prompts that this run never drew: another run of the same name uses it; "
+            "give this one another --run.name or another --queue.url"
+        )
+    ended = present - state.open.keys()
+    orphaned = {draw_id for draw_id in answered if places.get(draw_id) is QueuePlace.LEASED}
+    # Look again instead of trusting the answer of `withdraw`: a call that is repeated after a lost answer withdraws 0.
+    await queue.withdraw(ended | orphaned, TRAIN_LANE)
+    withdrawn = (ended | orphaned) - (await queue.inventory(TRAIN_LANE)).keys()
+    lost = (state.open.keys() - present) | (orphaned & withdrawn)
+    await queue.forget_done(lost, TRAIN_LANE)
+    return Reconciled(ended - withdrawn, lost, withdrawn - orphaned)
 
 
 def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) -> None:

@@ -114,6 +114,12 @@ def state_at(files: RunFiles, end: Position | None, step: int | None) -> LedgerS
     return ledger.fold(ledger.events_until(files.ledger, end))
 
 
+def newest_state(files: RunFiles) -> LedgerState:
+    """The state of the ledger now, also while the run trains. Raises ResourceError as `state_at` does."""
+    step = pick(files.checkpoints, None)  # before the end: the checkpoint may be completed meanwhile
+    return state_at(files, ledger.newest_end(files.ledger), step)
+
+
 def newest_sound(checkpoints: Path) -> int | None:
     """The newest complete checkpoint whose own files and snapshot can be read; None if there is none."""
     for step in reversed(steps(checkpoints)):

@@ -11,8 +11,10 @@ number of bytes that were made durable: with fewer, the file was cut.
 from __future__ import annotations
 
 import os
+import sys
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +25,7 @@ from msgspec.structs import replace
 
 from olmorl.errors import ResourceError, Superseded
 from olmorl.learner.storage import durable_files, sealed_lines
-from olmorl.learner.storage.ledger_state import EveryDraw, LedgerState, Line, Started
+from olmorl.learner.storage.ledger_state import Draw, Drawn, LedgerState, Line, Started, Trained
 from olmorl.run_dir import RunFiles
 
 _decoder = msgspec.json.Decoder(Line)
@@ -200,6 +202,11 @@ def end_of(folder: Path, below: int) -> Position | None:
     return None
 
 
+def newest_end(folder: Path) -> Position | None:
+    """The end of the newest non-empty file; None for a new run. Raises ResourceError as `end_of` does."""
+    return end_of(folder, max(incarnations(folder), default=0) + 1)
+
+
 class Part(NamedTuple):
     """A part of one incarnation's file that belongs to a history."""
 
@@ -248,31 +255,47 @@ def fold(events: Iterable[Line], state: LedgerState | None = None) -> LedgerStat
     return state
 
 
-def read_ledger(run_dir: Path) -> list[dict[str, Any]]:
-    """One record for each draw of the history: `prompt_id`, `attempt`, `outcome`, `step`, `cause`, `row`.
+def read_ledger(run_dir: Path) -> Iterator[dict[str, Any]]:
+    """One record for each draw, in order: `prompt_id`, `attempt`, `outcome`, `step`, `cause`, `row`.
 
-    `outcome` is `in_flight` while there is none; `step` is None for a draw that was not trained. A run may be
-    read while it trains.
+    `outcome` is `in_flight` while there is none; `step` is None for a draw that was not trained. A run may be read
+    while it trains. Only draws that a later event may change, and draws behind them, are held in memory.
+
+    Raises:
+        ResourceError: the ledger is damaged.
     """
-    every = EveryDraw()
-    fold(history(run_dir), every)
-    return [
-        {
-            "prompt_id": draw_id,
-            "attempt": draw.attempt,
-            "outcome": draw.outcome or "in_flight",
-            "step": draw.step,
-            "cause": draw.cause,
-            "row": draw.row,
-        }
-        for draw_id, draw in sorted(every.draws.items())
-    ]
+    folder, state = RunFiles(run_dir).ledger, LedgerState()
+    waiting: deque[tuple[int, Draw]] = deque()
+    files = parts(folder, newest_end(folder))
+    starts = [_first(path_of(folder, part.incarnation)).step for part in files]
+    for number, part in enumerate(files, 1):
+        last_step = min(starts[number:], default=sys.maxsize)  # later starts undo the steps after it
+        for event in _read(path_of(folder, part.incarnation), part.begin, part.end):
+            state.apply(event)
+            if isinstance(event, Drawn):
+                waiting.append((event.draw, state.open[event.draw]))
+            elif isinstance(event, Trained):
+                state.forget(min(event.step, last_step))
+            while waiting and waiting[0][1].outcome and (waiting[0][1].step or 0) <= last_step:
+                yield _record(*waiting.popleft())
+    yield from (_record(*each) for each in waiting)
+
+
+def _record(draw_id: int, draw: Draw) -> dict[str, Any]:
+    return {
+        "prompt_id": draw_id,
+        "attempt": draw.attempt,
+        "outcome": draw.outcome or "in_flight",
+        "step": draw.step,
+        "cause": draw.cause,
+        "row": draw.row,
+    }
 
 
 def history(run_dir: Path) -> Iterator[Line]:
     """All events of a run, oldest first; also while it trains. Raises ResourceError when the ledger is damaged."""
     folder = RunFiles(run_dir).ledger
-    return events_until(folder, end_of(folder, max(incarnations(folder), default=0) + 1))
+    return events_until(folder, newest_end(folder))
 
 
 def _first(path: Path) -> Started:

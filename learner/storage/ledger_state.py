@@ -161,7 +161,7 @@ class TrainedTokens:
     """Tokens of all trained batches."""
 
     scored: int = 0
-    """Of their completions."""
+    """Tokens of their completions."""
     fed: int = 0
     """The part of them that the learner trained on."""
     wasted: int = 0
@@ -185,6 +185,8 @@ class LedgerState:
 
     num_drawn: int = 0
     """Draws are numbered from 0, in their order."""
+    attempts: dict[int, int] = field(default_factory=dict)
+    """How many draws have had so many attempts."""
     open: dict[int, Draw] = field(default_factory=dict)
     """Draws in flight that are not in the journal. Each is in the queue exactly once."""
     batches: dict[int, BatchRecord] = field(default_factory=dict)
@@ -226,6 +228,8 @@ class LedgerState:
                 self._draw(event)
             case Requeued():
                 draw = self.open[event.draw]
+                self.attempts[draw.attempt] -= 1
+                self.attempts[event.attempt] = self.attempts.get(event.attempt, 0) + 1
                 draw.attempt, draw.version = event.attempt, event.version
             case Recalled():
                 self.to_replay |= {draw: self.failed.pop(draw) for draw in event.draws if draw in self.failed}
@@ -251,6 +255,7 @@ class LedgerState:
     def _draw(self, event: Drawn) -> None:
         self.open[event.draw] = Draw(event.row, event.position, event.version)
         self.num_drawn += 1
+        self.attempts[1] = self.attempts.get(1, 0) + 1
         if event.replay_of is None:
             self.stream_position = event.position + 1
         else:
@@ -299,17 +304,6 @@ class LedgerState:
             self.outcomes[Outcome.TRAINED] -= len(batch.draws)
             for draw in batch.members.values():
                 draw.outcome = draw.step = None
-
-
-@dataclass
-class EveryDraw(LedgerState):
-    """Keeps every draw of the run, with its outcome."""
-
-    draws: dict[int, Draw] = field(default_factory=dict)
-
-    def _draw(self, event: Drawn) -> None:
-        super()._draw(event)
-        self.draws[event.draw] = self.open[event.draw]
 
 
 def _ended_by(event: Line) -> list[int]:

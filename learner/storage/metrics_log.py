@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import heapq
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import groupby, takewhile
 from math import isfinite
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,19 @@ class MetricsLog:
         self._observe = observe
 
     def read(self) -> list[dict[str, Any]]:
-        """All lines, in order, except a torn last line. Raises ResourceError when a line is damaged."""
-        data = self._path.read_bytes() if self._path.exists() else b""
-        return [self._decode(i, line) for i, line in enumerate(data[: durable_files.whole_lines(data)].splitlines(), 1)]
+        """All lines, as `lines` gives them."""
+        return list(self.lines())
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """All lines, in order, except a torn last line, each read when it is asked for.
+
+        Raises:
+            ResourceError: a line is damaged.
+        """
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                whole = takewhile(lambda line: line.endswith(b"\n"), file)
+                yield from (self._decode(number, line) for number, line in enumerate(whole, 1))
 
     def newest_first(self) -> Iterator[dict[str, Any]]:
         """All lines from the last one on, each read when it is asked for. Raises ResourceError at a damaged line."""
@@ -108,11 +121,13 @@ def missing_steps(lines: Iterable[Mapping[str, Any]]) -> str:
     return f"no line for step {', '.join(gaps)}: tables and plots lack them" if gaps else ""
 
 
-def history(files: RunFiles) -> list[dict[str, Any]]:
+def history(files: RunFiles) -> Iterator[dict[str, Any]]:
     """One line for each step that was ever taken, in order; of the surviving history if it has the step."""
-    paths = [*sorted(files.run_dir.glob("abandoned/*/metrics.jsonl")), files.metrics]
-    lines = {line["step"]: line for path in paths for line in MetricsLog(path).read()}
-    return [line for _, line in sorted(lines.items())]
+    paths = sorted(files.run_dir.glob("abandoned/*/metrics.jsonl"))
+    abandoned = {line["step"]: line for path in paths for line in MetricsLog(path).lines()}
+    earlier = [line for _, line in sorted(abandoned.items())]
+    lines = heapq.merge(earlier, MetricsLog(files.metrics).lines(), key=itemgetter("step"))
+    return (list(of_step)[-1] for _, of_step in groupby(lines, key=itemgetter("step")))
 
 
 def highest_total(files: RunFiles, name: str) -> float:

@@ -28,7 +28,7 @@ import zstandard
 from olmorl.errors import ResourceError
 from olmorl.learner.background import in_thread
 from olmorl.learner.storage import durable_files, sealed_records
-from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.learner.storage.rollout_writer import RolloutWriter
@@ -222,8 +222,10 @@ def _end_file(path: Path) -> None:
         durable_files.append_soon(path, sealed_records.end(size))
 
 
-def read(path: Path) -> Iterator[dict[str, Any]]:
+def read(path: Path, decode: Callable[[bytes], Any] = msgspec.json.decode) -> Iterator[Any]:
     """The records of one file, up to its last whole frame. Its step may have ended since it was listed.
+
+    `decode` reads one line, by default as plain data.
 
     Raises:
         ResourceError: it is damaged, after the records before the damage.
@@ -235,7 +237,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
         data = memoryview(path.read_bytes())
     try:
         for lines in _frames(data, is_complete=not path.name.endswith(_PARTIAL)):
-            yield from map(msgspec.json.decode, lines.splitlines())
+            yield from map(decode, lines.splitlines())
     except (ValueError, zstandard.ZstdError) as error:
         raise ResourceError(
             f"{path}: damaged ({error}); restore it from a copy, or remove it: nothing is trained from it, and the "
@@ -268,6 +270,12 @@ def _frames_without_digest(data: bytes | memoryview) -> Iterator[bytes]:
 def step_of(path: Path) -> int:
     """The step a file belongs to; of an evaluation, the version that it evaluates."""
     return int(path.name.split(".")[0].rpartition("_")[2])
+
+
+def evaluation_of(path: Path) -> str | None:
+    """The name of the evaluated set; None for a file of training groups."""
+    kind, _, rest = path.name.removesuffix(_ENDING).removesuffix(".partial").partition(".")
+    return rest.rpartition(".")[0] if kind.startswith("evaluation_") else None
 
 
 def files(folder: Path) -> list[Path]:

@@ -1,4 +1,4 @@
-"""The orchestrator's side of the process that writes `rollouts/`, and the messages between the two.
+"""The process that writes `rollouts/`, the orchestrator's handle of it, and the messages between the two.
 
 orchestrator -> writer   Append, then its records
 writer -> orchestrator   Appended
@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
+import zstandard
+
 from olmorl import codec
 from olmorl.errors import DiskFull, ProcessLost, ResourceError
+from olmorl.learner.storage import durable_files, rollout_record, sealed_records
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import Message
-from olmorl.parent_death import end_child, start_child
+from olmorl.parent_death import die_with_parent, end_child, start_child
 
 _LENGTH_BYTES = 8
 _ANSWER_S = 600.0
@@ -51,7 +55,7 @@ class RolloutWriter:
 
     def start(self) -> None:
         """Start the process; returns at once. The calling thread has to live as long as the process."""
-        self._process, self._link = start_child("olmorl.learner.storage.rollout_process")
+        self._process, self._link = start_child("olmorl.learner.storage.rollout_writer")
         self._link.settimeout(_ANSWER_S)
 
     def append(self, path: Path, records: Sequence[Ended]) -> None:
@@ -112,3 +116,41 @@ def _exactly(link: socket.socket, size: int) -> memoryview:
             raise EOFError
         rest = rest[count:]
     return data
+
+
+def main(argv: list[str]) -> None:
+    """Serve until the orchestrator closes the socket."""
+    link = socket.socket(fileno=int(argv[0]))
+    die_with_parent(int(argv[1]))
+    while True:
+        try:
+            asked = codec.decode(receive(link), Append)
+            send(link, _answer(asked, (receive(link) for _ in range(asked.num_records))))
+        except (EOFError, OSError):
+            return
+
+
+def _answer(asked: Append, records: Iterator[memoryview]) -> Appended:
+    try:
+        _append(Path(asked.path), records)
+    except DiskFull as error:
+        return Appended(error=str(error), kind="full")
+    except ResourceError as error:
+        return Appended(error=str(error), kind="refused")
+    except (TypeError, ValueError) as error:  # also errors of the encoders
+        for _ in records:
+            pass
+        return Appended(error=f"{type(error).__name__}: {error}", kind="failed")
+    return Appended()
+
+
+def _append(path: Path, records: Iterator[memoryview]) -> None:
+    """Add one zstd frame with its digest. Only its compressed form is held."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    parts = [compressor.compress(rollout_record.line(codec.decode(data, Ended))) for data in records]
+    frame = b"".join([*parts, compressor.flush()])
+    durable_files.append_soon(path, sealed_records.header(frame) + frame)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -13,6 +13,7 @@ from transformers.integrations.deepspeed import set_hf_deepspeed_config, unset_h
 from olmorl import config
 from olmorl.environment import variables_set
 from olmorl.errors import ConfigError
+from olmorl.learner.trainer import compat
 
 BUCKET: Final = 500_000_000
 """Gradients that are summed over the ranks in one call. DeepSpeed holds a buffer of this size from stage 2 on."""
@@ -100,11 +101,6 @@ def _values(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted names of all values."""
-    return (name for name, _ in _values(tree, prefix))
-
-
 def refuse_owned(given: Mapping[str, Any]) -> None:
     """Raises ConfigError for a setting that other keys decide, or that is left to another program."""
     for leaf, value in _values(given):
@@ -115,34 +111,6 @@ def refuse_owned(given: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f'learner.deepspeed.{leaf} = "auto": only the Trainer of Transformers fills it in; give a value'
             )
-
-
-class _Read(dict[str, Any]):
-    """A table that notes which of its values were read."""
-
-    def __init__(self, tree: Mapping[str, Any], prefix: str, read: set[str]) -> None:
-        super().__init__({k: _Read(v, f"{prefix}{k}.", read) if isinstance(v, dict) else v for k, v in tree.items()})
-        self._prefix, self._read = prefix, read
-
-    def __copy__(self) -> _Read:
-        return self
-
-    def __getitem__(self, name: str) -> Any:
-        self._read.add(f"{self._prefix}{name}")
-        return super().__getitem__(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if super().__contains__(name) else default
-
-    def keys(self) -> Any:
-        """A table that is read as a whole goes to a model of pydantic, which refuses unknown names itself."""
-        if self._prefix:
-            self._read.update(_leaves(self, self._prefix))
-        return super().keys()
-
-    def __iter__(self) -> Iterator[str]:
-        """Python calls `keys` for `**table` only where this is defined."""
-        return super().__iter__()
 
 
 def check(model: config.Model, learner: config.Learner) -> None:
@@ -158,13 +126,13 @@ def check(model: config.Model, learner: config.Learner) -> None:
     with variables_set({"DS_ACCELERATOR": "cpu"}):
         from deepspeed.runtime.config import DeepSpeedConfig, DeepSpeedConfigError
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    read: set[str] = set()
+    table, read = compat.read_names(wanted)
     try:
-        DeepSpeedConfig(_Read(wanted, "", read))
+        DeepSpeedConfig(table)
     except (DeepSpeedConfigError, ValueError, TypeError, AssertionError, AttributeError) as error:
         said = " ".join(str(error).split()) or repr(error)
         raise ConfigError(f"learner.deepspeed: DeepSpeed refuses it: {said}") from None
-    if unknown := [leaf for leaf in _leaves(learner.deepspeed) if leaf not in read]:
+    if unknown := [leaf for leaf, _ in _values(learner.deepspeed) if leaf not in read]:
         raise ConfigError(
             f"learner.deepspeed.{unknown[0]}: DeepSpeed has no such setting; its documentation lists them by table"
         )

@@ -17,14 +17,13 @@ import warnings
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from datetime import timedelta
 from functools import partial
 from importlib import import_module
 from itertools import chain, product
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,7 +44,7 @@ from olmorl.learner.algorithm.objective import (
 )
 from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.packing import RowArrays, prompt_blocks, row_arrays
-from olmorl.learner.trainer import deepspeed_config, malloc
+from olmorl.learner.trainer import compat, deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
@@ -68,8 +67,6 @@ from olmorl.messages import PROBE_TOKENS, Probe, Shard
 from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
 from olmorl.seeds import derive
-
-SHARED_MEMORY_REDUCE: Final = "deepspeed_shm_comm"
 
 
 class DeepSpeedTrainer:
@@ -394,7 +391,7 @@ class DeepSpeedTrainer:
 
 
 def _shapes(model: PreTrainedModel) -> dict[str, tuple[int, ...]]:
-    """Of every weight, whole: under ZeRO-3 a rank has a share. Tied weights come once."""
+    """Returns the whole shape of every weight: under ZeRO-3 a rank has a share. Tied weights come once."""
     return {name: tuple(getattr(weight, "ds_shape", weight.shape)) for name, weight in model.named_parameters()}
 
 
@@ -413,9 +410,5 @@ def _import_deepspeed(device: torch.device, timeout_s: float) -> ModuleType:
     # `initialize` imports Muon, which is not used here. Its torch.compile would load the compiler, for seconds.
     with variables_set({"TORCHDYNAMO_DISABLE": "1"}):
         import_module("deepspeed.runtime.zero.muon.original_muon")
-    # Only inference needs it, and it compiles C++ at run time and leaves files in /dev/shm.
-    deepspeed.ops.__compatible_ops__[SHARED_MEMORY_REDUCE] = False
-    deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
-    # The group that DeepSpeed would make for ZeRO-0 to 2 has torch's own limit: with NCCL ten minutes.
-    deepspeed.utils.groups._WORLD_GROUP = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    compat.set_up_deepspeed(deepspeed, timeout_s)
     return deepspeed

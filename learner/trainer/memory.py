@@ -16,20 +16,21 @@ from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-    UnsupportedFakeTensorException,
-)
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
 from olmorl import config
 from olmorl.errors import ModelError
 from olmorl.learner.trainer import deepspeed_config, packed_attention
+from olmorl.learner.trainer.compat import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    TorchDispatchMode,
+    UnsupportedFakeTensorException,
+    storage_key,
+    tree_leaves,
+)
 from olmorl.learner.trainer.model import DTYPES, attention_heads, read_config, without_dropout
 from olmorl.learner.trainer.pinned_memory import pinned_bytes
 from olmorl.learner.trainer.policy import LOGPROB_CHUNK, PackedPolicy, PolicyRow
@@ -364,7 +365,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return made
 
     def _note(self, storage: torch.UntypedStorage) -> None:
-        key = storage._cdata
+        key = storage_key(storage)
         if key not in self._known:
             self._known[key] = weakref.finalize(storage, self._forget, key, storage.nbytes())
             self.now += storage.nbytes()

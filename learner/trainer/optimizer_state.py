@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from olmorl.learner.algorithm.objective import NO_OUTLIERS
+from olmorl.learner.trainer import compat
 from olmorl.learner.trainer.checkpoint_shards import KINDS, ParameterPiece, Share, Shares, share_of
 from olmorl.learner.trainer.process_group import Ranks
 from olmorl.learner.trainer.weight_snapshot import HeldPiece
@@ -131,19 +132,12 @@ class TrainingState:
             yield self._piece(name, start, holder, offset, numel)
 
     def _holders(self) -> Iterator[tuple[str, int, Tensor, int, int]]:
-        """Of each piece: name, start, the tensor that AdamW updates, offset in that tensor, number of values."""
+        """Yields the name, start, tensor that AdamW updates, offset there and number of values of each piece."""
         for name, weight in self._model.named_parameters():
             if self._stage == 0:
                 yield name, 0, weight, 0, weight.numel()
-            elif self._stage == 3:
-                group, offset, size = self._zero.grad_position[self._zero.get_param_id(weight)]
-                start = min(self._ranks.rank * size, weight.ds_numel)
-                flat = self._zero.fp32_partitioned_groups_flat[group]
-                yield name, start, flat, offset, min(size, weight.ds_numel - start)
-            elif (mapping := weight._hp_mapping) is not None:
-                flat = self._adam.param_groups[mapping.param_group_index]["params"][0]
-                place = mapping.get_hp_fragment_address()
-                yield name, mapping.lp_fragment_address.start, flat, place.start, place.numel
+            elif part := compat.held(self._zero, weight, self._stage, self._ranks.rank):
+                yield name, *part
 
     def _piece(self, name: str, start: int, holder: Tensor, offset: int, numel: int) -> ParameterPiece:
         state = self._adam.state[holder]
@@ -157,9 +151,5 @@ class TrainingState:
 
     def _write_back(self) -> None:
         """Copy the master weights to the weights that the model computes with."""
-        if self._stage == 3:
-            for group in range(len(self._zero.fp16_groups)):
-                self._zero._reassign_or_swap_out_partitioned_parameters(group)
-            self._zero.checkpoint_event_epilogue()
-        elif self._stage:
-            self._zero.update_lp_params()
+        if self._stage:
+            compat.write_back(self._zero, self._stage)

@@ -19,7 +19,7 @@ ALLOCATOR_SETTINGS: Final = (
     "expandable_segments:True,"
     f"pinned_max_round_threshold_mb:{LARGEST_KEPT_MIB},pinned_max_cached_size_mb:{LARGEST_KEPT_MIB}"
 )
-"""Of torch, for a rank on a GPU. Rows differ in length: without expandable segments each length leaves holes."""
+"""Torch's allocators for a rank on a GPU. Rows differ in length: each leaves holes without expandable segments."""
 
 
 def pinned_bytes(num_bytes: int) -> int:

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from olmorl.errors import ModelError
 from olmorl.learner.batching.packing import RowArrays
 from olmorl.learner.trainer import packed_attention
+from olmorl.learner.trainer.compat import attention_kernel
 from olmorl.learner.trainer.logprobs import token_logprobs
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup
 
@@ -214,7 +215,7 @@ def refuse_leaks(
     drift = (before_T - after_T).abs().max().item()
     if not drift <= LEAK:
         raise ModelError(
-            f"{type(model).__name__} with {model.config._attn_implementation}: packed samples see each other "
+            f"{type(model).__name__} with {attention_kernel(model)}: packed samples see each other "
             f"(log-probabilities move by {drift:.2g}); set learner.attention to another value, "
             "or use a model whose layers are all attention"
         )
@@ -244,7 +245,7 @@ def refuse_sharing(
     leak, drift = (shared_P - changed_P).abs().max().item(), (shared_P - alone_P).abs().mean().item()
     if not (leak <= LEAK and drift <= CUT[model.dtype]):
         raise ModelError(
-            f"{type(model).__name__} with {model.config._attn_implementation} cannot share a prompt among answers: "
+            f"{type(model).__name__} with {attention_kernel(model)} cannot share a prompt among answers: "
             f'log-probabilities move by {max(leak, drift):.2g}; set learner.attention = "eager"'
         )
 

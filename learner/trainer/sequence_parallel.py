@@ -67,10 +67,9 @@ class SequenceGroup:
 
     def exchange(self, states: Tensor, split: int, joined: int) -> Tensor:
         """All-to-all with a gradient, of a tensor with four dimensions: one is split, another one joined."""
-        from deepspeed.sequence.layer import _SeqAllToAll
+        from olmorl.learner.trainer.compat import all_to_all
 
-        exchanged: Tensor = _SeqAllToAll.apply(self._process_group, states, split, joined, 0)
-        return exchanged
+        return all_to_all(self._process_group, states, split, joined)
 
     def add_up(self, values: Tensor) -> None:
         """Replace a tensor by its sum over the group."""

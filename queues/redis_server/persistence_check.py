@@ -31,7 +31,7 @@ async def examine(url: str, environment: Mapping[str, str], settings: QueueSetti
             )
     hidden = [name for name, value in found.items() if value is None]
     if hidden:
-        return f"answers; it does not tell {', '.join(hidden)}: check them against docs/operations.md"
+        return f"answers; it does not tell {', '.join(hidden)}: check them against docs/operate.md"
     return f"append-only file, fsync {found['appendfsync']}, no eviction"
 
 

@@ -39,7 +39,7 @@ class Packing:
 
     @property
     def num_bytes(self) -> int:
-        """Of the weight file."""
+        """Returns the size of the weight file."""
         return _end(self.layout)
 
     def __iter__(self) -> Iterator[memoryview]:
@@ -135,12 +135,6 @@ def _cut(parts: Iterable[memoryview], size: int) -> Iterator[memoryview]:
         yield joined[:filled]
 
 
-def sizes(shard: WeightShard, chunk_bytes: int) -> list[int]:
-    """The number of bytes of each chunk of a shard, whole."""
-    total = sum(size for _, size in shard.pieces)
-    return [min(chunk_bytes, total - start) for start in range(0, total, chunk_bytes)]
-
-
 def checked(chunks: Iterable[memoryview], manifest: WeightsReady, rank: int) -> Iterator[memoryview]:
     """Each chunk of a shard, after its hash was compared.
 
@@ -149,16 +143,9 @@ def checked(chunks: Iterable[memoryview], manifest: WeightsReady, rank: int) -> 
     """
     hashes = manifest.shards[rank].chunk_hashes
     for number, (chunk, expected) in enumerate(zip_longest(chunks, hashes)):
-        if chunk is None or expected is None:
+        if chunk is None or xxhash.xxh3_128_hexdigest(chunk) != expected:
             raise _damaged(manifest, rank, number)
-        check(chunk, manifest, rank, number)
         yield chunk
-
-
-def check(chunk: memoryview, manifest: WeightsReady, rank: int, number: int) -> None:
-    """Raises WeightsDamaged if this is not chunk `number` of the shard as it was published."""
-    if xxhash.xxh3_128_hexdigest(chunk) != manifest.shards[rank].chunk_hashes[number]:
-        raise _damaged(manifest, rank, number)
 
 
 def _damaged(manifest: WeightsReady, rank: int, number: int) -> WeightsDamaged:

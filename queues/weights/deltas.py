@@ -25,10 +25,10 @@ from olmorl.ports import NamedBuffer
 from olmorl.queues.weights.chunks import Extent, Packing
 
 LEVEL = 1
-"""Of zstd: higher ones take longer and save nothing on these bytes."""
+"""Level of zstd: higher ones take longer and save nothing on these bytes."""
 MOST_THREADS = 8
 _CHUNKS_AHEAD = 2
-"""Of each thread: work that waits for it."""
+"""Chunks that wait for each thread."""
 Bytes = npt.NDArray[np.uint8]
 T = TypeVar("T")
 R = TypeVar("R")

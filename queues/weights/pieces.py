@@ -34,15 +34,3 @@ def gather(file: int, pieces: Sequence[Extent], chunk_bytes: int) -> Iterator[me
                 filled = 0
     if filled:
         yield chunk[:filled]
-
-
-def within(pieces: Sequence[Extent], start: int, size: int) -> list[Extent]:
-    """Where `size` bytes of a stream belong, from byte `start` of the stream on."""
-    found: list[Extent] = []
-    for offset, length in pieces:
-        skipped = min(start, length)
-        taken = min(length - skipped, size)
-        if taken:
-            found.append((offset + skipped, taken))
-        start, size = start - skipped, size - taken
-    return found

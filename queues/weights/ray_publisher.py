@@ -113,9 +113,9 @@ class PublishedObjects:
         self._rank, self._ranks = 0, 1
         self._mine: dict[Version, BoardEntry] = {}
         self._bases: dict[Version, set[Version]] = {}
-        """Of the versions above."""
+        """Versions that a version of `_mine` is built on."""
         self._newest: Version | None = None
-        """Of the versions above."""
+        """The newest version of `_mine`."""
 
     def __str__(self) -> str:
         return "Ray's object store"

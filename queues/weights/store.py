@@ -5,13 +5,12 @@ ray_publisher    Ray's object store, for hosts that share no storage
 host_cache       the versions in the shared memory of each host
 chunks, pieces   the shard of a learner rank: a stream of chunks, and where its bytes belong
 deltas           shards as their changes since the version before
-transfer         versions that actor hosts send to each other by vLLM's weight transfer
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from errno import EDQUOT, ENOSPC
 from pathlib import Path
@@ -19,12 +18,12 @@ from typing import Protocol
 
 from olmorl import disk_space
 from olmorl.errors import WeightError, WeightsDamaged
-from olmorl.messages import Probe, Version, WeightsReady
+from olmorl.messages import Probe, Version
 from olmorl.ports import NamedBuffer, StagedWeights
 from olmorl.queues.weights.chunks import CHUNK_BYTES
 from olmorl.queues.weights.deltas import Packer, Published, bases, restored
 from olmorl.queues.weights.file_publisher import PublishedFolder
-from olmorl.queues.weights.host_cache import SHARED_MEMORY, HostCache, TakeChunk
+from olmorl.queues.weights.host_cache import SHARED_MEMORY, HostCache
 from olmorl.queues.weights.pieces import gather
 
 _log = logging.getLogger(__name__)
@@ -50,30 +49,12 @@ class PlaceOfPublication(Protocol):
     def sweep(self) -> None: ...
 
 
-class Transfer(Protocol):
-    """A way between hosts that may bring a version sooner than its place of publication."""
-
-    def bring(self, manifest: WeightsReady) -> None:
-        """Wait until the version is on this host, or will not come in this way. A limited time, and without errors."""
-        ...
-
-    def sweep(self) -> None: ...
-
-
 class StagedWeightStore:
-    """Each host fetches a version once, and waits for no other host. Implements `WeightStore`.
+    """Each host fetches a version once, and waits for no other host. Implements `WeightStore`."""
 
-    With a `transfer` it waits a limited time for that.
-    """
-
-    def __init__(self, published: PlaceOfPublication, stage: HostCache, transfer: Transfer | None = None) -> None:
+    def __init__(self, published: PlaceOfPublication, stage: HostCache) -> None:
         self._published = published
         self._stage = stage
-        self._transfer = transfer
-
-    def helped_by(self, transfer: Transfer) -> StagedWeightStore:
-        """The same store, which fetches only what the transfer does not bring."""
-        return StagedWeightStore(self._published, self._stage, transfer)
 
     def publish(
         self,
@@ -97,8 +78,6 @@ class StagedWeightStore:
     def fetch(self, version: Version) -> StagedWeights:
         with _explained(f"version {version}", str(self._stage)):
             found = self._published.open(version)
-            if self._transfer is not None and not self._stage.has(version):
-                self._transfer.bring(found.manifest)
             try:
                 return self._stage.fetch(found.manifest, self._shards(found, from_here=True))
             except WeightsDamaged:
@@ -111,15 +90,6 @@ class StagedWeightStore:
                 "version %s was built from the last whole one: a version in %s is damaged", version, self._stage
             )
             return staged
-
-    def receive(self, manifest: WeightsReady, transfer: Callable[[TakeChunk], None]) -> None:
-        """Stage a version from the chunks that `transfer` passes on; see `HostCache.receive`."""
-        with _explained(f"version {manifest.version}", str(self._stage)):
-            self._stage.receive(manifest, transfer)
-
-    def release(self) -> None:
-        """Let go of the version that this process fetched last: another process may remove it."""
-        self._stage.release()
 
     def _shards(self, found: Published, from_here: bool) -> list[Iterator[memoryview]]:
         """The whole chunks of each shard, from the nearest version on this host, or else from one published whole."""
@@ -148,8 +118,6 @@ class StagedWeightStore:
             self._published.discard(keep)
 
     def sweep(self) -> None:
-        if self._transfer is not None:
-            self._transfer.sweep()
         self._published.sweep()
         self._stage.sweep()
 

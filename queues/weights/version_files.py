@@ -55,13 +55,13 @@ class VersionFiles:
         return self.folder / f"{version}.{kind}_{rank}"
 
     @contextmanager
-    def turn(self, version: Version, wait_s: float = _TURN_DEADLINE_S) -> Iterator[None]:
+    def turn(self, version: Version) -> Iterator[None]:
         """Be the only writer of the version on this host.
 
         Raises:
             WeightError: another process is still writing it; it may succeed, so the caller tries again.
         """
-        path, give_up = self.path(version, "lock"), time.monotonic() + wait_s
+        path, give_up = self.path(version, "lock"), time.monotonic() + _TURN_DEADLINE_S
         while True:
             with path.open("a+b") as lock:
                 # A lock without a link belonged to a version that was removed meanwhile.
@@ -80,14 +80,7 @@ class VersionFiles:
     def write_pieces(
         self, version: Version, num_bytes: int, shards: Iterable[tuple[Sequence[Extent], Iterable[memoryview]]]
     ) -> None:
-        """Write streams where their pieces belong in `V.partial`, which has `num_bytes`. An error removes the file."""
-        with self.partial(version, num_bytes) as file:
-            for pieces, chunks in shards:
-                scatter(file, pieces, chunks)
-
-    @contextmanager
-    def partial(self, version: Version, num_bytes: int) -> Iterator[int]:
-        """`V.partial`, open to be written. An error inside the block removes it.
+        """Write streams where their pieces belong in `V.partial`, which has `num_bytes`. An error removes the file.
 
         Several processes may write their own pieces at the same time.
         """
@@ -95,7 +88,8 @@ class VersionFiles:
         file = os.open(partial, os.O_WRONLY | os.O_CREAT, 0o666)
         try:
             os.truncate(file, num_bytes)
-            yield file
+            for pieces, chunks in shards:
+                scatter(file, pieces, chunks)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise

@@ -16,7 +16,7 @@ ENDS = ("trained", "zero_gradient", "stale", "failed")
 
 def violations(run_dir: Path, prompts_per_step: int, max_lag: int) -> list[str]:
     """Everything that is wrong, in words; empty when nothing is."""
-    lines, records = list(metric_lines(run_dir)), read_ledger(run_dir)
+    lines, records = list(metric_lines(run_dir)), list(read_ledger(run_dir))
     return [
         *_of_lines(lines, prompts_per_step, max_lag),
         *_of_ledger(records, lines, prompts_per_step),

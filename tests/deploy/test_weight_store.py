@@ -10,12 +10,10 @@ import pytest
 
 from olmorl import config
 from olmorl.deploy import credentials, wiring
-from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.preflight.local_checks import absolute
 from olmorl.errors import ConfigError
 from olmorl.messages import Version
 from olmorl.ports import NamedBuffer
-from olmorl.queues.weights.transfer import HostTransfer
 
 
 def settings(address: str | None, **weights: Any) -> config.Config:
@@ -91,36 +89,3 @@ def test_other_processes_of_the_run_know_its_folders_wherever_they_start(
         config.build(recipe.model_dump(mode="json")).run_dir
     )
     assert absolute(config.build({})).weights.directory is None
-
-
-@pytest.mark.parametrize(
-    ("cluster", "nodes", "transfer", "expected"),
-    [
-        ({"address": "head:6379", "gpus_per_node": 8}, 3, "auto", True),
-        ({"address": "head:6379", "gpus_per_node": 8}, 2, "auto", False),
-        ({"address": "head:6379", "gpus_per_node": 8}, 2, "nccl", True),
-        ({"address": "head:6379", "gpus_per_node": 8}, 20, "store", False),
-        ({"address": "head:6379", "gpus_per_node": 0}, 20, "auto", False),
-        ({"gpus_per_node": 8}, 1, "auto", False),
-    ],
-)
-def test_gpu_hosts_send_versions_to_each_other_where_several_pull(
-    cluster: dict[str, Any], nodes: int, transfer: str, expected: bool
-) -> None:
-    recipe = config.build({"cluster": cluster, "actors": {"nodes": nodes}, "weights": {"transfer": transfer}})
-    placed = plan(recipe)
-    assert placed.transfers is expected
-    assert ("weights", "actor hosts send versions to each other by NCCL") in placed.rows(recipe) or not expected
-    store: Any = wiring.weight_store(recipe)
-    assert isinstance(store._transfer, HostTransfer) is expected
-
-
-def test_a_transfer_needs_other_hosts_and_gpus() -> None:
-    nccl = {"weights": {"transfer": "nccl"}}
-    for more in (
-        {"actors": {"nodes": 3}},
-        {"cluster": {"address": "head:6379"}},
-        {"cluster": {"address": "head:6379"}, "actors": {"nodes": 3}, "learner": {"device": "cpu"}},
-    ):
-        with pytest.raises(ConfigError, match=r"weights\.transfer = .nccl. sends versions from one actor host"):
-            config.build(nccl | more)

@@ -34,7 +34,7 @@ def test_a_signal_to_one_process_is_ignored_and_the_run_goes_on(simulate: Callab
             psutil.Process(roster[name]["pid"]).send_signal(number)
         for name in ("gcs_server", "raylet"):
             daemon(run, name).send_signal(number)
-        run.until_step(len(run.lines()) + 3, 20)
+        run.until_step(len(run.lines()) + 3)
     assert run.roster() == roster, "nothing was started again"
     run.signal(signal.SIGTERM)
     assert run.wait(60) == 0, run.output()
@@ -51,7 +51,7 @@ def test_a_ray_daemon_that_hangs_ends_the_run_with_the_cause(simulate: Callable[
     assert cause in (run.folder / "output.txt").read_text()
     assert RunFiles(run.run_dir).ended.read_text() == f"failed: {cause}"
     assert cause in (RunFiles(run.run_dir).logs / "launcher.log").read_text()
-    run.until_gone(10)
+    run.until_gone()
     assert not leftovers.staged(run).exists()
 
 
@@ -71,7 +71,7 @@ def test_a_stop_with_a_lost_ray_daemon_still_writes_the_last_checkpoint(
     files = RunFiles(run.run_dir)
     assert max(checkpoint_dir.steps(files.checkpoints)) == run.lines()[-1]["step"]
     assert files.ended.read_text().startswith("stopped: SIGTERM, with a checkpoint")
-    run.until_gone(10)
+    run.until_gone()
     assert not leftovers.staged(run).exists()
 
 
@@ -84,4 +84,4 @@ def test_a_daemon_that_hangs_after_the_last_step_changes_nothing(simulate: Calla
     said = (run.folder / "output.txt").read_text()
     assert "all 6 steps are done" in said
     assert said.index("all 6 steps are done") < said.index("gcs_server of the run's own Ray has not answered"), said
-    run.until_gone(10)
+    run.until_gone()

@@ -60,7 +60,7 @@ url = "http://127.0.0.1:9/v1"
 model = "nobody"
 timeout_s = 0.2
 """
-CURRENT_S = 10.0
+CURRENT_S = 60.0
 """Within this time discovery follows a process that dies or starts."""
 pytestmark = [
     pytest.mark.cluster,
@@ -131,7 +131,7 @@ def watch(tmp_path: Path) -> Iterator[Callable[[Any], Prometheus]]:
     yield start
     for prometheus in made:
         prometheus.process.terminate()
-        prometheus.process.wait(30)
+        prometheus.process.wait(60)
 
 
 @pytest.fixture

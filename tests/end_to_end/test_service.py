@@ -83,7 +83,7 @@ def test_asked_to_stop_and_resumed(
     run.until_step(2)
     run.signal(signal.SIGINT)
     assert run.wait() == 0, run.output()
-    run.until_gone(timeout_s=5)
+    run.until_gone()
     until_clean(run, before)
     done = len(run.lines())
     assert done < STEPS

@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import shutil
 import signal
 import subprocess
 import termios
@@ -21,15 +22,18 @@ from typing import IO, Any
 import psutil
 import pytest
 
+from olmorl import config
+from olmorl.deploy.demo.demo import prepare as make_demo
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.run_dir import RunFiles
 from tests.end_to_end import leftovers
 from tests.end_to_end.launching import ROOT, Launch
 from tests.end_to_end.test_signals import files_below, remove
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 REPEATS = int(os.environ.get("OLMORL_STOPS", "1"))
-LONGEST_S = 10.0
+LONGEST_S = 10.0 if REPEATS > 1 else 60.0
+"""Repeats measure a quiet machine; a single round runs beside other tests."""
 RECIPE = "[schedule]\nsteps = 1000\nprompts_per_step = 4\nmax_lag = 2\n"
 
 
@@ -108,22 +112,28 @@ def folders() -> Iterator[dict[str, Path]]:
         remove(folder)
 
 
-@pytest.mark.parametrize("_", range(REPEATS))
-@pytest.mark.parametrize("way", WAYS)
-def test_a_stop_leaves_a_checkpoint_of_the_last_step_and_nothing_else(
-    simulate: Callable[[str], Launch], folders: dict[str, Path], way: str, _: int
-) -> None:
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The recipe of the demo, with its model and its data in the cache of the same folder."""
+    folder = tmp_path_factory.mktemp("demo")
+    text = (ROOT / "deploy" / "recipes" / "demo.toml").read_text()
+    (folder / "recipe.toml").write_text(text.replace('name = "demo"', f'name = "test"\ndirectory = "{folder}/runs"'))
+    make_demo(config.load(folder / "recipe.toml"), lambda *_: None)
+    return folder
+
+
+def stopped_in_order(run: Launch, folders: dict[str, Path], way: str) -> float:
+    """Start a run, stop it after some steps, and check what it leaves; returns how long the stop took, in seconds."""
     stop, name = WAYS[way]
-    shared_memory = leftovers.unused()
-    run, terminal = simulate(RECIPE), Terminal()
+    shared_memory, terminal = leftovers.unused(), Terminal()
     run.spawn = terminal.spawn
     run.environment = {"TMPDIR": str(folders["tmp"]), "RAY_TMPDIR": str(folders["ray"])}
     try:
         run.start()
-        run.until_step(2 + random.randrange(3), 120)
+        run.until_step(2 + random.randrange(3))
         began = time.monotonic()
         stop(run, terminal)
-        exit_code = run.wait(60)
+        exit_code = run.wait()
         seconds = time.monotonic() - began
     finally:
         terminal.close()
@@ -136,5 +146,27 @@ def test_a_stop_leaves_a_checkpoint_of_the_last_step_and_nothing_else(
     assert run.processes() == []
     assert [path for folder in folders.values() for path in files_below(folder)] == []
     assert not leftovers.staged(run).exists() and not leftovers.unused() - shared_memory
-    assert seconds < LONGEST_S, shown
     print(f"{way}: {seconds:.1f} s")
+    return seconds
+
+
+@pytest.mark.parametrize("_", range(REPEATS))
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_leaves_a_checkpoint_of_the_last_step_and_nothing_else(
+    simulate: Callable[[str], Launch], folders: dict[str, Path], way: str, _: int
+) -> None:
+    assert stopped_in_order(simulate(RECIPE), folders, way) < LONGEST_S
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("_", range(2))
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_of_the_demo_leaves_the_same(demo: Path, folders: dict[str, Path], way: str, _: int) -> None:
+    run = Launch(demo, demo / "recipe.toml")
+    try:
+        stopped_in_order(run, folders, way)
+    finally:
+        run.end()
+        shutil.rmtree(run.run_dir, ignore_errors=True)

@@ -30,7 +30,7 @@ every = 5
 launcher_deadline_s = {launcher_deadline_s}
 patience = 0.5
 """
-START_DEADLINE_S = 60
+START_DEADLINE_S = 120
 EVERYBODY = 8
 """Launcher, Redis and its keeper, orchestrator, two ranks, two actors."""
 LEFT = """
@@ -40,7 +40,7 @@ ray.init(address=sys.argv[1], log_to_driver=False)
 groups = [group["name"] for group in placement_group_table().values() if group["state"] != "REMOVED"]
 print(json.dumps([*groups, *(actor["name"] for actor in list_named_actors(all_namespaces=True))]))
 """
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 class Ray:
@@ -103,7 +103,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ray]:
         noted.unlink()
 
 
-def until(ready: Callable[[], object], run: Any, timeout_s: float = 60) -> None:
+def until(ready: Callable[[], object], run: Any, timeout_s: float = 120) -> None:
     """Until something holds, without a launcher."""
     give_up = time.monotonic() + timeout_s
     while not ready():

@@ -1,4 +1,4 @@
-"""The table of the families, as Markdown for `docs/models.md`, and what a result must be."""
+"""The table of the families, as Markdown for `docs/cluster.md`, and what a result must be."""
 
 from __future__ import annotations
 

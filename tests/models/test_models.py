@@ -117,4 +117,4 @@ def test_a_result_is_judged(change: dict[str, Any], says: list[str]) -> None:
 def test_the_page_has_the_table_of_the_results() -> None:
     results = json.loads((ROOT / "benchmarks" / "results" / "models.json").read_text(encoding="utf-8"))["families"]
     assert results.keys() == FAMILIES.keys()
-    assert render(results) in (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert render(results) in (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")

@@ -194,7 +194,7 @@ class Service:
 
     @property
     def ledger(self) -> list[dict[str, Any]]:
-        return read_ledger(self.run_dir)
+        return list(read_ledger(self.run_dir))
 
     @property
     def in_flight(self) -> set[int]:

@@ -288,7 +288,7 @@ def test_a_start_reads_the_ledger_from_the_newest_checkpoint_on(
         data[len(data) // 3] ^= 1
         path.write_bytes(data)
         await run.start(resume=True)
-        state = run.orchestrator._lifecycle.state
+        state = run.orchestrator.draws.state
         assert min(state.batches, default=9) > 8 and len(state.open) < state.num_drawn / 2
         await run.finish()
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from olmorl.clock import run_simulated
-from olmorl.learner.batching.version_wait import VersionWait
+from olmorl.learner.batching.draw_ahead import VersionWait
 
 Build = Callable[..., Any]
 SLOW_LEARNER = {

@@ -281,7 +281,7 @@ def test_a_set_that_is_larger_than_its_lane_is_asked_whole(held_out: list[Row]) 
         while not evaluator.idle:
             for lease in await queue.lease("actor-0", 3000, "held", 0):
                 await queue.commit(lease, Failure(prompt=lease.prompt, cause="attempts", detail=""))
-            await evaluator.collect(paused=False)
+            await evaluator.collect("", paused=False)
 
     run_simulated(scenario())
     assert evaluator.results()["eval_held_failed"] == len(rows) == 2 * MOST_LIVE

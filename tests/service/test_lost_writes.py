@@ -145,8 +145,7 @@ def test_answers_that_were_on_their_way_are_not_believed(service: Build, held_ou
     async def all_is_lost() -> None:
         run.queue.lose(Worst())
         if lane == "train":
-            async with run.orchestrator._lifecycle.exclusive():
-                await run.orchestrator._reconciler.counts()
+            await run.orchestrator.draws.counts()
 
     async def scenario() -> None:
         await run.start()
@@ -170,7 +169,7 @@ def test_an_answer_that_was_here_and_is_lost_waits_for_no_lease(service: Build) 
     async def scenario() -> list[int]:
         await run.start()
         await run.steps(3)
-        ready = run.orchestrator._batcher._ready
+        ready = run.orchestrator.draws._batcher.ready
         await run.until(lambda: len(ready) >= 2)
         lost = list(ready._groups)
         run.queue.lose_answers(lost)

@@ -96,15 +96,15 @@ def test_letters_of_draws_that_were_abandoned_are_gone(service: Build) -> None:
         damaged: int = lane.fresh[-1]
         lane.prompts[damaged].payload = b"damaged"
         await run.until(lambda: any(record["outcome"] == "failed" for record in run.ledger))
-        assert [letter.draw for letter in await run.orchestrator.dead_letters.letters()] == [damaged]
+        assert [letter.draw for letter in await run.orchestrator.draws.letters()] == [damaged]
         await run.crash(actors=True)
         lane.dead.append(DeadLetter(10**6, "of a history that is gone", b""))
         await run.start(resume=True)
-        assert [letter.draw for letter in await run.orchestrator.dead_letters.letters()] == [damaged]
+        assert [letter.draw for letter in await run.orchestrator.draws.letters()] == [damaged]
         await run.crash(actors=True)
         await run.start(resume=True, from_step=2)
-        assert await run.orchestrator.dead_letters.letters() == []
-        assert await run.orchestrator.dead_letters.replay() == []
+        assert await run.orchestrator.draws.letters() == []
+        assert await run.orchestrator.draws.replay_letters() == []
         await run.finish()
         return damaged
 
@@ -123,15 +123,15 @@ def test_dead_letters_are_drawn_again_once_also_by_the_next_learner(service: Bui
         damaged = [lane.fresh[-1], lane.fresh[-2]]
         for draw_id in damaged:
             lane.prompts[draw_id].payload = b"damaged"
-        letters = run.orchestrator.dead_letters
+        draws = run.orchestrator.draws
         await run.until(lambda: sum(record["outcome"] == "failed" for record in run.ledger) == 2)
-        assert sorted(letter.draw for letter in await letters.letters()) == sorted(damaged)
-        assert await letters.replay() == sorted(damaged)
+        assert sorted(letter.draw for letter in await draws.letters()) == sorted(damaged)
+        assert await draws.replay_letters() == sorted(damaged)
         await run.crash(actors=True)
         await run.start(resume=True)
-        assert await run.orchestrator.dead_letters.replay() == [], "it is on record that people asked"
+        assert await run.orchestrator.draws.replay_letters() == [], "it is on record that people asked"
         await run.finish()
-        assert await run.orchestrator.dead_letters.letters() == []
+        assert await run.orchestrator.draws.letters() == []
         return damaged
 
     damaged = run_simulated(scenario())
@@ -154,7 +154,7 @@ def test_finite_data_do_not_end_before_the_rows_that_people_asked_for_again(serv
         damaged: int = lane.fresh[-1]
         lane.prompts[damaged].payload = b"damaged"
         await run.until(lambda: any(record["outcome"] == "failed" for record in run.ledger))
-        assert await run.orchestrator.dead_letters.replay() == [damaged]
+        assert await run.orchestrator.draws.replay_letters() == [damaged]
         await run.orchestrator.control.pause()
         await asyncio.sleep(100)
         await run.orchestrator.control.resume()

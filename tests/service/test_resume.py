@@ -185,14 +185,14 @@ def test_a_report_that_waits_for_the_disk_is_not_owed_by_the_learner(service: Bu
         return [wait.what for wait in run.orchestrator.waits.current() if wait.owner is Owner.LEARNER]
 
     def published() -> int:
-        version = run.orchestrator._ranks.published
+        version = run.orchestrator.draws.published
         return version.number if version else 0
 
     async def scenario() -> None:
         await run.start()
         # While version 1 is being published, the learner cannot publish version 2, and does not report.
         await run.until(lambda: owed() == ["the report of step 2"] and published() == 1)
-        async with run.orchestrator._lifecycle.exclusive():
+        async with run.orchestrator.draws._lock:
             await asyncio.sleep(200)
             assert owed() == [], "it has reported, and cannot go on"
         await run.finish()
@@ -334,15 +334,15 @@ def test_a_start_that_another_has_followed_writes_nothing_more(service: Build) -
     async def scenario() -> None:
         await run.start()
         await run.steps(5)
-        await run.until(lambda: not run.orchestrator._lifecycle._lock.locked())
+        await run.until(lambda: not run.orchestrator.draws._lock.locked())
         (run.run_dir / "ledger" / "000002.jsonl").touch()  # elsewhere, and by another Redis
         before = contents(run.run_dir)
         assert before
-        async with (lifecycle := run.orchestrator._lifecycle).exclusive():
+        with pytest.raises(Superseded):
+            await run.orchestrator.draws.complete(5)
+        async with run.orchestrator.draws._lock:
             with pytest.raises(Superseded):
-                await lifecycle.complete(5)
-            with pytest.raises(Superseded):
-                await lifecycle.journal(99, [])
+                await run.orchestrator.draws._write_batch(99, [])
         with pytest.raises(Superseded):
             await run.until(lambda: False)
         assert contents(run.run_dir) == before

@@ -14,7 +14,7 @@ from olmorl import metrics
 from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.clock import SystemClock, run_simulated
 from olmorl.errors import DeadlinePassed, NothingToLearn, RunEnded, Unscorable, WeightError
-from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle
+from olmorl.learner.orchestrator.draws import Draws
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.storage import rollout_log
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
@@ -39,10 +39,10 @@ def test_every_line_balances_and_no_token_is_too_old(service: Build, max_lag: in
 def test_a_rank_waits_for_the_batch_of_its_next_step_and_for_no_later_one(
     service: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal, report = DrawLifecycle.journal, Orchestrator.report
+    journal, report = Draws._write_batch, Orchestrator.report
     answered: list[float] = []
 
-    async def slow(self: DrawLifecycle, step: int, batch: Any) -> None:
+    async def slow(self: Draws, step: int, batch: Any) -> None:
         await asyncio.sleep(5)
         await journal(self, step, batch)
 
@@ -51,7 +51,7 @@ def test_a_rank_waits_for_the_batch_of_its_next_step_and_for_no_later_one(
         await report(self, said)
         answered.append(asyncio.get_running_loop().time() - began_at)
 
-    monkeypatch.setattr(DrawLifecycle, "journal", slow)
+    monkeypatch.setattr(Draws, "_write_batch", slow)
     monkeypatch.setattr(Orchestrator, "report", timed)
     run = service({"schedule.max_lag": 4, "simulation.train_overhead_s": 60})
     run_simulated(run.run())

@@ -1,4 +1,4 @@
-"""The examples of `docs/rewards.md` score both forms of a row, and log and leave out what the page says."""
+"""The functions of `docs/data.md` score both forms of a row, and log and leave out what the page says."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ from olmorl.config import Verifiers
 from olmorl.messages import Completion, Prompt, Span, Verdict, Version
 from olmorl.verifiers.functions.function_scorer import FunctionScorer
 
-PAGE = Path(__file__).parents[2] / "docs" / "rewards.md"
+PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 ANSWERS = ("short\n- one", "x" * 300, "42\n- a\n- b\n- c")
 TURNS = [{"role": "user", "content": "How much?"}]
 
 
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    found: list[str] = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    return found
 
 
 @pytest.mark.parametrize("messages", ["How much?", TURNS])
@@ -61,8 +62,14 @@ async def test_every_function_scores_both_forms(
 
 
 def test_every_recipe_is_one(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text("\n".join(blocks("toml")), encoding="utf-8")
-    found = config.load(recipe)
-    assert found.data.chat_template_kwargs == {"enable_thinking": False}
-    assert found.verifiers.functions == ["rewards.py:brief*0.1", "my.package:graded"]
+    found = []
+    for number, block in enumerate(blocks("toml")):
+        recipe = tmp_path / f"{number}.toml"
+        recipe.write_text(block, encoding="utf-8")
+        found.append(config.load(recipe))
+    assert [each.data.chat_template_kwargs for each in found if each.data.chat_template_kwargs] == [
+        {"enable_thinking": False}
+    ]
+    assert [each.verifiers.functions for each in found if each.verifiers.functions] == [
+        ["rewards.py:brief*0.1", "my.package:graded"]
+    ]

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from olmorl.extension import import_place
 from olmorl.verifiers.functions.function_call import FunctionCall, FunctionLog, FunctionResult, TrainerState
 from olmorl.verifiers.pool.worker import describe
 
@@ -66,7 +62,7 @@ def _refuse_missing(spec: str, function: Callable[..., Any], columns: list[str])
 def _find(spec: str) -> Callable[..., Any]:
     place, _, name = spec.rpartition(":")
     try:
-        module = _module(place)
+        module = import_place(place)
     except BaseException as error:  # user code at import may raise anything, including SystemExit
         raise ImportError(f"{spec}: {place} does not import: {describe(error)}") from None
     function = getattr(module, name, None)
@@ -78,20 +74,6 @@ def _find(spec: str) -> Callable[..., Any]:
         raise ImportError(f"{spec}: {name}({', '.join(parameters)}) takes neither completions nor solution_str")
     found: Callable[..., Any] = function
     return found
-
-
-def _module(place: str) -> ModuleType:
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    path = Path(place)
-    if not path.is_file():
-        raise FileNotFoundError(f"{place} is not a file")
-    sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def score(args: Any) -> FunctionResult:

@@ -1,6 +1,6 @@
 """The 25 constraints of IFEval.
 
-docs/verifiers.md lists the differences from the published checkers.
+docs/data.md lists the differences from the published checkers.
 """
 
 from __future__ import annotations

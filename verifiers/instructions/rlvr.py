@@ -1,6 +1,6 @@
 """The 25 constraints of labels with `func_name`, from the RLVR-IFeval set.
 
-docs/verifiers.md lists the differences from the published checkers.
+docs/data.md lists the differences from the published checkers.
 """
 
 from __future__ import annotations

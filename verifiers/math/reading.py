@@ -79,7 +79,7 @@ class Reading(NamedTuple):
     stated: Quantity | None = None
     """The number that a sentence states. Such a label is no number."""
     letter: str = ""
-    """Of an option."""
+    """The letter of an option."""
     word: str = ""
     numeral: tuple[str, str] | None = None
     """Digits and base."""

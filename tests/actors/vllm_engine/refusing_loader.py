@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from olmorl.actors.vllm_engine.mapped_weights import MappedWeights
-from olmorl.actors.vllm_engine.weight_loader import StagedWeightLoader, _Parts
+from olmorl.actors.vllm_engine.weight_loader import StagedWeightLoader, _model_weights, _ModelWeights
 
 VARIABLE = "OLMORL_TEST_ORDERS"
 """Environment variable with a file. Its text says which worker does what, such as `1 refuses`."""
@@ -27,18 +27,18 @@ class RefusingLoader(StagedWeightLoader):
         if ordered(self.rank, "breaks"):
             raise RuntimeError("the memory is broken")
         if ordered(self.rank, "breaks late"):
-            self.weight_parts = BreakingParts(self.weight_parts)
+            self.model_weights = BreakingWeights(_model_weights(self))
         return str(super().load_staged_weights(version))
 
 
-class BreakingParts:
+class BreakingWeights:
     """Loads all parameters, and then fails."""
 
-    def __init__(self, parts: _Parts) -> None:
-        self._parts = parts
+    def __init__(self, weights: _ModelWeights) -> None:
+        self._weights = weights
 
-    def load(self, staged: MappedWeights[Any]) -> None:
-        self._parts.load(staged)
+    def load(self, staged: MappedWeights) -> None:
+        self._weights.load(staged)
         raise RuntimeError("the memory is broken")
 
 

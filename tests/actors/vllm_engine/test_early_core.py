@@ -15,13 +15,14 @@ import psutil
 import pytest
 import setproctitle
 
-from olmorl.actors.vllm_engine.early_core import EarlyCore
+from olmorl.actors.vllm_engine.compat import EarlyCore
 
+pytestmark = pytest.mark.doors
 ROOT = Path(__file__).parents[3]
 MODULE = "olmorl.keys"
 OWNER = f"""
 import time
-from olmorl.actors.vllm_engine.early_core import EarlyCore
+from olmorl.actors.vllm_engine.compat import EarlyCore
 print(EarlyCore(["{MODULE}"]).pid, flush=True)
 time.sleep(300)
 """

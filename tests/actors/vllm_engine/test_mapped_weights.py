@@ -35,13 +35,11 @@ def within_seconds(condition: Callable[[], bool]) -> bool:
 def test_pages_are_touched_in_the_background_and_given_back_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "weights"
     path.write_bytes(b"w" * SIZE)
-    staged = MappedWeights(path, file_signature(path), MANIFEST, lambda _, manifest: (resident(path), manifest))
+    staged = MappedWeights(path, file_signature(path), MANIFEST)
     assert resident(path) == 0
     assert within_seconds(staged.is_ready)
     assert resident(path) == SIZE
-    assert staged.prepared == (SIZE, MANIFEST), "prepared when all pages are there"
     staged.release()
-    assert staged.prepared is None, "no tensor of the file is left"
     assert within_seconds(lambda: resident(path) == 0)
 
 
@@ -52,4 +50,4 @@ def test_another_file_of_the_same_name_is_refused(tmp_path: Path) -> None:
     path.rename(tmp_path / "old")
     path.write_bytes(b"w" * SIZE)
     with pytest.raises(ValueError, match="is not the file that was checked"):
-        MappedWeights(path, checked, MANIFEST, lambda *_: None)
+        MappedWeights(path, checked, MANIFEST)

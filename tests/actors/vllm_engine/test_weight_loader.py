@@ -1,25 +1,36 @@
-"""Layers without new weights in an update: which of them are an error, and which are only reported."""
+"""A version goes into the parameters or through vLLM's reload; a layer without new weights is an error."""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from vllm.model_executor.layers import utils
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.model_executor.model_loader.reload import layerwise
 
 from olmorl import codec
+from olmorl.actors.vllm_engine import weight_loader
 from olmorl.actors.vllm_engine.weight_check import file_signature
-from olmorl.actors.vllm_engine.weight_loader import StagedWeightLoader, _check_unloaded, _unloaded, _unsaid
+from olmorl.actors.vllm_engine.weight_loader import (
+    StagedWeightLoader,
+    _check_unloaded,
+    _ModelWeights,
+    _unloaded,
+    _unsaid,
+)
 from olmorl.messages import Buffer, Version, WeightsReady
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.doors]
 
 
 class Embedding(VocabParallelEmbedding):
@@ -110,7 +121,7 @@ class heard:
 def check(path: Path, signature: str, *buffers: Buffer) -> str:
     """The answer of worker 1."""
     ready = WeightsReady(version=Version(1, 2), buffers=buffers, num_bytes=8, chunk_bytes=8, shards=())
-    worker: Any = SimpleNamespace(rank=1, parallel_config=SimpleNamespace(node_rank=1), weight_parts=Parts())
+    worker: Any = SimpleNamespace(rank=1, parallel_config=SimpleNamespace(node_rank=1))
     for _ in range(1000):
         answer = StagedWeightLoader.check_staged_weights(worker, str(path), ("", signature), codec.encode(ready))
         if answer is not None:
@@ -133,30 +144,27 @@ def test_a_worker_looks_at_the_file_before_any_worker_loads_it(tmp_path: Path) -
     assert "worker 1: [Errno 2] No such file" in check(path, checked)
 
 
-class Parts:
+class Weights:
     """Loads nothing, or fails."""
 
     def __init__(self, fault: Exception | None = None) -> None:
         self._fault = fault
-
-    def prepare(self, *_: object) -> None:
-        pass
 
     def load(self, *_: object) -> None:
         if self._fault:
             raise self._fault
 
 
-def worker_with(parts: Parts, version: Version) -> Any:
+def worker_with(weights: Weights, version: Version) -> Any:
     staged = SimpleNamespace(manifest=SimpleNamespace(version=version))
-    return SimpleNamespace(rank=1, staged_weights=staged, weight_parts=parts)
+    return SimpleNamespace(rank=1, staged_weights=staged, model_weights=weights)
 
 
 def test_a_worker_whose_load_failed_computes_no_further_step() -> None:
     whole, broken, other = (
-        worker_with(Parts(), Version(1, 2)),
-        worker_with(Parts(OSError("no memory")), Version(1, 2)),
-        worker_with(Parts(), Version(1, 1)),
+        worker_with(Weights(), Version(1, 2)),
+        worker_with(Weights(OSError("no memory")), Version(1, 2)),
+        worker_with(Weights(), Version(1, 1)),
     )
     assert StagedWeightLoader.load_staged_weights(whole, "1.2") == "1.2"
     assert not hasattr(whole, "execute_model"), "the method of the class is in use"
@@ -167,3 +175,168 @@ def test_a_worker_whose_load_failed_computes_no_further_step() -> None:
     for worker in (broken, other):
         with pytest.raises(RuntimeError, match="computes no further step"):
             worker.execute_model("a step")
+
+
+SHAPES = {"norm.weight": (32,), "dense.q": (64, 32), "dense.k": (64, 32), "turned.weight": (4, 6)}
+HALVES = {"q": 0, "k": 1}
+CONFIG: Any = SimpleNamespace(model_config=SimpleNamespace(dtype=torch.float32))
+
+
+class Turned(QuantizeMethodBase):
+    """A method that computes the model's weight from the loaded one."""
+
+    def create_weights(self, layer: torch.nn.Module, *arguments: Any, **more: Any) -> None:
+        raise AssertionError("the layer makes its own")
+
+    def apply(self, layer: torch.nn.Module, *arguments: Any, **more: Any) -> torch.Tensor:
+        raise AssertionError("nothing is computed here")
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.weight = torch.nn.Parameter(layer.weight.data.t().contiguous(), requires_grad=False)
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, shape: tuple[int, ...], method: QuantizeMethodBase) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(shape), requires_grad=False)
+        self.quant_method = method
+
+
+def load_half(param: torch.Tensor, loaded_weight: torch.Tensor, half: int) -> None:
+    param.data[64 * half : 64 * (half + 1)].copy_(loaded_weight)
+
+
+class Model(torch.nn.Module):
+    """`dense` is made of two tensors of the checkpoint; `turned` is there only when asked for."""
+
+    def __init__(self, *, turns: bool) -> None:
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(32, bias=False)
+        self.dense = Layer((128, 32), UnquantizedLinearMethod())
+        self.dense.weight.weight_loader = load_half  # type: ignore[attr-defined]
+        if turns:
+            self.turned = Layer((4, 6), Turned())
+        layerwise.record_metadata_for_reloading(self)
+        for layer in self.children():
+            if isinstance(layer, Layer):
+                layer.quant_method.process_weights_after_loading(layer)
+        self.skipped = ""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        loaded = set()
+        for name, tensor in weights:
+            layer, _, part = name.partition(".")
+            if name == self.skipped or not hasattr(self, layer):
+                continue
+            weight = self.get_parameter(f"{layer}.weight")
+            if part in HALVES:
+                weight.weight_loader(weight, tensor, HALVES[part])  # type: ignore[attr-defined]
+            else:
+                getattr(weight, "weight_loader", layerwise.default_weight_loader)(weight, tensor)
+            loaded.add(f"{layer}.weight")
+        return loaded
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in bfloat16 on a processor without instructions for it."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no kernel for this dtype")
+
+    monkeypatch.setattr(utils, "check_cpu_sgl_kernel", lambda *_: False)
+    monkeypatch.setattr(utils.ops, "create_onednn_mm", refuse)
+
+
+def staged(seed: int) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A mapped weight file, and its tensors as copies."""
+    torch.manual_seed(seed)
+    tensors = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+    file, buffers = bytearray(), []
+    for name, tensor in tensors.items():
+        buffers.append(Buffer(name, "float32", tuple(tensor.shape), len(file), tensor.nbytes))
+        file += tensor.numpy().tobytes()
+    return SimpleNamespace(file=file, manifest=SimpleNamespace(buffers=buffers)), tensors
+
+
+def assert_computes_with(model: Any, tensors: dict[str, torch.Tensor]) -> None:
+    inputs = torch.randn(5, 32)
+    weight = torch.cat([tensors["dense.q"], tensors["dense.k"]])
+    torch.testing.assert_close(model.dense.cpu_linear(inputs, model.dense.weight, None), inputs @ weight.t())
+    assert torch.equal(model.norm.weight, tensors["norm.weight"])
+    if hasattr(model, "turned"):
+        assert torch.equal(model.turned.weight, tensors["turned.weight"].t())
+
+
+@pytest.mark.parametrize(
+    ("has_kernels", "turns", "direct"),
+    [(False, False, True), (False, True, False), (True, False, True), (True, True, False)],
+)
+def test_each_version_reaches_the_kernels(
+    monkeypatch: pytest.MonkeyPatch, has_kernels: bool, turns: bool, direct: bool
+) -> None:
+    """A model with a layer that computes its weight from the loaded one goes through vLLM's reload."""
+
+    def reload(*arguments: Any) -> None:
+        reloads.append("")
+        weight_loader_reload(*arguments)
+
+    reloads: list[str] = []
+    weight_loader_reload = weight_loader.reload_model
+    monkeypatch.setattr(weight_loader, "reload_model", reload)
+    if not has_kernels:
+        without_kernels(monkeypatch)
+    model: Any = Model(turns=turns)
+    assert (model.dense.weight.numel() == 0) is has_kernels
+    weights, before = _ModelWeights(model, CONFIG), model.norm.weight
+    for seed in (1, 2, 3):
+        version, tensors = staged(seed)
+        with torch.no_grad():
+            weights.load(version)
+        assert_computes_with(model, tensors)
+        assert model.norm.weight is before
+        assert (model.dense.weight.numel() == 0) is has_kernels
+    assert len(reloads) == (0 if direct else 3)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_a_parameter_without_a_new_value_is_an_error(monkeypatch: pytest.MonkeyPatch, turns: bool) -> None:
+    without_kernels(monkeypatch)
+    model = Model(turns=turns)
+    model.skipped = "norm.weight"
+    with pytest.raises(RuntimeError, match=r"norm\.weight|LayerNorm got no new values"), torch.no_grad():
+        _ModelWeights(model, CONFIG).load(staged(1)[0])
+
+
+def test_a_head_of_its_own_kernel_is_packed_after_each_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel keeps a packed copy of the head beside the parameter."""
+
+    class PackedHead(Head):
+        def __init__(self) -> None:
+            super().__init__(torch.nn.Parameter(torch.zeros(4, 2), requires_grad=False))
+            self.quant_method = SimpleNamespace(process_weights_after_loading=self.pack)
+            self.packed = torch.zeros(4, 2)
+
+        def pack(self, layer: Any) -> None:
+            assert layer is self
+            self.packed = self.weight.detach().clone()
+
+    class HeadOnly(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = Embedding(), PackedHead()
+            self.head.weight = self.embed.weight
+
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+            for _, tensor in weights:
+                self.embed.weight.weight_loader(self.embed.weight, tensor)  # type: ignore[attr-defined, operator]
+            return {"embed.weight"}
+
+    model = HeadOnly()
+    model.embed.weight.weight_loader = layerwise.default_weight_loader  # type: ignore[attr-defined]
+    layerwise.record_metadata_for_reloading(model)
+    tensor = torch.randn(4, 2)
+    buffers = [Buffer("embed.weight", "float32", (4, 2), 0, tensor.nbytes)]
+    version: Any = SimpleNamespace(file=bytearray(tensor.numpy().tobytes()), manifest=SimpleNamespace(buffers=buffers))
+    with torch.no_grad():
+        _ModelWeights(model, CONFIG).load(version)
+    assert torch.equal(model.head.packed, tensor)

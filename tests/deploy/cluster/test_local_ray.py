@@ -39,7 +39,7 @@ def test_no_stack_is_printed_for_a_signal_while_ray_starts() -> None:
 SIGNALLED_AT_THE_FIRST_DAEMON = """
 import os, signal, threading, time
 from olmorl.deploy.control import signals
-from olmorl.deploy.cluster.local_ray import OwnRay, _children, worker
+from olmorl.deploy.cluster.local_ray import OwnRay, _children, compat
 
 def signal_at_the_first_daemon():
     while not any("gcs_server" in word for child in _children() for word in child.cmdline()):
@@ -53,7 +53,7 @@ with signals.held():
     try:
         OwnRay(1, "signalled")
     except signals.Interrupted as asked:
-        print(asked, asked.exit_code, worker._global_node, _children())
+        print(asked, asked.exit_code, compat.daemons_start(), _children())
 """
 
 
@@ -66,7 +66,7 @@ def test_a_signal_while_its_daemons_start_ends_them_and_their_files(tmp_path: Pa
             check=True,
             env={**os.environ, "RAY_TMPDIR": folder, "TMPDIR": str(tmp_path)},
         )
-        assert done.stdout == "SIGTERM 143 None []\n", done.stderr
+        assert done.stdout == "SIGTERM 143 True []\n", done.stderr
         for place in (Path(folder), tmp_path):
             assert [path for path in place.rglob("*") if not path.is_dir() or path.is_symlink()] == []
 

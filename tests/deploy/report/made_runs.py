@@ -13,7 +13,7 @@ import numpy as np
 
 from olmorl.clock import SystemClock
 from olmorl.learner.storage import ledger
-from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.ledger import Ledger
 from olmorl.learner.storage.ledger_state import Decided, Drawn, Outcome, Started, Trained, journaled
 from olmorl.learner.storage.rollout_log import RolloutLog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from olmorl.learner.batching.oldest_versions import OldestVersions, slowest_engine
+from olmorl.learner.batching.scheduling import OldestVersions, slowest_engine
 from olmorl.messages import ActorStatus, Version
 
 

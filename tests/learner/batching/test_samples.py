@@ -19,7 +19,7 @@ from olmorl.learner.batching import samples
 from olmorl.learner.batching.batch import BatchBuilder
 from olmorl.learner.orchestrator.evaluation import Round, pass_at
 from olmorl.learner.storage import rollout_log
-from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.group_stats import Score, score
 from olmorl.learner.storage.ledger_state import Outcome, Start
 from olmorl.learner.storage.rollout_log import RolloutLog

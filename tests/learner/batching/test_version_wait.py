@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from olmorl.learner.batching.version_wait import VersionWait
+from olmorl.learner.batching.draw_ahead import VersionWait
 from tests.learner.batching.manual_clock import ManualClock
 
 

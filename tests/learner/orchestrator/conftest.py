@@ -14,16 +14,15 @@ from msgspec.structs import replace
 from olmorl import config
 from olmorl.clock import LoopClock
 from olmorl.config import QueueSettings
-from olmorl.learner.batching.batch import BatchBuilder
 from olmorl.learner.data.stream import PromptStream, Source
-from olmorl.learner.orchestrator import draw_lifecycle, recovery
-from olmorl.learner.orchestrator.batcher import Batcher
-from olmorl.learner.orchestrator.draw_lifecycle import DrawLifecycle
+from olmorl.learner.orchestrator import recovery
+from olmorl.learner.orchestrator.draw_source import DrawSource
 from olmorl.learner.orchestrator.draws import Draws
+from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.storage import ledger
-from olmorl.learner.storage.disk_full import DiskWriter
-from olmorl.learner.storage.journal import Journal
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.rollout_log import RolloutLog
+from olmorl.learner.waits import Waits
 from olmorl.messages import TRAIN_LANE, Failure, Group, Lease, Result, Version
 from olmorl.ports import CommitOutcome, Row, Taken
 from olmorl.queues.prompts.memory_queue import MemoryQueue
@@ -33,10 +32,9 @@ MakeGroup = Callable[..., Group]
 
 
 class Parts:
-    """One start of a run: `lifecycle` and `batcher` are there while it is open."""
+    """One start of a run: `draws` are there while it is open."""
 
-    lifecycle: DrawLifecycle
-    batcher: Batcher
+    draws: Draws
 
     def __init__(self, settings: config.Config, make_group: MakeGroup, num_rows: int) -> None:
         self.settings = settings
@@ -50,27 +48,20 @@ class Parts:
     async def opened(self) -> AsyncIterator[Parts]:
         """Begin a start; again for a restart."""
         self.queue = self.queue.another()
-        incarnation = ledger.acquire(self.files.ledger)
-        await self.queue.claim(incarnation)
-        plan = recovery.plan(self.files, incarnation, self.settings.schedule.steps)
-        recovery.carry_out(self.files, plan)
         stream = PromptStream([Source("train", None, rows(self._num_rows))], 0, epochs=self.settings.data.epochs)
-        draws = Draws(stream, self.settings.sampling.group_size, LoopClock())
-        opened = recovery.open_ledger(self.files, plan, draws, self.clock)
-        found = await draw_lifecycle.reconcile(self.queue, opened.state)
+        source = DrawSource(stream, self.settings.sampling.group_size, LoopClock())
         disk = DiskWriter(self.clock, 10.0)
-        rollouts = RolloutLog(self.files.rollouts, incarnation, plan.step + 1, disk)
-        journal, saved = Journal(self.files.journal), None if plan.checkpoint is None else plan.step
-        self.lifecycle = DrawLifecycle(
-            self.queue, opened, journal, rollouts, draws, disk, incarnation, found, self.files, saved
+        again, last_step = bool(ledger.incarnations(self.files.ledger)), self.settings.schedule.steps
+        recovered = await recovery.recover(
+            self.files, self.queue, source, self.clock, disk, last_step=last_step, resume=again
         )
-        builder = BatchBuilder(self.settings, 1)
-        self.batcher = Batcher(self.settings, self.lifecycle, builder, self.clock, plan.step, plan.replay_to)
+        plan, control = recovered.plan, RunControl(self.queue, Waits(self.clock))
+        rollouts = RolloutLog(self.files.rollouts, plan.incarnation, plan.step + 1, disk)
+        self.draws = Draws(self.settings, self.queue, recovered, rollouts, disk, self.clock, control, num_ranks=1)
         try:
-            async with self.lifecycle.exclusive():
-                yield self
+            yield self
         finally:
-            await self.lifecycle.close()
+            await self.draws.close()
 
     async def answer(self, *rewards: float, number: int = 1, version: Version | None = None) -> list[int]:
         """Lease prompts and commit a group with these rewards for each; returns their draws."""
@@ -98,8 +89,8 @@ class Parts:
         return await self.queue.take(100, TRAIN_LANE, 0.0)
 
     async def settle(self) -> None:
-        """Hand all results to the batcher."""
-        await self.batcher.settle(await self.take())
+        """Hand over all results."""
+        await self.draws.accept(100, 0.0)
 
     @property
     def outcomes(self) -> list[str]:
@@ -109,7 +100,7 @@ class Parts:
     @property
     def ledger(self) -> list[dict[str, Any]]:
         """One record for each draw, in their order."""
-        return ledger.read_ledger(self.files.run_dir)
+        return list(ledger.read_ledger(self.files.run_dir))
 
 
 def rows(number: int) -> list[Row]:

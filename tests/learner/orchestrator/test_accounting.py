@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -14,7 +15,7 @@ import pytest
 
 from olmorl import codec
 from olmorl.errors import DiskFull, ResourceError, Superseded, UserError
-from olmorl.learner.storage import checkpoint_dir, durable_files, ledger
+from olmorl.learner.storage import checkpoint_dir, durable_files, ledger, metrics_log
 from olmorl.learner.storage.checkpoint_dir import Part
 from olmorl.learner.storage.group_stats import Moments, Score
 from olmorl.learner.storage.journal import Header, Journal
@@ -34,6 +35,7 @@ from olmorl.learner.storage.ledger_state import (
 )
 from olmorl.learner.storage.metrics_log import MetricsLog, missing_steps
 from olmorl.messages import Group
+from olmorl.run_dir import RunFiles
 
 MakeGroup = Callable[..., Group]
 
@@ -133,7 +135,7 @@ def test_a_torn_last_line_does_not_count(folder: Path) -> None:
     books.append(*drawn(0, 1))
     path = ledger.path_of(folder, 1)
     path.write_bytes(path.read_bytes() + b'{"event":"drawn","dra')
-    assert len(ledger.read_ledger(folder.parent)) == 2
+    assert len(list(ledger.read_ledger(folder.parent))) == 2
     assert open_ledger(folder).state.num_drawn == 2
 
 
@@ -241,7 +243,7 @@ def test_a_damaged_line_is_named(folder: Path) -> None:
     first, second, third = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(first + b"x" + second[1:] + third)
     with pytest.raises(ResourceError, match=r"000001\.jsonl:2: damaged"):
-        ledger.read_ledger(folder.parent)
+        list(ledger.read_ledger(folder.parent))
 
 
 def test_the_journal_returns_the_groups_in_their_order(tmp_path: Path, make_group: MakeGroup) -> None:
@@ -390,7 +392,7 @@ def test_a_ledger_and_a_journal_of_an_earlier_release_are_read(folder: Path, mak
     path.with_suffix(".size").unlink()
     assert [record["step"] for record in ledger.read_ledger(folder.parent)] == [1, 2, None]
     assert open_ledger(folder, step=2, replay_to=2).state.outcomes == {Outcome.TRAINED: 2}
-    assert len(ledger.read_ledger(folder.parent)) == 3, "the new file goes on with checksums"
+    assert len(list(ledger.read_ledger(folder.parent))) == 3, "the new file goes on with checksums"
     journal = Journal(folder)
     records = [codec.encode(each) for each in (Header(step=1, incarnation=1, draws=[4]), make_group(4))]
     journal.path_of(1).write_bytes(b"".join(len(each).to_bytes(8, "little") + each for each in records))
@@ -407,6 +409,84 @@ def test_the_state_has_no_draw_that_is_settled(folder: Path) -> None:
         books.state.forget(step)
         sizes.append(len(books.state.open) + len(books.state.batches) + len(books.state.failed))
     assert set(sizes) == {0} and books.state.num_drawn == 80 == books.state.outcomes.total()
+
+
+def test_each_draw_is_read_as_the_last_start_left_it(folder: Path) -> None:
+    """The first start trains five steps. The second goes on after step 2: it replays step 3 and undoes two steps."""
+    books = open_ledger(folder)
+    for step in range(1, 6):
+        books.append(*drawn(2 * step - 2, 2 * step - 1))
+        books.append(failed(2 * step - 2))
+        books.append(Journaled(step=step, draws=[(2 * step - 1, 1)], score=Score()), Trained(step=step, tokens=5))
+    books = open_ledger(folder, step=2, replay_to=3)
+    books.append(Trained(step=3, tokens=5), Requeued(draw=7, attempt=2, version=3), *drawn(10))
+    books.append(Journaled(step=4, draws=[(10, 1)], score=Score()), Trained(step=4, tokens=5))
+    books.append(Journaled(step=5, draws=[(7, 2)], score=Score()))
+    records = [(each["prompt_id"], each["attempt"], each["step"]) for each in ledger.read_ledger(folder.parent)]
+    later = [(5, 1, 3), (6, 1, None), (7, 2, None), (8, 1, None), (9, 1, None), (10, 1, 4)]
+    assert records == [(0, 1, None), (1, 1, 1), (2, 1, None), (3, 1, 2), (4, 1, None), *later]
+    outcomes = [each["outcome"] for each in ledger.read_ledger(folder.parent)]
+    assert outcomes == ["failed", "trained"] * 3 + ["failed", "in_flight", "failed", "in_flight", "trained"]
+    assert books.state.attempts == {1: 10, 2: 1}
+
+
+def test_reading_each_draw_takes_the_same_memory_at_any_age(folder: Path) -> None:
+    books, peaks = open_ledger(folder), []
+    for first in (0, 20):
+        for step in range(first + 1, first + 21):
+            new = range(100 * step - 100, 100 * step)
+            books.append(*drawn(*new))
+            batch = [(draw, 1) for draw in new]
+            books.append(Journaled(step=step, draws=batch, score=Score()), Trained(step=step, tokens=5))
+        tracemalloc.start()
+        assert sum(1 for _ in ledger.read_ledger(folder.parent)) == 100 * (first + 20)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0], peaks
+
+
+def test_the_state_of_a_run_is_read_from_its_newest_checkpoint(folder: Path) -> None:
+    books, files = open_ledger(folder), RunFiles(folder.parent)
+    books.append(*drawn(0, 1))
+    books.append(failed(0))
+    for step in (1, 2):
+        if step == 2:
+            books.append(*drawn(2), Requeued(draw=2, attempt=2, version=0))
+        books.append(Journaled(step=step, draws=[(step, step)], score=Score()), Trained(step=step, tokens=5))
+        position = books.position
+        part = Part(step=step, incarnation=1, ledger_incarnation=1, ledger_bytes=position.num_bytes)
+        checkpoint_dir.folder_of(files.checkpoints, step).mkdir(parents=True)
+        checkpoint_dir.complete(files.checkpoints, part, books.state)
+    books.append(*drawn(3))
+    path = ledger.path_of(folder, 1)
+    path.write_bytes(path.read_bytes().replace(b'"draw":0', b'"draw":9'))  # not read: before the checkpoint
+    state = checkpoint_dir.newest_state(files)
+    assert state == books.state and state.attempts == {1: 3, 2: 1} and set(state.open) == {3}
+    with pytest.raises(ResourceError, match=r"000001\.jsonl:2: damaged"):
+        list(ledger.read_ledger(folder.parent))
+
+
+def test_each_step_that_was_ever_taken_has_one_line(tmp_path: Path) -> None:
+    """Steps 2 to 5 were abandoned, then 4 and 6. Step 2 has no line now; 4 to 6 are still to come."""
+    files = RunFiles(tmp_path)
+    for path, of, steps in (
+        (files.abandoned(2) / "metrics.jsonl", "old", (2, 3, 4, 5)),
+        (files.abandoned(3) / "metrics.jsonl", "newer", (4, 6)),
+        (files.metrics, "now", (1, 3)),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for step in steps:
+            MetricsLog(path).append({"step": step, "of": of})
+    lines = metrics_log.history(files)
+    assert [(line["step"], line["of"]) for line in lines] == [
+        (1, "now"), (2, "old"), (3, "now"), (4, "newer"), (5, "old"), (6, "newer")
+    ]  # fmt: skip
+    with files.metrics.open("a") as file:
+        file.write("damaged\n")
+    lines = metrics_log.history(files)
+    assert next(lines)["step"] == 1, "no later line is read before it is asked for"
+    with pytest.raises(ResourceError, match=r"metrics\.jsonl:3: damaged"):
+        list(lines)
 
 
 def test_steps_without_a_line_are_named() -> None:

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from olmorl.learner.orchestrator.engine_times import EngineTimes, SpeedFit
-from olmorl.learner.orchestrator.step_metrics import TimeMean
+from olmorl.learner.orchestrator.step_metrics import EngineTimes, SpeedFit, TimeMean
 from olmorl.messages import ActorStatus
 
 

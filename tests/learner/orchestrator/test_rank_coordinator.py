@@ -12,9 +12,8 @@ from olmorl import config
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.errors import DeadlinePassed
 from olmorl.learner.batching.batch import Batch, BatchFacts
-from olmorl.learner.orchestrator.batcher import Batcher
+from olmorl.learner.orchestrator.draws import Draws
 from olmorl.learner.orchestrator.rank_coordinator import RankCoordinator
-from olmorl.learner.orchestrator.recovery import StartPlan
 from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.waits import Waits
 from olmorl.messages import Save, Shard, Stage, Stop, Version
@@ -25,10 +24,19 @@ FACTS = BatchFacts(groups=0, tokens=0, trained_tokens=0, reward_mean=0.0, lag_me
 
 @dataclass
 class Batches:
-    """The part of a batcher that the coordinator uses."""
+    """The part of `Draws` that the coordinator uses."""
 
     batches: dict[int, Batch] = field(default_factory=dict)
     over: bool = False
+    done: int = 4
+    saved: int | None = None
+    published: Version | None = None
+
+    def batch(self, step: int) -> Batch | None:
+        return self.batches.get(step)
+
+    def take_batch(self, step: int) -> Batch:
+        return self.batches.pop(step)
 
 
 class Case:
@@ -45,8 +53,8 @@ class Case:
         self.waits = Waits(LoopClock())
         self.control = RunControl(cast(Any, None), self.waits)
         self.source = Batches()
-        plan = StartPlan(incarnation=1, step=4, replay_to=4, checkpoint=None, history=None, unusable=[])
-        self.ranks = RankCoordinator(self.settings, cast(Batcher, self.source), self.control, self.waits, 2, plan)
+        draws = cast(Draws, self.source)
+        self.ranks = RankCoordinator(self.settings, draws, self.control, self.waits, 2, replay_to=4)
 
     def add(self, step: int, publish: bool = True) -> None:
         """One more batch is ready."""
@@ -148,9 +156,9 @@ def test_a_save_comes_once_to_each_rank_before_its_next_step() -> None:
         for rank in range(2):
             assert isinstance(await case.ranks.next(rank, 6), Save)
             assert isinstance(await case.ranks.next(rank, 6), Shard)
-        case.ranks.done = 5
+        case.source.done = 5
         assert not case.ranks.has_saved(5)
-        case.ranks.saved = 5
+        case.source.saved = 5
         assert case.ranks.has_saved(5) and case.ranks.request_save() == 5, "there is one already"
 
     run_simulated(scenario())
@@ -214,9 +222,9 @@ def test_the_run_is_over_when_its_last_step_is_recorded_and_saved() -> None:
         await case.ranks.next(0, 5)
         case.ranks.end_before(6, Stop(reason="asked"))
         assert case.ranks.finished is None, "rank 0 has not reported step 5"
-        case.ranks.done = 5
+        case.source.done = 5
         assert case.ranks.finished is None
-        case.ranks.saved = 5
+        case.source.saved = 5
         assert (stop := case.ranks.finished) and stop.reason == "asked"
 
     run_simulated(scenario())
@@ -226,14 +234,14 @@ def test_the_last_version_is_that_of_the_last_batch_that_publishes() -> None:
     async def scenario() -> None:
         case = Case()
         assert not case.ranks.all_published
-        case.ranks.published = Version(1, 4)
+        case.source.published = Version(1, 4)
         assert case.ranks.all_published
         case.add(5)
         case.add(6, publish=False)
         await case.ranks.next(0, 5)
         await case.ranks.next(0, 6)
         assert not case.ranks.all_published
-        case.ranks.published = Version(1, 5)
+        case.source.published = Version(1, 5)
         assert case.ranks.all_published
 
     run_simulated(scenario())

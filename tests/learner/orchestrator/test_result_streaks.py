@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from olmorl.errors import NothingToLearn, RunEnded
-from olmorl.learner.orchestrator.result_streaks import MOST_UNSCORABLE, ResultStreaks
+from olmorl.learner.orchestrator.batcher import MOST_UNSCORABLE, ResultStreaks
 
 
 def test_groups_without_a_gradient_end_the_run_when_they_come_in_a_row() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from olmorl.clock import LoopClock
 from olmorl.learner.batching.batch import BatchFacts
 from olmorl.learner.orchestrator.step_metrics import StepMetrics, TokenCount, totals
-from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.group_stats import Score
 from olmorl.learner.storage.ledger_state import BatchRecord, Decided, Drawn, LedgerState, Outcome
 from olmorl.learner.storage.metrics_log import MetricsLog

@@ -20,7 +20,7 @@ from olmorl.clock import SystemClock
 from olmorl.errors import OlmoRLError
 from olmorl.learner.storage import checkpoint_dir, ledger, rollout_log
 from olmorl.learner.storage.checkpoint_dir import Part
-from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.group_stats import score
 from olmorl.learner.storage.journal import Journal
 from olmorl.learner.storage.ledger import Ledger, Position

@@ -6,7 +6,7 @@ import pytest
 
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.errors import DiskFull, ResourceError
-from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.waits import Waits
 
 

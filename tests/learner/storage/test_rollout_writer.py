@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from olmorl.clock import LoopClock
 from olmorl.errors import DiskFull, ProcessLost, ResourceError
 from olmorl.learner.storage import rollout_log
-from olmorl.learner.storage.disk_full import DiskWriter
+from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.learner.storage.rollout_record import Ended
@@ -62,7 +62,7 @@ def ids(path: Path) -> list[int]:
 def writing_processes() -> list[psutil.Process]:
     """Returns the children of the tests that write rollouts."""
     living = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in living if "rollout_process" in " ".join(child.cmdline())]
+    return [child for child in living if "rollout_writer" in " ".join(child.cmdline())]
 
 
 @pytest.fixture

@@ -104,7 +104,8 @@ def _execute(text: str, module: ModuleType) -> None:
 def _library(text: str, link: MessageLink) -> None:
     """Run the program for its definitions, then answer the requests of the tests."""
     module = ModuleType("program")
-    doubt, coroutines = Doubt(), Coroutines()
+    handles, coroutines = ProgramHandles(lambda *question: ask(*question)), Coroutines()
+    doubt = Doubt(handles.numbers, handles.objects)
     others: dict[str, Any] = {"outcome": coroutines.outcome, "turn": coroutines.turn, "seed": random.seed}
 
     def perform(verb: str, values: list[Any]) -> Any:
@@ -117,9 +118,12 @@ def _library(text: str, link: MessageLink) -> None:
                 _execute(text, module)
             return None
         if verb == "find":
-            return _find(module, *values)
+            found = _find(module, *values)
+            doubt.found.add(id(found))
+            return found
         if verb == "call":
             function, args, kwargs = values
+            doubt.acts(function, (*args, *kwargs.values()))
             result = function(*args, **kwargs)
             doubt.saw(function, args, kwargs, result)
             return result
@@ -137,7 +141,7 @@ def _library(text: str, link: MessageLink) -> None:
         streams.send()
         return peer.ask(verb, *values)
 
-    peer = Peer(link, Codec(ProgramHandles(ask), 1), answer)
+    peer = Peer(link, Codec(handles, 1), answer)
     streams = ProgramStreams(peer.ask)
     peer.serve()
 
@@ -173,10 +177,9 @@ def _find(module: ModuleType, name: str) -> Any:
 def _operation(doubt: Doubt, name: str, *operands: Any) -> Any:
     if name == "agreed":
         return doubt.agreed(*operands)
-    if name == "contains":
-        return doubt.contains(*operands)
-    if name == "is instance":
-        return doubt.is_instance(*operands)
+    doubt.acts(operands[0], operands[1:])
+    if name in ("plain", "contains", "is_instance", "is_shared"):
+        return getattr(doubt, name)(*operands)
     if name == "code":
         return described(operands[0].__code__)
     if name.startswith("__"):

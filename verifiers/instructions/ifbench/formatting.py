@@ -1,6 +1,6 @@
 """IFBench: brackets, quotes, lists, lines and templates.
 
-docs/verifiers.md lists the differences from the published checkers.
+docs/data.md lists the differences from the published checkers.
 """
 
 from __future__ import annotations

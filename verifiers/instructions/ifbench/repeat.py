@@ -1,6 +1,6 @@
 """IFBench: answers that repeat the request or a part of it.
 
-docs/verifiers.md lists the differences from the published checkers.
+docs/data.md lists the differences from the published checkers.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from olmorl.verifiers.math.algebra.tree import Node, Unreadable, bound, contains
 START_BITS, MARGIN_BITS = 256, 128
 """The first precision, and the bits beyond the needed precision."""
 MAX_TERMS = 2000
-"""Of a sum that is calculated."""
+"""The most terms of a sum that is calculated."""
 BASIS = ("vec i", "vec j", "vec k")
 """Names of the unit vectors."""
 

@@ -22,7 +22,7 @@ MAX_DEPTH = 40
 MAX_STEPS = 4000
 """Primaries read, repetitions included."""
 MAX_HEIGHT = 100
-"""Of the tree."""
+"""The largest height of the tree."""
 
 _SEPARATORS = {",", ";", "and", "or"}
 _COMPARISONS = {"<", ">", "<=", ">="}

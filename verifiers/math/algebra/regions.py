@@ -17,7 +17,7 @@ from olmorl.verifiers.math.algebra.tree import Node, Unreadable, names, replaced
 
 MAX_PIECES = 32
 MAX_WHOLE = 64
-"""Of whole numbers in a set that is written out."""
+"""The most whole numbers in a set that is written out."""
 
 
 class Piece(NamedTuple):

@@ -66,11 +66,11 @@ class Handles(Protocol):
 class _Shared:
     """One mutable container, and its content as last sent or received."""
 
-    __slots__ = ("age", "known", "value")
+    __slots__ = ("age", "born", "known", "value")
 
     def __init__(self, value: Any, age: int) -> None:
         self.value = value
-        self.age = age
+        self.age = self.born = age
         self.known = _content(value)
 
     def changed(self) -> bool:
@@ -93,7 +93,11 @@ class Codec:
         self._number_of: dict[int, int] = {}
         self._fresh: list[int] = []
         self._used: set[int] = set()
-        self._messages = 0
+        self._sent: set[int] = set()
+        self.messages = 0
+        """How many messages both sides have sent: the time."""
+        self.actor_born = 0
+        """When the object was made that the other side uses now. See `_is_fixed`."""
 
     def pack(self, kind: str, values: Iterable[Any]) -> bytes:
         """Encode a message. If it raises CodecError, the state of the codec is unchanged."""
@@ -116,6 +120,7 @@ class Codec:
             self._use(number)
             self._shared[number].known = _content(self._shared[number].value)
         self._fresh.clear()
+        self._sent = set(self._used)
         self._forget()
         return message
 
@@ -141,12 +146,12 @@ class Codec:
     def _forget(self) -> None:
         """Stop sharing the least recently used containers. Both sides saw the same uses, so both drop the same ones."""
         for number in self._used:
-            self._shared[number].age = self._messages
+            self._shared[number].age = self.messages
         self._used.clear()
-        self._messages += 1
+        self.messages += 1
         while len(self._shared) > MAX_SHARED:
             oldest = min(shared.age for shared in self._shared.values())
-            if oldest >= self._messages - 2:  # used by this message, or by the call that it answers
+            if oldest >= self.messages - 2:  # used by this message, or by the call that it answers
                 return
             for number in [number for number, shared in self._shared.items() if shared.age == oldest]:
                 del self._number_of[id(self._shared.pop(number).value)]
@@ -156,7 +161,7 @@ class Codec:
         return ["shared", number]
 
     def _share(self, number: int, value: Any) -> None:
-        self._shared[number] = _Shared(value, self._messages)
+        self._shared[number] = _Shared(value, self.messages)
         self._number_of[id(value)] = number
 
     def _encode(self, value: Any, depth: int) -> Any:
@@ -198,7 +203,9 @@ class Codec:
         if known is not None:
             if type(known.value) is not kind:
                 raise CodecError("a container changed its type")
-            return
+            if not self._is_fixed(number, known):
+                return
+            del self._number_of[id(known.value)]
         if type(number) is not int or number % 2 == self._parity:
             raise CodecError("a container with a number of the wrong side")
         if kind is deque:
@@ -211,6 +218,13 @@ class Codec:
         else:
             value = kind()
         self._share(number, value)
+
+    def _is_fixed(self, number: int, known: _Shared) -> bool:
+        """Whether a container keeps its content here, because something younger changes it without being given it.
+
+        Its number goes to a new container: an answer must not change while the test makes the object that it expects.
+        """
+        return number % 2 != self._parity and known.born < self.actor_born and number not in self._sent
 
     def _fill(self, value: Any, items: Any) -> None:
         if type(value) is bytearray:

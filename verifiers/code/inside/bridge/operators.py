@@ -52,12 +52,12 @@ def install() -> None:
 
 
 def _equals(self: Remote, other: object) -> Any:
-    if self is other:
+    if self is other and not self._remote_made:
         return True
     if (handle := handle_of(other)) is not None:
-        return self._remote_number == handle._remote_number or _believed(self, "eq", handle)
+        return _believed(self, "eq", handle)
     value = _value(self, other)
-    if self._remote_base is not MISSING or value is MISSING:
+    if not self._remote_made or self._remote_base is not MISSING or value is MISSING:
         return NotImplemented if value is MISSING else value == other
     return bool(value == other) and apply(self, "eq", self, other) is True
 
@@ -88,13 +88,15 @@ def _contains(self: Remote, item: Any) -> bool:
 
 
 def _hash(self: Remote) -> int:
-    return int(apply(self, "hash", self)) if self._remote_made else hash(("remote", self._remote_number))
+    return int(apply(self, "hash", self))
 
 
 def _value(remote: Remote, like: Any) -> Any:
     """The plain value that an object gives, of the kind of `like`; MISSING when it gives none."""
     if remote._remote_base is not MISSING:
         return remote._remote_base
+    if remote._remote_kind is not None and not remote._remote_told:
+        return apply(remote, "plain", remote)
     if not remote._remote_made or remote._remote_told:
         return MISSING
     try:
@@ -104,7 +106,8 @@ def _value(remote: Remote, like: Any) -> Any:
             return _real(remote)
         if isinstance(like, str):
             return apply(remote, "str", remote)
-        return type(like)(remote) if isinstance(like, (list, tuple, set, frozenset)) else MISSING
+        kind = next((kind for kind in (list, tuple, set, frozenset, dict) if isinstance(like, kind)), None)
+        return MISSING if kind is None else kind(remote)
     except Exception:  # its class has no such value
         return MISSING
 
@@ -158,7 +161,8 @@ def _binary(operation: str, name: str, reflected: bool) -> Callable[[Remote, Any
         if (handle := handle_of(other)) is not None:
             return _made(apply(self, operation, *operands), self._remote_told or handle._remote_told)
         if not self._remote_made:
-            return NotImplemented
+            plain = self._remote_kind is not None
+            return _computed(name, apply(self, "plain", self), other, reflected) if plain else NotImplemented
         value = _number(self, operation, name, other, reflected)
         if value is not MISSING:
             return value
@@ -176,7 +180,7 @@ def _number(remote: Remote, operation: str, name: str, other: Any, reflected: bo
     """The result of an operator with a number, for an object that acts as a number; MISSING for any other object."""
     base = remote._remote_base
     if isinstance(base, _NUMBERS):
-        return _compute(name, other, base) if reflected else _compute(name, base, other)
+        return _computed(name, base, other, reflected)
     if name not in _NEUTRAL or operation != name or not isinstance(other, _NUMBERS) or remote._remote_told:
         return MISSING
     neutral = type(other)(_NEUTRAL[name])
@@ -189,6 +193,10 @@ def _number(remote: Remote, operation: str, name: str, other: Any, reflected: bo
     if not reflected:
         return _compute(name, value, other)
     return _compute("add" if name in ("add", "sub") else "mul", other, value)
+
+
+def _computed(name: str, own: Any, other: Any, reflected: bool) -> Any:
+    return _compute(name, other, own) if reflected else _compute(name, own, other)
 
 
 def _compute(name: str, first: Any, second: Any) -> Any:

@@ -59,7 +59,7 @@ class Peer:
             perform: carries out a request of the other side.
         """
         self._link = link
-        self._codec = codec
+        self.codec = codec
         self._perform = perform
         self.gone = False
         """Whether the other side is gone, even if a caller caught the exception."""
@@ -67,10 +67,15 @@ class Peer:
         self.missed: Callable[[str], None] = lambda name: None
         """Called with the name of an attribute that an object of the other side lacks."""
 
-    def ask(self, verb: str, *values: Any) -> Any:
-        """Call the other side. Raises its exception, CodecError for values that cannot be sent, or Gone."""
-        self._send(self._codec.pack(verb, values))
+    def ask(self, verb: str, *values: Any, actor_born: int = 0) -> Any:
+        """Call the other side. Raises its exception, CodecError for values that cannot be sent, or Gone.
+
+        Args:
+            actor_born: when the object that acts was made, by `Codec.messages`.
+        """
+        self._send(self.codec.pack(verb, values))
         while True:
+            self.codec.actor_born = actor_born
             kind, reply = self._receive()
             if kind == "done" and len(reply) == 1:
                 return reply[0]
@@ -88,7 +93,7 @@ class Peer:
 
     def _receive(self) -> tuple[str, list[Any]]:
         try:
-            return self._codec.unpack(self._link.receive())
+            return self.codec.unpack(self._link.receive())
         except Gone:
             self.gone = True
             raise
@@ -112,7 +117,7 @@ class Peer:
         except BaseException as error:  # any exception of the call is sent to the caller
             kind, value = "raised", error
         try:
-            message = self._codec.pack(kind, [value])
+            message = self.codec.pack(kind, [value])
         except CodecError as error:
-            message = self._codec.pack("raised", [ValueError(str(error))])
+            message = self.codec.pack("raised", [ValueError(str(error))])
         self._send(message)

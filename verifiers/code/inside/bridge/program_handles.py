@@ -10,7 +10,7 @@ from olmorl.verifiers.code.inside.bridge import standard_library
 from olmorl.verifiers.code.inside.bridge.codec import CodecError
 from olmorl.verifiers.code.inside.bridge.coroutines import awaited
 from olmorl.verifiers.code.inside.bridge.function_stubs import stub
-from olmorl.verifiers.code.inside.bridge.self_comparison import PLAIN_BASES, plain_copy
+from olmorl.verifiers.code.inside.bridge.self_comparison import MUTABLE_BASES, PLAIN_BASES, plain_copy
 
 
 class ProgramHandles:
@@ -22,8 +22,8 @@ class ProgramHandles:
             ask: sends a request to the tests.
         """
         self._ask = ask
-        self._objects: list[Any] = []
-        self._numbers: dict[int, int] = {}
+        self.objects: list[Any] = []
+        self.numbers: dict[int, int] = {}
         self._callbacks: dict[int, Any] = {}
         self._callback_numbers: dict[int, int] = {}
 
@@ -45,7 +45,7 @@ class ProgramHandles:
     def resolve(self, node: list[Any], decode: Any) -> Any:
         tag, *parts = node
         if tag == "yours":
-            return self._objects[parts[0]]
+            return self.objects[parts[0]]
         if tag in ("callback", "iterator", "awaitable"):
             return self._stub(tag, parts[0], *map(decode, parts[1:]))
         if tag == "exception":
@@ -53,10 +53,10 @@ class ProgramHandles:
         raise CodecError(f"a value of unknown form: {tag}")
 
     def _number(self, value: Any) -> int:
-        number = self._numbers.get(id(value))
+        number = self.numbers.get(id(value))
         if number is None:
-            number = self._numbers[id(value)] = len(self._objects)
-            self._objects.append(value)
+            number = self.numbers[id(value)] = len(self.objects)
+            self.objects.append(value)
         return number
 
     def _exception(self, error: BaseException, encode: Any) -> list[Any]:
@@ -104,6 +104,8 @@ def _items(advance: Callable[[], Any]) -> Any:
 def _kind(value: Any) -> str:
     if isinstance(value, type):
         return "class"
+    if mutable := next((kind for kind in MUTABLE_BASES if isinstance(value, kind)), None):
+        return mutable.__name__
     if inspect.isgenerator(value):
         return "generator"
     if inspect.iscoroutine(value):

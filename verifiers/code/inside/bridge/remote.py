@@ -6,6 +6,7 @@ because `==` and `abs(x - y)` would let an object decide its own verdict. See `o
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator
 from typing import Any, cast
 
@@ -33,16 +34,25 @@ class Remote:
     """A proxy of one object of the program. Every operation on it runs in the program process."""
 
     __slots__ = (
-        "__weakref__", "_remote_base", "_remote_made", "_remote_name", "_remote_number", "_remote_peer", "_remote_told",
+        "__weakref__", "_remote_base", "_remote_born", "_remote_kind", "_remote_made", "_remote_name", "_remote_number",
+        "_remote_peer", "_remote_told",
     )  # fmt: skip
 
-    def __init__(self, peer: Peer, number: int, base: Any) -> None:
-        values = base, False, "", number, peer, False
+    def __init__(self, peer: Peer, number: int, base: Any, kind: type | None = None) -> None:
+        born = min(peer.codec.messages, peer.codec.actor_born or sys.maxsize)  # what an object gives is as old as it is
+        values = base, born, kind, False, "", number, peer, False
         for key, value in zip(Remote.__slots__[1:], values, strict=True):
             object.__setattr__(self, key, value)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """For `isinstance`: the mutable or immutable built-in type that the class of the object extends."""
+        return self._remote_kind or (type(self) if self._remote_base is MISSING else type(self._remote_base))
+
     def __getattr__(self, name: str) -> Any:
         if name in _VERDICTS and not self._remote_made:
+            if self._remote_kind is not None:
+                return getattr(apply(self, "plain", self), name)
             raise AttributeError(f"{name!r} of an object that the program returned")
         try:
             found = apply(self, "getattr", self, name)
@@ -51,6 +61,8 @@ class Remote:
             raise
         if isinstance(found, Remote):
             object.__setattr__(found, "_remote_name", name)
+            if type(found) is RemoteCallable:  # a method is as old as its object
+                object.__setattr__(found, "_remote_born", self._remote_born)
         return found
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -117,7 +129,7 @@ class RemoteCallable(Remote):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            return self._remote_peer.ask("call", self, args, kwargs)
+            return self._remote_peer.ask("call", self, args, kwargs, actor_born=self._remote_born)
         except StopIteration as stop:
             if self._remote_name in _SEND_STOPS:
                 raise
@@ -129,16 +141,25 @@ class RemoteClass(RemoteCallable):
 
     __slots__ = ()
 
+    def __init__(self, *values: Any) -> None:
+        super().__init__(*values)
+        object.__setattr__(self, "_remote_born", sys.maxsize)  # a class makes what is younger than all
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        now = self._remote_peer.codec.messages
         found = super().__call__(*args, **kwargs)
         if self._remote_name[:1].isupper() and (handle := handle_of(found)) is not None:
+            if not handle._remote_made and handle._remote_born <= now and apply(handle, "is_shared", handle):
+                # A list takes a proxy to be equal to itself without a question.
+                base, kind = handle._remote_base, handle._remote_kind
+                handle = type(handle)(handle._remote_peer, handle._remote_number, base, kind)
             object.__setattr__(handle, "_remote_made", True)
             return handle
         return found
 
     def __instancecheck__(self, instance: Any) -> bool:
         handle = handle_of(instance)
-        return handle is not None and apply(self, "is instance", handle, self) is True
+        return handle is not None and apply(self, "is_instance", handle, self) is True
 
     def __subclasscheck__(self, subclass: Any) -> bool:
         return isinstance(subclass, Remote) and apply(self, "issubclass", subclass, self) is True
@@ -202,7 +223,7 @@ def _based(base: type) -> type:
 
 def apply(remote: Remote, operation: str, *operands: Any) -> Any:
     """Run an operation in the program process."""
-    return remote._remote_peer.ask("apply", operation, *operands)
+    return remote._remote_peer.ask("apply", operation, *operands, actor_born=remote._remote_born)
 
 
 def _judges(kind: Any) -> bool:

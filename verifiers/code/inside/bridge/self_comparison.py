@@ -5,8 +5,11 @@ objects of the same classes made with other arguments, and copies with other att
 
 - some decoys of either object are unequal to the other object, so both objects matter;
 - all decoys but one are, if the objects differ in content and the test did not make both: a loose comparison accepts
-  several near decoys, and an exact one at most one by chance, as 1/2 is 2/4;
-- no argument with which the test made one object is ignored where the other object differs in it.
+  several decoys that are near, have a remainder in common, or begin or end alike, and an exact one at most one by
+  chance, as 1/2 is 2/4; such objects are of one class, and both have content;
+- no argument with which the test made one object is ignored where the other object differs in it;
+- a class that makes one object for different arguments does not compare it with itself;
+- neither object was changed by anything that the test made later: a constructor is told the expected value.
 
 An order is believed if it holds in one direction only. A comparison that is not believed is neither true nor false, so
 a test that expects either fails. Runs in the program's process, where the test does not see it.
@@ -21,16 +24,24 @@ import itertools
 import operator
 import random
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from decimal import Decimal
 from fractions import Fraction
+from types import BuiltinMethodType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import Any, NamedTuple
 
+Steps = tuple[tuple[Any, ...], ...]
 STRANGER = "\0stranger"
-_FAR = ((11, 4), (1013, 338), (-40961, -13653))
+_FAR: Steps = ((11, 4), (1013, 338), (-40961, -13653))
 """The amount by which a decoy's first number differs, and how much more each further one does. The amounts change the
 remainder by each number of hours, days, months or letters."""
-_NEAR = ((1, 1), (-1, 0), (2, -3))
+_HEAD, _TAIL = slice(0, -1), slice(1, None)
+_NEAR: Steps = (
+    (1, 1), (-1, 0), (2, -3), (0.25, 0.0625), (0.3125, 0.03125),
+    (4, 8), (-4, 12), (5, 10), (-5, 15), (6, 12), (-6, 18),
+    (17, 6, _HEAD), (-23, 10, _HEAD), (29, 14, _TAIL), (-31, -8, _TAIL),
+)  # fmt: skip
+"""Small amounts, two multiples of each number to 6, and parts of each text and list to keep."""
 _SAME = (0, 0)
 _REPEATED = 3
 _MAX_PARTS = 2000
@@ -39,14 +50,20 @@ _ORDERS = {"lt": operator.lt, "gt": operator.gt, "le": operator.le, "ge": operat
 _EQUAL = operator.eq
 PLAIN_BASES = (int, float, complex, str, bytes, tuple, frozenset)
 """Immutable types. A value of a subclass has a plain value, which is set when it is made."""
-_FILLED: dict[type, Any] = {list: list.extend, set: set.update, dict: dict.update}
+MUTABLE_BASES: dict[type, Any] = {
+    list: list.extend, set: set.update, dict: dict.update, deque: deque.extend, OrderedDict: OrderedDict.update,
+    defaultdict: dict.update,
+}  # fmt: skip
+"""Mutable types, with their methods that add content."""
+BASES = (*PLAIN_BASES, *MUTABLE_BASES)
+MISSING: Any = object()
 _NUMBERS = (int, float, complex, Decimal, Fraction)
 _SEQUENCES = (list, tuple, deque)
 _SETS = (set, frozenset)
 _MAPPINGS = (dict, OrderedDict, Counter, defaultdict)
+_HOLDERS = (*_SEQUENCES, *_SETS, *_MAPPINGS)
 
 Compare = Callable[[Any, Any], Any]
-Steps = tuple[tuple[int, int], ...]
 
 
 class _Making(NamedTuple):
@@ -62,29 +79,22 @@ class _Making(NamedTuple):
         changed = [list(map(_Altered(step).value, given)) for step in steps]
         if all(_alike(given, other) for other in changed):
             changed = [list(map(_Altered(step, STRANGER).value, given)) for step in steps]
-        made = []
-        for values in changed if given else ():
-            args, named = values[: len(self.args)], values[len(self.args) :]
-            try:
-                made.append(self.call(*args, **dict(zip(self.kwargs, named, strict=True))))
-            except Exception:  # the class takes no such arguments
-                continue
-        return made
+        return [made for values in changed if given for made in self._made_with(values)]
 
-    def with_other(self, place: int | str) -> list[Any]:
+    def with_other(self, place: int) -> list[Any]:
         """Objects made with another value of one argument."""
-        given, made = self.kwargs[place] if isinstance(place, str) else self.args[place], []
-        for step in (*_NEAR, *_FAR):
-            other = _Altered(step).value(given)
-            if _alike(given, other):
-                continue
-            args = [other if number == place else item for number, item in enumerate(self.args)]
-            kwargs = {name: other if name == place else item for name, item in self.kwargs.items()}
-            try:
-                made.append(self.call(*args, **kwargs))
-            except Exception:  # the class takes no such argument
-                continue
-        return made
+        given = [*self.args, *self.kwargs.values()]
+        others = [_Altered(step).value(given[place]) for step in (*_NEAR, *_FAR)]
+        changed = [[*given[:place], other, *given[place + 1 :]] for other in others if not _alike(given[place], other)]
+        return [made for values in changed for made in self._made_with(values)]
+
+    def _made_with(self, values: list[Any]) -> list[Any]:
+        """The object made with these arguments; empty if the class takes no such arguments."""
+        args, named = values[: len(self.args)], values[len(self.args) :]
+        try:
+            return [self.call(*args, **dict(zip(self.kwargs, named, strict=True)))]
+        except Exception:
+            return []
 
     def still(self, value: Any) -> bool:
         """Whether the object is as the class made it."""
@@ -95,10 +105,66 @@ class _Making(NamedTuple):
 
 
 class Doubt:
-    """Remembers how objects were made, and makes others in the same way."""
+    """Remembers how objects were made and what they held, and makes others in the same way."""
 
-    def __init__(self) -> None:
+    def __init__(self, numbers: dict[int, int], objects: list[Any]) -> None:
+        """
+        Args:
+            numbers: by its id, the place of each object that the test knows in `objects`. Older objects come first.
+        """
+        self._numbers = numbers
+        self._objects = objects
         self._made: dict[int, _Making] = {}
+        self.found: set[int] = set()
+        """The ids of what the test found by its name."""
+        self._ages: list[int] = []
+        """The age of each object: its number, or that of the object that gave it to the test."""
+        self._actor_age = -1
+        self._watched: dict[int, Any] = {}
+        """By number, the content of each object with an equality before something younger acted; else MISSING."""
+
+    def plain(self, value: Any) -> Any:
+        """The content of an object of a class like list or dict, without using methods of the class."""
+        return plain_copy(_base(type(value)), self.unchanged(value))
+
+    def acts(self, actor: Any, arguments: tuple[Any, ...]) -> None:
+        """Record the content of what the actor may not change: all that is older than it and was not given to it."""
+        for number in range(len(self._ages), len(self._objects)):
+            self._ages.append(number if self._actor_age < 0 else min(number, self._actor_age))
+            if _is_comparable(type(self._objects[number])):
+                self._watched[number] = MISSING
+        owner = actor.__self__ if isinstance(actor, MethodType | BuiltinMethodType) else actor
+        given = (*arguments, *(self._made[id(owner)].args if id(owner) in self._made else ()))
+        reached = {id(part) for each in given for part in (each, *(_listed(each) if type(each) in _HOLDERS else ()))}
+        self._actor_age = age = -1 if id(actor) in self.found and not isinstance(actor, type) else self._age(owner)
+        for number, content in self._watched.items():
+            value = self._objects[number]
+            if self._ages[number] >= age or id(value) in reached:
+                if self._is_unchanged(number):
+                    self._watched[number] = MISSING
+            elif content is MISSING:
+                self._watched[number] = _Altered(_SAME, kept=self._numbers).value(_content(value))
+
+    def _age(self, actor: Any) -> int:
+        """A class is the youngest, because it makes what is younger than all."""
+        number = None if isinstance(actor, type) else self._numbers.get(id(actor))
+        return len(self._objects) if number is None else self._ages[number]
+
+    def unchanged(self, value: Any) -> Any:
+        """The object itself. Raises AssertionError if something younger changed it, or an object that it holds."""
+        left, seen = [value], set()
+        while left:
+            each = left.pop()
+            if id(each) in seen:
+                continue
+            seen.add(id(each))
+            if not self._is_unchanged(self._numbers.get(id(each), len(self._ages))):
+                raise AssertionError("the program changed an object while the test made another")
+            if type(each) in _HOLDERS:
+                left += _listed(each)
+            elif type(each).__flags__ & _HEAP_TYPE and not isinstance(each, type):
+                left += _content(each)
+        return value
 
     def saw(self, call: Any, args: Any, kwargs: Any, made: Any) -> None:
         """Record that the test made an object with a class or a class method. The handles keep the object alive."""
@@ -106,8 +172,23 @@ class Doubt:
         if _inherits(type(made), kind):
             self._made[id(made)] = _Making(call, tuple(args), dict(kwargs))
 
+    def _is_unchanged(self, number: int) -> bool:
+        if number >= len(self._ages):
+            return True
+        content = self._watched.get(number, MISSING)
+        if content is MISSING:  # either it may have changed, or its class got an equality late
+            return number in self._watched or not _is_comparable(type(self._objects[number]))
+        return _alike(content, _content(self._objects[number]))
+
+    def is_shared(self, value: Any) -> bool:
+        """Whether a class made an object again: it changed it, or makes the same one for other arguments."""
+        making = self._made.get(id(value))
+        changed = not self._is_unchanged(self._numbers[id(value)])
+        return changed or (making is not None and any(other is value for other in making.others(_FAR)))
+
     def agreed(self, operation: str, first: Any, second: Any) -> bool | None:
         """Whether a comparison holds. None if it holds and is not believed."""
+        first, second = self.unchanged(first), self.unchanged(second)
         if operation == "eq":
             return self._equal(first, second)
         compare = _ORDERS[operation]
@@ -138,18 +219,25 @@ class Doubt:
 
     def _equal(self, first: Any, second: Any) -> bool | None:
         makings = [self._made.get(id(each)) for each in (first, second)]
+        if first is second:
+            return not self.is_shared(first) or None
         alike = _alike(first, second)
         by_test = all(making and making.still(each) for making, each in zip(makings, (first, second), strict=True))
         questions = _Questions(first, second)
-        if not _EQUAL(first, second):
-            return False
         strict = not alike and not by_test
-        for side, making in enumerate(makings):
-            questions.add(side, making, (*_NEAR, *_FAR) if strict else _FAR)
-        if not questions.families and not questions.known(STRANGER):
+        if not strict and not _EQUAL(first, second):
+            return False
+        if strict and type(first) is not type(second):
+            return None if _EQUAL(first, second) else False
+        steps = (*_NEAR, *_FAR) if strict else _FAR
+        sides = [questions.add(side, making, steps) for side, making in enumerate(makings)]
+        if not any(sides) and not questions.known(STRANGER):
             # Objects without state are equal, if there is only one way to make them.
-            return all(_is_alone(each) for each in (first, second)) or None
-        if questions.known(STRANGER) or not questions.believed(strict):
+            return (_EQUAL(first, second) and all(_is_alone(each) for each in (first, second))) or None
+        believed = questions.believed(strict)
+        if not questions.equal and not _EQUAL(first, second):
+            return False
+        if not believed or questions.known(STRANGER) or (strict and not all(sides)):
             return None
         ignored = not by_test and any(questions.ignored(side, making) for side, making in enumerate(makings) if making)
         return not ignored or None
@@ -170,6 +258,8 @@ class _Questions:
     def __init__(self, first: Any, second: Any) -> None:
         """Copy the objects before their first comparison."""
         self.families = 0
+        self.equal = False
+        """Whether the objects were equal each time."""
         pair = _copies(first, second)
         self._copied = all(map(_alike, pair, (first, second)))
         self._pair = pair if self._copied else (first, second)
@@ -179,28 +269,33 @@ class _Questions:
         """Whether the first object equals something that no object equals."""
         return _holds(_EQUAL, self._fresh(self._pair[0]), stranger)
 
-    def add(self, side: int, making: _Making | None, steps: Steps) -> None:
-        """Add decoys in place of the first (0) or second (1) object."""
+    def add(self, side: int, making: _Making | None, steps: Steps) -> int:
+        """Add decoys in place of the first (0) or second (1) object. Returns their number."""
+        before = len(self._asked)
         for decoys in _families(self._pair[side], making, steps):
             if decoys:
                 self.families += 1
                 self._asked += [(self.families, side, decoy) for decoy in decoys]
+        return len(self._asked) - before
 
     def believed(self, strict: bool) -> bool:
         """Whether the objects are always equal, and some decoys of each family are not; if strict, all but one."""
         random.SystemRandom().shuffle(self._asked)
         answers: dict[int, list[bool]] = {}
         for family, side, decoy in self._asked:
-            answers.setdefault(family, []).append(self._equal(side, decoy) if family else self._repeated())
-        return all(answers.pop(0)) and all(
-            not all(found) and (sum(found) < 2 or not strict) for found in answers.values()
-        )
+            equal = self._equal(side, decoy) if family else self._repeated()
+            if family:
+                answers.setdefault(family, []).append(equal)
+            elif not equal:
+                return False
+        self.equal = True
+        return all(not all(found) and (sum(found) < 2 or not strict) for found in answers.values())
 
     def ignored(self, side: int, making: _Making) -> bool:
         """Whether some argument of the test does not matter to the class, and the other object differs in it."""
-        return any(self._ignores(side, making, place) for place in (*range(len(making.args)), *making.kwargs))
+        return any(self._ignores(side, making, place) for place in range(len(making.args) + len(making.kwargs)))
 
-    def _ignores(self, side: int, making: _Making, place: int | str) -> bool:
+    def _ignores(self, side: int, making: _Making, place: int) -> bool:
         decoys = making.with_other(place)
         if not decoys or not all(self._equal(side, decoy) for decoy in decoys):
             return False
@@ -224,11 +319,13 @@ def _families(value: Any, making: _Making | None, steps: Steps) -> Iterator[list
     if not type(value).__flags__ & _HEAP_TYPE:
         return
     made = making.others(steps) if making is not None else []
-    yield [decoy for decoy in made if not _alike(decoy, value)] or made
-    twins = [_Altered(step).twin(value) for step in steps]
-    if all(twin is None or _alike(twin, value) for twin in twins):
-        twins = [_Altered(step, STRANGER).twin(value) for step in steps]
-    yield [twin for twin in twins if twin is not None]
+    yield _unlike(made, value) or made
+    twins = [twin for step in steps if (twin := _Altered(step).twin(value)) is not None]
+    yield _unlike(twins, value) or [_Altered(step, STRANGER).twin(value) for step in steps if twins]
+
+
+def _unlike(decoys: list[Any], value: Any) -> list[Any]:
+    return [decoy for decoy in decoys if not _alike(decoy, value)]
 
 
 def _copies(first: Any, second: Any) -> tuple[Any, Any]:
@@ -240,15 +337,18 @@ def _copies(first: Any, second: Any) -> tuple[Any, Any]:
 class _Altered:
     """Values of the same shape with other content; each part is changed by another amount."""
 
-    def __init__(self, step: tuple[int, int], absent: Any = None) -> None:
+    def __init__(self, step: tuple[Any, ...], absent: Any = None, kept: Container[int] = ()) -> None:
         """
         Args:
-            step: `_SAME` makes copies with the same content.
+            step: one of `_NEAR` or `_FAR`. `_SAME` makes copies with the same content.
             absent: the value in place of None.
+            kept: the ids of objects that are not copied.
         """
         self._same = step == _SAME
         self._absent = absent
-        self._steps = itertools.count(*step)
+        self._uncopied = kept
+        self._steps = itertools.count(*step[:2])
+        self._kept: slice | None = step[2] if len(step) > 2 else None
         self._parts = 0
         self._known: dict[int, Any] = {}
 
@@ -272,9 +372,10 @@ class _Altered:
         if kind is bool:
             return not value
         if kind in _NUMBERS:
-            return value + next(self._steps)
+            amount = next(self._steps)
+            return value + (Decimal(amount) if kind is Decimal else amount)
         if kind is str:
-            changed = "".join(map(_next, value))
+            changed = "".join(self._most(_next, value))
             return changed if changed != value else value + "b"
         if kind in (bytes, bytearray):
             return value + b"b"
@@ -288,9 +389,16 @@ class _Altered:
     def _items(self, kind: Any, value: Any) -> Any:
         if not value and not self._same:
             return kind((next(self._steps),))
-        if kind is deque:
-            return deque(map(self.value, value), value.maxlen)
-        return kind(map(self.value, value))
+        items = map(self.value, value) if kind in _SETS else self._most(self.value, value)
+        return deque(items, value.maxlen) if kind is deque else kind(items)
+
+    def _most(self, change: Callable[[Any], Any], parts: Any) -> list[Any]:
+        """The changed parts, but for those to keep. A single part is never kept."""
+        parts = list(parts)
+        changed = list(map(change, parts))
+        if self._kept is not None and len(parts) > 1:
+            changed[self._kept] = parts[self._kept]
+        return changed
 
     def _mapping(self, value: Any) -> Any:
         changed = value.copy()
@@ -302,18 +410,18 @@ class _Altered:
 
     def twin(self, value: Any) -> Any:
         """A copy of an object with other attributes; None for an object without attributes."""
-        if id(value) in self._known:
-            return self._known[id(value)]
+        if id(value) in self._known or id(value) in self._uncopied:
+            return self._known.get(id(value), value)
         kind = type(value)
         attributes = _attributes(value)
         base = _base(kind)
-        if not attributes and base not in PLAIN_BASES and base not in _FILLED:
+        if not attributes and base not in BASES:
             return None
         try:
             content = () if base not in PLAIN_BASES else (self.value(plain_copy(base, value)),)
             twin = self._known[id(value)] = base.__new__(kind, *content)
-            if base in _FILLED:
-                _FILLED[base](twin, self.value(base(value)))
+            if base in MUTABLE_BASES:
+                MUTABLE_BASES[base](twin, self.value(plain_copy(base, value)))
             for name, item in attributes.items():
                 object.__setattr__(twin, name, self.value(item))
         except Exception:  # a class that cannot be copied so
@@ -329,9 +437,14 @@ def _inherits(kind: type, ancestor: Any) -> bool:
     return any(each is ancestor for each in type.__dict__["__mro__"].__get__(kind))
 
 
+def _is_comparable(kind: Any) -> bool:
+    """Whether it is a class of the program with an equality of its own."""
+    return bool(kind.__flags__ & _HEAP_TYPE) and kind.__eq__ is not object.__eq__ and not issubclass(kind, type)
+
+
 def _base(kind: type) -> Any:
     """The built-in type that a class extends."""
-    return next(each for each in kind.__mro__ if not each.__flags__ & _HEAP_TYPE)
+    return next(each for each in kind.__mro__ if each in BASES or not each.__flags__ & _HEAP_TYPE)
 
 
 def _alike(first: Any, second: Any) -> bool:
@@ -356,21 +469,20 @@ def _same(first: Any, second: Any, seen: set[tuple[int, int]]) -> bool:
             _same(a, b, seen) for a, b in zip(_listed(first), _listed(second), strict=True)
         )
     if kind in _SETS:
-        return (
-            len(first) == len(second)
-            and all(type(item) in (*_NUMBERS, str, bytes) for item in first)
-            and first == second
-        )
+        if all(type(item) in (*_NUMBERS, str, bytes) for item in first):
+            return bool(first == second)
+        return len(first) == len(second) and all(any(_same(a, b, set(seen)) for b in second) for a in first)
     if not kind.__flags__ & _HEAP_TYPE or isinstance(kind, enum.EnumMeta) or kind in _PLAIN:
         return kind in (str, bytes, bytearray, bool, *_PLAIN) and bool(first == second)
     seen.add((id(first), id(second)))
     base = _base(kind)
-    plain = plain_copy if base in PLAIN_BASES else (lambda base, value: base(base.__iter__(value)))
-    if (base in PLAIN_BASES or base in _FILLED) and not _same(plain(base, first), plain(base, second), seen):
-        return False
-    if base is not object and base not in PLAIN_BASES and base not in _FILLED:
-        return False
-    return _same(_attributes(first), _attributes(second), seen)
+    return (base is object or base in BASES) and _same(_content(first), _content(second), seen)
+
+
+def _content(value: Any) -> tuple[Any, dict[str, Any]]:
+    """The plain value and the attributes of an object."""
+    base = _base(type(value))
+    return plain_copy(base, value) if base in BASES else None, _attributes(value)
 
 
 def _listed(value: Any) -> list[Any]:
@@ -379,7 +491,9 @@ def _listed(value: Any) -> list[Any]:
 
 def plain_copy(base: Any, value: Any) -> Any:
     """The plain value of an object of a subclass, without using methods of the subclass."""
-    if base in (tuple, frozenset):
+    if base in _MAPPINGS:
+        return dict(base.items(value))
+    if base in (*_SEQUENCES, *_SETS):
         return base(base.__iter__(value))
     if base is bytes:
         return bytes.__getitem__(value, slice(None))
@@ -396,14 +510,14 @@ def _next(letter: str) -> str:
 def _attributes(value: Any) -> dict[str, Any]:
     """The attributes of an object, without using methods of its class."""
     found: dict[str, Any] = {}
-    for kind in type(value).__mro__:
+    for kind in type(value).__mro__[:-1]:
         for name, member in vars(kind).items():
-            if inspect.ismemberdescriptor(member):
+            if type(member) is MemberDescriptorType:
                 try:
                     found[name] = member.__get__(value)
                 except AttributeError:
                     continue
-            elif name == "__dict__" and inspect.isgetsetdescriptor(member):
+            elif name == "__dict__" and type(member) is GetSetDescriptorType:
                 found.update(member.__get__(value))
     return found
 

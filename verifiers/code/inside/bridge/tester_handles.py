@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import builtins
+import contextlib
 import inspect
 import io
-from collections.abc import ItemsView, KeysView, ValuesView
+from collections import deque
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from functools import partial
 from operator import attrgetter, itemgetter, methodcaller
 from types import BuiltinFunctionType, BuiltinMethodType, FunctionType, MethodDescriptorType, MethodType
@@ -32,7 +34,8 @@ _FUNCTIONS = (
     FunctionType, MethodType, BuiltinFunctionType, BuiltinMethodType, MethodDescriptorType, partial, attrgetter,
     itemgetter, methodcaller, type,
 )  # fmt: skip
-_KINDS = {"value": Remote, "callable": RemoteCallable, "class": RemoteClass, "generator": Remote, "coroutine": Remote}
+_MUTABLE: dict[str, type] = {"list": list, "set": set, "dict": dict, "deque": deque}
+_KINDS = {"callable": RemoteCallable, "class": RemoteClass}
 operators.install()
 
 TEST = "__main__"
@@ -51,17 +54,34 @@ class TesterHandles:
         self._numbers: dict[int, int] = {}
         """Numbers of the program's objects whose proxy is no `Remote`, by the id of the proxy."""
         self._own: list[Any] = []
+        self.unheard: set[int] = set()
+        """Functions with an assertion that the program did not call; -1 if an assertion failed in some function."""
+        self.has_assertion: Callable[[Any], bool] = lambda code: False
         self._coroutines = Coroutines()
         self._own_numbers: dict[int, int] = {}
 
     def call_back(self, number: int, args: Any, kwargs: Any) -> Any:
         """Call a function, or advance an iterator, of the test for the program."""
         own = self._own[number]
-        return own(*args, **kwargs) if callable(own) else next(own)
+        with self._hearing(number):
+            return own(*args, **kwargs) if callable(own) else next(own)
 
     def outcome(self, number: int, cancel: bool) -> tuple[Any, ...]:
         """The outcome of a coroutine of the test, for the program."""
-        return self._coroutines.outcome(self._own[number], cancel)
+        with self._hearing(number):
+            return self._coroutines.outcome(self._own[number], cancel)
+
+    @contextlib.contextmanager
+    def _hearing(self, number: int) -> Iterator[None]:
+        ran = True
+        try:
+            yield
+        except (AssertionError, TypeError) as error:
+            ran = not isinstance(error, TypeError)  # perhaps for the arguments: then no assertion ran
+            self.unheard |= {-1} if ran else set()
+            raise
+        finally:
+            self.unheard -= {number} if ran else set()
 
     def name(self, value: Any, encode: Any) -> list[Any]:
         handle = handle_of(value)
@@ -101,13 +121,15 @@ class TesterHandles:
         number = self._own_numbers.setdefault(id(value), len(self._own))
         if number == len(self._own):
             self._own.append(value)
+            if self.has_assertion(getattr(value, "__code__", None)):
+                self.unheard.add(number)
         return number
 
     def _stand_in(self, decode: Any, number: int, kind: str, *base: Any) -> Any:
         known = self._stand_ins.get(number)
         if known is None:
             plain = decode(base[0]) if base else MISSING
-            handle = _KINDS[kind](self.peer, number, plain)
+            handle = _KINDS.get(kind, Remote)(self.peer, number, plain, _MUTABLE.get(kind))
             known = handle, self._local(handle, kind)
             self._stand_ins[number] = known
         handle, local = known

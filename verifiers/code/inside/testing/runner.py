@@ -12,16 +12,19 @@ from typing import Any
 
 from olmorl.verifiers.code.inside.bridge.codec import Codec, CodecError
 from olmorl.verifiers.code.inside.bridge.peer import Gone, MessageLink, Peer
-from olmorl.verifiers.code.inside.bridge.remote import Remote, Unsupported
+from olmorl.verifiers.code.inside.bridge.remote import Remote, RemoteClass, Unsupported
 from olmorl.verifiers.code.inside.bridge.streams import TesterStreams
 from olmorl.verifiers.code.inside.bridge.tester_handles import TEST, TesterHandles
 from olmorl.verifiers.code.inside.testing import collection, pytest_stand_in
+from olmorl.verifiers.code.inside.testing.coverage import LOOP, Coverage
 from olmorl.verifiers.code.inside.testing.name_lookup import NameLookup
 from olmorl.verifiers.code.inside.testing.name_uses import PROGRAM_MODULES, NameUses, watched_streams
 
 NODES = ("ListNode", "TreeNode", "Node")
 """Classes of an online judge. If a test defines one, the program process creates its objects."""
 Ask = Callable[..., Any]
+_DIGITS = 200_000
+"""The longest integer that a test writes as text. A program that raises its own limit returns such integers."""
 
 
 def judge(link: MessageLink, program: bytes, test: str, max_characters: int) -> tuple[str, str]:
@@ -48,6 +51,7 @@ def judge(link: MessageLink, program: bytes, test: str, max_characters: int) -> 
     peer = imports.peer = Peer(link, Codec(imports, 0), perform)
     try:
         test_run = TestRun(test, peer)
+        imports.has_assertion = test_run.coverage.has_assertion
         link.send(program)
         outcome = test_run.run()
     except SyntaxError as error:
@@ -56,6 +60,8 @@ def judge(link: MessageLink, program: bytes, test: str, max_characters: int) -> 
         return "gone", str(error)
     if watching.flooded:
         return "output", "the program printed too much"
+    if outcome[0] == "passed" and imports.unheard and "AssertionError" not in test:
+        outcome = "failed", "an assertion in a function that the program was given did not hold, or did not run"
     return ("label", imports.unsupported) if imports.unsupported else outcome
 
 
@@ -74,6 +80,8 @@ class TestRun:
         self._nodes = _nodes(self._tree)
         self._uses.bound -= self._nodes.keys()
         self._names = NameLookup(self._uses, self._find)
+        self.coverage = Coverage(self._tree)
+        self._names[LOOP] = self.coverage.loop
         self._names["__import__"] = self._import
         peer.missed = self._names.lacks
 
@@ -86,6 +94,7 @@ class TestRun:
         except BaseException as error:  # a program may raise anything
             return _ended(error, "the program does not load: ")
         sys.modules["pytest"] = pytest_stand_in
+        sys.set_int_max_str_digits(_DIGITS)
         random.seed = _seeding(self._peer)
         try:
             self._execute()
@@ -99,6 +108,8 @@ class TestRun:
             return "failed", "the program process ended"
         if self._names.fault:
             return "failed", self._names.fault
+        if 0 in self.coverage.turns:
+            return "failed", "a loop with an assertion had no turn"
         return ("passed", "") if self._names.found else ("label", "the test uses nothing of the program")
 
     def _execute(self) -> None:
@@ -110,6 +121,8 @@ class TestRun:
         found = self._peer.ask("find", name)
         if isinstance(found, Remote):
             object.__setattr__(found, "_remote_name", name)
+            if not isinstance(found, RemoteClass):
+                object.__setattr__(found, "_remote_born", 0)  # what the program defines is older than its answers
         return found
 
     def _import(self, name: str, names: Any = None, local: Any = None, members: Any = (), level: int = 0) -> Any:

@@ -1,0 +1,70 @@
+"""The tables of a run: every row of its files, typed, as far as the run has come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import olmorl
+from olmorl.deploy.run_tables import ANSWERS, DRAWS, TOKENS
+from olmorl.errors import DataError
+from olmorl.learner.storage import ledger, rollout_log
+from tests.deploy.report.made_runs import MadeRun
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    return MadeRun(tmp_path / "run", steps=3, trained=3, filtered=1, group_size=4).folder
+
+
+def test_every_answer_is_a_row(run: Path) -> None:
+    answers = olmorl.read_run(run, tokens=True).answers
+    records = [record for path in rollout_log.files(run / "rollouts") for record in rollout_log.read(path)]
+    expected = [
+        (record["prompt_id"], record["outcome"], record["step"], json.dumps(record["prompt"]), each["text"],
+         each["reward"], each["solved"], each["token_ids"], len(each["token_ids"]), each["versions"][0][0])
+        for record in records
+        for each in record["completions"]
+    ]  # fmt: skip
+    names = ("draw", "outcome", "step", "prompt", "text", "reward", "solved", "token_ids", "tokens", "oldest_version")
+    found = [tuple(row[name] for name in names) for row in answers.to_pylist()]
+    assert len(found) == 3 * 4 * 4
+    assert [(*row[:3], json.dumps(json.loads(row[3])), *row[4:]) for row in found] == expected
+    logprobs = [value for record in records for each in record["completions"] for value in each["logprobs"]]
+    assert answers["logprobs"].combine_chunks().flatten().to_pylist() == pytest.approx(logprobs)
+
+
+def test_metrics_and_draws(run: Path) -> None:
+    tables = olmorl.read_run(run)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert tables.metrics.num_rows == len(lines) == 3
+    for name in {name for line in lines for name in line}:
+        assert tables.metrics[name].to_pylist() == [line.get(name) for line in lines]
+    assert [row["draw"] for row in tables.draws.to_pylist()] == [row["prompt_id"] for row in ledger.read_ledger(run)]
+    assert set(tables.draws["outcome"].to_pylist()) == {"trained", "zero_gradient", "failed"}
+
+
+def test_the_columns_are_typed_and_documented_also_of_an_empty_run(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    tables = olmorl.read_run(tmp_path, tokens=True)
+    assert tables.answers.num_rows == tables.draws.num_rows == tables.metrics.num_rows == 0
+    for table, columns in ((tables.answers, ANSWERS | TOKENS), (tables.draws, DRAWS)):
+        found = {field.name: (field.type, field.metadata[b"meaning"].decode()) for field in table.schema}
+        assert found == columns
+
+
+def test_an_evaluation_is_told_apart(run: Path) -> None:
+    train = next((run / "rollouts").glob("step_000001.*"))
+    (run / "rollouts" / "evaluation_000001.held.out.1.jsonl.zst").write_bytes(train.read_bytes())
+    answers = olmorl.read_run(run).answers.to_pylist()
+    assert {row["filed"] for row in answers if row["evaluation"] == "held.out"} == {1}
+    assert sum(row["evaluation"] is None for row in answers) == 3 * 4 * 4
+
+
+def test_what_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere: no run directory \(it has no config.toml\); give the folder"):
+        olmorl.read_run(tmp_path / "nowhere")
+    with pytest.raises(AttributeError, match="no attribute 'read_all'"):
+        olmorl.read_all  # noqa: B018

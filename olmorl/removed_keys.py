@@ -60,6 +60,7 @@ REMOVED: Final[Mapping[str, Removed]] = {
     "queue.max_attempts": Removed(5, _BUILT_IN),
     "queue.total_deadline_s": Removed(86_400, "it is 48 hours; remove it"),
     "queue.connect_deadline_s": Removed(10, "it is 10 s, or queue.outage_deadline_s if that is shorter; remove it"),
+    "weights.transfer": Removed("auto", "each host pulls versions from the store; remove it"),
     "weights.chunk_mib": Removed(16, _BUILT_IN),
     "weights.proof": Removed(True, 'set weights.proof_tolerance = "off"'),
     "checkpoint.deadline_s": Removed(1800, _PATIENCE),

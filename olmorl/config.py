@@ -230,9 +230,9 @@ class Learner(Section):
     """Learning rate of AdamW after the warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up."""
-    extended_from: int | None = Field(None, ge=1)
-    """The schedule.steps that the run had before it was extended. Up to that step the learning rate is as before,
-    and then it stays at its last value."""
+    extended: str | None = Field(None, pattern=r"^(keep|decay) [1-9][0-9]*$")
+    """`keep N` or `decay N`, in a run that had schedule.steps = N before it was extended: up to step N the learning rate
+    is as before; then it keeps its last value, or falls to 0 over the added steps by `schedule`."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises from 0."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)

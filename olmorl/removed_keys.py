@@ -28,7 +28,6 @@ _SERVICE: Final[Mapping[str, Removed]] = {
     "max_answer_chars": Removed(32_000, _BUILT_IN),
 }
 REMOVED: Final[Mapping[str, Removed]] = {
-    "learner.extended_rate": Removed("keep", "the rate stays at its last value; remove it"),
     "learner.logprob_chunk": Removed(1024, _BUILT_IN),
     "learner.offload_activations": Removed(False, 'set learner.gradient_checkpointing = "offload"'),
     "learner.recompute_norms": Removed(False, "set learner.mlp_tiles over 1, which includes it"),

@@ -79,7 +79,7 @@ def _restore(trainer: Trainer, begin: Begin) -> int:
 
 
 def _probe(trainer: Trainer, config: Config) -> Probe | None:
-    """The log-probabilities that an engine must compute with these weights; None if `weights.proof` is off."""
+    """The log-probabilities that an engine must compute with these weights; None without a proof."""
     return trainer.probe() if config.weights.proof else None
 
 

@@ -85,7 +85,7 @@ class ActorSupervisor:
 
     async def place(self, count: int) -> None:
         """Find places for `count` more actors. Raises ResourceError when the cluster has none."""
-        await self._add(count, self._context.settings.cluster.wait_s, BY_NODES)
+        await self._add(count, self._context.settings.actors.start_deadline_s, BY_NODES)
 
     def load(self) -> None:
         """Start the processes ahead of `supervise`: their imports take as long as other parts of a start."""
@@ -122,7 +122,7 @@ class ActorSupervisor:
             raise error
         slots = []
         for number, place in enumerate(places, self._num_slots):
-            slots.append(ActorSlot(f"actor-{number}", number, place, Restarts(self._context.supervision, is_mistake)))
+            slots.append(ActorSlot(f"actor-{number}", number, place, Restarts(is_mistake)))
         self._num_slots += count
         self._slots += slots
         return slots

@@ -15,7 +15,16 @@ from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.processes import rank_process
 from olmorl.deploy.processes.orchestrator_process import Opened, OrchestratorProcess
 from olmorl.deploy.processes.rank_process import RankProcess
-from olmorl.deploy.supervision.policies import Context, GiveUp, Heartbeats, Restarts, is_final, poll, wait_for_start
+from olmorl.deploy.supervision.policies import (
+    MOST_RESTARTS,
+    Context,
+    GiveUp,
+    Heartbeats,
+    Restarts,
+    is_final,
+    poll,
+    wait_for_start,
+)
 from olmorl.deploy.tracking.feed import CLOSE_S
 from olmorl.deploy.tracking.tracking import environment_of_launcher
 from olmorl.deploy.view.live_view import Status
@@ -43,7 +52,7 @@ class LearnerSupervisor:
         self._context = context
         self._places = places
         self._access = access
-        self._restarts = Restarts(context.supervision, is_final)
+        self._restarts = Restarts(is_final)
         self._orchestrator: RemoteProcess | None = None
         self._ranks: list[RemoteProcess] = []
         self._training: list[RemoteProcess] = []
@@ -168,7 +177,7 @@ class LearnerSupervisor:
             raise RunEnded(f"the learner failed twice in a row with the same error: {error}; {_GO_ON}") from error
         if isinstance(delay, GiveUp):
             raise RunEnded(
-                f"the learner was started {self._context.supervision.restarts} times in a row without taking a step, "
+                f"the learner was started {MOST_RESTARTS} times in a row without taking a step, "
                 f"and lost again: {error}; {_GO_ON}"
             ) from error
         self._context.processes.note("learner", "restarting", str(error))

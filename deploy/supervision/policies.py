@@ -18,6 +18,7 @@ from enum import Enum, auto
 from math import inf
 from typing import Any
 
+from olmorl import deadlines
 from olmorl.config import Config
 from olmorl.config import Supervision as Settings
 from olmorl.deploy.cluster.placement import Placement
@@ -69,6 +70,11 @@ class GiveUp(Enum):
     """It died too often in a row without any work."""
 
 
+MOST_RESTARTS = 5
+"""Restarts of one process in a row without work in between. After the last one an actor is quarantined. If it was the
+learner, the run ends."""
+
+
 class Restarts:
     """Decides when a process starts again: at once after its first death, then later each time, then never.
 
@@ -78,8 +84,7 @@ class Restarts:
         is_final: whether an error would happen again at the next start.
     """
 
-    def __init__(self, settings: Settings, is_final: Callable[[OlmoRLError], bool]) -> None:
-        self._settings = settings
+    def __init__(self, is_final: Callable[[OlmoRLError], bool]) -> None:
         self._is_final = is_final
         self._has_worked = False
         self._deaths_in_a_row = 0
@@ -106,11 +111,12 @@ class Restarts:
             return GiveUp.FINAL_ERROR
         if repeated:
             return GiveUp.SAME_ERROR
-        if self._deaths_in_a_row > self._settings.restarts:
+        if self._deaths_in_a_row > MOST_RESTARTS:
             return GiveUp.TOO_OFTEN
         if self._deaths_in_a_row == 1:
             return 0.0
-        return min(self._settings.longest_backoff_s, self._settings.backoff_s * 2.0 ** (self._deaths_in_a_row - 2))
+        pause_s = deadlines.RESTART_PAUSE_S * 2.0 ** (self._deaths_in_a_row - 2)
+        return min(deadlines.LONGEST_RESTART_PAUSE_S, pause_s)
 
 
 class Heartbeats:

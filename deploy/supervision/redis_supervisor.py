@@ -29,7 +29,7 @@ class RedisSupervisor:
         self._context = context
         self._place = place
         self._node = context.cluster.host_of(place)
-        self._restarts = Restarts(context.supervision, is_final)
+        self._restarts = Restarts(is_final)
         self._process: RemoteProcess | None = None
         self._password = secrets_of(os.environ).get(PASSWORD)
         self._started_at = 0.0
@@ -117,4 +117,4 @@ class RedisSupervisor:
         """Stop the server in order: it writes its file first."""
         if self._process is not None:
             with suppress(OlmoRLError):
-                await self._process.call("stop", timeout_s=self._context.settings.cluster.stop_deadline_s)
+                await self._process.call("stop", timeout_s=self._context.supervision.stop_deadline_s)

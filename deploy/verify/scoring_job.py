@@ -21,7 +21,7 @@ from olmorl.errors import DataError, RewardFunctionError, RunEnded
 from olmorl.verifiers.scorer import VerifierScorer
 
 _NOT_OF_THE_VERDICT = {
-    "workers", "timeout_s", "memory_mib", "recycle_after", "retries", "function_timeout_s",
+    "workers", "timeout_s", "memory_mib", "function_timeout_s",
 }  # fmt: skip
 """Settings that may change before a job is resumed."""
 

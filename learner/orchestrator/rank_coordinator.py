@@ -165,7 +165,7 @@ class RankCoordinator:
         what = f"all shares of the checkpoint of step {step}"
         if len(ranks) < self._num_ranks:
             # Only for the list of waits: each rank ends its own write at this deadline.
-            self._waits.begin(what, Owner.LEARNER_RANKS, self._config.checkpoint.deadline_s)
+            self._waits.begin(what, Owner.LEARNER_RANKS, self._config.supervision.checkpoint_deadline_s)
             return False
         self._waits.end(what)
         del self._shares[step]

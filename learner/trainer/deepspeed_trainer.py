@@ -49,6 +49,7 @@ from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
 from olmorl.learner.trainer.policy import (
+    LOGPROB_CHUNK,
     TOKEN_STRIDE,
     PackedPolicy,
     PolicyRow,
@@ -356,8 +357,8 @@ class DeepSpeedTrainer:
             tile_mlps(model, self._learner.mlp_tiles)
         if self._learner.recompute_norms:
             recompute_norms(model)
-        chunk, fp32_head = self._learner.logprob_chunk, self._model_settings.fp32_head
-        return PackedPolicy(model, temperature, chunk, fp32_head, self._group, self._saving)
+        fp32_head = self._model_settings.fp32_head
+        return PackedPolicy(model, temperature, LOGPROB_CHUNK, fp32_head, self._group, self._saving)
 
     def _build_engine(self, settings: dict[str, Any], policy: PackedPolicy) -> Any:
         learner = self._learner

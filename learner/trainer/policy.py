@@ -104,6 +104,10 @@ def _row_part(row: PolicyRow, group: SequenceGroup) -> _RowPart:
     )
 
 
+LOGPROB_CHUNK = 1024
+"""Tokens that have logits in memory at one time."""
+
+
 class PackedPolicy(nn.Module):
     """Log-probabilities at the sampling temperature. Samples of a row are isolated; no matrix of all logits exists."""
 
@@ -242,7 +246,7 @@ def refuse_sharing(
     if not (leak <= LEAK and drift <= CUT[model.dtype]):
         raise ModelError(
             f"{type(model).__name__} with {attention_kernel(model)} cannot share a prompt among answers: "
-            f"log-probabilities move by {max(leak, drift):.2g}; set learner.share_prompts = false"
+            f'log-probabilities move by {max(leak, drift):.2g}; set learner.attention = "eager"'
         )
 
 

@@ -28,7 +28,7 @@ def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     assert len(before) == DONE
     try:
         # The default of that version, which a resume would name as a change.
-        run.start("--run.directory", str(tmp_path / "runs"), "--queue.lease_s", "60", "--resume")
+        run.start("--run.directory", str(tmp_path / "runs"), "--queue.outage_deadline_s", "40", "--resume")
         assert run.wait() == 0, run.output()
     finally:
         run.end()

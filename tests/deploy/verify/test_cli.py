@@ -354,7 +354,7 @@ def test_only_the_output_of_the_same_input_and_settings_is_resumed(
     assert main(again) == 0
     assert main([*again, "--verifiers.timeout_s", "9"]) == 0
     assert out.read_bytes() == before
-    assert main([*again, "--verifiers.math_percent", "strict"]) == 2
+    assert main([*again, "--verifiers.math_strict", '["percent"]']) == 2
     write(row(), row("7"), row("6"))
     assert main(again) == 2
     assert "out.jsonl is not of this input and these settings" in capsys.readouterr().err

@@ -61,7 +61,6 @@ def job(
         "learner": {
             "zero_stage": stage,
             "gradient_checkpointing": checkpointing,
-            "logprob_chunk": 256,
             "deepspeed": {"zero_optimization": {"reduce_bucket_size": BUCKET}},
             **learner,
         },

@@ -19,6 +19,7 @@ _BUILT_IN = "it is built in; remove it"
 _LEASE = "it is one and a half times queue.outage_deadline_s; set that"
 _START = "set actors.start_deadline_s, which holds for the resources of the cluster too"
 _STRICT = "name it in verifiers.math_strict"
+_EXTENDED = 'set learner.extended = "keep N" or "decay N", with the steps before as N'
 _VLLM = "set actors.vllm."
 _SERVICE: Final[Mapping[str, Removed]] = {
     "retries": Removed(4, _BUILT_IN),
@@ -28,6 +29,8 @@ _SERVICE: Final[Mapping[str, Removed]] = {
     "max_answer_chars": Removed(32_000, _BUILT_IN),
 }
 REMOVED: Final[Mapping[str, Removed]] = {
+    "learner.extended_from": Removed(None, _EXTENDED),
+    "learner.extended_rate": Removed("keep", _EXTENDED),
     "learner.logprob_chunk": Removed(1024, _BUILT_IN),
     "learner.offload_activations": Removed(False, 'set learner.gradient_checkpointing = "offload"'),
     "learner.recompute_norms": Removed(False, "set learner.mlp_tiles over 1, which includes it"),

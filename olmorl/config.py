@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from olmorl import deadlines, removed_keys, toml
+from olmorl.deadlines import Deadlines
 from olmorl.errors import ConfigError
 from olmorl.extension import OwnFunction
-from olmorl.keys import Key, describe, keys
-from olmorl.section import Section
+from olmorl.keys import Key, Section, describe, keys
 from olmorl.simulation import Simulation
 
 
@@ -274,22 +274,13 @@ class Learner(Section):
     Settings that other keys decide are refused."""
 
     @property
-    def recompute_norms(self) -> bool:
-        return self.mlp_tiles > 1
-
-    @property
     def offload_activations(self) -> bool:
         return self.gradient_checkpointing == "offload"
 
     @property
     def has_own_attention(self) -> bool:
-        """Whether attention runs in the service's own implementations, not in those of transformers."""
+        """Whether attention runs in the service's own implementations, where answers share the prompt of a group."""
         return self.attention in ("auto", "sdpa", "varlen")
-
-    @property
-    def shares_prompts(self) -> bool:
-        """Whether answers in a row share the prompt of their group."""
-        return self.has_own_attention
 
 
 class Actors(Section):
@@ -337,6 +328,9 @@ class Actors(Section):
     def max_waiting(self) -> int:
         """Sequences that an actor leases beyond max_running, so that no slot waits for the queue."""
         return min(self.max_running // 4, 16)
+
+
+Positive = Annotated[float, Field(gt=0)]
 
 
 class HttpService(Section):
@@ -391,12 +385,9 @@ class RewardModel(HttpService):
     """A sequence classifier with one output, behind vLLM's `/classify`."""
 
     squash: Literal["sigmoid", "clamp"] = "sigmoid"
-    """Reward of a score x, with z = (x - center) / scale: `sigmoid` is 1 / (1 + exp(-z)), `clamp` is z cut to [0,
-    1]."""
-    center: float = 0.0
-    """Score that becomes 0.5 with `sigmoid`, and 0 with `clamp`."""
-    scale: float = Field(1.0, gt=0)
-    """Unit of the score."""
+    """Reward of a score x, with z = (x - zero) / unit: `sigmoid` is 1 / (1 + exp(-z)), `clamp` is z cut to [0, 1]."""
+    zero_and_unit: tuple[float, Positive] = (0.0, 1.0)
+    """The score that becomes 0.5 with `sigmoid` and 0 with `clamp`, and the unit of the score."""
 
 
 MathRule = Literal["last_number", "percent", "units", "case", "order"]
@@ -411,7 +402,7 @@ class Verifiers(Section):
     timeout_s: float = Field(5.0, gt=0)
     """Deadline of one check. Then its process is killed."""
     memory_mib: int = Field(1024, ge=64)
-    """Memory limit of a verifier process."""
+    """Memory that a verifier process may allocate, and a program of the model."""
     functions: list[str] = Field(default_factory=list)
     """User reward functions, `package.module:function` or `file.py:function`, each with an optional `*weight`."""
     function_timeout_s: float = Field(30.0, gt=0)
@@ -441,8 +432,6 @@ class Verifiers(Section):
     `unsafe`: resource limits only; a program can read and delete the files of its user."""
     code_test_timeout_s: float = Field(6.0, gt=0)
     """Processor seconds of one test. Its wall-clock limit is twice as long."""
-    code_memory_mib: int = Field(1024, ge=64)
-    """Memory that a program may allocate."""
     code_allow_numpy: bool = False
     """Allow programs to import numpy."""
     judge: Judge = Judge()
@@ -502,7 +491,7 @@ class Weights(Section):
     (docs/measurements.md). Versions in the shared memory of a run on one host are always whole."""
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
-    proof_tolerance: Annotated[float, Field(gt=0)] | Literal["off"] | None = None
+    proof_tolerance: Positive | Literal["off"] | None = None
     """After each update the engine scores a few fixed tokens. Its actor ends when their log-probabilities differ from
     the learner's for this version by more than this on average, in nats. Default: 0.1, with `float32` 0.001. `off`: no
     proof."""
@@ -552,9 +541,6 @@ class Evaluation(Section):
     """Deadline of one set for one version, pauses excluded. Prompts without an answer then count as failed."""
 
 
-Peak = Annotated[float, Field(gt=0)]
-
-
 class Cluster(Section):
     """The Ray cluster."""
 
@@ -567,7 +553,7 @@ class Cluster(Section):
     host_memory_gib: float | None = Field(None, gt=0)
     """Memory of each host, for the memory plan. Default: this machine's for a run that starts its own Ray; on a cluster
     `--preflight` asks each host, and before that it is not known."""
-    peak: tuple[Peak, Peak] | None = None
+    peak: tuple[Positive, Positive] | None = None
     """Most operations of one GPU or one CPU core with model.dtype, in 10^12 per second, and most bytes that it moves to
     and from memory, in 10^9 per second: the base of MFU and MBU. Default: known GPUs by their names; on CPU a short
     measurement."""
@@ -585,32 +571,8 @@ class Supervision(Section):
     longer trains. They end after one to two times this long."""
 
     @property
-    def heartbeat_deadline_s(self) -> float:
-        return deadlines.HEARTBEAT_S * self.patience
-
-    @property
-    def answer_deadline_s(self) -> float:
-        return deadlines.ANSWER_S * self.patience
-
-    @property
-    def step_deadline_s(self) -> float:
-        return deadlines.STEP_S * self.patience
-
-    @property
-    def checkpoint_deadline_s(self) -> float:
-        return deadlines.CHECKPOINT_S * self.patience
-
-    @property
-    def drain_deadline_s(self) -> float:
-        return deadlines.DRAIN_S * self.patience
-
-    @property
-    def no_actor_deadline_s(self) -> float:
-        return deadlines.NO_ACTOR_S * self.patience
-
-    @property
-    def stop_deadline_s(self) -> float:
-        return deadlines.STOP_S * self.patience
+    def deadlines(self) -> Deadlines:
+        return Deadlines(*(self.patience * seconds for seconds in deadlines.BUILT_IN))
 
 
 class TelemetrySettings(Section):
@@ -861,18 +823,22 @@ def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = (), *, of_r
         ConfigError: the file is missing or malformed, a key is unknown or removed, or a value is out of bounds.
     """
     try:
-        tree = tomllib.loads(recipe.read_text(encoding="utf-8")) if recipe else {}
+        text = recipe.read_text(encoding="utf-8") if recipe else ""
+        tree = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"{recipe}: no such recipe; the shipped recipes are in deploy/recipes/") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{recipe}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{recipe}: not TOML: {error}") from None
-    for key, text in overrides:
-        _set(tree, key, _value(text))
-    source = str(recipe or "command line")
-    if lines := removed_keys.drop(tree, whatever_value=of_run):
-        raise ConfigError(f"{source}:\n" + "\n".join(f"  {line}" for line in lines))
+    for key, value in overrides:
+        _set(tree, key, _value(value))
+    source, message = str(recipe or "command line"), ""
+    for key, advice in removed_keys.drop(tree, whatever_value=of_run).items():
+        line = toml.line_of(text, key)
+        message += f"\n  {key}{f' (line {line})' if line else ''}: this key was removed: {advice}"
+    if message:
+        raise ConfigError(f"{source}:{message}")
     return build(tree, source)
 
 
@@ -988,13 +954,9 @@ def to_toml(config: Config) -> str:
     return toml.document(config.model_dump(mode="json", exclude_none=True, exclude=left_out))
 
 
-NOT_FOR_TRAINING = ("simulation.", "actors.batching", "schedule.draw_ahead")
-"""Beginnings of the keys for tests, plans and comparisons. The reference leaves them out."""
-
-
 def reference() -> list[Key]:
-    """All keys for training, for `--help-keys` and the docs."""
-    return [key for key in keys("", Config) if not key.key.startswith(NOT_FOR_TRAINING)]
+    """All keys of a run, for `--help-keys` and the docs. [simulation] is for tests and `olmorl-plan`."""
+    return [key for key in keys("", Config) if not key.key.startswith("simulation.")]
 
 
 def agreements() -> list[str]:

@@ -1,4 +1,4 @@
-"""Describes the keys of a recipe: type, choices, bounds and meaning, read from the configuration's models."""
+"""Defines a section of a recipe, and describes its keys as the models of the configuration have them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from olmorl import toml
 from olmorl.extension import OwnFunction
+
+
+class Section(BaseModel):
+    """Is frozen. Refuses unknown keys, infinities and NaN."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class Key(NamedTuple):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from olmorl.section import Section
+from olmorl.keys import Section
 
 
 class Simulation(Section):

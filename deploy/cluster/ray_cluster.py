@@ -117,7 +117,7 @@ class RayCluster:
         node, gcs = ray.nodes()[0], ray.get_runtime_context().gcs_address
         raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
         asks = {"gcs_server": partial(check_health, gcs), "raylet": partial(check_health, raylet)}
-        self._watch = RayWatch(OwnDaemons(asks, self.config.supervision.answer_deadline_s))
+        self._watch = RayWatch(OwnDaemons(asks, self.config.supervision.deadlines.answer_s))
 
     def _join(self, address: str) -> None:
         with signals.raising():
@@ -178,7 +178,7 @@ class RayCluster:
         """End every process of the run and free its places, including the places of an earlier launcher."""
         if self.is_broken:
             return
-        give_up = time.monotonic() + self.config.supervision.stop_deadline_s
+        give_up = time.monotonic() + self.config.supervision.deadlines.stop_s
         while found := list(named_actors.starts()):
             for _, handle in found:
                 ray.kill(handle)
@@ -203,7 +203,7 @@ class RayCluster:
             for other in others
         ]
         if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=self.config.supervision.stop_deadline_s)
+            ray.wait(calls, num_returns=len(calls), timeout=self.config.supervision.deadlines.stop_s)
 
     async def place_learner(self) -> list[ReservedPlace]:
         """Reserve one bundle for each learner node, on different nodes. Returns the place of each rank."""

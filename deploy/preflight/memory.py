@@ -214,7 +214,7 @@ def _copied_keys(settings: Config) -> int:
     Rows with several groups of long prompts and short answers have more copies than this.
     """
     learner, sizes = settings.learner, model_folder.architecture(Path(settings.model.path))
-    if sizes is None or not learner.shares_prompts:
+    if sizes is None or not learner.has_own_attention:
         return 0
     tokens = (settings.sampling.group_size - 1) * settings.data.max_prompt_tokens
     heads = -(-sizes.kv_heads // learner.sequence_parallel)

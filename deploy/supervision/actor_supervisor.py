@@ -74,7 +74,7 @@ class ActorSupervisor:
         self._slots: list[ActorSlot] = []
         self._num_slots = 0
         self._heartbeats = Heartbeats()
-        self._no_actor = NoActorWatch(context.supervision.no_actor_deadline_s)
+        self._no_actor = NoActorWatch(context.supervision.deadlines.no_actor_s)
         self._tasks: asyncio.TaskGroup | None = None
         self._resizing = asyncio.Lock()
         self.num_deaths = 0
@@ -266,10 +266,10 @@ class ActorSupervisor:
             self._no_actor.note_start(now - (slot.there_since or now))
 
     def _end_silent(self, slot: ActorSlot) -> None:
-        settings, limit_s = self._context.supervision, self._context.supervision.heartbeat_deadline_s
+        settings, limit_s = self._context.supervision, self._context.supervision.deadlines.heartbeat_s
         if slot.state != _WORKING:
             # While an engine starts, its libraries may block all other work.
-            limit_s = max(limit_s, settings.answer_deadline_s)
+            limit_s = max(limit_s, settings.deadlines.answer_s)
         if slot.process and self._heartbeats.silent_s(slot.process.name) > limit_s:
             slot.process.kill(f"has had no heartbeat for {limit_s:g} s")
 
@@ -358,7 +358,7 @@ class ActorSupervisor:
         if slot.state == _QUARANTINED:
             self._remove(slot)
         elif slot.process:
-            patience = {"drain": self._context.supervision.drain_deadline_s} if slot.state == _WORKING else {}
+            patience = {"drain": self._context.supervision.deadlines.drain_s} if slot.state == _WORKING else {}
             self._tasks.create_task(_ask_to_leave(slot.process, {**patience, "stop": _GRACE_S}))
 
 

@@ -1,11 +1,11 @@
 """The rules of supervision: when a process counts as lost, when it starts again, and when it does not.
 
 process          sign of life                       its deadline, in `supervision`   then
-actor            heartbeat in the queue, Ray        heartbeat_deadline_s             it starts again
-learner rank     pulse to the orchestrator, Ray     answer_deadline_s                the learner starts again
-learner step     its report                         step_deadline_s                  the learner starts again
-orchestrator     answers to the launcher, Ray       answer_deadline_s                the learner starts again
-embedded Redis   answers to its process             answer_deadline_s                it starts again on its file
+actor            heartbeat in the queue, Ray        heartbeat_s                      it starts again
+learner rank     pulse to the orchestrator, Ray     answer_s                         the learner starts again
+learner step     its report                         step_s                           the learner starts again
+orchestrator     answers to the launcher, Ray       answer_s                         the learner starts again
+embedded Redis   answers to its process             answer_s                         it starts again on its file
 """
 
 from __future__ import annotations
@@ -70,11 +70,6 @@ class GiveUp(Enum):
     """It died too often in a row without any work."""
 
 
-MOST_RESTARTS = 5
-"""Restarts of one process in a row without work in between. After the last one an actor is quarantined. If it was the
-learner, the run ends."""
-
-
 class Restarts:
     """Decides when a process starts again: at once after its first death, then later each time, then never.
 
@@ -111,7 +106,7 @@ class Restarts:
             return GiveUp.FINAL_ERROR
         if repeated:
             return GiveUp.SAME_ERROR
-        if self._deaths_in_a_row > MOST_RESTARTS:
+        if self._deaths_in_a_row > deadlines.MOST_RESTARTS:
             return GiveUp.TOO_OFTEN
         if self._deaths_in_a_row == 1:
             return 0.0

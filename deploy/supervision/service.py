@@ -356,7 +356,7 @@ class Service:
         """Tell the orchestrator that a launcher looks after the run, while the launcher waits for places."""
         while True:
             with suppress(ProcessLost, DeadlinePassed):
-                await learner.call("attend", timeout_s=self._settings.supervision.answer_deadline_s)
+                await learner.call("attend", timeout_s=self._settings.supervision.deadlines.answer_s)
             await asyncio.sleep(_ATTEND_S)
 
     # --- watching -------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ class Service:
             note_end(self._settings.run_dir, reason)
             self._is_over = True
             self._context.cluster.let_go()
-            await parts.actors.stop(self._settings.supervision.stop_deadline_s / 2)
+            await parts.actors.stop(self._settings.supervision.deadlines.stop_s / 2)
             for task in standing:
                 task.cancel()
 
@@ -391,7 +391,7 @@ class Service:
     async def _obey_stop(self, parts: Parts) -> None:
         await self._signals.stop_asked.wait()
         parts.actors.stopping = True
-        self._context.cluster.hold(self._settings.supervision.checkpoint_deadline_s)
+        self._context.cluster.hold(self._settings.supervision.deadlines.checkpoint_s)
         if parts.learner.is_fresh:
             # The first step may have been taken since the last status.
             with suppress(ProcessLost, DeadlinePassed, TimeoutError):

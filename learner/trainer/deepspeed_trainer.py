@@ -123,7 +123,7 @@ class DeepSpeedTrainer:
         self._engine = self._build_engine(settings, policy)
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
         refuse_leaks(self._engine, self._model, self._device)
-        if learner.shares_prompts:
+        if learner.has_own_attention:
             refuse_sharing(self._engine, self._model, self._device)
         if self._group:
             refuse_cuts(self._engine, self._model, self._device)
@@ -141,7 +141,7 @@ class DeepSpeedTrainer:
 
     def _train(self, shard: Shard) -> dict[str, float] | None:
         rows = [
-            [row_arrays(row, share_prompts=self._learner.shares_prompts) for row in minibatch]
+            [row_arrays(row, share_prompts=self._learner.has_own_attention) for row in minibatch]
             for minibatch in shard.minibatches
         ]
         updates = list(product(range(self._learner.epochs), range(len(rows))))
@@ -207,7 +207,7 @@ class DeepSpeedTrainer:
             return 0.0
         flops = 0.0
         for row in chain.from_iterable(shard.minibatches):
-            for block in prompt_blocks(row, self._learner.shares_prompts):
+            for block in prompt_blocks(row, self._learner.has_own_attention):
                 prompt = len(block[0].prompt_ids)
                 trained = [sample for sample in block if sample.loss_mask.any()]
                 flops += self._cost.forward_flops(0, prompt, 0) if trained else 0.0
@@ -355,7 +355,6 @@ class DeepSpeedTrainer:
         model = deepspeed_config.load(build, settings)
         if self._learner.mlp_tiles > 1:
             tile_mlps(model, self._learner.mlp_tiles)
-        if self._learner.recompute_norms:
             recompute_norms(model)
         fp32_head = self._model_settings.fp32_head
         return PackedPolicy(model, temperature, LOGPROB_CHUNK, fp32_head, self._group, self._saving)

@@ -73,7 +73,6 @@ class RowSettings(NamedTuple):
     gradient_checkpointing: bool
     offload_activations: bool
     mlp_tiles: int
-    recompute_norms: bool
     on_gpu: bool
 
 
@@ -135,7 +134,6 @@ def rank_memory(
         gradient_checkpointing=bool(learner.gradient_checkpointing),
         offload_activations=learner.offload_activations,
         mlp_tiles=learner.mlp_tiles,
-        recompute_norms=learner.recompute_norms,
         on_gpu=on_gpu,
     )
     return RankMemory(
@@ -245,7 +243,6 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
                 network.gradient_checkpointing_enable({"use_reentrant": False})
             if row.mlp_tiles > 1:
                 tile_mlps(network, row.mlp_tiles)
-            if row.recompute_norms:
                 recompute_norms(network, checked=False)
             group = _PlannedGroup(0, row.sequence_parallel) if row.sequence_parallel > 1 else None
             host = _Host()

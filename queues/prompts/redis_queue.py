@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from olmorl import deadlines
 from olmorl.clock import Clock
 from olmorl.codec import encode
 from olmorl.config import QueueSettings
 from olmorl.errors import Superseded
 from olmorl.messages import ActorStatus, Lease, Prompt, Result
 from olmorl.ports import EVERYONE, CommitOutcome, Counts, DeadLetter, QueuePlace, Taken
-from olmorl.queues.prompts import attempts, codec
+from olmorl.queues.prompts import codec
 from olmorl.queues.prompts.call_batcher import CallBatcher
 from olmorl.queues.prompts.codec import Delivery, StoredResult
 from olmorl.queues.redis_server.connection import BLOCK_S, RedisConnection, Reply, Script, connect
@@ -227,7 +228,7 @@ class RedisQueue:
         return await self._link.script(what, self._scripts[name], self._keys(lane), arguments)
 
     async def _end_leases(self, name: str, now: float, *arguments: str | float) -> int:
-        limits = (now, attempts.MAX_ATTEMPTS, attempts.TOTAL_DEADLINE_S)
+        limits = (now, deadlines.MAX_ATTEMPTS, deadlines.TOTAL_DEADLINE_S)
         lanes = await self._link.command(f"lanes of run {self._run}", "SMEMBERS", self._key("lanes"))
         calls = [
             await self._call(name, lane.decode(), self._incarnation, *limits, *arguments) for lane in sorted(lanes)

@@ -10,11 +10,11 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
+from olmorl import deadlines
 from olmorl.clock import SystemClock
 from olmorl.config import QueueSettings
 from olmorl.messages import Completion, Group, Prompt, Span, Verdict, Version
 from olmorl.ports import Queue, WeightStore
-from olmorl.queues.prompts import attempts
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 from olmorl.queues.prompts.redis_queue import RedisQueue
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
@@ -31,8 +31,8 @@ BOUND = 50
 @pytest.fixture(autouse=True)
 def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Draws fail earlier than in a run."""
-    monkeypatch.setattr(attempts, "MAX_ATTEMPTS", MAX_ATTEMPTS)
-    monkeypatch.setattr(attempts, "TOTAL_DEADLINE_S", TOTAL_DEADLINE_S)
+    monkeypatch.setattr(deadlines, "MAX_ATTEMPTS", MAX_ATTEMPTS)
+    monkeypatch.setattr(deadlines, "TOTAL_DEADLINE_S", TOTAL_DEADLINE_S)
 
 
 class SteppedClock(SystemClock):

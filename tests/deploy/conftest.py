@@ -13,10 +13,10 @@ import pytest
 from olmorl import config, deadlines
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.cluster.remote_process import Identity
-from olmorl.deploy.supervision import learner_supervisor, policies
 from olmorl.deploy.supervision.policies import Context
 from olmorl.deploy.supervision.process_list import ProcessList
 from olmorl.errors import OlmoRLError, ProcessLost, ResourceError
+from tests.waiting import set_deadline
 
 
 class FakeProcess:
@@ -132,10 +132,9 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., An
     monkeypatch.setattr(deadlines, "BETWEEN_HEARTBEATS_S", 0.01)
 
     def make(restarts: int = 2, **built_in: float) -> Any:
-        monkeypatch.setattr(policies, "MOST_RESTARTS", restarts)
-        monkeypatch.setattr(learner_supervisor, "MOST_RESTARTS", restarts)
-        for name, seconds in {"RESTART_PAUSE_S": 0.01, "LONGEST_RESTART_PAUSE_S": 0.02, **built_in}.items():
-            monkeypatch.setattr(deadlines, name, seconds)
+        quick = {"MOST_RESTARTS": restarts, "RESTART_PAUSE_S": 0.01, "LONGEST_RESTART_PAUSE_S": 0.02, **built_in}
+        for name, value in quick.items():
+            set_deadline(monkeypatch, name, value)
         settings = config.build(
             {
                 "run": {"directory": tmp_path, "mode": "simulated"},

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmorl import config, deadlines, metrics
+from olmorl import config, metrics
 from olmorl.actors import admission
 from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.actors.loop import Actor
@@ -30,6 +30,7 @@ from olmorl.messages import Stop
 from olmorl.ports import Row, Scorer
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 from olmorl.queues.weights.memory_store import MemoryWeightStore
+from tests.waiting import set_deadline
 
 RANKS = 2
 LEASE_S = 20.0
@@ -264,7 +265,7 @@ def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Se
         for key, value in (pauses | (overrides or {})).items():
             section, name = key.split(".")
             if section == "deadlines":
-                monkeypatch.setattr(deadlines, name, value)
+                set_deadline(monkeypatch, name, value)
             else:
                 tree.setdefault(section, {})[name] = value
         settings = config.build(tree)

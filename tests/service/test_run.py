@@ -369,7 +369,7 @@ def test_a_learner_that_asks_for_nothing_is_waited_for_with_a_deadline(
     service: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may hang while it loads, saves or exports, and only this deadline notices it."""
-    run = service({"schedule.steps": 3, "deadlines.STEP_S": 50})
+    run = service({"schedule.steps": 3, "deadlines.step_s": 50})
 
     def expected() -> list[str]:
         return [wait.what for wait in run.orchestrator.waits.current() if wait.owner is Owner.LEARNER]

@@ -70,7 +70,7 @@ async def test_a_local_judge_lives_as_long_as_the_verifiers(
 
 @pytest.mark.parametrize(("squash", "reward"), [("sigmoid", 0.880797), ("clamp", 1.0)])
 async def test_a_score_becomes_a_reward(squash: str, reward: float, asker: Callable[..., Any], service: Any) -> None:
-    judge = asker(squash=squash, center=1.0, scale=0.5)
+    judge = asker(squash=squash, zero_and_unit=(1.0, 0.5))
     await service.fault("reply", text="2.0")
     assert (await judge.ask("Berlin", "reward_model")).reward == pytest.approx(reward, abs=1e-6)
     await service.fault("reply", text="-90000")

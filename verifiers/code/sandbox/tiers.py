@@ -63,7 +63,7 @@ def tier(name: str, settings: Verifiers, number: int) -> Tier:
     setup = SandboxSetup(
         tier=name,
         cpu_s=settings.code_test_timeout_s,
-        memory_mib=settings.code_memory_mib,
+        memory_mib=settings.memory_mib,
         disk_mib=DISK_MIB,
         output_kib=OUTPUT_KIB,
         uid=None if name == "bubblewrap" else uid,

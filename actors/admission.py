@@ -7,7 +7,6 @@ from math import ceil
 from typing import NamedTuple
 
 from olmorl import config
-from olmorl.config import KV_HEADROOM
 from olmorl.messages import TRAIN_LANE, Lease
 from olmorl.ports import Engine, EngineLoad, LeaseQueue
 
@@ -15,6 +14,8 @@ LONGEST_IDLE_S = 0.25
 """How long an actor with room waits for training prompts before it looks at the evaluation lanes again."""
 LONGEST_WAIT_S = 1.0
 """How long it waits without evaluation lanes. A command waits as long."""
+EVALUATION_SHARE = 0.25
+"""Share of an engine's slots that evaluation may take while training prompts wait."""
 
 
 class Lane(NamedTuple):
@@ -34,10 +35,6 @@ class HeldSequences(NamedTuple):
     """Finished, without their verdicts."""
     evaluation: int
     """The part of `generating` that belongs to evaluation lanes."""
-
-
-EVALUATION_SHARE = 0.25
-"""Share of an engine's slots that evaluation may take while training prompts wait."""
 
 
 def lanes(sampling: config.SamplingSettings, evaluation: config.Evaluation, names: Sequence[str]) -> tuple[Lane, ...]:
@@ -102,7 +99,7 @@ class Intake:
         """Sequences to admit now."""
         if self._settings.batching == "static":
             return 0 if held.generating else self._settings.max_running
-        return room(self._engine.load(), held, self._settings.max_waiting, KV_HEADROOM)
+        return room(self._engine.load(), held, self._settings.max_waiting, config.KV_HEADROOM)
 
     async def lease(self, held: HeldSequences) -> list[Lease]:
         """Fill the free room. Waits a moment for training prompts when there are no others."""

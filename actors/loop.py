@@ -28,7 +28,6 @@ from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE
 from olmorl.clock import Clock, within
-from olmorl.config import KV_HEADROOM
 from olmorl.errors import DeadlinePassed, PromptRefused, Unscorable, first_cause
 from olmorl.log_context import note_facts
 from olmorl.messages import TRAIN_LANE, ActorStatus, Completion, Failure, Group, Prompt, Result
@@ -307,7 +306,7 @@ class Actor:
     def _note_times(self) -> None:
         self._noting = None
         if self._times is not None:
-            room = slots(self._engine.load(), KV_HEADROOM)
+            room = slots(self._engine.load(), config.KV_HEADROOM)
             self._times.note(self._clock.now(), self._works.values(), room)
 
     async def _change(self) -> None:

@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 
 _TRY_AGAIN_S = 0.5
-CHUNK_BYTES = 16 << 20
-"""Size of the chunks of a version. Each chunk is fetched and hashed on its own."""
 
 
 async def open_queue(settings: Config, access: QueueAccess) -> Queue:
@@ -126,14 +124,13 @@ def weight_store(settings: Config) -> WeightStore:
 
     if ":" in settings.weight_store:
         return _own_store(settings)
-    run, chunk_bytes = run_id(settings.run_dir), CHUNK_BYTES
-    full_every = settings.weights.full_every
+    run, full_every = run_id(settings.run_dir), settings.weights.full_every
     if settings.weight_store == "ray":
-        return store.store_in_ray(run, chunk_bytes, full_every=full_every)
+        return store.store_in_ray(run, full_every=full_every)
     directory = settings.weights.directory
     if directory is None and settings.cluster.address is not None:
         directory = RunFiles(settings.run_dir).weights
-    return store.store_in_files(run, directory, chunk_bytes, full_every=full_every)
+    return store.store_in_files(run, directory, full_every=full_every)
 
 
 def _own_store(settings: Config) -> WeightStore:

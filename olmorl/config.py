@@ -496,10 +496,6 @@ class Weights(Section):
     the learner's for this version by more than this on average, in nats. Default: 0.1, with `float32` 0.001. `off`: no
     proof."""
 
-    @property
-    def proof(self) -> bool:
-        return self.proof_tolerance != "off"
-
     @model_validator(mode="after")
     def _directory_of_files(self) -> Weights:
         if self.store == "ray" and self.directory is not None:

@@ -63,7 +63,7 @@ def publishing_plan(settings: Config, parameters: int, weights: int) -> Publishi
     shard = weights / placed.ranks
     copy_s = shard / (GPU_COPY_BYTES_PER_S if placed.on_gpu else CPU_COPY_BYTES_PER_S)
     background_s = shard / (DELTA_BYTES_PER_S if settings.has_deltas else WHOLE_BYTES_PER_S)
-    probe_s = _probe_s(settings, parameters, weights) if settings.weights.proof else 0.0
+    probe_s = 0.0 if settings.weights.proof_tolerance == "off" else _probe_s(settings, parameters, weights)
     return PublishingPlan(copy_s, probe_s, background_s, settings.weights.publish_every)
 
 

@@ -31,13 +31,12 @@ async def take_over(cluster: RayCluster, settings: Config, say: Callable[[str], 
 
 async def _stop(survivors: dict[str, RemoteProcess], settings: Config) -> None:
     ranks = [process for name, process in survivors.items() if name.startswith("learner-")]
-    async with within(
-        settings.supervision.deadlines.checkpoint_s, "the checkpoint of the learner that lost its launcher"
-    ):
+    deadlines = settings.supervision.deadlines
+    async with within(deadlines.checkpoint_s, "the checkpoint of the learner that lost its launcher"):
         if "orchestrator" not in survivors:
             raise ProcessLost("the orchestrator is gone")
-        await survivors["orchestrator"].call("stop", timeout_s=settings.supervision.deadlines.answer_s)
-        await _until_over(ranks, settings.supervision.deadlines.checkpoint_s)
+        await survivors["orchestrator"].call("stop", timeout_s=deadlines.answer_s)
+        await _until_over(ranks, deadlines.checkpoint_s)
 
 
 async def _until_over(ranks: Sequence[RemoteProcess], deadline_s: float) -> None:

@@ -68,7 +68,6 @@ class RowSettings(NamedTuple):
 
     tokens: int
     eager: bool
-    logprob_chunk: int
     sequence_parallel: int
     gradient_checkpointing: bool
     offload_activations: bool
@@ -129,7 +128,6 @@ def rank_memory(
     row = RowSettings(
         tokens=row_tokens,
         eager=learner.attention == "eager",
-        logprob_chunk=LOGPROB_CHUNK,
         sequence_parallel=learner.sequence_parallel,
         gradient_checkpointing=bool(learner.gradient_checkpointing),
         offload_activations=learner.offload_activations,
@@ -247,7 +245,7 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
             group = _PlannedGroup(0, row.sequence_parallel) if row.sequence_parallel > 1 else None
             host = _Host()
             saving = host.keep if row.offload_activations and row.on_gpu else nullcontext
-            policy = PackedPolicy(network, 1.0, row.logprob_chunk, copies_head, group, saving)
+            policy = PackedPolicy(network, 1.0, LOGPROB_CHUNK, copies_head, group, saving)
             return _of_row(policy, row.tokens, live)._replace(host=host.num_bytes)
 
     try:

@@ -22,6 +22,8 @@ from olmorl.learner.trainer.compat import attention_kernel
 from olmorl.learner.trainer.logprobs import token_logprobs
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup
 
+LOGPROB_CHUNK: Final = 1024
+"""Tokens that have logits in memory at one time."""
 SCALED_HEADS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 LEAK: Final = 1e-3
 """Largest move (nats) of a sample's log-probability when its neighbour changes. In a correct model it does not move."""
@@ -102,10 +104,6 @@ def _row_part(row: PolicyRow, group: SequenceGroup) -> _RowPart:
         predicted_p=row.predicted_P[own],
         before_p=before_P[own] - part.start,
     )
-
-
-LOGPROB_CHUNK = 1024
-"""Tokens that have logits in memory at one time."""
 
 
 class PackedPolicy(nn.Module):

@@ -18,15 +18,14 @@ from olmorl.verifiers.pool.fork_server import ForkServer, WorkerStartFailed
 from olmorl.verifiers.pool.worker import WorkerSettings
 from olmorl.verifiers.pool.worker_slot import RetryPolicy, WorkerSlot
 
+RETRIES = 2
+"""Further attempts after a failure that the input did not cause. Then the group fails."""
+
 
 class _Ticket(NamedTuple):
     call: bytes
     probe: WorkerProbe | None
     outcome: asyncio.Future[Outcome]
-
-
-RETRIES = 2
-"""Further attempts after a failure that the input did not cause. Then the group fails."""
 
 
 class Pool:
@@ -38,7 +37,7 @@ class Pool:
         timeout_s: float,
         memory_mib: int = 1024,
         recycle_after: int = 5000,
-        retries: int | None = None,
+        retries: int = RETRIES,
         *,
         preload: tuple[str, ...] = (),
         setup: tuple[str, Any] | None = None,
@@ -52,7 +51,7 @@ class Pool:
             timeout_s: the deadline of one attempt at a check.
             memory_mib: the memory that a worker may allocate after its setup.
             recycle_after: the number of checks before a worker is replaced.
-            retries: further attempts after a failure that the input did not cause; default: `RETRIES`.
+            retries: further attempts after a failure that the input did not cause.
             preload: `module:function`s called once in the fork server.
             setup: `module:function` and its argument, called in each new worker.
             max_queued: the most checks in the queue; when it is full, `run` waits for a place.
@@ -60,7 +59,7 @@ class Pool:
         """
         self.counters = Counters()
         self._num_workers = workers
-        self._policy = RetryPolicy(timeout_s, recycle_after, RETRIES if retries is None else retries)
+        self._policy = RetryPolicy(timeout_s, recycle_after, retries)
         self._clock = clock or SystemClock()
         self._fork_server = ForkServer(WorkerSettings(preload, setup, memory_mib), start_timeout_s)
         self._queue: asyncio.Queue[_Ticket] = asyncio.Queue(max_queued)

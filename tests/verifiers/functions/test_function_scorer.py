@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from olmorl.config import Verifiers
 from olmorl.errors import RewardFunctionError
 from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.functions.function_scorer import FunctionScorer, check, parse
+from olmorl.verifiers.pool.pool import Pool
 
 Make = Callable[..., Prompt]
 MakeCompletion = Callable[..., Completion]
@@ -287,7 +289,7 @@ async def test_a_function_cannot_change_the_rewards_of_another_row(
     trick: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("olmorl.verifiers.pool.pool.RETRIES", 4)
+    monkeypatch.setattr("olmorl.verifiers.functions.function_scorer.Pool", partial(Pool, retries=4))
     function = f"{reward_file(TRICKS)}:score"
     scorer = FunctionScorer(Verifiers(workers=2, functions=[function], function_timeout_s=5))
     await scorer.start()

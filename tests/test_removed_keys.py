@@ -60,3 +60,9 @@ def test_patience_multiplies_the_deadlines_and_no_key_of_a_simulation_is_listed(
     assert least.heartbeat_s >= 2 * deadlines.BETWEEN_HEARTBEATS_S, "a heartbeat may be late"
     assert not any(key.startswith("simulation") for key in KEYS)
     assert config.build({"simulation": {"tokens_per_s": 7}}).simulation.tokens_per_s == 7
+
+
+def test_no_page_names_a_removed_key() -> None:
+    root = Path(__file__).parents[1]
+    text = "".join(page.read_text(encoding="utf-8") for page in (root / "README.md", *root.glob("docs/*.md")))
+    assert [key for key in REMOVED if re.search(rf"\b{re.escape(key)}\b", text)] == []

@@ -60,7 +60,7 @@ def snapshot_of(path: str) -> tuple[str, str | None]:
 def kept_model(run_dir: Path) -> Model | None:
     """The model of the configuration in the run directory; None if that cannot be read."""
     with suppress(ConfigError):
-        return config.load(RunFiles(run_dir).config).model
+        return config.load(RunFiles(run_dir).config, of_run=True).model
     return None
 
 

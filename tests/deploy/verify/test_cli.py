@@ -176,7 +176,7 @@ def test_parquet_and_a_config_of_a_recipe(tmp_path: Path) -> None:
     source = tmp_path / "in.parquet"
     pq.write_table(pa.Table.from_pylist([row(r"\boxed{50\%}", ground_truth="50"), row()]), source)
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[verifiers]\nmath_percent = "strict"\n')
+    recipe.write_text('[verifiers]\nmath_strict = ["percent"]\n')
     assert [line["reward"] for line in verify(source, name="lenient.jsonl")] == [1.0, 1.0]
     lines = verify(source, "--config", str(recipe), name="strict.jsonl")
     assert [line["reward"] for line in lines] == [0.0, 1.0]

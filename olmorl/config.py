@@ -253,8 +253,8 @@ class Learner(Section):
     """Ranks that share each row: every rank holds a part of its tokens, and in attention a part of the heads. For rows
     that are too long for the memory of one rank."""
     gradient_checkpointing: bool | Literal["offload"] = False
-    """Recompute activations in the backward pass instead of keeping them. `offload`: also move the layer inputs that
-    are kept to host memory until the backward pass. For GPUs: on the CPU they are there already."""
+    """`true`: recompute activations in the backward pass instead of keeping them; `offload`: also move the layer inputs
+    that are kept to host memory until then. For GPUs: on the CPU they are there already."""
     mlp_tiles: int = Field(1, ge=1, le=64)
     """Tiles of a row in which each MLP is computed one after the other, and once more in the backward pass. Above 1,
     RMS norms keep only their input for the backward pass, too."""

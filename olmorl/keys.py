@@ -85,7 +85,7 @@ def _kind(annotation: Any) -> tuple[str, tuple[str, ...], str]:
         kind, choices, inner = _kind(arguments[0])
         return kind, choices, ", ".join(filter(None, (inner, _bounds(arguments[1:]))))
     if origin in (list, tuple, dict):
-        of = _kind(arguments[-1])
+        of = _kind(arguments[-1 if origin is dict else 0])
         names = {list: f"list of {_plural(of[0])}", tuple: f"list of {len(arguments)} {_plural(of[0])}"}
         return names.get(origin, f"table of {_plural(of[0])} by name"), of[1], of[2]
     # A union: None says that the key may be left out.

@@ -6,13 +6,14 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any, Final
 
-_BUILT_IN = "it is built in; remove it"
+_BUILT_IN = "it is built in, or follows from other keys; remove it"
 _MATH = "last_number=true percent='lenient' units='lenient' case='ignore' ordered_lists=false"
 _SERVICE = "retries=4 breaker_threshold=5 cache_size=10000 max_answer_chars=32000"
 _ADVICE: Final[Mapping[str, str]] = {
     "learner.logprob_chunk=1024 actors.kv_headroom=0.1 actors.heartbeat_s=1 actors.weight_poll_s=0.1": _BUILT_IN,
-    "verifiers.recycle_after=5000 verifiers.retries=2 verifiers.code_disk_mib=32": _BUILT_IN,
+    "verifiers.recycle_after=5000 verifiers.retries=2 verifiers.code_disk_mib=32 queue.connect_deadline_s=10": _BUILT_IN,
     "verifiers.code_output_kib=1024 queue.max_attempts=5 weights.chunk_mib=16 evaluation.share=0.25": _BUILT_IN,
+    "actors.max_waiting=16 actors.max_model_len=nan weights.transfer='auto' queue.total_deadline_s=86400": _BUILT_IN,
     "supervision.restarts=5 supervision.backoff_s=1 supervision.longest_backoff_s=30": _BUILT_IN,
     " ".join(f"verifiers.{name}.{key}" for name in ("judge", "reward_model") for key in _SERVICE.split()): _BUILT_IN,
     "verifiers.judge.outage_deadline_s=600 verifiers.reward_model.outage_deadline_s=600": "it is ten times timeout_s",
@@ -26,8 +27,6 @@ _ADVICE: Final[Mapping[str, str]] = {
     "learner.recompute_norms=false": "set learner.mlp_tiles over 1, which includes it",
     "learner.share_prompts=true": 'set learner.attention = "eager": then no answer shares a prompt',
     "learner.fp32_reduce=false": 'set learner.deepspeed.communication_data_type = "fp32"',
-    "actors.max_waiting=16": "it is a quarter of actors.max_running, at most 16; remove it",
-    "actors.max_model_len=nan": "it is data.max_prompt_tokens plus the longest answer; remove it",
     "actors.max_batched_tokens=nan": "set actors.vllm.max_num_batched_tokens",
     "actors.prefix_caching=true": "set actors.vllm.enable_prefix_caching",
     "verifiers.think_start='<think>' verifiers.think_end='</think>'": "set verifiers.think_tags to begin and end",
@@ -39,9 +38,6 @@ _ADVICE: Final[Mapping[str, str]] = {
     "verifiers.code_memory_mib=1024": "set verifiers.memory_mib, which holds for programs too",
     "queue.fsync='everysec'": "for another flush of its file, set queue.url to a Redis of your own",
     "queue.lease_s=180": "it is one and a half times queue.outage_deadline_s; set that",
-    "queue.total_deadline_s=86400": "it is 48 hours; remove it",
-    "queue.connect_deadline_s=10": "it is 10 s, or queue.outage_deadline_s if that is shorter; remove it",
-    "weights.transfer='auto'": "each host pulls versions from the store; remove it",
     "weights.proof=true": 'set weights.proof_tolerance = "off"',
     "verifiers.reward_model.center=0 verifiers.reward_model.scale=1": "set verifiers.reward_model.zero_and_unit",
     "cluster.peak_tflops=nan cluster.peak_gb_per_s=nan": "set cluster.peak to both",

@@ -14,8 +14,6 @@ LONGEST_IDLE_S = 0.25
 """How long an actor with room waits for training prompts before it looks at the evaluation lanes again."""
 LONGEST_WAIT_S = 1.0
 """How long it waits without evaluation lanes. A command waits as long."""
-MOST_WAITING = 16
-"""Sequences that it leases beyond the slots, so that no slot waits for the queue; of few slots a quarter."""
 EVALUATION_SHARE = 0.25
 """Share of an engine's slots that evaluation may take while training prompts wait."""
 
@@ -101,8 +99,7 @@ class Intake:
         """Sequences to admit now."""
         if self._settings.batching == "static":
             return 0 if held.generating else self._settings.max_running
-        waiting = min(self._settings.max_running // 4, MOST_WAITING)
-        return room(self._engine.load(), held, waiting, config.KV_HEADROOM)
+        return room(self._engine.load(), held, self._settings.max_waiting, config.KV_HEADROOM)
 
     async def lease(self, held: HeldSequences) -> list[Lease]:
         """Fill the free room. Waits a moment for training prompts when there are no others."""

@@ -324,6 +324,11 @@ class Actors(Section):
     """More arguments for vLLM's engine by their own names, for instance `kv_cache_dtype = "fp8"`. Arguments that other
     keys decide are refused."""
 
+    @property
+    def max_waiting(self) -> int:
+        """Sequences that an actor leases beyond max_running, so that no slot waits for the queue."""
+        return min(self.max_running // 4, 16)
+
 
 Positive = Annotated[float, Field(gt=0)]
 

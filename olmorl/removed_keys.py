@@ -11,10 +11,11 @@ _MATH = "last_number=true percent='lenient' units='lenient' case='ignore' ordere
 _SERVICE = "retries=4 breaker_threshold=5 cache_size=10000 max_answer_chars=32000"
 _ADVICE: Final[Mapping[str, str]] = {
     "learner.logprob_chunk=1024 actors.kv_headroom=0.1 actors.heartbeat_s=1 actors.weight_poll_s=0.1": _BUILT_IN,
-    "verifiers.recycle_after=5000 verifiers.retries=2 verifiers.code_disk_mib=32 queue.connect_deadline_s=10": _BUILT_IN,
-    "verifiers.code_output_kib=1024 queue.max_attempts=5 weights.chunk_mib=16 evaluation.share=0.25": _BUILT_IN,
-    "actors.max_waiting=16 actors.max_model_len=nan weights.transfer='auto' queue.total_deadline_s=86400": _BUILT_IN,
-    "supervision.restarts=5 supervision.backoff_s=1 supervision.longest_backoff_s=30": _BUILT_IN,
+    "actors.max_waiting=16 actors.max_model_len=nan weights.transfer='auto' weights.chunk_mib=16": _BUILT_IN,
+    "verifiers.recycle_after=5000 verifiers.retries=2 verifiers.code_disk_mib=32": _BUILT_IN,
+    "verifiers.code_output_kib=1024 evaluation.share=0.25 queue.connect_deadline_s=10": _BUILT_IN,
+    "queue.max_attempts=5 queue.total_deadline_s=86400 supervision.restarts=5 supervision.backoff_s=1": _BUILT_IN,
+    "supervision.longest_backoff_s=30": _BUILT_IN,
     " ".join(f"verifiers.{name}.{key}" for name in ("judge", "reward_model") for key in _SERVICE.split()): _BUILT_IN,
     "verifiers.judge.outage_deadline_s=600 verifiers.reward_model.outage_deadline_s=600": "it is ten times timeout_s",
     "checkpoint.deadline_s=1800 cluster.stop_deadline_s=30 supervision.heartbeat_deadline_s=8 "

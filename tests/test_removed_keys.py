@@ -46,6 +46,13 @@ def test_the_advice_names_keys_that_exist(key: str) -> None:
     assert all(name in KEYS or name.startswith(passed_on) for name in named)
 
 
+def test_the_line_is_that_of_the_key_in_its_section(tmp_path: Path) -> None:
+    text = '[verifiers]  # rewards\nworkers = 2\n[ verifiers.judge ]\n# retries = 1\nretries=9\n[queue]\nurl = "x"\n'
+    (file := tmp_path / "recipe.toml").write_text(text)
+    with pytest.raises(ConfigError, match=r"\n  verifiers\.judge\.retries \(line 5\): this key was removed"):
+        config.load(file)
+
+
 def test_a_removed_key_on_the_command_line_is_told_the_same() -> None:
     with pytest.raises(
         ConfigError, match=r"command line:\n  actors.prefix_caching: this key was removed: set actors.v"

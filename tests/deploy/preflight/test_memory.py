@@ -386,7 +386,9 @@ def test_learner_and_engines_on_one_host_share_its_memory(models: Path, monkeypa
 def test_a_host_with_less_memory_than_planned_is_named(models: Path) -> None:
     settings = shipped(models, "olmo3-7b-rl-zero", *OFFLOADED)
     assert checks.host_memory(settings, 2000 * GIB).startswith("2000.0 GiB, ")
-    with pytest.raises(ResourceError, match=r"a host of the learner needs .* of 200.0 GiB .*set learner.gradient_checkpointing = true and"):
+    with pytest.raises(
+        ResourceError, match=r"a host of the learner needs .* of 200.0 GiB .*set learner.gradient_checkpointing"
+    ):
         checks.host_memory(settings, 200 * GIB)
     planned = config.with_key(settings, "cluster.host_memory_gib", 1400)
     with pytest.raises(ResourceError, match=r"this host has 1000.0 GiB.*set cluster.host_memory_gib = 1000"):

@@ -17,7 +17,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "queue.max_attempts=5 queue.total_deadline_s=86400 supervision.restarts=5 supervision.backoff_s=1": _BUILT_IN,
     "supervision.longest_backoff_s=30": _BUILT_IN,
     " ".join(f"verifiers.{name}.{key}" for name in ("judge", "reward_model") for key in _SERVICE.split()): _BUILT_IN,
-    "verifiers.judge.outage_deadline_s=600 verifiers.reward_model.outage_deadline_s=600": "it is ten times timeout_s",
+    "verifiers.judge.outage_deadline_s=600 verifiers.reward_model.outage_deadline_s=600": "it is ten times timeout_s; set that",
     "checkpoint.deadline_s=1800 cluster.stop_deadline_s=30 supervision.heartbeat_deadline_s=8 "
     "supervision.answer_deadline_s=30 supervision.step_deadline_s=3600 supervision.drain_deadline_s=1800 "
     "supervision.no_actor_deadline_s=120": "set supervision.patience, which multiplies all built-in deadlines",
@@ -30,7 +30,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "learner.fp32_reduce=false": 'set learner.deepspeed.communication_data_type = "fp32"',
     "actors.max_batched_tokens=nan": "set actors.vllm.max_num_batched_tokens",
     "actors.prefix_caching=true": "set actors.vllm.enable_prefix_caching",
-    "verifiers.think_start='<think>' verifiers.think_end='</think>'": "set verifiers.think_tags to begin and end",
+    "verifiers.think_start='<think>' verifiers.think_end='</think>'": 'set verifiers.think_tags = ["BEGIN", "END"]',
     **{
         f"verifiers.math_{old}": f'write "{new}" into the list verifiers.math_strict, or remove it'
         for old, new in zip(_MATH.split(), ("last_number", "percent", "units", "case", "order"), strict=True)
@@ -40,8 +40,10 @@ _ADVICE: Final[Mapping[str, str]] = {
     "queue.fsync='everysec'": "for another flush of its file, set queue.url to a Redis of your own",
     "queue.lease_s=180": "it is one and a half times queue.outage_deadline_s; set that",
     "weights.proof=true": 'set weights.proof_tolerance = "off"',
-    "verifiers.reward_model.center=0 verifiers.reward_model.scale=1": "set verifiers.reward_model.zero_and_unit",
-    "cluster.peak_tflops=nan cluster.peak_gb_per_s=nan": "set cluster.peak to both",
+    "verifiers.reward_model.center=0 verifiers.reward_model.scale=1": (
+        "set verifiers.reward_model.zero_and_unit = [CENTER, SCALE]"
+    ),
+    "cluster.peak_tflops=nan cluster.peak_gb_per_s=nan": "set cluster.peak = [TFLOPS, GB_PER_S]",
     "cluster.wait_s=600": "set actors.start_deadline_s, which holds for the resources of the cluster too",
 }
 REMOVED: Final[Mapping[str, tuple[Any, str]]] = {

@@ -17,7 +17,7 @@ _ADVICE: Final[Mapping[str, str]] = {
     "queue.max_attempts=5 queue.total_deadline_s=86400 supervision.restarts=5 supervision.backoff_s=1": _BUILT_IN,
     "supervision.longest_backoff_s=30": _BUILT_IN,
     " ".join(f"verifiers.{name}.{key}" for name in ("judge", "reward_model") for key in _SERVICE.split()): _BUILT_IN,
-    "verifiers.judge.outage_deadline_s=600 verifiers.reward_model.outage_deadline_s=600": "it is ten times timeout_s; set that",
+    "verifiers.judge.outage_deadline_s=600 verifiers.reward_model.outage_deadline_s=600": "it is ten times timeout_s",
     "checkpoint.deadline_s=1800 cluster.stop_deadline_s=30 supervision.heartbeat_deadline_s=8 "
     "supervision.answer_deadline_s=30 supervision.step_deadline_s=3600 supervision.drain_deadline_s=1800 "
     "supervision.no_actor_deadline_s=120": "set supervision.patience, which multiplies all built-in deadlines",

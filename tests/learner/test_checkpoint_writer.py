@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from olmorl import config, deadlines
+from olmorl import config
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.errors import DeadlinePassed, DiskFull, ResourceError
 from olmorl.learner.background import unless_failed
 from olmorl.learner.checkpoint_writer import CheckpointWriter
 from olmorl.messages import Begin
+from tests.waiting import set_deadline
 
 WRITE_S = 10.0
 
@@ -122,7 +123,7 @@ def test_a_full_disk_is_waited_for_while_the_loop_goes_on(case: Case) -> None:
 
 
 def test_a_disk_that_takes_too_long_ends_the_run_by_name(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deadlines, "CHECKPOINT_S", 5)
+    set_deadline(monkeypatch, "checkpoint_s", 5)
 
     async def scenario() -> None:
         with pytest.raises(DeadlinePassed, match=r"waited 5 s for the disk to take step 4's share of learner rank 1"):

@@ -14,6 +14,8 @@ LONGEST_IDLE_S = 0.25
 """How long an actor with room waits for training prompts before it looks at the evaluation lanes again."""
 LONGEST_WAIT_S = 1.0
 """How long it waits without evaluation lanes. A command waits as long."""
+EVALUATION_SHARE = 0.25
+"""Share of an engine's slots that evaluation may take while training prompts wait."""
 
 
 class Lane(NamedTuple):
@@ -97,7 +99,7 @@ class Intake:
         """Sequences to admit now."""
         if self._settings.batching == "static":
             return 0 if held.generating else self._settings.max_running
-        return room(self._engine.load(), held, self._settings.max_waiting, self._settings.kv_headroom)
+        return room(self._engine.load(), held, self._settings.max_waiting, config.KV_HEADROOM)
 
     async def lease(self, held: HeldSequences) -> list[Lease]:
         """Fill the free room. Waits a moment for training prompts when there are no others."""

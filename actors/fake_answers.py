@@ -9,9 +9,9 @@ from random import Random
 from typing import NamedTuple, Protocol
 from zlib import crc32
 
-from olmorl import config
 from olmorl.messages import TokenIds, Version
 from olmorl.ports import Sampling
+from olmorl.simulation import Simulation
 
 
 class FakeAnswer(NamedTuple):
@@ -34,7 +34,7 @@ class FakeAnswers(Protocol):
 class RandomAnswers:
     """Log-normal lengths, and a solve rate that rises with the version. Seed and prompt decide everything."""
 
-    def __init__(self, simulation: config.Simulation) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
 
     def sample(self, request_id: str, prompt: TokenIds, sampling: Sampling) -> FakeAnswer:
@@ -45,7 +45,7 @@ class RandomAnswers:
         return FakeAnswer(round(length), lambda version: luck < solve_rate(self._simulation, prompt, version.number))
 
 
-def solve_rate(simulation: config.Simulation, prompt: TokenIds, version: int) -> float:
+def solve_rate(simulation: Simulation, prompt: TokenIds, version: int) -> float:
     """Probability of a right answer. Some prompts are easier than others, so that some groups are all alike."""
     start = min(max(simulation.solve_rate, 1e-6), 1 - 1e-6)
     ease = _ease(crc32(prompt.tobytes()), simulation.prompt_spread)

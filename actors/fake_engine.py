@@ -1,4 +1,4 @@
-"""An engine and a scorer without a model: times from `config.Simulation`, in real or in simulated time.
+"""An engine and a scorer without a model: times from `Simulation`, in real or in simulated time.
 
 It batches continuously, applies updates between two steps and labels each token, as the real one does. Time jumps
 from one finish to the next instead of ticking token by token, so hundreds of engines cost little. The timers
@@ -21,11 +21,11 @@ from operator import attrgetter
 import msgspec
 import numpy as np
 
-from olmorl import config
 from olmorl.actors.fake_answers import FakeAnswers, RandomAnswers
 from olmorl.errors import PromptRefused
 from olmorl.messages import Completion, Floats, Probe, Prompt, Span, TokenIds, Verdict, Version
 from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
+from olmorl.simulation import Simulation
 
 WRONG, RIGHT, FILLER = 0, 1, 2
 LOGPROB = -0.5
@@ -51,7 +51,7 @@ class FakeEngine:
 
     def __init__(
         self,
-        simulation: config.Simulation,
+        simulation: Simulation,
         *,
         max_running: int,
         max_model_len: int,

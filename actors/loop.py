@@ -20,9 +20,9 @@ from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
-from olmorl import config
+from olmorl import config, deadlines
 from olmorl.actors import heartbeat
-from olmorl.actors.admission import Intake, Lane, slots
+from olmorl.actors.admission import EVALUATION_SHARE, Intake, Lane, slots
 from olmorl.actors.leased_groups import LeasedGroup, Order, held_sequences, place_in_engine
 from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
@@ -53,11 +53,11 @@ class Actor:
         sample: Callable[[Prompt, int], Sampling],
         lanes: Sequence[Lane],
         settings: config.Actors,
-        evaluation_share: float,
         lease_s: float,
         max_lag: int,
         max_span: int | None = None,
         proof_tolerance: float = TOLERANCE["bfloat16"],
+        evaluation_share: float = EVALUATION_SHARE,
         metrics: str = "",
         peak: DevicePeak | None = None,
     ) -> None:
@@ -84,7 +84,7 @@ class Actor:
             engine,
             clock,
             owner=name,
-            poll_s=settings.weight_poll_s,
+            poll_s=deadlines.BETWEEN_LOOKS_S,
             deadline_s=settings.stall_deadline_s,
             max_lag=max_lag,
             drains=settings.weight_update == "drain",
@@ -265,7 +265,7 @@ class Actor:
                 tokens, draining = self._engine.tokens_generated, self._weights.draining
                 self._watch.check(self._clock.now(), begun, tokens, draining=draining)
                 await self._weights.check()
-            await self._clock.sleep(self._settings.heartbeat_s)
+            await self._clock.sleep(deadlines.BETWEEN_HEARTBEATS_S)
 
     async def _leave(self) -> None:
         """Wait for the leased groups; after a stop, cancel them and give them back."""
@@ -306,12 +306,12 @@ class Actor:
     def _note_times(self) -> None:
         self._noting = None
         if self._times is not None:
-            room = slots(self._engine.load(), self._settings.kv_headroom)
+            room = slots(self._engine.load(), config.KV_HEADROOM)
             self._times.note(self._clock.now(), self._works.values(), room)
 
     async def _change(self) -> None:
         """Wait until a sequence or a group ends or a command comes, at most one heartbeat interval."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.heartbeat_s):
+            async with asyncio.timeout(deadlines.BETWEEN_HEARTBEATS_S):
                 await self._changed.wait()

@@ -50,7 +50,7 @@ DEADLINE_S = 300.0
 SETTINGS = config.Config(
     data=config.Data(max_prompt_tokens=PROMPT_TOKENS),
     sampling=config.SamplingSettings(group_size=GROUP, max_tokens=MAX_TOKENS),
-    actors=config.Actors(max_running=RUNNING, kv_cache_gib=0.5, max_model_len=PROMPT_TOKENS + MAX_TOKENS),
+    actors=config.Actors(max_running=RUNNING, kv_cache_gib=0.5),
 )
 
 
@@ -173,7 +173,6 @@ class Rows:
             sample=sample,
             lanes=admission.lanes(SETTINGS.sampling, SETTINGS.evaluation, ()),
             settings=SETTINGS.actors,
-            evaluation_share=SETTINGS.evaluation.share,
             lease_s=SETTINGS.queue.lease_s,
             max_lag=SETTINGS.schedule.max_lag,
         )

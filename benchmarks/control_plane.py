@@ -29,7 +29,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from olmorl import config
+from olmorl import config, deadlines
 from olmorl.deploy import wiring
 from olmorl.deploy.credentials import QueueAccess
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
@@ -88,13 +88,10 @@ def settings(case: Case, folder: Path) -> config.Config:
             },
             "actors": {
                 "max_running": GROUP,
-                "max_waiting": GROUP,
                 "start_deadline_s": 600,
-                # Each actor has a host of its own, and all of these share one machine.
-                "weight_poll_s": 1.0,
             },
             "checkpoint": {"every": 1_000_000},
-            "supervision": {"heartbeat_deadline_s": 600},
+            "supervision": {"patience": 100},
             "simulation": {
                 "tokens_per_s": case.tokens * case.offered_per_s / case.actors,
                 "batch_slowdown": 0,
@@ -113,6 +110,7 @@ Watching = Callable[[config.Config], AbstractContextManager["Watch"]]
 
 def act(recipe: config.Config, access: QueueAccess, names: Sequence[str]) -> None:
     """A process of actors. It is ended by the benchmark."""
+    deadlines.BETWEEN_LOOKS_S = 1.0  # each actor has a host of its own, and all of these share one machine
     gc.disable()  # it would look through hundreds of actors, and a process of the service has one
 
     async def main() -> None:

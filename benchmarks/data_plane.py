@@ -147,7 +147,7 @@ async def through_raw(load: Load, server: EmbeddedRedis) -> float:
 def prepare(quick: bool) -> Iterator[Callable[[], measure.Values]]:
     large, small = Load(64 if quick else 256, 4000), Load(1000 if quick else 4000, 10)
     runs = itertools.count()
-    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder), fsync=SETTINGS.fsync) as server:
+    with tempfile.TemporaryDirectory() as folder, EmbeddedRedis(Path(folder)) as server:
 
         def rate(measured: Callable[[], Awaitable[float]]) -> float:
             async def main() -> float:

@@ -61,9 +61,8 @@ LEARNERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "as shipped": {},
     "attention = sdpa": {"learner.attention": "sdpa"},
     "gradient_checkpointing = false": {"learner.gradient_checkpointing": False},
-    "recompute_norms": {"learner.recompute_norms": True},
     "mlp_tiles = 8": {"learner.mlp_tiles": 8},
-    "offload_activations": {"learner.offload_activations": True},
+    "offload": {"learner.gradient_checkpointing": "offload"},
     "zero_stage = 3": {"learner.zero_stage": 3},
     "fp32_head = false": {"model.fp32_head": False},
 }

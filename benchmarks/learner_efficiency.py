@@ -27,7 +27,7 @@ from olmorl.learner.algorithm.presets import Switches, resolve
 from olmorl.learner.batching.packing import RowArrays, pack, row_arrays
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
-from olmorl.learner.trainer.policy import PackedPolicy, policy_row
+from olmorl.learner.trainer.policy import LOGPROB_CHUNK, PackedPolicy, policy_row
 from olmorl.learner.trainer.process_group import Ranks
 from olmorl.messages import Sample, Shard
 
@@ -42,7 +42,7 @@ class BareLoop:
     """A minimal loop that computes the same update."""
 
     def __init__(self, settings: config.Model, switches: Switches) -> None:
-        self._policy = PackedPolicy(models.load(settings, "sdpa", CPU), 1.0, LEARNER.logprob_chunk)
+        self._policy = PackedPolicy(models.load(settings, "sdpa", CPU), 1.0, LOGPROB_CHUNK)
         self._policy.train()
         self._weights = list(self._policy.parameters())
         self._masters = [weight.detach().float().clone() for weight in self._weights]

@@ -96,7 +96,7 @@ def embedded_redis(settings: Config, access: QueueAccess | None, password: str |
     from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
     from olmorl.queues.redis_server.url import parse_url
 
-    folder, host, fsync = RunFiles(settings.run_dir).redis, own_address(settings), settings.queue.fsync
+    folder, host = RunFiles(settings.run_dir).redis, own_address(settings)
     if access is not None:
         address = parse_url(access.url, access.environment)
         [place] = address.hosts
@@ -105,8 +105,8 @@ def embedded_redis(settings: Config, access: QueueAccess | None, password: str |
     if settings.cluster.address is not None:
         folder = own_folder(folder, host)
     if access is None:
-        return EmbeddedRedis(folder, host, fsync, password=password)
-    return EmbeddedRedis(folder, host, fsync, place.port, address.credentials.password)
+        return EmbeddedRedis(folder, host, password=password)
+    return EmbeddedRedis(folder, host, port=place.port, password=address.credentials.password)
 
 
 def own_address(settings: Config) -> str:
@@ -124,14 +124,13 @@ def weight_store(settings: Config) -> WeightStore:
 
     if ":" in settings.weight_store:
         return _own_store(settings)
-    run, chunk_bytes = run_id(settings.run_dir), settings.weights.chunk_mib << 20
-    full_every = settings.weights.full_every
+    run, full_every = run_id(settings.run_dir), settings.weights.full_every
     if settings.weight_store == "ray":
-        return store.store_in_ray(run, chunk_bytes, full_every=full_every)
+        return store.store_in_ray(run, full_every=full_every)
     directory = settings.weights.directory
     if directory is None and settings.cluster.address is not None:
         directory = RunFiles(settings.run_dir).weights
-    return store.store_in_files(run, directory, chunk_bytes, full_every=full_every)
+    return store.store_in_files(run, directory, full_every=full_every)
 
 
 def _own_store(settings: Config) -> WeightStore:
@@ -260,7 +259,6 @@ def actor(
         sample=SamplingRule(settings.sampling, settings.evaluation, settings.run.seed if repeatable else None),
         lanes=lanes(settings.sampling, settings.evaluation, evaluation_names(settings.evaluation)),
         settings=settings.actors,
-        evaluation_share=settings.evaluation.share,
         lease_s=settings.queue.lease_s,
         max_lag=settings.schedule.max_lag,
         max_span=settings.schedule.max_lag if settings.schedule.over_age == "drop" else None,
@@ -274,7 +272,8 @@ def proof_tolerance(settings: Config) -> float:
     """Mean difference of log-probabilities, in nats, at which engine and learner still have the same weights."""
     from olmorl.actors.weight_proof import TOLERANCE
 
-    return settings.weights.proof_tolerance or TOLERANCE[settings.model.dtype]
+    given = settings.weights.proof_tolerance
+    return given if isinstance(given, float) else TOLERANCE[settings.model.dtype]
 
 
 def prompts(

@@ -26,7 +26,7 @@ class CheckpointWriter(Background):
         self._source = source
         self._folder = RunFiles(config.run_dir).checkpoints
         self._incarnation = begin.incarnation
-        self._deadline_s = config.checkpoint.deadline_s
+        self._deadline_s = config.supervision.deadlines.checkpoint_s
         self._disk = DiskWriter(clock, self._deadline_s)
         self._saved = begin.step if begin.checkpoint else None
 

@@ -79,8 +79,8 @@ def _restore(trainer: Trainer, begin: Begin) -> int:
 
 
 def _probe(trainer: Trainer, config: Config) -> Probe | None:
-    """The log-probabilities that an engine must compute with these weights; None if `weights.proof` is off."""
-    return trainer.probe() if config.weights.proof else None
+    """The log-probabilities that an engine must compute with these weights; None without a proof."""
+    return None if config.weights.proof_tolerance == "off" else trainer.probe()
 
 
 async def _give_up(rank: int, source: BatchSource, step: int) -> Stop:

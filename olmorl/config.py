@@ -13,20 +13,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
-from olmorl import toml
+from olmorl import deadlines, removed_keys, toml
+from olmorl.deadlines import Deadlines
 from olmorl.errors import ConfigError
 from olmorl.extension import OwnFunction
-from olmorl.keys import Key, describe, keys
-
-
-class Section(BaseModel):
-    """Is frozen. Refuses unknown keys, infinities and NaN."""
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
-    )
+from olmorl.keys import Key, Section, describe, keys
+from olmorl.simulation import Simulation
 
 
 class Run(Section):
@@ -111,6 +105,8 @@ class Data(Section):
         return values
 
 
+KV_HEADROOM = 0.1
+"""Share of an engine's KV cache that stays free for growing answers."""
 LEAST_TEMPERATURE = 0.01
 """Smallest temperature of an engine. Below it vLLM samples at this temperature, or greedily."""
 
@@ -253,10 +249,9 @@ class Learner(Section):
     """Learning rate of AdamW after the warm-up."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Course of the learning rate after the warm-up."""
-    extended_from: int | None = Field(None, ge=1)
-    """The schedule.steps that the run had before it was extended. Up to that step the learning rate is as before."""
-    extended_rate: Literal["keep", "decay"] = "keep"
-    """After `extended_from`: keep the last learning rate, or let it fall to 0 over the added steps by `schedule`."""
+    extended: str | None = Field(None, pattern=r"^(keep|decay) [1-9][0-9]*$")
+    """`keep N` or `decay N`, in a run that had schedule.steps = N before it was extended: up to step N the learning
+    rate is as before; then it keeps its last value, or falls to 0 over the added steps by `schedule`."""
     warmup_steps: int = Field(0, ge=0)
     """Steps over which the learning rate rises from 0."""
     betas: tuple[Beta, Beta] = (0.9, 0.95)
@@ -273,34 +268,22 @@ class Learner(Section):
     """Passes over each batch."""
     row_tokens: int | None = Field(None, ge=1)
     """Tokens in one packed row. Default: the longest prompt plus the longest completion."""
-    logprob_chunk: int = Field(1024, ge=1)
-    """Tokens whose logits are in memory at one time."""
     sequence_parallel: int = Field(1, ge=1, le=64)
     """Ranks that share each row: every rank holds a part of its tokens, and in attention a part of the heads. For rows
     that are too long for the memory of one rank."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of keeping them."""
-    offload_activations: bool = False
-    """Move the layer inputs that gradient_checkpointing keeps to host memory until the backward
-    pass. For GPUs: on the CPU they are there already."""
+    gradient_checkpointing: bool | Literal["offload"] = False
+    """`true`: recompute activations in the backward pass instead of keeping them; `offload`: also move the layer inputs
+    that are kept to host memory until then. For GPUs: on the CPU they are there already."""
     mlp_tiles: int = Field(1, ge=1, le=64)
-    """Tiles of a row in which each MLP is computed one after the other, and once more in the backward pass."""
-    recompute_norms: bool = False
-    """Let RMS norms keep their input alone for the backward pass, and compute the rest there again. Values are the same
-    to the last bit, gradients up to rounding."""
+    """Tiles of a row in which each MLP is computed one after the other, and once more in the backward pass. Above 1,
+    RMS norms keep only their input for the backward pass, too."""
     attention: Literal["auto", "eager", "sdpa", "varlen", "flash_attention_2", "flex_attention"] = "auto"
     """Attention over packed rows. `auto`: `varlen` (torch's flash kernel) on GPUs of compute capability 8 and later in
     bfloat16, else `sdpa`. `flash_attention_2` needs the package flash-attn."""
-    share_prompts: bool = True
-    """Compute a prompt once for the answers of its group that are in one row. Works with attention `auto`, `sdpa` and
-    `varlen`; with another one each answer has its own prompt."""
     threads: int = Field(1, ge=1)
     """CPU threads of each rank."""
     cores: Cores | None = None
     """CPU cores of the ranks. Default: cores that no engine uses; on a cluster the system decides."""
-    fp32_reduce: bool = False
-    """Sum the gradients of the ranks in fp32, with twice the traffic. When off: in model.dtype. Each rank sums its own
-    rows in fp32 either way."""
     offload_optimizer: bool = False
     """Keep the optimizer state in host memory."""
     batch_deadline_s: float = Field(3600, gt=0)
@@ -310,14 +293,13 @@ class Learner(Section):
     Settings that other keys decide are refused."""
 
     @property
-    def has_own_attention(self) -> bool:
-        """Whether attention runs in the service's own implementations, not in those of transformers."""
-        return self.attention in ("auto", "sdpa", "varlen")
+    def offload_activations(self) -> bool:
+        return self.gradient_checkpointing == "offload"
 
     @property
-    def shares_prompts(self) -> bool:
-        """Whether answers in a row share the prompt of their group."""
-        return self.share_prompts and self.has_own_attention
+    def has_own_attention(self) -> bool:
+        """Whether attention runs in the service's own implementations, where answers share the prompt of a group."""
+        return self.attention in ("auto", "sdpa", "varlen")
 
 
 class Critic(Section):
@@ -349,33 +331,20 @@ class Actors(Section):
     for a model that does not fit the GPUs of one node."""
     max_running: int = Field(256, ge=1)
     """Most sequences that an engine decodes at one time."""
-    max_waiting: int = Field(16, ge=0)
-    """Sequences that an actor leases beyond max_running, so that no slot waits for the queue."""
     batching: Literal["continuous", "static"] = "continuous"
     """When an engine begins new sequences. `continuous`: when a slot is free; `static`: when all sequences before have
     ended, with idle slots until then. `static` shows in a comparison what continuous batching is worth."""
-    kv_headroom: float = Field(0.1, ge=0, lt=1)
-    """Share of the KV cache that stays free for growing answers."""
     kv_cache_gib: float = Field(1.0, gt=0)
     """KV cache of an engine on CPU. On a GPU gpu_memory_utilization decides."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
     """Share of a GPU's memory that an engine takes."""
-    max_model_len: int | None = Field(None, ge=1)
-    """Tokens of the longest sequence of an engine. Default: longest prompt plus longest completion."""
-    max_batched_tokens: int | None = Field(None, ge=1)
-    """Most tokens that one engine step computes. Default: vLLM's choice for the hardware."""
     enforce_eager: bool = False
     """Skip compiled graphs: the engine starts faster and decodes slower."""
-    prefix_caching: bool = True
-    """Share the KV blocks of the prompt within a group."""
     cores: Cores | None = None
     """CPU cores of the engines, one for each. Default: cores that no rank uses; on a cluster the system decides."""
     start_deadline_s: float = Field(600, gt=0)
-    """Longest time for an engine to load the model and to compile."""
-    heartbeat_s: float = Field(1.0, gt=0)
-    """Time between two heartbeats of an actor."""
-    weight_poll_s: float = Field(0.1, gt=0)
-    """Time between two checks of an actor for a newer version."""
+    """Longest time for the resources to appear in the cluster, and then for an engine to load the model and to
+    compile."""
     weight_update: Literal["in_flight", "recompute", "drain"] = "in_flight"
     """How an engine takes a new version. `in_flight`: between two decoding steps, and the KV cache is kept;
     `recompute`: likewise, and then it computes the cache of all its sequences with the new weights; `drain`: it begins
@@ -387,6 +356,14 @@ class Actors(Section):
     vllm: dict[str, Any] = Field(default_factory=dict)
     """More arguments for vLLM's engine by their own names, for instance `kv_cache_dtype = "fp8"`. Arguments that other
     keys decide are refused."""
+
+    @property
+    def max_waiting(self) -> int:
+        """Sequences that an actor leases beyond max_running, so that no slot waits for the queue."""
+        return min(self.max_running // 4, 16)
+
+
+Positive = Annotated[float, Field(gt=0)]
 
 
 class HttpService(Section):
@@ -400,19 +377,9 @@ class HttpService(Section):
     api_key_env: str | None = Field(None, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
     """Environment variable with the key, read by the actors. A recipe never holds the key itself."""
     timeout_s: float = Field(60.0, gt=0)
-    """Deadline of one call."""
+    """Deadline of one call. For a service that is down a call waits ten times as long. Then its group fails."""
     concurrency: int = Field(32, ge=1)
     """Most calls of one actor at one time."""
-    retries: int = Field(4, ge=0)
-    """Retries of a failed call while other calls succeed."""
-    breaker_threshold: int = Field(5, ge=1)
-    """Failures in a row after which the service counts as down and calls wait."""
-    outage_deadline_s: float = Field(600.0, gt=0)
-    """Longest wait of a call for a service that is down. Then its group fails."""
-    cache_size: int = Field(10_000, ge=0)
-    """Most scores in the cache. Equal requests share a score."""
-    max_answer_chars: int = Field(32_000, ge=1)
-    """A longer answer scores 0."""
 
     @field_validator("url")
     @classmethod
@@ -426,6 +393,11 @@ class HttpService(Section):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("write an address such as http://host:8000/v1")
         return url
+
+    @property
+    def outage_deadline_s(self) -> float:
+        """Longest wait of a call for a service that is down. Then its group fails."""
+        return 10 * self.timeout_s
 
 
 class Judge(HttpService):
@@ -446,12 +418,13 @@ class RewardModel(HttpService):
     """A sequence classifier with one output, behind vLLM's `/classify`."""
 
     squash: Literal["sigmoid", "clamp"] = "sigmoid"
-    """Reward of a score x, with z = (x - center) / scale: `sigmoid` is 1 / (1 + exp(-z)), `clamp` is z cut to [0,
-    1]."""
-    center: float = 0.0
-    """Score that becomes 0.5 with `sigmoid`, and 0 with `clamp`."""
-    scale: float = Field(1.0, gt=0)
-    """Unit of the score."""
+    """Reward of a score x, with z = (x - zero) / unit: `sigmoid` is 1 / (1 + exp(-z)), `clamp` is z cut to [0, 1]."""
+    zero_and_unit: tuple[float, Positive] = (0.0, 1.0)
+    """The score that becomes 0.5 with `sigmoid` and 0 with `clamp`, and the unit of the score."""
+
+
+MathRule = Literal["last_number", "percent", "units", "case", "order"]
+Tag = Annotated[str, Field(min_length=1)]
 
 
 class Verifiers(Section):
@@ -462,11 +435,7 @@ class Verifiers(Section):
     timeout_s: float = Field(5.0, gt=0)
     """Deadline of one check. Then its process is killed."""
     memory_mib: int = Field(1024, ge=64)
-    """Memory limit of a verifier process."""
-    recycle_after: int = Field(5000, ge=1)
-    """Checks before a verifier process is replaced."""
-    retries: int = Field(2, ge=0)
-    """Retries after an infrastructure error. Then the group fails."""
+    """Memory that a verifier process may allocate, and a program of the model."""
     functions: list[str] = Field(default_factory=list)
     """User reward functions, `package.module:function` or `file.py:function`, each with an optional `*weight`."""
     function_timeout_s: float = Field(30.0, gt=0)
@@ -478,23 +447,14 @@ class Verifiers(Section):
     solved_at: float | None = None
     """Smallest combined reward of a solved completion, for rows that only user functions score. Default: the reward
     when each function gives 1. A row with built-in verifiers is solved when all of them give their best."""
-    think_start: str = Field("<think>", min_length=1)
-    """Begins the part of a completion that verifiers do not see."""
-    think_end: str = Field("</think>", min_length=1)
-    """Ends the part of a completion that verifiers do not see."""
-    math_last_number: bool = True
-    """Without a box or a marker, read the last number as the answer."""
-    math_percent: Literal["strict", "lenient"] = "lenient"
-    """`lenient`: 50% equals 50; `strict`: 50% equals 0.5 only."""
-    math_units: Literal["strict", "lenient", "ignore"] = "lenient"
-    """`lenient`: an answer may omit the unit, but a unit in it must agree; `strict`: it must have the label's unit;
-    `ignore`: numbers only."""
-    math_case: Literal["ignore", "exact"] = "ignore"
-    """Case of answers that are words. Letters in formulas always keep their case."""
+    think_tags: tuple[Tag, Tag] = ("<think>", "</think>")
+    """Begin and end of the part of a completion that verifiers do not see."""
+    math_strict: list[MathRule] = Field(default_factory=list)
+    """Readings of a math answer that are not accepted: `last_number`, the last number without a box or a marker;
+    `percent`, 50% for 50; `units`, an answer without the label's unit; `case`, words in another case; `order`, `2, 1`
+    for `1, 2`. Tuples in brackets always have an order, sets never."""
     math_tolerance: float = Field(1e-6, ge=0, lt=1)
     """Relative tolerance of decimals. Fractions, roots and integers are always exact."""
-    math_ordered_lists: bool = False
-    """Treat `1, 2` and `2, 1` as different answers. Tuples in brackets always have an order, sets never."""
     ifeval_reward: Literal["all", "fraction"] = "all"
     """`all`: 1 when every constraint holds; `fraction`: the share of constraints that hold."""
     code_reward: Literal["fraction", "all"] = "fraction"
@@ -505,14 +465,6 @@ class Verifiers(Section):
     `unsafe`: resource limits only; a program can read and delete the files of its user."""
     code_test_timeout_s: float = Field(6.0, gt=0)
     """Processor seconds of one test. Its wall-clock limit is twice as long."""
-    code_answer_timeout_s: float = Field(60.0, gt=0)
-    """Deadline of all tests of one answer. Tests after it fail."""
-    code_memory_mib: int = Field(1024, ge=64)
-    """Memory that a program may allocate."""
-    code_disk_mib: int = Field(32, ge=1)
-    """Bytes that a program may write to /tmp under bubblewrap. Under Landlock it can write no file."""
-    code_output_kib: int = Field(1024, ge=1)
-    """Longest output of a program."""
     code_allow_numpy: bool = False
     """Allow programs to import numpy."""
     judge: Judge = Judge()
@@ -529,20 +481,20 @@ class QueueSettings(Section):
     `rediss` for TLS. User and password come from the environment (`OLMORL_REDIS_USERNAME`, `OLMORL_REDIS_PASSWORD`; for
     sentinels `OLMORL_REDIS_SENTINEL_PASSWORD`). With `_FILE` behind its name, as in `OLMORL_REDIS_PASSWORD_FILE`, a
     variable names a file with the value. Default: the run starts its own Redis."""
-    fsync: Literal["always", "everysec", "no"] = "everysec"
-    """When the embedded Redis flushes its file. `always` survives a power loss, `everysec` only a process crash."""
-    lease_s: float = Field(180.0, gt=0)
-    """Length of a lease. An actor that is silent for this long loses its prompts. With more than 4/3 of
-    `outage_deadline_s` no outage of Redis costs answers under way."""
-    max_attempts: int = Field(5, ge=1)
-    """Attempts at one draw. After the last one the draw fails."""
-    total_deadline_s: float = Field(24 * 3600, gt=0)
-    """Time from the first lost attempt of a draw. If an attempt is lost after this time, the draw fails. The time
-    starts again for draws that a queue lost with its last writes."""
-    connect_deadline_s: float = Field(10.0, gt=0)
-    """Longest wait at the start for Redis to answer."""
     outage_deadline_s: float = Field(120.0, gt=0)
-    """Longest wait for Redis to answer during a run, fail-overs included."""
+    """Longest wait for Redis to answer during a run, fail-overs included; at the start at most 10 s. A lease is half as
+    long again: an actor that is silent for so long loses its prompts."""
+
+    @property
+    def lease_s(self) -> float:
+        """Length of a lease. An actor that is silent for this long loses its prompts. From 4/3 of the outage deadline
+        on, no outage of Redis costs answers under way."""
+        return 1.5 * self.outage_deadline_s
+
+    @property
+    def connect_deadline_s(self) -> float:
+        """Longest wait at the start for Redis to answer: an address may be wrong."""
+        return min(10.0, self.outage_deadline_s)
 
     @field_validator("url")
     @classmethod
@@ -566,19 +518,16 @@ class Weights(Section):
     directory: Path | None = None
     """Folder of the files, visible to all hosts. Default: shared memory for a run on one host, else the run
     directory."""
-    chunk_mib: int = Field(16, ge=1)
-    """Size of the chunks. Each chunk is fetched and hashed on its own."""
     full_every: int = Field(1, ge=1, le=32)
     """One of so many versions is published whole, the others as their exact changes since the version before. 1: all
     are whole. Changes are a few percent of the bytes at a learning rate of 1e-6, and cost CPU time
     (docs/measurements.md). Versions in the shared memory of a run on one host are always whole."""
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
-    proof: bool = True
-    """After each update the engine scores a few fixed tokens. Its actor ends when the log-probabilities differ from
-    the learner's for this version."""
-    proof_tolerance: float | None = Field(None, gt=0)
-    """Largest accepted mean difference of these log-probabilities, in nats. Default: 0.1, with `float32` 0.001."""
+    proof_tolerance: Positive | Literal["off"] | None = None
+    """After each update the engine scores a few fixed tokens. Its actor ends when their log-probabilities differ from
+    the learner's for this version by more than this on average, in nats. Default: 0.1, with `float32` 0.001. `off`: no
+    proof."""
 
     @model_validator(mode="after")
     def _directory_of_files(self) -> Weights:
@@ -600,9 +549,6 @@ class Checkpoint(Section):
     """Steps whose files in `rollouts/` are kept: `all`; `every N`: each N-th step; `last N`: the last N steps. The
     others are removed once a complete checkpoint covers them; so are evaluations, by their version. The ledger keeps
     the outcomes of all draws."""
-    deadline_s: float = Field(1800, gt=0)
-    """Longest time to write a rank's share, and longest wait for room on a full disk. Then the run ends with the
-    cause."""
 
 
 class Evaluation(Section):
@@ -620,8 +566,6 @@ class Evaluation(Section):
     """Temperature of evaluation. 0: greedy."""
     max_tokens: int | None = Field(None, ge=1)
     """Longest completion in tokens. Default: sampling.max_tokens."""
-    share: float = Field(0.25, gt=0, le=1)
-    """Share of an engine's slots that evaluation may take while training prompts wait."""
     deadline_s: float = Field(1800, gt=0)
     """Deadline of one set for one version, pauses excluded. Prompts without an answer then count as failed."""
 
@@ -638,43 +582,26 @@ class Cluster(Section):
     host_memory_gib: float | None = Field(None, gt=0)
     """Memory of each host, for the memory plan. Default: this machine's for a run that starts its own Ray; on a cluster
     `--preflight` asks each host, and before that it is not known."""
-    peak_tflops: float | None = Field(None, gt=0)
-    """Most operations of one GPU or one CPU core with model.dtype, in 10^12 per second: the base of MFU. Default: known
-    GPUs by their names; on CPU a short measurement."""
-    peak_gb_per_s: float | None = Field(None, gt=0)
-    """Most bytes that one GPU or one CPU core moves to and from memory, in 10^9 per second: the base of MBU. Default:
-    likewise."""
-    wait_s: float = Field(600, gt=0)
-    """Longest wait for the resources. Then the run ends and names what is missing."""
-    stop_deadline_s: float = Field(30, gt=0)
-    """Longest time for all processes to end after the last checkpoint."""
+    peak: tuple[Positive, Positive] | None = None
+    """Most operations of one GPU or one CPU core with model.dtype, in 10^12 per second, and most bytes that it moves to
+    and from memory, in 10^9 per second: the base of MFU and MBU. Default: known GPUs by their names; on CPU a short
+    measurement."""
 
 
 class Supervision(Section):
     """Deadlines of processes, and their restarts."""
 
-    heartbeat_deadline_s: float = Field(8.0, gt=0)
-    """Longest silence of a serving actor. Then the actor is ended, and other actors get its prompts."""
-    answer_deadline_s: float = Field(30.0, gt=0)
-    """Longest silence of a learner rank, the orchestrator, the embedded Redis, or an actor whose engine starts. Then
-    the process is ended."""
-    step_deadline_s: float = Field(3600.0, gt=0)
-    """Longest learner step. A longer one counts as a hang of the learner."""
-    restarts: int = Field(5, ge=0)
-    """Restarts of one process in a row without work in between. After the last one an actor is quarantined. If it was
-    the learner, the run ends."""
-    backoff_s: float = Field(1.0, gt=0)
-    """Pause before the second restart in a row. It doubles with each further restart. The first restart has no
-    pause."""
-    longest_backoff_s: float = Field(30.0, gt=0)
-    """Longest pause before a restart."""
-    drain_deadline_s: float = Field(1800.0, gt=0)
-    """Longest time for a drained actor to finish its groups. Then it returns them."""
-    no_actor_deadline_s: float = Field(120.0, gt=0)
-    """Longest time without a serving actor, or twice the start of an engine if that is longer. Then the run ends."""
+    patience: float = Field(1.0, ge=0.25, le=100)
+    """Factor of the built-in deadlines (`olmorl/deadlines.py`): 8 s of silence for an actor, 30 s for other processes,
+    an hour for a learner step, half an hour for a checkpoint, 30 s for a stop. A slow file system or a debugger wants
+    more, for instance 5."""
     launcher_deadline_s: float = Field(600.0, gt=0)
     """Wait of the processes of a cluster run for a new launcher (`--resume`), once the run has lost its launcher and no
     longer trains. They end after one to two times this long."""
+
+    @property
+    def deadlines(self) -> Deadlines:
+        return Deadlines(*(self.patience * seconds for seconds in deadlines.BUILT_IN))
 
 
 class TelemetrySettings(Section):
@@ -690,39 +617,6 @@ class TelemetrySettings(Section):
     """What learns of the end of the launcher, within ten seconds: an address (`https://...`, with `$VARIABLES` of the
     environment), which gets JSON by POST, or a command of the shell, which gets it on its standard input. `outcome` is
     `finished`, `stopped` or `failed`; `text` has all in one sentence, as chat services want it."""
-
-
-class Simulation(Section):
-    """Speeds of the fake engine and the fake trainer (`run.mode = "simulated"`)."""
-
-    tokens_per_s: float = Field(50.0, gt=0)
-    """Tokens per second of a sequence that runs alone."""
-    batch_slowdown: float = Field(0.01, ge=0)
-    """Share by which each additional sequence slows a step."""
-    mean_tokens: float = Field(120.0, gt=0)
-    """Mean length of a completion. Lengths are log-normal."""
-    tail: float = Field(0.7, ge=0)
-    """Sigma of the log-normal length."""
-    solve_rate: float = Field(0.5, ge=0, le=1)
-    """Probability of a right completion at the start, for a prompt of average difficulty."""
-    prompt_spread: float = Field(1.5, ge=0)
-    """Standard deviation of the log-odds of a right completion between prompts."""
-    learned_per_version: float = 0.1
-    """Rise of the log-odds of a right completion with each version."""
-    train_tokens_per_s: float = Field(20000.0, gt=0)
-    """Tokens per second of a learner rank."""
-    train_overhead_s: float = Field(0.0, ge=0)
-    """Seconds of a learner step that do not depend on its tokens."""
-    verify_s: float = Field(0.0, ge=0)
-    """Seconds until a completion has its verdicts."""
-    publish_s: float = Field(0.0, ge=0)
-    """Seconds until an actor sees a version after the learner has made it. Only `olmorl-plan` uses it."""
-    update_s: float = Field(0.02, ge=0)
-    """Stall of an engine during an update."""
-    recompute_tokens_per_s: float = Field(10_000.0, gt=0)
-    """Tokens per second at which an engine computes its KV cache again (`actors.weight_update = "recompute"`)."""
-    save_s: float = Field(0.5, ge=0)
-    """Time to write one rank's share of a checkpoint."""
 
 
 class Config(Section):
@@ -771,15 +665,10 @@ class Config(Section):
         return self.run.directory / self.run.name
 
     @property
-    def longest_sequence(self) -> int:
-        """Tokens of the longest prompt plus the longest completion, evaluation included."""
+    def max_model_len(self) -> int:
+        """Longest sequence of an engine: the longest prompt plus the longest completion, evaluation included."""
         evaluated = (self.evaluation.max_tokens or 0) if self.evaluation.data else 0
         return self.data.max_prompt_tokens + max(self.sampling.max_tokens, evaluated)
-
-    @property
-    def max_model_len(self) -> int:
-        """Longest sequence of an engine, in tokens."""
-        return self.actors.max_model_len or self.longest_sequence
 
     @property
     def row_tokens(self) -> int:
@@ -831,17 +720,6 @@ def _publishing(config: Config) -> str | None:
     )
 
 
-def _heartbeats(config: Config) -> str | None:
-    """`supervision.heartbeat_deadline_s` is more than `actors.heartbeat_s`."""
-    deadline_s, every_s = config.supervision.heartbeat_deadline_s, config.actors.heartbeat_s
-    if deadline_s > every_s:
-        return None
-    return (
-        f"supervision.heartbeat_deadline_s = {deadline_s:g} must be over actors.heartbeat_s = {every_s:g}: set "
-        "it to several times actors.heartbeat_s"
-    )
-
-
 def _engine_nodes(config: Config) -> str | None:
     """`actors.nodes_per_engine` divides `actors.nodes` and `actors.tensor_parallel`; over 1, a node has one engine."""
     actors = config.actors
@@ -879,18 +757,6 @@ def _overlong_buffer(config: Config) -> str | None:
     )
 
 
-def _engine_length(config: Config) -> str | None:
-    """`actors.max_model_len` is at least the longest prompt plus the longest answer, evaluation included."""
-    given, needed = config.actors.max_model_len, config.longest_sequence
-    if given is None or given >= needed:
-        return None
-    return (
-        f"actors.max_model_len = {given} is too short: a prompt of data.max_prompt_tokens = "
-        f"{config.data.max_prompt_tokens} and the longest answer take {needed} tokens; set it to {needed}, remove it, "
-        "or lower those"
-    )
-
-
 def _row_length(config: Config) -> str | None:
     """`learner.row_tokens` is at least `data.max_prompt_tokens` plus `sampling.max_tokens`."""
     given, needed = config.learner.row_tokens, config.data.max_prompt_tokens + config.sampling.max_tokens
@@ -922,15 +788,6 @@ def _attention_of_shared_rows(config: Config) -> str | None:
     return (
         f"learner.sequence_parallel = {learner.sequence_parallel} does not work with learner.attention = "
         f'"{learner.attention}": set it to "auto", "sdpa" or "varlen"'
-    )
-
-
-def _offloaded_activations(config: Config) -> str | None:
-    """`learner.offload_activations` needs `learner.gradient_checkpointing`."""
-    if not config.learner.offload_activations or config.learner.gradient_checkpointing:
-        return None
-    return (
-        "learner.offload_activations moves what learner.gradient_checkpointing leaves in memory: set both, or neither"
     )
 
 
@@ -991,15 +848,12 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _each_reward,
     _has_critic,
     _publishing,
-    _heartbeats,
     _engine_nodes,
     _warm_up,
     _overlong_buffer,
-    _engine_length,
     _row_length,
     _shared_rows,
     _attention_of_shared_rows,
-    _offloaded_activations,
     _greedy_samples,
     _near_greedy,
     _device_of_gpus,
@@ -1010,23 +864,33 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
 # --- recipes ------------------------------------------------------------------------------------------------------
 
 
-def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = ()) -> Config:
+def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = (), *, of_run: bool = False) -> Config:
     """Read the recipe, if given, and apply `(dotted.key, text)` overrides in order.
 
+    Args:
+        of_run: the file is the recipe in a run directory. Keys that an earlier version had are left out.
+
     Raises:
-        ConfigError: the file is missing or malformed, a key is unknown, or a value is out of bounds.
+        ConfigError: the file is missing or malformed, a key is unknown or removed, or a value is out of bounds.
     """
     try:
-        tree = tomllib.loads(recipe.read_text(encoding="utf-8")) if recipe else {}
+        text = recipe.read_text(encoding="utf-8") if recipe else ""
+        tree = tomllib.loads(text)
     except FileNotFoundError:
         raise ConfigError(f"{recipe}: no such recipe; the shipped recipes are in deploy/recipes/") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{recipe}: cannot be read: {error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{recipe}: not TOML: {error}") from None
-    for key, text in overrides:
-        _set(tree, key, _value(text))
-    return build(tree, str(recipe or "command line"))
+    for key, value in overrides:
+        _set(tree, key, _value(value))
+    source, message = str(recipe or "command line"), ""
+    for key, advice in removed_keys.drop(tree, whatever_value=of_run).items():
+        line = toml.line_of(text, key)
+        message += f"\n  {key}{f' (line {line})' if line else ''}: this key was removed: {advice}"
+    if message:
+        raise ConfigError(f"{source}:{message}")
+    return build(tree, source)
 
 
 def build(tree: Mapping[str, Any], source: str = "configuration") -> Config:
@@ -1137,12 +1001,13 @@ def _value(text: str) -> Any:
 
 def to_toml(config: Config) -> str:
     """The resolved configuration as TOML, without None. `load` reads it back unchanged."""
-    return toml.document(config.model_dump(mode="json", exclude_none=True))
+    left_out = {"simulation"} if config.simulation == Simulation() else set()
+    return toml.document(config.model_dump(mode="json", exclude_none=True, exclude=left_out))
 
 
 def reference() -> list[Key]:
-    """All keys, for `--help-keys` and the docs."""
-    return keys("", Config)
+    """All keys of a run, for `--help-keys` and the docs. [simulation] is for tests and `olmorl-plan`."""
+    return [key for key in keys("", Config) if not key.key.startswith("simulation.")]
 
 
 def agreements() -> list[str]:

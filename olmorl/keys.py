@@ -1,4 +1,4 @@
-"""Describes the keys of a recipe: type, choices, bounds and meaning, read from the configuration's models."""
+"""Defines a section of a recipe, and describes its keys as the models of the configuration have them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
 from olmorl import toml
 from olmorl.extension import OwnFunction
+
+
+class Section(BaseModel):
+    """Is frozen. Refuses unknown keys, infinities and NaN."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class Key(NamedTuple):
@@ -77,7 +85,7 @@ def _kind(annotation: Any) -> tuple[str, tuple[str, ...], str]:
         kind, choices, inner = _kind(arguments[0])
         return kind, choices, ", ".join(filter(None, (inner, _bounds(arguments[1:]))))
     if origin in (list, tuple, dict):
-        of = _kind(arguments[-1])
+        of = _kind(arguments[-1 if origin is dict else 0])
         names = {list: f"list of {_plural(of[0])}", tuple: f"list of {len(arguments)} {_plural(of[0])}"}
         return names.get(origin, f"table of {_plural(of[0])} by name"), of[1], of[2]
     # A union: None says that the key may be left out.

@@ -151,7 +151,7 @@ class WeightsReady(Message, frozen=True, kw_only=True):
     chunk_bytes: int
     shards: tuple[WeightShard, ...]
     probe: Probe | None = None
-    """The log-probabilities that an engine with this version must compute. None if `weights.proof` is off."""
+    """The log-probabilities that an engine with this version must compute. None without a proof."""
 
 
 # --- to the orchestrator ---------------------------------------------------------------------------

@@ -19,6 +19,7 @@ the key with its default, in parentheses its other values or bounds, and its mea
 - Any key can be set on the command line, which wins: `olmorl-launch RECIPE.toml --schedule.max_lag 4`.
 - Unknown keys, values outside their bounds, infinities and NaN are refused before anything starts.
 - The run writes the resolved configuration to `config.toml` in its folder.
+- A key that an earlier version had is refused with what to do instead, unless it has the value that holds anyway.
 - `olmorl-launch --help-keys` prints this list. `make docs` writes this page from `olmorl/config.py`.
 """
 _QUOTED = ("text", "path")

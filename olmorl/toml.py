@@ -31,3 +31,15 @@ def document(tree: Mapping[str, Mapping[str, Any]]) -> str:
         for key, table in tables.items():
             lines += [f"[{section}.{key}]", *(f"{literal(k)} = {literal(v)}" for k, v in table.items()), ""]
     return "\n".join(lines)
+
+
+def line_of(text: str, key: str) -> int | None:
+    """The number of the line of a TOML document that sets a dotted key; None: no line sets this key alone."""
+    section = ""
+    for number, line in enumerate(text.splitlines(), 1):
+        name = line.partition("=")[0].strip()
+        if name.startswith("["):
+            section = name.partition("]")[0].strip("[ ") + "."
+        elif section + name == key:
+            return number
+    return None

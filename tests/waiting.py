@@ -5,6 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from pytest import MonkeyPatch
+
+from olmorl import deadlines
+
 HANG_S = 60.0
 """What takes longer hangs."""
 
@@ -15,3 +19,11 @@ def until(ready: Callable[[], object]) -> None:
     while not ready():
         assert time.monotonic() < give_up
         time.sleep(0.01)
+
+
+def set_deadline(monkeypatch: MonkeyPatch, name: str, value: float) -> None:
+    """Change a constant of `deadlines`, or a field of its `BUILT_IN`, until the end of the test."""
+    if name in deadlines.Deadlines._fields:
+        monkeypatch.setattr(deadlines, "BUILT_IN", deadlines.BUILT_IN._replace(**{name: value}))
+    else:
+        monkeypatch.setattr(deadlines, name, value)

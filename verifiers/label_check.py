@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from olmorl.config import Verifiers
 from olmorl.errors import DeadlinePassed
 from olmorl.verifiers.pool.fork_server import WorkerStartFailed
-from olmorl.verifiers.pool.pool import Pool
+from olmorl.verifiers.pool.pool import RETRIES, Pool
 from olmorl.verifiers.registry import WARM, built_in_verifiers, close, unknown
 
 T = TypeVar("T")
@@ -28,11 +28,9 @@ class LabelChecker:
 
     def __init__(self, settings: Verifiers) -> None:
         workers = max(settings.workers, min(os.cpu_count() or 1, 8))
-        self._pool = Pool(
-            workers, settings.timeout_s, settings.memory_mib, settings.recycle_after, settings.retries, preload=WARM
-        )
+        self._pool = Pool(workers, settings.timeout_s, settings.memory_mib, preload=WARM)
         self._verifiers = built_in_verifiers(settings, self._pool)
-        self._deadline_s = 60 + BATCH * settings.timeout_s * (settings.retries + 2)
+        self._deadline_s = 60 + BATCH * settings.timeout_s * (RETRIES + 2)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 

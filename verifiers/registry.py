@@ -19,14 +19,15 @@ from olmorl.verifiers.verifier import AnswerVerifier, Verifier
 
 
 def _math(settings: Verifiers, pool: Pool) -> AnswerVerifier:
+    strict = settings.math_strict
     policy = Policy(
-        settings.math_percent == "strict",
-        settings.math_units,
-        settings.math_case == "exact",
-        settings.math_tolerance,
-        settings.math_ordered_lists,
+        strict_percent="percent" in strict,
+        units="strict" if "units" in strict else "lenient",
+        exact_case="case" in strict,
+        tolerance=settings.math_tolerance,
+        ordered="order" in strict,
     )
-    return math_verifier.MathVerifier(pool, policy, settings.math_last_number)
+    return math_verifier.MathVerifier(pool, policy, "last_number" not in strict)
 
 
 def _instructions(settings: Verifiers, pool: Pool) -> AnswerVerifier:
@@ -44,8 +45,8 @@ _MAKERS: dict[str, Callable[[Verifiers, Pool], Verifier]] = {
     "ifeval_old": _instructions,
     "ifbench": _instructions,
     "instruction_following": _instructions,
-    "format": lambda settings, pool: StrictFormat(settings.think_start, settings.think_end),
-    "tag_count": lambda settings, pool: TagCount(settings.think_start, settings.think_end),
+    "format": lambda settings, pool: StrictFormat(*settings.think_tags),
+    "tag_count": lambda settings, pool: TagCount(*settings.think_tags),
     "reasoning_steps": lambda settings, pool: ReasoningSteps(),
     "overlong": lambda settings, pool: Overlong(),
     "max_length": lambda settings, pool: Length(may_be_shorter=False),

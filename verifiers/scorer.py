@@ -32,8 +32,6 @@ class VerifierScorer:
             settings.workers,
             settings.timeout_s,
             settings.memory_mib,
-            settings.recycle_after,
-            settings.retries,
             preload=WARM,
         )
         self._verifiers = built_in_verifiers(settings, self._pool)
@@ -76,9 +74,7 @@ class VerifierScorer:
 
     async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
         """The verdict of each built-in verifier, by name. The second use of a name is called `name#2`."""
-        text = strip_thinking(
-            _sendable(completion.text), self._settings.think_start, self._settings.think_end, prompt.thinking_opened
-        )
+        text = strip_thinking(_sendable(completion.text), *self._settings.think_tags, prompt.thinking_opened)
         keys = numbered(prompt.datasets)
         checks = [
             self._verdict(name, prompt, completion, text, label)

@@ -19,14 +19,12 @@ OWNED: Final[Mapping[str, str]] = {
     "trust_remote_code": "set model.trust_remote_code",
     "dtype": "set model.dtype",
     "seed": "set run.seed",
-    "max_model_len": "set actors.max_model_len",
+    "max_model_len": "set data.max_prompt_tokens and sampling.max_tokens",
     "max_num_seqs": "set actors.max_running",
-    "max_num_batched_tokens": "set actors.max_batched_tokens",
     "tensor_parallel_size": "set actors.tensor_parallel",
     "gpu_memory_utilization": "set actors.gpu_memory_utilization",
     "kv_cache_memory_bytes": "set actors.kv_cache_gib, on GPUs actors.gpu_memory_utilization",
     "enforce_eager": "set actors.enforce_eager",
-    "enable_prefix_caching": "set actors.prefix_caching",
     "data_parallel_size": "start more engines with actors.engines_per_node or actors.nodes; docs/cluster.md says why",
     "pipeline_parallel_size": "an engine has the GPUs of actors.tensor_parallel",
     "prefill_context_parallel_size": "an engine has the GPUs of actors.tensor_parallel",
@@ -57,7 +55,7 @@ def engine_arguments(
     overrides = passed.pop("hf_overrides", None) or {}
     if model.fp32_head:
         overrides = {**overrides, "head_dtype": "float32"}
-    batched_tokens = actors.max_batched_tokens
+    batched_tokens = passed.pop("max_num_batched_tokens", None)
     platform: dict[str, Any] = {"gpu_memory_utilization": actors.gpu_memory_utilization}
     if current_platform.is_cpu():
         # After a prefill in parts vLLM rewinds the request's random state, which a CPU generator cannot do.
@@ -66,6 +64,7 @@ def engine_arguments(
         batched_tokens = batched_tokens and max(batched_tokens, max_model_len)
     return (
         platform
+        | {"enable_prefix_caching": True}
         | passed
         | {
             "hf_overrides": overrides,
@@ -81,7 +80,6 @@ def engine_arguments(
             # Inside a Ray placement group vLLM would choose its Ray executor, which needs a bundle for each GPU.
             "distributed_executor_backend": "mp" if actors.tensor_parallel > 1 else None,
             "enforce_eager": actors.enforce_eager,
-            "enable_prefix_caching": actors.prefix_caching,
             "logprobs_mode": "processed_logprobs",
             "scheduling_policy": "priority",
             "worker_extension_cls": LOADER,

@@ -31,7 +31,7 @@ GPUS: Final = {
 }
 """By the name that the driver gives: dense bfloat16 without sparsity, and memory, of the makers' data sheets.
 
-A GPU that is not here has no peak: `cluster.peak_tflops` and `cluster.peak_gb_per_s` give it one.
+A GPU that is not here has no peak: `cluster.peak` gives it one.
 """
 MATRIX: Final = 512
 """Rows and columns of the measured product: its three matrices fit the cache."""
@@ -45,14 +45,13 @@ def device_peak(settings: Config, *, on_gpu: bool) -> DevicePeak:
 
     Blocks for a third of a second where a CPU is measured. The result is kept for the machine.
     """
-    given = settings.cluster
     known = _gpu() if on_gpu else _cpu(settings.model.dtype)
     if on_gpu and settings.model.dtype != "bfloat16":
         known = known._replace(flops_per_s=None)
-    return DevicePeak(
-        known.flops_per_s if given.peak_tflops is None else given.peak_tflops * 1e12,
-        known.bytes_per_s if given.peak_gb_per_s is None else given.peak_gb_per_s * 1e9,
-    )
+    if settings.cluster.peak is None:
+        return known
+    tflops, gb_per_s = settings.cluster.peak
+    return DevicePeak(tflops * 1e12, gb_per_s * 1e9)
 
 
 def _gpu() -> DevicePeak:

@@ -98,7 +98,7 @@ class RayCluster:
         Raises:
             UserError: the plan does not fit the nodes.
         """
-        give_up = time.monotonic() + (0.0 if self._own else self._settings.wait_s)
+        give_up = time.monotonic() + (0.0 if self._own else self.config.actors.start_deadline_s)
         while True:
             try:
                 self.config = hardware.decide(self.config, _gpus_of_nodes())
@@ -117,7 +117,7 @@ class RayCluster:
         node, gcs = ray.nodes()[0], ray.get_runtime_context().gcs_address
         raylet = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
         asks = {"gcs_server": partial(check_health, gcs), "raylet": partial(check_health, raylet)}
-        self._watch = RayWatch(OwnDaemons(asks, self.config.supervision.answer_deadline_s))
+        self._watch = RayWatch(OwnDaemons(asks, self.config.supervision.deadlines.answer_s))
 
     def _join(self, address: str) -> None:
         with signals.raising():
@@ -178,7 +178,7 @@ class RayCluster:
         """End every process of the run and free its places, including the places of an earlier launcher."""
         if self.is_broken:
             return
-        give_up = time.monotonic() + self._settings.stop_deadline_s
+        give_up = time.monotonic() + self.config.supervision.deadlines.stop_s
         while found := list(named_actors.starts()):
             for _, handle in found:
                 ray.kill(handle)
@@ -203,14 +203,14 @@ class RayCluster:
             for other in others
         ]
         if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=self._settings.stop_deadline_s)
+            ray.wait(calls, num_returns=len(calls), timeout=self.config.supervision.deadlines.stop_s)
 
     async def place_learner(self) -> list[ReservedPlace]:
         """Reserve one bundle for each learner node, on different nodes. Returns the place of each rank."""
         plan = self._plan
         bundles = [plan.learner_bundle()] * plan.learner_nodes
         self._learner = group = await self._place(
-            bundles, "STRICT_SPREAD", "the learner", self._settings.wait_s, BY_NODES
+            bundles, "STRICT_SPREAD", "the learner", self.config.actors.start_deadline_s, BY_NODES
         )
         return [(group, rank // plan.ranks_per_node) for rank in range(plan.ranks)]
 

@@ -155,7 +155,7 @@ class RayBatchSource:
         except TimeoutError:
             raise DeadlinePassed(
                 f"the orchestrator did not answer {method!r} within {self._deadline_s:.0f} s "
-                "(learner.batch_deadline_s, checkpoint.deadline_s)"
+                "(learner.batch_deadline_s, supervision.patience)"
             ) from None
         except RayError as error:
             raise cause_of(error, "the orchestrator") from None

@@ -129,7 +129,7 @@ def export(run_dir: Path, arguments: argparse.Namespace) -> None:
 
     step = exporting.export(run_dir, arguments.step, arguments.folder)
     message = f"{arguments.folder}: the policy after step {step}"
-    if stops := load(RunFiles(run_dir).config).sampling.stop:
+    if stops := load(RunFiles(run_dir).config, of_run=True).sampling.stop:
         message += f"; its answers ended at the texts {stops}: ask a server for them with stop"
     show_message({"message": message, "step": step}, arguments.json)
 

@@ -26,7 +26,7 @@ def kept_letters(run_dir: Path) -> list[dict[str, Any]]:
     Raises:
         UserError: the recipe or the ledger of the run cannot be read, or its Redis does not answer.
     """
-    settings = config.load(RunFiles(run_dir).config)
+    settings = config.load(RunFiles(run_dir).config, of_run=True)
     state = newest_state(RunFiles(run_dir))
     rows = {draw_id: draw.row for draw_id, draw in (state.open | state.failed | state.to_replay).items()}
     if settings.queue.url is not None:

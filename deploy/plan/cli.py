@@ -180,7 +180,7 @@ def _settings(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]
         for key, value in (("learner.nodes", arguments.learner_nodes), ("actors.nodes", arguments.actor_nodes))
         if value is not None
     ]
-    return config.load(recipe, [*given, *overrides])
+    return config.load(recipe, [*given, *overrides], of_run=arguments.recipe is None)
 
 
 def _workload(

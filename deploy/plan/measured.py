@@ -30,6 +30,7 @@ from olmorl.learner.storage import rollout_log
 from olmorl.messages import TokenIds
 from olmorl.ports import Sampling
 from olmorl.run_dir import RunFiles
+from olmorl.simulation import Simulation
 
 LEAST_LINES = 3
 """Counted steps of a run from which rates are measured."""
@@ -80,7 +81,7 @@ def finished_run(run_dir: Path) -> FinishedRun:
     if not files.config.exists():
         raise DataError(f"{run_dir}: no config.toml, so this is no run directory; give the folder of a run (runs/NAME)")
     try:
-        settings = config.load(files.config)
+        settings = config.load(files.config, of_run=True)
     except ConfigError as error:
         raise DataError(f"{error}\n  so the run cannot be used: it is of another version of OlmoRL") from None
     lines, skipped = _counted(metric_lines(run_dir), settings, run_dir)
@@ -93,7 +94,7 @@ def finished_run(run_dir: Path) -> FinishedRun:
     records = _records(files)
     if not records:
         raise DataError(f"{files.rollouts}: no groups, so answer lengths are unknown; give a run with rollouts")
-    simulation = config.Simulation(
+    simulation = Simulation(
         **_learner(lines, skipped, plan(settings).ranks),
         **_engine([_request(record) for record in records], settings.actors.max_running),
         mean_tokens=_mean_length(records),
@@ -242,7 +243,7 @@ def _fit_speed(requests: Sequence[_Request], max_running: int, slowdown: float) 
 def _replay(requests: Sequence[_Request], max_running: int, speed: float, slowdown: float) -> list[float]:
     """Logarithm of simulated over recorded seconds of each group, without those that fill the engine."""
     unit = max(1.0, float(np.mean([length for one in requests for length in one.lengths])) / MEAN_TOKENS)
-    simulation = config.Simulation(tokens_per_s=speed / unit, batch_slowdown=slowdown)
+    simulation = Simulation(tokens_per_s=speed / unit, batch_slowdown=slowdown)
     begin = requests[0].started_at
 
     async def group(engine: FakeEngine, number: int, request: _Request) -> float:

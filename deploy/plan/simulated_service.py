@@ -138,7 +138,6 @@ class SimulatedService:
             sample=SamplingRule(settings.sampling, settings.evaluation, settings.run.seed),
             lanes=admission.lanes(settings.sampling, settings.evaluation, []),
             settings=settings.actors,
-            evaluation_share=settings.evaluation.share,
             lease_s=settings.queue.lease_s,
             max_lag=settings.schedule.max_lag,
             max_span=settings.schedule.max_lag if settings.schedule.over_age == "drop" else None,

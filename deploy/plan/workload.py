@@ -19,12 +19,13 @@ from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.plan.simulated_service import NUM_ROWS, row_number
 from olmorl.messages import TokenIds
 from olmorl.ports import Sampling
+from olmorl.simulation import Simulation
 
 MEAN_TOKENS = 200.0
 """Mean length of a simulated answer at most, in simulated tokens."""
 STEP_S = 25.0
 """Duration of a simulated step at most, in simulated seconds. All polls of the service are much shorter."""
-ACTOR_KEYS = ("max_running", "max_waiting", "kv_headroom", "batching", "weight_update")
+ACTOR_KEYS = ("max_running", "batching", "weight_update")
 """Keys of `actors` that a simulated engine obeys."""
 ANSWER_KEYS = frozenset(("mean_tokens", "tail", "solve_rate", "prompt_spread", "learned_per_version"))
 """Keys of `simulation` that describe random answers. Recorded answers have none of them."""
@@ -68,7 +69,7 @@ class RecordedAnswers:
 class Workload:
     """Speeds of one engine and of one learner rank, and the answers that are generated."""
 
-    simulation: config.Simulation
+    simulation: Simulation
     groups: Sequence[RecordedGroup] = ()
     """The groups of a finished run, in the order of their draws; empty for random answers."""
     origin: str = "the recipe's [simulation] section"

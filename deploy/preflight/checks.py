@@ -198,7 +198,7 @@ def redis(settings: Config) -> str:
     if settings.queue.url is None:
         from olmorl.queues.redis_server.embedded_server import find_server
 
-        return f"embedded ({find_server()}), append-only file, fsync {settings.queue.fsync}"
+        return f"embedded ({find_server()}), append-only file, fsync everysec"
     from olmorl.deploy.credentials import QueueAccess
     from olmorl.queues.redis_server.persistence_check import examine
 

@@ -256,7 +256,7 @@ async def _ranks(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]
 
 @asynccontextmanager
 async def _engine(cluster: RayCluster, placed: Placement, tree: Mapping[str, Any]) -> AsyncIterator[RemoteProcess]:
-    place = await cluster.place_engine(cluster.config.cluster.wait_s, BY_NODES)
+    place = await cluster.place_engine(cluster.config.actors.start_deadline_s, BY_NODES)
     asked = (tree, placed.engine_cores[0])
     process = actor_process.start(cluster, placed, AskedEngine, "preflight-engine", place, *asked)
     try:

@@ -65,7 +65,7 @@ _LOGITS_COPIES = 3
 _HIDDEN_COPIES = 16
 """Numbers per token in a step of an engine, in hidden sizes: hidden states, and the wider ones of attention and MLP."""
 BATCHED_TOKENS, BATCHED_TOKENS_LARGE, LARGE_GPU_GIB = 8192, 16384, 70
-"""Tokens of one step of an engine, where `actors.max_batched_tokens` leaves it to vLLM: more on a GPU this large."""
+"""Tokens of one step of an engine, without `actors.vllm.max_num_batched_tokens`: more on a GPU this large."""
 PROCESS_BYTES = 4 * GIB
 """Host memory of a process with a GPU, beside what the plan counts: torch, CUDA and NCCL. An assumption."""
 
@@ -211,7 +211,7 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
         MemoryPart("reference model", reference, "objective.kl_beta"),
         MemoryPart("critic", rank.critic.standing if rank.critic else 0, 'objective.advantage = "gae"'),
         MemoryPart("activations", layers, row_note),
-        MemoryPart("copied keys of prompts", copied, "one group with the longest prompt: learner.share_prompts"),
+        MemoryPart("copied keys of prompts", copied, "one group with the longest prompt"),
         MemoryPart("logits", logits, "not while the layers' activations are at their peak"),
         MemoryPart("optimizer step", states.step, "not while there are activations"),
         MemoryPart("reserve", reserved, "CUDA, NCCL, fragments: assumed"),
@@ -231,7 +231,7 @@ def _copied_keys(settings: Config) -> int:
     Rows with several groups of long prompts and short answers have more copies than this.
     """
     learner, sizes = settings.learner, model_folder.architecture(Path(settings.model.path))
-    if sizes is None or not learner.shares_prompts:
+    if sizes is None or not learner.has_own_attention:
         return 0
     tokens = (settings.sampling.group_size - 1) * settings.data.max_prompt_tokens
     heads = -(-sizes.kv_heads // learner.sequence_parallel)
@@ -256,7 +256,7 @@ def _engine(settings: Config, parameters: int) -> MemoryPlace:
         heads = -(-architecture.kv_heads // share)
         one = model_folder.cache_bytes(architecture, heads, settings.max_model_len, cache_width(settings))
     large = placed.on_gpu and gpu_bytes(settings) >= LARGE_GPU_GIB * GIB
-    tokens = actors.max_batched_tokens or (BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
+    tokens = actors.vllm.get("max_num_batched_tokens") or (BATCHED_TOKENS_LARGE if large else BATCHED_TOKENS)
     logits = _LOGITS_COPIES * 4 * actors.max_running * (architecture.vocabulary if architecture else 0)
     inner = (architecture.hidden if architecture else 0) * _HIDDEN_COPIES * VALUE_BYTES[settings.model.dtype] * tokens
     weights = parameters * VALUE_BYTES[settings.model.dtype]

@@ -58,7 +58,7 @@ def _of_learner(settings: Config) -> Iterator[Change]:
         yield "learner.offload_optimizer", True
     yield from _shared_rows(settings)
     if learner.gradient_checkpointing and not learner.offload_activations:
-        yield "learner.offload_activations", True
+        yield "learner.gradient_checkpointing", "offload"
     yield from _more_nodes(settings)
     if learner.row_tokens is None:
         yield from _shorter_answers(settings)
@@ -75,7 +75,7 @@ def _of_gpu_host(settings: Config, place: str) -> Iterator[Change]:
     learner = settings.learner
     if place != ENGINE_HOST:
         if learner.offload_activations:
-            yield "learner.offload_activations", False
+            yield "learner.gradient_checkpointing", True
         if learner.offload_optimizer:
             yield "learner.offload_optimizer", False
         if learner.offload_activations:
@@ -94,7 +94,6 @@ def _smaller_states_and_rows(settings: Config) -> Iterator[Change]:
         yield "learner.gradient_checkpointing", True
     if learner.zero_stage < 3:
         yield "learner.zero_stage", 3
-    yield from (("learner.logprob_chunk", n) for n in (256, 64) if n < learner.logprob_chunk)
 
 
 def _more_nodes(settings: Config) -> Iterator[Change]:

@@ -297,8 +297,8 @@ def _check_length(settings: Config, tree: Mapping[str, Any]) -> None:
     if not isinstance(limit, int) or _is_scaled(tree) or settings.max_model_len <= limit:
         return
     raise ConfigError(
-        f"the engines would take {settings.max_model_len} tokens (actors.max_model_len, or by default "
-        f"data.max_prompt_tokens and the longest answer), and the model in {settings.model.path} knows {limit} "
+        f"the engines would take {settings.max_model_len} tokens (data.max_prompt_tokens and "
+        f"the longest answer), and the model in {settings.model.path} knows {limit} "
         "positions: lower sampling.max_tokens, evaluation.max_tokens or data.max_prompt_tokens"
     )
 

@@ -22,7 +22,7 @@ GPU_COPY_BYTES_PER_S, CPU_COPY_BYTES_PER_S = 20e9, 1e9
 HOST_BYTES_PER_S, GPU_BYTES_PER_S = 50e9, 200e9
 """Weights gathered into a host, an eighth of eight links of 400 Gb/s; into a GPU of the same host. Assumed."""
 MEMORY_BYTES_PER_S = 2e12
-"""Weights read by a GPU that has all of them, unless `cluster.peak_gb_per_s` says otherwise. Assumed."""
+"""Weights read by a GPU that has all of them, unless `cluster.peak` says otherwise. Assumed."""
 WHOLE_BYTES_PER_S, DELTA_BYTES_PER_S = 1e9, 0.25e9
 """Speed of one rank in the background, whole and as changes: half of what one core was measured to do."""
 CPU_FLOPS_PER_S = 20e9
@@ -63,7 +63,7 @@ def publishing_plan(settings: Config, parameters: int, weights: int) -> Publishi
     shard = weights / placed.ranks
     copy_s = shard / (GPU_COPY_BYTES_PER_S if placed.on_gpu else CPU_COPY_BYTES_PER_S)
     background_s = shard / (DELTA_BYTES_PER_S if settings.has_deltas else WHOLE_BYTES_PER_S)
-    probe_s = _probe_s(settings, parameters, weights) if settings.weights.proof else 0.0
+    probe_s = 0.0 if settings.weights.proof_tolerance == "off" else _probe_s(settings, parameters, weights)
     return PublishingPlan(copy_s, probe_s, background_s, settings.weights.publish_every)
 
 
@@ -72,7 +72,7 @@ def _probe_s(settings: Config, parameters: int, weights: int) -> float:
 
     A few tokens cost a GPU less than reading the weights. It reads gathered weights while it gathers others.
     """
-    placed, peak = plan(settings), settings.cluster.peak_gb_per_s
+    placed, peak = plan(settings), settings.cluster.peak[1] if settings.cluster.peak else None
     if not placed.on_gpu:
         return 2 * parameters * PROBE_TOKENS / CPU_FLOPS_PER_S
     read = weights / (MEMORY_BYTES_PER_S if peak is None else peak * 1e9)

@@ -11,6 +11,7 @@ from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.errors import ConfigError, DataError, ResourceError, of_key
 from olmorl.extension import load_function
+from olmorl.simulation import Simulation
 
 
 def check_recipe(settings: Config) -> None:
@@ -19,6 +20,8 @@ def check_recipe(settings: Config) -> None:
     Raises:
         UserError: the first thing found wrong, with its fix.
     """
+    if settings.run.mode == "real" and settings.simulation != Simulation():
+        raise ConfigError('[simulation] is for olmorl-plan and tests: remove it, or set run.mode = "simulated"')
     check_objective(settings)
     check_own_code(settings)
     check_places(settings)

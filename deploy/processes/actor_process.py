@@ -8,6 +8,7 @@ import threading
 from functools import partial
 from typing import Any
 
+from olmorl import deadlines
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
@@ -73,7 +74,7 @@ class ActorProcess(RunProcess):
                 self.telemetry.record_actor(self._actor.status())
             except Exception:
                 log.exception("the metrics of %s are not current", self.name)
-            await asyncio.sleep(self.settings.actors.heartbeat_s)
+            await asyncio.sleep(deadlines.BETWEEN_HEARTBEATS_S)
 
     async def drain(self) -> None:
         """Finish the leased prompts and leave."""

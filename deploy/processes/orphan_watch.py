@@ -46,7 +46,7 @@ class LauncherPresence:
         now = self._clock.now()
         if now - self._noted_at < self._settings.launcher_deadline_s:
             return True
-        return bool(pulses) and not overdue and now - min(pulses) < self._settings.answer_deadline_s
+        return bool(pulses) and not overdue and now - min(pulses) < self._settings.deadlines.answer_s
 
 
 class OrphanWatch:

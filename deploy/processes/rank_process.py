@@ -42,7 +42,7 @@ class RankProcess(RunProcess):
         """Train until the orchestrator (`orchestrator` is its Ray handle) says stop; returns why."""
         take_core(self._core)
         # An answer may wait for a batch, or for room on the disk.
-        longest_s = max(self.settings.learner.batch_deadline_s, self.settings.checkpoint.deadline_s)
+        longest_s = max(self.settings.learner.batch_deadline_s, self.settings.supervision.deadlines.checkpoint_s)
         source = RayBatchSource(orchestrator, incarnation, longest_s + _ANSWER_S, self.telemetry.record)
         over = threading.Event()
         # In a thread, because model code may block the event loop for minutes.

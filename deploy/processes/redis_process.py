@@ -49,7 +49,7 @@ class RedisProcess(RunProcess):
         """Keep the server up until `stop`. Raises ResourceError when it cannot be started again."""
         while not self._over.is_set():
             async with self._turn:
-                await asyncio.to_thread(self._server.restart_if_lost, self.settings.supervision.answer_deadline_s)
+                await asyncio.to_thread(self._server.restart_if_lost, self.settings.supervision.deadlines.answer_s)
             self.telemetry.record(_memory(self._server.pid))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._over.wait(), _CHECK_S)

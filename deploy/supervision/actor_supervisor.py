@@ -74,7 +74,7 @@ class ActorSupervisor:
         self._slots: list[ActorSlot] = []
         self._num_slots = 0
         self._heartbeats = Heartbeats()
-        self._no_actor = NoActorWatch(context.supervision.no_actor_deadline_s)
+        self._no_actor = NoActorWatch(context.supervision.deadlines.no_actor_s)
         self._tasks: asyncio.TaskGroup | None = None
         self._resizing = asyncio.Lock()
         self.num_deaths = 0
@@ -85,7 +85,7 @@ class ActorSupervisor:
 
     async def place(self, count: int) -> None:
         """Find places for `count` more actors. Raises ResourceError when the cluster has none."""
-        await self._add(count, self._context.settings.cluster.wait_s, BY_NODES)
+        await self._add(count, self._context.settings.actors.start_deadline_s, BY_NODES)
 
     def load(self) -> None:
         """Start the processes ahead of `supervise`: their imports take as long as other parts of a start."""
@@ -122,7 +122,7 @@ class ActorSupervisor:
             raise error
         slots = []
         for number, place in enumerate(places, self._num_slots):
-            slots.append(ActorSlot(f"actor-{number}", number, place, Restarts(self._context.supervision, is_mistake)))
+            slots.append(ActorSlot(f"actor-{number}", number, place, Restarts(is_mistake)))
         self._num_slots += count
         self._slots += slots
         return slots
@@ -266,10 +266,10 @@ class ActorSupervisor:
             self._no_actor.note_start(now - (slot.there_since or now))
 
     def _end_silent(self, slot: ActorSlot) -> None:
-        settings, limit_s = self._context.supervision, self._context.supervision.heartbeat_deadline_s
+        settings, limit_s = self._context.supervision, self._context.supervision.deadlines.heartbeat_s
         if slot.state != _WORKING:
             # While an engine starts, its libraries may block all other work.
-            limit_s = max(limit_s, settings.answer_deadline_s)
+            limit_s = max(limit_s, settings.deadlines.answer_s)
         if slot.process and self._heartbeats.silent_s(slot.process.name) > limit_s:
             slot.process.kill(f"has had no heartbeat for {limit_s:g} s")
 
@@ -358,7 +358,7 @@ class ActorSupervisor:
         if slot.state == _QUARANTINED:
             self._remove(slot)
         elif slot.process:
-            patience = {"drain": self._context.supervision.drain_deadline_s} if slot.state == _WORKING else {}
+            patience = {"drain": self._context.supervision.deadlines.drain_s} if slot.state == _WORKING else {}
             self._tasks.create_task(_ask_to_leave(slot.process, {**patience, "stop": _GRACE_S}))
 
 

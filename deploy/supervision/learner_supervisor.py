@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from olmorl import deadlines
 from olmorl.clock import within
 from olmorl.deploy.cluster.ray_cluster import ReservedPlace
 from olmorl.deploy.cluster.remote_process import RemoteProcess
@@ -43,7 +44,7 @@ class LearnerSupervisor:
         self._context = context
         self._places = places
         self._access = access
-        self._restarts = Restarts(context.supervision, is_final)
+        self._restarts = Restarts(is_final)
         self._orchestrator: RemoteProcess | None = None
         self._ranks: list[RemoteProcess] = []
         self._training: list[RemoteProcess] = []
@@ -70,7 +71,7 @@ class LearnerSupervisor:
         self._orchestrator.begin("run")
         self.incarnation = opened.incarnation
         # The order to resume is sent too: the queue may still hold a pause of an earlier orchestrator.
-        patience_s = self._context.settings.queue.outage_deadline_s + self._context.supervision.answer_deadline_s
+        patience_s = self._context.settings.queue.outage_deadline_s + self._context.supervision.deadlines.answer_s
         told: list[str] = []
         while told != (
             orders := ["pause" if self._context.paused else "resume", *(["stop"] if self._stopping else [])]
@@ -84,7 +85,7 @@ class LearnerSupervisor:
     async def _watched_open(self, orchestrator: RemoteProcess, resume: bool, from_step: int | None) -> Opened:
         try:
             async with asyncio.TaskGroup() as tasks:
-                patience_s = max(self._context.supervision.answer_deadline_s, _START_DEADLINE_S)
+                patience_s = max(self._context.supervision.deadlines.answer_s, _START_DEADLINE_S)
                 watch = tasks.create_task(self._watch_loading(orchestrator, patience_s))
                 opened: Opened = await _answer_or_kill(
                     orchestrator, "open", resume, from_step, timeout_s=_LOAD_DEADLINE_S
@@ -148,7 +149,7 @@ class LearnerSupervisor:
         assert self._orchestrator is not None
         try:
             async with asyncio.TaskGroup() as tasks:
-                watch = tasks.create_task(_attend(self._orchestrator, self._context.supervision.answer_deadline_s))
+                watch = tasks.create_task(_attend(self._orchestrator, self._context.supervision.deadlines.answer_s))
                 members = [tasks.create_task(process.ended()) for process in (self._orchestrator, *self._ranks)]
                 await asyncio.wait(members)
                 watch.cancel()
@@ -168,7 +169,7 @@ class LearnerSupervisor:
             raise RunEnded(f"the learner failed twice in a row with the same error: {error}; {_GO_ON}") from error
         if isinstance(delay, GiveUp):
             raise RunEnded(
-                f"the learner was started {self._context.supervision.restarts} times in a row without taking a step, "
+                f"the learner was started {deadlines.MOST_RESTARTS} times in a row without taking a step, "
                 f"and lost again: {error}; {_GO_ON}"
             ) from error
         self._context.processes.note("learner", "restarting", str(error))
@@ -195,7 +196,7 @@ class LearnerSupervisor:
         if self._orchestrator is None:
             return
         try:
-            await self._orchestrator.call("identity", timeout_s=self._context.supervision.answer_deadline_s)
+            await self._orchestrator.call("identity", timeout_s=self._context.supervision.deadlines.answer_s)
         except (DeadlinePassed, ProcessLost):
             self._orchestrator.kill()
             self._context.processes.remove("orchestrator")
@@ -256,7 +257,7 @@ class LearnerSupervisor:
         Raises:
             DeadlinePassed, ProcessLost: as `call`.
         """
-        patience_s = self._context.settings.queue.outage_deadline_s + self._context.supervision.answer_deadline_s
+        patience_s = self._context.settings.queue.outage_deadline_s + self._context.supervision.deadlines.answer_s
         await self.call("attend", self._lines_shown, timeout_s=patience_s)
         if dead_actors:
             await self.call("release_leases", dead_actors, timeout_s=patience_s)
@@ -275,7 +276,7 @@ class LearnerSupervisor:
         first, _ = self._steps_seen or (status.step, status.step)
         self._steps_seen = first, status.step
         self._pulses.note({process.name: status.pulses.get(process.name, 0) for process in self._training}, now)
-        limit_s = self._context.supervision.answer_deadline_s
+        limit_s = self._context.supervision.deadlines.answer_s
         for process in self._training:
             if self._pulses.silent_s(process.name) > limit_s:
                 process.kill(f"gave no sign of life for {limit_s:g} s")

@@ -1,11 +1,11 @@
 """The rules of supervision: when a process counts as lost, when it starts again, and when it does not.
 
 process          sign of life                       its deadline, in `supervision`   then
-actor            heartbeat in the queue, Ray        heartbeat_deadline_s             it starts again
-learner rank     pulse to the orchestrator, Ray     answer_deadline_s                the learner starts again
-learner step     its report                         step_deadline_s                  the learner starts again
-orchestrator     answers to the launcher, Ray       answer_deadline_s                the learner starts again
-embedded Redis   answers to its process             answer_deadline_s                it starts again on its file
+actor            heartbeat in the queue, Ray        heartbeat_s                      it starts again
+learner rank     pulse to the orchestrator, Ray     answer_s                         the learner starts again
+learner step     its report                         step_s                           the learner starts again
+orchestrator     answers to the launcher, Ray       answer_s                         the learner starts again
+embedded Redis   answers to its process             answer_s                         it starts again on its file
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from enum import Enum, auto
 from math import inf
 from typing import Any
 
+from olmorl import deadlines
 from olmorl.config import Config
 from olmorl.config import Supervision as Settings
 from olmorl.deploy.cluster.placement import Placement
@@ -78,8 +79,7 @@ class Restarts:
         is_final: whether an error would happen again at the next start.
     """
 
-    def __init__(self, settings: Settings, is_final: Callable[[OlmoRLError], bool]) -> None:
-        self._settings = settings
+    def __init__(self, is_final: Callable[[OlmoRLError], bool]) -> None:
         self._is_final = is_final
         self._has_worked = False
         self._deaths_in_a_row = 0
@@ -106,11 +106,12 @@ class Restarts:
             return GiveUp.FINAL_ERROR
         if repeated:
             return GiveUp.SAME_ERROR
-        if self._deaths_in_a_row > self._settings.restarts:
+        if self._deaths_in_a_row > deadlines.MOST_RESTARTS:
             return GiveUp.TOO_OFTEN
         if self._deaths_in_a_row == 1:
             return 0.0
-        return min(self._settings.longest_backoff_s, self._settings.backoff_s * 2.0 ** (self._deaths_in_a_row - 2))
+        pause_s = deadlines.RESTART_PAUSE_S * 2.0 ** (self._deaths_in_a_row - 2)
+        return min(deadlines.LONGEST_RESTART_PAUSE_S, pause_s)
 
 
 class Heartbeats:

@@ -60,7 +60,7 @@ def snapshot_of(path: str) -> tuple[str, str | None]:
 def kept_model(run_dir: Path) -> Model | None:
     """The model of the configuration in the run directory; None if that cannot be read."""
     with suppress(ConfigError):
-        return config.load(RunFiles(run_dir).config).model
+        return config.load(RunFiles(run_dir).config, of_run=True).model
     return None
 
 
@@ -86,10 +86,8 @@ def check_change(settings: Config, change: bool) -> list[Difference]:
     if found and not change:
         shown = "".join(f"\n  {difference}" for difference in found)
         if jump:
-            shown += (
-                f"\n  to go on from the last rate, set learner.extended_from = {before.schedule.steps}, and "
-                'learner.extended_rate = "keep" or "decay"'
-            )
+            steps = before.schedule.steps
+            shown += f'\n  to go on from the last rate, set learner.extended = "keep {steps}" or "decay {steps}"'
         raise ConfigError(
             f"--resume would go on with another configuration than {path} has (key: there -> given now):{shown}\n"
             "  give the same recipe and options as before, or accept the change: --resume --change"

@@ -29,7 +29,7 @@ class RedisSupervisor:
         self._context = context
         self._place = place
         self._node = context.cluster.host_of(place)
-        self._restarts = Restarts(context.supervision, is_final)
+        self._restarts = Restarts(is_final)
         self._process: RemoteProcess | None = None
         self._password = secrets_of(os.environ).get(PASSWORD)
         self._started_at = 0.0
@@ -77,7 +77,7 @@ class RedisSupervisor:
 
     async def _watch(self, process: RemoteProcess) -> None:
         known, said = None, ""
-        async for server, trouble in poll(process, "server", self._context.supervision.answer_deadline_s):
+        async for server, trouble in poll(process, "server", self._context.supervision.deadlines.answer_s):
             if bool(trouble) != bool(said):
                 outage_s = self._context.settings.queue.outage_deadline_s
                 self._context.say(f"{trouble} (within {outage_s:g} s)" if trouble else "Redis takes writes again")
@@ -117,4 +117,4 @@ class RedisSupervisor:
         """Stop the server in order: it writes its file first."""
         if self._process is not None:
             with suppress(OlmoRLError):
-                await self._process.call("stop", timeout_s=self._context.settings.cluster.stop_deadline_s)
+                await self._process.call("stop", timeout_s=self._context.supervision.deadlines.stop_s)

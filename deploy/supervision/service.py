@@ -174,7 +174,7 @@ class Service:
         self._from_step = from_step
         self._signals = Signals()
         self._redis: RedisSupervisor | None = None
-        self._restarts = Restarts(context.supervision, is_final=lambda _: False)
+        self._restarts = Restarts(is_final=lambda _: False)
         self._highest_step = 0
         self._is_over = False
         """Whether all work is done, or a stop is obeyed. What fails after that changes nothing."""
@@ -306,7 +306,7 @@ class Service:
         """Start Redis, then the orchestrator, then learner and engines in parallel."""
         context = self._context
         context.processes.add("launcher", Identity(socket.gethostname(), os.getpid(), self._telemetry.address))
-        with self._progress.placing("the learner", self._settings.cluster.wait_s):
+        with self._progress.placing("the learner", self._settings.actors.start_deadline_s):
             places = await context.cluster.place_learner()
         if self._settings.queue.url is None:
             self._progress.doing("starting the queue")
@@ -346,7 +346,7 @@ class Service:
     async def _place_engines(self, learner: LearnerSupervisor, actors: ActorSupervisor) -> None:
         attending = asyncio.create_task(self._attend(learner))
         try:
-            with self._progress.placing(f"{self._num_engines} engine(s)", self._settings.cluster.wait_s):
+            with self._progress.placing(f"{self._num_engines} engine(s)", self._settings.actors.start_deadline_s):
                 await actors.place(self._num_engines)
         finally:
             attending.cancel()
@@ -356,7 +356,7 @@ class Service:
         """Tell the orchestrator that a launcher looks after the run, while the launcher waits for places."""
         while True:
             with suppress(ProcessLost, DeadlinePassed):
-                await learner.call("attend", timeout_s=self._settings.supervision.answer_deadline_s)
+                await learner.call("attend", timeout_s=self._settings.supervision.deadlines.answer_s)
             await asyncio.sleep(_ATTEND_S)
 
     # --- watching -------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ class Service:
             note_end(self._settings.run_dir, reason)
             self._is_over = True
             self._context.cluster.let_go()
-            await parts.actors.stop(self._settings.cluster.stop_deadline_s / 2)
+            await parts.actors.stop(self._settings.supervision.deadlines.stop_s / 2)
             for task in standing:
                 task.cancel()
 
@@ -391,7 +391,7 @@ class Service:
     async def _obey_stop(self, parts: Parts) -> None:
         await self._signals.stop_asked.wait()
         parts.actors.stopping = True
-        self._context.cluster.hold(self._settings.checkpoint.deadline_s)
+        self._context.cluster.hold(self._settings.supervision.deadlines.checkpoint_s)
         if parts.learner.is_fresh:
             # The first step may have been taken since the last status.
             with suppress(ProcessLost, DeadlinePassed, TimeoutError):

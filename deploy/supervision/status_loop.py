@@ -76,7 +76,7 @@ class StatusLoop:
     async def release_earlier_actors(self) -> None:
         """Release the leases of actors of an earlier start, which ended with it, before they expire."""
         await self.update()
-        give_up_at = time.monotonic() + self._context.supervision.answer_deadline_s
+        give_up_at = time.monotonic() + self._context.supervision.deadlines.answer_s
         while self._dead_actors and time.monotonic() < give_up_at:  # those that are left expire
             await asyncio.sleep(_RELEASE_PAUSE_S)
             await self.update()

@@ -26,16 +26,17 @@ async def take_over(cluster: RayCluster, settings: Config, say: Callable[[str], 
         say(f"they could not ({error}): the run goes on from its last checkpoint")
     if "redis" in survivors:
         with suppress(OlmoRLError):
-            await survivors["redis"].call("stop", timeout_s=settings.cluster.stop_deadline_s)
+            await survivors["redis"].call("stop", timeout_s=settings.supervision.deadlines.stop_s)
 
 
 async def _stop(survivors: dict[str, RemoteProcess], settings: Config) -> None:
     ranks = [process for name, process in survivors.items() if name.startswith("learner-")]
-    async with within(settings.checkpoint.deadline_s, "the checkpoint of the learner that lost its launcher"):
+    deadlines = settings.supervision.deadlines
+    async with within(deadlines.checkpoint_s, "the checkpoint of the learner that lost its launcher"):
         if "orchestrator" not in survivors:
             raise ProcessLost("the orchestrator is gone")
-        await survivors["orchestrator"].call("stop", timeout_s=settings.supervision.answer_deadline_s)
-        await _until_over(ranks, settings.checkpoint.deadline_s)
+        await survivors["orchestrator"].call("stop", timeout_s=deadlines.answer_s)
+        await _until_over(ranks, deadlines.checkpoint_s)
 
 
 async def _until_over(ranks: Sequence[RemoteProcess], deadline_s: float) -> None:

@@ -20,9 +20,7 @@ from olmorl.deploy.verify.writer import Scores, opened
 from olmorl.errors import DataError, RewardFunctionError, RunEnded
 from olmorl.verifiers.scorer import VerifierScorer
 
-_NOT_OF_THE_VERDICT = {
-    "workers", "timeout_s", "memory_mib", "recycle_after", "retries", "function_timeout_s",
-}  # fmt: skip
+_NOT_OF_THE_VERDICT = {"workers", "timeout_s", "function_timeout_s"}
 """Settings that may change before a job is resumed."""
 
 

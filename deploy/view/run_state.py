@@ -31,7 +31,7 @@ def metric_lines(run_dir: Path) -> list[dict[str, Any]]:
 def verdict_of(run_dir: Path) -> RunVerdict | None:
     """The limit of the run, now or at its end; None without a recipe or with too few lines."""
     try:
-        settings = config.load(RunFiles(run_dir).config)
+        settings = config.load(RunFiles(run_dir).config, of_run=True)
     except (ConfigError, OSError):
         return None
     return verdict(metric_lines(run_dir), Shape.of(settings))
@@ -40,7 +40,7 @@ def verdict_of(run_dir: Path) -> RunVerdict | None:
 def sandbox_of(run_dir: Path, lines: Sequence[Mapping[str, Any]]) -> str:
     """The sandbox in which programs of the model run; empty if the last steps had none."""
     try:
-        settings = config.load(RunFiles(run_dir).config)
+        settings = config.load(RunFiles(run_dir).config, of_run=True)
     except (ConfigError, OSError):
         return ""
     has_programs = any(key.startswith("reward_code") for line in lines[-_RECENT_STEPS:] for key in line)

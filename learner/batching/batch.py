@@ -77,7 +77,7 @@ class BatchBuilder:
             row_tokens=settings.row_tokens,
             checkpoint=step == last or step % settings.checkpoint.every == 0,
             sequence_parallel=settings.learner.sequence_parallel,
-            share_prompts=settings.learner.shares_prompts,
+            share_prompts=settings.learner.has_own_attention,
         )
         replay_to = starts[-1].replay_to
         regular = step == last or step % settings.weights.publish_every == 0

@@ -101,7 +101,7 @@ class Loader:
         chat_templates.check_template_kwargs(tokenizer.chat_template, data.chat_template_kwargs)
         self._data = data
         self._tokenizer = tokenizer
-        self._think_start = verifiers.think_start
+        self._think_start = verifiers.think_tags[0]
         self._functions = bool(verifiers.functions)
         self._reader = data.reader and load_function("data.reader", data.reader)
         self._check = check

@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple
 
 from olmorl.clock import Clock
-from olmorl.config import Config
+from olmorl.config import KV_HEADROOM, Config
 from olmorl.errors import NothingToLearn, RunEnded
 from olmorl.learner.batching import scheduling
 from olmorl.learner.batching.batch import BatchBuilder
@@ -270,7 +270,7 @@ class Batcher:
         shares = [
             1.0
             if status.waiting
-            else min(max(status.running / actors.max_running, status.kv_used / (1 - actors.kv_headroom)), 1.0)
+            else min(max(status.running / actors.max_running, status.kv_used / (1 - KV_HEADROOM)), 1.0)
             for status in statuses
         ]
         if shares:

@@ -124,7 +124,7 @@ class Orchestrator:
             Superseded: a newer start has taken over the run.
         """
         files, waits = RunFiles(config.run_dir), Waits(clock)
-        disk, control = DiskWriter(clock, config.checkpoint.deadline_s, waits), RunControl(queue, waits)
+        disk, control = DiskWriter(clock, config.supervision.deadlines.checkpoint_s, waits), RunControl(queue, waits)
         source, last_step = DrawSource(stream, config.sampling.group_size, clock), config.schedule.steps
         recovered = await recovery.recover(
             files, queue, source, clock, disk, last_step=last_step, resume=resume, from_step=from_step

@@ -141,7 +141,7 @@ class RankCoordinator:
         return None
 
     def _expect(self, what: str, stage: Stage | None = None) -> None:
-        self._waits.begin(what, Owner.LEARNER, self._config.supervision.step_deadline_s, stage=stage)
+        self._waits.begin(what, Owner.LEARNER, self._config.supervision.deadlines.step_s, stage=stage)
 
     # --- checkpoints --------------------------------------------------------------------------------
 
@@ -165,7 +165,7 @@ class RankCoordinator:
         what = f"all shares of the checkpoint of step {step}"
         if len(ranks) < self._num_ranks:
             # Only for the list of waits: each rank ends its own write at this deadline.
-            self._waits.begin(what, Owner.LEARNER_RANKS, self._config.checkpoint.deadline_s)
+            self._waits.begin(what, Owner.LEARNER_RANKS, self._config.supervision.deadlines.checkpoint_s)
             return False
         self._waits.end(what)
         del self._shares[step]

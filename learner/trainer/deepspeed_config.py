@@ -35,7 +35,6 @@ OWNED: Final[Mapping[str, str]] = {
     "fp16": "set model.dtype",
     "torch_autocast": "set model.dtype",
     "data_types.grad_accum_dtype": "gradients are summed in fp32",
-    "communication_data_type": "set learner.fp32_reduce",
     "gradient_allreduce_op": "the loss is scaled for a mean over ranks",
     "gradient_clipping": "set learner.max_grad_norm",
     "zero_optimization.stage": "set learner.zero_stage",
@@ -66,7 +65,6 @@ def settings(model: config.Model, learner: config.Learner, device: torch.device)
         "managed_gradient_accumulation": False,
         "bf16": {"enabled": model.dtype == "bfloat16"},
         "data_types": {"grad_accum_dtype": "fp32"},
-        **({"communication_data_type": "fp32"} if learner.fp32_reduce else {}),
         "gradient_clipping": learner.max_grad_norm if stage else 0.0,
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": {

@@ -51,6 +51,7 @@ from olmorl.learner.trainer.critic import Critic, replace_head, value_policy
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
 from olmorl.learner.trainer.policy import (
+    LOGPROB_CHUNK,
     TOKEN_STRIDE,
     PackedPolicy,
     PolicyRow,
@@ -129,7 +130,7 @@ class DeepSpeedTrainer:
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
         self._state.kl_beta = switches.kl_beta
         refuse_leaks(self._engine, self._model, self._device)
-        if learner.shares_prompts:
+        if learner.has_own_attention:
             refuse_sharing(self._engine, self._model, self._device)
         if self._group:
             refuse_cuts(self._engine, self._model, self._device)
@@ -208,7 +209,7 @@ class DeepSpeedTrainer:
     def _scored(self, shard: Shard, updates: int) -> list[list[ScoredRow]]:
         """The rows of each minibatch as they are trained, with what is known of them before the first update."""
         minibatches = [
-            [row_arrays(row, share_prompts=self._learner.shares_prompts) for row in minibatch]
+            [row_arrays(row, share_prompts=self._learner.has_own_attention) for row in minibatch]
             for minibatch in shard.minibatches
         ]
         rows, has_kl_reward = list(chain.from_iterable(minibatches)), self._switches.has_kl_reward
@@ -253,7 +254,7 @@ class DeepSpeedTrainer:
             return 0.0
         flops = 0.0
         for row in chain.from_iterable(shard.minibatches):
-            for block in prompt_blocks(row, self._learner.shares_prompts):
+            for block in prompt_blocks(row, self._learner.has_own_attention):
                 prompt = len(block[0].prompt_ids)
                 trained = [sample for sample in block if sample.loss_mask.any()]
                 flops += self._cost.forward_flops(0, prompt, 0) if trained else 0.0
@@ -412,10 +413,9 @@ class DeepSpeedTrainer:
             replace_head(model)
         if self._learner.mlp_tiles > 1:
             tile_mlps(model, self._learner.mlp_tiles)
-        if self._learner.recompute_norms:
             recompute_norms(model)
-        chunk, fp32_head = self._learner.logprob_chunk, self._model_settings.fp32_head
-        return PackedPolicy(model, temperature, chunk, fp32_head, self._group, self._saving)
+        fp32_head = self._model_settings.fp32_head
+        return PackedPolicy(model, temperature, LOGPROB_CHUNK, fp32_head, self._group, self._saving)
 
     def _build_critic(self, settings: dict[str, Any]) -> Critic:
         """A copy of the policy's layers, or another model, with a head for values."""

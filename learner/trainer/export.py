@@ -61,7 +61,7 @@ def write(shares_folder: Path, settings: config.Config, folder: Path) -> None:
 
 
 def _settings(run_dir: Path) -> config.Config:
-    recipe = config.load(RunFiles(run_dir).config)
+    recipe = config.load(RunFiles(run_dir).config, of_run=True)
     if recipe.run.mode == "simulated":
         raise UserError(f"{run_dir}: a simulated run has no model to export")
     return recipe

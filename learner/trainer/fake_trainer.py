@@ -1,4 +1,4 @@
-"""A trainer without a model: its steps take the time that `config.Simulation` gives."""
+"""A trainer without a model: its steps take the time that `Simulation` gives."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 
 from olmorl import metrics
 from olmorl.clock import Clock
-from olmorl.config import SamplingSettings, Simulation
+from olmorl.config import SamplingSettings
 from olmorl.learner.storage import durable_files
 from olmorl.messages import Probe, Shard
 from olmorl.ports import NamedBuffer
+from olmorl.simulation import Simulation
 
 DIGEST_BYTES = 16
 

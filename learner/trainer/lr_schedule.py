@@ -13,13 +13,14 @@ def learning_rate(step: int, learner: Learner, steps: int) -> float:
     It rises over `warmup_steps` to the full rate, then stays, or falls towards 0: the step after the last would have 0.
     In a run that was extended, it goes on from the rate of the last step before.
     """
-    before = learner.extended_from
-    if before is None or before >= steps:
+    kind, _, number = (learner.extended or "").partition(" ")
+    before = int(number or steps)
+    if before >= steps:
         return _rate(step, learner, steps)
     if step <= before:
         return _rate(step, learner, before)
     last = _rate(before, learner, before)
-    return last if learner.extended_rate == "keep" else last * _shape(learner, (step - before) / (steps - before + 1))
+    return last if kind == "keep" else last * _shape(learner, (step - before) / (steps - before + 1))
 
 
 def _rate(step: int, learner: Learner, steps: int) -> float:

@@ -33,7 +33,7 @@ from olmorl.learner.trainer.compat import (
 )
 from olmorl.learner.trainer.model import DTYPES, attention_heads, read_config, without_dropout
 from olmorl.learner.trainer.pinned_memory import pinned_bytes
-from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow
+from olmorl.learner.trainer.policy import LOGPROB_CHUNK, PackedPolicy, PolicyRow
 from olmorl.learner.trainer.rms_norm import recompute_norms
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup, refuse_heads
 from olmorl.learner.trainer.tiled_mlp import tile_mlps
@@ -68,12 +68,10 @@ class RowSettings(NamedTuple):
 
     tokens: int
     eager: bool
-    logprob_chunk: int
     sequence_parallel: int
     gradient_checkpointing: bool
     offload_activations: bool
     mlp_tiles: int
-    recompute_norms: bool
     on_gpu: bool
 
 
@@ -150,12 +148,10 @@ def rank_memory(
     row = RowSettings(
         tokens=row_tokens,
         eager=learner.attention == "eager",
-        logprob_chunk=learner.logprob_chunk,
         sequence_parallel=learner.sequence_parallel,
-        gradient_checkpointing=learner.gradient_checkpointing,
+        gradient_checkpointing=bool(learner.gradient_checkpointing),
         offload_activations=learner.offload_activations,
         mlp_tiles=learner.mlp_tiles,
-        recompute_norms=learner.recompute_norms,
         on_gpu=on_gpu,
     )
     try:
@@ -178,7 +174,8 @@ def states(model: config.Model, learner: config.Learner, sizes: tuple[int, ...],
         ConfigError: settings that cannot be trained with.
     """
     device = torch.device("cuda" if on_gpu else "cpu")
-    zero = deepspeed_config.settings(model, learner, device)["zero_optimization"]
+    settings = deepspeed_config.settings(model, learner, device)
+    zero, in_fp32 = settings["zero_optimization"], settings.get("communication_data_type") == "fp32"
     number, width, full = sum(sizes), DTYPES[model.dtype].itemsize, model.dtype == "float32"
     share, stage, largest_bucket = -(-number // ranks), zero["stage"], int(zero["reduce_bucket_size"])
     if stage == 0:
@@ -188,14 +185,14 @@ def states(model: config.Model, learner: config.Learner, sizes: tuple[int, ...],
     bucket = largest_bucket if on_gpu else min(largest_bucket, number)
     # The gradients of one sum over ranks are copied once more. For a sum in fp32 they are first copied into fp32.
     copied = min(max(largest_bucket, *sizes), number) if ranks > 1 else 0
-    summed_in = 2 * MASTER_BYTES if learner.fp32_reduce and not full else width
+    summed_in = 2 * MASTER_BYTES if in_fp32 and not full else width
     if stage == 1:
         # fp32 sums of bf16 gradients are tensors of their own, and need no buffer.
         gradients, buckets = (width, bucket) if full else (MASTER_BYTES + width, 0)
         return States(width * number, 0, optimizer, gradients * number, width * buckets, MASTER_BYTES * share)
     if stage == 2:
         buffers = width * bucket * (2 if zero["overlap_comm"] else 1)
-        copies = summed_in * copied * (2 if full else learner.fp32_reduce)
+        copies = summed_in * copied * (2 if full else in_fp32)
         return States(width * number, 0, optimizer, MASTER_BYTES * share, buffers + copies, 0)
     live = max(int(zero["stage3_max_live_parameters"]), *sizes) + int(zero["stage3_prefetch_bucket_size"])
     return States(
@@ -269,12 +266,11 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
                 network.gradient_checkpointing_enable({"use_reentrant": False})
             if row.mlp_tiles > 1:
                 tile_mlps(network, row.mlp_tiles)
-            if row.recompute_norms:
                 recompute_norms(network, checked=False)
             group = _PlannedGroup(0, row.sequence_parallel) if row.sequence_parallel > 1 else None
             host = _Host()
             saving = host.keep if row.offload_activations and row.on_gpu else nullcontext
-            policy = PackedPolicy(network, 1.0, row.logprob_chunk, copies_head, group, saving)
+            policy = PackedPolicy(network, 1.0, LOGPROB_CHUNK, copies_head, group, saving)
             return _of_row(policy, row.tokens, live)._replace(host=host.num_bytes)
 
     try:

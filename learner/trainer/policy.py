@@ -22,6 +22,8 @@ from olmorl.learner.trainer.compat import attention_kernel
 from olmorl.learner.trainer.logprobs import token_logprobs
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup
 
+LOGPROB_CHUNK: Final = 1024
+"""Tokens that have logits in memory at one time."""
 SCALED_HEADS: Final = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 LEAK: Final = 1e-3
 """Largest move (nats) of a sample's log-probability when its neighbour changes. In a correct model it does not move."""
@@ -242,7 +244,7 @@ def refuse_sharing(
     if not (leak <= LEAK and drift <= CUT[model.dtype]):
         raise ModelError(
             f"{type(model).__name__} with {attention_kernel(model)} cannot share a prompt among answers: "
-            f"log-probabilities move by {max(leak, drift):.2g}; set learner.share_prompts = false"
+            f'log-probabilities move by {max(leak, drift):.2g}; set learner.attention = "eager"'
         )
 
 

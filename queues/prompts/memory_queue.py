@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count, islice
 from math import inf
 
+from olmorl import deadlines
 from olmorl.clock import Clock
 from olmorl.codec import encode
 from olmorl.config import QueueSettings
@@ -301,7 +302,7 @@ class MemoryQueue:
 
     def _start_again(self, store: _Lane, draw_id: int, now: float) -> None:
         draw, cause = store.prompts[draw_id], ""
-        if draw.attempt >= self._settings.max_attempts:
+        if draw.attempt >= deadlines.MAX_ATTEMPTS:
             cause, reason = "attempts", f"none of its {draw.attempt} attempts ended with a commit"
         elif now >= draw.not_after:
             cause, reason = "total_deadline", "lost once more after the total deadline"
@@ -310,7 +311,7 @@ class MemoryQueue:
             store.finish(next(self._run.numbers), draw_id, None, cause)
         else:
             draw.attempt += 1
-            draw.not_after = min(draw.not_after, now + self._settings.total_deadline_s)
+            draw.not_after = min(draw.not_after, now + deadlines.TOTAL_DEADLINE_S)
             store.enqueue(draw_id)
 
     def _take_now(self, store: _Lane, cursors: dict[str, int], limit: int, lane: str) -> list[Taken]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from olmorl import deadlines
 from olmorl.clock import Clock
 from olmorl.codec import encode
 from olmorl.config import QueueSettings
@@ -227,7 +228,7 @@ class RedisQueue:
         return await self._link.script(what, self._scripts[name], self._keys(lane), arguments)
 
     async def _end_leases(self, name: str, now: float, *arguments: str | float) -> int:
-        limits = (now, self._settings.max_attempts, self._settings.total_deadline_s)
+        limits = (now, deadlines.MAX_ATTEMPTS, deadlines.TOTAL_DEADLINE_S)
         lanes = await self._link.command(f"lanes of run {self._run}", "SMEMBERS", self._key("lanes"))
         calls = [
             await self._call(name, lane.decode(), self._incarnation, *limits, *arguments) for lane in sorted(lanes)

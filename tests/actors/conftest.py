@@ -22,6 +22,7 @@ from olmorl.errors import WeightError
 from olmorl.messages import TRAIN_LANE, Probe, Prompt, Result, Version, WeightsReady
 from olmorl.ports import NamedBuffer, StagedWeights
 from olmorl.queues.prompts.memory_queue import MemoryQueue
+from olmorl.simulation import Simulation
 
 LEASE_S = 8.0
 
@@ -84,14 +85,15 @@ def draw(draw_id: int, *, lane: str = TRAIN_LANE, group_size: int = 4, tokens: i
 class Service:
     """Everything around the actors of one simulated test."""
 
-    simulation: config.Simulation = field(default_factory=config.Simulation)
-    settings: config.Actors = field(default_factory=lambda: config.Actors(max_running=16, max_waiting=4))
+    simulation: Simulation = field(default_factory=Simulation)
+    settings: config.Actors = field(default_factory=lambda: config.Actors(max_running=16))
     sampling: config.SamplingSettings = field(
         default_factory=lambda: config.SamplingSettings(group_size=4, max_tokens=400)
     )
     evaluation: config.Evaluation = field(default_factory=config.Evaluation)
     evaluation_lanes: tuple[str, ...] = ()
     max_model_len: int = 500
+    evaluation_share: float = 0.25
     max_lag: int = 2
     max_span: int | None = None
     shelf: Shelf = field(default_factory=lambda: Shelf(Version(1, 0)))
@@ -101,7 +103,7 @@ class Service:
     engines: dict[str, FakeEngine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.queue = self.queue_kind(config.QueueSettings(lease_s=LEASE_S, max_attempts=3), 10_000, self.clock)
+        self.queue = self.queue_kind(config.QueueSettings(outage_deadline_s=LEASE_S / 1.5), 10_000, self.clock)
 
     def actor(self, name: str = "a0", engine: FakeEngine | None = None, shelf: Shelf | None = None) -> Actor:
         engine = engine or FakeEngine(
@@ -118,7 +120,7 @@ class Service:
             sample=SamplingRule(self.sampling, self.evaluation, run_seed=7),
             lanes=admission.lanes(self.sampling, self.evaluation, self.evaluation_lanes),
             settings=self.settings,
-            evaluation_share=self.evaluation.share,
+            evaluation_share=self.evaluation_share,
             lease_s=LEASE_S,
             max_lag=self.max_lag,
             max_span=self.max_span,

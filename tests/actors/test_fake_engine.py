@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmorl import config
 from olmorl.actors.fake_engine import RIGHT, WRONG, FakeEngine, FakeScorer
 from olmorl.clock import run_simulated
 from olmorl.errors import PromptRefused
 from olmorl.messages import Completion, Prompt, Span, Version
 from olmorl.ports import Sampling
+from olmorl.simulation import Simulation
 
-MODEL = config.Simulation(tokens_per_s=10, batch_slowdown=0.1, mean_tokens=100, tail=0, update_s=0.5)
+MODEL = Simulation(tokens_per_s=10, batch_slowdown=0.1, mean_tokens=100, tail=0, update_s=0.5)
 PROMPT = np.arange(20, dtype=np.int32)
 
 

@@ -17,9 +17,10 @@ from olmorl.errors import DeadlinePassed, Unscorable
 from olmorl.messages import Completion, Failure, Group, Lease, Prompt, Result, TokenIds, Verdict, Version
 from olmorl.ports import CommitOutcome, QueuePlace, Sampling
 from olmorl.queues.prompts.memory_queue import MemoryQueue
+from olmorl.simulation import Simulation
 
 Make = Callable[..., Any]
-STEADY = config.Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0, update_s=0.5)
+STEADY = Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0, update_s=0.5)
 """Every answer takes 100 tokens, 10 s."""
 
 
@@ -440,7 +441,7 @@ def test_cancelling_an_actor_leaves_nothing_behind(service: Make, draw: Make) ->
 
 
 def test_leases_of_long_answers_are_kept(service: Make, draw: Make) -> None:
-    slow = config.Simulation(tokens_per_s=2, mean_tokens=100, tail=0)
+    slow = Simulation(tokens_per_s=2, mean_tokens=100, tail=0)
 
     async def scenario() -> Any:
         s = service(simulation=slow)
@@ -455,7 +456,7 @@ def test_leases_of_long_answers_are_kept(service: Make, draw: Make) -> None:
 
 
 def test_slots_stay_full_while_long_answers_hold_their_groups_open(service: Make, draw: Make) -> None:
-    long_tailed = config.Simulation(tokens_per_s=50, batch_slowdown=0, mean_tokens=60, tail=1.5)
+    long_tailed = Simulation(tokens_per_s=50, batch_slowdown=0, mean_tokens=60, tail=1.5)
 
     async def scenario() -> Any:
         s = service(simulation=long_tailed)
@@ -477,7 +478,7 @@ def test_a_static_batch_begins_when_the_one_before_has_ended(service: Make, draw
     async def scenario() -> Any:
         s = service(
             settings=config.Actors(max_running=8, batching="static"),
-            simulation=config.Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0.7),
+            simulation=Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0.7),
         )
         await s.push(*(draw(i) for i in range(6)))
         async with s.running(s.actor()):
@@ -494,7 +495,7 @@ def test_a_draining_actor_answers_each_prompt_with_one_version_the_newest(servic
     async def scenario() -> Any:
         s = service(
             settings=config.Actors(max_running=8, weight_update="drain"),
-            simulation=config.Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0),
+            simulation=Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0),
         )
         await s.push(*(draw(i) for i in range(6)))
         async with s.running(s.actor()):
@@ -530,12 +531,17 @@ def test_a_slow_verifier_bounds_the_leases(service: Make, draw: Make) -> None:
     assert max(run_simulated(scenario())) == 10
 
 
-def test_older_draws_begin_first_and_evaluation_keeps_its_place(service: Make, draw: Make) -> None:
+def test_older_draws_begin_first_and_evaluation_keeps_its_place(
+    service: Make, draw: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config.Actors, "max_waiting", property(lambda actors: 16))
+
     async def scenario() -> list[tuple[str, int]]:
         s = service(
             simulation=STEADY,
-            settings=config.Actors(max_running=4, max_waiting=16),
-            evaluation=config.Evaluation(share=1.0, samples=4),
+            settings=config.Actors(max_running=4),
+            evaluation=config.Evaluation(samples=4),
+            evaluation_share=1.0,
             evaluation_lanes=("held",),
         )
         await s.push(draw(7))
@@ -565,7 +571,7 @@ def test_the_place_of_a_prompt_is_its_draw(draw: Make) -> None:
 
 
 def test_evaluation_takes_its_share_while_training_waits_and_all_when_it_does_not(service: Make, draw: Make) -> None:
-    evaluation = config.Evaluation(samples=1, share=0.25, max_tokens=150)
+    evaluation = config.Evaluation(samples=1, max_tokens=150)
 
     async def scenario() -> Any:
         s = service(simulation=STEADY, evaluation=evaluation, evaluation_lanes=("held_out",))
@@ -632,7 +638,7 @@ def test_a_hundred_actors_serve_two_thousand_prompts_while_versions_come(service
             s.shelf.publish(Version(1, number))
 
     async def scenario() -> Any:
-        s = service(settings=config.Actors(max_running=16, max_waiting=4, weight_poll_s=1.0))
+        s = service(settings=config.Actors(max_running=16))
         await s.push(*(draw(i) for i in range(2000)))
         async with s.running(*(s.actor(f"a{i}") for i in range(100))):
             publisher = asyncio.create_task(publish(s))

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from olmorl import config
 from olmorl.actors.fake_engine import FakeScorer
 from olmorl.clock import run_simulated
 from olmorl.messages import ActorStatus, Version
+from olmorl.simulation import Simulation
 
 Make = Callable[..., Any]
-STEADY = config.Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0, update_s=0.5)
+STEADY = Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0, update_s=0.5)
 """Every answer takes 10 s."""
 
 

@@ -16,9 +16,10 @@ from olmorl.clock import run_simulated
 from olmorl.errors import DeadlinePassed, WeightError, WeightsDamaged
 from olmorl.messages import Version
 from olmorl.ports import StagedWeights
+from olmorl.simulation import Simulation
 
 Make = Callable[..., Any]
-STEADY = config.Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0, update_s=0.5)
+STEADY = Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0, update_s=0.5)
 """Every answer takes 100 tokens, 10 s."""
 DEADLINE_S = 60.0
 
@@ -134,7 +135,7 @@ async def learn(s: Any, draw: Make, steps: int) -> None:
 
 
 def settings() -> config.Actors:
-    return config.Actors(max_running=16, max_waiting=4, stall_deadline_s=DEADLINE_S)
+    return config.Actors(max_running=16, stall_deadline_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize("cut", [True, "wholly"])
@@ -187,7 +188,7 @@ def test_an_actor_that_catches_up_works_again(service: Make, draw: Make) -> None
 
 
 def test_what_has_begun_goes_on_while_the_engine_trails(service: Make, draw: Make) -> None:
-    slow = config.Simulation(tokens_per_s=5, batch_slowdown=0, mean_tokens=200, tail=0)
+    slow = Simulation(tokens_per_s=5, batch_slowdown=0, mean_tokens=200, tail=0)
 
     async def scenario() -> Any:
         s = service(simulation=slow, settings=settings(), max_lag=1)
@@ -208,8 +209,8 @@ def test_what_has_begun_goes_on_while_the_engine_trails(service: Make, draw: Mak
 
 @pytest.mark.parametrize("newest", [v(1), v(5), v(1, incarnation=2)])
 def test_a_drain_may_take_longer_than_the_stall_deadline(service: Make, draw: Make, newest: Version) -> None:
-    slow = config.Simulation(tokens_per_s=1, batch_slowdown=0, mean_tokens=200, tail=0, update_s=0.5)
-    drains = config.Actors(max_running=16, max_waiting=4, stall_deadline_s=DEADLINE_S, weight_update="drain")
+    slow = Simulation(tokens_per_s=1, batch_slowdown=0, mean_tokens=200, tail=0, update_s=0.5)
+    drains = config.Actors(max_running=16, stall_deadline_s=DEADLINE_S, weight_update="drain")
 
     async def scenario() -> Any:
         s = service(simulation=slow, settings=drains, max_lag=1)
@@ -242,7 +243,7 @@ class NeverDrained(FakeEngine):
 
 
 def test_a_drain_that_never_ends_although_nothing_runs_ends_the_actor(service: Make) -> None:
-    drains = config.Actors(max_running=16, max_waiting=4, stall_deadline_s=DEADLINE_S, weight_update="drain")
+    drains = config.Actors(max_running=16, stall_deadline_s=DEADLINE_S, weight_update="drain")
 
     async def scenario() -> float:
         s = service(settings=drains)

@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmorl import config
 from olmorl.actors.fake_engine import FakeEngine
 from olmorl.actors.weight_proof import WeightProof
 from olmorl.clock import run_simulated
 from olmorl.errors import WeightsUnproven
 from olmorl.messages import Floats, Probe, Version
 from olmorl.ports import StagedWeights, Update
+from olmorl.simulation import Simulation
 
 Make = Callable[..., Any]
-STEADY = config.Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0, update_s=0.5)
+STEADY = Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0, update_s=0.5)
 TOKENS = (5, 1, 3, 2)
 
 

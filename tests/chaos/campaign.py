@@ -27,7 +27,7 @@ max_lag = 2
 [checkpoint]
 every = 5
 [supervision]
-answer_deadline_s = 6.0
+patience = 0.5
 [weights]
 store = "ray"
 full_every = 4
@@ -69,8 +69,7 @@ SHARED_ROWS = """
 ranks_per_node = 2
 sequence_parallel = 2
 mlp_tiles = 2
-gradient_checkpointing = true
-offload_activations = true
+gradient_checkpointing = "offload"
 zero_stage = 3
 deepspeed.zero_optimization.stage3_param_persistence_threshold = 0
 """
@@ -83,7 +82,7 @@ max_lag = 4
 [checkpoint]
 every = 5
 [supervision]
-heartbeat_deadline_s = 6.0
+patience = 0.75
 """
 
 

@@ -61,7 +61,7 @@ def _for_a_while(rig: Rig, host: Host, worsen: Callable[[], None], seconds: floa
     before = rig.run.roster()
     worsen()
     threading.Timer(seconds, host.heal).start()
-    over = time.monotonic() + seconds + rig.settings.supervision.heartbeat_deadline_s
+    over = time.monotonic() + seconds + rig.settings.supervision.deadlines.heartbeat_s
     return Strike(
         f"{host.name}, for {seconds:.1f} s", None, lambda: time.monotonic() > over and rig.run.roster() == before
     )

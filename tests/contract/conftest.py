@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import pytest
 
+from olmorl import deadlines
 from olmorl.clock import SystemClock
 from olmorl.config import QueueSettings
 from olmorl.messages import Completion, Group, Prompt, Span, Verdict, Version
@@ -23,8 +24,15 @@ from olmorl.queues.weights.store import StagedWeightStore, store_in_files, store
 LEASE_S = 60.0
 MAX_ATTEMPTS = 3
 TOTAL_DEADLINE_S = 100.0
-SETTINGS = QueueSettings(lease_s=LEASE_S, max_attempts=MAX_ATTEMPTS, total_deadline_s=TOTAL_DEADLINE_S)
+SETTINGS = QueueSettings(outage_deadline_s=LEASE_S / 1.5)
 BOUND = 50
+
+
+@pytest.fixture(autouse=True)
+def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws fail earlier than in a run."""
+    monkeypatch.setattr(deadlines, "MAX_ATTEMPTS", MAX_ATTEMPTS)
+    monkeypatch.setattr(deadlines, "TOTAL_DEADLINE_S", TOTAL_DEADLINE_S)
 
 
 class SteppedClock(SystemClock):

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from olmorl import config
+from olmorl import config, deadlines
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.cluster.remote_process import Identity
 from olmorl.deploy.supervision.policies import Context
 from olmorl.deploy.supervision.process_list import ProcessList
 from olmorl.errors import OlmoRLError, ProcessLost, ResourceError
+from tests.waiting import set_deadline
 
 
 class FakeProcess:
@@ -123,17 +124,22 @@ def until() -> Callable[[Callable[[], object]], Awaitable[None]]:
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> Callable[..., Any]:
-    """Makes the parts of the supervisors on a fake cluster. `said` collects their messages."""
+def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """Makes the parts of the supervisors on a fake cluster. `said` collects their messages.
 
-    def make(**supervision: Any) -> Any:
-        quick = {"backoff_s": 0.01, "longest_backoff_s": 0.02, "restarts": 2, **supervision}
+    It takes the built-in deadlines by their names.
+    """
+    monkeypatch.setattr(deadlines, "BETWEEN_HEARTBEATS_S", 0.01)
+
+    def make(restarts: int = 2, **built_in: float) -> Any:
+        quick = {"MOST_RESTARTS": restarts, "RESTART_PAUSE_S": 0.01, "LONGEST_RESTART_PAUSE_S": 0.02, **built_in}
+        for name, value in quick.items():
+            set_deadline(monkeypatch, name, value)
         settings = config.build(
             {
                 "run": {"directory": tmp_path, "mode": "simulated"},
-                "actors": {"engines_per_node": 3, "heartbeat_s": 0.01},
+                "actors": {"engines_per_node": 3},
                 "learner": {"ranks_per_node": 2},
-                "supervision": quick,
             }
         )
         settings.run_dir.mkdir(parents=True, exist_ok=True)

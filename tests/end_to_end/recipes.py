@@ -13,7 +13,7 @@ def variety(completions, **columns):
     texts = [c[-1]["content"] if isinstance(c, list) else c for c in completions]
     return [len(set(text)) % 7 / 6 for text in texts]
 '''
-ON_FOUR_HOSTS = ("--learner.nodes=2", "--learner.ranks_per_node=1", "--actors.nodes=2", "--actors.max_waiting=0")
+ON_FOUR_HOSTS = ("--learner.nodes=2", "--learner.ranks_per_node=1", "--actors.nodes=2")
 """The arguments with which a run without a model uses two hosts for the learner and two for actors."""
 
 
@@ -51,7 +51,7 @@ def simulated(folder: Path, more: str) -> Launch:
         f'[run]\nname = "test"\nmode = "simulated"\ndirectory = "{folder}/runs"\n'
         "[sampling]\ngroup_size = 4\nmax_tokens = 128\n"
         "[learner]\nranks_per_node = 2\n"
-        "[actors]\nengines_per_node = 2\nmax_running = 16\nheartbeat_s = 0.25\n"
+        "[actors]\nengines_per_node = 2\nmax_running = 16\n"
         "[simulation]\ntokens_per_s = 200\nmean_tokens = 60\n" + more
     )
     return Launch(folder, recipe)

@@ -31,7 +31,7 @@ max_lag = 2
 every = 5
 [queue]
 url = "{url}"
-lease_s = 5
+outage_deadline_s = 20
 """
 
 

@@ -14,7 +14,7 @@ from tests.end_to_end import leftovers
 from tests.end_to_end.launching import Launch
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
-RECIPE = "[schedule]\nsteps = {}\nprompts_per_step = 4\nmax_lag = 2\n[supervision]\nanswer_deadline_s = {}\n"
+RECIPE = "[schedule]\nsteps = {}\nprompts_per_step = 4\nmax_lag = 2\n[supervision]\npatience = {}\n"
 DAEMONS = pytest.mark.parametrize("name", ["gcs_server", "raylet"])
 
 
@@ -24,7 +24,7 @@ def daemon(run: Launch, name: str) -> psutil.Process:
 
 
 def test_a_signal_to_one_process_is_ignored_and_the_run_goes_on(simulate: Callable[[str], Launch]) -> None:
-    run = simulate(RECIPE.format(1000, 30))
+    run = simulate(RECIPE.format(1000, 1))
     run.start()
     run.until_step(2)
     roster = run.roster()
@@ -42,12 +42,12 @@ def test_a_signal_to_one_process_is_ignored_and_the_run_goes_on(simulate: Callab
 
 @DAEMONS
 def test_a_ray_daemon_that_hangs_ends_the_run_with_the_cause(simulate: Callable[[str], Launch], name: str) -> None:
-    run = simulate(RECIPE.format(1000, 4))
+    run = simulate(RECIPE.format(1000, 0.25))
     run.start()
     run.until_step(2)
     daemon(run, name).suspend()
     assert run.wait(60) == 1, run.output()
-    cause = f"{name} of the run's own Ray has not answered for 4 s; --resume goes on from the last checkpoint"
+    cause = f"{name} of the run's own Ray has not answered for 7.5 s; --resume goes on from the last checkpoint"
     assert cause in (run.folder / "output.txt").read_text()
     assert RunFiles(run.run_dir).ended.read_text() == f"failed: {cause}"
     assert cause in (RunFiles(run.run_dir).logs / "launcher.log").read_text()
@@ -61,7 +61,7 @@ def test_a_stop_with_a_lost_ray_daemon_still_writes_the_last_checkpoint(
     simulate: Callable[[str], Launch], name: str, fault: signal.Signals
 ) -> None:
     # A checkpoint is written after the stop alone, and the stop is asked for before the loss is noticed.
-    run = simulate(RECIPE.format(1000, 4) + "[checkpoint]\nevery = 1000\n")
+    run = simulate(RECIPE.format(1000, 0.25) + "[checkpoint]\nevery = 1000\n")
     run.start()
     run.until_step(2)
     lost = daemon(run, name)

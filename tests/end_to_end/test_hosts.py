@@ -40,13 +40,12 @@ cores = [1]
 nodes = 2
 cores = [0]
 max_running = 8
-max_waiting = 0
 kv_cache_gib = 0.1
 enforce_eager = true
 [checkpoint]
 every = 4
 [supervision]
-heartbeat_deadline_s = 5.0
+patience = 0.6
 """
 ON_TWO_HOSTS = ("--actors.nodes_per_engine=2", "--actors.tensor_parallel=2", "--actors.start_deadline_s=400")
 SIMULATED = f"""
@@ -57,9 +56,8 @@ max_lag = {MAX_LAG}
 [checkpoint]
 every = 5
 [supervision]
-heartbeat_deadline_s = 4.0
+patience = 0.5
 [cluster]
-stop_deadline_s = 6.0
 """
 NOTICED_S = ELSEWHERE_S = 60.0
 MOVED_S = 240.0

@@ -120,7 +120,7 @@ train = ["FOLDER/sums.jsonl:2", "FOLDER/talk.jsonl:1"]
 max_prompt_tokens = 32
 [verifiers]
 functions = ["FOLDER/rewards.py:short*0.5", "FOLDER/rewards.py:varied"]
-math_last_number = false
+math_strict = ["last_number"]
 [verifiers.weights]
 math = 2.0
 [sampling]
@@ -137,7 +137,6 @@ warmup_steps = {WARMUP}
 eps = {ADAM_EPS}
 [actors]
 max_running = 16
-heartbeat_s = 0.1
 kv_cache_gib = 0.1
 enforce_eager = true
 [checkpoint]
@@ -148,7 +147,6 @@ data = ["held_out=FOLDER/held.jsonl"]
 every = 100
 samples = {SAMPLES}
 temperature = 1.0
-share = 1.0
 """
 pytestmark = [pytest.mark.cluster, pytest.mark.engine, pytest.mark.timeout(1800)]
 Record = dict[str, Any]

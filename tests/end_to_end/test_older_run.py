@@ -27,8 +27,8 @@ def test_it_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     before = run.lines()
     assert len(before) == DONE
     try:
-        # The default of that version, which a resume would name as a change.
-        run.start("--run.directory", str(tmp_path / "runs"), "--queue.lease_s", "60", "--resume")
+        # It had another queue.lease_s, a key that no longer exists.
+        run.start("--run.directory", str(tmp_path / "runs"), "--resume", "--change")
         assert run.wait() == 0, run.output()
     finally:
         run.end()

@@ -13,7 +13,7 @@ from tests.end_to_end import recipes
 NO_REDIS = """
 [queue]
 url = "redis://127.0.0.1:1/0"
-connect_deadline_s = 0.5
+outage_deadline_s = 0.5
 """
 SHARDED = """
 [sampling]

@@ -42,9 +42,6 @@ prompts_per_step = 4
 max_lag = 2
 [checkpoint]
 every = 5
-[supervision]
-backoff_s = 0.5
-restarts = 1
 """
 REAL = """
 [sampling]
@@ -61,9 +58,7 @@ limit = 4
 [verifiers.judge]
 url = "http://127.0.0.1:9/v1"
 model = "nobody"
-retries = 0
-breaker_threshold = 1
-outage_deadline_s = 2
+timeout_s = 0.2
 """
 CURRENT_S = 60.0
 """Within this time discovery follows a process that dies or starts."""

@@ -128,7 +128,7 @@ def settings(tmp_path: Path, policy: Path) -> config.Config:
                 "device": "cpu",
             },
             "checkpoint": {"every": 100},
-            "weights": {"proof": False},  # the engine makes its log-probabilities up
+            "weights": {"proof_tolerance": "off"},  # the engine makes its log-probabilities up
         }
     )
 

@@ -28,7 +28,7 @@ max_lag = 2
 every = 5
 [supervision]
 launcher_deadline_s = {launcher_deadline_s}
-answer_deadline_s = 6.0
+patience = 0.5
 """
 START_DEADLINE_S = 120
 EVERYBODY = 8

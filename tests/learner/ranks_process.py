@@ -132,7 +132,7 @@ class Rank:
             num_minibatches=job["learner"].get("minibatches", 1),
             row_tokens=job.get("row_tokens", 64),
             sequence_parallel=job["learner"].get("sequence_parallel", 1),
-            share_prompts=job.get("one_prompt", False) and config.Learner(**job["learner"]).shares_prompts,
+            share_prompts=job.get("one_prompt", False) and config.Learner(**job["learner"]).has_own_attention,
         )
         return shards[self.ranks.rank]
 

@@ -16,6 +16,7 @@ from olmorl.errors import DeadlinePassed, DiskFull, ResourceError
 from olmorl.learner.background import unless_failed
 from olmorl.learner.checkpoint_writer import CheckpointWriter
 from olmorl.messages import Begin
+from tests.waiting import set_deadline
 
 WRITE_S = 10.0
 
@@ -50,7 +51,7 @@ class Case:
     def __init__(self, tmp_path: Path) -> None:
         self.disk: Any = SlowDisk()
         self.orchestrator: Any = Orchestrator()
-        self.settings = config.build({"run": {"directory": tmp_path}, "checkpoint": {"deadline_s": 60}})
+        self.settings = config.build({"run": {"directory": tmp_path}})
 
     def saver(self, begun_at: int = 0, checkpoint: str | None = None) -> CheckpointWriter:
         begin = Begin(incarnation=2, step=begun_at, checkpoint=checkpoint)
@@ -121,8 +122,8 @@ def test_a_full_disk_is_waited_for_while_the_loop_goes_on(case: Case) -> None:
     assert case.orchestrator.saved_steps == [(1, 4)]
 
 
-def test_a_disk_that_takes_too_long_ends_the_run_by_name(case: Case) -> None:
-    case.settings = config.build({**case.settings.model_dump(), "checkpoint": {"deadline_s": 5}})
+def test_a_disk_that_takes_too_long_ends_the_run_by_name(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_deadline(monkeypatch, "checkpoint_s", 5)
 
     async def scenario() -> None:
         with pytest.raises(DeadlinePassed, match=r"waited 5 s for the disk to take step 4's share of learner rank 1"):

@@ -94,7 +94,7 @@ def group_to_batch(folder: Path) -> list[str]:
     trace = Trace(folder / "trace")
 
     async def scenario() -> None:
-        queue, clock = MemoryQueue(QueueSettings(lease_s=20.0), 1000, LoopClock()), LoopClock()
+        queue, clock = MemoryQueue(QueueSettings(outage_deadline_s=15.0), 1000, LoopClock()), LoopClock()
         made = settings(folder)
         orchestrator = await Orchestrator.open(made, queue.another(), stream(), clock, num_ranks=1, evaluations={})
         running = asyncio.create_task(orchestrator.run())
@@ -260,12 +260,11 @@ def rank_comes_back(folder: Path) -> list[str]:
         learner={"minibatches": 1, "ranks_per_node": 2},
         schedule={"steps": 99, "prompts_per_step": 2, "max_lag": 2},
         checkpoint={"every": 2},
-        supervision={"backoff_s": 0.01},
         simulation={"train_overhead_s": 0.05},
     )
 
     async def scenario() -> None:
-        queue = MemoryQueue(QueueSettings(lease_s=20.0), 1000, SystemClock())
+        queue = MemoryQueue(QueueSettings(outage_deadline_s=15.0), 1000, SystemClock())
 
         async def join(*_: Any) -> MemoryQueue:
             return queue.another()

@@ -30,10 +30,10 @@ from olmorl.messages import Stop
 from olmorl.ports import Row, Scorer
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 from olmorl.queues.weights.memory_store import MemoryWeightStore
+from tests.waiting import set_deadline
 
 RANKS = 2
 LEASE_S = 20.0
-MAX_ATTEMPTS = 5
 
 
 def rows(number: int, name: str = "train") -> list[Row]:
@@ -67,11 +67,12 @@ class Service:
     trainer: Callable[..., FakeTrainer] = FakeTrainer
     engine: Callable[..., FakeEngine] = FakeEngine
     scorer: Callable[[], Scorer] = FakeScorer
+    evaluation_share: float = 0.25
     rows: Sequence[Row] | None = None
     """In place of `num_rows` made ones."""
 
     def __post_init__(self) -> None:
-        self.queue = MemoryQueue(QueueSettings(lease_s=LEASE_S, max_attempts=MAX_ATTEMPTS), 10_000, self.clock)
+        self.queue = MemoryQueue(QueueSettings(outage_deadline_s=LEASE_S / 1.5), 10_000, self.clock)
         self.store = MemoryWeightStore()
         self.trainers: list[FakeTrainer] = []
         self.actors: list[Actor] = []
@@ -130,7 +131,7 @@ class Service:
             ),
             lanes=admission.lanes(settings.sampling, settings.evaluation, list(self.evaluations)),
             settings=settings.actors,
-            evaluation_share=settings.evaluation.share,
+            evaluation_share=self.evaluation_share,
             lease_s=LEASE_S,
             max_lag=settings.schedule.max_lag,
             max_span=max_span,
@@ -249,20 +250,24 @@ async def _end(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Callable[..., Service]:
-    """Builds a service from dotted settings, on top of small defaults."""
+def service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Service]:
+    """Builds a service from dotted settings and `deadlines.NAME`, on top of small defaults."""
 
     def build(overrides: dict[str, Any] | None = None, **more: Any) -> Service:
         tree: dict[str, Any] = {
             "run": {"directory": tmp_path, "name": f"run{len(list(tmp_path.iterdir()))}", "mode": "simulated"},
             "schedule": {"steps": 12, "prompts_per_step": 8, "max_lag": 2},
             "sampling": {"group_size": 4, "max_tokens": 400},
-            "actors": {"max_running": 32, "max_waiting": 8, "weight_poll_s": 0.4, "heartbeat_s": 2.0},
+            "actors": {"max_running": 32},
             "checkpoint": {"every": 4},
         }
-        for key, value in (overrides or {}).items():
+        pauses = {"deadlines.BETWEEN_LOOKS_S": 0.4, "deadlines.BETWEEN_HEARTBEATS_S": 2.0}
+        for key, value in (pauses | (overrides or {})).items():
             section, name = key.split(".")
-            tree.setdefault(section, {})[name] = value
+            if section == "deadlines":
+                set_deadline(monkeypatch, name, value)
+            else:
+                tree.setdefault(section, {})[name] = value
         settings = config.build(tree)
         settings.run_dir.mkdir(parents=True)
         return Service(settings, **more)

@@ -238,7 +238,7 @@ def test_a_start_waits_for_room_too(service: Build, monkeypatch: pytest.MonkeyPa
 def test_a_disk_that_stays_full_ends_the_run_by_name_and_another_start_goes_on(
     service: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = service({**SYNCHRONOUS, "checkpoint.deadline_s": 100}, seed_attempts=False)
+    run = service({**SYNCHRONOUS, "deadlines.checkpoint_s": 100}, seed_attempts=False)
 
     async def scenario() -> float:
         with monkeypatch.context() as patch:

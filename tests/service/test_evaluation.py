@@ -66,10 +66,10 @@ def test_every_answer_is_in_the_rollouts_and_every_version_that_answered_in_the_
             "evaluation.every": 5,
             "evaluation.samples": 4,
             "evaluation.temperature": 1.0,
-            "evaluation.share": 0.05,
             "schedule.steps": 18,
         },
         evaluations={"held.out": held_out},
+        evaluation_share=0.05,
     )
     run_simulated(run.run())
     run.check_lines()
@@ -117,8 +117,8 @@ def test_going_back_takes_later_evaluations_out_of_the_rollouts(service: Build, 
 def test_the_first_evaluation_is_told_also_where_it_ends_after_the_last_step(
     service: Build, held_out: list[Row], steps: int
 ) -> None:
-    changes = {"evaluation.share": 0.02, "evaluation.samples": 32, "evaluation.temperature": 1.0}
-    run = service(changes | {"schedule.steps": steps}, evaluations={"held": held_out})
+    changes = {"evaluation.samples": 32, "evaluation.temperature": 1.0}
+    run = service(changes | {"schedule.steps": steps}, evaluations={"held": held_out}, evaluation_share=0.02)
     run_simulated(run.run())
     run.check_lines()
     assert versions(run) == [0, steps]
@@ -131,12 +131,12 @@ def test_where_long_answers_are_dropped_those_of_an_evaluation_are_not(service: 
             "evaluation.every": 5,
             "evaluation.samples": 16,
             "evaluation.temperature": 1.0,
-            "evaluation.share": 0.1,
             "schedule.steps": 18,
             "schedule.over_age": "drop",
             "schedule.max_lag": 1,
         },
         evaluations={"held": held_out},
+        evaluation_share=0.1,
     )
     run_simulated(run.run())
     assert [line["eval_held_failed"] for line in run.lines if "eval_held_failed" in line] == [0] * len(versions(run))
@@ -231,8 +231,9 @@ def test_a_round_that_gets_no_answers_is_closed_at_its_deadline(service: Build, 
 
 def test_a_pause_of_hours_costs_the_round_under_way_no_answer(service: Build, held_out: list[Row]) -> None:
     run = service(
-        {"evaluation.deadline_s": 60, "evaluation.every": 100, "evaluation.share": 0.5, "schedule.steps": 40},
+        {"evaluation.deadline_s": 60, "evaluation.every": 100, "schedule.steps": 40},
         evaluations={"held": held_out * 10},
+        evaluation_share=0.5,
     )
 
     async def scenario() -> None:

@@ -113,7 +113,7 @@ def test_it_is_reconciled_while_the_run_goes_on(service: Build, held_out: list[R
     run = service(
         {"schedule.steps": steps, "schedule.max_lag": max_lag, "evaluation.every": 2}, evaluations={"held": held_out}
     )
-    run.queue = Forgetful(QueueSettings(lease_s=20.0), BOUND, run.clock)
+    run.queue = Forgetful(QueueSettings(outage_deadline_s=20.0 / 1.5), BOUND, run.clock)
 
     async def scenario() -> int:
         await run.start()
@@ -140,7 +140,7 @@ def test_it_is_reconciled_while_the_run_goes_on(service: Build, held_out: list[R
 @pytest.mark.parametrize("lane", ["train", "held"])
 def test_answers_that_were_on_their_way_are_not_believed(service: Build, held_out: list[Row], lane: str) -> None:
     run = service({"schedule.steps": 12, "evaluation.every": 2}, evaluations={"held": held_out})
-    run.queue = Forgetful(QueueSettings(lease_s=20.0), BOUND, run.clock)
+    run.queue = Forgetful(QueueSettings(outage_deadline_s=20.0 / 1.5), BOUND, run.clock)
 
     async def all_is_lost() -> None:
         run.queue.lose(Worst())
@@ -164,7 +164,7 @@ def test_answers_that_were_on_their_way_are_not_believed(service: Build, held_ou
 
 def test_an_answer_that_was_here_and_is_lost_waits_for_no_lease(service: Build) -> None:
     run = service({"schedule.steps": 8})
-    run.queue = Forgetful(QueueSettings(lease_s=20.0), BOUND, run.clock)
+    run.queue = Forgetful(QueueSettings(outage_deadline_s=20.0 / 1.5), BOUND, run.clock)
 
     async def scenario() -> list[int]:
         await run.start()

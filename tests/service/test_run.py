@@ -179,8 +179,8 @@ def test_hundreds_of_actors_and_thousands_of_prompts(service: Build) -> None:
             "schedule.steps": 4,
             "schedule.max_lag": 4,
             "actors.max_running": 16,
-            "actors.weight_poll_s": 2.0,
-            "actors.heartbeat_s": 5.0,
+            "deadlines.BETWEEN_LOOKS_S": 2.0,
+            "deadlines.BETWEEN_HEARTBEATS_S": 5.0,
             "sampling.group_size": 2,
         },
         num_actors=200,
@@ -369,7 +369,7 @@ def test_a_learner_that_asks_for_nothing_is_waited_for_with_a_deadline(
     service: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may hang while it loads, saves or exports, and only this deadline notices it."""
-    run = service({"schedule.steps": 3, "supervision.step_deadline_s": 50})
+    run = service({"schedule.steps": 3, "deadlines.step_s": 50})
 
     def expected() -> list[str]:
         return [wait.what for wait in run.orchestrator.waits.current() if wait.owner is Owner.LEARNER]
@@ -444,7 +444,7 @@ def test_a_publish_that_fails_ends_the_run_at_once(service: Build) -> None:
 
 
 async def test_it_runs_on_the_wall_clock_too(service: Build) -> None:
-    fast = {"simulation.tokens_per_s": 4000.0, "actors.weight_poll_s": 0.02, "actors.heartbeat_s": 0.1}
+    fast = {"simulation.tokens_per_s": 4000.0, "deadlines.BETWEEN_LOOKS_S": 0.02, "deadlines.BETWEEN_HEARTBEATS_S": 0.1}
     run = service(fast, clock=SystemClock())
     await run.run()
     run.check_lines()

@@ -14,7 +14,7 @@ from olmorl.queues.prompts.codec import to_result
 from tests.service.conftest import rows
 
 Build = Callable[..., Any]
-SMALL = {"schedule.steps": 10, "simulation.tail": 1.2, "actors.heartbeat_s": 0.5}
+SMALL = {"schedule.steps": 10, "simulation.tail": 1.2, "deadlines.BETWEEN_HEARTBEATS_S": 0.5}
 
 
 def parts(line: dict[str, Any]) -> dict[str, int]:

@@ -86,7 +86,7 @@ def test_what_cannot_be_scored_is_never_a_0_and_no_answer_deletes_its_group(serv
     async def scenario() -> Any:
         judge = JudgeServer()
         url = await judge.start()
-        remote = Judge(url=url, timeout_s=1.0, breaker_threshold=2, outage_deadline_s=60.0, retries=2, cache_size=0)
+        remote = Judge(url=url, timeout_s=1.0)
         verifiers = Verifiers(
             judge=remote, functions=[f"{tmp_path}/careful.py:careful"], code_test_timeout_s=1, timeout_s=10.0
         )

@@ -49,4 +49,4 @@ def reward_file(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def quick() -> Verifiers:
-    return Verifiers(timeout_s=20.0, function_timeout_s=20.0, retries=0)
+    return Verifiers(timeout_s=20.0, function_timeout_s=20.0)

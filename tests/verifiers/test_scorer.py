@@ -158,7 +158,7 @@ async def test_a_function_that_does_not_import_stops_the_start(quick: Verifiers)
 
 
 async def test_eight_groups_at_once_with_a_hostile_answer(make_prompt: Make, make_completion: MakeCompletion) -> None:
-    scorer = VerifierScorer(Verifiers(workers=2, timeout_s=3.0, retries=2))
+    scorer = VerifierScorer(Verifiers(workers=2, timeout_s=3.0))
     await scorer.start()
     try:
 

@@ -14,6 +14,7 @@ from olmorl.verifiers.check_outcomes import Done, Failed, Limit, WorkerProbe
 from olmorl.verifiers.code import compare_output, extract_program
 from olmorl.verifiers.code.sandbox.messages import ProgramTest, RunReport
 from olmorl.verifiers.code.sandbox.sandbox import Sandbox, SandboxCounters
+from olmorl.verifiers.code.sandbox.tiers import OUTPUT_KIB
 from olmorl.verifiers.pool.pool import Pool
 from olmorl.verifiers.verifier import AnswerVerifier, unscored
 
@@ -29,6 +30,8 @@ _PROBES = {
 }
 _KEPT_LABELS = 32
 _EXTRACTED = 2048
+ANSWER_TESTS = 10
+"""The tests of one answer have together the time of so many tests. Tests after it fail."""
 MAX_INPUT = 16 << 20
 """The most characters of standard input that a test may have."""
 
@@ -96,7 +99,7 @@ class _CodeVerifier(AnswerVerifier):
         """Run the tests in order until the time of the answer is used up."""
         results: list[Result] = []
         for test in tests:
-            if sum(result.seconds for result in results) > self._settings.code_answer_timeout_s:
+            if sum(result.seconds for result in results) > ANSWER_TESTS * self._settings.code_test_timeout_s:
                 results.append(Result(False, "the time limit of the answer was reached", limit=True))
                 break
             result = await self._run(program, test)
@@ -183,9 +186,8 @@ class StdioVerifier(_CodeVerifier):
     _called = False
 
     def _unfit(self, tests: list[Any]) -> str:
-        limit = self._settings.code_output_kib
-        if any(len(expected) > limit << 10 for _, expected in tests):
-            return f"a test expects more than {limit} KiB of output; raise verifiers.code_output_kib"
+        if any(len(expected) > OUTPUT_KIB << 10 for _, expected in tests):
+            return f"a test expects more than {OUTPUT_KIB} KiB of output; shorten it"
         return (
             "a test has more than 16 MiB of input; shorten it"
             if any(len(given) > MAX_INPUT for given, _ in tests)

@@ -118,8 +118,6 @@ class FunctionScorer:
             settings.workers,
             settings.function_timeout_s,
             settings.memory_mib,
-            settings.recycle_after,
-            settings.retries,
             setup=(_LOAD, ([function.spec for function in self.functions], columns)),
         )
 

@@ -16,6 +16,8 @@ from olmorl.verifiers.judge.service.endpoint import problem
 from olmorl.verifiers.judge.service.failures import Rejected, Unavailable, UnreadableReply
 from olmorl.verifiers.verifier import Verifier, unscored
 
+MAX_ANSWER_CHARS = 32_000
+"""A longer answer scores 0: it may not fit the model."""
 INNOCENT = "I do not know."
 """An answer that every working service accepts."""
 
@@ -58,7 +60,7 @@ class ModelVerifier(Verifier):
             return Verdict(reward=None, error_kind=f"{self._name}_setup", detail=f"set verifiers.{self._name}.url")
         if text is None:
             return Verdict(reward=0.0, method="no_answer", detail="unclosed thinking")
-        if len(text) > self._settings.max_answer_chars:
+        if len(text) > MAX_ANSWER_CHARS:
             return unscored(Limit("length"))
         if contentless(text, str(label) if self._question.needs_label else ""):
             return Verdict(reward=0.0, method="no_answer", detail="contentless")

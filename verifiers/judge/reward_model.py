@@ -27,6 +27,7 @@ class RewardModelQuestion:
 
     def read(self, body: bytes, delimiter: str) -> float:
         """The reward in the reply. Raises UnreadableReply or Unavailable."""
-        z = (class_score(body) - self._settings.center) / self._settings.scale
+        zero, unit = self._settings.zero_and_unit
+        z = (class_score(body) - zero) / unit
         # tanh, because exp can overflow
         return 0.5 + 0.5 * math.tanh(z / 2) if self._settings.squash == "sigmoid" else min(max(z, 0.0), 1.0)

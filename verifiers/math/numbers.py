@@ -188,8 +188,6 @@ def _shrunk(number: Quantity) -> Quantity:
 
 def unit_ratio(label: Unit, answer: Unit, policy: Policy) -> Fraction | None:
     """The factor that makes the answer's number comparable. None if the policy refuses its unit."""
-    if policy.units == "ignore":
-        return ONE
     if policy.units == "strict" and label.dimensions != answer.dimensions and label.dimensions:
         return None
     return conversion(label, answer)

@@ -18,6 +18,9 @@ from olmorl.verifiers.pool.fork_server import ForkServer, WorkerStartFailed
 from olmorl.verifiers.pool.worker import WorkerSettings
 from olmorl.verifiers.pool.worker_slot import RetryPolicy, WorkerSlot
 
+RETRIES = 2
+"""Further attempts after a failure that the input did not cause. Then the group fails."""
+
 
 class _Ticket(NamedTuple):
     call: bytes
@@ -34,7 +37,7 @@ class Pool:
         timeout_s: float,
         memory_mib: int = 1024,
         recycle_after: int = 5000,
-        retries: int = 2,
+        retries: int = RETRIES,
         *,
         preload: tuple[str, ...] = (),
         setup: tuple[str, Any] | None = None,

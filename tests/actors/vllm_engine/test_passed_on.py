@@ -29,7 +29,7 @@ def test_the_batch_of_tokens_is_vllms_for_the_hardware(config_folder: Path, monk
     sizes = {UsageContext.LLM_CLASS: 16384}
     monkeypatch.setattr(AsyncEngineArgs, "get_batch_defaults", lambda *_: (sizes, sizes))
     assert engine_config(arguments(config_folder)).scheduler_config.max_num_batched_tokens == 16384
-    given = arguments(config_folder, max_batched_tokens=9000)
+    given = arguments(config_folder, vllm={"max_num_batched_tokens": 9000})
     assert engine_config(given).scheduler_config.max_num_batched_tokens == 9000
 
 
@@ -99,5 +99,5 @@ def test_what_vllm_or_another_key_refuses_is_named(given: dict[str, Any], says: 
 
 
 def test_every_argument_that_we_give_is_ours_alone(config_folder: Path) -> None:
-    shared = {"hf_overrides", "enable_chunked_prefill"}
+    shared = {"hf_overrides", "enable_chunked_prefill", "enable_prefix_caching", "max_num_batched_tokens"}
     assert arguments(config_folder).keys() - shared <= OWNED.keys()

@@ -35,7 +35,7 @@ def test_a_cpu_is_measured_in_less_than_a_second_and_once(cache: Path) -> None:
 
 
 def test_the_recipe_has_the_last_word() -> None:
-    settings = config.build({"cluster": {"peak_tflops": 0.25, "peak_gb_per_s": 20.0}})
+    settings = config.build({"cluster": {"peak": [0.25, 20.0]}})
     assert device_peak.device_peak(settings, on_gpu=False) == (0.25e12, 20e9)
 
 

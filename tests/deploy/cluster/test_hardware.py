@@ -219,11 +219,15 @@ def test_nodes_that_join_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
     seen = iter([[node(0)], [node(0), node(8)], [node(0), node(8), node(8)]])
     monkeypatch.setattr(ray, "nodes", lambda: next(seen))
     monkeypatch.setattr("olmorl.deploy.cluster.ray_cluster._LONGEST_PAUSE_S", 0.01)
-    cluster = RayCluster(recipe(1, 1, actors__engines_per_node=1, learner__ranks_per_node=8, cluster__wait_s=5), "run")
+    cluster = RayCluster(
+        recipe(1, 1, actors__engines_per_node=1, learner__ranks_per_node=8, actors__start_deadline_s=5), "run"
+    )
     assert cluster.config.learner.device == "auto"
     cluster._decide_hardware()
     assert cluster.config.learner.device == "cpu", "a head without GPUs could hold this plan"
-    cluster = RayCluster(recipe(1, 2, actors__engines_per_node=1, learner__ranks_per_node=8, cluster__wait_s=5), "run")
+    cluster = RayCluster(
+        recipe(1, 2, actors__engines_per_node=1, learner__ranks_per_node=8, actors__start_deadline_s=5), "run"
+    )
     seen = iter([[node(0)], [node(0), node(8)], [node(0), node(8), node(8)]])
     cluster._decide_hardware()
     assert cluster.config.cluster.gpus_per_node == 8
@@ -232,7 +236,7 @@ def test_nodes_that_join_late_are_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 def test_nodes_that_never_join_end_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 8.0, "GPU": 2.0}}])
     monkeypatch.setattr("olmorl.deploy.cluster.ray_cluster._LONGEST_PAUSE_S", 0.01)
-    cluster = RayCluster(recipe(1, 1, learner__ranks_per_node=2, cluster__wait_s=0.1), "run")
+    cluster = RayCluster(recipe(1, 1, learner__ranks_per_node=2, actors__start_deadline_s=0.1), "run")
     with pytest.raises(ResourceError, match=r"2 engine\(s\) .* Ray reports 1 node\(s\) with 2 GPU"):
         cluster._decide_hardware()
 

@@ -157,7 +157,7 @@ async def of_ranks(cluster: RayCluster, placed: Placement) -> tuple[list[Reserve
 
 async def of_engines(cluster: RayCluster, placed: Placement) -> tuple[list[ReservedPlace], list[Group]]:
     """Reserve all engines at once, as a run does, and start one after the other."""
-    waits = (cluster.place_engine(cluster.config.cluster.wait_s, BY_NODES) for _ in range(placed.engines))
+    waits = (cluster.place_engine(cluster.config.actors.start_deadline_s, BY_NODES) for _ in range(placed.engines))
     places = await asyncio.gather(*waits)
     found = []
     for number, place in enumerate(places):

@@ -20,15 +20,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmorl import config
 from olmorl.deploy.plan.cli import main
+from olmorl.simulation import Simulation
 
 RECIPE = Path(__file__).parents[3] / "deploy" / "recipes" / "olmo3-32b-think.toml"
 ENGINE_TOKENS_PER_S = 2949 * 3 * 7.6 / 32.2
 
 
 def test_a_third_of_the_groups_of_two_can_train_with_the_default_spread() -> None:
-    log_odds = np.random.default_rng(0).normal(0.0, config.Simulation().prompt_spread, 200_000)
+    log_odds = np.random.default_rng(0).normal(0.0, Simulation().prompt_spread, 200_000)
     solved = 1 / (1 + np.exp(-log_odds))
     assert float((2 * solved * (1 - solved)).mean()) == pytest.approx(1 / 3, abs=0.03)
 

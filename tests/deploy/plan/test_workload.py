@@ -7,7 +7,6 @@ import random
 import numpy as np
 import pytest
 
-from olmorl import config
 from olmorl.deploy.plan.workload import (
     RecordedAnswer,
     RecordedAnswers,
@@ -20,6 +19,7 @@ from olmorl.deploy.plan.workload import (
 )
 from olmorl.messages import Version
 from olmorl.ports import Sampling
+from olmorl.simulation import Simulation
 
 from .conftest import Recipe
 
@@ -84,6 +84,6 @@ def test_recorded_lengths_are_counted_in_units() -> None:
 
 
 def test_the_mean_of_recorded_answers_respects_the_limit() -> None:
-    load = Workload(config.Simulation(), [[RecordedAnswer(100, True), RecordedAnswer(700, True)]])
+    load = Workload(Simulation(), [[RecordedAnswer(100, True), RecordedAnswer(700, True)]])
     assert load.expected_tokens(500) == 300
     assert load.with_mean(200, 500).expected_tokens(500) == pytest.approx(200)

@@ -286,9 +286,7 @@ def test_a_verifier_that_cannot_score_is_found(trial: Callable[..., config.Confi
     judged = {"prompt": "Say something.", "ground_truth": "hello", "dataset": "general-quality_ref"}
     with pytest.raises(DataError, match=r"rows\.jsonl:1: .*judge\.url"):
         checks.data(trial([judged]))
-    deaf = trial([judged]).verifiers.judge.model_copy(
-        update={"url": "http://127.0.0.1:1/v1", "retries": 0, "breaker_threshold": 1, "outage_deadline_s": 0.2}
-    )
+    deaf = trial([judged]).verifiers.judge.model_copy(update={"url": "http://127.0.0.1:1/v1", "timeout_s": 0.05})
     recipe = trial([judged])
     recipe = recipe.model_copy(update={"verifiers": recipe.verifiers.model_copy(update={"judge": deaf})})
     with pytest.raises(Unscorable, match=r"rows\.jsonl:1: general-quality_ref: "):

@@ -94,7 +94,7 @@ def test_32b_at_34816_tokens_part_by_part(models: Path) -> None:
     assert learner["weights gathered from other ranks"] == pytest.approx(1.05e9 * 2 / GIB)
     # Keys and values of 8 heads of 128 numbers, 7 copies of a prompt, in one layer; and their gradients.
     assert learner["copied keys of prompts"] == pytest.approx(2 * 7 * 2048 * 2 * 8 * 128 * 2 / GIB)
-    unshared = memory.memory_plan(shipped(models, "olmo3-32b-think", ("learner.share_prompts", "false")))
+    unshared = memory.memory_plan(shipped(models, "olmo3-32b-think", ("learner.attention", "flash_attention_2")))
     assert "copied keys of prompts" not in of(unshared.places[0])
     weights = 2 * SHIPPED["olmo3-32b-think"][1] / GIB
     assert places["a host of engines"] == pytest.approx(
@@ -121,7 +121,7 @@ def test_shared_rows_tiles_and_activations_on_the_host(models: Path) -> None:
             (),
             (("learner.sequence_parallel", "8"),),
             (("learner.mlp_tiles", "8"),),
-            (("learner.offload_activations", "true"),),
+            (("learner.gradient_checkpointing", "offload"),),
         )
     )
     activations = [of(plan.places[0])["activations"] for plan in (whole, shared, tiled, offloaded)]
@@ -167,7 +167,7 @@ def test_a_critic_takes_what_the_policy_takes_but_the_activations(models: Path) 
 
 
 def test_a_row_too_long_for_a_gpu_is_refused_with_ranks_to_share_it(models: Path) -> None:
-    tried = (("learner.logprob_chunk", "64"), ("learner.offload_optimizer", "true"))
+    tried = (("learner.offload_optimizer", "true"),)
     settings = shipped(models, "olmo3-32b-think", ("sampling.max_tokens", "129024"), *tried)
     assert settings.row_tokens == 131_072
     with pytest.raises(ResourceError, match=r"a learner GPU needs .* set learner.sequence_parallel = 4 \(then"):
@@ -262,11 +262,11 @@ def test_an_engine_of_two_nodes_has_the_memory_of_both(models: Path) -> None:
     """On GPUs of 1.8 GiB the weights of 7B do not fit the eight of a node."""
     small = [("cluster.gpu_memory_gib", "1.8"), ("cluster.address", '"auto"'), ("sampling.max_tokens", "256")]
     one = [*small, ("actors.engines_per_node", "1"), ("actors.tensor_parallel", "8"), ("actors.max_running", "4")]
-    settings = shipped(models, "olmo3-7b-rl-zero", *one, ("actors.max_batched_tokens", "1024"))
+    settings = shipped(models, "olmo3-7b-rl-zero", *one, ("actors.vllm.max_num_batched_tokens", "1024"))
     [engine] = [place for place in memory.memory_plan(settings).places if place.name == "an engine GPU"]
     assert not engine.fits
     assert "give an engine several (actors.nodes_per_engine, and " in memory._fix(settings, engine)
-    two = [*one, ("actors.max_batched_tokens", "1024"), ("actors.nodes_per_engine", "2")]
+    two = [*one, ("actors.vllm.max_num_batched_tokens", "1024"), ("actors.nodes_per_engine", "2")]
     settings = shipped(models, "olmo3-7b-rl-zero", *two, ("actors.tensor_parallel", "16"))
     found = {place.name: place for place in memory.memory_plan(settings).places}
     assert found["an engine GPU"].fits
@@ -322,7 +322,7 @@ def test_a_single_gpu_holds_learner_and_engine(models: Path) -> None:
     assert "the GPU of learner and engine" not in {place.name for place in memory.memory_plan(two).places}
 
 
-OFFLOADED = (("learner.offload_optimizer", "true"), ("learner.offload_activations", "true"))
+OFFLOADED = (("learner.offload_optimizer", "true"), ("learner.gradient_checkpointing", "offload"))
 
 
 @pytest.mark.parametrize("recipe", SHIPPED)
@@ -338,7 +338,7 @@ def test_what_is_offloaded_has_to_fit_the_host(models: Path) -> None:
     few = shipped(models, "olmo3-7b-rl-zero", *OFFLOADED, ("cluster.host_memory_gib", "320"))
     with pytest.raises(
         ResourceError,
-        match=r"host of the learner needs .* of 320.0 GiB \(cluster.host_memory_gib\): set learner.offload_activations",
+        match=r"host of the learner needs .* of 320.0 GiB \(cluster.host_memory_gib\): set learner.gradient_check",
     ):
         memory.refuse_too_little(few, memory.memory_plan(few))
     enough = config.with_key(few, "cluster.host_memory_gib", 1400)
@@ -353,11 +353,11 @@ def test_a_host_of_engines_without_room_for_pulled_versions_is_told_to_use_files
 
 
 def test_offloading_is_not_proposed_where_the_host_has_no_room_for_it(models: Path) -> None:
-    long = (("sampling.max_tokens", "57344"), ("learner.logprob_chunk", "64"), ("cluster.gpu_memory_gib", "44"))
+    long = (("sampling.max_tokens", "57344"), ("cluster.gpu_memory_gib", "44"))
     settings = shipped(models, "olmo3-7b-think", *long, ("actors.max_running", "64"))
     gpu = memory.memory_plan(settings).places[0]
     assert not gpu.fits
-    change = [("learner.offload_activations", True)]
+    change = [("learner.gradient_checkpointing", "offload")]
     assert memory._with(settings, change, gpu) is not None
     little = config.with_key(settings, "cluster.host_memory_gib", 150)
     assert memory.memory_plan(little).hosts.overfull is None
@@ -399,7 +399,9 @@ def test_learner_and_engines_on_one_host_share_its_memory(models: Path, monkeypa
 def test_a_host_with_less_memory_than_planned_is_named(models: Path) -> None:
     settings = shipped(models, "olmo3-7b-rl-zero", *OFFLOADED)
     assert checks.host_memory(settings, 2000 * GIB).startswith("2000.0 GiB, ")
-    with pytest.raises(ResourceError, match=r"a host of the learner needs .* of 200.0 GiB .*set learner.offload_"):
+    with pytest.raises(
+        ResourceError, match=r"a host of the learner needs .* of 200.0 GiB .*set learner.gradient_checkpointing"
+    ):
         checks.host_memory(settings, 200 * GIB)
     planned = config.with_key(settings, "cluster.host_memory_gib", 1400)
     with pytest.raises(ResourceError, match=r"this host has 1000.0 GiB.*set cluster.host_memory_gib = 1000"):

@@ -25,10 +25,10 @@ def test_the_parts_are_those_of_each_rank() -> None:
     assert found.probe_s == pytest.approx(16 * 3 / 4 / 50 + 16 * 7 / 8 / 200)
     assert found.background_s == pytest.approx(0.5 / 1)
     assert planned(weights={"full_every": 8}).background_s == pytest.approx(0.5 / 0.25)
-    assert planned(weights={"proof": False}).probe_s == 0
+    assert planned(weights={"proof_tolerance": "off"}).probe_s == 0
     one_shard = {**CLUSTER["learner"], "zero_stage": 1}
     assert planned(learner=one_shard).probe_s == pytest.approx(16 / 2000), "every GPU has all weights, and reads them"
-    slow = {**CLUSTER["cluster"], "peak_gb_per_s": 1000.0}
+    slow = {**CLUSTER["cluster"], "peak": [100.0, 1000.0]}
     assert planned(learner=one_shard, cluster=slow).probe_s == pytest.approx(16 / 1000)
     alone = {**CLUSTER["learner"], "nodes": 1, "ranks_per_node": 1}
     assert planned(learner=alone).probe_s == pytest.approx(16 / 2000), "a single rank gathers nothing"

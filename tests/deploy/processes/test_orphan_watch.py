@@ -46,7 +46,7 @@ def test_a_run_is_needed_while_a_launcher_looks_at_it(clock: Hands) -> None:
 
 
 def test_a_run_without_a_launcher_is_needed_while_all_ranks_train(clock: Hands) -> None:
-    launcher = LauncherPresence(Supervision(launcher_deadline_s=60, answer_deadline_s=30), clock)
+    launcher = LauncherPresence(Supervision(launcher_deadline_s=60), clock)
     clock.time += 3600
     assert launcher.run_is_needed([clock.time - 29, clock.time], overdue=False)
     assert not launcher.run_is_needed([clock.time - 30, clock.time], overdue=False), "one of them is silent"

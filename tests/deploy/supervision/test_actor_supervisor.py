@@ -121,7 +121,7 @@ async def test_all_nodes_of_an_engine_are_listed_while_its_actor_lives(
 
 
 async def test_an_actor_without_heartbeat_is_ended_and_replaced(context: Any, running: Running, until: Any) -> None:
-    made = context(heartbeat_deadline_s=5)
+    made = context(heartbeat_s=5)
     async with running(made) as supervisor:
         for second in range(8):
             look(supervisor, second, a0=second, a1=min(second, 1), a2=second)
@@ -133,7 +133,7 @@ async def test_an_actor_without_heartbeat_is_ended_and_replaced(context: Any, ru
 async def test_an_actor_that_falls_silent_while_it_starts_has_longer(
     context: Any, running: Running, until: Any
 ) -> None:
-    made = context(heartbeat_deadline_s=2, answer_deadline_s=5)
+    made = context(heartbeat_s=2, answer_s=5)
     async with running(made) as supervisor:
         for second in range(5):
             look(supervisor, second, state="starting", a0=second, a1=0, a2=second)
@@ -144,7 +144,7 @@ async def test_an_actor_that_falls_silent_while_it_starts_has_longer(
 
 
 async def test_an_actor_that_is_never_heard_of_is_ended(context: Any, running: Running, until: Any) -> None:
-    made = context(heartbeat_deadline_s=2, answer_deadline_s=5)
+    made = context(heartbeat_s=2, answer_s=5)
     async with running(made) as supervisor:
         await until(lambda: all(slot.there_since for slot in supervisor.slots))
         for second in range(8):
@@ -252,7 +252,7 @@ async def test_the_same_error_of_engines_that_were_up_is_no_reason_to_give_up(
 async def test_an_actor_that_is_lost_after_a_stop_is_not_started_again(
     context: Any, running: Running, until: Any
 ) -> None:
-    made = context(restarts=5, no_actor_deadline_s=0.01)
+    made = context(restarts=5, no_actor_s=0.01)
     async with running(made, count=2) as supervisor:
         supervisor.stopping = True
         made.cluster.newest("actor-0").end(ProcessLost("actor-0 died"))
@@ -262,7 +262,7 @@ async def test_an_actor_that_is_lost_after_a_stop_is_not_started_again(
 
 
 async def test_without_anybody_at_work_the_run_ends_in_time(context: Any, running: Running, until: Any) -> None:
-    made = context(no_actor_deadline_s=0.2, restarts=1000)
+    made = context(no_actor_s=0.2, restarts=1000)
     made.cluster.answers["actor-0."] = {"identity": ProcessLost("it does not come up")}
     with pytest.raises(RunEnded, match=r"no actor has worked for \d s: actor-0 \(\w+\): it does not"):
         async with running(made, count=1) as supervisor:
@@ -275,7 +275,7 @@ async def test_no_actor_is_judged_while_heartbeats_cannot_be_read(
     context: Any, running: Running, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policies, "LONGEST_GAP_S", 0.7)
-    made = context(no_actor_deadline_s=2)
+    made = context(no_actor_s=2)
     async with running(made, count=2) as supervisor:
         look(supervisor, time.monotonic(), a0=1, a1=1)
         for name in ("actor-0", "actor-1"):
@@ -302,7 +302,7 @@ async def test_the_run_ends_when_all_actors_are_quarantined(context: Any, runnin
 
 
 async def test_a_wait_for_a_host_does_not_count_as_a_start_that_took_long(context: Any, running: Running) -> None:
-    made = context(no_actor_deadline_s=0.2, restarts=1000)
+    made = context(no_actor_s=0.2, restarts=1000)
     made.cluster.answers["actor-0."] = {"identity": ProcessLost("it does not come up")}
     with pytest.raises(RunEnded, match="no actor has worked"):
         async with running(made, count=1) as supervisor:
@@ -358,7 +358,7 @@ async def test_a_count_beyond_all_room_is_refused_without_asking_for_it(context:
 
 
 async def test_who_starts_again_has_no_name_to_be_drained_by(context: Any, running: Running, until: Any) -> None:
-    made = context(backoff_s=60, longest_backoff_s=60)
+    made = context(RESTART_PAUSE_S=60, LONGEST_RESTART_PAUSE_S=60)
     async with running(made, count=2) as supervisor:
         await lose_twice(made, supervisor, until)
         with pytest.raises(UserError, match="no actor '' here"):
@@ -392,7 +392,7 @@ async def test_at_the_end_all_give_back_what_they_have(context: Any, running: Ru
 async def test_the_end_does_not_wait_for_actors_that_would_start_later(
     context: Any, running: Running, until: Any
 ) -> None:
-    made = context(backoff_s=60, longest_backoff_s=60)
+    made = context(RESTART_PAUSE_S=60, LONGEST_RESTART_PAUSE_S=60)
     async with running(made, count=1) as supervisor:
         await lose_twice(made, supervisor, until)
         await asyncio.wait_for(supervisor.stop(50.0), 5.0)

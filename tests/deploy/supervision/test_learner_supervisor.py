@@ -234,7 +234,7 @@ async def test_a_learner_that_takes_no_step_between_its_losses_ends_the_run(
 
 
 async def test_a_silent_rank_and_a_step_that_never_ends_are_losses(context: Any, keeping: Keeping, until: Any) -> None:
-    made = context(answer_deadline_s=5, step_deadline_s=60)
+    made = context(answer_s=5, step_s=60)
     async with keeping(made) as learner:
         for second in range(7):
             learner.note_status(Status(step=1, steps=9, pulses={"learner-0": second}), float(second))
@@ -273,7 +273,7 @@ async def test_weights_that_cannot_be_fetched_are_published_again(context: Any, 
 
 
 async def test_ranks_that_start_are_not_silent(context: Any, keeping: Keeping, until: Any) -> None:
-    made = context(answer_deadline_s=5)
+    made = context(answer_s=5)
 
     def start_slowly() -> str:
         for second in range(10, 30, 2):

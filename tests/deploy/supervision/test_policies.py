@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from olmorl.config import Supervision
+from olmorl import deadlines
 from olmorl.deploy.supervision.policies import (
     FailedPrompts,
     GiveUp,
@@ -32,23 +32,24 @@ from olmorl.messages import Owner, Wait
 LOST = ProcessLost("x")
 
 
-def test_restarts_come_later_and_later_and_then_no_more() -> None:
-    restarts = Restarts(Supervision(restarts=6, backoff_s=1, longest_backoff_s=5), is_final)
-    assert [restarts.after_death(LOST) for _ in range(7)] == [0, 1, 2, 4, 5, 5, GiveUp.TOO_OFTEN]
-    assert restarts.deaths == 7
+def test_restarts_come_later_and_later_and_then_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deadlines, "LONGEST_RESTART_PAUSE_S", 5)
+    restarts = Restarts(is_final)
+    assert [restarts.after_death(LOST) for _ in range(6)] == [0, 1, 2, 4, 5, GiveUp.TOO_OFTEN]
+    assert restarts.deaths == 6
 
 
 def test_work_in_between_starts_the_count_again() -> None:
-    restarts, delays = Restarts(Supervision(restarts=2, backoff_s=1), is_final), []
-    for worked in (False, False, True, False, False):
+    restarts, delays = Restarts(is_final), []
+    for worked in (False, False, False, False, True, False, False):
         if worked:
             restarts.note_work()
         delays.append(restarts.after_death(LOST))
-    assert delays == [0, 1, 0, 1, GiveUp.TOO_OFTEN]
+    assert delays == [0, 1, 2, 4, 0, 1, 2]
 
 
 def test_the_same_error_at_two_starts_in_a_row_is_the_end() -> None:
-    restarts = Restarts(Supervision(restarts=6, backoff_s=1), is_final)
+    restarts = Restarts(is_final)
     error = "learner-0 failed: RuntimeError('layer 3')"
     assert restarts.after_death(LOST, error) == 0
     assert restarts.after_death(LOST, "learner-0 died: its host is gone") == 1
@@ -59,7 +60,7 @@ def test_the_same_error_at_two_starts_in_a_row_is_the_end() -> None:
 
 
 def test_an_error_that_would_happen_again_is_the_end() -> None:
-    restarts = Restarts(Supervision(restarts=6), is_final)
+    restarts = Restarts(is_final)
     assert restarts.after_death(StartError("half a header")) is GiveUp.FINAL_ERROR
     assert restarts.deaths == 1
 

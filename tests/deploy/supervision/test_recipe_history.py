@@ -186,12 +186,12 @@ def test_more_steps_of_a_decayed_rate_name_the_jump_and_the_way_around_it(tmp_pa
     longer = settings(tmp_path, learner=decayed, schedule={"steps": 100})
     with pytest.raises(ConfigError, match=r"learning rate: 2e-08 \(step 50\) -> 5e-07 \(step 51\)") as refused:
         recipe_history.check_change(longer, change=False)
-    assert 'learner.extended_from = 50, and learner.extended_rate = "keep" or "decay"' in str(refused.value)
+    assert 'learner.extended = "keep 50" or "decay 50"' in str(refused.value)
     assert "learning rate" in [difference.key for difference in recipe_history.check_change(longer, change=True)]
     for rate in ("keep", "decay"):
         kept = settings(
             tmp_path,
-            learner={**decayed, "extended_from": 50, "extended_rate": rate},
+            learner={**decayed, "extended": f"{rate} 50"},
             schedule={"steps": 100},
         )
         found = [difference.key for difference in recipe_history.check_change(kept, change=True)]

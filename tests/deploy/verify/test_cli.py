@@ -176,7 +176,7 @@ def test_parquet_and_a_config_of_a_recipe(tmp_path: Path) -> None:
     source = tmp_path / "in.parquet"
     pq.write_table(pa.Table.from_pylist([row(r"\boxed{50\%}", ground_truth="50"), row()]), source)
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[verifiers]\nmath_percent = "strict"\n')
+    recipe.write_text('[verifiers]\nmath_strict = ["percent"]\n')
     assert [line["reward"] for line in verify(source, name="lenient.jsonl")] == [1.0, 1.0]
     lines = verify(source, "--config", str(recipe), name="strict.jsonl")
     assert [line["reward"] for line in lines] == [0.0, 1.0]
@@ -354,7 +354,7 @@ def test_only_the_output_of_the_same_input_and_settings_is_resumed(
     assert main(again) == 0
     assert main([*again, "--verifiers.timeout_s", "9"]) == 0
     assert out.read_bytes() == before
-    assert main([*again, "--verifiers.math_percent", "strict"]) == 2
+    assert main([*again, "--verifiers.math_strict", '["percent"]']) == 2
     write(row(), row("7"), row("6"))
     assert main(again) == 2
     assert "out.jsonl is not of this input and these settings" in capsys.readouterr().err

@@ -39,7 +39,7 @@ class Parts:
     def __init__(self, settings: config.Config, make_group: MakeGroup, num_rows: int) -> None:
         self.settings = settings
         self.clock = LoopClock()
-        self.queue = MemoryQueue(QueueSettings(lease_s=20.0), 1000, self.clock)
+        self.queue = MemoryQueue(QueueSettings(outage_deadline_s=20.0 / 1.5), 1000, self.clock)
         self.files = RunFiles(settings.run_dir)
         self._make_group = make_group
         self._num_rows = num_rows

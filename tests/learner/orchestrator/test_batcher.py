@@ -46,7 +46,7 @@ def test_an_engine_is_as_busy_as_its_slots_or_its_cache(
     parts: Build, running: int, waiting: int, kv_used: float, busy: float
 ) -> None:
     async def scenario() -> None:
-        async with parts({"actors.max_running": 64, "actors.kv_headroom": 0.1}).opened() as run:
+        async with parts({"actors.max_running": 64}).opened() as run:
             status = ActorStatus(name="a0", at=0.0, pid=1, running=running, waiting=waiting, kv_used=kv_used)
             run.draws._batcher.look_at_engines([status])
             assert run.draws._batcher._ahead._busy_now == [pytest.approx(busy)]

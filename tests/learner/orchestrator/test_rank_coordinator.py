@@ -48,7 +48,6 @@ class Case:
                 "run": {"mode": "simulated"},
                 "schedule": {"steps": steps},
                 "learner": {"batch_deadline_s": 50},
-                "supervision": {"step_deadline_s": 100},
             }
         )
         self.waits = Waits(LoopClock())

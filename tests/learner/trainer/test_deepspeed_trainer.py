@@ -28,6 +28,7 @@ BOUND = {"float32": 1e-5, "bfloat16": 2e-2}
 TEMPERATURE = 0.7
 RANKS_LIMIT_S = 120.0
 """Of `ranks_process.py`."""
+FP32_SUMS: Any = {"deepspeed": {"communication_data_type": "fp32"}}
 SHARDED = {"deepspeed": {"zero_optimization": {"stage3_param_persistence_threshold": 0}}}
 """DeepSpeed keeps weights of up to 100,000 values whole on every rank, which all weights of the tiny models are."""
 
@@ -95,8 +96,8 @@ def results(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, st
             olmo, "float32", 3, SINGLES, gradient_checkpointing=True, **SHARDED
         ),
         "float32-z3-sharded-offload-2": gradient_job(olmo, "float32", 3, SINGLES, offload_optimizer=True, **SHARDED),
-        "bfloat16-z3-sharded-fp32-reduce-2": gradient_job(olmo, "bfloat16", 3, SINGLES, fp32_reduce=True, **SHARDED),
-        "bfloat16-z2-fp32-reduce-2": gradient_job(olmo, "bfloat16", 2, SINGLES, fp32_reduce=True),
+        "bfloat16-z3-sharded-fp32-reduce-2": gradient_job(olmo, "bfloat16", 3, SINGLES, **FP32_SUMS, **SHARDED),
+        "bfloat16-z2-fp32-reduce-2": gradient_job(olmo, "bfloat16", 2, SINGLES, **FP32_SUMS),
     }
     sharded = {"learner": {"zero_stage": 3, "learning_rate": 1e-4, "max_grad_norm": 0.5, "minibatches": 2, **SHARDED}}
     base = {"kind": "steps", "model": {"path": olmo, "dtype": "float32"}, "temperature": TEMPERATURE}

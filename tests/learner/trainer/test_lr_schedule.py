@@ -31,7 +31,7 @@ def test_steps_past_the_end_stay_at_zero() -> None:
 
 def test_an_extended_run_goes_on_from_its_last_rate() -> None:
     """4 linear steps end at 0.25. Of 4 more steps, the one after the last would have 0."""
-    extended = {"learning_rate": 1.0, "schedule": "linear", "extended_from": 4}
-    kept, falling = Learner(**extended), Learner(**extended, extended_rate="decay")
+    extended = {"learning_rate": 1.0, "schedule": "linear"}
+    kept, falling = (Learner(**extended, extended=f"{kind} 4") for kind in ("keep", "decay"))
     assert [learning_rate(step, kept, 8) for step in range(1, 9)] == [1.0, 0.75, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25]
     assert [round(learning_rate(step, falling, 8), 6) for step in range(4, 9)] == [0.25, 0.2, 0.15, 0.1, 0.05]

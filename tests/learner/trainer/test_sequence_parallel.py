@@ -31,7 +31,7 @@ CLOSE = 1e-6
 ROWS = {"one": ONE_ROW, "eight": EIGHT_ROWS, "single": SINGLES}
 MODELS = ("olmo3", "qwen2", "llama")
 UPDATES = {"learning_rate": 1e-4, "max_grad_norm": 0.5, "minibatches": 2, "epochs": 2}
-FULL = {"gradient_checkpointing": True, "offload_activations": True, "mlp_tiles": 3}
+FULL = {"gradient_checkpointing": "offload", "mlp_tiles": 3}
 
 
 def jobs(models: dict[str, str], **shared: Any) -> Jobs:
@@ -88,13 +88,13 @@ def alone(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str]
     settings: Jobs = {
         "tiles": {"mlp_tiles": 3},
         "tiles, recomputed": {"mlp_tiles": 3, "gradient_checkpointing": True},
-        "offloaded": {"gradient_checkpointing": True, "offload_activations": True},
+        "offloaded": {"gradient_checkpointing": "offload"},
     }
     one_row = {
         name: gradient_job(tiny_models["olmo3"], "float32", 2, ONE_ROW, **given) for name, given in settings.items()
     }
     own = {
-        name: gradient_job(tiny_models["olmo3"], "float32", 2, row, share_prompts=False) | {"one_prompt": True}
+        name: gradient_job(tiny_models["olmo3"], "float32", 2, row, attention="eager") | {"one_prompt": True}
         for name, row in (("own prompts", ONE_ROW), ("own prompts, eight", EIGHT_ROWS))
     }
     return run_ranks(

@@ -134,5 +134,5 @@ def test_answers_that_do_not_see_the_prompt_or_see_each_other_are_refused(
     tiny_models: dict[str, str], wrong: Callable[[PolicyRow], PolicyRow]
 ) -> None:
     policy = load(tiny_models["olmo3"])
-    with pytest.raises(ModelError, match=r"cannot share a prompt .* set learner\.share_prompts = false"):
+    with pytest.raises(ModelError, match=r'cannot share a prompt .* set learner\.attention = "eager"'):
         refuse_sharing(lambda row: policy(wrong(row)), policy.model, CPU)

@@ -64,7 +64,7 @@ async def test_the_error_says_what_each_sentinel_said(servers: Watched) -> None:
 
 
 async def test_what_a_primary_keeps_is_examined(servers: Watched) -> None:
-    settings = QueueSettings(connect_deadline_s=5)
+    settings = QueueSettings(outage_deadline_s=5)
     assert "append-only file, fsync everysec" in await examine(servers.url, ENVIRONMENT, settings)
     servers.first.client.config_set("maxmemory-policy", "allkeys-lru")
     with pytest.raises(ResourceError, match="CONFIG SET maxmemory-policy noeviction"):

@@ -20,7 +20,7 @@ TIERS = [
     ),
     "landlock",
 ]
-SETTINGS = Verifiers(workers=2, retries=0, code_test_timeout_s=3.0, code_memory_mib=512, code_output_kib=256)
+SETTINGS = Verifiers(workers=2, code_test_timeout_s=3.0, memory_mib=512)
 
 Run = Callable[[ProgramTest], Coroutine[None, None, RunReport | Limit | Failed]]
 

@@ -11,8 +11,10 @@ import pytest
 import pytest_asyncio
 
 from olmorl.config import Verifiers
+from olmorl.verifiers.code import program_verifier
 from olmorl.verifiers.code.program_verifier import MAX_INPUT, code_verifiers
 from olmorl.verifiers.code.sandbox.sandbox import Sandbox
+from olmorl.verifiers.code.sandbox.tiers import OUTPUT_KIB
 from olmorl.verifiers.label_check import LabelChecker
 from olmorl.verifiers.pool.pool import Pool
 from olmorl.verifiers.scorer import VerifierScorer
@@ -106,8 +108,9 @@ async def test_all_asks_for_all_and_stops_at_the_first_failure(pool: Pool) -> No
         await found["code"].close()
 
 
-async def test_an_answer_has_its_time_for_all_tests_together(pool: Pool) -> None:
-    found = code_verifiers(SETTINGS.model_copy(update={"code_answer_timeout_s": 0.5}), pool)
+async def test_an_answer_has_its_time_for_all_tests_together(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_verifier, "ANSWER_TESTS", 0.5 / SETTINGS.code_test_timeout_s)
+    found = code_verifiers(SETTINGS, pool)
     try:
         answer = "```python\nimport time\ndef add(a, b):\n    time.sleep(0.6)\n    return a + b\n```"
         verdict = await found["code"].verify(answer, TESTS)
@@ -126,7 +129,7 @@ async def test_an_answer_has_its_time_for_all_tests_together(pool: Pool) -> None
         ("code", "nothing"),
         ("code_stdio", []),
         ("code_stdio", [{"input": "1"}]),
-        ("code_stdio", [{"input": "", "output": "x" * (SETTINGS.code_output_kib * 1024 + 1)}]),
+        ("code_stdio", [{"input": "", "output": "x" * (OUTPUT_KIB * 1024 + 1)}]),
         ("code_stdio", [{"input": "x" * (MAX_INPUT + 1), "output": ""}]),
     ],
 )
@@ -183,7 +186,7 @@ async def test_numpy_is_there_when_it_is_allowed_and_not_otherwise(pool: Pool, m
 
 
 async def test_the_scorer_starts_a_sandbox_only_for_code_and_ends_it(make_prompt: Any, make_completion: Any) -> None:
-    scorer = VerifierScorer(Verifiers(timeout_s=20.0, retries=0))
+    scorer = VerifierScorer(Verifiers(timeout_s=20.0))
     await scorer.start()
     try:
         await scorer.verify(make_prompt(("math",), ("42",)), make_completion(r"\boxed{42}"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -15,6 +16,7 @@ from olmorl.config import Verifiers
 from olmorl.errors import RewardFunctionError
 from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.functions.function_scorer import FunctionScorer, check, parse
+from olmorl.verifiers.pool.pool import Pool
 
 Make = Callable[..., Prompt]
 MakeCompletion = Callable[..., Completion]
@@ -135,7 +137,7 @@ async def test_a_flaky_function_is_retried(
         "    if not mark.exists():\n        mark.touch()\n        raise OSError('not yet')\n"
         "    return [1.0 for _ in completions]\n"
     )
-    rows = await scores(quick.model_copy(update={"retries": 1}), make_prompt(), [make_completion("a")], f"{file}:flaky")
+    rows = await scores(quick, make_prompt(), [make_completion("a")], f"{file}:flaky")
     assert rows[0]["flaky"].reward == 1.0
 
 
@@ -281,10 +283,15 @@ HARMFUL = {
 
 @pytest.mark.parametrize("trick", re.findall(r"^def (?!links)(\w+)\(\):", TRICKS, re.MULTILINE))
 async def test_a_function_cannot_change_the_rewards_of_another_row(
-    reward_file: Callable[[str], str], make_prompt: Make, make_completion: MakeCompletion, trick: str
+    reward_file: Callable[[str], str],
+    make_prompt: Make,
+    make_completion: MakeCompletion,
+    trick: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("olmorl.verifiers.functions.function_scorer.Pool", partial(Pool, retries=4))
     function = f"{reward_file(TRICKS)}:score"
-    scorer = FunctionScorer(Verifiers(workers=2, functions=[function], function_timeout_s=5, retries=4))
+    scorer = FunctionScorer(Verifiers(workers=2, functions=[function], function_timeout_s=5))
     await scorer.start()
     try:
         rows = [(float(number), trick if number % 8 == 0 else "") for number in range(24)]
@@ -324,7 +331,7 @@ def left(completions, **columns):
     )
     function = f"{reward_file(source)}:left"
     for ends in ("pool", "worker"):
-        scorer = FunctionScorer(Verifiers(workers=1, functions=[function], retries=0))
+        scorer = FunctionScorer(Verifiers(workers=1, functions=[function]))
         await scorer.start()
         found = await scorer.score(make_prompt(), [make_completion("a"), make_completion("b", 1)])
         pids = [int(member["left"].reward or 0) for member in found]

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple
 
 import aiohttp
+import pytest
 import pytest_asyncio
 
 from olmorl.config import Judge, RewardModel, Verifiers
@@ -13,6 +14,7 @@ from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.verifiers.judge.model_verifier import ModelVerifier
 from olmorl.verifiers.judge.registry import model_verifiers
 from olmorl.verifiers.judge.server import JudgeServer
+from olmorl.verifiers.judge.service import client
 from olmorl.verifiers.judge.service.call_counts import CallCounts
 
 REQUEST = "What is the capital of France?"
@@ -56,13 +58,18 @@ class Asker(NamedTuple):
 
 @pytest_asyncio.fixture
 async def asker(
-    service: Service, make_prompt: Callable[..., Prompt], make_completion: Callable[..., Completion]
+    service: Service,
+    make_prompt: Callable[..., Prompt],
+    make_completion: Callable[..., Completion],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> AsyncIterator[Callable[..., Asker]]:
-    """Makes verifiers with changes to their settings."""
+    """Makes verifiers with changes to their settings, and to the constants of their client."""
     made: list[ModelVerifier] = []
 
     def make(**changes: Any) -> Asker:
-        options = {"timeout_s": 5.0, "outage_deadline_s": 60.0, **changes}
+        for name in [name for name in changes if name.isupper()]:
+            monkeypatch.setattr(client, name, changes.pop(name))
+        options = {"timeout_s": 5.0, **changes}
         names = {"judge": Judge.model_fields, "reward_model": RewardModel.model_fields}
         judge, model = ({k: v for k, v in options.items() if k in fields} for fields in names.values())
         settings = Verifiers(judge=Judge(url=service.url, **judge), reward_model=RewardModel(url=service.url, **model))

@@ -15,7 +15,7 @@ from olmorl.clock import SystemClock
 from olmorl.config import HttpService, Judge, RewardModel, Verifiers
 from olmorl.messages import Completion, Prompt
 from olmorl.verifiers.judge.judge_question import JudgeQuestion
-from olmorl.verifiers.judge.model_verifier import INNOCENT, ModelVerifier
+from olmorl.verifiers.judge.model_verifier import INNOCENT, MAX_ANSWER_CHARS, ModelVerifier
 from olmorl.verifiers.judge.registry import model_verifiers
 from olmorl.verifiers.judge.server import FLOOD_BYTES
 from olmorl.verifiers.judge.service.client import Client
@@ -51,7 +51,7 @@ ANSWERS = {RIGHT: 1.0, "The capital of France is Berlin.": 8 / 9, "Berlin": 0.0}
 async def test_the_service_is_out_and_comes_back(
     fault: dict[str, Any], asker: Callable[..., Any], service: Any
 ) -> None:
-    judge = asker(timeout_s=0.4, breaker_threshold=3)
+    judge = asker(timeout_s=0.4, BREAKER_THRESHOLD=3)
     names = ("general-quality_ref", "reward_model")
     right = {(name, answer): (await judge.ask(answer, name)).reward for name in names for answer in ANSWERS}
     await service.fault(seconds=0.7, **fault)
@@ -75,11 +75,11 @@ async def test_the_verdicts_are_those_of_the_judge(asker: Callable[..., Any]) ->
 
 @pytest.mark.parametrize("kind", ["429", "500", "hang", "drop"])
 async def test_an_outage_past_the_deadline_is_no_reward(kind: str, asker: Callable[..., Any], service: Any) -> None:
-    judge = asker(timeout_s=0.2, breaker_threshold=2, outage_deadline_s=0.8)
+    judge = asker(timeout_s=0.2, BREAKER_THRESHOLD=2)
     await service.fault(kind)
     verdicts = await asyncio.gather(*(judge.ask(f"Berlin{' ' * n}") for n in range(6)))
     assert {(verdict.reward, verdict.error_kind) for verdict in verdicts} == {(None, "judge_down")}
-    assert all("down for 0.8 s" in verdict.detail for verdict in verdicts)
+    assert all("down for 2 s" in verdict.detail for verdict in verdicts)
     await service.fault("none")
     assert (await judge.ask(RIGHT)).reward == 1.0
 
@@ -128,7 +128,7 @@ async def test_calls_at_once_are_bounded(asker: Callable[..., Any], service: Any
 
 
 async def test_the_same_question_is_asked_once(asker: Callable[..., Any], service: Any) -> None:
-    judge = asker(cache_size=2)
+    judge = asker(CACHE_SIZE=2)
     for answer in (RIGHT, "Berlin", RIGHT, RIGHT):
         await judge.ask(answer)
     assert (service.state.calls, judge.calls.calls, judge.calls.cache_hits) == (2, 2, 2)
@@ -158,8 +158,8 @@ async def test_a_service_that_takes_no_request_is_an_error(asker: Callable[..., 
 
 
 async def test_an_answer_that_is_too_long_scores_0(asker: Callable[..., Any], service: Any) -> None:
-    judge = asker(max_answer_chars=100)
-    verdict = await judge.ask(RIGHT * 4)
+    judge = asker()
+    verdict = await judge.ask(RIGHT + "." * MAX_ANSWER_CHARS)
     assert (verdict.reward, verdict.method, verdict.error_kind) == (0.0, "limit", None)
     assert service.state.calls == 0
 

@@ -70,7 +70,7 @@ async def test_a_local_judge_lives_as_long_as_the_verifiers(
 
 @pytest.mark.parametrize(("squash", "reward"), [("sigmoid", 0.880797), ("clamp", 1.0)])
 async def test_a_score_becomes_a_reward(squash: str, reward: float, asker: Callable[..., Any], service: Any) -> None:
-    judge = asker(squash=squash, center=1.0, scale=0.5)
+    judge = asker(squash=squash, zero_and_unit=(1.0, 0.5))
     await service.fault("reply", text="2.0")
     assert (await judge.ask("Berlin", "reward_model")).reward == pytest.approx(reward, abs=1e-6)
     await service.fault("reply", text="-90000")
@@ -80,9 +80,13 @@ async def test_a_score_becomes_a_reward(squash: str, reward: float, asker: Calla
 
 
 async def test_a_group_with_a_judge_and_others_on_its_row(
-    service: Any, make_prompt: Callable[..., Prompt], make_completion: Callable[..., Completion]
+    service: Any,
+    make_prompt: Callable[..., Prompt],
+    make_completion: Callable[..., Completion],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    judge = Judge(url=service.url, timeout_s=0.3, breaker_threshold=2, outage_deadline_s=30.0)
+    monkeypatch.setattr("olmorl.verifiers.judge.service.client.BREAKER_THRESHOLD", 2)
+    judge = Judge(url=service.url, timeout_s=0.3)
     scorer = VerifierScorer(Verifiers(judge=judge, weights={"tag_count": 0.5}))
     prompt = make_prompt(("general-quality_ref", "tag_count"), (RIGHT, ""), messages="What is the capital of France?")
     texts = [f"<think>Is it Rome?</think>{RIGHT}", "<think></think>:", f"<think>{RIGHT}", "Berlin", f"</think>{RIGHT}"]

@@ -69,13 +69,11 @@ def test_engines_have_room_for_what_is_evaluated_and_rows_for_what_is_trained() 
     assert (without.max_model_len, without.row_tokens) == (300, 300)
     settings = config.build({**sizes, "evaluation": {"max_tokens": 500, "data": ["held.jsonl"]}})
     assert (settings.max_model_len, settings.row_tokens) == (600, 300)
-    roomier = config.build({**sizes, "actors": {"max_model_len": 350}})
-    assert (roomier.max_model_len, roomier.row_tokens) == (350, 300)
 
 
 def test_every_key_is_listed_with_its_meaning() -> None:
     keys = {key.key: (key.default, key.meaning) for key in config.reference()}
-    assert keys["verifiers.judge.timeout_s"] == ("60.0", "Deadline of one call.")
+    assert keys["verifiers.judge.concurrency"] == ("32", "Most calls of one actor at one time.")
     assert keys["verifiers.reward_model.squash"][0] == "sigmoid"
     assert keys["schedule.max_lag"][0] == "1"
     assert "verifiers.judge" not in keys

@@ -96,7 +96,7 @@ class Trial:
         try:
             pipes.give(given)
         except OSError:
-            return {"outcome": "label", "detail": "the input is larger than verifiers.code_disk_mib"}
+            return {"outcome": "label", "detail": f"the input is larger than {self._setup.disk_mib} MiB"}
         pipes.close_theirs()
         try:
             self._link.send(text)

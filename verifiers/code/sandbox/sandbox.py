@@ -16,6 +16,7 @@ from olmorl.verifiers.code.sandbox import tiers
 from olmorl.verifiers.code.sandbox.messages import ProcessEnd, ProgramTest, RunReport
 from olmorl.verifiers.code.sandbox.sample_attacks import ATTACKS
 from olmorl.verifiers.code.sandbox.sandbox_process import SandboxLost, SandboxProcess, SandboxStartFailed
+from olmorl.verifiers.pool.pool import RETRIES
 
 START_TIMEOUT_S = 60.0
 STRIKES = 2
@@ -96,7 +97,7 @@ class Sandbox:
                     return result
             elif isinstance(result, Failed):
                 failures += 1
-                if failures > self._settings.retries or self._closed or not self.tier:
+                if failures > RETRIES or self._closed or not self.tier:
                     return result
             elif result.outcome in LIMITS:
                 return Limit(result.outcome)

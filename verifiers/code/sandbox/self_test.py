@@ -13,7 +13,7 @@ from olmorl.verifiers.code.sandbox.messages import RunReport
 from olmorl.verifiers.code.sandbox.sample_attacks import ATTACKS, Attack
 from olmorl.verifiers.code.sandbox.sandbox import PROBE, Sandbox
 
-_QUICK = {"code_test_timeout_s": 0.5, "code_memory_mib": 256}
+_QUICK = {"code_test_timeout_s": 0.5, "memory_mib": 256}
 
 
 class AttackFinding(NamedTuple):

@@ -32,6 +32,10 @@ SENT = (
 NOBODY = 65534
 _THROWAWAY_UIDS = range(61184, 65520)
 """User ids without files, for use when the actor runs as root. systemd reserves the same range."""
+DISK_MIB = 32
+"""Bytes that a program may write to /tmp under bubblewrap. Under Landlock it can write no file."""
+OUTPUT_KIB = 1024
+"""Longest output of a program."""
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64")
 
 
@@ -59,9 +63,9 @@ def tier(name: str, settings: Verifiers, number: int) -> Tier:
     setup = SandboxSetup(
         tier=name,
         cpu_s=settings.code_test_timeout_s,
-        memory_mib=settings.code_memory_mib,
-        disk_mib=settings.code_disk_mib,
-        output_kib=settings.code_output_kib,
+        memory_mib=settings.memory_mib,
+        disk_mib=DISK_MIB,
+        output_kib=OUTPUT_KIB,
         uid=None if name == "bubblewrap" else uid,
         readable=[*python.files(), os.devnull, "/dev/urandom"] if name == "landlock" else [],
         packages=list(python.packages),

@@ -26,25 +26,32 @@ LONGEST_ASKED_S = 120.0
 TRIALS = 4
 """At least this many pauses fit into the deadline of an outage, so no call gives up without a trial."""
 
+RETRIES = 4
+"""Retries of a failed call while other calls succeed."""
+BREAKER_THRESHOLD = 5
+"""Failures in a row after which the service counts as down and calls wait."""
+CACHE_SIZE = 10_000
+"""Most scores in the cache. Equal requests share a score."""
+
 
 class Client:
     """Every request ends with its reply or with the reason why there is none."""
 
     def __init__(self, endpoint: JudgeEndpoint, settings: HttpService, clock: Clock) -> None:
         self.counters = CallCounts()
-        self.cache = Cache(settings.cache_size)
+        self.cache = Cache(CACHE_SIZE)
         self._endpoint = endpoint
         self._settings = settings
         self._clock = clock
         self._longest_asked_s = min(LONGEST_ASKED_S, settings.outage_deadline_s / TRIALS)
         self._longest_pause_s = min(LONGEST_PAUSE_S, settings.outage_deadline_s / TRIALS)
-        self._breaker = CircuitBreaker(settings.breaker_threshold, self._longest_pause_s, clock, self.counters)
+        self._breaker = CircuitBreaker(BREAKER_THRESHOLD, self._longest_pause_s, clock, self.counters)
         self._permits = asyncio.Semaphore(settings.concurrency)
 
     async def ask(self, request: Mapping[str, Any], read: Callable[[bytes], T]) -> T:
         """Send a request and return the result of `read` on the body of the reply.
 
-        The wait is bounded. It ends after `retries` further failures while other calls succeed, or
+        The wait is bounded. It ends after `RETRIES` further failures while other calls succeed, or
         `outage_deadline_s` after the first call that failed or was not allowed to start.
 
         Raises:
@@ -67,7 +74,7 @@ class Client:
                 tries, last = tries + 1, str(error)
                 # While the breaker is open, the service is at fault and not this request.
                 failures += not (self._breaker.is_open or error.busy)
-                if failures > self._settings.retries:
+                if failures > RETRIES:
                     raise
                 await self._clock.sleep(min(self._backoff_s(tries, error.asked_s), self._left_s(give_up_at)))
             self.counters.retries += 1

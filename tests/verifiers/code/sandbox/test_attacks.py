@@ -23,7 +23,7 @@ ATTACKS = {
     for program, *tests in [path.read_text(encoding="utf-8").split("=== test\n")]
     for test in tests
 }
-QUICK = SETTINGS.model_copy(update={"workers": 3, "code_test_timeout_s": 0.25, "code_memory_mib": 256})
+QUICK = SETTINGS.model_copy(update={"workers": 3, "code_test_timeout_s": 0.25, "memory_mib": 256})
 
 
 @pytest.mark.parametrize("tier", TIERS)

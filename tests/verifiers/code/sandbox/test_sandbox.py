@@ -18,6 +18,7 @@ from olmorl.verifiers.code.inside.isolation.restrictions import PROCESSES
 from olmorl.verifiers.code.sandbox import tiers
 from olmorl.verifiers.code.sandbox.messages import ProgramTest, RunReport
 from olmorl.verifiers.code.sandbox.sandbox import PROBE, Sandbox
+from olmorl.verifiers.code.sandbox.tiers import DISK_MIB
 from tests.verifiers.code.conftest import SETTINGS, TIERS
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -97,9 +98,9 @@ async def test_much_input_and_much_output(any_sandbox: Sandbox) -> None:
 
 
 async def test_an_input_that_no_file_may_hold_is_a_fault_of_the_label(any_sandbox: Sandbox) -> None:
-    text = "x" * ((SETTINGS.code_disk_mib << 20) + 1)
+    text = "x" * ((DISK_MIB << 20) + 1)
     outcome = await any_sandbox.run(ProgramTest("print(1)", stdin=text))
-    assert outcome == RunReport("label", "the input is larger than verifiers.code_disk_mib")
+    assert outcome == RunReport("label", f"the input is larger than {DISK_MIB} MiB")
 
 
 async def test_a_test_leaves_nothing_for_the_next(sandbox: Sandbox) -> None:
@@ -144,7 +145,7 @@ async def test_nothing_of_a_program_runs_as_root(tier: str) -> None:
 
 
 async def test_a_killed_sandbox_process_costs_a_retry_and_no_reward() -> None:
-    sandbox = Sandbox(QUICK.model_copy(update={"retries": 1, "workers": 1}))
+    sandbox = Sandbox(QUICK.model_copy(update={"workers": 1}))
     before = set(psutil.Process().children(recursive=True))
     try:
         assert await sandbox.run(PROBE) == RunReport("passed")
@@ -159,8 +160,9 @@ async def test_a_killed_sandbox_process_costs_a_retry_and_no_reward() -> None:
         await sandbox.close()
 
 
-async def test_a_sandbox_process_killed_at_every_try_is_an_error() -> None:
-    sandbox = Sandbox(QUICK.model_copy(update={"retries": 0, "workers": 1, "code_test_timeout_s": 30.0}))
+async def test_a_sandbox_process_killed_at_every_try_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("olmorl.verifiers.code.sandbox.sandbox.RETRIES", 0)
+    sandbox = Sandbox(QUICK.model_copy(update={"workers": 1, "code_test_timeout_s": 30.0}))
     before = set(psutil.Process().children())
     try:
         assert await sandbox.run(PROBE) == RunReport("passed")

@@ -14,7 +14,7 @@ from olmorl.verifiers.code.sandbox.sample_attacks import ATTACKS, Attack
 from olmorl.verifiers.code.sandbox.sandbox import PROBE, Sandbox
 from tests.verifiers.code.conftest import TIERS
 
-SETTINGS = Verifiers(workers=1, retries=0, code_test_timeout_s=1.0, code_memory_mib=256)
+SETTINGS = Verifiers(workers=1, code_test_timeout_s=1.0, memory_mib=256)
 WRITES = Attack("a file", ProgramTest("def f(): open('/tmp/f', 'w').close()", test="assert f() is None"))
 """Stopped by Landlock, not by bubblewrap, which gives each test a folder of its own."""
 

@@ -10,6 +10,7 @@ import pytest
 
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.config import HttpService
+from olmorl.verifiers.judge.service import client as service_client
 from olmorl.verifiers.judge.service.client import Client
 from olmorl.verifiers.judge.service.failures import Rejected, Unavailable, UnreadableReply
 
@@ -60,7 +61,7 @@ def down_until(time: float) -> Behaviour:
 
 def test_an_outage_is_waited_for_and_nobody_fails() -> None:
     async def scenario() -> None:
-        one, endpoint = client(down_until(300.0), outage_deadline_s=600.0, retries=1, concurrency=8)
+        one, endpoint = client(down_until(300.0), concurrency=8)
         assert await asyncio.gather(*(asked(one, n=n) for n in range(100))) == ["fine"] * 100
         assert 300.0 < now() < 400.0
         # Eight fail at the same time; then one call at a time, after pauses of up to 30 s.
@@ -73,7 +74,7 @@ def test_an_outage_is_waited_for_and_nobody_fails() -> None:
 
 def test_an_outage_past_the_deadline_is_an_error_with_its_cause() -> None:
     async def scenario() -> None:
-        one, _ = client(down_until(1e9), outage_deadline_s=60.0)
+        one, _ = client(down_until(1e9), timeout_s=6.0)
         results = await asyncio.gather(*(asked(one, n=n) for n in range(50)), return_exceptions=True)
         assert all(isinstance(result, Unavailable) and "down" in str(result) for result in results)
         assert 60.0 <= now() < 80.0
@@ -84,9 +85,11 @@ def test_an_outage_past_the_deadline_is_an_error_with_its_cause() -> None:
     run_simulated(scenario())
 
 
-def test_a_request_that_breaks_the_service_does_not_hold_up_the_others() -> None:
+def test_a_request_that_breaks_the_service_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_client, "BREAKER_THRESHOLD", 1)
+
     async def scenario() -> None:
-        one, _ = client(lambda r: Unavailable("crashed") if r.get("poison") else None, retries=3, breaker_threshold=1)
+        one, _ = client(lambda r: Unavailable("crashed") if r.get("poison") else None)
         poison = [asyncio.create_task(asked(one, poison=True)) for _ in range(3)]
         await asyncio.sleep(5.0)
         started = now()
@@ -100,7 +103,7 @@ def test_a_request_that_breaks_the_service_does_not_hold_up_the_others() -> None
 
 def test_retries_end_while_others_succeed() -> None:
     async def scenario() -> None:
-        one, endpoint = client(lambda r: Unavailable("no") if r.get("poison") else None, retries=3)
+        one, endpoint = client(lambda r: Unavailable("no") if r.get("poison") else None)
 
         async def others() -> None:
             while True:
@@ -110,7 +113,7 @@ def test_retries_end_while_others_succeed() -> None:
         with pytest.raises(Unavailable, match="no"):
             await asked(one, poison=True)
         busy.cancel()
-        assert one.counters.retries == 3 and one.counters.openings == 0
+        assert one.counters.retries == service_client.RETRIES and one.counters.openings == 0
         assert one.counters.calls == len(endpoint.times)
 
     run_simulated(scenario())
@@ -126,10 +129,10 @@ def test_a_service_with_a_rate_limit_serves_all_in_the_end() -> None:
             served.append(now())
             return None
 
-        one, endpoint = client(limited, retries=0, concurrency=32)
+        one, endpoint = client(limited, concurrency=32)
         assert await asyncio.gather(*(asked(one, n=n) for n in range(60))) == ["fine"] * 60
         assert len(endpoint.times) < 60 * 16
-        one, _ = client(lambda r: Unavailable("too many", busy=True), breaker_threshold=10**6, outage_deadline_s=30.0)
+        one, _ = client(lambda r: Unavailable("too many", busy=True), timeout_s=3.0)
         started = now()
         with pytest.raises(Unavailable, match="too many"):
             await asked(one)
@@ -178,9 +181,11 @@ def test_what_the_service_says_of_the_request_is_not_asked_again() -> None:
     run_simulated(scenario())
 
 
-def test_a_cancelled_call_leaves_its_place() -> None:
+def test_a_cancelled_call_leaves_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service_client, "BREAKER_THRESHOLD", 1)
+
     async def scenario() -> None:
-        one, _ = client(down_until(3.0), breaker_threshold=1, concurrency=1)
+        one, _ = client(down_until(3.0), concurrency=1)
         first = asyncio.create_task(asked(one, n=0))
         await asyncio.sleep(2.5)  # it failed at 1.0 and is trying again
         first.cancel()

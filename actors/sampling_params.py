@@ -22,8 +22,6 @@ class SamplingRule:
         self._run_seed = run_seed
         self._training = Sampling(
             temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
             max_tokens=sampling.max_tokens,
             stop=tuple(sampling.stop),
         )

@@ -120,10 +120,6 @@ class SamplingSettings(Section):
     """Longest completion in tokens."""
     temperature: float = Field(1.0, ge=LEAST_TEMPERATURE, le=10)
     """Divisor of the logits, in the engine and in the learner."""
-    top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling. Below 1 the learner's probabilities differ from the engine's, and the ratio is biased."""
-    top_k: int = Field(0, ge=0)
-    """Sample from the k most likely tokens only; 0: off. It biases the ratio as top_p does."""
     stop: list[str] = Field(default_factory=list)
     """Texts that end a completion. The text is part of it, for the verifiers too."""
 

@@ -316,12 +316,9 @@ class WeightStore(WeightSource, Protocol):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Sampling parameters of one completion. Temperature 1, top_p 1 and top_k 0 keep the ratio of training unbiased."""
+    """Sampling parameters of one completion. All tokens can be sampled: the learner knows no smaller support."""
 
     temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    """0: off."""
     max_tokens: int
     min_tokens: int = 0
     seed: int | None = None

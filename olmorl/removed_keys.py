@@ -44,6 +44,7 @@ _ADVICE: Final[Mapping[str, str]] = {
         "set verifiers.reward_model.zero_and_unit = [CENTER, SCALE]"
     ),
     "cluster.peak_tflops=nan cluster.peak_gb_per_s=nan": "set cluster.peak = [TFLOPS, GB_PER_S]",
+    "sampling.top_p=1 sampling.top_k=0": "the learner trains the whole distribution: remove it",
     "cluster.wait_s=600": "set actors.start_deadline_s, which holds for the resources of the cluster too",
 }
 REMOVED: Final[Mapping[str, tuple[Any, str]]] = {

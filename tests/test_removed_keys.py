@@ -21,8 +21,11 @@ def recipe(folder: Path, key: str, value: object) -> Path:
     return file
 
 
-def test_there_are_at_most_150_keys_and_none_of_them_is_listed_as_removed() -> None:
-    assert len(KEYS) <= 150
+CRITIC_AND_KL_REWARD = 8
+
+
+def test_there_are_few_keys_and_none_of_them_is_listed_as_removed() -> None:
+    assert len(KEYS) <= 150 + CRITIC_AND_KL_REWARD
     assert not KEYS & set(REMOVED)
 
 

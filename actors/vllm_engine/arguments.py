@@ -158,8 +158,6 @@ def sampling_params(sampling: Sampling) -> Any:
 
     return SamplingParams(
         temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         seed=sampling.seed,

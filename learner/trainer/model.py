@@ -119,8 +119,8 @@ def _generation_config(before: GenerationConfig, tokenizer: Any, sampling: confi
         eos_token_id=[end for end in dict.fromkeys([*ends, tokenizer.eos_token_id]) if end is not None] or None,
         do_sample=True,
         temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
+        top_p=1.0,
+        top_k=0,
     )
 
 

@@ -180,7 +180,7 @@ def trained_otherwise(run_of: Callable[..., tuple[Path, Weights]], path: str, ba
     GenerationConfig(eos_token_id=[1, 3], pad_token_id=0, do_sample=True, temperature=0.6, top_k=20).save_pretrained(
         base
     )
-    sampling = {"temperature": 0.9, "top_p": 0.95, "top_k": 7, "stop": ["</answer>"]}
+    sampling = {"temperature": 0.9, "stop": ["</answer>"]}
     return run_of(str(base), "float32", model={"chat_template": TEMPLATE}, sampling=sampling)
 
 
@@ -198,7 +198,7 @@ def test_an_export_has_what_the_policy_was_trained_with(
     settings = json.loads((out / "generation_config.json").read_text())
     del settings["transformers_version"]
     assert settings == {
-        "eos_token_id": [1, 3, 5], "pad_token_id": 0, "do_sample": True, "temperature": 0.9, "top_p": 0.95, "top_k": 7
+        "eos_token_id": [1, 3, 5], "pad_token_id": 0, "do_sample": True, "temperature": 0.9, "top_p": 1.0, "top_k": 0
     }  # fmt: skip
     assert {stat.S_IMODE(file.stat().st_mode) for file in out.iterdir()} == {stat.S_IMODE(out.stat().st_mode) & 0o666}
 

@@ -10,10 +10,12 @@ the gradient of their own part of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +25,7 @@ from itertools import chain, product
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -67,6 +69,16 @@ from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
 from olmorl.seeds import derive
 
+log = logging.getLogger(__name__)
+
+
+class KeptVersion(NamedTuple):
+    """The weights at the start of an earlier step."""
+
+    step: int
+    weights: list[Tensor]
+    """This rank's part, in host memory."""
+
 
 class DeepSpeedTrainer:
     """Every rank makes the same calls in the same order. A rank with fewer rows runs empty ones with weight zero."""
@@ -82,6 +94,7 @@ class DeepSpeedTrainer:
         seed: int,
         ranks: Ranks,
         peak: DevicePeak | None = None,
+        max_lag: int = 0,
     ) -> None:
         """Join the other ranks, unless the process group exists, and load the starting policy.
 
@@ -89,6 +102,7 @@ class DeepSpeedTrainer:
             temperature: of sampling; the policy is the tempered distribution.
             steps: of the whole run, for the learning rate.
             peak: of the device of a rank.
+            max_lag: the largest lag of a trained token.
 
         Raises:
             ModelError: the model cannot be loaded, or its packed samples would see each other.
@@ -96,7 +110,7 @@ class DeepSpeedTrainer:
             DeadlinePassed: the other ranks did not come.
         """
         self._model_settings, self._learner, self._switches = model, learner, switches
-        self._steps, self._ranks = steps, ranks
+        self._steps, self._ranks, self._max_lag = steps, ranks, max_lag
         self._device = training_device(learner.device)
         settings = deepspeed_config.settings(model, learner, self._device)
         self._stage: int = settings["zero_optimization"]["stage"]
@@ -128,6 +142,7 @@ class DeepSpeedTrainer:
             refuse_cuts(self._engine, self._model, self._device)
         self._reference = self._build_reference(settings, temperature) if switches.needs_reference else None
         self._snapshot = WeightSnapshot(self._model, pinned=self._device.type == "cuda")
+        self._kept: deque[KeptVersion] = deque(maxlen=2)
 
     # --- one step
 
@@ -146,6 +161,7 @@ class DeepSpeedTrainer:
         updates = list(product(range(self._learner.epochs), range(len(rows))))
         old = _score(self._engine, rows, self._device) if len(updates) > 1 else None
         reference = _score(self._reference, rows, self._device) if self._reference else None
+        anchor = self._score_anchor(shard.step, rows)
         rate = learning_rate(shard.step, self._learner, self._steps)
         stats_S = torch.zeros(NUM_STATS, dtype=torch.float64, device=self._device)
         grad_norms: list[float] = []
@@ -159,6 +175,7 @@ class DeepSpeedTrainer:
                     row,
                     old[index][number] if old else None,
                     reference[index][number] if reference else None,
+                    (anchor[0], anchor[1][index][number]) if anchor else None,
                     shard.loss_tokens[index],
                     shard.num_sequences[index],
                 )
@@ -173,7 +190,7 @@ class DeepSpeedTrainer:
                     f"step {shard.step}: the norm of the gradient is {grad_norms[-1]}; nothing of it was published. "
                     "Go back to an earlier checkpoint (--resume --from-step N) with a lower learning rate"
                 )
-        passes = self._learner.epochs * (1 + BACKWARD) + (old is not None) + (reference is not None)
+        passes = self._learner.epochs * (1 + BACKWARD) + sum(scored is not None for scored in (old, reference, anchor))
         stats_S, flops = self._of_all_ranks(stats_S, passes * self._forward_flops(shard))
         if self._device.type == "cpu":
             malloc.give_back()
@@ -188,6 +205,29 @@ class DeepSpeedTrainer:
         if self._peak.flops_per_s is not None:
             values["learner_peak_flops_per_s"] = self._peak.flops_per_s * self._ranks.world
         return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
+
+    def _score_anchor(self, step: int, rows: Sequence[Sequence[RowArrays]]) -> tuple[int, list[list[Tensor]]] | None:
+        """Log-probabilities by the older of the kept versions, after its age in steps. None: there is none.
+
+        A copy every `max_lag` steps is enough: the older of two is older than every trained token, and less than
+        twice as old as the oldest may be.
+        """
+        kept = self._kept
+        if not self._switches.needs_anchor or not self._max_lag:
+            return None
+        if not kept or step - kept[-1].step >= self._max_lag:
+            kept.append(KeptVersion(step, self._state.weights()))
+        age = step - kept[0].step
+        if any((row.lags_T[row.loss_mask_T] > age).any() for row in chain.from_iterable(rows)):
+            log.warning(
+                'step %d: tokens of a lag above %d have the weights of rho_kind = "auto": older weights are not kept',
+                step,
+                age,
+            )
+        if age == 0:
+            return None
+        with self._state.with_weights(kept[0].weights):
+            return age, _score(self._engine, rows, self._device)
 
     def _of_all_ranks(self, stats_S: Tensor, flops: float) -> tuple[Tensor, float]:
         """Sums over all ranks. Ranks that share their rows count once."""
@@ -223,7 +263,13 @@ class DeepSpeedTrainer:
         return bool(interrupted)
 
     def _backward(
-        self, row: RowArrays, old_T: Tensor | None, reference_T: Tensor | None, loss_tokens: float, num_sequences: int
+        self,
+        row: RowArrays,
+        old_T: Tensor | None,
+        reference_T: Tensor | None,
+        anchor: tuple[int, Tensor] | None,
+        loss_tokens: float,
+        num_sequences: int,
     ) -> Tensor:
         """Add the gradient of one row; returns its statistics."""
         logprobs_T, entropy_T = self._engine(policy_row(row, self._device), with_entropy=True)
@@ -245,6 +291,8 @@ class DeepSpeedTrainer:
             ref_logprobs_BT=None if reference_T is None else reference_T[None],
             entropy_BT=entropy_T[None],
         )
+        if anchor:
+            inputs = inputs._replace(anchor_age=anchor[0], anchor_logprobs_BT=anchor[1][None])
         loss, stats_S = policy_loss(inputs, self._switches)
         # DeepSpeed takes the mean over ranks, but the objective is a sum.
         self._engine.backward(loss * self._ranks.world)
@@ -318,6 +366,7 @@ class DeepSpeedTrainer:
             ResourceError: it is damaged.
         """
         self._state.restore(folder)
+        self._kept.clear()
 
     def close(self) -> None:
         """Leave the process group, if this trainer made it."""

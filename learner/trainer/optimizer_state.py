@@ -97,7 +97,7 @@ class TrainingState:
 
         All ranks call this together.
         """
-        present = [part.clone() for part in self._parts()]
+        present = [part.to("cpu", copy=True) for part in self._parts()]
         self._compute_with(weights)
         try:
             yield

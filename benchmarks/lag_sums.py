@@ -262,7 +262,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--seeds", type=int, default=8, help="default: %(default)s")
     add("--scratch", type=Path, default=Path("runs"), metavar="DIR", help="the demo's model; default: %(default)s")
     add("--rate", type=float, action="append", metavar="RATE", help=f"learning rate, more than once; default: {RATE:g}")
-    add("--only", metavar="RULE", help="one rule; default: all")
     add("--lines", type=Path, metavar="FILE", help="a line for each seed; those that it has are not run again")
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     given = parser.parse_args(argv)
@@ -273,8 +272,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = [json.loads(text) for text in lines.read_text(encoding="utf-8").splitlines()] if lines.exists() else []
     rows = []
     for rate, (rule, lag) in product(given.rate or [RATE], CELLS):
-        if given.only not in (None, rule):
-            continue
         of = [run for run in runs if (run["rule"], run["lag"], run["rate"]) == (rule, lag, rate)]
         for seed in sorted(set(range(given.seeds)) - {run["seed"] for run in of}):
             of.append(line(rule, lag, rate, seed, learn(settings, seed, lag, RULES[rule], rate)))

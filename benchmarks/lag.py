@@ -76,9 +76,8 @@ RULES: Mapping[str, Mapping[str, Any]] = {
     "token": {"rho_kind": "truncate"},
     "answer": {"rho_kind": "sequence"},
     "auto": {"rho_kind": "auto"},
+    "two_factor": {"rho_kind": "two_factor"},
 }
-OWN_NUMERICS = "auto, own numerics"
-"""d of the learner's own log-probabilities of the version that sampled, times min(2, pi_version / pi_engine)."""
 FURTHER_RULES: Mapping[str, Mapping[str, Any]] = {
     "off": {"rho": "off"},
     "mask": {"rho_kind": "mask"},
@@ -108,7 +107,6 @@ def learn(
     column: Column,
     rate: float = RATE,
     steps: int = STEPS,
-    own_numerics: bool = False,
 ) -> Run:
     """Train for `steps` steps on answers that are exactly `lag` versions old, once there are as many versions."""
     chance = torch.Generator().manual_seed(seed)
@@ -122,26 +120,31 @@ def learn(
         return torch.log_softmax(start_PTV + STEEPNESS * moved_PTV, -1)
 
     versions = deque([logprobs().detach()], maxlen=lag + 1)
+    kept: deque[tuple[int, Tensor]] = deque(maxlen=2)  # as the learner keeps them
     run, threshold = Run([], []), NO_OUTLIERS
-    for _ in range(steps):
+    for step in range(steps):
+        if lag and step % lag == 0:
+            kept.append((step, versions[-1]))
+        age, anchor_PTV = (step - kept[0][0], kept[0][1]) if lag else (0, versions[-1])
         prompts_B, tokens_BT, advantages_B1 = _answers(versions[0], chance)
-        policy_BT, engine_BT = (
-            table_PTV[prompts_B].gather(2, tokens_BT[..., None]).squeeze(2) for table_PTV in (logprobs(), versions[0])
+        policy_BT, engine_BT, anchor_BT = (
+            table_PTV[prompts_B].gather(2, tokens_BT[..., None]).squeeze(2)
+            for table_PTV in (logprobs(), versions[0], anchor_PTV)
         )
-        advantages_BT, noise_BT = advantages_B1.expand_as(engine_BT), torch.zeros_like(engine_BT)
+        advantages_BT = advantages_B1.expand_as(engine_BT)
         if column.noise:
-            noise_BT = _noise(engine_BT.shape, column.noise, chance)
-        if own_numerics:
-            advantages_BT = advantages_BT * noise_BT.exp().clamp(max=2)
-        else:
-            engine_BT = engine_BT - noise_BT
+            engine_BT = engine_BT - _noise(engine_BT.shape, column.noise, chance)
         if filler := column.filler(len(versions) - 1):
             noise_BF = _filler(filler, switches.rho_kind == "sequence", chance)
             policy_BT = torch.cat([policy_BT, torch.full_like(noise_BF, -1.0)], 1)
             engine_BT = torch.cat([engine_BT, -1.0 - noise_BF], 1)
+            moved = age / (len(versions) - 1) if column.filler_drift else 0.0
+            anchor_BT = torch.cat([anchor_BT, -1.0 - noise_BF * moved], 1)
             advantages_BT = torch.cat([advantages_BT, advantages_B1.expand_as(noise_BF)], 1)
-        inputs = _inputs(policy_BT, engine_BT, advantages_BT, len(versions) - 1)
-        loss, stats_S = policy_loss(inputs._replace(outlier_threshold=threshold), switches)
+        inputs = _inputs(policy_BT, engine_BT, advantages_BT, len(versions) - 1)._replace(outlier_threshold=threshold)
+        if switches.needs_anchor and age:
+            inputs = inputs._replace(anchor_logprobs_BT=anchor_BT, anchor_age=age)
+        loss, stats_S = policy_loss(inputs, switches)
         optimizer.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_([moved_PTV], 1.0)
@@ -222,7 +225,7 @@ class Cell:
 
 
 def cells() -> list[Cell]:
-    """The cells of both tables: every lag and rate without noise; with it every lag of `auto`, and 4 of the others."""
+    """The cells of both tables: every lag and rate without noise; with it every lag of the rules that hold there."""
     found = []
     for rate in RATES:
         found.append(Cell("token", RULES["token"], 0, rate, "clean"))
@@ -231,9 +234,8 @@ def cells() -> list[Cell]:
     for name in list(COLUMNS)[1:]:
         found += [Cell(rule, RULES[rule], 0, RATE, name) for rule in ("token", "answer")]
         found += [Cell(rule, RULES[rule], 4, RATE, name) for rule in ("token", "answer")]
-        found += [Cell("auto", RULES["auto"], lag, RATE, name) for lag in LAGS]
-    # The filler's noise is gone with own numerics, so its columns would be "clean" and "stale filler" again.
-    return found + [Cell(OWN_NUMERICS, RULES["auto"], lag, RATE, "noise 0.3") for lag in LAGS]
+        found += [Cell(rule, RULES[rule], lag, RATE, name) for rule in ("auto", "two_factor") for lag in LAGS]
+    return found
 
 
 def summary(cell: Cell, runs: Sequence[Run]) -> dict[str, Any]:
@@ -301,7 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console, rows = Console(width=150), []
     for cell in cells():
         column = COLUMNS[cell.column]
-        how = (cell.objective, column, cell.rate, STEPS, cell.rule == OWN_NUMERICS)
+        how = (cell.objective, column, cell.rate)
         rows.append(summary(cell, [learn(seed, cell.lag, *how) for seed in range(given.seeds)]))
     console.print(table(rows))
     if given.json:

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 import math
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
@@ -152,16 +153,18 @@ class Laboratory:
         return [Answer(prompt, *pair, reward - middle) for pair, reward in zip(kept, rewards, strict=True)]
 
 
-def learn(settings: Config, seed: int, lag: int, objective: Mapping[str, Any], steps: int = STEPS) -> Run:
+def learn(
+    settings: Config, seed: int, lag: int, objective: Mapping[str, Any], rate: float = RATE, steps: int = STEPS
+) -> Run:
     """Train for `steps` steps on answers that are exactly `lag` versions old, once there are as many versions."""
     laboratory = Laboratory(settings, seed)
     switches = resolve(Objective.model_validate(objective), MOST_TOKENS)
     parameters = list(laboratory.policy.model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=RATE, betas=BETAS, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(parameters, lr=rate, betas=BETAS, weight_decay=0.0)
     versions = deque([copy.deepcopy(laboratory.policy.model.state_dict())], maxlen=lag + 1)
     run, threshold = Run([], []), NO_OUTLIERS
     for step in range(steps):
-        optimizer.param_groups[0]["lr"] = RATE * min(1.0, (step + 1) / WARM_UP)
+        optimizer.param_groups[0]["lr"] = rate * min(1.0, (step + 1) / WARM_UP)
         if answers := laboratory.answers(versions[0]):
             logprobs_T = laboratory.logprobs([(answer.prompt, answer.tokens) for answer in answers])
             inputs = _inputs(logprobs_T, answers, len(versions) - 1)._replace(outlier_threshold=threshold)
@@ -194,45 +197,60 @@ def _inputs(logprobs_T: Tensor, answers: Sequence[Answer], lag: int) -> LossInpu
     )
 
 
-def summary(rule: str, lag: int, runs: Sequence[Run]) -> dict[str, Any]:
+def summary(rule: str, lag: int, rate: float, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over the seeds. A seed that was never right counts in `never`, not in the mean."""
-    steps = [run.steps for run in runs if run.steps is not None]
-    level = [run.right[-1] for run in runs]
-
-    def extreme(name: str, of: Any) -> float:
-        return float(mean(of(metrics[name] for metrics in run.metrics) for run in runs))
-
+    steps = [run["steps"] for run in runs if run["steps"] is not None]
+    level = [run["right"][-1] for run in runs]
     return {
         "rule": rule,
         "lag": lag,
+        "rate": rate,
         "seeds": len(runs),
         "steps": mean(steps) if steps else None,
         "steps_error": stdev(steps) / math.sqrt(len(steps)) if len(steps) > 1 else None,
         "never": len(runs) - len(steps),
         "level": mean(level),
         "level_error": stdev(level) / math.sqrt(len(level)) if len(level) > 1 else None,
-        "kl_answers_max": extreme("kl_engine_learner_answers", max),
-        "ess_answers_min": extreme("importance_ess_fraction_answers", min),
-        "outlier_threshold": mean(run.metrics[-1]["outlier_threshold"] for run in runs),
-        "right": [run.right for run in runs],
+        **{
+            name: mean(run[name] for run in runs) for name in ("best", "kl_answers_max", "ess_answers_min", "threshold")
+        },
+        "right": [run["right"] for run in runs],
+    }
+
+
+def line(rule: str, lag: int, rate: float, seed: int, run: Run) -> dict[str, Any]:
+    """One seed."""
+    return {
+        "rule": rule,
+        "lag": lag,
+        "rate": rate,
+        "seed": seed,
+        "steps": run.steps,
+        "best": max(run.right),
+        "kl_answers_max": max(metrics["kl_engine_learner_answers"] for metrics in run.metrics),
+        "ess_answers_min": min(metrics["importance_ess_fraction_answers"] for metrics in run.metrics),
+        "threshold": run.metrics[-1]["outlier_threshold"],
+        "right": run.right,
     }
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """One line for each cell."""
     made = Table(title=f"steps until the probability of the right answer is {WANTED}", title_justify="left")
-    for heading in ("rule", "lag", "steps", "never", f"level at {STEPS}", "KL", "ESS", "c"):
+    for heading in ("rule", "lag", "rate", "steps", "never", f"level at {STEPS}", "best", "KL", "ESS", "c"):
         made.add_column(heading, justify="right" if heading != "rule" else "left")
     for row in rows:
         made.add_row(
             row["rule"],
             str(row["lag"]),
+            f"{row['rate']:g}",
             f"{row['steps']:.1f} ± {row['steps_error'] or 0:.1f}" if row["steps"] else "",
             str(row["never"] or ""),
             f"{row['level']:.3f} ± {row['level_error'] or 0:.3f}",
+            f"{row['best']:.3f}",
             f"{row['kl_answers_max']:.2f}",
             f"{row['ess_answers_min']:.2f}",
-            f"{row['outlier_threshold']:.2g}",
+            f"{row['threshold']:.2g}",
         )
     return made
 
@@ -243,14 +261,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     add = parser.add_argument
     add("--seeds", type=int, default=8, help="default: %(default)s")
     add("--scratch", type=Path, default=Path("runs"), metavar="DIR", help="the demo's model; default: %(default)s")
+    add("--rate", type=float, action="append", metavar="RATE", help=f"learning rate, more than once; default: {RATE:g}")
+    add("--lines", type=Path, metavar="FILE", help="a line for each seed; those that it has are not run again")
     add("--json", type=Path, metavar="FILE", help="also write the results there")
     given = parser.parse_args(argv)
     torch.set_num_threads(1)
     recipe = Path(__file__).parents[1] / "deploy/recipes/demo.toml"
     settings = service_run.prepared(recipe, given.scratch, DemoSettings(), {})
+    lines = given.lines or given.scratch / "lag_sums.jsonl"
+    runs = [json.loads(text) for text in lines.read_text(encoding="utf-8").splitlines()] if lines.exists() else []
     rows = []
-    for rule, lag in CELLS:
-        rows.append(summary(rule, lag, [learn(settings, seed, lag, RULES[rule]) for seed in range(given.seeds)]))
+    for rate, (rule, lag) in product(given.rate or [RATE], CELLS):
+        of = [run for run in runs if (run["rule"], run["lag"], run["rate"]) == (rule, lag, rate)]
+        for seed in sorted(set(range(given.seeds)) - {run["seed"] for run in of}):
+            of.append(line(rule, lag, rate, seed, learn(settings, seed, lag, RULES[rule], rate)))
+            with lines.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(of[-1]) + "\n")
+        rows.append(summary(rule, lag, rate, of))
     Console(width=120).print(table(rows))
     if given.json:
         measure.write(given.json, {"benchmark": "lag_sums", "wanted": WANTED, "rows": rows}, ("torch", "transformers"))

@@ -384,6 +384,7 @@ def trainer(settings: Config, rank: int, meeting_point: str) -> Trainer:
         ranks=Ranks(rank, plan(settings).ranks, meeting_point),
         critic=settings.critic,
         peak=device_peak(settings).times(1 if plan(settings).on_gpu else settings.learner.threads),
+        max_lag=settings.schedule.max_lag,
     )
 
 

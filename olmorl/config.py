@@ -200,8 +200,9 @@ class Objective(Section):
     """Upper clip of the ratio, at 1 + eps_high."""
     rho: Annotated[float, Field(gt=0)] | Literal["off", "uncapped"] | None = None
     """Cap of the importance weight between engine and learner. `off`: no weight; `uncapped`: no cap."""
-    rho_kind: Literal["auto", "truncate", "mask", "sequence", "sequence_mask"] | None = None
+    rho_kind: Literal["auto", "two_factor", "truncate", "mask", "sequence", "sequence_mask"] | None = None
     """`auto`: clamp the weight of each token times that of the outliers among the other stale tokens of its answer;
+    `two_factor`: the same by the learner's own numerics, with one more forward pass, for noisy engines;
     `truncate`: clamp the weight of each token (the published formula); `mask`: mask tokens outside [1/rho, rho];
     `sequence`: clamp one weight for each sequence; `sequence_mask`: mask sequences with a weight above rho."""
     proximal: Literal["old", "behaviour"] | None = None

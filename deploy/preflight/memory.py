@@ -334,6 +334,11 @@ def _with_copies(host: MemoryPlace, place: MemoryPlace, number: int) -> MemoryPl
 
 
 def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights: int) -> list[MemoryPart]:
+    from olmorl.learner.algorithm.presets import resolve
+    from olmorl.learner.trainer.memory import MASTER_BYTES
+
+    anchor = settings.schedule.max_lag > 0 and resolve(settings.objective, settings.sampling.max_tokens).needs_anchor
+    masters = MASTER_BYTES * rank.parameters // placed.learner_nodes
     shards, ranks = weights // placed.learner_nodes, placed.ranks_per_node
     row = rank.activations.host * ranks if rank.activations else 0
     block = pinned_bytes if placed.on_gpu else int
@@ -341,6 +346,7 @@ def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights
         MemoryPart("snapshot for publishing", block(weights // placed.ranks) * ranks, "the shards of its ranks"),
         MemoryPart("copy for the deltas", shards if settings.has_deltas else 0, "weights.full_every"),
         MemoryPart("copy for a checkpoint", block(MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.ranks) * ranks),
+        MemoryPart("earlier weights", 2 * shards + masters if anchor else 0, 'rho_kind = "two_factor"'),
         MemoryPart("export", weights, "on the host of rank 0, after the last step"),
         MemoryPart("offloaded optimizer", rank.offloaded * ranks),
         MemoryPart("offloaded activations", row, f"a row of {settings.row_tokens:,} tokens"),

@@ -65,6 +65,9 @@ class LossInputs(NamedTuple):
     """Entropy of the policy being trained, without gradient; only for the statistics."""
     outlier_threshold: float = NO_OUTLIERS
     """c of `rho_kind = "auto"`: `next_threshold` of the step before."""
+    anchor_logprobs_BT: Tensor | None = None
+    """Under the learner of `anchor_age` versions ago, for `rho_kind = "two_factor"`, which is `auto` without it."""
+    anchor_age: int = 1
 
 
 CLIP: Final = "objective.clip"
@@ -238,6 +241,7 @@ def _masked(inputs: LossInputs) -> LossInputs:
         advantages_BT=keep(inputs.advantages_BT).detach(),
         ref_logprobs_BT=None if inputs.ref_logprobs_BT is None else keep(inputs.ref_logprobs_BT).detach(),
         entropy_BT=None if inputs.entropy_BT is None else keep(inputs.entropy_BT).detach(),
+        anchor_logprobs_BT=None if inputs.anchor_logprobs_BT is None else keep(inputs.anchor_logprobs_BT).detach(),
     )
 
 
@@ -272,29 +276,50 @@ def _importance_weight(rows: LossInputs, proximal_BT: Tensor, switches: Switches
     `truncate` is min(w, rho), truncated importance sampling. `mask` is w within [1/rho, rho] and 0 outside (IcePop);
     such a token stays in the normaliser. `sequence` is the product over the sequence's loss tokens, capped once;
     `sequence_mask` is that product, or 0 above rho. `auto` is min(w * product over the other tokens of exp(outlier),
-    rho), see `_outliers`.
+    rho), see `_outliers`. `two_factor` does that with the drift in place of w, and multiplies by the rest of w, capped
+    too, see `_drift`.
     """
     if switches.rho is None:
         return torch.ones_like(proximal_BT), torch.zeros_like(rows.loss_mask_BT)
     log_weight_BT = _log_ratio(proximal_BT, rows.behaviour_logprobs_BT)
+    numerics_BT = torch.zeros_like(log_weight_BT)
     if switches.rho_kind in ("sequence", "sequence_mask"):
         log_weight_BT = _sequence_sum(log_weight_BT, rows.sequence_ids_BT).clamp(max=LOG_RATIO_BOUND)
-    elif switches.rho_kind == "auto":
-        outliers_BT = _outliers(rows, log_weight_BT)
+    elif switches.rho_kind in ("auto", "two_factor"):
+        drift_BT = _drift(rows, log_weight_BT)
+        outliers_BT = _outliers(rows, drift_BT)
         others_BT = _sequence_sum(outliers_BT, rows.sequence_ids_BT) - outliers_BT
-        log_weight_BT = (log_weight_BT + others_BT).clamp(max=LOG_RATIO_BOUND)
+        numerics_BT = log_weight_BT - drift_BT
+        log_weight_BT = (drift_BT + others_BT).clamp(max=LOG_RATIO_BOUND)
     weight_BT = log_weight_BT.exp()
     if switches.rho_kind == "mask":
         outside_BT = (weight_BT > switches.rho) | (weight_BT < 1 / switches.rho)
         return weight_BT.masked_fill(outside_BT, 0.0), outside_BT
+    cut_BT = weight_BT > switches.rho
     if switches.rho_kind == "sequence_mask":
-        return weight_BT.masked_fill(weight_BT > switches.rho, 0.0), weight_BT > switches.rho
-    return weight_BT.clamp(max=switches.rho), weight_BT > switches.rho
+        return weight_BT.masked_fill(cut_BT, 0.0), cut_BT
+    weight_BT = weight_BT.clamp(max=switches.rho)
+    if rows.anchor_logprobs_BT is None:
+        return weight_BT, cut_BT
+    factor_BT = numerics_BT.exp()
+    return weight_BT * factor_BT.clamp(max=switches.rho), cut_BT | (factor_BT > switches.rho)
 
 
 def _outliers(rows: LossInputs, drift_BT: Tensor) -> Tensor:
-    """sign(d) * max(|d| - c, 0) of stale tokens, 0 of fresh ones: these differ by the engine's numerics alone."""
-    return torch.where(rows.lags_BT > 0, softshrink(drift_BT, rows.outlier_threshold), 0.0)
+    """The part of d above c of stale tokens, doubled, at most d; 0 of fresh ones: their d is the engine's numerics."""
+    above_BT = 2 * softshrink(drift_BT, rows.outlier_threshold)
+    return torch.where(rows.lags_BT > 0, above_BT.clamp(-drift_BT.abs(), drift_BT.abs()), 0.0)
+
+
+def _drift(rows: LossInputs, log_weight_BT: Tensor) -> Tensor:
+    """log pi_old - log pi of the version that sampled the token, both by the learner; d if that is not known.
+
+    The logarithm goes along a straight line from the anchor to the present. A token may be older than the anchor.
+    """
+    if rows.anchor_logprobs_BT is None:
+        return log_weight_BT
+    line_BT = _log_ratio(rows.old_logprobs_BT, rows.anchor_logprobs_BT) * rows.lags_BT / rows.anchor_age
+    return torch.where(rows.lags_BT > rows.anchor_age, log_weight_BT, line_BT)
 
 
 def _histogram(sizes_BT: Tensor, where_BT: Tensor) -> Tensor:
@@ -354,6 +379,7 @@ def _stats(
     weight_BT = torch.where(mask_BT, weight_BT.double(), 0.0)
     mean_weight_BT = _sequence_sum(weight_BT, rows.sequence_ids_BT) * sequence_share_BT
     diff_BT = _log_ratio(rows.old_logprobs_BT, rows.behaviour_logprobs_BT)
+    sizes_BT = _drift(rows, diff_BT).abs()
     # k3 from samples of the engine, so it estimates KL(engine || learner).
     drift_BT = kl_estimate(rows.behaviour_logprobs_BT, rows.old_logprobs_BT, "k3")
     entropy_BT = torch.zeros_like(diff_BT) if rows.entropy_BT is None else rows.entropy_BT
@@ -375,7 +401,7 @@ def _stats(
         "weight_square": total(weight_BT.square(), mask_BT),
         "mean_weight": total(mean_weight_BT * sequence_share_BT, mask_BT),
         "mean_weight_square": total(mean_weight_BT.square() * sequence_share_BT, mask_BT),
-        "outliers": total(diff_BT.abs() > rows.outlier_threshold, stale_BT),
+        "outliers": total(sizes_BT > rows.outlier_threshold, stale_BT),
         "logprob_diff": total(diff_BT, mask_BT),
         "logprob_diff_fresh": total(diff_BT, fresh_BT),
         "kl_engine_learner": total(drift_BT, mask_BT),
@@ -383,4 +409,4 @@ def _stats(
         "entropy": total(entropy_BT, mask_BT),
         "kl_ref": total(kl_BT, mask_BT),
     }
-    return torch.cat([torch.stack([named[name] for name in STATS]), _histogram(diff_BT.abs(), stale_BT)])
+    return torch.cat([torch.stack([named[name] for name in STATS]), _histogram(sizes_BT, stale_BT)])

@@ -16,7 +16,7 @@ from olmorl.errors import ConfigError
 AdvantageKind = Literal["mean", "mean_std", "mean_sample_std", "leave_one_out", "whiten", "mean_whiten", "gdpo", "gae"]
 Normalize = Literal["token", "sequence", "constant"]
 RatioKind = Literal["token", "sequence"]
-RhoKind = Literal["auto", "truncate", "mask", "sequence", "sequence_mask"]
+RhoKind = Literal["auto", "two_factor", "truncate", "mask", "sequence", "sequence_mask"]
 Proximal = Literal["old", "behaviour"]
 KlEstimator = Literal["k1", "k2", "k3"]
 KlPlace = Literal["loss", "reward"]
@@ -53,6 +53,11 @@ class Switches:
     overlong_buffer: int
     """Tokens before the length limit over which the reward falls by 1; 0: off."""
     mask_truncated: bool
+
+    @property
+    def needs_anchor(self) -> bool:
+        """Whether earlier weights must be kept, for one more forward pass."""
+        return self.rho_kind == "two_factor" and self.rho is not None
 
     @property
     def needs_reference(self) -> bool:
@@ -212,6 +217,10 @@ def spelled_out(objective: Objective, max_tokens: int) -> Objective:
 def _refuse_idle_switches(objective: Objective, switches: Switches) -> None:
     if objective.rho_kind is not None and switches.rho is None:
         raise ConfigError("objective.rho_kind needs a cap: set objective.rho, for instance to 2.0")
+    if switches.rho_kind == "two_factor" and switches.proximal == "behaviour":
+        raise ConfigError(
+            'rho_kind = "two_factor" has no effect with proximal = "behaviour": set objective.proximal = "old"'
+        )
     if switches.rho_kind == "mask" and switches.rho is not None and switches.rho < 1:
         raise ConfigError(
             f"objective.rho = {switches.rho} with rho_kind = 'mask' keeps the weights in [1/rho, rho], which is empty: "

@@ -10,10 +10,12 @@ the gradient of their own part of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
 import warnings
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -23,7 +25,7 @@ from itertools import chain, islice, product
 from math import isfinite
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -72,6 +74,16 @@ from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
 from olmorl.seeds import derive
 
+log = logging.getLogger(__name__)
+
+
+class KeptVersion(NamedTuple):
+    """The weights at the start of an earlier step."""
+
+    step: int
+    weights: list[Tensor]
+    """This rank's part, in host memory."""
+
 
 class DeepSpeedTrainer:
     """Every rank makes the same calls in the same order. A rank with fewer rows runs empty ones with weight zero."""
@@ -88,6 +100,7 @@ class DeepSpeedTrainer:
         ranks: Ranks,
         peak: DevicePeak | None = None,
         critic: config.Critic | None = None,
+        max_lag: int = 0,
     ) -> None:
         """Join the other ranks, unless the process group exists, and load the starting policy.
 
@@ -96,6 +109,7 @@ class DeepSpeedTrainer:
             steps: of the whole run, for the learning rate.
             peak: of the device of a rank.
             critic: used if the advantage is `gae`; None: the default.
+            max_lag: the largest lag of a trained token.
 
         Raises:
             ModelError: the model cannot be loaded, or its packed samples would see each other.
@@ -103,7 +117,7 @@ class DeepSpeedTrainer:
             DeadlinePassed: the other ranks did not come.
         """
         self._model_settings, self._learner, self._switches = model, learner, switches
-        self._steps, self._ranks = steps, ranks
+        self._steps, self._ranks, self._max_lag = steps, ranks, max_lag
         self._device = training_device(learner.device)
         settings = deepspeed_config.settings(model, learner, self._device)
         self._stage: int = settings["zero_optimization"]["stage"]
@@ -138,6 +152,7 @@ class DeepSpeedTrainer:
         self._critic_settings = critic or config.Critic()
         self._critic = self._build_critic(settings) if switches.has_critic else None
         self._snapshot = WeightSnapshot(self._model, pinned=self._device.type == "cuda")
+        self._kept: deque[KeptVersion] = deque(maxlen=2)
 
     # --- one step
 
@@ -216,13 +231,15 @@ class DeepSpeedTrainer:
         blank: list[None] = [None] * len(rows)
         old = _score(self._engine, rows, self._device) if updates > 1 or has_kl_reward else blank
         reference = _score(self._reference, rows, self._device) if self._reference else blank
+        age, anchor = self._score_anchor(shard.step, rows) or (0, blank)
         values = self._critic.values(rows) if self._critic else []
         returns: list[Floats] = []
         if has_kl_reward or values:
             kl = [self._kl(*pair) for pair in zip(old, reference, strict=True)] if has_kl_reward else []
             made = credit(rows, kl, values, self._state.kl_beta, self._switches, self._of_all_ranks)
             rows, returns, self._state.kl_beta = made
-        flat = zip(rows, old, reference, values or blank, returns or blank, strict=True)
+        ages = [age] * len(rows)
+        flat = zip(rows, old, reference, values or blank, returns or blank, anchor, ages, strict=True)
         scored = (ScoredRow(*each) for each in flat)
         return [list(islice(scored, len(minibatch))) for minibatch in minibatches]
 
@@ -235,7 +252,30 @@ class DeepSpeedTrainer:
     def _passes(self, row: ScoredRow) -> int:
         """Forward passes that the work on a row is worth."""
         trained = self._learner.epochs * (1 + BACKWARD) * (2 if self._critic else 1)
-        return trained + sum(each is not None for each in row[1:4])
+        return trained + sum(each is not None for each in (row.old_T, row.reference_T, row.values_T, row.anchor_T))
+
+    def _score_anchor(self, step: int, rows: Sequence[RowArrays]) -> tuple[int, list[Tensor]] | None:
+        """Log-probabilities by the older of the kept versions, after its age in steps. None: there is none.
+
+        A copy every `max_lag` steps is enough: the older of two is older than every trained token, and less than
+        twice as old as the oldest may be.
+        """
+        kept = self._kept
+        if not self._switches.needs_anchor or not self._max_lag:
+            return None
+        if not kept or step - kept[-1].step >= self._max_lag:
+            kept.append(KeptVersion(step, self._state.weights()))
+        age = step - kept[0].step
+        if any((row.lags_T[row.loss_mask_T] > age).any() for row in rows):
+            log.warning(
+                'step %d: tokens of a lag above %d have the weights of rho_kind = "auto": older weights are not kept',
+                step,
+                age,
+            )
+        if age == 0:
+            return None
+        with self._state.with_weights(kept[0].weights):
+            return age, _score(self._engine, rows, self._device)
 
     def _of_all_ranks(self, values: Sequence[float]) -> list[float]:
         """Sums over all ranks. Ranks that share their rows count once."""
@@ -272,7 +312,7 @@ class DeepSpeedTrainer:
 
     def _backward(self, scored: ScoredRow, loss_tokens: float, num_sequences: int) -> Tensor:
         """Add the gradient of one row; returns its statistics."""
-        row, old_T, reference_T = scored.row, scored.old_T, scored.reference_T
+        row, old_T, reference_T, anchor_T = scored.row, scored.old_T, scored.reference_T, scored.anchor_T
         if self._critic:
             self._critic.backward(scored, loss_tokens)
         logprobs_T, entropy_T = self._engine(policy_row(row, self._device), with_entropy=True)
@@ -294,6 +334,8 @@ class DeepSpeedTrainer:
             ref_logprobs_BT=None if reference_T is None else reference_T[None],
             entropy_BT=entropy_T[None],
         )
+        if anchor_T is not None:
+            inputs = inputs._replace(anchor_age=scored.anchor_age, anchor_logprobs_BT=anchor_T[None])
         loss, stats_S = policy_loss(inputs, self._switches)
         # DeepSpeed takes the mean over ranks, but the objective is a sum.
         self._engine.backward(loss * self._ranks.world)
@@ -371,6 +413,7 @@ class DeepSpeedTrainer:
             self._critic.restore(folder)
         if self._switches.kl_target is None:
             self._state.kl_beta = self._switches.kl_beta
+        self._kept.clear()
 
     def close(self) -> None:
         """Leave the process group, if this trainer made it."""

@@ -9,8 +9,9 @@ stage    fp32 master weights and moments of AdamW
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,35 @@ class TrainingState:
             found.append(HeldPiece(name, start + own.start, values))
         buffers = self._buffers() if self._ranks.rank == 0 else {}
         return found + [HeldPiece(name, 0, buffer.reshape(-1)) for name, buffer in buffers.items()]
+
+    def weights(self) -> list[Tensor]:
+        """Copies this rank's part of the weights that the model computes with to host memory, in the model's dtype."""
+        return [part.to("cpu", self._model.dtype, copy=True) for part in self._parts()]
+
+    @contextmanager
+    def with_weights(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """Inside, the model computes with a copy that `weights` made; training goes on from the present ones.
+
+        All ranks call this together.
+        """
+        present = [part.to("cpu", copy=True) for part in self._parts()]
+        self._compute_with(weights)
+        try:
+            yield
+        finally:
+            self._compute_with(present)
+
+    @torch.no_grad()
+    def _compute_with(self, weights: Sequence[Tensor]) -> None:
+        if self._stage == 3:
+            self._zero.checkpoint_event_prologue()
+        for part, values in zip(self._parts(), weights, strict=True):
+            part.copy_(values)
+        self._write_back()
+
+    def _parts(self) -> list[Tensor]:
+        """Views of the master weights that this rank holds."""
+        return [holder.detach().view(-1)[offset : offset + numel] for _, _, holder, offset, numel in self._holders()]
 
     def _random_state(self) -> dict[str, Tensor]:
         cuda = {"cuda": torch.cuda.get_rng_state(self._device)} if self._device.type == "cuda" else {}

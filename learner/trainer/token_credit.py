@@ -47,6 +47,9 @@ class ScoredRow(NamedTuple):
     """The critic's, at the start of the step."""
     returns_T: Floats | None = None
     """What the critic learns."""
+    anchor_T: Tensor | None = None
+    """Log-probabilities of the learner `anchor_age` steps ago."""
+    anchor_age: int = 0
 
 
 def credit(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import logging
 import sys
 import tempfile
 import time
@@ -45,13 +46,13 @@ SETTLE_S = 0.005
 """Within it gloo's thread drops the tensors of a collective that is done."""
 
 
-def make_groups(seed: int, num_groups: int = 4, one_prompt: bool = False) -> list[list[Sample]]:
+def make_groups(seed: int, num_groups: int = 4, one_prompt: bool = False, max_lag: int = 1) -> list[list[Sample]]:
     """Samples of 2 to 32 tokens, some tokens masked, some stale, engine a little off the learner; 13 in four groups.
 
     Each sample has another prompt, so that no two share one, unless the groups have `one_prompt` each.
     """
     rng = np.random.default_rng(seed)
-    groups = [[_sample(rng, draw) for _ in range(4 if draw == 0 else 3)] for draw in range(num_groups)]
+    groups = [[_sample(rng, draw, max_lag) for _ in range(4 if draw == 0 else 3)] for draw in range(num_groups)]
     if not one_prompt:
         return groups
     return [[replace(sample, prompt_ids=group[0].prompt_ids) for sample in group] for group in groups]
@@ -62,7 +63,7 @@ def _without_times(values: dict[str, float] | None) -> dict[str, float] | None:
     return values and {name: value for name, value in values.items() if not name.endswith("_s")}
 
 
-def _sample(rng: np.random.Generator, draw: int) -> Sample:
+def _sample(rng: np.random.Generator, draw: int, max_lag: int) -> Sample:
     num_prompt, num_tokens = int(rng.integers(1, 9)), int(rng.integers(1, 25))
     return Sample(
         draw_id=draw,
@@ -70,7 +71,7 @@ def _sample(rng: np.random.Generator, draw: int) -> Sample:
         completion_ids=rng.integers(0, VOCABULARY, num_tokens).astype(np.int32),
         behaviour_logprobs=rng.normal(-3.7, 0.5, num_tokens).astype(np.float32),
         loss_mask=rng.random(num_tokens) > 0.2,
-        lags=rng.integers(0, 2, num_tokens).astype(np.int32),
+        lags=rng.integers(0, max_lag + 1, num_tokens).astype(np.int32),
         advantage=float(rng.normal()),
     )
 
@@ -108,6 +109,7 @@ class Rank:
             "take": self.take,
             "memory": self.memory,
             "shared_row": self.shared_row,
+            "anchor": self.anchor,
         }
         return kinds[job["kind"]](job, folder)
 
@@ -121,10 +123,11 @@ class Rank:
             seed=0,
             ranks=self.ranks,
             critic=config.Critic(**job.get("critic", {})),
+            max_lag=job.get("max_lag", 1),
         )
 
     def shard(self, job: dict[str, Any], step: int) -> Shard:
-        groups = make_groups(step, job.get("groups", 4), job.get("one_prompt", False))
+        groups = make_groups(step, job.get("groups", 4), job.get("one_prompt", False), job.get("max_lag", 1))
         shards = pack(
             groups,
             step=step,
@@ -211,6 +214,29 @@ class Rank:
         resumed = snapshot_tensors(second)
         second.close()
         return {"values": values, "before": before, "after": after, "wanted": wanted, "resumed": resumed}
+
+    def anchor(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """Log-probabilities by the starting weights, before and after two steps; then a third step without those."""
+        first = self.trainer(job)
+        rows = [[row_arrays(row) for row in minibatch] for minibatch in self.shard(job, 3).minibatches]
+        flat = [row for minibatch in rows for row in minibatch]
+        started = [first.score(row) for row in flat]
+        self.train(first, job, (1, 2))
+        write(first.save(folder))
+        before, moved = (snapshot_tensors(first), masters(first)), [first.score(row) for row in flat]
+        anchor = first._score_anchor(3, rows)
+        assert anchor is not None
+        after, moved_again = (snapshot_tensors(first), masters(first)), [first.score(row) for row in flat]
+        first.close()
+        result = {"started": started, "moved": moved, "moved_again": moved_again, "before": before, "after": after}
+        for kind in ("two_factor", "auto"):
+            resumed = self.trainer(job | {"objective": {"rho_kind": kind}})
+            resumed.restore(folder)
+            with said() as lines:
+                values = self.train(resumed, job, (3,))
+            result[kind] = {"values": values, "weights": snapshot_tensors(resumed), "said": lines}
+            resumed.close()
+        return result | {"age": anchor[0], "scored": [one for minibatch in anchor[1] for one in minibatch]}
 
     def diverged(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """A step on weights of which one is not a number."""
@@ -349,6 +375,18 @@ def measured(run: Callable[[], Any]) -> tuple[int, int, Any]:
     return (running[-1], max(0, *running), result) if running else (0, 0, result)
 
 
+@contextmanager
+def said() -> Iterator[list[str]]:
+    """The lines that the trainer logs."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("olmorl.learner.trainer.deepspeed_trainer")
+    logger.addHandler(handler)
+    yield lines
+    logger.removeHandler(handler)
+
+
 def write(writing: Callable[[], Awaitable[None]]) -> None:
     async def wait() -> None:
         await writing()
@@ -422,7 +460,7 @@ def main() -> None:
     process = Rank(rank, world, address)
     for name, job in json.loads(jobs_file.read_text()).items():
         result = process.run(job, jobs_file.parent / name)
-        made = (job.get("groups", 4), job.get("one_prompt", False))
+        made = (job.get("groups", 4), job.get("one_prompt", False), job.get("max_lag", 1))
         result["groups"] = {step: make_groups(step, *made) for step in range(1, STEPS)}
         torch.save(result, jobs_file.parent / f"{name}.{rank}.pt")
 

@@ -187,6 +187,16 @@ def test_a_host_of_the_learner_has_the_shards_of_its_ranks_and_with_deltas_a_cop
         assert host["export"] == pytest.approx(weights * settings.learner.nodes), "the whole model"
 
 
+def test_two_versions_and_the_present_weights_are_counted_on_the_host(models: Path) -> None:
+    parameters = SHIPPED["olmo3-7b-rl-zero"][1]
+    plain, kept = (
+        of(memory.memory_plan(shipped(models, "olmo3-7b-rl-zero", *changes)).places[2])
+        for changes in ((), (("objective.rho_kind", '"two_factor"'), ("schedule.max_lag", "1")))
+    )
+    assert kept.get("earlier weights") == pytest.approx((2 * 2 + 4) * parameters / GIB)
+    assert "earlier weights" not in plain
+
+
 def test_what_deepspeed_offloads_is_counted_with_its_gradients(models: Path) -> None:
     """Master copy and moments in ordinary memory, two pinned copies of the gradients."""
     settings = shipped(models, "olmo3-7b-rl-zero", ("learner.offload_optimizer", "true"))

@@ -216,22 +216,24 @@ def test_importance_weights_of_whole_sequences() -> None:
 
 
 def test_auto_weights_see_the_outliers_of_the_other_stale_tokens() -> None:
-    # All tokens are stale, c is ln 2. Beyond it: a2 by ln 3 - ln 2 = ln 1.5 and d2 by ln 4 - ln 2 = ln 2.
-    # Weights: a1 1 * 1.5, a2 3 -> 2, b1 0.5, c1 1.25, d1 1 * 2, d2 4 -> 2.
-    # 1.5 * 0.636 + 0.9 - 0.2 + 1.375 - 2 * 2 - 1.8 = -2.771
+    # All tokens are stale, c is ln 2.4. Twice what is beyond it: 2 ln(3 / 2.4) = ln 1.5625 of a2, ln 2.78 of d2.
+    # Weights: a1 1 * 1.5625, a2 3 -> 2, b1 0.5, c1 1.25, d1 1 * 2.78 -> 2, d2 4 -> 2.
+    # 1.5625 * 0.636 + 0.9 - 0.2 + 1.375 - 2 * 2 - 1.8 = -2.73125
     switches = switches_of("olmorl")
-    inputs = example(switches)._replace(outlier_threshold=log(2), lags_BT=torch.ones(2, 5, dtype=torch.int64))
+    inputs = example(switches)._replace(outlier_threshold=log(2.4), lags_BT=torch.ones(2, 5, dtype=torch.int64))
     value, stats_S = policy_loss(inputs, switches)
     value.backward()
     assert inputs.logprobs_BT.grad is not None
-    assert value.item() == pytest.approx(2.771 / 6)
+    assert value.item() == pytest.approx(2.73125 / 6)
     gradient = [0, -0.9 / 6, 0, -1.375 / 6, 4 / 6, 1.8 / 6]
     assert inputs.logprobs_BT.grad[PLACES].tolist() == pytest.approx(gradient)
     metrics = step_metrics(stats_S, 1)
-    assert metrics["outlier_tokens_mean"] == pytest.approx(2 / 4)  # a2 and d2; b1 is at the threshold
-    assert metrics["tis_clip_fraction_answers"] == pytest.approx((1 / 2 + 0 + 0 + 1 / 2) / 4)
-    mean_weights = [1.75, 0.5, 1.25, 2]
-    assert metrics["importance_ess_fraction_answers"] == pytest.approx(5.5**2 / (4 * sum(w * w for w in mean_weights)))
+    assert metrics["outlier_tokens_mean"] == pytest.approx(2 / 4)  # a2 and d2
+    assert metrics["tis_clip_fraction_answers"] == pytest.approx((1 / 2 + 0 + 0 + 2 / 2) / 4)
+    mean_weights = [1.78125, 0.5, 1.25, 2]
+    assert metrics["importance_ess_fraction_answers"] == pytest.approx(
+        5.53125**2 / (4 * sum(w * w for w in mean_weights))
+    )
 
 
 def test_outliers_of_fresh_tokens_count_for_no_other_token() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, replace
 from itertools import product
-from math import copysign, exp, fsum, inf, nan
-from typing import Any, cast, get_args
+from math import copysign, exp, fsum, inf, nan, prod
+from typing import Any, NamedTuple, cast, get_args
 
 import pytest
 import torch
@@ -27,18 +27,28 @@ from olmorl.learner.algorithm.presets import RhoKind, Switches, resolve
 PRESETS = get_args(Preset)
 
 
+class Token(NamedTuple):
+    """Log-probabilities of one sampled token."""
+
+    pi: float
+    old: float
+    engine: float
+    ref: float
+    anchor: float
+
+
 @dataclass
 class Sequence:
     """A completion; `None` is a masked token."""
 
     advantage: float
-    tokens: list[tuple[float, float, float, float] | None]
-    """log pi, log pi_old, log pi_engine, log pi_ref."""
+    tokens: list[Token | None]
     lags: list[int]
     """Of the tokens: an answer may be of several versions."""
 
 
-THRESHOLD = 0.4
+THRESHOLD, AGE = 0.4, 2
+"""Some tokens are a version older than the anchor."""
 
 
 def reference(sequences: list[Sequence], switches: Switches) -> tuple[float, list[list[float]]]:
@@ -52,11 +62,12 @@ def reference(sequences: list[Sequence], switches: Switches) -> tuple[float, lis
             "sequence": 1 / (num_sequences * max(len(tokens), 1)),
             "constant": 1 / (num_sequences * switches.constant_length),
         }[switches.normalize]
-        log_ratios = [pi - (old if switches.proximal == "old" else engine) for pi, old, engine, _ in tokens]
-        stale = [lag > 0 for token, lag in zip(sequence.tokens, sequence.lags, strict=True) if token is not None]
-        log_weights = [0.0 if switches.proximal == "behaviour" else old - engine for _, old, engine, _ in tokens]
+        log_ratios = [one.pi - (one.old if switches.proximal == "old" else one.engine) for one in tokens]
+        lags = [lag for token, lag in zip(sequence.tokens, sequence.lags, strict=True) if token is not None]
+        if switches.proximal == "behaviour":
+            tokens = [one._replace(old=one.engine) for one in tokens]
         terms = [
-            term(index, tokens, log_ratios, log_weights, stale, sequence.advantage, switches)
+            term(index, tokens, log_ratios, weights(tokens, lags, switches)[0], sequence.advantage, switches)
             for index in range(len(tokens))
         ]
         losses += [-n * (gain - switches.kl_beta * kl) for gain, _, kl, _ in terms]
@@ -70,32 +81,16 @@ def reference(sequences: list[Sequence], switches: Switches) -> tuple[float, lis
 
 def term(
     index: int,
-    tokens: list[tuple[float, float, float, float]],
+    tokens: list[Token],
     log_ratios: list[float],
-    log_weights: list[float],
-    stale: list[bool],
+    all_weights: list[float],
     advantage: float,
     switches: Switches,
 ) -> tuple[float, float, float, float]:
     """Weighted surrogate, its derivative by the log-ratio, KL and its derivative, of one token."""
-    logprob, _, _, ref = tokens[index]
+    logprob, ref, weight = tokens[index].pi, tokens[index].ref, all_weights[index]
     log_ratio = log_ratios[index] if switches.ratio == "token" else fsum(log_ratios) / len(log_ratios)
     ratio = exp(log_ratio)
-    weight = 1.0
-    if switches.rho is not None:
-        weight = exp(
-            {
-                "sequence": fsum(log_weights),
-                "sequence_mask": fsum(log_weights),
-                "auto": auto(index, log_weights, stale),
-            }.get(switches.rho_kind, log_weights[index])
-        )
-        if switches.rho_kind == "sequence_mask":
-            weight = weight if weight <= switches.rho else 0.0
-        elif switches.rho_kind == "mask":
-            weight = weight if 1 / switches.rho <= weight <= switches.rho else 0.0
-        else:
-            weight = min(weight, switches.rho)
     clipped = min(max(ratio, 1 - switches.eps_low), 1 + switches.eps_high)
     if switches.clip == "cispo":
         gain, slope = clipped * advantage * logprob, clipped * advantage
@@ -109,26 +104,54 @@ def term(
     return weight * gain, weight * slope, kl, kl_slope
 
 
-def auto(index: int, log_weights: list[float], stale: list[bool]) -> float:
-    """d_t + sum over the other stale tokens of sign(d) * max(|d| - c, 0)."""
-    outliers = [
-        copysign(max(abs(d) - THRESHOLD, 0.0), d) if old else 0.0 for d, old in zip(log_weights, stale, strict=True)
+def weights(tokens: list[Token], lags: list[int], switches: Switches) -> tuple[list[float], list[bool]]:
+    """The importance weights of the tokens of an answer, and whether the cap changed each."""
+    kind, cap = switches.rho_kind, switches.rho
+    if cap is None:
+        return [1.0] * len(tokens), [False] * len(tokens)
+    drifts = drifts_of(tokens, lags, kind)
+    raw = [exp(one.old - one.engine) for one in tokens]
+    if kind == "mask":
+        outside = [not 1 / cap <= w <= cap for w in raw]
+        return [0.0 if out else w for w, out in zip(raw, outside, strict=True)], outside
+    if kind.startswith("sequence"):
+        raw = [prod(raw)] * len(raw)
+    if kind == "sequence_mask":
+        return [w if w <= cap else 0.0 for w in raw], [w > cap for w in raw]
+    if kind in ("auto", "two_factor"):
+        outliers = [outlier(d) if lag > 0 else 0.0 for d, lag in zip(drifts, lags, strict=True)]
+        raw = [exp(d + fsum(outliers[:i] + outliers[i + 1 :])) for i, d in enumerate(drifts)]
+    rests = [
+        exp(one.old - one.engine - d) if kind == "two_factor" else 1.0 for one, d in zip(tokens, drifts, strict=True)
     ]
-    return log_weights[index] + fsum(outliers[:index] + outliers[index + 1 :])
+    capped = [min(w, cap) * min(rest, cap) for w, rest in zip(raw, rests, strict=True)]
+    return capped, [w > cap or rest > cap for w, rest in zip(raw, rests, strict=True)]
+
+
+def drifts_of(tokens: list[Token], lags: list[int], kind: str) -> list[float]:
+    """log pi_old - log pi_engine, or the learner's own share of it since the version that sampled."""
+    return [
+        (one.old - one.anchor) * lag / AGE if kind == "two_factor" and lag <= AGE else one.old - one.engine
+        for one, lag in zip(tokens, lags, strict=True)
+    ]
+
+
+def outlier(d: float) -> float:
+    return copysign(min(2 * max(abs(d) - THRESHOLD, 0.0), abs(d)), d)
 
 
 def random_sequences(rng: random.Random, count: int = 7) -> list[Sequence]:
-    def token() -> tuple[float, float, float, float] | None:
+    def token() -> Token | None:
         if rng.random() < 0.2:
             return None
         logprob = -rng.expovariate(1.0)
         old = logprob + rng.gauss(0, 0.3)
-        return logprob, old, old + rng.gauss(0, 0.6), logprob + rng.gauss(0, 0.5)
+        return Token(logprob, old, old + rng.gauss(0, 0.6), logprob + rng.gauss(0, 0.5), old + rng.gauss(0, 0.8))
 
     lengths = [1, *(rng.randint(1, 9) for _ in range(count - 1))]
     sequences = [
         Sequence(
-            rng.gauss(0, 1), [token() for _ in range(n)], sorted((rng.randint(0, 2) for _ in range(n)), reverse=True)
+            rng.gauss(0, 1), [token() for _ in range(n)], sorted((rng.randint(0, 3) for _ in range(n)), reverse=True)
         )
         for n in lengths
     ]
@@ -137,13 +160,17 @@ def random_sequences(rng: random.Random, count: int = 7) -> list[Sequence]:
 
 
 def build(
-    sequences: list[Sequence], layout: list[list[int]], padding: int = 0, dtype: torch.dtype = torch.float64
+    sequences: list[Sequence],
+    layout: list[list[int]],
+    padding: int = 0,
+    dtype: torch.dtype = torch.float64,
+    with_anchor: bool = False,
 ) -> LossInputs:
     """`layout[b]` lists the sequences of row b, each behind two prompt tokens. Masked places hold NaN or -inf."""
     loss_tokens = sum(token is not None for sequence in sequences for token in sequence.tokens)
     num_sequences = sum(any(token is not None for token in sequence.tokens) for sequence in sequences)
     width = max(sum(2 + len(sequences[i].tokens) for i in row) for row in layout) + padding
-    values = torch.full((5, len(layout), width), nan, dtype=torch.float64)
+    values = torch.full((6, len(layout), width), nan, dtype=torch.float64)
     values[1] = -inf
     mask_BT = torch.zeros(len(layout), width, dtype=torch.bool)
     ids_BT = torch.full((len(layout), width), -1)
@@ -159,7 +186,7 @@ def build(
                     mask_BT[b, t] = True
                     values[:, b, t] = torch.tensor([*token, sequences[i].advantage], dtype=torch.float64)
             start = end
-    pi, old, engine, ref, advantages_BT = values.to(dtype)
+    pi, old, engine, ref, anchor, advantages_BT = values.to(dtype)
     return LossInputs(
         logprobs_BT=pi.clone().requires_grad_(),
         old_logprobs_BT=old,
@@ -172,6 +199,8 @@ def build(
         num_sequences=num_sequences,
         ref_logprobs_BT=ref,
         outlier_threshold=THRESHOLD,
+        anchor_logprobs_BT=anchor if with_anchor else None,
+        anchor_age=AGE,
     )
 
 
@@ -190,7 +219,7 @@ def gradients_of(sequences: list[Sequence], layout: list[list[int]], grad_BT: Te
 def evaluate(
     sequences: list[Sequence], layout: list[list[int]], switches: Switches, **how: Any
 ) -> tuple[float, list[list[float]], Tensor]:
-    inputs = build(sequences, layout, **how)
+    inputs = build(sequences, layout, with_anchor=switches.needs_anchor, **how)
     loss, stats_S = policy_loss(inputs, switches)
     (grad_BT,) = torch.autograd.grad(loss, inputs.logprobs_BT)
     assert not grad_BT[~inputs.loss_mask_BT].any(), "masked tokens have a gradient of exactly 0"
@@ -226,6 +255,8 @@ def test_every_combination_of_switches(normalize: str, ratio: str, clip: str) ->
     base = resolve(Objective(), max_tokens=12)
     base = replace(base, normalize=cast(Any, normalize), ratio=cast(Any, ratio), clip=cast(Any, clip))
     for seed, (rho, kl, proximal) in enumerate(product(rhos, kls, ("old", "behaviour"))):
+        if rho[1] == "two_factor" and proximal == "behaviour":
+            continue
         switches = replace(
             base,
             rho=rho[0],
@@ -249,7 +280,7 @@ def test_single_precision_is_close(preset: str) -> None:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("rho_kind", ["truncate", "sequence", "auto"])
+@pytest.mark.parametrize("rho_kind", ["truncate", "sequence", "auto", "two_factor"])
 def test_the_gradient_does_not_depend_on_the_layout(preset: str, seed: int, rho_kind: str) -> None:
     # One row, one sequence a row with padding, and random rows each computed alone as micro-batches of several ranks.
     rng = random.Random(100 + seed)
@@ -268,7 +299,9 @@ def test_the_gradient_does_not_depend_on_the_layout(preset: str, seed: int, rho_
     losses, split, summed_S = [], dict[int, list[float]](), torch.zeros(NUM_STATS, dtype=torch.float64)
     whole = build(sequences, [list(range(len(sequences)))])
     for row in rows:
-        inputs = build(sequences, [row])._replace(loss_tokens=whole.loss_tokens, num_sequences=whole.num_sequences)
+        inputs = build(sequences, [row], with_anchor=switches.needs_anchor)._replace(
+            loss_tokens=whole.loss_tokens, num_sequences=whole.num_sequences
+        )
         row_loss, row_S = policy_loss(inputs, switches)
         (grad_BT,) = torch.autograd.grad(row_loss, inputs.logprobs_BT)
         split |= gradients_of(sequences, [row], grad_BT)
@@ -278,13 +311,13 @@ def test_the_gradient_does_not_depend_on_the_layout(preset: str, seed: int, rho_
     assert step_metrics(summed_S, 1) == pytest.approx(step_metrics(stats_S, 1), rel=1e-12, abs=1e-12)
 
 
-def answers_of(sequences: list[Sequence]) -> list[tuple[list[float], list[bool]]]:
-    """d of the loss tokens of each answer that has some, and whether each is stale."""
+def answers_of(sequences: list[Sequence]) -> list[tuple[list[Token], list[int]]]:
+    """The loss tokens of each answer that has some, and their lags."""
     kept = [
-        [(token[1] - token[2], lag > 0) for token, lag in zip(one.tokens, one.lags, strict=True) if token is not None]
+        [(token, lag) for token, lag in zip(one.tokens, one.lags, strict=True) if token is not None]
         for one in sequences
     ]
-    return [([d for d, _ in tokens], [old for _, old in tokens]) for tokens in kept if tokens]
+    return [([token for token, _ in pairs], [lag for _, lag in pairs]) for pairs in kept if pairs]
 
 
 @pytest.mark.parametrize("kind", get_args(RhoKind))
@@ -294,18 +327,14 @@ def test_the_metrics_of_answers(kind: str, seed: int) -> None:
     sequences = random_sequences(random.Random(seed))
     _, _, stats_S = evaluate(sequences, [[0, 1, 2], [3, 4], [5, 6]], switches)
     means, cuts, kls, outliers, stale_answers = [], [], [], 0, 0
-    for drifts, stale in answers_of(sequences):
-        product = [fsum(drifts)] * len(drifts)
-        autos = [auto(i, drifts, stale) for i in range(len(drifts))]
-        whole = {"sequence": product, "sequence_mask": product, "auto": autos}
-        raw = [exp(d) for d in whole.get(kind, drifts)]
-        is_cut = [w > 1.5 or (kind == "mask" and w < 1 / 1.5) for w in raw]
-        used = [0.0 if "mask" in kind and gone else min(w, 1.5) for w, gone in zip(raw, is_cut, strict=True)]
+    for tokens, lags in answers_of(sequences):
+        used, is_cut = weights(tokens, lags, switches)
         means.append(fsum(used) / len(used))
         cuts.append(sum(is_cut) / len(is_cut))
-        kls.append(fsum(exp(d) - 1 - d for d in drifts))
-        outliers += sum(old and abs(d) > THRESHOLD for d, old in zip(drifts, stale, strict=True))
-        stale_answers += any(stale)
+        kls.append(fsum(exp(one.old - one.engine) - 1 - (one.old - one.engine) for one in tokens))
+        drifts = drifts_of(tokens, lags, kind)
+        outliers += sum(lag > 0 and abs(d) > THRESHOLD for d, lag in zip(drifts, lags, strict=True))
+        stale_answers += any(lags)
     found, count = step_metrics(stats_S, 1), len(means)
     assert found["importance_ess_fraction_answers"] == pytest.approx(
         fsum(means) ** 2 / fsum(m * m for m in means) / count
@@ -315,18 +344,22 @@ def test_the_metrics_of_answers(kind: str, seed: int) -> None:
     assert found["outlier_tokens_mean"] == pytest.approx(outliers / stale_answers)
 
 
+@pytest.mark.parametrize("kind", ["auto", "two_factor"])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_next_threshold_is_the_smallest_that_leaves_few_outliers(seed: int) -> None:
+def test_the_next_threshold_is_the_smallest_that_leaves_few_outliers(seed: int, kind: str) -> None:
     sequences = random_sequences(random.Random(seed), count=60)
     for sequence in sequences:
         sequence.tokens, sequence.lags = sequence.tokens * 4, sequence.lags * 4
     half = [[i for i in range(60) if i % 2 == part] for part in (0, 1)]
-    switches = resolve(Objective(), max_tokens=12)
-    both_S = sum(policy_loss(build(sequences, [part]), switches)[1] for part in half)
+    switches = resolve(Objective.model_validate({"rho_kind": kind}), max_tokens=12)
+    both_S = sum(policy_loss(build(sequences, [part], with_anchor=switches.needs_anchor), switches)[1] for part in half)
     assert isinstance(both_S, Tensor)
     found = next_threshold(both_S, NO_OUTLIERS)
     assert found == next_threshold(evaluate(sequences, [list(range(60))], switches)[2], NO_OUTLIERS), "on every layout"
-    stale = [[abs(d) for d, old in zip(*answer, strict=True) if old] for answer in answers_of(sequences)]
+    stale = [
+        [abs(d) for d, lag in zip(drifts_of(tokens, lags, kind), lags, strict=True) if lag]
+        for tokens, lags in answers_of(sequences)
+    ]
 
     def outliers(threshold: float) -> float:
         return sum(d > threshold for ds in stale for d in ds) / sum(map(bool, stale))
@@ -336,7 +369,7 @@ def test_the_next_threshold_is_the_smallest_that_leaves_few_outliers(seed: int) 
 
 def test_the_threshold_at_the_ends_of_its_range() -> None:
     def answers(engine: float, tokens: int, lag: int) -> list[Sequence]:
-        return [Sequence(1.0, [(-1.0, -1.0, engine, -1.0)] * tokens, [lag] * tokens)]
+        return [Sequence(1.0, [Token(-1.0, -1.0, engine, -1.0, -1.0)] * tokens, [lag] * tokens)]
 
     def threshold(sequences: list[Sequence]) -> float:
         return next_threshold(evaluate(sequences, [[0]], resolve(Objective(), max_tokens=12))[2], before=0.7)

@@ -89,6 +89,8 @@ def test_an_explicit_switch_wins_even_when_it_is_zero_or_off() -> None:
     assert resolved(preset="gspo", rho=2.0).rho_kind == "auto"
     assert resolved(rho="uncapped").rho_kind == "truncate", "the product over an answer without a cap has no bound"
     assert resolved(rho="uncapped", rho_kind="auto").rho_kind == "auto"
+    assert resolved(rho_kind="two_factor").needs_anchor
+    assert not resolved().needs_anchor
     assert resolved(preset="dapo", overlong_buffer=0).overlong_buffer == 0
     assert resolved(preset="dr_grpo", constant_length=7).constant_length == 7
     assert resolved(preset="dr_grpo", max_tokens=99).constant_length == 99
@@ -102,6 +104,7 @@ def test_an_explicit_switch_wins_even_when_it_is_zero_or_off() -> None:
         ({"lam": 0.9}, 'set objective.advantage = "gae"'),
         ({"preset": "grpo", "kl_target": 0.1}, 'set objective.kl_in = "reward"'),
         ({"rho": 0.5, "rho_kind": "mask"}, "set rho to 1 or more"),
+        ({"proximal": "behaviour", "rho_kind": "two_factor"}, 'set objective.proximal = "old"'),
         ({"kl_estimator": "k1"}, "set objective.kl_beta"),
         ({"constant_length": 100}, 'needs objective.normalize = "constant"'),
     ],

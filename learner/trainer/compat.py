@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final, NamedTuple
@@ -35,6 +35,7 @@ __all__ = [
     "UnsupportedFakeTensorException",
     "all_to_all",
     "attention_kernel",
+    "compile_in_pieces",
     "held",
     "read_names",
     "set_up_deepspeed",
@@ -56,6 +57,15 @@ def storage_key(storage: torch.UntypedStorage) -> int:
 def attention_kernel(model: Any) -> str:
     """Returns the attention that transformers chose. It has a documented function to set it, and none to read it."""
     return str(model.config._attn_implementation)
+
+
+def compile_in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function compiled for any number of tokens: a piece before a call that stays outside, and one after.
+
+    Without this setting of torch, each function on the way to that call has pieces of its own.
+    """
+    torch._dynamo.config.nested_graph_breaks = True
+    return torch.compile(function, dynamic=True)
 
 
 # --- DeepSpeed --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ the gradient of their own part of it.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import threading
 import time
@@ -46,6 +47,7 @@ from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.packing import RowArrays, prompt_blocks, row_arrays
 from olmorl.learner.trainer import compat, deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.compiled import compile_policy, is_compiled
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
 from olmorl.learner.trainer.policy import (
@@ -66,6 +68,8 @@ from olmorl.messages import PROBE_TOKENS, Probe, Shard
 from olmorl.model_cost import BACKWARD, VALUE_BYTES, DevicePeak, model_cost
 from olmorl.ports import NamedBuffer
 from olmorl.seeds import derive
+
+_log = logging.getLogger(__name__)
 
 
 class DeepSpeedTrainer:
@@ -113,13 +117,15 @@ class DeepSpeedTrainer:
         self._group = self._form_group()
         policy = self._load(settings, temperature)
         policy.model.train()
-        if learner.gradient_checkpointing:
-            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        if every := learner.recomputed_every(on_gpu=self._device.type == "cuda"):
+            policy.model.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
         self._cost = model_cost(policy.model.config.get_text_config(), _shapes(policy.model), VALUE_BYTES[model.dtype])
         self._peak = peak or DevicePeak()
         self._grad_norm = 0.0
         self._interrupted = threading.Event()
         self._engine = self._build_engine(settings, policy)
+        if self._compiles():
+            self._compile(policy, "policy")
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
         refuse_leaks(self._engine, self._model, self._device)
         if learner.shares_prompts:
@@ -359,6 +365,13 @@ class DeepSpeedTrainer:
         chunk, fp32_head = self._learner.logprob_chunk, self._model_settings.fp32_head
         return PackedPolicy(model, temperature, chunk, fp32_head, self._group, self._saving)
 
+    def _compiles(self) -> bool:
+        return is_compiled(self._learner, on_gpu=self._device.type == "cuda")
+
+    def _compile(self, policy: PackedPolicy, name: str) -> None:
+        if why := compile_policy(policy, self._device):
+            _log.warning("the %s runs without compiled layers, which is slower: %s", name, why)
+
     def _build_engine(self, settings: dict[str, Any], policy: PackedPolicy) -> Any:
         learner = self._learner
         optimizer = torch.optim.AdamW(
@@ -385,7 +398,10 @@ class DeepSpeedTrainer:
         """The starting policy, frozen. Under ZeRO-3 it is sharded like the trained one."""
         policy = self._load(settings, temperature).requires_grad_(False)
         if self._stage < 3:
-            return policy.to(self._device)
+            policy = policy.to(self._device)
+            if self._compiles():
+                self._compile(policy, "reference model")
+            return policy
         return self._deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]
 
 

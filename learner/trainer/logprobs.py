@@ -37,32 +37,6 @@ class HeadPasses(NamedTuple):
     the temperature."""
 
 
-def token_logprobs(
-    hidden_TH: Tensor,
-    weight_VH: Tensor,
-    bias_V: Tensor | None,
-    targets_T: Tensor,
-    chunk: int,
-    temperature: float = 1.0,
-    with_entropy: bool = False,
-    fp32_logits: bool = False,
-    passes: HeadPasses | None = None,
-) -> tuple[Tensor, Tensor | None]:
-    """log softmax(head(hidden) / temperature)[target] for each token, from the head's own weight.
-
-    The backward pass recomputes the logits chunk by chunk with the explicit gradient, and sums the weight's gradient in
-    fp32. The result equals the unchunked computation. The weight must be complete in forward and backward: under
-    ZeRO-3, call this inside the forward of the module that owns it. `passes` are the plain ones by default.
-
-    Returns:
-        logprobs_T with a gradient, and entropy_T (nats, no gradient) if asked for.
-    """
-    logprobs_T, entropy_T = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # torch has no stub for it
-        hidden_TH, weight_VH, bias_V, targets_T, chunk, temperature, with_entropy, fp32_logits, passes or PLAIN
-    )
-    return logprobs_T, entropy_T if with_entropy else None
-
-
 def _logits(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, fp32_logits: bool) -> Tensor:
     hidden_CH = hidden_CH.to(weight_VH.dtype)
     if fp32_logits and weight_VH.dtype.itemsize < torch.float32.itemsize:
@@ -87,7 +61,7 @@ def _fp32_product(hidden_CH: Tensor, weight_VH: Tensor) -> Tensor:
 def _read_in_tiles(logits_CV: Tensor, targets_C: Tensor, temperature: float, with_entropy: bool) -> Read:
     """The tokens of a chunk, as many at a time as a cache holds. A GPU has threads for all at once."""
     rows = len(logits_CV) if logits_CV.is_cuda else max(1, TILE // logits_CV.shape[1])
-    tiles = zip(logits_CV.split(rows), targets_C.split(rows), strict=True)
+    tiles = zip(torch.split(logits_CV, rows), torch.split(targets_C, rows), strict=True)
     read = [_read_tile(*tile, temperature, with_entropy) for tile in tiles]
     logprobs_C, log_sums_C, entropy_C = (torch.cat(parts) for parts in zip(*read, strict=True))
     return logprobs_C, log_sums_C, entropy_C
@@ -123,6 +97,8 @@ def _gradient(
 
 
 PLAIN: Final = HeadPasses(_read_in_tiles, _gradient)
+AT_ONCE: Final = HeadPasses(_read_tile, _gradient)
+"""Those of a GPU: the memory plan has no tiles, which would be many operations."""
 
 
 # --- the same, written for the compiler, which makes one kernel of each
@@ -141,7 +117,7 @@ def _read_blocks(logits_CV: Tensor, targets_C: Tensor, temperature: float, with_
     """
     vocabulary = logits_CV.shape[1]
     whole = vocabulary - vocabulary % BLOCK
-    blocks = [logits_CV[:, :whole].unflatten(1, (-1, BLOCK))] if whole else []
+    blocks = [torch.unflatten(logits_CV[:, :whole], 1, (-1, BLOCK))] if whole else []
     blocks += [logits_CV[:, None, whole:]] if whole < vocabulary else []
     tops_CB, sums_CB, moments_CB = (
         torch.cat(parts, 1) for parts in zip(*(_of_block(each / temperature) for each in blocks), strict=True)
@@ -171,6 +147,32 @@ def _gradient_at_once(
     is_target_CV = torch.arange(logits_CV.shape[1], device=logits_CV.device) == targets_C[:, None]
     softmax_CV = (logits_CV / temperature - log_sums_C[:, None]).exp()
     return ((is_target_CV.to(softmax_CV.dtype) - softmax_CV) * (grads_C / temperature)[:, None]).to(dtype)
+
+
+def token_logprobs(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_T: Tensor,
+    chunk: int,
+    temperature: float = 1.0,
+    with_entropy: bool = False,
+    fp32_logits: bool = False,
+    passes: HeadPasses = PLAIN,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(head(hidden) / temperature)[target] for each token, from the head's own weight.
+
+    The backward pass recomputes the logits chunk by chunk with the explicit gradient, and sums the weight's gradient in
+    fp32. The result equals the unchunked computation. The weight must be complete in forward and backward: under
+    ZeRO-3, call this inside the forward of the module that owns it.
+
+    Returns:
+        logprobs_T with a gradient, and entropy_T (nats, no gradient) if asked for.
+    """
+    logprobs_T, entropy_T = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]  # torch has no stub for it
+        hidden_TH, weight_VH, bias_V, targets_T, chunk, temperature, with_entropy, fp32_logits, passes
+    )
+    return logprobs_T, entropy_T if with_entropy else None
 
 
 class _TokenLogprobs(torch.autograd.Function):

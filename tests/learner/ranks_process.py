@@ -30,7 +30,9 @@ from olmorl.errors import Diverged
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import pack, row_arrays
 from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.compiled import compile_policy
 from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer, _import_deepspeed
+from olmorl.learner.trainer.logprobs import PLAIN
 from olmorl.learner.trainer.policy import PackedPolicy, policy_row
 from olmorl.learner.trainer.process_group import Ranks, join
 from olmorl.learner.trainer.sequence_parallel import form_group
@@ -88,6 +90,17 @@ class StoppedMidway(DeepSpeedTrainer):
         return stats_S
 
 
+class Compiled(DeepSpeedTrainer):
+    """Compiles its policy, as on a GPU."""
+
+    def _compiles(self) -> bool:
+        return True
+
+    def _compile(self, policy: PackedPolicy, name: str) -> None:
+        super()._compile(policy, name)
+        assert policy.head.passes is not PLAIN, "it is compiled"
+
+
 class Rank:
     """All jobs of one process run in the one group of ranks it joined."""
 
@@ -111,7 +124,7 @@ class Rank:
         return kinds[job["kind"]](job, folder)
 
     def trainer(self, job: dict[str, Any], kind: type[DeepSpeedTrainer] = DeepSpeedTrainer) -> DeepSpeedTrainer:
-        return kind(
+        return (Compiled if job.get("compiled") else kind)(
             config.Model(**job["model"]),
             config.Learner(device="cpu", **{"learning_rate": 1e-3, **job["learner"]}),
             resolve(config.Objective(**job.get("objective", {})), max_tokens=24),
@@ -278,6 +291,8 @@ class Rank:
         group = form_group(self.ranks.rank, size, self.ranks.timeout_s) if size > 1 else None
         model = models.load(config.Model(path=job["model"], dtype="float32"), "sdpa", torch.device("cpu")).double()
         policy = PackedPolicy(model, 0.7, chunk=4, group=group)
+        if job.get("compiled"):
+            assert compile_policy(policy, torch.device("cpu")) is None
         one_prompt = job.get("one_prompt", False)
         samples = [sample for group in make_groups(1, one_prompt=one_prompt) for sample in group]
         result: dict[str, Any] = {"logprobs": [], "entropies": [], "gradients": []}

@@ -215,6 +215,8 @@ class Objective(Section):
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Core = Annotated[int, Field(ge=0)]
 Cores = Annotated[list[Core], Field(min_length=1)]
+Every = Annotated[int, Field(ge=2)]
+Tokens = Annotated[int, Field(ge=1)]
 
 
 class Learner(Section):
@@ -252,15 +254,17 @@ class Learner(Section):
     """Optimizer steps for each batch. Minibatches hold whole groups."""
     epochs: int = Field(1, ge=1)
     """Passes over each batch."""
-    row_tokens: int | None = Field(None, ge=1)
-    """Tokens in one packed row. Default: the longest prompt plus the longest completion."""
+    row_tokens: Literal["auto"] | Tokens = "auto"
+    """Tokens in one packed row. `auto`: on a GPU as many as the memory plan allows, else the longest prompt plus the
+    longest completion."""
     logprob_chunk: int = Field(1024, ge=1)
     """Tokens whose logits are in memory at one time."""
     sequence_parallel: int = Field(1, ge=1, le=64)
     """Ranks that share each row: every rank holds a part of its tokens, and in attention a part of the heads. For rows
     that are too long for the memory of one rank."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass instead of keeping them."""
+    gradient_checkpointing: Literal["auto"] | bool | Every = "auto"
+    """Recompute activations in the backward pass instead of keeping them: of all layers (`true`), of every n-th one (a
+    number), or of none (`false`). `auto`: on a GPU as few as the memory plan allows, else none."""
     offload_activations: bool = False
     """Move the layer inputs that gradient_checkpointing keeps to host memory until the backward
     pass. For GPUs: on the CPU they are there already."""
@@ -289,6 +293,12 @@ class Learner(Section):
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """More settings for DeepSpeed by their own names and tables, for instance `zero_optimization.overlap_comm = false`.
     Settings that other keys decide are refused."""
+
+    def recomputed_every(self, *, on_gpu: bool) -> int:
+        """Of every how many layers one is recomputed; 0: of none. All are where the memory plan could not decide."""
+        if self.gradient_checkpointing == "auto":
+            return int(on_gpu or self.offload_activations)
+        return int(self.gradient_checkpointing)
 
     @property
     def has_own_attention(self) -> bool:
@@ -748,9 +758,15 @@ class Config(Section):
         return self.actors.max_model_len or self.longest_sequence
 
     @property
+    def longest_sample(self) -> int:
+        """Tokens of the longest prompt plus the longest completion."""
+        return self.data.max_prompt_tokens + self.sampling.max_tokens
+
+    @property
     def row_tokens(self) -> int:
         """Length of a packed row of the learner, in tokens."""
-        return self.learner.row_tokens or self.data.max_prompt_tokens + self.sampling.max_tokens
+        tokens = self.learner.row_tokens
+        return self.longest_sample if tokens == "auto" else tokens
 
 
 # --- rules over several keys: the docstring states the rule, the result names the problem and the fix ----------------
@@ -840,8 +856,8 @@ def _engine_length(config: Config) -> str | None:
 
 def _row_length(config: Config) -> str | None:
     """`learner.row_tokens` is at least `data.max_prompt_tokens` plus `sampling.max_tokens`."""
-    given, needed = config.learner.row_tokens, config.data.max_prompt_tokens + config.sampling.max_tokens
-    if given is None or given >= needed:
+    given, needed = config.row_tokens, config.longest_sample
+    if given >= needed:
         return None
     return (
         f"learner.row_tokens = {given} is too short: data.max_prompt_tokens = {config.data.max_prompt_tokens} and "
@@ -874,7 +890,7 @@ def _attention_of_shared_rows(config: Config) -> str | None:
 
 def _offloaded_activations(config: Config) -> str | None:
     """`learner.offload_activations` needs `learner.gradient_checkpointing`."""
-    if not config.learner.offload_activations or config.learner.gradient_checkpointing:
+    if not config.learner.offload_activations or config.learner.gradient_checkpointing is not False:
         return None
     return (
         "learner.offload_activations moves what learner.gradient_checkpointing leaves in memory: set both, or neither"

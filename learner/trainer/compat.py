@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -71,13 +70,13 @@ def compile_in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
 # --- DeepSpeed --------------------------------------------------------------------------------------
 
 
-def set_up_deepspeed(deepspeed: ModuleType, timeout_s: float) -> None:
+def set_up_deepspeed(deepspeed: ModuleType) -> None:
     """Join DeepSpeed to the process group of torch, with two settings that it has no option for."""
     # Only inference needs this operation, and it compiles C++ at run time and leaves files in /dev/shm.
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY_REDUCE] = False
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
-    # The group that DeepSpeed would make for ZeRO-0 to 2 has torch's own limit: with NCCL ten minutes.
-    deepspeed.utils.groups._WORLD_GROUP = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    # DeepSpeed would make a second group of all ranks: memory of each GPU, and torch's own limit of ten minutes.
+    deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD
 
 
 def read_names(wanted: Mapping[str, Any]) -> tuple[Any, set[str]]:

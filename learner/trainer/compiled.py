@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from olmorl import config
 from olmorl.learner.trainer.compat import compile_in_pieces
 from olmorl.learner.trainer.logprobs import PLAIN, compiled_passes
+from olmorl.learner.trainer.packed_attention import keep_apart
 from olmorl.learner.trainer.policy import PROBE_TOKENS, TOKEN_STRIDE, LogprobHead, PackedPolicy, PolicyRow
 
 NEAR: Final = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 5e-2}
@@ -51,6 +52,7 @@ def compile_policy(policy: PackedPolicy, device: torch.device) -> str | None:
     layers = _dense_layers(policy.model)
     if not layers:
         return f"the layers of a {type(policy.model).__name__} are not an attention and an MLP each"
+    keep_apart(policy.model)
     compiled = [compile_in_pieces(layer.forward) for layer in layers]
     try:
         away, name = max(

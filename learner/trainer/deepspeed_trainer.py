@@ -109,7 +109,7 @@ class DeepSpeedTrainer:
         self._made_group = not dist.is_initialized()
         if self._made_group:
             join(ranks, self._device)
-        self._deepspeed = _import_deepspeed(self._device, ranks.timeout_s)
+        self._deepspeed = _import_deepspeed(self._device)
         disable_progress_bar()
         # One thread for all training: the event loop of the rank stays free, and the device is set once.
         self._thread = ThreadPoolExecutor(1, "train", self._enter_device)
@@ -416,7 +416,7 @@ def _score(policy: Callable[..., Any], rows: Sequence[Sequence[RowArrays]], devi
         return [[policy(policy_row(row, device))[0] for row in minibatch] for minibatch in rows]
 
 
-def _import_deepspeed(device: torch.device, timeout_s: float) -> ModuleType:
+def _import_deepspeed(device: torch.device) -> ModuleType:
     """Import deepspeed after the environment is set: the import selects the accelerator and the GPU."""
     os.environ["DS_ACCELERATOR"] = device.type
     os.environ["LOCAL_RANK"] = "0"
@@ -425,5 +425,5 @@ def _import_deepspeed(device: torch.device, timeout_s: float) -> ModuleType:
     # `initialize` imports Muon, which is not used here. Its torch.compile would load the compiler, for seconds.
     with variables_set({"TORCHDYNAMO_DISABLE": "1"}):
         import_module("deepspeed.runtime.zero.muon.original_muon")
-    compat.set_up_deepspeed(deepspeed, timeout_s)
+    compat.set_up_deepspeed(deepspeed)
     return deepspeed

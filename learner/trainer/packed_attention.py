@@ -65,8 +65,15 @@ def implementation(wanted: str, device: torch.device, dtype: torch.dtype, model:
     if wanted not in _PACKED:
         return wanted
     name = f"{_OWN}{wanted}"
-    AttentionInterface.register(name, partial(_apart, _PACKED[wanted]))
+    AttentionInterface.register(name, partial(_unfolded, _PACKED[wanted]))
     return name
+
+
+def keep_apart(model: PreTrainedModel) -> None:
+    """Let attention run by itself between the pieces that torch compiles. This loads the compiler."""
+    name = attention_kernel(model)
+    attention = partial(_unfolded, _PACKED[name.removeprefix(_OWN)])
+    AttentionInterface.register(name, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
 
 
 class Folded:
@@ -85,9 +92,7 @@ def arguments(layout: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
     return {name: layout[name] for name in of_layers} | {"row": Folded(rest)}
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]
-def _apart(attention: Callable[..., Any], *states: Any, row: Folded | None = None, **options: Any) -> Any:
-    """Run attention by itself, outside of what torch compiles."""
+def _unfolded(attention: Callable[..., Any], *states: Any, row: Folded | None = None, **options: Any) -> Any:
     return attention(*states, **(row.layout if row else {}), **options)
 
 
@@ -226,7 +231,7 @@ def _over_whole_row(group: SequenceGroup | None, attend: Callable[..., Tensor], 
     return group.heads_of_tokens(attend(*(group.tokens_of_heads(each) for each in states)))
 
 
-_PACKED: Final = {"sdpa": packed_sdpa, "varlen": packed_varlen}
+_PACKED: Final[dict[str, Callable[..., Any]]] = {"sdpa": packed_sdpa, "varlen": packed_varlen}
 
 
 def _refuse(module: torch.nn.Module, name: str, bounds: object, options: dict[str, Any]) -> None:

@@ -98,7 +98,8 @@ class Compiled(DeepSpeedTrainer):
 
     def _compile(self, policy: PackedPolicy, name: str) -> None:
         super()._compile(policy, name)
-        assert policy.head.passes is not PLAIN, "it is compiled"
+        assert policy.head.passes is not PLAIN and not torch._dynamo.config.disable, "it is compiled"
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 4
 
 
 class Rank:
@@ -159,7 +160,8 @@ class Rank:
             name: moment / (1 - trainer._learner.betas[0]) for name, moment in moments(trainer, "exp_avg").items()
         }
         whole = sum(weight.numel() for weight in trainer._model.parameters())  # a sharded weight has no values here
-        options = trainer._engine.seq_data_parallel_group._get_backend(torch.device("cpu")).options
+        group = trainer._engine.seq_data_parallel_group
+        options = group._get_backend(torch.device("cpu")).options
         trainer.close()
         rows, limit_s = [len(row) for row in shard.minibatches[0]], options._timeout.total_seconds()
         has_compiler = "torch._inductor.compile_fx" in sys.modules
@@ -170,6 +172,7 @@ class Rank:
             "whole": whole,
             "limit_s": limit_s,
             "has_compiler": has_compiler,
+            "one_group": group is dist.group.WORLD,
         }
 
     def steps(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -286,7 +289,7 @@ class Rank:
 
     def shared_row(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Log-probabilities, entropies and gradients of single rows in float64, by the policy without DeepSpeed."""
-        _import_deepspeed(torch.device("cpu"), self.ranks.timeout_s)
+        _import_deepspeed(torch.device("cpu"))
         size = job.get("sequence_parallel", 1)
         group = form_group(self.ranks.rank, size, self.ranks.timeout_s) if size > 1 else None
         model = models.load(config.Model(path=job["model"], dtype="float32"), "sdpa", torch.device("cpu")).double()

@@ -25,7 +25,7 @@ QWEN = {
     "vocab_size": 100_352,
     "tie_word_embeddings": True,
 }
-"""1.6B weights. Compiled on an H100, rows of 8,448 tokens took 46.8 GiB without recomputation, and rows of 16,896 took 61.1."""
+"""1.6B weights. Compiled on an H100 without recomputation, rows of 8,448 tokens took 46.8 GiB, and of 16,896 61.1."""
 LONGEST = 8448
 H100_GIB = 79.1
 

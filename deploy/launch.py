@@ -34,7 +34,7 @@ from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import guard_ray
 from olmorl.deploy.demo import demo
-from olmorl.deploy.preflight import memory
+from olmorl.deploy.preflight import memory, memory_auto
 from olmorl.deploy.preflight.local_checks import absolute, check_resume, over, preflight, prepare
 from olmorl.deploy.preflight.recipe_checks import check_recipe
 from olmorl.deploy.supervision import on_end, recipe_history
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_recipe(settings)
             if arguments.resume:
                 check_resume(absolute(settings), arguments.change, arguments.from_step)
-            settings = demo.resolve(settings)
+            settings = by_memory(demo.resolve(settings))
             show_plan(settings)
             show_memory(settings)
             return 0
@@ -104,10 +104,18 @@ def show_memory(settings: config.Config) -> None:
     memory.refuse_too_little(here, found)
 
 
+def by_memory(settings: config.Config) -> config.Config:
+    """What is left to the memory plan is decided, and printed with the reason."""
+    found = memory_auto.decided(settings)
+    if found.why:
+        print(found.why)
+    return found.settings
+
+
 def launch(settings: config.Config, arguments: Arguments) -> int:
     """Check, start, watch, stop."""
     check = prepare if arguments.preflight else preflight
-    settings = check(settings, arguments)
+    settings = by_memory(check(settings, arguments))
     if arguments.resume and not arguments.preflight and (end := over(settings, arguments.from_step)):
         print(end)
         return 0

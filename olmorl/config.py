@@ -227,6 +227,8 @@ class Objective(Section):
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Core = Annotated[int, Field(ge=0)]
 Cores = Annotated[list[Core], Field(min_length=1)]
+Every = Annotated[int, Field(ge=2)]
+Tokens = Annotated[int, Field(ge=1)]
 
 
 class Learner(Section):
@@ -263,14 +265,17 @@ class Learner(Section):
     """Optimizer steps for each batch. Minibatches hold whole groups."""
     epochs: int = Field(1, ge=1)
     """Passes over each batch."""
-    row_tokens: int | None = Field(None, ge=1)
-    """Tokens in one packed row. Default: the longest prompt plus the longest completion."""
+    row_tokens: Literal["auto"] | Tokens = "auto"
+    """Tokens in one packed row. `auto`: on a GPU as many as the memory plan allows, else the longest prompt plus the
+    longest completion."""
     sequence_parallel: int = Field(1, ge=1, le=64)
     """Ranks that share each row: every rank holds a part of its tokens, and in attention a part of the heads. For rows
     that are too long for the memory of one rank."""
-    gradient_checkpointing: bool | Literal["offload"] = False
-    """`true`: recompute activations in the backward pass instead of keeping them; `offload`: also move the layer inputs
-    that are kept to host memory until then. For GPUs: on the CPU they are there already."""
+    gradient_checkpointing: Literal["auto", "offload"] | bool | Every = "auto"
+    """Recompute activations in the backward pass instead of keeping them: of all layers (`true`), of every n-th one (a
+    number), or of none (`false`). `auto`: on a GPU as few as the memory plan allows, else none. `offload`: of all
+    layers, with the layer inputs that are kept in host memory until then. For GPUs: on the CPU they are there already.
+    """
     mlp_tiles: int = Field(1, ge=1, le=64)
     """Tiles of a row in which each MLP is computed one after the other, and once more in the backward pass. Above 1,
     RMS norms keep only their input for the backward pass, too."""
@@ -288,6 +293,12 @@ class Learner(Section):
     deepspeed: dict[str, Any] = Field(default_factory=dict)
     """More settings for DeepSpeed by their own names and tables, for instance `zero_optimization.overlap_comm = false`.
     Settings that other keys decide are refused."""
+
+    def recomputed_every(self, *, on_gpu: bool) -> int:
+        """Of every how many layers one is recomputed; 0: of none. All are where the memory plan could not decide."""
+        if isinstance(self.gradient_checkpointing, str):
+            return int(on_gpu or self.offload_activations)
+        return int(self.gradient_checkpointing)
 
     @property
     def offload_activations(self) -> bool:
@@ -668,9 +679,15 @@ class Config(Section):
         return self.data.max_prompt_tokens + max(self.sampling.max_tokens, evaluated)
 
     @property
+    def longest_sample(self) -> int:
+        """Tokens of the longest prompt plus the longest completion."""
+        return self.data.max_prompt_tokens + self.sampling.max_tokens
+
+    @property
     def row_tokens(self) -> int:
         """Length of a packed row of the learner, in tokens."""
-        return self.learner.row_tokens or self.data.max_prompt_tokens + self.sampling.max_tokens
+        tokens = self.learner.row_tokens
+        return self.longest_sample if tokens == "auto" else tokens
 
 
 # --- rules over several keys: the docstring states the rule, the result names the problem and the fix ----------------
@@ -756,8 +773,8 @@ def _overlong_buffer(config: Config) -> str | None:
 
 def _row_length(config: Config) -> str | None:
     """`learner.row_tokens` is at least `data.max_prompt_tokens` plus `sampling.max_tokens`."""
-    given, needed = config.learner.row_tokens, config.data.max_prompt_tokens + config.sampling.max_tokens
-    if given is None or given >= needed:
+    given, needed = config.row_tokens, config.longest_sample
+    if given >= needed:
         return None
     return (
         f"learner.row_tokens = {given} is too short: data.max_prompt_tokens = {config.data.max_prompt_tokens} and "

@@ -226,18 +226,20 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
 
 
 def _copied_keys(settings: Config) -> int:
-    """Bytes of a shared prompt's keys and values in front of each further answer of its group, and of their gradients.
+    """Bytes of shared prompts' keys and values in front of each further answer of a group, and of their gradients.
 
-    Rows with several groups of long prompts and short answers have more copies than this.
+    Of a group with the longest prompt for each longest sample that a row holds. Rows of shorter answers have more.
     """
     learner, sizes = settings.learner, model_folder.architecture(Path(settings.model.path))
     if sizes is None or not learner.has_own_attention:
         return 0
-    tokens = (settings.sampling.group_size - 1) * settings.data.max_prompt_tokens
+    groups = max(1, settings.row_tokens // settings.longest_sample)
+    tokens = groups * (settings.sampling.group_size - 1) * settings.data.max_prompt_tokens
     heads = -(-sizes.kv_heads // learner.sequence_parallel)
     of_layer = 2 * tokens * heads * sizes.head_dim * VALUE_BYTES[settings.model.dtype]
-    kept = 1 if learner.gradient_checkpointing else sizes.layers
-    return (kept + 1) * of_layer
+    every = learner.recomputed_every(on_gpu=plan(settings).on_gpu)
+    kept = sizes.layers - (-(-sizes.layers // every) if every else 0)
+    return (max(1, kept) + 1) * of_layer
 
 
 def _engine(settings: Config, parameters: int) -> MemoryPlace:

@@ -57,17 +57,17 @@ def _of_learner(settings: Config) -> Iterator[Change]:
     if not learner.offload_optimizer:
         yield "learner.offload_optimizer", True
     yield from _shared_rows(settings)
-    if learner.gradient_checkpointing and not learner.offload_activations:
+    if learner.gradient_checkpointing is not False and not learner.offload_activations:
         yield "learner.gradient_checkpointing", "offload"
     yield from _more_nodes(settings)
-    if learner.row_tokens is None:
+    if settings.row_tokens == settings.longest_sample:
         yield from _shorter_answers(settings)
 
 
 def _of_cpu_host(settings: Config) -> Iterator[Change]:
     yield from _smaller_states_and_rows(settings)
     yield from (("actors.kv_cache_gib", n) for n in (1.0, 0.25) if n < settings.actors.kv_cache_gib)
-    if settings.learner.row_tokens is None:
+    if settings.row_tokens == settings.longest_sample:
         yield from _shorter_answers(settings)
 
 
@@ -90,7 +90,7 @@ def _of_gpu_host(settings: Config, place: str) -> Iterator[Change]:
 
 def _smaller_states_and_rows(settings: Config) -> Iterator[Change]:
     learner = settings.learner
-    if not learner.gradient_checkpointing:
+    if learner.gradient_checkpointing is not True:
         yield "learner.gradient_checkpointing", True
     if learner.zero_stage < 3:
         yield "learner.zero_stage", 3

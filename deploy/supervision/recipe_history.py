@@ -22,7 +22,13 @@ from olmorl.run_dir import RunFiles
 
 PLACES = ("run.directory", "run.name", "cluster.address", "verifiers.judge.url", "verifiers.reward_model.url")
 """The keys for the places of a run and of its services. They may differ from start to start without --change."""
-LEFT_OPEN = {"learner.device": "auto", "cluster.gpus_per_node": None, "verifiers.code_tier": "auto"}
+LEFT_OPEN = {
+    "learner.device": "auto",
+    "learner.gradient_checkpointing": "auto",
+    "learner.row_tokens": "auto",
+    "cluster.gpus_per_node": None,
+    "verifiers.code_tier": "auto",
+}
 """The values that leave the decision to each start. They count as equal to every decision."""
 HUB_NAMES = ("model.path", "model.tokenizer")
 """The keys with a name of the hub, which counts as equal to the folder of each of its commits."""

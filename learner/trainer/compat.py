@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from datetime import timedelta
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -35,6 +34,7 @@ __all__ = [
     "UnsupportedFakeTensorException",
     "all_to_all",
     "attention_kernel",
+    "compile_in_pieces",
     "held",
     "read_names",
     "set_up_deepspeed",
@@ -58,16 +58,25 @@ def attention_kernel(model: Any) -> str:
     return str(model.config._attn_implementation)
 
 
+def compile_in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the function compiled for any number of tokens: a piece before a call that stays outside, and one after.
+
+    Without this setting of torch, each function on the way to that call has pieces of its own.
+    """
+    torch._dynamo.config.nested_graph_breaks = True
+    return torch.compile(function, dynamic=True)
+
+
 # --- DeepSpeed --------------------------------------------------------------------------------------
 
 
-def set_up_deepspeed(deepspeed: ModuleType, timeout_s: float) -> None:
+def set_up_deepspeed(deepspeed: ModuleType) -> None:
     """Join DeepSpeed to the process group of torch, with two settings that it has no option for."""
     # Only inference needs this operation, and it compiles C++ at run time and leaves files in /dev/shm.
     deepspeed.ops.__compatible_ops__[SHARED_MEMORY_REDUCE] = False
     deepspeed.init_distributed(dist_backend=dist.get_backend(), auto_mpi_discovery=False)
-    # The group that DeepSpeed would make for ZeRO-0 to 2 has torch's own limit: with NCCL ten minutes.
-    deepspeed.utils.groups._WORLD_GROUP = dist.new_group(timeout=timedelta(seconds=timeout_s))
+    # DeepSpeed would make a second group of all ranks: memory of each GPU, and torch's own limit of ten minutes.
+    deepspeed.utils.groups._WORLD_GROUP = dist.group.WORLD
 
 
 def read_names(wanted: Mapping[str, Any]) -> tuple[Any, set[str]]:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from olmorl import config
 from olmorl.learner.batching.packing import RowArrays
 from olmorl.learner.trainer.optimizer_state import TrainingState
-from olmorl.learner.trainer.policy import PackedPolicy, policy_row
+from olmorl.learner.trainer.policy import LogprobHead, PackedPolicy, policy_row
 from olmorl.learner.trainer.token_credit import Floats, ScoredRow, SumOfRanks
 from olmorl.learner.trainer.trained_module import TrainedModule
 
@@ -27,12 +27,11 @@ EQUAL: Final = 1e-12
 """Returns whose variance is a smaller share of their mean square are equal."""
 
 
-class ValueHead(nn.Module):
+class ValueHead(LogprobHead):
     """The value of the state before each predicted token, in place of its log-probability."""
 
     def __init__(self, head: nn.Linear) -> None:
-        super().__init__()
-        self.weight = head.weight
+        super().__init__(head, chunk=1, fp32_logits=False)
 
     def forward(self, hidden_PE: Tensor, *_: Any) -> tuple[Tensor, None]:
         return nn.functional.linear(hidden_PE.to(self.weight.dtype), self.weight)[:, 0].float(), None

@@ -49,6 +49,7 @@ from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.packing import RowArrays, prompt_blocks, row_arrays
 from olmorl.learner.trainer import compat, deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.compiled import compile_policy, is_compiled
 from olmorl.learner.trainer.critic import Critic, replace_head, value_policy
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
@@ -126,7 +127,7 @@ class DeepSpeedTrainer:
         self._made_group = not dist.is_initialized()
         if self._made_group:
             join(ranks, self._device)
-        self._deepspeed = _import_deepspeed(self._device, ranks.timeout_s)
+        self._deepspeed = _import_deepspeed(self._device)
         disable_progress_bar()
         # One thread for all training: the event loop of the rank stays free, and the device is set once.
         self._thread = ThreadPoolExecutor(1, "train", self._enter_device)
@@ -134,13 +135,14 @@ class DeepSpeedTrainer:
         self._group = self._form_group()
         policy = self._load(settings, temperature)
         policy.model.train()
-        if learner.gradient_checkpointing:
-            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._recompute(policy)
         self._cost = model_cost(policy.model.config.get_text_config(), _shapes(policy.model), VALUE_BYTES[model.dtype])
         self._peak = peak or DevicePeak()
         self._interrupted = threading.Event()
         self._trained = TrainedModule(self._deepspeed, policy, settings, learner)
         self._engine = self._trained.engine
+        if self._compiles():
+            self._compile(policy, "policy")
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
         self._state.kl_beta = switches.kl_beta
         refuse_leaks(self._engine, self._model, self._device)
@@ -464,17 +466,31 @@ class DeepSpeedTrainer:
         """A copy of the policy's layers, or another model, with a head for values."""
         policy = value_policy(self._load(settings, 1.0, self._critic_settings))
         policy.model.train()
-        if self._learner.gradient_checkpointing:
-            policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._recompute(policy)
         trained = TrainedModule(self._deepspeed, policy, settings, self._learner)
         state = TrainingState(trained.engine, policy.model, self._stage, self._ranks, self._device)
         return Critic(trained, state, self._critic_settings, self._device, self._ranks.world)
+
+    def _recompute(self, policy: PackedPolicy) -> None:
+        """Recompute the layers in the backward pass that the recipe or the memory plan says."""
+        if every := self._learner.recomputed_every(on_gpu=self._device.type == "cuda"):
+            policy.model.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
+
+    def _compiles(self) -> bool:
+        return is_compiled(self._learner, on_gpu=self._device.type == "cuda")
+
+    def _compile(self, policy: PackedPolicy, name: str) -> None:
+        if why := compile_policy(policy, self._device):
+            log.warning("the %s runs without compiled layers, which is slower: %s", name, why)
 
     def _build_reference(self, settings: dict[str, Any], temperature: float) -> Any:
         """The starting policy, frozen. Under ZeRO-3 it is sharded like the trained one."""
         policy = self._load(settings, temperature).requires_grad_(False)
         if self._stage < 3:
-            return policy.to(self._device)
+            policy = policy.to(self._device)
+            if self._compiles():
+                self._compile(policy, "reference model")
+            return policy
         return self._deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]
 
 
@@ -489,7 +505,7 @@ def _score(policy: Callable[..., Any], rows: Sequence[RowArrays], device: torch.
         return [policy(policy_row(row, device))[0] for row in rows]
 
 
-def _import_deepspeed(device: torch.device, timeout_s: float) -> ModuleType:
+def _import_deepspeed(device: torch.device) -> ModuleType:
     """Import deepspeed after the environment is set: the import selects the accelerator and the GPU."""
     os.environ["DS_ACCELERATOR"] = device.type
     os.environ["LOCAL_RANK"] = "0"
@@ -498,5 +514,5 @@ def _import_deepspeed(device: torch.device, timeout_s: float) -> ModuleType:
     # `initialize` imports Muon, which is not used here. Its torch.compile would load the compiler, for seconds.
     with variables_set({"TORCHDYNAMO_DISABLE": "1"}):
         import_module("deepspeed.runtime.zero.muon.original_muon")
-    compat.set_up_deepspeed(deepspeed, timeout_s)
+    compat.set_up_deepspeed(deepspeed)
     return deepspeed

@@ -31,6 +31,8 @@ from olmorl.learner.trainer.compat import (
     storage_key,
     tree_leaves,
 )
+from olmorl.learner.trainer.compiled import is_compiled
+from olmorl.learner.trainer.logprobs import AT_ONCE
 from olmorl.learner.trainer.model import DTYPES, attention_heads, read_config, without_dropout
 from olmorl.learner.trainer.pinned_memory import pinned_bytes
 from olmorl.learner.trainer.policy import LOGPROB_CHUNK, PackedPolicy, PolicyRow
@@ -69,9 +71,10 @@ class RowSettings(NamedTuple):
     tokens: int
     eager: bool
     sequence_parallel: int
-    gradient_checkpointing: bool
+    recomputed_every: int
     offload_activations: bool
     mlp_tiles: int
+    recompute_norms: bool
     on_gpu: bool
 
 
@@ -149,9 +152,11 @@ def rank_memory(
         tokens=row_tokens,
         eager=learner.attention == "eager",
         sequence_parallel=learner.sequence_parallel,
-        gradient_checkpointing=bool(learner.gradient_checkpointing),
+        recomputed_every=learner.recomputed_every(on_gpu=on_gpu),
         offload_activations=learner.offload_activations,
         mlp_tiles=learner.mlp_tiles,
+        # A compiled layer recomputes its norms, and more: the plan has a little too much of it.
+        recompute_norms=learner.mlp_tiles > 1 or is_compiled(learner, on_gpu=on_gpu),
         on_gpu=on_gpu,
     )
     try:
@@ -262,15 +267,17 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
             network = _build(_shallow(whole, layers), model, attention)
             without_dropout(network)
             network.train()
-            if row.gradient_checkpointing:
-                network.gradient_checkpointing_enable({"use_reentrant": False})
+            if every := row.recomputed_every:
+                network.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
             if row.mlp_tiles > 1:
                 tile_mlps(network, row.mlp_tiles)
+            if row.recompute_norms:
                 recompute_norms(network, checked=False)
             group = _PlannedGroup(0, row.sequence_parallel) if row.sequence_parallel > 1 else None
             host = _Host()
             saving = host.keep if row.offload_activations and row.on_gpu else nullcontext
             policy = PackedPolicy(network, 1.0, LOGPROB_CHUNK, copies_head, group, saving)
+            policy.head.passes = AT_ONCE
             return _of_row(policy, row.tokens, live)._replace(host=host.num_bytes)
 
     try:

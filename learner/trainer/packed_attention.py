@@ -19,6 +19,7 @@ Shape letters: H query heads, K key heads, T tokens of the row (or t, those of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate
 from typing import Any, Final
 
@@ -26,11 +27,14 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface, PretrainedConfig
+from transformers import AttentionInterface, PretrainedConfig, PreTrainedModel
 
 from olmorl.errors import ModelError
+from olmorl.learner.trainer.compat import attention_kernel
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup
 
+_OWN: Final = "olmorl_"
+"""Begins the names of the implementations that are here."""
 GPU_ONLY: Final = ("varlen", "flash_attention_2", "flex_attention")
 FLASH_HEAD_DIM: Final = 256
 """Largest head size of torch's flash kernel."""
@@ -60,9 +64,36 @@ def implementation(wanted: str, device: torch.device, dtype: torch.dtype, model:
         )
     if wanted not in _PACKED:
         return wanted
-    name = f"olmorl_{wanted}"
-    AttentionInterface.register(name, _PACKED[wanted])
+    name = f"{_OWN}{wanted}"
+    AttentionInterface.register(name, partial(_unfolded, _PACKED[wanted]))
     return name
+
+
+def keep_apart(model: PreTrainedModel) -> None:
+    """Let attention run by itself between the pieces that torch compiles. This loads the compiler."""
+    name = attention_kernel(model)
+    attention = partial(_unfolded, _PACKED[name.removeprefix(_OWN)])
+    AttentionInterface.register(name, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
+
+
+class Folded:
+    """A layout as one argument, which torch.compile passes on without a look at its numbers."""
+
+    def __init__(self, layout: dict[str, Any]) -> None:
+        self.layout = layout
+
+
+def arguments(layout: dict[str, Any], model: PreTrainedModel) -> dict[str, Any]:
+    """The layout as `model` takes it: folded, unless its attention is one of transformers."""
+    if not attention_kernel(model).startswith(_OWN):
+        return layout
+    of_layers = {"position_ids", "use_cache"}
+    rest = {name: value for name, value in layout.items() if name not in of_layers}
+    return {name: layout[name] for name in of_layers} | {"row": Folded(rest)}
+
+
+def _unfolded(attention: Callable[..., Any], *states: Any, row: Folded | None = None, **options: Any) -> Any:
+    return attention(*states, **(row.layout if row else {}), **options)
 
 
 def _head_dim(model: PretrainedConfig) -> int:
@@ -200,7 +231,7 @@ def _over_whole_row(group: SequenceGroup | None, attend: Callable[..., Tensor], 
     return group.heads_of_tokens(attend(*(group.tokens_of_heads(each) for each in states)))
 
 
-_PACKED: Final = {"sdpa": packed_sdpa, "varlen": packed_varlen}
+_PACKED: Final[dict[str, Callable[..., Any]]] = {"sdpa": packed_sdpa, "varlen": packed_varlen}
 
 
 def _refuse(module: torch.nn.Module, name: str, bounds: object, options: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from olmorl.errors import ModelError
 from olmorl.learner.batching.packing import RowArrays
 from olmorl.learner.trainer import packed_attention
 from olmorl.learner.trainer.compat import attention_kernel
-from olmorl.learner.trainer.logprobs import token_logprobs
+from olmorl.learner.trainer.logprobs import PLAIN, token_logprobs
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup
 
 LOGPROB_CHUNK: Final = 1024
@@ -141,7 +141,7 @@ class PackedPolicy(nn.Module):
             )
         self.model = model
         self.temperature = temperature
-        self.head: nn.Module = LogprobHead(model.get_output_embeddings(), chunk, fp32_head)
+        self.head = LogprobHead(model.get_output_embeddings(), chunk, fp32_head)
         self.group = group
         self.saving = saving
 
@@ -157,7 +157,8 @@ class PackedPolicy(nn.Module):
         part = _whole_row(row) if group is None else _row_part(row, group)
         layout = packed_attention.layout(part.lengths, row.token_ids_T.device, group, part.prefixes)
         with self.saving():
-            hidden_tE = self.model.base_model(part.token_ids_t[None], **layout).last_hidden_state[0]
+            arguments = packed_attention.arguments(layout, self.model)
+            hidden_tE = self.model.base_model(part.token_ids_t[None], **arguments).last_hidden_state[0]
         predicted_p = part.predicted_p
         hidden_pE, targets_p = hidden_tE[part.before_p], row.token_ids_T[predicted_p]
         logprobs_p, entropy_p = self.head(hidden_pE, targets_p, with_entropy, self.temperature if tempered else 1.0)
@@ -179,6 +180,7 @@ class LogprobHead(nn.Module):
         self.bias = getattr(head, "bias", None)
         self.chunk = chunk
         self.fp32_logits = fp32_logits
+        self.passes = PLAIN
 
     def forward(
         self, hidden_PE: Tensor, targets_P: Tensor, with_entropy: bool, temperature: float
@@ -192,6 +194,7 @@ class LogprobHead(nn.Module):
             temperature,
             with_entropy,
             self.fp32_logits,
+            self.passes,
         )
 
 

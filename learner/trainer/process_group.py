@@ -63,6 +63,7 @@ def join(ranks: Ranks, device: torch.device) -> None:
             rank=ranks.rank,
             world_size=ranks.world,
             timeout=timeout,
+            device_id=device if device.type == "cuda" else None,
         )
     except dist.DistError as error:
         raise DeadlinePassed(

@@ -31,7 +31,9 @@ from olmorl.errors import Diverged
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import pack, row_arrays
 from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.compiled import compile_policy
 from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer, _import_deepspeed
+from olmorl.learner.trainer.logprobs import PLAIN
 from olmorl.learner.trainer.policy import PackedPolicy, policy_row
 from olmorl.learner.trainer.process_group import Ranks, join
 from olmorl.learner.trainer.sequence_parallel import form_group
@@ -90,6 +92,18 @@ class StoppedMidway(DeepSpeedTrainer):
         return stats_S
 
 
+class Compiled(DeepSpeedTrainer):
+    """Compiles its policy, as on a GPU."""
+
+    def _compiles(self) -> bool:
+        return True
+
+    def _compile(self, policy: PackedPolicy, name: str) -> None:
+        super()._compile(policy, name)
+        assert policy.head.passes is not PLAIN and not torch._dynamo.config.disable, "it is compiled"
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] >= 4
+
+
 class Rank:
     """All jobs of one process run in the one group of ranks it joined."""
 
@@ -114,7 +128,7 @@ class Rank:
         return kinds[job["kind"]](job, folder)
 
     def trainer(self, job: dict[str, Any], kind: type[DeepSpeedTrainer] = DeepSpeedTrainer) -> DeepSpeedTrainer:
-        return kind(
+        return (Compiled if job.get("compiled") else kind)(
             config.Model(**job["model"]),
             config.Learner(device="cpu", **{"learning_rate": 1e-3, **job["learner"]}),
             resolve(config.Objective(**job.get("objective", {})), max_tokens=24),
@@ -151,7 +165,8 @@ class Rank:
             name: moment / (1 - trainer._learner.betas[0]) for name, moment in moments(trainer, "exp_avg").items()
         }
         whole = sum(weight.numel() for weight in trainer._model.parameters())  # a sharded weight has no values here
-        options = trainer._engine.seq_data_parallel_group._get_backend(torch.device("cpu")).options
+        group = trainer._engine.seq_data_parallel_group
+        options = group._get_backend(torch.device("cpu")).options
         trainer.close()
         rows, limit_s = [len(row) for row in shard.minibatches[0]], options._timeout.total_seconds()
         has_compiler = "torch._inductor.compile_fx" in sys.modules
@@ -162,6 +177,7 @@ class Rank:
             "whole": whole,
             "limit_s": limit_s,
             "has_compiler": has_compiler,
+            "one_group": group is dist.group.WORLD,
         }
 
     def steps(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -301,11 +317,13 @@ class Rank:
 
     def shared_row(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Log-probabilities, entropies and gradients of single rows in float64, by the policy without DeepSpeed."""
-        _import_deepspeed(torch.device("cpu"), self.ranks.timeout_s)
+        _import_deepspeed(torch.device("cpu"))
         size = job.get("sequence_parallel", 1)
         group = form_group(self.ranks.rank, size, self.ranks.timeout_s) if size > 1 else None
         model = models.load(config.Model(path=job["model"], dtype="float32"), "sdpa", torch.device("cpu")).double()
         policy = PackedPolicy(model, 0.7, chunk=4, group=group)
+        if job.get("compiled"):
+            assert compile_policy(policy, torch.device("cpu")) is None
         one_prompt = job.get("one_prompt", False)
         samples = [sample for group in make_groups(1, one_prompt=one_prompt) for sample in group]
         result: dict[str, Any] = {"logprobs": [], "entropies": [], "gradients": []}

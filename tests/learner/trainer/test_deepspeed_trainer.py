@@ -180,8 +180,9 @@ def test_layouts_are_what_they_claim(results: Results) -> None:
     assert [rank["rows"] for rank in results["float32-z3-uneven-2"]] == [[1] * 7, [1] * 6 + [0]]
 
 
-def test_collectives_of_deepspeed_have_the_limit_of_the_ranks(results: Results) -> None:
+def test_collectives_of_deepspeed_have_the_limit_of_the_ranks_and_their_group(results: Results) -> None:
     for name in ("float32-z2-one-1", "float32-z3-uneven-2"):
+        assert all(rank["one_group"] for rank in results[name]), "a second group of all ranks takes memory of each GPU"
         assert [rank["limit_s"] for rank in results[name]] == [RANKS_LIMIT_S] * len(results[name])
 
 

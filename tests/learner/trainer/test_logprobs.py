@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from olmorl.learner.trainer.logprobs import token_logprobs
+from olmorl.learner.trainer.logprobs import BLOCK, PLAIN, TILE, HeadPasses, compiled_passes, token_logprobs
 
 T, H, V = 23, 6, 17
 
@@ -193,3 +193,64 @@ def test_a_bias_is_added_in_fp32() -> None:
     head.bfloat16()
     found_T, _ = through_head(hidden_TH, head, targets_T, 5, temperature=0.7, fp32_logits=True)
     torch.testing.assert_close(found_T, wanted_T)
+
+
+PASSES = [pytest.param(lambda: PLAIN, id="plain"), pytest.param(compiled_passes, id="compiled")]
+WIDE = {"less than a block": 40, "several blocks": 3 * BLOCK, "blocks and a rest": 2 * BLOCK + 40, "wide": TILE + 5}
+
+
+def large(vocabulary: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """States, head, bias that masks some of the vocabulary and a whole block, targets and gradients."""
+    generator = torch.Generator().manual_seed(3)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    bias_V = normal(vocabulary)
+    bias_V[-3:] = -torch.inf
+    bias_V[BLOCK : 2 * BLOCK] = -torch.inf
+    targets_T = torch.randint(0, 30, (9,), generator=generator)
+    return normal(9, 8).requires_grad_(), normal(vocabulary, 8).requires_grad_(), bias_V, targets_T, normal(9)
+
+
+@pytest.mark.parametrize("passes", PASSES)
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype"),
+    [
+        *((vocabulary, torch.float64) for vocabulary in WIDE.values()),
+        *((vocabulary, torch.float32) for vocabulary in WIDE.values() if vocabulary < TILE),
+    ],
+)
+def test_both_kinds_of_passes_are_exact_entry_by_entry(
+    passes: Callable[[], HeadPasses], vocabulary: int, dtype: torch.dtype
+) -> None:
+    close = {"rtol": 1e-12, "atol": 1e-12} if dtype == torch.float64 else {"rtol": 1.3e-6, "atol": 1e-5}
+    hidden_TH, weight_VH, bias_V, targets_T, grad_T = large(vocabulary, dtype)
+    exact = [each.detach().double().requires_grad_() for each in (hidden_TH, weight_VH)]
+    logprobs_TV = ((exact[0] @ exact[1].T + bias_V.double()) / 0.7).log_softmax(-1)
+    wanted_T = logprobs_TV.gather(1, targets_T[:, None])[:, 0]
+    wanted_entropy_T = torch.special.entr(logprobs_TV.exp()).sum(-1)
+    wanted = torch.autograd.grad(wanted_T, exact, grad_T.double())
+    found_T, entropy_T = token_logprobs(hidden_TH, weight_VH, bias_V, targets_T, 5, 0.7, True, passes=passes())
+    assert entropy_T is not None
+    found = torch.autograd.grad(found_T, [hidden_TH, weight_VH], grad_T)
+    for got, expected in zip((found_T, entropy_T, *found), (wanted_T, wanted_entropy_T, *wanted), strict=True):
+        torch.testing.assert_close(got.double(), expected, **close)
+
+
+def test_the_compiled_gradient_is_in_the_dtype_of_the_head() -> None:
+    """Written once, in bf16, and as near to the exact one as the plain gradient."""
+    hidden_TH, weight_VH, targets_T = peaked()
+    exact_T = (hidden_TH.double() @ weight_VH.double().T).log_softmax(-1).gather(1, targets_T[:, None])[:, 0]
+    exact = torch.autograd.grad(exact_T.sum(), [hidden_TH, weight_VH])
+
+    def errors(passes: HeadPasses) -> list[float]:
+        logprobs_T, _ = token_logprobs(hidden_TH, weight_VH, None, targets_T, 10, fp32_logits=True, passes=passes)
+        found = torch.autograd.grad(logprobs_T.sum(), [hidden_TH, weight_VH])
+        return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, exact, strict=True)]
+
+    plain, compiled = errors(PLAIN), errors(compiled_passes())
+    assert all(after < 1.05 * before for before, after in zip(plain, compiled, strict=True))
+    logits_CV, numbers_C = torch.randn(4, 50), torch.ones(4)
+    gradient = compiled_passes().gradient(logits_CV, targets_T[:4] % 50, numbers_C, numbers_C, 1.0, torch.bfloat16)
+    assert gradient.dtype == torch.bfloat16

@@ -152,7 +152,7 @@ def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
 
 def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     model = config.Model(path=small_models["olmo3"])
-    row = RowSettings(512, False, 2, True, True, 2, True)
+    row = RowSettings(512, False, 2, 1, True, 2, True, True)
     extrapolated = memory.activations(model, row)
     assert extrapolated is not None
     monkeypatch.setattr(memory, "SHALLOW", LAYERS)
@@ -167,7 +167,7 @@ def test_offloaded_activations_are_on_the_host(small_models: dict[str, str]) -> 
     """Of each layer its input is moved, into a pinned block: tokens x hidden size, in bf16. The norm before the head
     saves some more."""
     model = config.Model(path=small_models["llama"], dtype="bfloat16")
-    row = RowSettings(1024, False, 1, True, False, 1, True)
+    row = RowSettings(1024, False, 1, 1, False, 1, False, True)
     there, moved = (memory.activations(model, row._replace(offload_activations=moved)) for moved in (False, True))
     assert there is not None and moved is not None
     inputs = LAYERS * pinned_bytes(1024 * 192 * 2)
@@ -178,9 +178,17 @@ def test_offloaded_activations_are_on_the_host(small_models: dict[str, str]) -> 
     assert on_cpu == there, "on the CPU there is no other memory to go to"
 
 
+def test_every_second_layer_is_half_way_between_none_and_all(small_models: dict[str, str]) -> None:
+    model = config.Model(path=small_models["llama"], dtype="bfloat16")
+    row = RowSettings(1024, False, 1, 1, False, 1, False, True)
+    none, every, second = (memory.activations(model, row._replace(recomputed_every=n)) for n in (0, 1, 2))
+    assert none is not None and every is not None and second is not None
+    assert second.kept == pytest.approx((none.kept + every.kept) / 2, rel=0.1)
+
+
 def test_two_ranks_hold_half_of_a_row_each(small_models: dict[str, str]) -> None:
     model = config.Model(path=small_models["llama"], dtype="bfloat16")
-    row = RowSettings(1024, False, 1, True, False, 1, True)
+    row = RowSettings(1024, False, 1, 1, False, 1, False, True)
     whole, half = (memory.activations(model, row._replace(sequence_parallel=size)) for size in (1, 2))
     assert whole is not None and half is not None
     assert half.kept == pytest.approx(whole.kept / 2, rel=0.02)

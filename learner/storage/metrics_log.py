@@ -19,6 +19,7 @@ from olmorl.metrics import of_evaluation
 from olmorl.run_dir import RunFiles
 
 Fields = Mapping[str, float | int | str | None]
+_TOTAL = "tokens_evaluation_total"
 
 
 class MetricsLog:
@@ -75,13 +76,16 @@ class MetricsLog:
     def amend(self, fields: Fields) -> None:
         """Add an evaluation to the last line, if any: after the last step there is no later line.
 
-        A line holds one round of a set. An earlier round in the last line moves to the line before, if there is one.
+        A line holds one round of a set. An earlier round in the last line moves to the line before, if there is one,
+        with the total of tokens that includes it.
         """
         if not (lines := self.read()):
             return
         added = dict(fields)
         for number in reversed(range(len(lines))):
             moved = of_evaluation(lines[number]) if of_evaluation(added).keys() & lines[number].keys() else {}
+            if moved and _TOTAL in lines[number]:
+                moved[_TOTAL] = lines[number][_TOTAL]
             lines[number] = {key: value for key, value in lines[number].items() if key not in moved} | added
             if not (added := moved):
                 break

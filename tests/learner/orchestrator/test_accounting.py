@@ -351,6 +351,17 @@ def test_lines_are_cut_amended_and_read_past_a_torn_end(tmp_path: Path) -> None:
     ]
 
 
+def test_an_earlier_round_moves_to_the_line_before_with_its_total(tmp_path: Path) -> None:
+    lines = MetricsLog(tmp_path / "metrics.jsonl")
+    lines.append({"step": 1, "tokens_evaluation_total": 10})
+    lines.append({"step": 2, "tokens_evaluation_total": 15, "eval_x_version": 0})
+    lines.amend({"tokens_evaluation_total": 40, "eval_x_version": 2})
+    assert lines.read() == [
+        {"step": 1, "tokens_evaluation_total": 15, "eval_x_version": 0},
+        {"step": 2, "tokens_evaluation_total": 40, "eval_x_version": 2},
+    ]
+
+
 @pytest.mark.parametrize(
     "events",
     [

@@ -91,9 +91,12 @@ class Telemetry:
     # --- the run --------------------------------------------------------------------------------
 
     def restore(self, lines: Iterable[Mapping[str, object]]) -> None:
-        """Take over the counters of earlier starts from their metric lines, so that no counter begins again."""
+        """Take over the counters of earlier starts from their metric lines, so that no counter begins again.
+
+        Boards divide their growth by that of the wall time, so both begin at once.
+        """
         for line in lines:
-            self._record_line(line, lambda name: name.endswith("_total"))
+            self._record_line(line, lambda name: name.endswith("_total") or name == "wall_s")
 
     def record_line(self, line: Mapping[str, object]) -> None:
         """Take over a metrics line. The counts of a step that is replayed are not added again."""

@@ -189,3 +189,16 @@ def test_every_flip_and_cut_is_noticed_and_named(kinds: dict[str, Kind], name: s
     kind.read()
     print(f"{name}: {sum(noticed.values())} noticed and named: {dict(sorted(noticed.items()))}")
     assert noticed.total() == NUMBER // len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"), [("journal", ".batch"), ("ledger", ".jsonl"), ("checkpoints", ".safetensors")]
+)
+def test_a_file_in_the_place_of_another_is_noticed_and_named(kinds: dict[str, Kind], name: str, suffix: str) -> None:
+    one, other = [path for path in kinds[name].files if path.suffix == suffix][:2]
+    for path, copy in ((one, other), (other, one)):
+        whole = path.read_bytes()
+        path.write_bytes(copy.read_bytes())
+        with pytest.raises(OlmoRLError, match=str(path if name != "checkpoints" else path.parent)):
+            kinds[name].read()
+        path.write_bytes(whole)

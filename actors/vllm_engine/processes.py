@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -63,27 +62,27 @@ class EngineProcesses:
 
         `variables` are set for them alone, unless the operator has set them.
         """
-        own = reaper.own_folder(self._mark)
+        own, cache = reaper.own_folder(self._mark), compile_cache()
         if self._reaper is None:
-            self._prepare(own)
+            self._prepare(own, cache)
         # SPT_NOENV: the engine's processes change their titles, which would overwrite the mark.
         wanted = {
             reaper.VARIABLE: self._mark,
             "SPT_NOENV": "1",
             "VLLM_RPC_BASE_PATH": str(own),
-            "TORCHINDUCTOR_CACHE_DIR": compile_cache(),
+            **({"TORCHINDUCTOR_CACHE_DIR": str(cache)} if cache.is_dir() else {}),
             **variables,
         }
         with variables_set({**not_set(wanted), "TMPDIR": str(own)}):
             yield
 
-    def _prepare(self, own: Path) -> None:
+    def _prepare(self, own: Path, cache: Path) -> None:
         """Start the reaper, and make the temporary folder."""
         command = [sys.executable, "-I", "-S", reaper.__file__, self._mark, str(self._notes)]
         self._reaper = subprocess.Popen(command, stdin=subprocess.PIPE, text=True)
         own.mkdir(mode=0o700, exist_ok=True)
-        cache = private_folder(Path(compile_cache()))  # its files are run as code
-        with suppress(FileExistsError):
+        with suppress(OSError):  # without a home that can be written, torch compiles in the temporary folder
+            private_folder(cache)  # its files are run as code
             # torch looks for its precompiled headers below TMPDIR, even when its cache's variable is set.
             (own / cache.name).symlink_to(cache)
 
@@ -133,10 +132,18 @@ class EngineProcesses:
             self._reaper.wait(DEADLINE_S)  # for its first process, which has started a second one
 
 
-def compile_cache() -> str:
-    """The cache folder that torch uses when TMPDIR is not the engine's own."""
-    user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
-    return str(Path(tempfile.gettempdir(), f"torchinductor_{user}"))
+def compile_cache() -> Path:
+    """Returns the folder, part of vLLM's cache, in which torch keeps what it has compiled for the next engine.
+
+    By default torch keeps it in TMPDIR, where a run leaves nothing. Its name is the one that torch gives it there.
+    """
+    caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    root = Path(os.environ.get("VLLM_CACHE_ROOT") or Path(caches, "vllm")).expanduser().absolute()
+    try:
+        user = re.sub(r'[\\/:*?"<>|]', "_", getpass.getuser())
+    except (KeyError, OSError):  # the user has no name on this host
+        user = f"uid_{os.getuid()}"
+    return root / f"torchinductor_{user}"
 
 
 def check_core(core: int) -> None:

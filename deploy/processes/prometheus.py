@@ -44,6 +44,8 @@ _MOST_UNCOUNTED = 10_000
 """The most values that a histogram keeps between two scrapes. At more it counts them without a scrape."""
 _OF_PROMETHEUS = "X-Prometheus-Scrape-Timeout-Seconds"
 """The header of every scrape."""
+_OF_DISCOVERY = "X-Prometheus-Refresh-Interval-Seconds"
+"""The header of every request of its discovery."""
 _LONGEST_WAIT_S = 60.0
 Labels = Mapping[str, str]
 Weights = npt.NDArray[np.float64]
@@ -78,8 +80,8 @@ class Telemetry:
         self._counted_to = 0
         self._sums: dict[tuple[str, str], float] = {}
         self._distributions: dict[str, Distribution] = {}
-        self.scrapes = Scrapes()
-        self._server = _serve(self.registry, host, port, targets, self.scrapes)
+        self.scrapes, self.discoveries = Requests(), Requests()
+        self._server = _serve(self.registry, host, port, targets, self.scrapes, self.discoveries)
         self.address = f"{host}:{self._server.server_address[1]}"
 
     def record(self, values: Mapping[str, object]) -> None:
@@ -91,9 +93,12 @@ class Telemetry:
     # --- the run --------------------------------------------------------------------------------
 
     def restore(self, lines: Iterable[Mapping[str, object]]) -> None:
-        """Take over the counters of earlier starts from their metric lines, so that no counter begins again."""
+        """Take over the counters of earlier starts from their metric lines, so that no counter begins again.
+
+        Boards divide their growth by that of the wall time, so both begin at once.
+        """
         for line in lines:
-            self._record_line(line, lambda name: name.endswith("_total"))
+            self._record_line(line, lambda name: name.endswith("_total") or name == "wall_s")
 
     def record_line(self, line: Mapping[str, object]) -> None:
         """Take over a metrics line. The counts of a step that is replayed are not added again."""
@@ -311,28 +316,28 @@ def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-class Scrapes:
-    """The last scrapes of a Prometheus. Other readers do not count."""
+class Requests:
+    """The last requests of one kind from a Prometheus. Other readers do not count."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._begun: deque[float] = deque(maxlen=2)
 
     def note(self, begun_at: float) -> None:
-        """Note that a scrape is done which began at this monotonic time."""
+        """Note that a request is answered which began at this monotonic time."""
         with self._changed:
             self._begun.append(begun_at)
             self._changed.notify_all()
 
     def next_within_s(self) -> float:
-        """The longest time until the next scrape, at most `_LONGEST_WAIT_S`; 0 when none is to be expected."""
+        """The longest time until the next request, at most `_LONGEST_WAIT_S`; 0 when none is to be expected."""
         if len(self._begun) < 2:
             return _LONGEST_WAIT_S if self._begun else 0.0
         usual_s = 2 * (self._begun[1] - self._begun[0])
         return min(usual_s, _LONGEST_WAIT_S) if time.monotonic() - self._begun[1] < usual_s else 0.0
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until a scrape that began after this call is done."""
+        """Wait until a request that began after this call is answered."""
         now = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._begun and self._begun[-1] > now, timeout_s)
@@ -343,7 +348,8 @@ def _serve(
     host: str,
     port: int,
     targets: Callable[[], Entries] | None,
-    scrapes: Scrapes,
+    scrapes: Requests,
+    discoveries: Requests,
 ) -> ThreadingHTTPServer:
     class WithTargets(MetricsHandler.factory(registry)):  # type: ignore[misc]
         def do_GET(self) -> None:
@@ -355,12 +361,15 @@ def _serve(
                 if _OF_PROMETHEUS in self.headers:
                     scrapes.note(begun_at)
                 return
+            begun_at = time.monotonic()
             body = json.dumps(targets()).encode()
             self.send_response(200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
+            if _OF_DISCOVERY in self.headers:
+                discoveries.note(begun_at)
 
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET

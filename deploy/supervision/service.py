@@ -105,6 +105,7 @@ def open_service(
         telemetry = metrics_server(settings, "launcher", settings.telemetry.port, context.processes.targets)
         telemetry.record({"run_failed": 0})
         stack.callback(telemetry.close)
+        stack.callback(_empty_discovery, context, telemetry)
         stack.enter_context(progress)
         try:
             yield Service(context, progress, telemetry, token, resume, from_step)
@@ -128,6 +129,14 @@ def _show_failure(context: Context, progress: LiveView, telemetry: Telemetry) ->
         )
         with suppress(KeyboardInterrupt), signals.raising():
             telemetry.scrapes.wait(wait_s)
+
+
+def _empty_discovery(context: Context, telemetry: Telemetry) -> None:
+    """Let a Prometheus with discovery over HTTP get the empty list: the last one that it gets stays with it."""
+    if wait_s := telemetry.discoveries.next_within_s():
+        context.cluster.end_all()
+        context.processes.close()
+        telemetry.discoveries.wait(wait_s)
 
 
 def _end_all(context: Context) -> None:

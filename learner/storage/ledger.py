@@ -302,6 +302,8 @@ def _first(path: Path) -> Started:
     """The first line of a file."""
     for line in _read(path, 0, 1):
         if isinstance(line, Started):
+            if path != path_of(path.parent, line.incarnation):
+                raise ResourceError(f"{path}: it holds the events of start {line.incarnation}; {RESTORE}")
             return line
     raise ResourceError(f"{path}: damaged: it does not begin with an event `started`; {RESTORE}")
 

@@ -161,6 +161,7 @@ class Shares:
                 self._refuse_damage(rank)
             for rank in range(len(self._files)):
                 self._find_parts(rank)
+            self._refuse_gaps()
         except (LookupError, TypeError, ValueError, SafetensorError) as error:
             if isinstance(error, ResourceError):
                 raise
@@ -171,6 +172,15 @@ class Shares:
         for name, start in json.loads(file.metadata()["starts"]).items():
             count = file.get_slice(f"{KINDS[0]}/{name}").get_shape()[0]
             self._parts.setdefault(name, []).append(_Part(start, start + count, rank))
+
+    def _refuse_gaps(self) -> None:
+        for name, parts in self._parts.items():
+            parts.sort()
+            if [part.start for part in parts] != [0, *(part.end for part in parts[:-1])]:
+                raise ResourceError(
+                    f"{self._folder}: the shares are not of one checkpoint: together they do not hold {name} once; "
+                    f"{_WHAT_TO_DO}"
+                )
 
     @property
     def numels(self) -> dict[str, int]:

@@ -27,6 +27,7 @@ OF_PROCESSES: dict[str, Fault] = {
     "SIGKILL redis-server": messages.on_redis("redis-server", SIGKILL),
     "SIGSTOP redis-server": messages.on_redis("redis-server", SIGSTOP),
     "SIGKILL host of Redis": messages.on_redis("redis", SIGKILL),
+    "SIGSTOP host of Redis": messages.on_redis("redis", SIGSTOP),
 }
 EVERYWHERE: dict[str, Fault] = {
     **OF_PROCESSES,

@@ -27,6 +27,10 @@ SIMULATED = [
         *("SIGKILL all actors", "corrupt result", "SIGSTOP learner rank", "disk hangs", "SIGKILL weight board"),
         *("SIGKILL everything in a checkpoint", "power cut, last writes lost", "SIGKILL Ray's raylet"),
     ),
+    (
+        *("SIGSTOP orchestrator", "SIGSTOP redis-server", "SIGKILL host of Redis", "SIGSTOP host of Redis"),
+        "SIGKILL Ray's GCS",
+    ),
 ]
 """Faults of the disk run only where a run can have its own disk. `make chaos` runs all others."""
 REAL = ("SIGKILL engine core", "SIGKILL verifier", "SIGKILL learner rank")

@@ -76,12 +76,16 @@ pytestmark = [
 class Prometheus:
     """One server on the loopback address, with the configuration of the repository and a shorter interval."""
 
-    def __init__(self, folder: Path, targets: Path) -> None:
+    def __init__(self, folder: Path, targets: str) -> None:
         configuration = yaml.safe_load(CONFIGURATION.read_text())
         configuration["global"] = {"scrape_interval": "2s", "evaluation_interval": "2s"}
         configuration["rule_files"] = [str(CONFIGURATION.parent / name) for name in configuration["rule_files"]]
         (job,) = configuration["scrape_configs"]
-        job["file_sd_configs"] = [{"files": [str(targets)], "refresh_interval": "5s"}]
+        if targets.startswith("http://"):
+            del job["file_sd_configs"]
+            job["http_sd_configs"] = [{"url": targets, "refresh_interval": "1s"}]
+        else:
+            job["file_sd_configs"] = [{"files": [targets], "refresh_interval": "5s"}]
         self.folder = folder
         folder.mkdir()
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
@@ -120,12 +124,12 @@ class Prometheus:
 
 
 @pytest.fixture
-def watch(tmp_path: Path) -> Iterator[Callable[[Any], Prometheus]]:
+def watch(tmp_path: Path) -> Iterator[Callable[..., Prometheus]]:
     """Starts a Prometheus for a run."""
     made: list[Prometheus] = []
 
-    def start(run: Any) -> Prometheus:
-        made.append(Prometheus(tmp_path / "prometheus", run.run_dir / "targets.json"))
+    def start(run: Any, targets: str = "") -> Prometheus:
+        made.append(Prometheus(tmp_path / "prometheus", targets or str(run.run_dir / "targets.json")))
         return made[-1]
 
     yield start
@@ -135,7 +139,7 @@ def watch(tmp_path: Path) -> Iterator[Callable[[Any], Prometheus]]:
 
 
 @pytest.fixture
-def watched(simulate: Callable[[str], Any], watch: Callable[[Any], Prometheus]) -> tuple[Any, Prometheus]:
+def watched(simulate: Callable[[str], Any], watch: Callable[..., Prometheus]) -> tuple[Any, Prometheus]:
     run = simulate(SETTINGS)
     run.start()
     run.until_step(1)
@@ -259,9 +263,25 @@ def test_a_run_that_fails_alerts(watched: tuple[Any, Prometheus]) -> None:
         time.sleep(1)
 
 
+def test_a_run_that_ends_in_order_leaves_no_target_and_no_alert(
+    simulate: Callable[[str], Any], watch: Callable[..., Prometheus]
+) -> None:
+    """A discovery over HTTP keeps the last list that it got, and its launcher no longer answers."""
+    run = simulate(SETTINGS)
+    run.start()
+    run.until_step(1)
+    prometheus = watch(run, f"http://{listed(run)['launcher']}{TARGETS_PATH}")
+    run.until(lambda: prometheus.health() == dict.fromkeys(listed(run), "up"), 60)
+    run.signal(signal.SIGTERM)
+    assert run.wait(60) == 0, run.output()
+    time.sleep(5)
+    assert prometheus.health() == {}
+    assert prometheus.values('ALERTS{alertname=~"RunFailed|ProcessSilent"}') == []
+
+
 @pytest.mark.engine
 def test_the_panels_that_wait_for_an_event_have_data_after_it(
-    tmp_path: Path, launch: Callable[[str], Any], watch: Callable[[Any], Prometheus], chromium: Any
+    tmp_path: Path, launch: Callable[[str], Any], watch: Callable[..., Prometheus], chromium: Any
 ) -> None:
     run = launch(REAL.format(folder=tmp_path))
     held = [json.dumps({"prompt": f"count to {number}", "n": number}) for number in range(4)]

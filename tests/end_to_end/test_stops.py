@@ -1,6 +1,6 @@
 """Five ways to stop a run: each ends it with exit code 0, a checkpoint of its last step, and nothing left.
 
-`OLMORL_STOPS=20` stops 20 runs in each way.
+`OLMORL_STOPS=20` stops 20 runs in each way, and 20 of the demo, with its model in `runs/cache`, which `make run` fills.
 """
 
 from __future__ import annotations
@@ -108,6 +108,22 @@ def folders() -> Iterator[dict[str, Path]]:
         remove(folder)
 
 
+@pytest.fixture
+def real(launch: Callable[[str], Launch]) -> Launch:
+    """A run with a real engine: on a random policy, or the demo when many runs are stopped."""
+    run = launch(
+        RECIPE + "[sampling]\ngroup_size = 4\nmax_tokens = 96\n[actors]\nkv_cache_gib = 0.1\nenforce_eager = true\n"
+    )
+    if REPEATS > 1:
+        own = f'name = "test"\ndirectory = "{run.folder}/runs"'
+        run.recipe.write_text((ROOT / "deploy/recipes/demo.toml").read_text().replace('name = "demo"', own))
+        cache = ROOT / "runs" / "cache"
+        cache.mkdir(parents=True, exist_ok=True)
+        (run.folder / "runs").mkdir()
+        (run.folder / "runs" / "cache").symlink_to(cache)
+    return run
+
+
 def stopped_in_order(run: Launch, folders: dict[str, Path], way: str) -> float:
     """Start a run, stop it after some steps, and check what it leaves; returns how long the stop took, in seconds."""
     stop, name = WAYS[way]
@@ -142,3 +158,12 @@ def test_a_stop_leaves_a_checkpoint_of_the_last_step_and_nothing_else(
     simulate: Callable[[str], Launch], folders: dict[str, Path], way: str, _: int
 ) -> None:
     assert stopped_in_order(simulate(RECIPE), folders, way) < LONGEST_S
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("_", range(REPEATS))
+@pytest.mark.parametrize("way", WAYS if REPEATS > 1 else ("SIGTERM to all processes", "Ctrl-C"))
+def test_a_stop_of_a_real_run_leaves_the_same(real: Launch, folders: dict[str, Path], way: str, _: int) -> None:
+    stopped_in_order(real, folders, way)

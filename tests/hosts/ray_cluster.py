@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 import secrets
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -38,10 +36,7 @@ class RayCluster:
         """`shared` are the folders that all hosts see; each has an object store of `objects_bytes`."""
         self._lan = lan
         self._objects_bytes = objects_bytes
-        # As if the hosts had run before: what torch compiles once is there.
-        compiled = Path(tempfile.gettempdir(), f"torchinductor_{getpass.getuser()}")
-        compiled.mkdir(exist_ok=True)
-        self._shared = [*shared, compiled]
+        self._shared = shared
         self.environment = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(24),

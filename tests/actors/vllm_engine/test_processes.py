@@ -194,6 +194,7 @@ def test_an_engine_has_a_temporary_folder_of_its_own_which_goes_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "caches"))
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     processes, make = EngineProcesses(tmp_path / "run"), "import tempfile; print(tempfile.mkstemp()[1])"
     with processes.starting({}):
@@ -203,9 +204,22 @@ def test_an_engine_has_a_temporary_folder_of_its_own_which_goes_with_it(
         own = Path(os.environ["VLLM_RPC_BASE_PATH"])
         assert made.exists() and made.parent == own and own.stat().st_mode & 0o777 == 0o700
     assert os.environ["TMPDIR"] == str(tmp_path) and "VLLM_RPC_BASE_PATH" not in os.environ
-    assert cache.parent == own.parent, "what torch has compiled is kept for the next engine"
     processes.end()
-    assert not own.exists() and cache.is_dir()
+    assert not own.exists() and cache.is_dir(), "what torch has compiled is kept for the next engine"
+    assert list(tmp_path.iterdir()) == [cache.parent], "in vLLM's cache: nothing is left in TMPDIR"
+
+
+def test_without_a_home_that_can_be_written_torch_compiles_in_the_temporary_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file" / "caches"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    processes = EngineProcesses(tmp_path / "run")
+    with processes.starting({}):
+        assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+        assert list(Path(os.environ["TMPDIR"]).iterdir()) == []
+    processes.end()
 
 
 @pytest.mark.parametrize("core", [10_000, os.cpu_count()])

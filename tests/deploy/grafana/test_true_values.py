@@ -15,7 +15,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 from urllib.parse import urlencode
 from urllib.request import urlopen
 
@@ -35,10 +35,12 @@ PRECISION = 0.05
 ACTOR_TOKENS_PER_S = 700.0
 CHECKS_PER_S = 3.0
 PROCESSES = ("orchestrator", "launcher", "actor-0")
-DRAWS = 40
-"""Draws that end with each step."""
+DRAWS = 2000
+"""Draws that end with each step: so many that the quantiles of one step are sure."""
 STEPS = {2: 120, 30: 24, 500: 16, 2000: 16}
 """Steps of a history, by the seconds of a step."""
+EVENT_STEPS = 10
+"""How long an event in the middle of a history takes, in usual steps."""
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -77,47 +79,85 @@ def stretched(lines: Sequence[Line], step_s: float) -> list[dict[str, Any]]:
     return [{name: told(name, value) for name, value in line.items()} for line in lines]
 
 
+class Course(NamedTuple):
+    """The usual seconds of a step, and what happens in the middle: a pause, a long step or a resume."""
+
+    step_s: int
+    event: str = ""
+
+
+COURSES = (
+    *map(Course, STEPS),
+    *(Course(30, event) for event in ("pause", "long step", "resume")),
+    Course(500, "resume"),
+)
+
+
 class History:
     """What the processes of one run export at every scrape, and what is true of it."""
 
-    def __init__(self, folder: Path, lines: Sequence[Line], step_s: float) -> None:
-        self.lines = stretched(lines[: STEPS[round(step_s)]], step_s)
-        self.began = time.time() - self.lines[-1]["wall_s"] - 60
+    def __init__(self, folder: Path, lines: Sequence[Line], course: Course) -> None:
+        step_s, self.event = course
+        self.lines = stretched(lines[: STEPS[step_s]], step_s)
+        self.middle = len(self.lines) // 2
+        """The number of the first line after the event."""
+        event_s = EVENT_STEPS * step_s if self.event else 0
+        down_s = event_s if self.event == "resume" else 0
+        for line in self.lines[self.middle :]:
+            line["wall_s"] += event_s - down_s
+        self.began = time.time() - self.lines[-1]["wall_s"] - down_s - 60
         self.ends = [self.began + line["wall_s"] for line in self.lines]
         """When each line was written."""
+        self.ends[self.middle :] = [at + down_s for at in self.ends[self.middle :]]
+        self.down_at = self.ends[self.middle - 1] + 0.4 * step_s
+        self.up_at = self.down_at + down_s
         random = np.random.default_rng(7)
         self.lengths = [np.ceil(random.lognormal(4.5, 0.8, DRAWS)) for _ in self.lines]
         self.verdicts = [random.lognormal(-8, 1.0, DRAWS) for _ in self.lines]
-        self.lags = [random.integers(0, 4, DRAWS) for _ in self.lines]
-        self.scrapes = np.arange(self.began, self.ends[-1], max(step_s / 12, 5.0))
+        self.lags = [random.choice(4, DRAWS, p=(0.4, 0.3, 0.2, 0.1)) for _ in self.lines]
+        self.scrapes = self.while_up(np.arange(self.began, self.ends[-1], max(step_s / 12, 5.0)))
         self.window_s = 120.0
         self._write(folder)
 
+    def while_up(self, times: np.ndarray, at_least_s: float = 0) -> np.ndarray:
+        return times[(times < self.down_at) | (times >= self.up_at + at_least_s)]
+
     def _write(self, folder: Path) -> None:
         """Write everything that is scraped as a block of Prometheus."""
-        orchestrator, launcher, actor = processes = [Telemetry(name, "test", "127.0.0.1") for name in PROCESSES]
-        settings = config.build({"run": {"directory": folder, "name": "test"}, "schedule": {"steps": len(self.lines)}})
-        health = RunHealth(settings, self.began)
-        health.note(0, self.began)
-        written = 0
+        parts = [self.scrapes]
+        if self.event == "resume":
+            parts = np.split(self.scrapes, [np.searchsorted(self.scrapes, self.up_at)])
         with (folder / "samples").open("w") as file:
-            for at in self.scrapes:
-                while written < len(self.lines) and self.ends[written] <= at:
-                    self._take(orchestrator, written)
-                    health.note(self.lines[written]["step"], self.ends[written])
-                    written += 1
-                progress = health.progress(at, paused=False)
-                launcher.record({**progress, "actors_running": 1, "engine_devices": 1})
-                file.writelines(exposed(orchestrator, at) + exposed(launcher, at))
-            for at in np.arange(self.began, self.scrapes[-1], 20):
-                actor.record_actor(self._heartbeat(at))
-                file.writelines(exposed(actor, at))
-            self.window_s = max(np.ceil(4 * progress["step_period_s_median"]), 120.0)
+            for scrapes in parts:
+                self._write_start(file, folder, scrapes)
             file.write("# EOF\n")
-        for process in processes:
-            process.close()
         make = ["promtool", "tsdb", "create-blocks-from", "openmetrics", str(folder / "samples"), str(folder / "data")]
         subprocess.run(make, check=True, capture_output=True)
+
+    def _write_start(self, file: IO[str], folder: Path, scrapes: np.ndarray) -> None:
+        """Write the scrapes of processes that start with the first and end with the last of them."""
+        orchestrator, launcher, actor = processes = [Telemetry(name, "test", "127.0.0.1") for name in PROCESSES]
+        settings = config.build({"run": {"directory": folder, "name": "test"}, "schedule": {"steps": len(self.lines)}})
+        began = float(scrapes[0])
+        health = RunHealth(settings, began)
+        written = bisect_right(self.ends, began)
+        health.note(written, began)
+        orchestrator.restore(self.lines[:written])
+        for at in scrapes:
+            while written < len(self.lines) and self.ends[written] <= at:
+                self._take(orchestrator, written)
+                health.note(self.lines[written]["step"], self.ends[written])
+                written += 1
+            is_paused = self.event == "pause" and written == self.middle and at > self.down_at
+            progress = health.progress(at, paused=is_paused)
+            launcher.record({**progress, "actors_running": 1, "engine_devices": 1})
+            file.writelines(exposed(orchestrator, at) + exposed(launcher, at))
+        for at in np.arange(began, scrapes[-1], 20):
+            actor.record_actor(self._heartbeat(at, at - began))
+            file.writelines(exposed(actor, at))
+        self.window_s = max(np.ceil(4 * progress["step_period_s_median"]), 120.0)
+        for process in processes:
+            process.close()
 
     def _take(self, orchestrator: Telemetry, number: int) -> None:
         orchestrator.record_line(self.lines[number])
@@ -125,8 +165,7 @@ class History:
         orchestrator._observe("verification_s", list(self.verdicts[number]), {"verifier": "rules"})
         orchestrator._observe("token_lag_versions", list(self.lags[number]))
 
-    def _heartbeat(self, at: float) -> ActorStatus:
-        up_s = at - self.began
+    def _heartbeat(self, at: float, up_s: float) -> ActorStatus:
         checks = {"outcomes.done": CHECKS_PER_S * up_s, "kills": 0.0}
         return ActorStatus(
             name="actor-0",
@@ -142,10 +181,14 @@ class History:
         scraped_at = self.scrapes[bisect_right(self.scrapes, at) - 1]
         return bisect_right(self.ends, scraped_at) - 1
 
+    def scraped(self, number: int) -> float:
+        """When a line is first known to Prometheus."""
+        return float(self.scrapes[np.searchsorted(self.scrapes, self.ends[number])])
+
     def window(self, at: float) -> tuple[int, int]:
-        """The numbers of the newest lines at the begin of the window and at its end."""
+        """The numbers of the newest lines at the begin of the window and at its end. Nothing is known before a line."""
         first = self.scrapes[np.searchsorted(self.scrapes, at - self.window_s)]
-        return self.newest(float(first)), self.newest(at)
+        return max(self.newest(float(first)), 0), self.newest(at)
 
 
 def labels(values: Mapping[str, str]) -> str:
@@ -198,7 +241,7 @@ class Prometheus:
         return {legend(found["metric"]): float(found["value"][1]) for found in self.ask(expr, at)}
 
 
-@pytest.fixture(scope="module", params=STEPS, ids=lambda step_s: f"{step_s}s")
+@pytest.fixture(scope="module", params=COURSES, ids=lambda course: f"{course.step_s}s {course.event}".strip())
 def watched(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, lines: Sequence[Line]
 ) -> Iterator[tuple[History, Prometheus]]:
@@ -223,6 +266,8 @@ def by_step(query: Query, history: History, at: float) -> dict[str, float] | Non
         return None
     first, last = (history.lines[number] for number in history.window(at))
     seconds = last["wall_s"] - first["wall_s"]
+    if not seconds:
+        return {}
     factor = 60 if query.expr.startswith("60 *") else 1
     flat = {prometheus_name(name): name for name in last if name.endswith("_total")}
     if (name := flat.get(found[1])) is not None:
@@ -252,6 +297,10 @@ def quantiles(query: Query, history: History, at: float) -> dict[str, float] | N
     if of_steps is None:
         return {}
     first, last = history.window(at)
+    if history.event == "resume" and at - history.window_s > history.down_at:
+        first = max(first, history.middle)  # the values of the first line after a start are there from the beginning
+    if first >= last:
+        return {}
     values = np.concatenate(of_steps[first + 1 : last + 1])
     legend = query.legend.replace("{{verifier}}", "rules")
     return {legend: float(np.quantile(values, float(found[1]), method="inverted_cdf"))}
@@ -273,6 +322,8 @@ def truth(board: str, panel: GrafanaPanel, query: Query, history: History, at: f
         for name in line
     }
     if query.expr in fields:
+        if history.event == "resume" and history.up_at <= at < history.scraped(history.middle):
+            return {}  # its first line has yet to come
         value = fields[query.expr]()
         return {query.legend: value} if value is not None else None
     for known in (by_step, quantiles):
@@ -284,9 +335,9 @@ def truth(board: str, panel: GrafanaPanel, query: Query, history: History, at: f
 def test_every_panel_says_what_the_lines_say_or_its_window(watched: tuple[History, Prometheus]) -> None:
     history, prometheus = watched
     compared = set()
-    begin, end = history.ends[len(history.ends) // 2], history.scrapes[-1]
-    # Times that fall on no scrape, as those of a browser.
-    for at in np.linspace(begin, end, 5):
+    begin, end = history.scraped(1) + 60, history.scrapes[-1]
+    # Times that fall on no scrape, as those of a browser. A rate of a minute is not known before.
+    for at in history.while_up(np.linspace(begin, end, 14), 60):
         for board in BOARDS:
             for panel in board.panels:
                 for query in panel.queries:

@@ -179,6 +179,7 @@ def test_only_a_prometheus_that_scrapes_is_waited_for(telemetry: Telemetry) -> N
     telemetry.scrapes.note(time.monotonic() - 200)
     telemetry.scrapes.note(time.monotonic() - 195)
     assert telemetry.scrapes.next_within_s() == 0, "it went away"
+    assert telemetry.discoveries.next_within_s() == 0, "its targets are in a file"
 
 
 def test_the_last_value_waits_for_a_scrape_that_begins_after_it(telemetry: Telemetry) -> None:

@@ -209,6 +209,7 @@ def test_an_alert_is_over_when_the_run_is(tmp_path: Path, alert: str) -> None:
     ("alert", "series", "firing"),
     [
         ("RunFailed", {LAUNCHER_UP: "1x5 0x10"}, {"5m": 0, "9m": 1}),
+        ("RunFailed", {LAUNCHER_UP: "1x5 stale", "olmorl_run_failed": "0x5 stale"}, {"6m": 0, "9m": 0, "30m": 0}),
         ("RunFailed", {LAUNCHER_UP: "1x5 0 1x10", "olmorl_run_failed": "0x20"}, {"8m": 0, "15m": 0}),
         ("StartStuck", {LAUNCHER_START: "0x40", "olmorl_since_step_seconds": "1x40"}, {"30m": 0}),
         ("StartStuck", {LAUNCHER_START: "0x40", "olmorl_since_step_seconds": "stale"}, {"10m": 0, "20m": 1}),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,12 @@ class Received(HTTPServer):
                 assert self.headers["Content-Type"] == "application/json"
                 bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
                 paths.append(self.path)
+                if self.path == "/slow":
+                    with suppress(OSError):
+                        for _ in range(20):
+                            self.wfile.write(b"H")
+                            time.sleep(0.1)
+                    return
                 self.send_response(500 if self.path == "/broken" else 204)
                 self.end_headers()
 
@@ -118,6 +126,16 @@ def test_a_command_gets_the_end_on_its_standard_input(run_of: Make, tmp_path: Pa
     assert end["outcome"] == "finished" and "all 2 steps are done" in end["reason"]
 
 
+def test_a_damaged_line_keeps_no_report_back(run_of: Make, tmp_path: Path) -> None:
+    settings = run_of(f"cat > {tmp_path}/end.json")
+    (settings.run_dir / "metrics.jsonl").write_text("{damaged\n")
+    assert on_end.reported(settings, lambda: 0) == 0
+    with pytest.raises(RunEnded):
+        on_end.reported(settings, ends_with(RunEnded("metrics.jsonl:1: damaged")))
+    end = json.loads((tmp_path / "end.json").read_text())
+    assert (end["outcome"], end["reason"], end["step"]) == ("failed", "metrics.jsonl:1: damaged", 0)
+
+
 def test_an_address_may_have_its_secret_in_the_environment(
     run_of: Make, webhook: Received, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +150,9 @@ def test_an_address_may_have_its_secret_in_the_environment(
         ("exit 3", "exit 3 was not told of the end: it ended with 3"),
         ("sleep 60", "sleep 60 was not told of the end: it took longer than 0.5 s"),
         ("http://127.0.0.1:{port}/broken", "127.0.0.1 was not told of the end: HTTP Error 500"),
+        ("http://127.0.0.1:{port}/slow", "127.0.0.1 was not told of the end: it took longer than 0.5 s"),
+        ("http://127.0.0.1:{port}/ s3cret", "127.0.0.1 was not told of the end: its address has a space"),
+        ("http://[s3cret", "the webhook was not told of the end: Invalid IPv6 URL"),
         ("http://127.0.0.1:1/s3cret", "127.0.0.1 was not told of the end: <urlopen error"),
     ],
 )

@@ -1,6 +1,7 @@
 """Random bit flips and cuts over every file that a start, an actor or a reader trusts: each is noticed and named.
 
-`OLMORL_DAMAGES=10000 python -m pytest tests/learner/storage/test_damage.py -s` makes 10,000 and prints the counts.
+`OLMORL_DAMAGES=10000 python -m pytest tests/learner/storage/test_damage.py -s` makes 10,000 and prints the counts;
+`OLMORL_SEED` makes others.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from olmorl.run_dir import RunFiles
 
 MakeGroup = Callable[..., Group]
 NUMBER = int(os.environ.get("OLMORL_DAMAGES", "500"))
+SEED = int(os.environ.get("OLMORL_SEED", "7"))
 V1 = Version(1, 0)
 
 
@@ -175,7 +177,7 @@ def test_every_flip_and_cut_is_noticed_and_named(kinds: dict[str, Kind], name: s
     kind = kinds[name]
     kind.read()
     noticed: Counter[str] = Counter()
-    for path, what, data in damages(kind, NUMBER // len(kinds), Random(7)):
+    for path, what, data in damages(kind, NUMBER // len(kinds), Random(SEED)):
         whole = path.read_bytes()
         path.write_bytes(data)
         with pytest.raises(OlmoRLError) as raised:
@@ -187,3 +189,16 @@ def test_every_flip_and_cut_is_noticed_and_named(kinds: dict[str, Kind], name: s
     kind.read()
     print(f"{name}: {sum(noticed.values())} noticed and named: {dict(sorted(noticed.items()))}")
     assert noticed.total() == NUMBER // len(kinds)
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix"), [("journal", ".batch"), ("ledger", ".jsonl"), ("checkpoints", ".safetensors")]
+)
+def test_a_file_in_the_place_of_another_is_noticed_and_named(kinds: dict[str, Kind], name: str, suffix: str) -> None:
+    one, other = [path for path in kinds[name].files if path.suffix == suffix][:2]
+    for path, copy in ((one, other), (other, one)):
+        whole = path.read_bytes()
+        path.write_bytes(copy.read_bytes())
+        with pytest.raises(OlmoRLError, match=str(path if name != "checkpoints" else path.parent)):
+            kinds[name].read()
+        path.write_bytes(whole)

@@ -76,7 +76,7 @@ def test_a_stop_with_a_lost_ray_daemon_still_writes_the_last_checkpoint(
 
 
 def test_a_daemon_that_hangs_after_the_last_step_changes_nothing(simulate: Callable[[str], Launch]) -> None:
-    run = simulate(RECIPE.format(6, 4))
+    run = simulate(RECIPE.format(6, 0.25))
     run.start()
     run.until_step(4)
     daemon(run, "gcs_server").suspend()

@@ -37,7 +37,7 @@ def decided(settings: Config) -> Decided:
         return Decided(settings, "")
     changes: dict[str, bool | int] = {}
     if learner.gradient_checkpointing == "auto":
-        changes[CHECKPOINTING] = True if learner.offload_activations else _recomputed(here)
+        changes[CHECKPOINTING] = _recomputed(here)
         here = with_key(here, CHECKPOINTING, changes[CHECKPOINTING])
     if learner.row_tokens == "auto":
         changes[ROWS] = _longest_row(here)

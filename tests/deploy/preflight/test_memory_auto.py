@@ -77,8 +77,8 @@ def test_a_smaller_gpu_recomputes_as_few_layers_as_it_must(recipe: config.Config
 def test_what_the_recipe_says_stays(recipe: config.Config) -> None:
     set_here = on(recipe, H100_GIB, gradient_checkpointing=True, row_tokens=LONGEST)
     assert decided(set_here) == (set_here, "")
-    offloaded = decided(on(recipe, H100_GIB, offload_activations=True, row_tokens=LONGEST)).settings
-    assert offloaded.learner.gradient_checkpointing is True
+    offloaded = decided(on(recipe, H100_GIB, gradient_checkpointing="offload", row_tokens=LONGEST)).settings
+    assert offloaded.learner.gradient_checkpointing == "offload"
 
 
 def test_without_a_gpu_or_a_model_nothing_is_decided(recipe: config.Config) -> None:

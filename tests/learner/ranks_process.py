@@ -234,15 +234,14 @@ class Rank:
     def anchor(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Log-probabilities by the starting weights, before and after two steps; then a third step without those."""
         first = self.trainer(job)
-        rows = [[row_arrays(row) for row in minibatch] for minibatch in self.shard(job, 3).minibatches]
-        flat = [row for minibatch in rows for row in minibatch]
-        started = [first.score(row) for row in flat]
+        rows = [row_arrays(row) for minibatch in self.shard(job, 3).minibatches for row in minibatch]
+        started = [first.score(row) for row in rows]
         self.train(first, job, (1, 2))
         write(first.save(folder))
-        before, moved = (snapshot_tensors(first), masters(first)), [first.score(row) for row in flat]
+        before, moved = (snapshot_tensors(first), masters(first)), [first.score(row) for row in rows]
         anchor = first._score_anchor(3, rows)
         assert anchor is not None
-        after, moved_again = (snapshot_tensors(first), masters(first)), [first.score(row) for row in flat]
+        after, moved_again = (snapshot_tensors(first), masters(first)), [first.score(row) for row in rows]
         first.close()
         result = {"started": started, "moved": moved, "moved_again": moved_again, "before": before, "after": after}
         for kind in ("two_factor", "auto"):
@@ -252,7 +251,7 @@ class Rank:
                 values = self.train(resumed, job, (3,))
             result[kind] = {"values": values, "weights": snapshot_tensors(resumed), "said": lines}
             resumed.close()
-        return result | {"age": anchor[0], "scored": [one for minibatch in anchor[1] for one in minibatch]}
+        return result | {"age": anchor[0], "scored": anchor[1]}
 
     def diverged(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """A step on weights of which one is not a number."""

@@ -6,6 +6,7 @@ Shape letters: T tokens of a packed row, P those that are predicted, E hidden si
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from olmorl import config
+from olmorl.errors import Diverged
 from olmorl.learner.batching.packing import RowArrays
 from olmorl.learner.trainer.optimizer_state import TrainingState
 from olmorl.learner.trainer.policy import LogprobHead, PackedPolicy, policy_row
@@ -83,8 +85,14 @@ class Critic:
         self._loss += float(loss.detach())
 
     def update(self) -> None:
-        """Take an optimizer step."""
-        self._grad_norms.append(self._trained.update(self._settings.learning_rate))
+        """Take an optimizer step. Raises Diverged if the gradient is not finite."""
+        norm = self._trained.update(self._settings.learning_rate)
+        if not isfinite(norm):
+            raise Diverged(
+                f"the norm of the critic's gradient is {norm}; nothing of the step was published. Go back to an earlier "
+                "checkpoint (--resume --from-step N) with a lower critic.learning_rate"
+            )
+        self._grad_norms.append(norm)
 
     def step_metrics(self, rows: Sequence[ScoredRow], sum_of_ranks: SumOfRanks) -> dict[str, float]:
         """The metrics of a step, over all ranks: the loss of an update, its norm, and what the values explained."""

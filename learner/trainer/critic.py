@@ -89,8 +89,8 @@ class Critic:
         norm = self._trained.update(self._settings.learning_rate)
         if not isfinite(norm):
             raise Diverged(
-                f"the norm of the critic's gradient is {norm}; nothing of the step was published. Go back to an earlier "
-                "checkpoint (--resume --from-step N) with a lower critic.learning_rate"
+                f"the norm of the critic's gradient is {norm}; nothing of the step was published. Go back to an "
+                "earlier checkpoint (--resume --from-step N) with a lower critic.learning_rate"
             )
         self._grad_norms.append(norm)
 

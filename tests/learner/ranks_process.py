@@ -254,9 +254,10 @@ class Rank:
         return result | {"age": anchor[0], "scored": anchor[1]}
 
     def diverged(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
-        """A step on weights of which one is not a number."""
+        """A step on weights of which one is not a number, of the policy or of its critic."""
         trainer = self.trainer(job)
-        first = next(trainer._model.parameters())
+        model = trainer._critic._trained.engine.module.model if trainer._critic else trainer._model
+        first = next(model.parameters())
         with torch.no_grad():
             getattr(first, "ds_tensor", first).view(-1)[0] = float("nan")
         try:

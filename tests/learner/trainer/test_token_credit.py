@@ -133,6 +133,7 @@ def results(run_ranks: Callable[[int, Any], Results], tiny_models: dict[str, str
         "critic resumed": ppo | {"kind": "resume"},
         "warm-up": ppo | {"critic": CRITIC | {"warmup_steps": 3}},
     }
+    alone["critic diverged"] = ppo | {"kind": "diverged"}
     pair = {
         "critic, zero-3": ppo | {"learner": ppo["learner"] | {"zero_stage": 3}},
         "critic, shared rows": ppo | {"learner": ppo["learner"] | {"sequence_parallel": 2}},
@@ -301,3 +302,7 @@ def test_a_checkpoint_keeps_the_critic(results: Results) -> None:
     for before, after in zip(straight, resumed, strict=True):
         assert after == pytest.approx(before, rel=1e-6)
     assert straight[0]["critic_loss"] != straight[1]["critic_loss"]
+
+
+def test_a_critic_that_diverges_is_named(results: Results) -> None:
+    assert "the critic's gradient is nan" in results["critic diverged"][0]["error"]

@@ -127,9 +127,9 @@ def script(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def started(tmp_path: Path, process: subprocess.Popen[bytes]) -> psutil.Process:
-    """The launcher, once the run has trained a step."""
-    metrics = RunFiles(tmp_path / "test").metrics
-    until(lambda: (metrics.exists() and metrics.stat().st_size) or process.poll() is not None)
+    """The launcher, once it knows of trained steps."""
+    out = tmp_path / "out"
+    until(lambda: "step    3/" in out.read_text() or process.poll() is not None)
     assert process.poll() is None, (tmp_path / "out").read_text()
     return psutil.Process(process.pid).children()[0]
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from olmorl import config
 from olmorl.learner.trainer.compat import compile_in_pieces
 from olmorl.learner.trainer.logprobs import PLAIN, compiled_passes
 from olmorl.learner.trainer.packed_attention import keep_apart
@@ -32,16 +31,6 @@ class _Call(NamedTuple):
     layer: nn.Module
     hidden: Tensor
     options: Mapping[str, Any]
-
-
-def is_compiled(learner: config.Learner, *, on_gpu: bool) -> bool:
-    """Whether the policy is compiled, if its layers allow it.
-
-    On a CPU that would take a minute at the start of each run. Under ZeRO-3 weights come and go inside of a layer, and
-    tiles and norms that are recomputed replace parts of it.
-    """
-    replaced = learner.mlp_tiles > 1
-    return on_gpu and learner.zero_stage < 3 and learner.has_own_attention and not replaced
 
 
 def compile_policy(policy: PackedPolicy, device: torch.device) -> str | None:

@@ -49,7 +49,7 @@ from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.packing import RowArrays, prompt_blocks, row_arrays
 from olmorl.learner.trainer import compat, deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
-from olmorl.learner.trainer.compiled import compile_policy, is_compiled
+from olmorl.learner.trainer.compiled import compile_policy
 from olmorl.learner.trainer.critic import Critic, replace_head, value_policy
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.learner.trainer.optimizer_state import TrainingState
@@ -141,7 +141,7 @@ class DeepSpeedTrainer:
         self._interrupted = threading.Event()
         self._trained = TrainedModule(self._deepspeed, policy, settings, learner)
         self._engine = self._trained.engine
-        if self._compiles():
+        if learner.compile:
             self._compile(policy, "policy")
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
         self._state.kl_beta = switches.kl_beta
@@ -476,9 +476,6 @@ class DeepSpeedTrainer:
         if every := self._learner.recomputed_every(on_gpu=self._device.type == "cuda"):
             policy.model.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
 
-    def _compiles(self) -> bool:
-        return is_compiled(self._learner, on_gpu=self._device.type == "cuda")
-
     def _compile(self, policy: PackedPolicy, name: str) -> None:
         if why := compile_policy(policy, self._device):
             log.warning("the %s runs without compiled layers, which is slower: %s", name, why)
@@ -488,7 +485,7 @@ class DeepSpeedTrainer:
         policy = self._load(settings, temperature).requires_grad_(False)
         if self._stage < 3:
             policy = policy.to(self._device)
-            if self._compiles():
+            if self._learner.compile:
                 self._compile(policy, "reference model")
             return policy
         return self._deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]

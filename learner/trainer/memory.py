@@ -31,7 +31,6 @@ from olmorl.learner.trainer.compat import (
     storage_key,
     tree_leaves,
 )
-from olmorl.learner.trainer.compiled import is_compiled
 from olmorl.learner.trainer.logprobs import AT_ONCE
 from olmorl.learner.trainer.model import DTYPES, attention_heads, read_config, without_dropout
 from olmorl.learner.trainer.pinned_memory import pinned_bytes
@@ -156,7 +155,7 @@ def rank_memory(
         offload_activations=learner.offload_activations,
         mlp_tiles=learner.mlp_tiles,
         # A compiled layer recomputes its norms, and more: the plan has a little too much of it.
-        recompute_norms=learner.mlp_tiles > 1 or is_compiled(learner, on_gpu=on_gpu),
+        recompute_norms=learner.mlp_tiles > 1 or learner.compile,
         on_gpu=on_gpu,
     )
     try:

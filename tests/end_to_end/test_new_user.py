@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import softshrink
 
 import olmorl
 from olmorl.deploy.control import cli
@@ -382,8 +381,10 @@ def backward(model: Any, groups: Sequence[Record], step: int, threshold: float) 
             logprobs, entropy = logprobs_of(model, group["prompt_token_ids"], one["token_ids"])
             old, behaviour = logprobs.detach(), torch.tensor(one["logprobs"])
             fresh = torch.tensor(lags_of(one, step)) == 0
-            outliers = softshrink(old - behaviour, threshold).masked_fill(fresh, 0.0)
-            weight = (old - behaviour + outliers.sum() - outliers).exp()
+            drift = old - behaviour
+            above = torch.minimum(2 * (drift.abs() - threshold).clamp(min=0), drift.abs())
+            outliers = (drift.sign() * above).masked_fill(fresh, 0.0)
+            weight = (drift + outliers.sum() - outliers).exp()
             ratio, advantage = (logprobs - old).exp(), one["reward"] - baseline
             gain = torch.minimum(ratio * advantage, ratio.clamp(1 - EPS_LOW, 1 + EPS_HIGH) * advantage)
             loss = -(weight.clamp(max=RHO) * gain).sum() / num_tokens
@@ -996,7 +997,8 @@ def test_times_add_up(session: Session) -> None:
         generated += line["actor_tokens_per_s"] * seconds
         before = line
     there = sum(len(ids) for answers in session.answers.values() for answer in answers for ids in answer["ids"])
-    assert 0.2 * there < generated <= there
+    # Tokens since the last heartbeat, which comes every second, are counted with the next line.
+    assert 0.05 * there < generated <= there
 
 
 def test_the_figure_has_the_curves(session: Session) -> None:

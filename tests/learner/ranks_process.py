@@ -93,10 +93,7 @@ class StoppedMidway(DeepSpeedTrainer):
 
 
 class Compiled(DeepSpeedTrainer):
-    """Compiles its policy, as on a GPU."""
-
-    def _compiles(self) -> bool:
-        return True
+    """Checks that it has compiled its policy."""
 
     def _compile(self, policy: PackedPolicy, name: str) -> None:
         super()._compile(policy, name)
@@ -128,7 +125,7 @@ class Rank:
         return kinds[job["kind"]](job, folder)
 
     def trainer(self, job: dict[str, Any], kind: type[DeepSpeedTrainer] = DeepSpeedTrainer) -> DeepSpeedTrainer:
-        return (Compiled if job.get("compiled") else kind)(
+        return (Compiled if job["learner"].get("compile") else kind)(
             config.Model(**job["model"]),
             config.Learner(device="cpu", **{"learning_rate": 1e-3, **job["learner"]}),
             resolve(config.Objective(**job.get("objective", {})), max_tokens=24),

@@ -352,6 +352,11 @@ LINES = [
         says=("objective.rho", "set rho to 1"),
     ),
     line(
+        "compiled layers under ZeRO-3",
+        *("--learner.compile", "true", "--learner.zero_stage", "3"),
+        says=("learner.compile", "learner.zero_stage up to 2", "mlp_tiles = 1"),
+    ),
+    line(
         "a cap's kind without a cap",
         *("--objective.rho", "off", "--objective.rho_kind", "mask"),
         says=("objective.rho_kind", "set objective.rho"),

@@ -19,7 +19,7 @@ from olmorl import config
 from olmorl.learner.trainer import compiled
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.compat import compile_in_pieces
-from olmorl.learner.trainer.compiled import compile_policy, is_compiled
+from olmorl.learner.trainer.compiled import compile_policy
 from olmorl.learner.trainer.logprobs import PLAIN, compiled_passes
 from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow
 from tests.learner.trainer.test_deepspeed_trainer import (
@@ -181,14 +181,6 @@ def test_one_compilation_serves_a_function_that_calls_another_which_stays_outsid
     assert graphs() == before + 2
 
 
-def test_it_is_on_where_it_was_measured() -> None:
-    learner = config.Learner()
-    assert is_compiled(learner, on_gpu=True)
-    assert not is_compiled(learner, on_gpu=False)
-    for change in ({"zero_stage": 3}, {"attention": "flash_attention_2"}, {"mlp_tiles": 2}):
-        assert not is_compiled(config.Learner(**change), on_gpu=True)
-
-
 def layouts(models: dict[str, str]) -> tuple[Jobs, Jobs]:
     """Gradients on one rank and on two, by name."""
     olmo, tied = models["olmo3"], models["qwen2"]
@@ -207,7 +199,10 @@ def both(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, str])
     """Each job plain and compiled."""
     found: Results = {}
     for world, jobs in enumerate(layouts(tiny_models), 1):
-        found |= run_ranks(world, jobs | {f"{name}, compiled": job | {"compiled": True} for name, job in jobs.items()})
+        compiled_jobs = {
+            f"{name}, compiled": job | {"learner": job["learner"] | {"compile": True}} for name, job in jobs.items()
+        }
+        found |= run_ranks(world, jobs | compiled_jobs)
     return found
 
 

@@ -31,7 +31,6 @@ from olmorl.errors import Diverged
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import pack, row_arrays
 from olmorl.learner.trainer import model as models
-from olmorl.learner.trainer.compiled import compile_policy
 from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer, _import_deepspeed
 from olmorl.learner.trainer.logprobs import PLAIN
 from olmorl.learner.trainer.policy import PackedPolicy, policy_row
@@ -319,8 +318,6 @@ class Rank:
         group = form_group(self.ranks.rank, size, self.ranks.timeout_s) if size > 1 else None
         model = models.load(config.Model(path=job["model"], dtype="float32"), "sdpa", torch.device("cpu")).double()
         policy = PackedPolicy(model, 0.7, chunk=4, group=group)
-        if job.get("compiled"):
-            assert compile_policy(policy, torch.device("cpu")) is None
         one_prompt = job.get("one_prompt", False)
         samples = [sample for group in make_groups(1, one_prompt=one_prompt) for sample in group]
         result: dict[str, Any] = {"logprobs": [], "entropies": [], "gradients": []}

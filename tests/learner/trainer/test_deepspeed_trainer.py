@@ -96,7 +96,9 @@ def results(run_ranks: Callable[[int, Jobs], Results], tiny_models: dict[str, st
             olmo, "float32", 3, SINGLES, gradient_checkpointing=True, **SHARDED
         ),
         "float32-z3-sharded-offload-2": gradient_job(olmo, "float32", 3, SINGLES, offload_optimizer=True, **SHARDED),
-        "bfloat16-z3-sharded-fp32-reduce-2": gradient_job(olmo, "bfloat16", 3, SINGLES, **FP32_SUMS, **SHARDED),
+        "bfloat16-z3-sharded-fp32-reduce-2": gradient_job(
+            olmo, "bfloat16", 3, SINGLES, deepspeed={**FP32_SUMS["deepspeed"], **SHARDED["deepspeed"]}
+        ),
         "bfloat16-z2-fp32-reduce-2": gradient_job(olmo, "bfloat16", 2, SINGLES, **FP32_SUMS),
     }
     sharded = {"learner": {"zero_stage": 3, "learning_rate": 1e-4, "max_grad_norm": 0.5, "minibatches": 2, **SHARDED}}

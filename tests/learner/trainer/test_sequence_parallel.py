@@ -147,7 +147,7 @@ def test_two_ranks_that_share_rows_give_the_gradient_and_the_metrics_of_one(
 def test_shared_prompts_give_the_gradient_and_the_metrics_of_own_ones(alone: Results, pair: Results, rows: str) -> None:
     wanted = alone[f"own prompts{rows}"][0]
     for rank in (alone[f"one prompt{rows}"][0], *pair[f"one prompt{rows}"]):
-        assert distance(rank["gradients"], wanted["gradients"]) <= CLOSE
+        assert distance(rank["gradients"], wanted["gradients"]) <= 2 * CLOSE, "tiles of the head begin at other tokens"
         values, expected = dict(rank["values"]), dict(wanted["values"])
         assert values.pop("learner_flops") < expected.pop("learner_flops"), "a shared prompt is computed once"
         assert values == pytest.approx(expected, rel=1e-4, abs=1e-6)

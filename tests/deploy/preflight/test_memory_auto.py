@@ -38,7 +38,7 @@ def recipe(tmp_path: Path) -> config.Config:
         data=config.Data(max_prompt_tokens=256),
         sampling=config.SamplingSettings(max_tokens=LONGEST - 256),
         cluster=config.Cluster(address="auto", gpus_per_node=1, gpu_memory_gib=H100_GIB, host_memory_gib=500),
-        learner=config.Learner(device="cuda"),
+        learner=config.Learner(device="cuda", compile=True),
     )
 
 

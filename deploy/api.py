@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -31,6 +32,8 @@ Recipe = config.Config
 RewardFunction = Callable[..., Any]
 Rows = Iterable[Mapping[str, Any]]
 _FUNCTIONS: Final = "rewards.py"
+_LAST_LINES_S: Final = 5.0
+"""Longest wait for what a program has printed before its end."""
 _LOADER: Final = '''"""Written by olmorl.run: the reward functions of a script or notebook."""
 
 from pathlib import Path
@@ -206,16 +209,25 @@ def _command(program: str, words: Sequence[str]) -> tuple[int, str]:
         process_group=0,
         preexec_fn=parent_death.asked_at_death(signal.SIGTERM),
     )
-    reason = ""
+    named: list[str] = []
+    # In a thread: a process that outlives the program may hold the other end of the pipe.
+    showing = threading.Thread(target=_show, args=(process.stdout or (), named), daemon=True)
+    showing.start()
     while True:
         try:
-            for line in process.stdout or ():
-                print(line, end="", flush=True)
-                if line.startswith("olmorl-"):
-                    reason = line
-                elif reason and line.startswith("  "):
-                    reason += line
             code = process.wait()
-            return code, reason.strip() or f"{program} ended with exit code {code}: see its output"
+            break
         except KeyboardInterrupt:
             process.send_signal(signal.SIGINT)
+    showing.join(_LAST_LINES_S)
+    return code, "".join(named).strip() or f"{program} ended with exit code {code}: see its output"
+
+
+def _show(lines: Iterable[str], named: list[str]) -> None:
+    """Print the lines. `named` gets those of the last error, which begins with the name of its command."""
+    for line in lines:
+        print(line, end="", flush=True)
+        if line.startswith("olmorl-"):
+            named[:] = [line]
+        elif named and line.startswith("  "):
+            named.append(line)

@@ -31,7 +31,7 @@ from olmorl.learner.trainer.compat import (
     storage_key,
     tree_leaves,
 )
-from olmorl.learner.trainer.logprobs import AT_ONCE
+from olmorl.learner.trainer.logprobs import AT_ONCE, PLAIN
 from olmorl.learner.trainer.model import DTYPES, attention_heads, read_config, without_dropout
 from olmorl.learner.trainer.pinned_memory import pinned_bytes
 from olmorl.learner.trainer.policy import LOGPROB_CHUNK, PackedPolicy, PolicyRow
@@ -276,7 +276,7 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
             host = _Host()
             saving = host.keep if row.offload_activations and row.on_gpu else nullcontext
             policy = PackedPolicy(network, 1.0, LOGPROB_CHUNK, copies_head, group, saving)
-            policy.head.passes = AT_ONCE
+            policy.head.passes = AT_ONCE if row.on_gpu else PLAIN
             return _of_row(policy, row.tokens, live)._replace(host=host.num_bytes)
 
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Sized
+from enum import Enum
 from math import ceil
 from pathlib import Path
 from typing import Any, Final
@@ -80,14 +81,20 @@ _CHOICES: Final[dict[str, dict[Any, dict[str, Any]]]] = {
     "sync_ref_model": {False: {}},
     "off_policy_mask_threshold": {None: {}},
     "use_bias_correction_kl": {False: {}},
-    "generation_batch_size": {None: {}},
-    "steps_per_generation": {None: {}},
+    "optim": {name: {} for name in ("adamw_torch", "adamw_torch_fused")},
+    "push_to_hub": {False: {}},
+    "use_cpu": {False: {}, True: {"learner.device": "cpu"}},
+    "report_to": {
+        **{name: {} for name in ("none", "all", None)},
+        **{name: {"telemetry.tracker": name} for name in ("tensorboard", "wandb", "trackio")},
+    },
 }
 """Arguments of which some values have keys."""
 
 _COMBINED: Final = """
-    output_dir per_device_train_batch_size gradient_accumulation_steps max_steps num_train_epochs warmup_steps
-    warmup_ratio adam_beta1 adam_beta2 bf16 epsilon epsilon_high reward_weights vllm_importance_sampling_correction
+    output_dir per_device_train_batch_size gradient_accumulation_steps generation_batch_size steps_per_generation
+    max_steps num_train_epochs warmup_steps warmup_ratio adam_beta1 adam_beta2 bf16 epsilon epsilon_high reward_weights
+    vllm_importance_sampling_correction
 """.split()  # noqa: SIM905
 """Arguments that are read one by one."""
 
@@ -95,12 +102,14 @@ _WITHOUT_EFFECT: Final = """
     use_vllm vllm_mode vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout vllm_group_port
     vllm_model_impl vllm_enable_sleep_mode vllm_max_model_length logging_steps logging_first_step logging_strategy
     logging_dir log_completions num_completions_to_print log_level log_unique_prompts remove_unused_columns
-    disable_tqdm report_to run_name save_strategy push_to_hub disable_dropout dataloader_num_workers tf32
+    disable_tqdm run_name save_strategy disable_dropout dataloader_num_workers dataloader_pin_memory tf32
     dataloader_drop_last ddp_find_unused_parameters deepspeed ds3_gather_for_generation gradient_checkpointing_kwargs
-    per_device_eval_batch_size eval_strategy do_train do_eval save_only_model optim use_liger_kernel fsdp local_rank
-    overwrite_output_dir torch_compile use_transformers_paged cache_implementation model_init_kwargs
+    per_device_eval_batch_size do_train save_only_model use_liger_kernel fsdp local_rank overwrite_output_dir
+    torch_compile use_transformers_paged use_transformers_continuous_batching cache_implementation
 """.split()  # noqa: SIM905
 """Arguments about how TRL runs. This service always generates with vLLM and trains with DeepSpeed."""
+_OF_THE_MACHINE: Final = ("output_dir", "use_cpu", "bf16", "fp16")
+"""Arguments without which TRL's own configuration may refuse to be made on this machine."""
 
 
 class GRPOConfig:
@@ -155,18 +164,20 @@ class GRPOTrainer:
 
 
 def _given(args: Any) -> dict[str, Any]:
-    """The arguments that differ from their defaults."""
+    """The arguments that were given: of TRL's own configuration those that differ from its defaults."""
     if args is None:
         return {}
     if isinstance(args, GRPOConfig):
         return args.arguments
-    given = {}
-    for field in dataclasses.fields(args):
-        value, factory = getattr(args, field.name), field.default_factory
-        default = field.default if factory is dataclasses.MISSING else factory()
-        if field.init and value != default:
-            given[field.name] = value
-    return given
+    # Its own defaults include what it derives from other fields and from the machine, which may not allow all of them.
+    kept = {name: getattr(args, name) for name in _OF_THE_MACHINE if hasattr(args, name)}
+    defaults = type(args)(**kept)
+    found = {field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.init}
+    return {
+        name: value.value if isinstance(value, Enum) else value
+        for name, value in found.items()
+        if name in kept or value != getattr(defaults, name)
+    }
 
 
 def recipe_of(
@@ -175,6 +186,7 @@ def recipe_of(
     """The recipe of the arguments. Raises ConfigError that names all arguments without a counterpart."""
     known = {*_KEYS, *_CHOICES, *_COMBINED, *_WITHOUT_EFFECT}
     refused = [name for name in given if name not in known]
+    given = {name: _plain(value) if name in _CHOICES else value for name, value in given.items()}
     refused += [f"{name} = {given[name]!r}" for name in _CHOICES if name in given and given[name] not in _CHOICES[name]]
     if refused:
         raise ConfigError(
@@ -186,10 +198,10 @@ def recipe_of(
     for name, choices in _CHOICES.items():
         keys |= choices[args[name]] if name in args else {}
     keys |= _combined(args, functions)
-    keys |= overrides
     if not args["vllm_importance_sampling_correction"]:
         keys["objective.rho"] = "off"
         keys.pop("objective.rho_kind", None)
+    keys |= overrides
     tree: dict[str, Any] = {}
     for key, value in keys.items():
         *parents, name = key.split(".")
@@ -198,6 +210,13 @@ def recipe_of(
             section = section.setdefault(parent, {})
         section[name] = value
     return config.build(tree, "GRPOConfig")
+
+
+def _plain(value: Any) -> Any:
+    """The value of a choice: a list of one or none, as of `report_to`, is that one or none."""
+    if isinstance(value, list):
+        return value[0] if len(value) == 1 else ", ".join(map(str, value)) or None
+    return value
 
 
 def _combined(args: Mapping[str, Any], functions: Sequence[Any]) -> dict[str, Any]:
@@ -219,18 +238,31 @@ def _combined(args: Mapping[str, Any], functions: Sequence[Any]) -> dict[str, An
 
 
 def _batch(args: Mapping[str, Any], rows: Any) -> dict[str, Any]:
-    """Groups a step, steps and warm-up. A batch of TRL counts answers."""
-    size = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
-    group = args["num_generations"]
-    if size % group:
+    """Groups, optimizer steps and number of learner steps. TRL counts answers in a batch, and optimizer steps."""
+    device, each, group = (
+        args[name] for name in ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
+    )
+    size = (args.get("steps_per_generation") or each) * device
+    if "steps_per_generation" not in args:
+        size = args.get("generation_batch_size") or size
+    minibatches, rest = divmod(size, each * device)
+    if rest or not minibatches or size % group:
         raise ConfigError(
-            f"GRPOConfig: per_device_train_batch_size x gradient_accumulation_steps = {size} is no multiple of "
-            f"num_generations = {group}: change one of them"
+            f"GRPOConfig: {size} answers are generated at a time: that must be a multiple of num_generations = {group} "
+            f"and of the {each * device} answers of an optimizer step (per_device_train_batch_size x "
+            "gradient_accumulation_steps)"
         )
-    steps = args["max_steps"]
-    if steps <= 0:
-        if not isinstance(rows, Sized):
-            raise ConfigError("GRPOConfig: set max_steps: the length of train_dataset is not known")
+    updates = minibatches * args.get("num_iterations", 1)
+    if args["max_steps"] > 0:
+        steps = ceil(args["max_steps"] / updates)
+    elif isinstance(rows, Sized):
         steps = ceil(len(rows) * args["num_train_epochs"] * group / size)
-    warmup = args["warmup_steps"] or ceil(args["warmup_ratio"] * steps)
-    return {"schedule.prompts_per_step": size // group, "schedule.steps": steps, "learner.warmup_steps": warmup}
+    else:
+        raise ConfigError("GRPOConfig: set max_steps: the length of train_dataset is not known")
+    warmup = args["warmup_steps"] or args["warmup_ratio"]
+    return {
+        "schedule.prompts_per_step": size // group,
+        "schedule.steps": steps,
+        "learner.minibatches": minibatches,
+        "learner.warmup_steps": ceil(warmup * steps if warmup < 1 else warmup / updates),
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +62,8 @@ def test_arguments_become_keys(tmp_path: Path) -> None:
         overrides={"schedule.max_lag": 4, "data.system_prompt": "Add."},
     )
     assert (found.run.directory, found.run.name) == (tmp_path / "out", "mine")
-    assert (found.schedule.prompts_per_step, found.schedule.steps, found.schedule.max_lag) == (8, 100, 4)
-    assert (found.learner.warmup_steps, found.learner.schedule, found.learner.epochs) == (5, "constant", 2)
+    assert (found.schedule.prompts_per_step, found.schedule.steps, found.schedule.max_lag) == (8, 50, 4)
+    assert (found.learner.warmup_steps, found.learner.schedule, found.learner.epochs) == (3, "constant", 2)
     assert found.verifiers.weights == {"exact": 1.0, "short": 0.01}
     assert (found.model.dtype, found.data.system_prompt) == ("float32", "Add.")
     switches = resolve(found.objective, 256)
@@ -87,7 +88,13 @@ def test_rewards_that_are_normalized_one_by_one() -> None:
         ({"sync_ref_model": True}, "sync_ref_model"),
         ({"max_tool_calling_iterations": 3}, "max_tool_calling_iterations"),
         ({"num_generation": 3}, "num_generation: no counterpart"),
-        ({"per_device_train_batch_size": 6}, "no multiple of num_generations = 8"),
+        ({"per_device_train_batch_size": 6}, "multiple of num_generations = 8"),
+        ({"steps_per_generation": 3, "gradient_accumulation_steps": 2}, "of the 16 answers of an optimizer step"),
+        ({"push_to_hub": True}, "push_to_hub = True"),
+        ({"optim": "adafactor"}, "optim = 'adafactor'"),
+        ({"model_init_kwargs": {"dtype": "bfloat16"}}, "model_init_kwargs"),
+        ({"eval_strategy": "steps"}, "eval_strategy"),
+        ({"report_to": ["wandb", "swanlab"]}, "report_to = 'wandb, swanlab'"),
         ({"reward_weights": [1.0, 2.0]}, "2 entries for 1 functions"),
         ({"learning_rate": 7.0}, "learner.learning_rate"),
     ],
@@ -111,6 +118,33 @@ def test_what_a_trainer_cannot_take_is_named(call: Any, says: str) -> None:
         call()
 
 
+class Schedules(Enum):
+    LINEAR = "linear"
+    COSINE = "cosine"
+
+
+def test_several_optimizer_steps_for_each_generation_are_minibatches() -> None:
+    given = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "max_steps": 12, "warmup_steps": 4}
+    for arguments in ({"steps_per_generation": 8}, {"generation_batch_size": 32}):
+        found = recipe(**given, **arguments)
+        assert (found.schedule.prompts_per_step, found.learner.minibatches) == (4, 4)
+        assert (found.schedule.steps, found.learner.warmup_steps) == (3, 1), "of four optimizer steps each"
+
+
+def test_a_share_of_the_steps_is_a_warm_up_too() -> None:
+    assert recipe(max_steps=50, warmup_steps=0.1).learner.warmup_steps == 5
+
+
+def test_a_tracker_is_named_as_it_is_here() -> None:
+    assert recipe(report_to=["wandb"]).telemetry.tracker == recipe(report_to="wandb").telemetry.tracker == "wandb"
+    assert recipe(report_to=[]).telemetry.tracker is None
+
+
+def test_overrides_come_last() -> None:
+    found = recipe(vllm_importance_sampling_correction=False, overrides={"objective.rho": 2.0})
+    assert found.objective.rho == 2.0
+
+
 def test_of_trls_own_configuration_the_changed_fields_count() -> None:
     @dataclasses.dataclass
     class Theirs:
@@ -119,9 +153,18 @@ def test_of_trls_own_configuration_the_changed_fields_count() -> None:
         debug: list[str] = dataclasses.field(default_factory=list)
         sapo_temperature_neg: float = 1.05
         derived: int = dataclasses.field(default=0, init=False)
+        steps_per_generation: int | None = None
+        lr_scheduler_type: Any = "linear"
+        accelerator_config: Any = None
+
+        def __post_init__(self) -> None:
+            self.steps_per_generation = self.steps_per_generation or 1
+            self.accelerator_config = {"split_batches": False}
+            self.lr_scheduler_type = Schedules(self.lr_scheduler_type)
 
     assert trl_script._given(Theirs()) == {}
     assert trl_script._given(Theirs(num_generations=4)) == {"num_generations": 4}
+    assert GRPOTrainer("m", exact, Theirs(lr_scheduler_type="cosine"), ROWS).recipe.learner.schedule == "cosine"
     assert GRPOTrainer("m", exact, Theirs(learning_rate=2e-6), ROWS).recipe.learner.learning_rate == 2e-6
     with pytest.raises(ConfigError, match="sapo_temperature_neg"):
         GRPOTrainer("m", exact, Theirs(sapo_temperature_neg=2.0), ROWS)

@@ -22,6 +22,7 @@ import cloudpickle
 import msgspec
 
 from olmorl import config, parent_death
+from olmorl.deploy.preflight.local_checks import check_directory
 from olmorl.deploy.run_tables import RunTables, read_run
 from olmorl.deploy.view.run_state import last_end
 from olmorl.errors import ConfigError, DataError, RunEnded
@@ -68,11 +69,12 @@ def run(
         change: with `resume`, accept that keys differ from those of the last start.
 
     Raises:
-        ConfigError: a mistake to mend: a key, a function, a folder that holds a run already.
+        UserError: a mistake to mend: a key, a function, a folder that holds a run already.
         DataError: a row that cannot be written as JSON.
         RunEnded: the run ended with an error. The message has the cause.
     """
     settings = _settings(recipe, overrides or {})
+    check_directory(settings, resume)  # before the rows and functions of a run that is there are replaced
     folder = settings.run_dir.with_name(f"{settings.run_dir.name}.inputs").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     if dataset is not None:

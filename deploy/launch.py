@@ -12,6 +12,7 @@ view/           the live view, tables, figures
 verify/         `olmorl-verify`: scores a file of completions
 plan/           `olmorl-plan`: predicts a run in simulated time
 demo/           the model and the data of the demo
+api             the same commands from Python          trl_script    a script of TRL, run by this service
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 import olmorl
-from olmorl.errors import ConfigError, DataError
+from olmorl.errors import ConfigError, DataError, UserError
 from olmorl.run_dir import RunFiles
 from tests.waiting import until
 
@@ -92,7 +92,7 @@ def test_rows_that_cannot_be_written_are_named(tmp_path: Path, rows: list[Any], 
 
 
 def test_a_recipe_is_checked() -> None:
-    with pytest.raises(ConfigError, match=r"schedule\.step: unknown key|schedule\.step"):
+    with pytest.raises(ConfigError, match=r"schedule\.step: unknown key"):
         olmorl.run({"schedule": {"step": 3}})
     with pytest.raises(ConfigError, match="olmorl"):
         olmorl.run({"model": {"path": "x"}}, overrides={"objective.preset": "no"})
@@ -106,8 +106,11 @@ def test_a_run_gives_its_tables_and_goes_on(tmp_path: Path, capfd: pytest.Captur
     tables = olmorl.run(simulated(tmp_path, 3))
     assert tables.metrics.column("step").to_pylist() == [1, 2, 3]
     assert "step    3/3" in capfd.readouterr().out
-    with pytest.raises(ConfigError, match="holds a run already"):
-        olmorl.run(simulated(tmp_path, 3))
+    inputs = tmp_path / "test.inputs" / "recipe.toml"
+    before = inputs.read_text()
+    with pytest.raises(UserError, match="holds a run already"):
+        olmorl.run(simulated(tmp_path, 7))
+    assert inputs.read_text() == before
     longer = {"schedule.steps": 5}
     with pytest.raises(ConfigError, match="--change"):
         olmorl.run(simulated(tmp_path, 3), overrides=longer, resume=True)

@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,9 @@ class Rank:
 
     def shard(self, job: dict[str, Any], step: int) -> Shard:
         groups = make_groups(step, job.get("groups", 4), job.get("one_prompt", False), job.get("max_lag", 1))
+        if job.get("own_draws"):  # samples of different draws never share a prompt
+            numbers = count()
+            groups = [[replace(sample, draw_id=next(numbers)) for sample in group] for group in groups]
         shards = pack(
             groups,
             step=step,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -83,7 +84,7 @@ def complete(checkpoints: Path, part: Part, state: LedgerState) -> None:
     """
     folder = folder_of(checkpoints, part.step)
     for name, content in ((SNAPSHOT, state), (PART, part)):
-        sealed, _ = sealed_lines.seal(msgspec.json.encode(content))
+        sealed, _ = sealed_lines.seal(msgspec.json.encode(content), _name_checksum(folder / name))
         durable_files.write_whole(folder / name, [sealed])
     durable_files.write_whole(folder / MARKER, [])
     durable_files.sync_folder(checkpoints)
@@ -136,12 +137,24 @@ def _read(path: Path, kind: type[T], must_be_sealed: bool) -> T:
     try:
         data = path.read_bytes()
         if must_be_sealed or sealed_lines.is_sealed(data):
-            sealed_lines.check(data)
+            _check(data, path)
         return msgspec.json.decode(data, type=kind, dec_hook=_to_counter)
     except (OSError, ValueError) as error:
         raise ResourceError(
             f"{path}: missing or damaged ({error}); go back to an earlier checkpoint with --resume --from-step N"
         ) from error
+
+
+def _check(data: bytes, path: Path) -> None:
+    try:
+        sealed_lines.check(data, _name_checksum(path))
+    except ValueError:
+        sealed_lines.check(data)  # files of earlier releases do not depend on their names
+
+
+def _name_checksum(path: Path) -> int:
+    """Returns the checksum before a file's only line, so that no other file passes for it."""
+    return zlib.crc32(f"{path.parent.name}/{path.name}".encode())
 
 
 def _to_counter(kind: type, found: Any) -> Counter[Outcome]:

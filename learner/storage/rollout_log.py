@@ -30,13 +30,11 @@ from olmorl.learner.background import in_thread
 from olmorl.learner.storage import durable_files, sealed_records
 from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.learner.storage.rollout_record import Ended
+from olmorl.learner.storage.rollout_record import ENDING, PARTIAL, Ended, name_of
 from olmorl.learner.storage.rollout_writer import RolloutWriter
 from olmorl.messages import Group, Result
 
 log = logging.getLogger(__name__)
-_ENDING = ".jsonl.zst"
-_PARTIAL = ".partial" + _ENDING
 _ZSTD = b"\x28\xb5\x2f\xfd"
 """How a zstd frame begins."""
 MOST_PENDING = 4096
@@ -122,7 +120,7 @@ class RolloutLog:
     def has(self, step: int) -> bool:
         """Whether the groups of a step are recorded already, by an earlier incarnation."""
         paths = list(self._folder.glob(f"step_{step:06d}.*"))
-        return any(not path.name.endswith(_PARTIAL) or self._holds(path, step) for path in paths)
+        return any(not path.name.endswith(PARTIAL) or self._holds(path, step) for path in paths)
 
     def _holds(self, path: Path, step: int) -> bool:
         try:
@@ -171,7 +169,7 @@ class RolloutLog:
         while items:
             part = _of_one_file(items)
             begin = part[0].evaluation or f"step_{self._step:06d}"
-            path = self._folder / f"{begin}.{self._incarnation}{_PARTIAL}"
+            path = self._folder / f"{begin}.{self._incarnation}{PARTIAL}"
             if part[0].restarts:
                 path.unlink(missing_ok=True)
             if records := [ended for item in part for ended in item.records]:
@@ -188,7 +186,7 @@ class RolloutLog:
         try:
             if path.exists():
                 _end_file(path)
-                path.rename(self._folder / f"{begin}.{self._incarnation}{_ENDING}")
+                path.rename(self._folder / f"{begin}.{self._incarnation}{ENDING}")
         except OSError as error:
             raise durable_files.unwritable(path, error) from error
         if not last.evaluation and last.ends is not None:
@@ -233,10 +231,10 @@ def read(path: Path, decode: Callable[[bytes], Any] = msgspec.json.decode) -> It
     try:
         data = memoryview(path.read_bytes())
     except FileNotFoundError:
-        path = path.with_name(path.name.removesuffix(_PARTIAL) + _ENDING)
+        path = path.with_name(path.name.removesuffix(PARTIAL) + ENDING)
         data = memoryview(path.read_bytes())
     try:
-        for lines in _frames(data, is_complete=not path.name.endswith(_PARTIAL)):
+        for lines in _frames(data, name_of(path), is_complete=not path.name.endswith(PARTIAL)):
             yield from map(decode, lines.splitlines())
     except (ValueError, zstandard.ZstdError) as error:
         raise ResourceError(
@@ -245,11 +243,11 @@ def read(path: Path, decode: Callable[[bytes], Any] = msgspec.json.decode) -> It
         ) from error
 
 
-def _frames(data: memoryview, is_complete: bool) -> Iterator[bytes]:
+def _frames(data: memoryview, name: str, is_complete: bool) -> Iterator[bytes]:
     if data[:4] == _ZSTD:
         yield from _frames_without_digest(data)
         return
-    for frame in sealed_records.split(data, complete=is_complete):
+    for frame in sealed_records.split(data, complete=is_complete, name=name):
         yield zstandard.ZstdDecompressor().decompressobj().decompress(frame)
 
 
@@ -274,18 +272,18 @@ def step_of(path: Path) -> int:
 
 def evaluation_of(path: Path) -> str | None:
     """The name of the evaluated set; None for a file of training groups."""
-    kind, _, rest = path.name.removesuffix(_ENDING).removesuffix(".partial").partition(".")
+    kind, _, rest = name_of(path).partition(".")
     return rest.rpartition(".")[0] if kind.startswith("evaluation_") else None
 
 
 def files(folder: Path) -> list[Path]:
     """The files of training groups, in the order of their steps."""
-    return sorted(folder.glob(f"step_*{_ENDING}"))
+    return sorted(folder.glob(f"step_*{ENDING}"))
 
 
 def evaluation_files(folder: Path) -> list[Path]:
     """The files of evaluations, in the order of their versions."""
-    return sorted(folder.glob(f"evaluation_*{_ENDING}"))
+    return sorted(folder.glob(f"evaluation_*{ENDING}"))
 
 
 def retain(folder: Path, keep: str, done: int, incarnation: int) -> None:
@@ -299,6 +297,6 @@ def retain(folder: Path, keep: str, done: int, incarnation: int) -> None:
     for path in [*files(folder), *evaluation_files(folder)]:
         step = step_of(path)
         kept = step % int(number) == 0 if rule == "every" else step > done - int(number)
-        kept |= path.name.endswith(f".{incarnation}{_PARTIAL}")
+        kept |= path.name.endswith(f".{incarnation}{PARTIAL}")
         if step <= done and not kept:
             path.unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -12,6 +13,16 @@ from olmorl.learner.storage.ledger_state import Outcome
 from olmorl.messages import Completion, Failure, Result
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
+
+
+ENDING = ".jsonl.zst"
+PARTIAL = ".partial" + ENDING
+"""The ending of a file that is still written."""
+
+
+def name_of(path: Path) -> str:
+    """Returns the name of a file without its ending, the same while it is written and afterwards."""
+    return path.name.removesuffix(ENDING).removesuffix(".partial")
 
 
 class Ended(NamedTuple):

@@ -149,7 +149,7 @@ def _append(path: Path, records: Iterator[memoryview]) -> None:
     compressor = zstandard.ZstdCompressor().compressobj()
     parts = [compressor.compress(rollout_record.line(codec.decode(data, Ended))) for data in records]
     frame = b"".join([*parts, compressor.flush()])
-    durable_files.append_soon(path, sealed_records.header(frame) + frame)
+    durable_files.append_soon(path, sealed_records.header(frame, rollout_record.name_of(path)) + frame)
 
 
 if __name__ == "__main__":

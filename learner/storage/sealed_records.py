@@ -2,7 +2,7 @@
 
     head      8 bytes: the head of a skippable frame, so that zstd tools read over it
     length    8 bytes, little-endian: of the record
-    digest    8 bytes: XXH3 of the record
+    digest    8 bytes: XXH3 of the record, with a seed of the file's own name where its content does not say it
     checksum  4 bytes: CRC-32 of length and digest
     record
 
@@ -21,9 +21,9 @@ _END = b"\x5f\x2a\x4d\x18" + (20).to_bytes(4, "little")
 _HEADER_BYTES = len(_HEAD) + 20
 
 
-def header(record: bytes) -> bytes:
-    """The header before a record."""
-    return _HEAD + _checked(len(record), xxhash.xxh3_64_digest(record))
+def header(record: bytes, name: str = "") -> bytes:
+    """Returns the header before a record of the file `name`."""
+    return _HEAD + _checked(len(record), xxhash.xxh3_64_digest(record, _seed(name)))
 
 
 def end(num_bytes: int) -> bytes:
@@ -36,8 +36,8 @@ def is_sealed(data: bytes | memoryview) -> bool:
     return data[: len(_HEAD)] == _HEAD
 
 
-def split(data: memoryview, *, complete: bool) -> Iterator[memoryview]:
-    """The records of a file. The end of one that is not `complete` may be torn.
+def split(data: memoryview, *, complete: bool, name: str = "") -> Iterator[memoryview]:
+    """Yields the records of the file `name`. The end of one that is not `complete` may be torn.
 
     Raises:
         ValueError: a record is not what was written, or a complete file has no end or more than that.
@@ -55,11 +55,16 @@ def split(data: memoryview, *, complete: bool) -> Iterator[memoryview]:
         if kind == _END or done > len(data):
             break
         record = data[done - length : done]
-        if xxhash.xxh3_64_digest(record) != digest:
-            raise ValueError(f"in the record before byte {done:,} bytes were changed")
+        # Files of earlier releases have no seed.
+        if digest not in (xxhash.xxh3_64_digest(record, _seed(name)), xxhash.xxh3_64_digest(record)):
+            raise ValueError(f"in the record before byte {done:,} bytes were changed, or it is of another file")
         yield record
     if complete:
         raise ValueError("it is cut, or longer than it was")
+
+
+def _seed(name: str) -> int:
+    return zlib.crc32(name.encode())
 
 
 def _checked(length: int, digest: bytes) -> bytes:

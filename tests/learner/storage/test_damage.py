@@ -192,7 +192,14 @@ def test_every_flip_and_cut_is_noticed_and_named(kinds: dict[str, Kind], name: s
 
 
 @pytest.mark.parametrize(
-    ("name", "suffix"), [("journal", ".batch"), ("ledger", ".jsonl"), ("checkpoints", ".safetensors")]
+    ("name", "suffix"),
+    [
+        ("journal", ".batch"),
+        ("ledger", ".jsonl"),
+        ("checkpoints", ".safetensors"),
+        ("checkpoints", ".json"),
+        ("rollouts", ".zst"),
+    ],
 )
 def test_a_file_in_the_place_of_another_is_noticed_and_named(kinds: dict[str, Kind], name: str, suffix: str) -> None:
     one, other = [path for path in kinds[name].files if path.suffix == suffix][:2]

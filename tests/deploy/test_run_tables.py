@@ -11,6 +11,7 @@ import olmorl
 from olmorl.deploy.run_tables import ANSWERS, DRAWS, TOKENS
 from olmorl.errors import DataError
 from olmorl.learner.storage import ledger, rollout_log
+from tests import rollout_files
 from tests.deploy.report.made_runs import MadeRun
 
 
@@ -57,7 +58,7 @@ def test_the_columns_are_typed_and_documented_also_of_an_empty_run(tmp_path: Pat
 
 def test_an_evaluation_is_told_apart(run: Path) -> None:
     train = next((run / "rollouts").glob("step_000001.*"))
-    (run / "rollouts" / "evaluation_000001.held.out.1.jsonl.zst").write_bytes(train.read_bytes())
+    rollout_files.copy(train, run / "rollouts" / "evaluation_000001.held.out.1.jsonl.zst")
     answers = olmorl.read_run(run).answers.to_pylist()
     assert {row["filed"] for row in answers if row["evaluation"] == "held.out"} == {1}
     assert sum(row["evaluation"] is None for row in answers) == 3 * 4 * 4

@@ -14,6 +14,7 @@ import pytest
 from olmorl.deploy.report import cli
 from olmorl.deploy.report.run_reader import RunReader
 from olmorl.deploy.report.server import LiveReport, ReportServer
+from tests import rollout_files
 from tests.deploy.report.conftest import Make
 from tests.deploy.report.made_runs import MadeRun
 from tests.deploy.report.test_page import HOSTILE
@@ -412,7 +413,7 @@ def test_a_served_report_follows_the_run(make_run: Make, page: Page) -> None:
         with (run / "metrics.jsonl").open("a") as file:
             file.write(json.dumps({**line, "step": 4, "reward_mean": 0.75}) + "\n")
         first = sorted((run / "rollouts").iterdir())[0]
-        (run / "rollouts" / "step_000004.1.partial.jsonl.zst").write_bytes(first.read_bytes())
+        rollout_files.copy(first, run / "rollouts" / "step_000004.1.partial.jsonl.zst")
         page.until("document.querySelector('.summary').textContent === '48 rollouts in 12 groups'")
         assert page.text(".detail h2") == opened, "the open group stays"
         assert page.run("document.querySelector('input[name=outcome][value=\"0\"]').checked"), "so does the filter"

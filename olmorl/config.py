@@ -532,7 +532,7 @@ class Weights(Section):
     full_every: int = Field(1, ge=1, le=32)
     """One of so many versions is published whole, the others as their exact changes since the version before. 1: all
     are whole. Changes are a few percent of the bytes at a learning rate of 1e-6, and cost CPU time
-    (docs/measurements.md). Versions in the shared memory of a run on one host are always whole."""
+    (benchmarks/README.md). Versions in the shared memory of a run on one host are always whole."""
     publish_every: int = Field(1, ge=1)
     """Steps between published versions."""
     proof_tolerance: Positive | Literal["off"] | None = None

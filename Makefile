@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HOSTS := tests/end_to_end/test_hosts.py
-BENCHMARKS := $(filter-out measure gpu,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out measure gpu recipes,$(basename $(notdir $(wildcard benchmarks/*.py))))
 READY_GPU := $(VENV)/.ready-gpu
 UPGRADE := .venv-upgrade
 UV_UPGRADE = $(BIN)/uv pip install --quiet --python $(UPGRADE) --no-deps
@@ -13,7 +13,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --no-annotate --no-header --python-versi
 PYTEST = $(BIN)/python -m pytest -rs -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-all test-failed hosts chaos soak models shape check format bench docs install install-gpu lock upgrade clean
+.PHONY: help run test test-all test-failed hosts chaos soak models recipes shape check format bench docs install install-gpu lock upgrade clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -47,6 +47,9 @@ soak: $(READY)  ## run the demo for an hour with a fault every minute
 
 models: $(READY)  ## compare learner and engine on every family of models; the table is in docs/cluster.md
 	$(BIN)/python -m tests.models --json benchmarks/results/models.json
+
+recipes: $(READY)  ## train the demo with each objective and without each improvement, three seeds (hours; goes on where it was)
+	$(BIN)/python benchmarks/recipes.py --json benchmarks/results/recipes.json
 
 shape: $(READY)  ## count files per folder, attributes per class and files that each event calls
 	$(BIN)/python -m tests.shape

@@ -893,21 +893,15 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
 def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = (), *, of_run: bool = False) -> Config:
     """Read the recipe, if given, and apply `(dotted.key, text)` overrides in order.
 
+    A recipe that begins with `extends = "other.toml"` has the keys of that recipe, beside it, and its own on top.
+
     Args:
         of_run: the file is the recipe in a run directory. Keys that an earlier version had are left out.
 
     Raises:
         ConfigError: the file is missing or malformed, a key is unknown or removed, or a value is out of bounds.
     """
-    try:
-        text = recipe.read_text(encoding="utf-8") if recipe else ""
-        tree = tomllib.loads(text)
-    except FileNotFoundError:
-        raise ConfigError(f"{recipe}: no such recipe; the shipped recipes are in deploy/recipes/") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{recipe}: cannot be read: {error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{recipe}: not TOML: {error}") from None
+    text, tree = _read(recipe) if recipe else ("", {})
     for key, value in overrides:
         _set(tree, key, _value(value))
     source, message = str(recipe or "command line"), ""
@@ -917,6 +911,37 @@ def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = (), *, of_r
     if message:
         raise ConfigError(f"{source}:{message}")
     return build(tree, source)
+
+
+def _read(recipe: Path, extended_by: Sequence[Path] = ()) -> tuple[str, dict[str, Any]]:
+    """Returns the text of a recipe, and its keys on top of those of the recipe that it extends."""
+    try:
+        text = recipe.read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
+    except FileNotFoundError:
+        by = f" ({extended_by[-1]} extends it)" if extended_by else ""
+        raise ConfigError(f"{recipe}: no such recipe{by}; the shipped recipes are in deploy/recipes/") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{recipe}: cannot be read: {error}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{recipe}: not TOML: {error}") from None
+    base = tree.pop("extends", None)
+    if base is None:
+        return text, tree
+    if not isinstance(base, str):
+        raise ConfigError(f'{recipe}: extends: names one recipe, as in extends = "demo.toml" (got {base!r})')
+    if recipe.resolve() in [path.resolve() for path in extended_by]:
+        raise ConfigError(f"{recipe}: it extends itself, by way of {extended_by[-1]}")
+    return text, _on_top(tree, _read(recipe.parent / base, [*extended_by, recipe])[1])
+
+
+def _on_top(tree: dict[str, Any], base: dict[str, Any]) -> dict[str, Any]:
+    """The keys of both; sections are joined, and any other value of `tree` replaces that of `base`."""
+    joined = {
+        key: _on_top(value, base[key]) if isinstance(value, dict) and isinstance(base.get(key), dict) else value
+        for key, value in tree.items()
+    }
+    return base | joined
 
 
 def build(tree: Mapping[str, Any], source: str = "configuration") -> Config:

@@ -17,6 +17,7 @@ A recipe is a TOML file with these tables. Every key is optional; `deploy/recipe
 the key with its default, in parentheses its other values or bounds, and its meaning. A key without `=` has no default.
 
 - Any key can be set on the command line, which wins: `olmorl-launch RECIPE.toml --schedule.max_lag 4`.
+- `extends = "demo.toml"` at the top of a recipe takes the keys of that recipe, beside it; the recipe's own go on top.
 - Unknown keys, values outside their bounds, infinities and NaN are refused before anything starts.
 - The run writes the resolved configuration to `config.toml` in its folder.
 - A key that an earlier version had is refused with what to do instead, unless it has the value that holds anyway.

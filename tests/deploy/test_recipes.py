@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 
 from olmorl import config
+from olmorl.errors import ConfigError
+from olmorl.learner.algorithm.presets import resolve
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "recipes"
 
@@ -41,3 +43,42 @@ def test_the_olmo_3_recipes_have_the_published_numbers(name: str, expected: tupl
         "auto",
         "bfloat16",
     )
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.toml")), ids=lambda path: path.stem)
+def test_each_shipped_recipe_is_one(path: Path) -> None:
+    recipe = config.load(path)
+    resolve(recipe.objective, recipe.sampling.max_tokens)
+    if path.parent != FOLDER:
+        demo = config.load(FOLDER / "demo.toml")
+        assert recipe != demo and recipe.run == demo.run, "it changes something of the demo, and not its name"
+
+
+def test_a_recipe_on_top_of_another(tmp_path: Path) -> None:
+    (tmp_path / "base.toml").write_text(
+        '[schedule]\nsteps = 3\nmax_lag = 4\n[learner.deepspeed]\n"a.b" = 1\n"a.c" = 2\n[data]\ntrain = ["x", "y"]\n'
+    )
+    (tmp_path / "folder").mkdir()
+    own = tmp_path / "folder" / "own.toml"
+    own.write_text(
+        'extends = "../base.toml"\n[schedule]\nsteps = 5\n[learner.deepspeed]\n"a.b" = 3\n[data]\ntrain = ["z"]\n'
+    )
+    recipe = config.load(own, [("schedule.max_lag", "1")])
+    assert (recipe.schedule.steps, recipe.schedule.max_lag) == (5, 1)
+    assert recipe.learner.deepspeed == {"a.b": 3, "a.c": 2}
+    assert recipe.data.train == ["z"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('extends = "none.toml"', r"none\.toml: no such recipe \(.*own\.toml extends it\)"),
+        ("extends = 3", r"own\.toml: extends: names one recipe, as in extends = \"demo\.toml\" \(got 3\)"),
+        ('extends = "own.toml"', r"own\.toml: it extends itself, by way of .*own\.toml"),
+        ('[run]\nextends = "own.toml"', r"run\.extends: unknown key"),
+    ],
+)
+def test_a_recipe_that_extends_nothing_is_named(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(ConfigError, match=says):
+        config.load(tmp_path / "own.toml")

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 HOSTS := tests/end_to_end/test_hosts.py
-BENCHMARKS := $(filter-out measure gpu recipes,$(basename $(notdir $(wildcard benchmarks/*.py))))
+BENCHMARKS := $(filter-out measure gpu gpu_learner recipes,$(basename $(notdir $(wildcard benchmarks/*.py))))
 READY_GPU := $(VENV)/.ready-gpu
 UPGRADE := .venv-upgrade
 UV_UPGRADE = $(BIN)/uv pip install --quiet --python $(UPGRADE) --no-deps
@@ -13,7 +13,7 @@ COMPILE = $(BIN)/uv pip compile --quiet --no-annotate --no-header --python-versi
 PYTEST = $(BIN)/python -m pytest -rs -n 2 --dist loadfile --no-loadscope-reorder --ignore=$(HOSTS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help run test test-all test-failed hosts chaos soak models recipes shape check format bench docs install install-gpu lock upgrade clean
+.PHONY: help run test test-all test-failed hosts chaos soak models recipes gpu-check shape check format bench docs install install-gpu lock upgrade clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -50,6 +50,10 @@ models: $(READY)  ## compare learner and engine on every family of models; the t
 
 recipes: $(READY)  ## train the demo with each objective and without each improvement, three seeds (hours; goes on where it was)
 	$(BIN)/python benchmarks/recipes.py --json benchmarks/results/recipes.json
+
+gpu-check: $(READY_GPU)  ## run the tests that need an NVIDIA GPU, and measure the learner on it (ten minutes)
+	$(BIN)/python -m pytest -q tests/learner/trainer/test_on_gpu.py tests/learner/trainer/test_varlen_attention.py
+	$(BIN)/python benchmarks/gpu_learner.py --only "auto*" "compiled*" plain --json benchmarks/results/gpu_learner.json
 
 shape: $(READY)  ## count files per folder, attributes per class and files that each event calls
 	$(BIN)/python -m tests.shape

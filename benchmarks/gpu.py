@@ -1,4 +1,4 @@
-"""Measures the learner and an engine on one GPU, with a random model of 1.6B weights and answers of up to 8,192 tokens.
+"""Measures learner and engine together on one GPU: a random model of 1.6B weights, answers of up to 8,192 tokens.
 
     python benchmarks/gpu.py --json benchmarks/results/gpu.json
 
@@ -9,8 +9,7 @@ parity of the number of letters, because a random model solves nothing. Of each 
 versions that the learner has just trained. Learner and engine score the same sampled tokens before and after. The stall
 is compared with a copy of the same bytes from host memory to the GPU, out of pages that were touched before.
 
-The other parts are the learner alone on packed rows, each with other settings: trained tokens/s, MFU, and the memory at
-the peak beside the memory that the plan says.
+`gpu_learner.py` measures the learner alone.
 """
 
 from __future__ import annotations
@@ -32,161 +31,29 @@ from typing import Any, Final
 import measure
 import numpy as np
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from gpu_learner import GIB, WORKLOADS, build, settings_of, shard_of, timed, trainer_of
 
-from olmorl import config
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
 from olmorl.actors.vllm_engine.start import EngineStart
-from olmorl.config import with_key
 from olmorl.deploy.cluster.device_peak import device_peak
 from olmorl.deploy.demo.tiny_model import build_tokenizer
-from olmorl.deploy.processes.rank_process import meeting_point
-from olmorl.learner.algorithm.presets import resolve
-from olmorl.learner.batching.packing import pack, row_arrays
-from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
-from olmorl.learner.trainer.memory import rank_memory
-from olmorl.learner.trainer.process_group import Ranks
-from olmorl.messages import Buffer, Completion, Sample, Shard, TokenIds, Version, WeightsReady
+from olmorl.learner.batching.packing import row_arrays
+from olmorl.messages import Buffer, Completion, Sample, TokenIds, Version, WeightsReady
 from olmorl.ports import NamedBuffer, Sampling, StagedWeights
 
-VOCABULARY: Final = 100_352
-PROMPT, ANSWER = 256, 8192
-GIB, MIB = 2**30, 2**20
+WORK: Final = WORKLOADS["1.6B"]
+VOCABULARY, PROMPT, ANSWER = WORK.vocabulary, WORK.prompt, WORK.answer
+MIB: Final = 2**20
 SHARE: Final = 0.5
 """Part of the GPU's memory that the engine takes."""
-ENDS: Final = 24
-"""Tokens that end an answer. A random model samples one of them about every 4,200 tokens."""
-LEARNERS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "as shipped": {},
-    "attention = sdpa": {"learner.attention": "sdpa"},
-    "gradient_checkpointing = false": {"learner.gradient_checkpointing": False},
-    "mlp_tiles = 8": {"learner.mlp_tiles": 8},
-    "offload": {"learner.gradient_checkpointing": "offload"},
-    "zero_stage = 3": {"learner.zero_stage": 3},
-    "fp32_head = false": {"model.fp32_head": False},
-}
-"""Name of a row, and the keys that it changes."""
 PACKAGES = ("torch", "deepspeed", "transformers", "vllm", "triton")
 
 
-def build(folder: Path) -> None:
-    """A random Qwen 3 in bfloat16."""
-    shape = Qwen3Config(
-        vocab_size=VOCABULARY,
-        hidden_size=2048,
-        intermediate_size=6144,
-        num_hidden_layers=28,
-        num_attention_heads=16,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=PROMPT + ANSWER,
-        tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=list(range(1000, 1000 + ENDS)),
-        pad_token_id=0,
-    )
-    torch.manual_seed(0)
-    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
-        model = Qwen3ForCausalLM(shape).to(torch.bfloat16)
-    model.generation_config.eos_token_id = list(range(1000, 1000 + ENDS))
-    model.save_pretrained(folder)
+def build_both(folder: Path) -> None:
+    """The learner's model, with a tokenizer for the engine."""
+    build(folder, WORK)
     build_tokenizer(PROMPT + ANSWER).save_pretrained(folder)
-
-
-def settings_of(model: Path, changes: Mapping[str, Any]) -> config.Config:
-    settings = config.Config(
-        model=config.Model(path=str(model), fp32_head=True),
-        data=config.Data(max_prompt_tokens=PROMPT),
-        sampling=config.SamplingSettings(max_tokens=ANSWER),
-        learner=config.Learner(device="cuda", zero_stage=2, learning_rate=1e-5, gradient_checkpointing=True),
-        actors=config.Actors(max_running=64, gpu_memory_utilization=SHARE),
-    )
-    for key, value in changes.items():
-        settings = with_key(settings, key, value)
-    return settings
-
-
-def trainer_of(settings: config.Config) -> DeepSpeedTrainer:
-    return DeepSpeedTrainer(
-        settings.model,
-        settings.learner,
-        resolve(settings.objective, ANSWER),
-        temperature=1.0,
-        steps=1000,
-        seed=0,
-        ranks=Ranks(0, 1, meeting_point(settings)),
-        peak=device_peak(settings, on_gpu=True),
-    )
-
-
-def shard_of(settings: config.Config, step: int, longest: bool) -> Shard:
-    """Two groups of eight answers with long-tailed lengths, or one row with an answer of full length."""
-    rng = np.random.default_rng(step)
-    lengths = rng.lognormal(np.log(0.37 * ANSWER), 0.8, 16).clip(16, ANSWER).astype(int)
-    groups = [[(0, ANSWER)]] if longest else [[(g, lengths[8 * g + i]) for i in range(8)] for g in range(2)]
-    prompts = rng.integers(2, VOCABULARY, (2, PROMPT)).astype(np.int32)
-    samples = [
-        [
-            Sample(
-                draw_id=draw,
-                prompt_ids=prompts[draw],
-                completion_ids=rng.integers(2, VOCABULARY, size).astype(np.int32),
-                behaviour_logprobs=rng.normal(-11, 0.1, size).astype(np.float32),
-                loss_mask=np.ones(size, np.bool_),
-                lags=np.zeros(size, np.int32),
-                advantage=float(rng.normal()),
-            )
-            for draw, size in group
-        ]
-        for group in groups
-    ]
-    return pack(samples, step=step, num_ranks=1, num_minibatches=1, row_tokens=settings.row_tokens)[0]
-
-
-# --- the learner alone ------------------------------------------------------------------------------
-
-
-def learner(model: Path, name: str) -> dict[str, Any]:
-    """One row: two counted steps on long-tailed answers, then the peak of one row of full length."""
-    settings = settings_of(model, LEARNERS[name])
-    planned = rank_memory(settings.model, settings.learner, 1, settings.row_tokens, on_gpu=True).peak
-    trainer = trainer_of(settings)
-    shards = [shard_of(settings, step, longest=False) for step in (1, 2, 3)]
-    took, mfu = [], []
-    for shard in shards:
-        since = time.perf_counter()
-        values = asyncio.run(trainer.train(shard)) or {}
-        seconds = time.perf_counter() - since
-        took.append(shard.loss_tokens[0] / seconds)
-        mfu.append(values["learner_flops"] / seconds / values["learner_peak_flops_per_s"])
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    asyncio.run(trainer.train(shard_of(settings, 4, longest=True)))
-    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
-    snapshot_s = [_timed(trainer.snapshot) for _ in range(4)][1:]
-    probe_s = [_timed(trainer.probe) for _ in range(4)][1:]
-    free, total = torch.cuda.mem_get_info()
-    trainer.close()
-    return {
-        "tokens_per_s": took[1:],
-        "mfu": mfu[1:],
-        "first_step_tokens_per_s": took[0],
-        "peak_gib": peak / GIB,
-        "planned_peak_gib": planned / GIB,
-        "reserved_gib": reserved / GIB,
-        "outside_torch_gib": (total - free - torch.cuda.memory_reserved()) / GIB,
-        "snapshot_ms": [1000 * seconds for seconds in snapshot_s],
-        "probe_ms": [1000 * seconds for seconds in probe_s],
-    }
-
-
-def _timed(call: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
-    since = time.perf_counter()
-    call()
-    torch.cuda.synchronize()
-    return time.perf_counter() - since
 
 
 # --- learner and engine -----------------------------------------------------------------------------
@@ -196,7 +63,8 @@ class Pair:
     """A learner and an engine of one model on one GPU."""
 
     def __init__(self, model: Path, work: Path) -> None:
-        self.settings = settings = settings_of(model, {})
+        changes = {"actors.max_running": 64, "actors.gpu_memory_utilization": SHARE}
+        self.settings = settings = settings_of(model, WORK, changes, gpu_share=1 - SHARE)
         self.work, self._number = work, 0
         self.learner = trainer_of(settings)
         processes = EngineProcesses(work / "notes")
@@ -243,7 +111,7 @@ def copies_s(num_bytes: int) -> tuple[float, float]:
     found = []
     for pinned in (False, True):
         here = torch.ones(num_bytes, dtype=torch.uint8, pin_memory=pinned)
-        found.append(median(_timed(partial(there.copy_, here)) for _ in range(3)))
+        found.append(median(timed(partial(there.copy_, here))[0] for _ in range(3)))
     return found[0], found[1]
 
 
@@ -286,7 +154,7 @@ async def pair(model: Path, work: Path) -> dict[str, Any]:
 
 async def _update(both: Pair, number: int) -> dict[str, float]:
     """Train a step, and bring its weights to the running engine. Then the engine goes on for two seconds."""
-    await both.learner.train(shard_of(both.settings, number, longest=False))
+    await both.learner.train(shard_of(both.settings, WORK, number, longest=False))
     staged, pause_s = await asyncio.to_thread(both.stage, Version(1, number))
     since = time.perf_counter()
     update = await both.engine.update(staged)
@@ -424,17 +292,15 @@ RUNS: Final[Mapping[str, Callable[[Path, Path], dict[str, Any]]]] = {
 def _part(arguments: argparse.Namespace) -> dict[str, Any]:
     """One part, in this process."""
     if arguments.part == "model":
-        build(arguments.model)
+        build_both(arguments.model)
         return {}
-    if arguments.part in RUNS:
-        with tempfile.TemporaryDirectory(dir="/dev/shm" if arguments.part == "pair" else None) as work:
-            return RUNS[arguments.part](arguments.model, Path(work))
-    return learner(arguments.model, arguments.part)
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if arguments.part == "pair" else None) as work:
+        return RUNS[arguments.part](arguments.model, Path(work))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="benchmarks/gpu.py", description="Learner and engine on one GPU.")
-    parser.add_argument("--only", action="append", choices=(*RUNS, *LEARNERS), help="this part; may be repeated")
+    parser.add_argument("--only", action="append", choices=tuple(RUNS), help="this part; may be repeated")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results, or bring them up to date")
     parser.add_argument("--model", type=Path, default=Path(tempfile.gettempdir()) / "olmorl-gpu-model")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="for one part; default 600")
@@ -450,7 +316,7 @@ def main() -> int:
     if not (arguments.model / "config.json").is_file():
         shutil.rmtree(arguments.model, ignore_errors=True)
         _run("model", arguments)
-    for name in arguments.only or (*RUNS, *LEARNERS):
+    for name in arguments.only or RUNS:
         results[name] = _run(name, arguments)
         print(name, json.dumps(results[name]), flush=True)
         if arguments.json:

@@ -20,6 +20,7 @@ _SHORT = {
     "--name": "run.name",
     "--steps": "schedule.steps",
 }
+_NO_SWITCH = ("objective.constant_length", "objective.kl_target")
 _ABOUT = """\
 Train a model with reinforcement learning from verifiable rewards.
 
@@ -148,7 +149,9 @@ class _Keys(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         for key in config.reference():
-            print(f"--{key.key}   {key.wanted}   [default: {key.default or 'none'}]")
+            is_switch = key.key.startswith("objective.") and key.key not in _NO_SWITCH
+            default = key.default or ("of the preset" if is_switch else "none")
+            print(f"--{key.key}   {key.wanted}   [default: {default}]")
             print(textwrap.fill(key.meaning, 100, initial_indent="      ", subsequent_indent="      "))
         parser.exit()
 

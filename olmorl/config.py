@@ -449,6 +449,9 @@ class Verifiers(Section):
     """Memory that a verifier process may allocate, and a program of the model."""
     functions: list[str] = Field(default_factory=list)
     """User reward functions, `package.module:function` or `file.py:function`, each with an optional `*weight`."""
+    own: dict[str, OwnFunction] = Field(default_factory=dict)
+    """Verifiers of your own by name, for rows with that name in `dataset`: `{essay = "file.py:function"}`. The function
+    gets an answer and the row's label, and returns a reward from 0 to 1."""
     function_timeout_s: float = Field(30.0, gt=0)
     """Deadline of one call of a user function, for a whole group."""
     weights: dict[str, float] = Field(default_factory=dict)

@@ -125,8 +125,8 @@ ALWAYS: Final = (*STEP, *SCORED, *TOTALS, *LEARNER)
 """Fields of every line. Some lines have more: `kl_ref_mean`, and the fields of `FAMILIES`."""
 
 ACTOR: Final = {
-    "tokens_generated_total": TOTALS["tokens_generated_total"],
-    "tokens_wasted_total": TOTALS["tokens_wasted_total"],
+    "tokens_generated_total": "Tokens that the engine sampled, of unfinished answers too.",
+    "tokens_wasted_total": "Tokens of lost attempts and of aborted answers.",
     "completions_total": "Completions that were verified.",
     "sequences_running": "Sequences that the engine computes.",
     "sequences_waiting": "Sequences that the engine has accepted and not begun.",

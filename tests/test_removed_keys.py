@@ -21,11 +21,12 @@ def recipe(folder: Path, key: str, value: object) -> Path:
     return file
 
 
-SINCE_THEN = 7
+SINCE_THEN = 8
+"""Keys of features that came after the clean-up."""
 
 
 def test_there_are_few_keys_and_none_of_them_is_listed_as_removed() -> None:
-    assert len(KEYS) <= 150 + SINCE_THEN
+    assert len(KEYS) <= 150 + SINCE_THEN, "a new key must be worth it: raise SINCE_THEN, or derive or merge others"
     assert not KEYS & set(REMOVED)
 
 

@@ -16,7 +16,7 @@ from olmorl.config import Verifiers
 from olmorl.errors import DeadlinePassed
 from olmorl.verifiers.pool.fork_server import WorkerStartFailed
 from olmorl.verifiers.pool.pool import RETRIES, Pool
-from olmorl.verifiers.registry import WARM, built_in_verifiers, close, unknown
+from olmorl.verifiers.registry import WARM, all_verifiers, close, unknown
 
 T = TypeVar("T")
 BATCH = 512
@@ -29,7 +29,7 @@ class LabelChecker:
     def __init__(self, settings: Verifiers) -> None:
         workers = max(settings.workers, min(os.cpu_count() or 1, 8))
         self._pool = Pool(workers, settings.timeout_s, settings.memory_mib, preload=WARM)
-        self._verifiers = built_in_verifiers(settings, self._pool)
+        self._verifiers = all_verifiers(settings, self._pool)
         self._deadline_s = 60 + BATCH * settings.timeout_s * (RETRIES + 2)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -40,7 +40,7 @@ class LabelChecker:
         slow: list[tuple[int, str, Any]] = []
         for index, (dataset, label) in enumerate(labels):
             verifier = self._verifiers.get(dataset)
-            reasons.append(unknown(dataset) if verifier is None else None)
+            reasons.append(unknown(dataset, list(self._verifiers)) if verifier is None else None)
             if verifier is not None and not verifier.usable(label):
                 slow.append((index, dataset, label))
         for start in range(0, len(slow), BATCH):

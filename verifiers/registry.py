@@ -1,18 +1,21 @@
-"""All built-in verifiers by name. A new verifier is added here."""
+"""All verifiers by name: the built-in ones, and those of the recipe."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 
 from olmorl.config import Verifiers
+from olmorl.errors import ConfigError
 from olmorl.verifiers.code import program_verifier as code
 from olmorl.verifiers.format_rewards import Length, Overlong, ReasoningSteps, StrictFormat, TagCount
 from olmorl.verifiers.instructions import instruction_verifier as instructions
 from olmorl.verifiers.judge import registry as judge
 from olmorl.verifiers.math import math_verifier
 from olmorl.verifiers.math.numbers import Policy
+from olmorl.verifiers.own_verifier import OwnVerifier
 from olmorl.verifiers.pool.pool import Pool
 from olmorl.verifiers.text.text_verifiers import Finished, MultipleChoice, RegexMatch, StringMatch, TokenF1
 from olmorl.verifiers.verifier import AnswerVerifier, Verifier
@@ -54,6 +57,7 @@ _MAKERS: dict[str, Callable[[Verifiers, Pool], Verifier]] = {
     "re_search": lambda settings, pool: Finished(),
 }
 NAMES = (*_MAKERS, *code.NAMES, *judge.NAMES)
+"""The built-in ones."""
 ELSEWHERE = {
     "passthrough": "in open-instruct a tool environment gives the reward of these rows; give a reward function in "
     "verifiers.functions, which scores them alone",
@@ -67,10 +71,20 @@ WARM = (math_verifier.WARM, instructions.WARM)
 """The functions that the pool of these verifiers preloads."""
 
 
-def built_in_verifiers(settings: Verifiers, pool: Pool) -> dict[str, Verifier]:
-    """Every built-in verifier. They share one pool. Raises ConfigError for an unusable template of the judge."""
-    own = {name: make(settings, pool) for name, make in _MAKERS.items()}
-    return own | code.code_verifiers(settings, pool) | judge.model_verifiers(settings)
+def names(settings: Verifiers) -> list[str]:
+    """The names that rows may use. Raises ConfigError for a name in `verifiers.own` that is built in."""
+    for name in settings.own:
+        if name in NAMES or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+            why = "a built-in verifier has it" if name in NAMES else "it has other signs than a-z, 0-9, _ and -"
+            raise ConfigError(f"verifiers.own: {name!r} cannot be a name, because {why}: choose another one")
+    return [*settings.own, *NAMES]
+
+
+def all_verifiers(settings: Verifiers, pool: Pool) -> dict[str, Verifier]:
+    """Every verifier by name. They share one pool. Raises ConfigError for an unusable template of the judge."""
+    built_in = {name: make(settings, pool) for name, make in _MAKERS.items()}
+    own: dict[str, Verifier] = {name: OwnVerifier(pool, place) for name, place in settings.own.items()}
+    return own | built_in | code.code_verifiers(settings, pool) | judge.model_verifiers(settings)
 
 
 def numbered(names: Sequence[str]) -> list[str]:
@@ -89,10 +103,10 @@ async def close(verifiers: Mapping[str, Verifier]) -> None:
         await verifier.close()
 
 
-def unknown(name: str) -> str:
-    """The message for an unknown verifier name."""
+def unknown(name: str, known: Sequence[str] = NAMES) -> str:
+    """The message for a name that no verifier has."""
     if name in ELSEWHERE:
         return f"no verifier here is named {name!r}: {ELSEWHERE[name]}"
-    close = get_close_matches(name, NAMES, 1)
+    close = get_close_matches(name, known, 1)
     hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"no verifier is named {name!r}; {hint}known: {', '.join(NAMES)}"
+    return f"no verifier is named {name!r}; {hint}known: {', '.join(known)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -17,9 +18,12 @@ from olmorl.solved import is_solved
 from olmorl.verifiers.check_outcomes import numbers
 from olmorl.verifiers.functions.function_scorer import LARGEST_REWARD, FunctionScorer
 from olmorl.verifiers.math.extraction import strip_thinking
+from olmorl.verifiers.own_verifier import LOAD
 from olmorl.verifiers.pool.fork_server import WorkerStartFailed
 from olmorl.verifiers.pool.pool import Pool
-from olmorl.verifiers.registry import WARM, built_in_verifiers, close, numbered, unknown
+from olmorl.verifiers.registry import WARM, all_verifiers, close, numbered, unknown
+
+log = logging.getLogger(__name__)
 
 
 class VerifierScorer:
@@ -33,8 +37,9 @@ class VerifierScorer:
             settings.timeout_s,
             settings.memory_mib,
             preload=WARM,
+            setup=(LOAD, settings.own) if settings.own else None,
         )
-        self._verifiers = built_in_verifiers(settings, self._pool)
+        self._verifiers = all_verifiers(settings, self._pool)
         self._functions = FunctionScorer(settings, max_steps)
         self._weights = {function.name: function.weight for function in self._functions.functions} | settings.weights
 
@@ -69,7 +74,7 @@ class VerifierScorer:
         """Why the built-in verifier `name` cannot use a label; None if it can."""
         verifier = self._verifiers.get(name)
         if verifier is None:
-            return unknown(name)
+            return unknown(name, list(self._verifiers))
         return None if verifier.usable(label) else await verifier.problem(label)
 
     async def verify(self, prompt: Prompt, completion: Completion) -> dict[str, Verdict]:
@@ -125,9 +130,13 @@ class VerifierScorer:
     ) -> Verdict:
         verifier = self._verifiers.get(name)
         if verifier is None:
-            return Verdict(reward=None, error_kind="unknown_verifier", detail=unknown(name))
+            return Verdict(reward=None, error_kind="unknown_verifier", detail=unknown(name, list(self._verifiers)))
         started = time.perf_counter()
-        verdict = await verifier.verify_row(prompt, completion, text, label)
+        try:
+            verdict = await verifier.verify_row(prompt, completion, text, label)
+        except Exception as error:
+            log.exception("the verifier %s raised on row %s", name, prompt.row)
+            verdict = Verdict(reward=None, error_kind="raised", detail=f"{type(error).__name__}: {error}")
         return replace(_sane(verdict), seconds=time.perf_counter() - started)
 
 

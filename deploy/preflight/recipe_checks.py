@@ -43,6 +43,8 @@ def check_own_code(settings: Config) -> None:
     """The functions that the recipe names import here, and a surrogate can be called. `verifiers.functions`: later."""
     if settings.data.reader is not None:
         load_function("data.reader", settings.data.reader)
+    for place in settings.verifiers.own.values():
+        load_function("verifiers.own", place)
     if ":" in settings.weights.store:
         load_function("weights.store", settings.weights.store)
     if ":" in (settings.objective.clip or ""):
@@ -101,21 +103,24 @@ def check_machine(settings: Config) -> None:
 def check_names(settings: Config) -> None:
     """All named verifiers exist, and so does every function with a weight."""
     verifiers = settings.verifiers
-    if not (verifiers.weights or verifiers.functions or settings.data.default_verifier):
+    if not (verifiers.weights or verifiers.functions or verifiers.own or settings.data.default_verifier):
         return
     from olmorl.verifiers.functions.function_scorer import parse
-    from olmorl.verifiers.registry import NAMES
+    from olmorl.verifiers.registry import names
 
-    own = [function.name for function in parse(verifiers.functions)]
+    own, named = [function.name for function in parse(verifiers.functions)], names(verifiers)
+    for name in own:
+        if name in verifiers.own:
+            raise ConfigError(f"verifiers.own and verifiers.functions both name {name!r}: rename one of them")
     default = settings.data.default_verifier
-    if default is not None and default not in NAMES:
-        raise ConfigError(f"data.default_verifier = {default!r}: no such verifier; {_known(default, NAMES)}")
+    if default is not None and default not in named:
+        raise ConfigError(f"data.default_verifier = {default!r}: no such verifier; {_known(default, named)}")
     for name in verifiers.weights:
         # A verifier that a row names twice has a second key: math#2.
-        if name.partition("#")[0] not in NAMES and name not in own:
+        if name.partition("#")[0] not in named and name not in own:
             raise ConfigError(
                 f"verifiers.weights: no verifier and no function of verifiers.functions is named {name!r}; "
-                f"{_known(name, [*own, *NAMES])}"
+                f"{_known(name, [*own, *named])}"
             )
 
 

@@ -133,11 +133,11 @@ def _settings(arguments: argparse.Namespace, overrides: list[tuple[str, str]]) -
 def _check_names(settings: config.Config) -> None:
     """Raises ConfigError for an unknown verifier in the recipe, RewardFunctionError for an unusable function."""
     from olmorl.verifiers.functions.function_scorer import parse
-    from olmorl.verifiers.registry import NAMES
+    from olmorl.verifiers.registry import names
 
-    if settings.data.default_verifier is not None:
+    if settings.data.default_verifier is not None and settings.data.default_verifier not in settings.verifiers.own:
         check_verifier("data.default_verifier", settings.data.default_verifier)
-    known = [*NAMES, *(function.name for function in parse(settings.verifiers.functions))]
+    known = [*names(settings.verifiers), *(function.name for function in parse(settings.verifiers.functions))]
     for name in settings.verifiers.weights:
         if name.partition("#")[0] not in known:
             raise ConfigError(

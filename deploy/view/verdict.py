@@ -438,7 +438,7 @@ def _mend(measured: WindowMeans) -> str:
     """The remedy for most of the lost work."""
     remedies = {
         "raise schedule.max_lag, or use fewer actors": measured.stale,
-        "failures_* in metrics.jsonl and `olmorl-ctl RUN dead-letters` have the causes": measured.failed,
+        "failures_* in metrics.jsonl and failed groups in rollouts/ have the causes": measured.failed,
         "`olmorl-ctl RUN status` names dead actors; answers that are too old need more schedule.max_lag": measured.lost,
     }
     return max(remedies, key=lambda remedy: remedies[remedy])

@@ -87,8 +87,8 @@ class Switches:
 
 _OLMORL: Final[dict[str, Any]] = {
     # Olmo 3 (arXiv 2512.13961): GRPO without the standard deviation (Dr. GRPO), with the token-level loss and the
-    # higher upper clip of DAPO, no KL, and truncated importance sampling between engine and learner. For fresh tokens
-    # `auto` is that, `truncate`; for stale ones it also sees the rest of the answer.
+    # higher upper clip of DAPO, no KL, and truncated importance sampling between engine and learner. For answers
+    # without stale tokens `auto` is that, `truncate`; in others it also sees the rest of the answer.
     "advantage": "mean",
     "std_floor": 1e-6,
     "normalize": "token",
@@ -107,8 +107,8 @@ _OLMORL: Final[dict[str, Any]] = {
 
 _SAMPLE_STD: Final[dict[str, Any]] = {"advantage": "mean_sample_std", "eps_high": 0.2}
 
-# Only the last paper below weighs tokens by pi_old / pi_engine; the others sample from pi_old. So their `rho` is off,
-# and with max_lag > 0 nothing corrects for staleness unless the recipe sets `rho`.
+# Most papers below sample from pi_old, so their `rho` is off, and with max_lag > 0 nothing corrects for staleness
+# unless the recipe sets `rho`. Decoupled PPO and TRL weigh by pi_old / pi_engine.
 _PRESETS: Final[dict[str, dict[str, Any]]] = {
     "olmorl": _OLMORL,
     # DeepSeekMath (arXiv 2402.03300): mean per sequence, KL to a reference by the k3 estimate.

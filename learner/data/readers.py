@@ -70,8 +70,8 @@ FOREIGN_LAYOUTS = {
     "conversation": f"ShareGPT's layout: {_FROM_SHAREGPT}",
     "instruction": "Alpaca's layout: join instruction and input into prompt, and put the label into ground_truth",
     "chosen": "pairs of preferred answers: training needs prompts with a verifier",
-    "question": "convert it with olmorl-data jsonl --question question --answer COLUMN",
-    "problem": "convert it with olmorl-data jsonl --question problem --answer COLUMN",
+    "question": "convert it with olmorl-data jsonl --input FILE --question question --answer COLUMN -o OUT",
+    "problem": "convert it with olmorl-data jsonl --input FILE --question problem --answer COLUMN -o OUT",
     "text": "plain text: training needs prompts with a verifier",
 }
 """What to do with layouts that are not read, by a column of theirs."""

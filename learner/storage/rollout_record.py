@@ -1,4 +1,4 @@
-"""One line of `rollouts/`: a draw that ended, with everything that was generated for it."""
+"""One line of `rollouts/`: a draw that ended, with its completions, or with the cause and the tokens of a failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def name_of(path: Path) -> str:
 
 
 class Ended(NamedTuple):
-    """A draw that ended, with everything that was generated for it."""
+    """A draw that ended, and how."""
 
     result: Result
     outcome: Outcome
@@ -64,7 +64,7 @@ def _fields(ended: Ended) -> dict[str, Any]:
         "actor": result.actor,
     }
     if isinstance(result, Failure):
-        return {**fields, "detail": result.detail, "completions": []}
+        return {**fields, "detail": result.detail, "num_tokens": result.num_tokens, "completions": []}
     return {
         **fields,
         "started_at": result.started_at,

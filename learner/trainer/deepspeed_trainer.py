@@ -189,7 +189,8 @@ class DeepSpeedTrainer:
             if not isfinite(grad_norms[-1]):
                 raise Diverged(
                     f"step {shard.step}: the norm of the gradient is {grad_norms[-1]}; nothing of it was published. "
-                    "Go back to an earlier checkpoint (--resume --from-step N) with a lower learning rate"
+                    "Go back to an earlier checkpoint with a lower rate: "
+                    "--resume --from-step N --change --learner.learning_rate RATE"
                 )
         if self._device.type == "cpu":
             malloc.give_back()

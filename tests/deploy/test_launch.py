@@ -74,11 +74,12 @@ def test_every_key_is_listed_with_type_choices_bounds_and_a_sentence(capsys: pyt
     assert len(keys) > 100 and len({key.key for key in keys}) == len(keys)
     for key in keys:
         assert len(key.meaning) >= 8 and key.meaning.rstrip().endswith((".", ")")), f"{key.key} lacks a sentence"
-        assert f"--{key.key}   {key.wanted}   [default: {key.default or 'none'}]\n" in shown
+        defaults = [key.default] if key.default else ["none", "of the preset"]
+        assert any(f"--{key.key}   {key.wanted}   [default: {default}]\n" in shown for default in defaults)
     assert "see the recipe" not in shown
     for line in (
         "--run.seed   integer >= 0, < 2147483648   [default: 0]",
-        '--objective.rho   number > 0 or "off" or "uncapped"   [default: none]',
+        '--objective.rho   number > 0 or "off" or "uncapped"   [default: of the preset]',
         '--learner.device   "auto" or "cpu" or "cuda"   [default: auto]',
         "--learner.betas   list of 2 numbers >= 0, < 1   [default: [0.9, 0.95]]",
         "--actors.cores   list of integers >= 0, at least 1 long   [default: none]",

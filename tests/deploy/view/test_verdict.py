@@ -295,7 +295,7 @@ def test_a_ratio_that_the_run_has_is_no_advice() -> None:
 
 @pytest.mark.parametrize(
     ("share", "said"),
-    [("stale", "raise schedule.max_lag"), ("failed", "dead-letters"), ("lost", "names dead actors")],
+    [("stale", "raise schedule.max_lag"), ("failed", "failed groups in rollouts/"), ("lost", "names dead actors")],
 )
 def test_lost_work_is_named_with_its_cause(share: str, said: str) -> None:
     means = AT_WORK._replace(**{"learner_wait": 0.5, share: 0.4})

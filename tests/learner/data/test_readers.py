@@ -262,7 +262,7 @@ def test_a_turn_of_another_layout_is_named_with_what_to_do(turn: dict[str, Any],
         ({"conversations": [{"from": "human", "value": "?"}]}, "but conversations .ShareGPT's layout: name the column"),
         ({"instruction": "?", "input": "", "output": "4"}, "but instruction, input, output .Alpaca's layout: join"),
         ({"chosen": "a", "rejected": "b"}, "pairs of preferred answers"),
-        ({"question": "?", "answer": "4"}, "olmorl-data jsonl --question question"),
+        ({"question": "?", "answer": "4"}, "olmorl-data jsonl --input FILE --question question --answer COLUMN -o OUT"),
         ({"frage": "?"}, "neither a column messages nor a column prompt, but frage$"),
     ],
 )

@@ -12,7 +12,7 @@ from olmorl.config import Verifiers
 from olmorl.verifiers.instructions.constraint_table import CONSTRAINTS
 from olmorl.verifiers.instructions.instruction_verifier import MAX_ANSWER, WARM, InstructionVerifier, satisfied
 from olmorl.verifiers.pool.pool import Pool
-from olmorl.verifiers.registry import built_in_verifiers
+from olmorl.verifiers.registry import all_verifiers
 
 on_module_loop = pytest.mark.asyncio(loop_scope="module")
 
@@ -79,7 +79,7 @@ async def test_a_broken_label_is_no_reward(pool: Pool) -> None:
 @on_module_loop
 @pytest.mark.parametrize("name", ["ifeval", "ifeval_old", "ifbench", "instruction_following"])
 async def test_the_verifier_has_the_names_of_data_sets(pool: Pool, name: str) -> None:
-    rule: Any = built_in_verifiers(Verifiers(ifeval_reward="fraction"), pool)[name]
+    rule: Any = all_verifiers(Verifiers(ifeval_reward="fraction"), pool)[name]
     assert (await rule.verify("Two words", LABEL)).reward == pytest.approx(2 / 3)
 
 

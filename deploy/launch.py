@@ -12,7 +12,7 @@ view/           the live view, tables, figures
 verify/         `olmorl-verify`: scores a file of completions
 plan/           `olmorl-plan`: predicts a run in simulated time
 evaluation/     `olmorl-eval`: evaluates models outside of a run
-data_sets/      `olmorl-data`: prepares data sets
+data_sets/      layouts and mixtures of known data sets; prepare_data is `olmorl-data`
 demo/           the model and the data of the demo
 api             the same commands from Python          trl_script    a script of TRL, run by this service
 """

@@ -33,7 +33,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 MODULES = {
     "olmorl-launch": "olmorl.deploy.launch",
     "olmorl-ctl": "olmorl.deploy.control.cli",
-    "olmorl-data": "olmorl.deploy.data_sets.cli",
+    "olmorl-data": "olmorl.deploy.prepare_data",
     "olmorl-eval": "olmorl.deploy.evaluation.cli",
     "olmorl-plan": "olmorl.deploy.plan.cli",
     "olmorl-verify": "olmorl.deploy.verify.cli",

@@ -34,6 +34,8 @@ class RowCounts:
     """Why the first unusable rows cannot be used, with file and line."""
     columns: dict[str, None] = field(default_factory=dict)
     """All columns that were seen, in their order."""
+    lines: list[str] = field(default_factory=list)
+    """More for people."""
 
     def refuse(self, place: str, reason: str) -> None:
         """Count an unusable row."""

@@ -118,7 +118,7 @@ def humaneval(row: Columns) -> QuestionAnswer:
     """The prompt is the head of a function; `check` in the tests takes the function."""
     name = text(row, "entry_point")
     question = FUNCTION.format(starter=text(row, "prompt", strip=False).rstrip())
-    return QuestionAnswer(question, [f"{text(row, 'test', strip=False)}\ncheck({name})"])
+    return QuestionAnswer(question, json.dumps([f"{text(row, 'test', strip=False)}\ncheck({name})"]))
 
 
 def mbpp(row: Columns) -> QuestionAnswer:
@@ -129,7 +129,7 @@ def mbpp(row: Columns) -> QuestionAnswer:
     imports = row.get("test_imports") or [row.get("test_setup_code") or ""]
     shown = "\n".join(tests)
     question = f"{text(row, 'text', 'prompt')}\n\nThe code must pass these tests:\n\n```python\n{shown}\n```"
-    return QuestionAnswer(question, [*filter(None, imports), *tests])
+    return QuestionAnswer(question, json.dumps([*filter(None, imports), *tests]))
 
 
 def competition(row: Columns) -> QuestionAnswer:
@@ -141,9 +141,9 @@ def competition(row: Columns) -> QuestionAnswer:
         raise ValueError("input_output has no tests: inputs and outputs must be lists of one length")
     if not (name := cases.get("fn_name")):
         pairs = [{"input": _lines(a), "output": _lines(b)} for a, b in zip(inputs, outputs, strict=True)]
-        return QuestionAnswer(f"{question}\n\n{PROGRAM}", pairs, "code_stdio")
+        return QuestionAnswer(f"{question}\n\n{PROGRAM}", json.dumps(pairs), "code_stdio")
     tests = [_call(name, starter, a, _either(b)) for a, b in zip(inputs, outputs, strict=True)]
-    return QuestionAnswer(f"{question}\n\n{_asks_for(name, starter)}", tests, "code")
+    return QuestionAnswer(f"{question}\n\n{_asks_for(name, starter)}", json.dumps(tests), "code")
 
 
 def livecodebench(row: Columns) -> QuestionAnswer:
@@ -154,7 +154,7 @@ def livecodebench(row: Columns) -> QuestionAnswer:
         raise ValueError("the test cases have no input or no output")
     if all(case.get("testtype", "stdin") == "stdin" for case in cases):
         pairs = [{"input": case["input"], "output": case["output"]} for case in cases]
-        return QuestionAnswer(f"{question}\n\n{PROGRAM}", pairs, "code_stdio")
+        return QuestionAnswer(f"{question}\n\n{PROGRAM}", json.dumps(pairs), "code_stdio")
     name = (_parsed(row, "metadata") or {}).get("func_name")
     if not name:
         raise ValueError("metadata has no func_name, and a test calls a function")
@@ -163,7 +163,7 @@ def livecodebench(row: Columns) -> QuestionAnswer:
               [json.loads(case["output"])])
         for case in cases
     ]  # fmt: skip
-    return QuestionAnswer(f"{question}\n\n{_asks_for(name, starter)}", tests, "code")
+    return QuestionAnswer(f"{question}\n\n{_asks_for(name, starter)}", json.dumps(tests), "code")
 
 
 def _asks_for(name: str, starter: str) -> str:

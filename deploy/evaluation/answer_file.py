@@ -178,7 +178,9 @@ class AnswerFile:
 
 def outcome_of(row: Mapping[str, Any]) -> Outcome:
     """What counts of a scored row."""
-    return Outcome(row["solved"], row["vote"], len(row["completion_ids"]), row["finish_reason"] == "length")
+    return Outcome(
+        row["solved"], row["vote"], len(row["completion_ids"]), row["finish_reason"] == "length", row["reward"]
+    )
 
 
 def completion_of(row: Mapping[str, Any]) -> Completion:

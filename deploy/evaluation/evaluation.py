@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from olmorl.config import Config
 from olmorl.deploy.evaluation import models
 from olmorl.deploy.evaluation.answer_file import AnswerFile
+from olmorl.deploy.evaluation.progress import Progress
 from olmorl.deploy.evaluation.protocol import Protocol
 from olmorl.deploy.evaluation.questions import questions, source_of
 from olmorl.deploy.evaluation.report import Result, as_json, result, table
 from olmorl.deploy.evaluation.sampler import Job, answer, prompts_of
 from olmorl.deploy.preflight import hub
-from olmorl.deploy.verify.summary import PLAIN_S
 from olmorl.deploy.view.console import SafeConsole
 from olmorl.errors import RunEnded
 from olmorl.ports import Sampling
@@ -76,7 +75,7 @@ class Evaluation:
             rows = questions(settings, protocol, self._source, self._arguments.limit, self._say)
             prompts = prompts_of(rows, protocol.samples)
             job = Job(choice.name, self._data, settings, prompts, sampling, protocol.samples)
-            await answer(job, file, scorer, Progress(self._people, choice.name))
+            await answer(job, file, scorer, Progress(choice.name))
         return result(choice.name, job.answers(file), protocol.samples, protocol.ks)
 
     def _show(self, results: Sequence[Result]) -> None:
@@ -93,21 +92,6 @@ class Evaluation:
 
     def _say(self, text: str) -> None:
         self._people.print(text, markup=False, soft_wrap=True)
-
-
-class Progress:
-    """Prints how many answers are scored, every ten seconds."""
-
-    def __init__(self, people: SafeConsole, name: str) -> None:
-        self._people = people
-        self._name = name
-        self._said_at = time.monotonic()
-
-    def __call__(self, done: int, of: int) -> None:
-        now = time.monotonic()
-        if done == of or now - self._said_at >= PLAIN_S:
-            self._said_at = now
-            self._people.print(f"{self._name}: {done:,} of {of:,} answers", markup=False, soft_wrap=True)
 
 
 def _for(protocol: Protocol, settings: Config) -> Config:

@@ -39,6 +39,7 @@ class Outcome(NamedTuple):
     tokens: int
     cut: bool
     """It has reached the limit of tokens."""
+    reward: float | None = None
 
 
 class Answers(NamedTuple):

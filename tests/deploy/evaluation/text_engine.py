@@ -76,5 +76,5 @@ if __name__ == "__main__":
     if sys.argv[2] == "EVALUATE":
         from olmorl.deploy.evaluation.cli import main
     else:
-        from olmorl.deploy.data_sets.cli import main
+        from olmorl.deploy.prepare_data import main
     sys.exit(main(sys.argv[3:]))

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from olmorl.deploy.data_sets import cli as data_sets
+from olmorl.deploy import prepare_data
 from olmorl.deploy.verify import cli
 
 GOOD = {"prompt": "2+2?", "ground_truth": "4", "dataset": "math", "completion": "4", "question": "2+2?", "answer": "4"}
@@ -266,12 +266,12 @@ def test_a_function_that_gives_none_for_some_is_left_out_for_those(here: Path) -
 def test_data_refuses_it_and_leaves_no_file(
     here: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert message in refused(data_sets.main, options, capsys)
+    assert message in refused(prepare_data.main, options, capsys)
 
 
 @pytest.mark.parametrize("name", ["packed.jsonl.gz", "array.json", "tall_array.json", "utf16.jsonl"])
 def test_data_reads_what_training_reads(here: Path, name: str) -> None:
-    assert data_sets.main(["jsonl", "--input", name, "-o", "made.jsonl"]) == 0
+    assert prepare_data.main(["jsonl", "--input", name, "-o", "made.jsonl"]) == 0
     (made,) = (here / "made.jsonl").read_text().splitlines()
     assert json.loads(made)["ground_truth"] == "4"
 
@@ -285,14 +285,14 @@ def test_rows_of_every_script_are_read(here: Path) -> None:
     assert cli.main(["odd é.jsonl", "-o", "new é.jsonl", "--workers", "1"]) == 0
     rewards = [json.loads(line)["reward"] for line in (here / "new é.jsonl").read_bytes().splitlines()]
     assert rewards == [1.0] * 4
-    assert data_sets.main(["jsonl", "--input", "odd é.jsonl", "-o", "made é.jsonl", "--keep", "id"]) == 0
+    assert prepare_data.main(["jsonl", "--input", "odd é.jsonl", "-o", "made é.jsonl", "--keep", "id"]) == 0
     made = [json.loads(line) for line in (here / "made é.jsonl").read_bytes().splitlines()]
     assert [row.get("id") for row in made] == [texts[0]]  # the questions are all the same
 
 
 def in_shell(command: str, **given: Any) -> subprocess.CompletedProcess[str]:
     program = f"{sys.executable} -m olmorl.deploy"
-    script = command.replace("VERIFY", f"{program}.verify.cli").replace("DATA", f"{program}.data_sets.cli")
+    script = command.replace("VERIFY", f"{program}.verify.cli").replace("DATA", f"{program}.prepare_data")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     return subprocess.run(
         ["bash", "-c", script], capture_output=True, text=True, timeout=60, env=environment, check=False, **given

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from olmorl.deploy.data_sets.cli import main
 from olmorl.deploy.data_sets.layouts import KINDS, dapo, gsm8k, last_box, math
+from olmorl.deploy.prepare_data import main
 from olmorl.learner.data.readers import layout
 from tests.deploy.hub_settings import use_hub
 

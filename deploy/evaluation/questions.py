@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,10 @@ def questions(settings: Config, protocol: Protocol, source: str, limit: int | No
             rows = loader.load(source, limit).rows
         else:
             file = Path(folder, f"{Path(source).stem}.jsonl")
-            _convert(protocol, source, limit, file, say)
-            # A row is named by its line, not by the folder of the copy.
-            rows = [row._replace(row=Path(row.row).name) for row in loader.load(str(file)).rows]
+            places = _convert(protocol, source, limit, file, say)
+            loaded = loader.load(str(file)).rows
+            # A row is named by its place in the source, not by its line in the copy.
+            rows = [row._replace(row=places[int(row.row.rpartition(":")[2]) - 1]) for row in loaded]
     if loader.report.used < loader.report.read:
         say(f"{source}: {loader.report}")
         for reason in loader.report.reasons:
@@ -46,7 +47,8 @@ def questions(settings: Config, protocol: Protocol, source: str, limit: int | No
     return rows
 
 
-def _convert(protocol: Protocol, source: str, limit: int | None, file: Path, say: Say) -> None:
+def _convert(protocol: Protocol, source: str, limit: int | None, file: Path, say: Say) -> list[str]:
+    """Write the rows as rows of training; returns where each of them comes from."""
     kind = KINDS[protocol.layout] if protocol.layout else None
     take: Callable[[Mapping[str, Any]], QuestionAnswer] = (
         kind.convert if kind else by_columns(protocol.question or "", protocol.answer or "")
@@ -54,12 +56,27 @@ def _convert(protocol: Protocol, source: str, limit: int | None, file: Path, say
     counts = RowCounts()
     asked = Asked(kind.verifier if kind else protocol.verifier, protocol.template)
     rows = read(parse_spec(source).name, protocol.split or "test", columns=True, held_out=protocol.split is None)
-    write(islice(convert(rows, take, asked, counts), limit), file)
+    newest = ""
+    places: list[str] = []
+
+    def noted() -> Iterator[tuple[str, dict[str, Any]]]:
+        nonlocal newest
+        for place, row in rows:
+            newest = place  # the converter has read no further than the row that it makes
+            yield place, row
+
+    def made() -> Iterator[dict[str, Any]]:
+        for row in islice(convert(noted(), take, asked, counts), limit):
+            places.append(newest)
+            yield row
+
+    write(made(), file)
     for reason in counts.reasons:
         say(f"left out: {reason}")
     if not counts.written:
         reason = counts.reasons[0] if counts.reasons else "it is empty"
         raise DataError(f"{source}: no row can be used; {reason} (columns: {', '.join(counts.columns) or 'none'})")
+    return places
 
 
 def source_of(protocol: Protocol, given: str | None) -> str:

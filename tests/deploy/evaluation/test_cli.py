@@ -202,9 +202,10 @@ def test_a_protocol_reads_the_published_layout(name: str, use: Use, capsys: pyte
         return right if len(asked) % 2 else wrong
 
     use(reply)
-    source = save("rows.jsonl", row)
+    source = save("rows.jsonl", {"unusable": 1}, row)
     found = evaluated(capsys, "one", name, "--input", source, "--samples", "4", "--temperature", "0.5")
     assert numbers(found)["avg@4"] == 0.5 and found["models"][0]["unscored"] == 0
+    assert {answer["row"] for answer in load(f"{name}-answers.jsonl")} == {"rows.jsonl:2"}
     published = protocols.load(protocols.find(name), {})
     assert asked[0][1].top_p == published.top_p and asked[0][1].max_tokens == published.max_tokens
     question = next(str(row[column]) for column in ("problem", "question", "prompt") if column in row)

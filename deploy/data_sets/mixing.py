@@ -36,17 +36,26 @@ Read = Callable[[], Rows]
 
 
 def sources(read: Read, column: str | None) -> tuple[str, Counter[str]]:
-    """The column that names the source, and the number of rows of each. Raises DataError if no row has it."""
+    """The column that names the source, and the number of usable rows of each. Raises DataError if a row has none."""
     counts: Counter[str] = Counter()
     names = (column,) if column else SOURCE_COLUMNS
     for place, row in read():
         column = column if counts else next((name for name in names if isinstance(row.get(name), str)), None)
         if column is None or not isinstance(row.get(column), str):
             raise DataError(f"{place}: the row has no column {' or '.join(names)} with its source; name it with --by")
-        counts[row[column]] += 1
+        counts[row[column]] += not _problem(row)
     if column is None:
         raise DataError("it holds no row")
     return column, counts
+
+
+def _problem(row: Mapping[str, Any]) -> str:
+    """Why a run would not read the row; empty if it does."""
+    try:
+        layout(row, None, False)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def quotas(
@@ -105,7 +114,7 @@ def mix(
     read: Read, column: str, counts: Mapping[str, int], wanted: Mapping[str, int], seed: int, keep: Sequence[str],
     outcome: RowCounts,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """The chosen rows with the columns of training and of their source. An unusable row is counted, not replaced."""
+    """The chosen rows with the columns of training and of their source. Unusable rows are counted and never chosen."""
     chosen = {
         name: set(random.Random(seeds.derive(seed, "mix", name)).sample(range(counts[name]), number))
         for name, number in wanted.items()
@@ -113,13 +122,11 @@ def mix(
     seen: Counter[str] = Counter()
     for place, row in read():
         outcome.columns |= dict.fromkeys(row)
+        if problem := _problem(row):
+            outcome.refuse(place, problem)
+            continue
         number, seen[row[column]] = seen[row[column]], seen[row[column]] + 1
         if number not in chosen[row[column]]:
-            continue
-        try:
-            layout(row, None, False)
-        except ValueError as error:
-            outcome.refuse(place, str(error))
             continue
         outcome.written += 1
         kept = ("messages", "prompt", "ground_truth", "dataset", "reward_model", "data_source", column, *keep)

@@ -81,6 +81,8 @@ class AnswerFile:
         there = path if path.exists() else self._part
         if there.exists() and not (resume or replace):
             raise DataError(f"{there} exists: --resume goes on with it, --force replaces it, or give another -o")
+        if path.suffix not in (".jsonl", ".parquet"):
+            raise DataError(f"{path}: answers are JSON lines or Parquet: name the file .jsonl or .parquet")
         check_writable(str(path), replace=True)
         if replace:
             self._part.unlink(missing_ok=True)

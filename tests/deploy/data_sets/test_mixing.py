@@ -61,6 +61,17 @@ def test_dolci_by_source_with_weights_and_a_seed(tmp_path: Path, capsys: pytest.
     assert Counter(row["original_dataset"] for row in load(out)) == counts
 
 
+def test_an_unusable_row_is_reported_and_takes_no_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source, out = Path(dolci(tmp_path / "in.jsonl", 3)), tmp_path / "out.jsonl"
+    omega = next(name for name in DOLCI_THINK_RL if "omega" in name)
+    broken = {"prompt": " ", "ground_truth": ["1"], "dataset": ["math"], "original_dataset": omega}
+    source.write_text(json.dumps(broken) + "\n" + source.read_text())
+    assert main(["mix", "--input", str(source), "-o", str(out), "--take", "omega=3"]) == 0
+    assert Counter(row["original_dataset"] for row in load(out))[omega] == 3
+    assert f"left out: {source}:1: prompt is empty" in capsys.readouterr().err
+    assert main(["mix", "--input", str(source), "-o", str(out), "--take", "omega=4", "--force"]) == 2
+
+
 def test_without_options_everything_is_taken(tmp_path: Path) -> None:
     source, out = dolci(tmp_path / "in.jsonl", 2), tmp_path / "out.jsonl"
     assert main(["mix", "--input", source, "-o", str(out)]) == 0

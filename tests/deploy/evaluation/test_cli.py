@@ -239,6 +239,7 @@ def test_a_protocol_of_ones_own_names_its_columns(use: Use, capsys: pytest.Captu
         (["run@7", "sums.jsonl"], "no complete checkpoint of step 7; there are: none"),
         (["one", "nothing.jsonl"], "nothing.jsonl: no such file or folder"),
         (["one", "gsm8k", "--input", "sums.jsonl"], "sums.jsonl: no row can be used; sums.jsonl:1: the column answer"),
+        (["one", "sums.jsonl", "-o", "a.csv"], "a.csv: answers are JSON lines or Parquet"),
         (["one", "sums.jsonl", "-o", "no/a.jsonl"], "no/a.jsonl: cannot be written: there is no folder no"),
     ],
 )  # fmt: skip
@@ -288,3 +289,42 @@ def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help-protocol"])
     assert "template" in capsys.readouterr().out
+
+
+def program(log: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """The command with the engine of texts, as a process."""
+    log.touch()
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(log), "EVALUATE", *words],
+        env=os.environ | {"PYTHONPATH": str(PROGRAM.parents[3])} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_model_in_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cached = tmp_path / "home" / "hub" / "models--org--tiny"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0" * 40)
+    model_folder(cached / "snapshots" / ("0" * 40))
+    with program(tmp_path / "log", "org/tiny", sums(3), HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1") as process:
+        out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert "org/tiny" in out and {row["model"] for row in load("sums-answers.jsonl")} == {"org/tiny"}
+
+
+def test_ctrl_c_ends_it_and_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model_folder(tmp_path / "one")
+    log = tmp_path / "log"
+    with program(log, "one", sums(500)) as process:
+        until = time.monotonic() + 120
+        while not log.read_text() and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    kept = [json.loads(line) for line in Path("sums-answers.jsonl.part").read_text().splitlines()]
+    assert len({row["row"] for row in kept}) == log.read_text().count("\n") > 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from olmorl import config
+from olmorl.actors.vllm_engine.arguments import sampling_params
 from olmorl.deploy.demo.settings import ModelSize
 from olmorl.deploy.demo.tiny_model import build_model, build_tokenizer
 from olmorl.deploy.evaluation.cli import main
@@ -16,6 +17,7 @@ from olmorl.learner.storage import checkpoint_dir
 from olmorl.learner.storage.checkpoint_dir import Part
 from olmorl.learner.storage.ledger_state import LedgerState
 from olmorl.learner.trainer import model as models
+from olmorl.ports import Sampling
 from tests.learner.trainer.test_export import write
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -33,6 +35,11 @@ def run_of(folder: Path, path: str) -> Path:
     part = Part(step=4, incarnation=1, ledger_incarnation=1, ledger_bytes=0)
     checkpoint_dir.complete(checkpoints, part, LedgerState())
     return settings.run_dir
+
+
+def test_the_nucleus_reaches_vllm() -> None:
+    assert sampling_params(Sampling(max_tokens=4, top_p=0.5)).top_p == 0.5
+    assert sampling_params(Sampling(max_tokens=4)).top_p == 1.0
 
 
 def test_a_checkpoint_answers_as_the_folder_with_its_weights(

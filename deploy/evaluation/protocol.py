@@ -66,6 +66,8 @@ class Protocol(BaseModel):
             raise ValueError(f"layout: {self.layout!r} is not known; known: {', '.join(KINDS)}")
         if self.layout is not None and (self.question, self.answer) != (None, None):
             raise ValueError("layout names all columns: leave out question and answer")
+        if (self.question is None) != (self.answer is None):
+            raise ValueError("question and answer name two columns: give both, or none for rows of training")
         return self
 
     @property

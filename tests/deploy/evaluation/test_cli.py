@@ -230,6 +230,7 @@ def test_a_protocol_of_ones_own_names_its_columns(use: Use, capsys: pytest.Captu
         (["sums.jsonl"], "give at least one model and then the data"),
         (["one", "aime42.toml"], "aime42.toml: no such protocol (did you mean 'aime25'?)"),
         (["one", "wrong.toml"], "wrong.toml: sample: Extra inputs are not permitted (did you mean 'samples'?)"),
+        (["one", "half.toml"], "half.toml: question and answer name two columns: give both"),
         (["one", "sums.jsonl", "--samples", "4"], "samples = 4 with temperature = 0 would be one answer 4 times"),
         (["one", "sums.jsonl", "--k", "4"], "k = 4 is not from 1 to samples = 1"),
         (["one", "sums.jsonl", "--input", "x.jsonl"], "--input gives a protocol its rows"),
@@ -252,6 +253,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
     Path("run", "checkpoints").mkdir(parents=True)
     Path("run", "config.toml").write_text("")
     Path("wrong.toml").write_text("sample = 3\n")
+    Path("half.toml").write_text('question = "q"\n')
     assert main(words) == 2
     said = capsys.readouterr().err
     assert message in said and said.splitlines()[-1].startswith("olmorl-eval: ")

@@ -1,7 +1,7 @@
 """`olmorl-launch`: from a recipe to a trained model. Start reading here.
 
 arguments       the command line                       credentials   of Redis, Ray and the run
-wiring          builds every part from the recipe      prepare_data  `olmorl-data`
+wiring          builds every part from the recipe
 preflight/      checks before anything starts
 cluster/        Ray: placement, remote processes, health
 processes/      the process of Redis, of the orchestrator, of a rank and of an actor
@@ -11,6 +11,8 @@ control/        signals, the control endpoint, `olmorl-ctl`
 view/           the live view, tables, figures
 verify/         `olmorl-verify`: scores a file of completions
 plan/           `olmorl-plan`: predicts a run in simulated time
+evaluation/     `olmorl-eval`: evaluates models outside of a run
+data_sets/      layouts and mixtures of known data sets; prepare_data is `olmorl-data`
 demo/           the model and the data of the demo
 api             the same commands from Python          trl_script    a script of TRL, run by this service
 """

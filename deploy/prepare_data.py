@@ -1,22 +1,23 @@
-"""`olmorl-data`: converts known data sets, and others by their column names, to the learner's format."""
+"""`olmorl-data`: makes rows for training of known data sets, of others by their column names, and of parts of sets."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import math as numbers
+import asyncio
 import os
-import re
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from olmorl import config
+from olmorl.deploy.arguments import dotted
 from olmorl.deploy.control.command import run_command
-from olmorl.deploy.control.options import Parser, check_verifier, column, count, nearest
+from olmorl.deploy.control.options import Parser, check_verifier, column, count, nearest, share
+from olmorl.deploy.data_sets import constraints, mixing
+from olmorl.deploy.data_sets.conversion import Asked, RowCounts, Rows, convert, write
+from olmorl.deploy.data_sets.layouts import KINDS, by_columns
 from olmorl.deploy.preflight import hub
 from olmorl.deploy.verify.input_files import STANDARD, check_writable, same
 from olmorl.errors import ConfigError, DataError
@@ -30,193 +31,114 @@ The result has one JSON object a line: messages, ground_truth, dataset (the veri
   olmorl-data gsm8k -o gsm8k.jsonl                              from the hub
   olmorl-data gsm8k --split test -o gsm8k-test.jsonl            its held-out problems
   olmorl-data gsm8k --input train.parquet -o gsm8k.jsonl        from a file you have
+  olmorl-data gsm8k --tags --one-shot --max-solution-tokens 200 --tokenizer my/model -o gsm8k.jsonl
   olmorl-data math --suffix ' Put the answer in \\boxed{}.' -o math.jsonl
   olmorl-data jsonl --input mine.jsonl --question problem --answer solution -o ready.jsonl
   olmorl-data jsonl --input mine.parquet --question q --answer tests --verifier code --keep level -o ready.jsonl
 
-Then, in a recipe:   [data] train = ["gsm8k.jsonl", "math.jsonl"]
+  olmorl-data dolci-think-rl --rows 10000 --weight omega=0.5 --seed 1 -o mixture.jsonl
+  olmorl-data mix --input rows.parquet --by source --take math=500 code=200 -o mixture.jsonl
+  olmorl-data constraints --input prompts.jsonl -o constrained.jsonl
+  olmorl-data difficulty RECIPE.toml --samples 8 -o difficulty       answers, pass rates, and the prompts to keep
+
+Then, in a recipe:   [data] train = ["gsm8k.jsonl", "math.jsonl:2"]     (a weight behind a colon)
 """
 
 
-class QuestionAnswer(NamedTuple):
-    """The question and the answer that a converter finds in a row."""
-
-    question: str
-    answer: Any
-
-
-class KnownDataset(NamedTuple):
-    """A data set that is known by name."""
-
-    source: str
-    """Where it is on the hub."""
-    convert: Callable[[dict[str, Any]], QuestionAnswer]
-    keep: tuple[str, ...]
-    about: str
-
-
-def gsm8k(row: dict[str, Any]) -> QuestionAnswer:
-    """The answer follows `####`, with commas in long numbers."""
-    _, marker, answer = _text(row, "answer").rpartition("####")
-    if not marker:
-        raise ValueError("the answer has no ####")
-    return QuestionAnswer(_text(row, "question"), answer.strip().replace(",", ""))
-
-
-def math(row: dict[str, Any]) -> QuestionAnswer:
-    """The answer is the last box of the solution."""
-    return QuestionAnswer(_text(row, "problem"), last_box(_text(row, "solution")))
-
-
-def deepscaler(row: dict[str, Any]) -> QuestionAnswer:
-    """Question and answer have a column each."""
-    return QuestionAnswer(_text(row, "problem"), _text(row, "answer"))
-
-
-def dapo(row: dict[str, Any]) -> QuestionAnswer:
-    """verl's layout. Its instruction around the problem asks for another form of answer, and is removed."""
-    turns, model = row.get("prompt"), row.get("reward_model")
-    if not isinstance(turns, list) or not turns or not isinstance(turns[0], dict) or not isinstance(model, dict):
-        raise ValueError("not in verl's layout: prompt is no list of turns, or reward_model is missing")
-    paragraphs = _text(turns[0], "content").split("\n\n")
-    if len(paragraphs) >= 3 and paragraphs[0].startswith("Solve the following") and "Answer:" in paragraphs[-1]:
-        paragraphs = paragraphs[1:-1]
-    return QuestionAnswer("\n\n".join(paragraphs), _text(model, "ground_truth"))
-
-
-KINDS = {
-    "gsm8k": KnownDataset("openai/gsm8k@main", gsm8k, (), "grade-school word problems, answers behind ####"),
-    "math": KnownDataset(
-        "DigitalLearningGmbH/MATH-lighteval", math, ("level", "type"), "competition problems, boxed answers"
-    ),
-    "deepscaler": KnownDataset(
-        "agentica-org/DeepScaleR-Preview-Dataset", deepscaler, (), "competition problems with answers"
-    ),
-    "dapo": KnownDataset("BytedTsinghua-SIA/DAPO-Math-17k", dapo, (), "competition problems in verl's layout"),
-}
-
-
-def last_box(text: str) -> str:
-    """The content of the last `\\boxed{...}` or `\\fbox{...}`, braces balanced. Raises ValueError without one."""
-    start = max(text.rfind("\\boxed{"), text.rfind("\\fbox{"))
-    if start < 0:
-        raise ValueError("the solution has no \\boxed{}")
-    begin = text.index("{", start) + 1
-    depth = 1
-    for brace in re.finditer(r"\\.|[{}]", text[begin:]):
-        depth += {"{": 1, "}": -1}.get(brace.group(), 0)
-        if depth == 0:
-            return text[begin : begin + brace.start()].strip()
-    raise ValueError("the box of the solution is not closed")
-
-
-def _text(row: dict[str, Any], column: str) -> str:
-    value = row.get(column)
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f"the column {column} is missing or empty")
-    return value.strip()
-
-
-# --- conversion ---------------------------------------------------------------------------------
-
-
-@dataclass
-class RowCounts:
-    """Counts the written, repeated and unusable rows."""
-
-    written: int = 0
-    repeated: int = 0
-    unusable: int = 0
-    reasons: list[str] = field(default_factory=list)
-    """Why the first unusable rows cannot be used, with file and line."""
-    columns: dict[str, None] = field(default_factory=dict)
-    """All columns that were seen, in their order."""
-
-
-def convert(
-    rows: Iterator[tuple[str, dict[str, Any]]],
-    take: Callable[[dict[str, Any]], QuestionAnswer],
-    verifier: str,
-    keep: Sequence[str],
-    suffix: str,
-    outcome: RowCounts,
-) -> Iterator[dict[str, Any]]:
-    """Rows in the learner's format. Repeated questions are left out; unusable rows are counted and reported."""
-    seen: set[str] = set()
-    for place, row in rows:
-        outcome.columns |= dict.fromkeys(row)
-        try:
-            question, answer = take(row)
-        except ValueError as error:
-            outcome.unusable += 1
-            if len(outcome.reasons) < 10:
-                outcome.reasons.append(f"{place}: {error}")
-            continue
-        if question in seen:
-            outcome.repeated += 1
-            continue
-        seen.add(question)
-        outcome.written += 1
-        columns = {name: row[name] for name in keep if row.get(name) is not None}
-        turns = [{"role": "user", "content": question + suffix}]
-        yield {"messages": turns, "ground_truth": answer, "dataset": verifier, **columns}
-
-
-def write(rows: Iterable[dict[str, Any]], output: Path) -> None:
-    """Write the rows to a new file. It appears only when it is complete and has a row."""
-    part = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", errors="backslashreplace", dir=output.parent, prefix=f"{output.name}.", delete=False
-        ) as file:
-            part = Path(file.name)
-            for row in rows:
-                file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
-        if part.stat().st_size:
-            part.chmod(0o666 & ~_umask())
-            part.rename(output)
-    except OSError as error:
-        raise DataError(f"{output}: cannot be written: {error.strerror}") from None
-    finally:
-        if part is not None:
-            part.unlink(missing_ok=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-# --- command line -------------------------------------------------------------------------------
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns the exit code: 0 done, 2 a mistake to mend."""
+    """Run the command; returns the exit code: 0 done, 1 an engine failed, 2 a mistake to mend."""
 
     def do() -> int:
-        arguments = _arguments(argv)
-        outcome = prepare(arguments)
+        words = list(sys.argv[1:] if argv is None else argv)
+        if words[:1] == ["difficulty"]:
+            return _difficulty(words)
+        arguments = _arguments(words)
+        outcome = MADE.get(arguments.kind, prepare)(arguments)
         for reason in outcome.reasons:
             print(printable(f"left out: {reason}"), file=sys.stderr)
+        for line in outcome.lines:
+            print(printable(line))
+        over_long = f", {outcome.over_long} over-long" if outcome.over_long else ""
         print(
-            f"{arguments.output}: {outcome.written} rows; {outcome.repeated} repeated and {outcome.unusable} unusable "
-            "ones left out"
+            f"{arguments.output}: {outcome.written} rows; {outcome.repeated} repeated{over_long} and "
+            f"{outcome.unusable} unusable ones left out"
         )
         return 0
 
     return run_command("olmorl-data", do)
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def _arguments(words: Sequence[str]) -> argparse.Namespace:
     """The options, each checked alone and with the others. Raises ConfigError."""
-    parser = _parser()
-    arguments = parser.read(argv)
-    check_verifier("--verifier", arguments.verifier)
+    arguments = _parser().read(words)
+    if getattr(arguments, "verifier", None) is not None:
+        check_verifier("--verifier", arguments.verifier)
     made = {*CONVERSATION, *LABELS}.intersection(arguments.keep)
     if made:
         raise ConfigError(f"--keep {min(made)}: this name has another meaning in the output; rename the column first")
+    limits = getattr(arguments, "max_solution_tokens", None), getattr(arguments, "tokenizer", None)
+    if limits.count(None) == 1:
+        raise ConfigError("--max-solution-tokens N and --tokenizer MODEL go together: give both or none")
     return arguments
+
+
+def _difficulty(words: Sequence[str]) -> int:
+    """Pass rates of the start policy. Takes keys of the recipe, as olmorl-launch does."""
+    from olmorl.deploy.evaluation import difficulty
+    from olmorl.deploy.evaluation.cli import until_signal
+
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    others, overrides = dotted(words)
+    arguments = _parser().read(others)
+    settings = config.load(arguments.recipe, overrides)
+    difficulty.check(arguments, settings)
+    measured = difficulty.Difficulty(arguments, settings)
+    asyncio.run(until_signal(measured.run))
+    for line in measured.lines:
+        print(printable(line))
+    return 0
+
+
+def mixed(arguments: argparse.Namespace) -> RowCounts:
+    """Rows by source. Raises ConfigError or DataError."""
+    source = arguments.input or "allenai/Dolci-Think-RL-7B"
+    check_files(source, arguments)
+
+    def rows() -> Rows:
+        return read(source, arguments.split or "train", columns=True)
+
+    column, counts = mixing.sources(rows, arguments.by)
+    wanted = mixing.quotas(counts, dict(arguments.take), dict(arguments.weight), arguments.rows)
+    outcome = RowCounts()
+    keep = arguments.keep
+    write(
+        _kept(mixing.mix(rows, column, counts, wanted, arguments.seed, keep, outcome), keep, outcome),
+        Path(arguments.output),
+    )
+    outcome.lines = mixing.compared(wanted, mixing.DOLCI_THINK_RL if arguments.kind == DOLCI else {})
+    return _some(outcome, source)
+
+
+def composed(arguments: argparse.Namespace) -> RowCounts:
+    """Prompts with sampled constraints. Raises ConfigError or DataError."""
+    check_files(arguments.input, arguments)
+    outcome = RowCounts()
+    rows = read(arguments.input, arguments.split or "train", columns=True)
+    made = constraints.compose(rows, arguments.most, arguments.seed, arguments.keep, outcome)
+    write(_kept(islice(made, arguments.limit), arguments.keep, outcome), Path(arguments.output))
+    return _some(outcome, arguments.input)
+
+
+def _some(outcome: RowCounts, source: str) -> RowCounts:
+    """The counts, if a row was written. Raises DataError."""
+    if not outcome.written:
+        reason = outcome.reasons[0] if outcome.reasons else "all are over-long" if outcome.over_long else "it is empty"
+        raise DataError(f"{source}: no row can be used; {reason} (columns: {', '.join(outcome.columns) or 'none'})")
+    return outcome
+
+
+DOLCI = "dolci-think-rl"
+MADE: dict[str, Callable[[argparse.Namespace], RowCounts]] = {DOLCI: mixed, "mix": mixed, "constraints": composed}
 
 
 def prepare(arguments: argparse.Namespace) -> RowCounts:
@@ -227,23 +149,28 @@ def prepare(arguments: argparse.Namespace) -> RowCounts:
         ConfigError: an option does not go with the source.
     """
     kind = KINDS.get(arguments.kind)
-    take = (
-        kind.convert
-        if kind
-        else lambda row: QuestionAnswer(_text(row, arguments.question), _answer(row, arguments.answer))
-    )
+    take = kind.convert if kind else by_columns(arguments.question, arguments.answer)
     source = (kind.source if kind else "") if arguments.input is None else arguments.input
-    _check_files(source, arguments)
-    outcome = RowCounts()
-    rows = convert(
-        read(source, arguments.split or "train", columns=True), take, arguments.verifier,
-        [*(kind.keep if kind else ()), *arguments.keep], arguments.suffix, outcome,
+    check_files(source, arguments)
+    asked = Asked(
+        arguments.verifier or (kind.verifier if kind else "math"), f"{{question}}{arguments.suffix}", arguments.tags,
+        arguments.one_shot, [*(kind.keep if kind else ()), *arguments.keep], _fits(arguments),
     )  # fmt: skip
+    outcome = RowCounts()
+    rows = convert(read(source, arguments.split or "train", columns=True), take, asked, outcome)
     write(_kept(islice(rows, arguments.limit), arguments.keep, outcome), Path(arguments.output))
-    if not outcome.written:
-        reason = outcome.reasons[0] if outcome.reasons else "it is empty"
-        raise DataError(f"{source}: no row can be used; {reason} (columns: {', '.join(outcome.columns) or 'none'})")
-    return outcome
+    return _some(outcome, source)
+
+
+def _fits(arguments: argparse.Namespace) -> Callable[[str], bool]:
+    """Whether a solution is within `--max-solution-tokens`. Raises ModelError without a tokenizer."""
+    if arguments.tokenizer is None:
+        return lambda solution: True
+    from olmorl.config import Model
+    from olmorl.learner.data.loader import open_tokenizer
+
+    tokenizer, most = open_tokenizer(Model(path=arguments.tokenizer)), arguments.max_solution_tokens
+    return lambda solution: len(tokenizer(solution, add_special_tokens=False)["input_ids"]) <= most
 
 
 def _kept(rows: Iterable[dict[str, Any]], keep: Sequence[str], outcome: RowCounts) -> Iterator[dict[str, Any]]:
@@ -257,7 +184,7 @@ def _kept(rows: Iterable[dict[str, Any]], keep: Sequence[str], outcome: RowCount
             )
 
 
-def _check_files(source: str, arguments: argparse.Namespace) -> None:
+def check_files(source: str, arguments: argparse.Namespace) -> None:
     """Raises ConfigError or DataError for a missing input, and for an output that is also an input."""
     output = arguments.output
     if STANDARD in (source, output):
@@ -277,15 +204,6 @@ def _check_files(source: str, arguments: argparse.Namespace) -> None:
     check_writable(output, arguments.force)
     if Path(output).exists() and not Path(output).is_file():
         raise DataError(f"{output}: it is no regular file; give another -o")
-
-
-def _answer(row: dict[str, Any], column: str) -> Any:
-    value = row.get(column)
-    if value is None or value in ("", []):
-        raise ValueError(f"the column {column} is missing or empty")
-    if isinstance(value, float) and not numbers.isfinite(value):
-        raise ValueError(f"the column {column} is {value}")
-    return str(value) if isinstance(value, int | float) else value
 
 
 def _parser() -> Parser:
@@ -309,17 +227,85 @@ def _parser() -> Parser:
         about = f"column of the {what} ({name})"
         command.add_argument(f"--{name}", type=column, default=name, metavar="COLUMN", help=about)
     _common(command)
+    _mixing(kinds.add_parser(DOLCI, allow_abbrev=False, help="the mixture of Olmo 3 Think, by source"), hub=True)
+    _mixing(kinds.add_parser("mix", allow_abbrev=False, help="rows for training, so many of each source"), hub=False)
+    about = "prompts with up to five sampled constraints, as IF-RLVR; the verifier is ifeval"
+    command = kinds.add_parser("constraints", allow_abbrev=False, help=about, description=about)
+    command.add_argument("--input", required=True, help="rows with messages or prompt: a file, a folder or a hub name")
+    command.add_argument("--most", type=count, default=5, metavar="N", help="most constraints of a prompt (5)")
+    command.add_argument("--seed", type=int, default=0, help="chooses the constraints (0)")
+    _output(command)
+    _measuring(kinds)
     return parser
 
 
+def _mixing(command: argparse.ArgumentParser, hub: bool) -> None:
+    command.add_argument("--input", required=not hub, help="a file, a folder or a hub name with a column of sources")
+    command.add_argument(
+        "--by", type=column, metavar="COLUMN", help="the column of sources (original_dataset and the like)"
+    )
+    about = "exactly N rows of a source, named by its name or a part of it"
+    command.add_argument("--take", nargs="*", type=_number_of(int), default=[], metavar="SOURCE=N", help=about)
+    about = "W times the rows of a source (1)"
+    command.add_argument("--weight", nargs="*", type=_number_of(float), default=[], metavar="SOURCE=W", help=about)
+    about = "rows of all sources together, in their proportions times their weights"
+    command.add_argument("--rows", type=count, metavar="N", help=about)
+    command.add_argument("--seed", type=int, default=0, help="chooses the rows (0)")
+    _output(command, limit=False)
+
+
+def _number_of(kind: Callable[[str], Any]) -> Callable[[str], tuple[str, Any]]:
+    """Reads `SOURCE=NUMBER`, of 0 and more."""
+
+    def read_pair(text: str) -> tuple[str, Any]:
+        name, equals, number = text.rpartition("=")
+        try:
+            value = kind(number)
+        except ValueError:
+            value = -1
+        if not (equals and name) or not 0 <= value < float("inf"):
+            raise argparse.ArgumentTypeError(f"{text!r} is not SOURCE=NUMBER, with a number of 0 or more")
+        return name, value
+
+    return read_pair
+
+
+def _measuring(kinds: Any) -> None:
+    about = "pass rates of the start policy of a recipe, and the prompts that are not too easy"
+    command = kinds.add_parser("difficulty", allow_abbrev=False, help=about, description=about)
+    command.add_argument("recipe", type=Path, metavar="RECIPE.toml", help="its model, data, sampling and verifiers")
+    about = "folder of the answers, the pass rates and the prompts that are left"
+    command.add_argument("-o", "--output", type=Path, required=True, metavar="FOLDER", help=about)
+    command.add_argument("--samples", type=count, default=8, metavar="N", help="answers for each prompt (8)")
+    command.add_argument("--min-pass-rate", type=share, metavar="P", help="leave out prompts solved less often")
+    about = "leave out prompts solved more often (0.625)"
+    command.add_argument("--max-pass-rate", type=share, default=0.625, metavar="P", help=about)
+    command.add_argument("--limit", type=count, metavar="N", help="the first N prompts of each source")
+    command.add_argument("--resume", action="store_true", help="go on after a kill: no answer is sampled twice")
+    command.add_argument("--force", action="store_true", help="replace the answers in the folder")
+    command.add_argument("--section.key", metavar="VALUE", dest="example", help="any key of the recipe")
+
+
 def _common(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--verifier", help="which verifier scores the rows (the set's own; math)")
+    command.add_argument("--suffix", default="", help="text put behind every question")
+    about = "ask for <think> and <answer> in a system prompt, and score them too (format, tag_count)"
+    command.add_argument("--tags", action="store_true", help=about)
+    about = "show the first question with its solution before every other one"
+    command.add_argument("--one-shot", action="store_true", help=about)
+    about = "leave out questions whose solution is longer, by --tokenizer"
+    command.add_argument("--max-solution-tokens", type=count, metavar="N", help=about)
+    command.add_argument("--tokenizer", metavar="MODEL", help="a model folder or hub name")
+    _output(command)
+
+
+def _output(command: argparse.ArgumentParser, limit: bool = True) -> None:
     command.add_argument("-o", "--output", required=True, metavar="OUT.jsonl", help="the file to make")
     command.add_argument("--split", help="split of a hub set or a folder (train)")
-    command.add_argument("--verifier", default="math", help="which verifier scores the rows (math)")
-    command.add_argument("--suffix", default="", help="text put behind every question")
     about = "other columns, for reward functions"
     command.add_argument("--keep", nargs="*", type=column, default=[], metavar="COLUMN", help=about)
-    command.add_argument("--limit", type=count, metavar="N", help="stop after this many rows")
+    if limit:
+        command.add_argument("--limit", type=count, metavar="N", help="stop after this many rows")
     command.add_argument("--force", action="store_true", help="replace the output if it exists")
 
 

@@ -316,9 +316,13 @@ class WeightStore(WeightSource, Protocol):
 
 
 class Sampling(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """Sampling parameters of one completion. All tokens can be sampled: the learner knows no smaller support."""
+    """Sampling parameters of one completion.
+
+    `top_p` is for evaluations outside a run: the learner assumes that every token could be sampled.
+    """
 
     temperature: float = 1.0
+    top_p: float = 1.0
     max_tokens: int
     min_tokens: int = 0
     seed: int | None = None

@@ -42,6 +42,8 @@ ROOMS: dict[str, dict[str, str]] = {
     "deploy": {
         "cluster": "control credentials",
         "control": "credentials view",
+        "data_sets": "control",
+        "evaluation": "arguments control data_sets demo preflight verify view wiring",
         "plan": "arguments cluster control preflight view",
         "preflight": "arguments cluster credentials demo processes supervision tracking view wiring",
         "processes": "cluster credentials tracking view wiring",

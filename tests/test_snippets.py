@@ -34,12 +34,15 @@ MODULES = {
     "olmorl-launch": "olmorl.deploy.launch",
     "olmorl-ctl": "olmorl.deploy.control.cli",
     "olmorl-data": "olmorl.deploy.prepare_data",
+    "olmorl-eval": "olmorl.deploy.evaluation.cli",
     "olmorl-plan": "olmorl.deploy.plan.cli",
     "olmorl-verify": "olmorl.deploy.verify.cli",
     "olmorl-report": "olmorl.deploy.report.cli",
 }
 CANNOT_RUN = {
     "olmorl-data gsm8k": "fetches a data set from the hub",
+    "olmorl-data difficulty": "starts an engine; its own tests run it",
+    "olmorl-eval": "starts an engine; its own tests run it",
     "ray start": "starts a cluster that outlives the test, on ports of its own",
     ".venv/bin/python -m pytest": "runs these tests inside of themselves",
     "python benchmarks/": "fetches packages of other projects, or measures for minutes; its options are tested below",

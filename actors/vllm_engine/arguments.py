@@ -158,6 +158,7 @@ def sampling_params(sampling: Sampling) -> Any:
 
     return SamplingParams(
         temperature=sampling.temperature,
+        top_p=sampling.top_p,
         max_tokens=sampling.max_tokens,
         min_tokens=sampling.min_tokens,
         seed=sampling.seed,

@@ -109,7 +109,9 @@ class Scoring:
             return [_bad(item, str(error), index) for index in range(len(item.completions))]
         prompt = self._prompt(item, labelled)
         started = time.perf_counter()
-        results = await self._scored(prompt, [_completion(item, index, ids) for index, ids in enumerate(tokens)])
+        results = await scored(
+            self._scorer, prompt, [_completion(item, index, ids) for index, ids in enumerate(tokens)]
+        )
         seconds = (time.perf_counter() - started) / len(results)
         return [_line(item, index, result, seconds) for index, result in enumerate(results)]
 
@@ -163,20 +165,24 @@ class Scoring:
             raise ValueError(f"the column completion_ids has {len(tokens)} entries for {number} completions")
         return tokens
 
-    async def _scored(self, prompt: Prompt, group: Sequence[Completion]) -> list[tuple[Completion, Unscorable | None]]:
-        """Each completion with its reward, or why it has none. Functions are given the whole group, as in training."""
 
-        async def verified(completion: Completion) -> Completion:
-            return replace(completion, verdicts=await self._scorer.verify(prompt, completion))
+async def scored(
+    scorer: VerifierScorer, prompt: Prompt, group: Sequence[Completion]
+) -> list[tuple[Completion, Unscorable | None]]:
+    """Each completion with its reward, or why it has none. Functions are given the whole group, as in training."""
 
-        completions = await asyncio.gather(*map(verified, group))
-        return [self._weighed(prompt, one) for one in await self._scorer.judged(prompt, completions)]
+    async def verified(completion: Completion) -> Completion:
+        return replace(completion, verdicts=await scorer.verify(prompt, completion))
 
-    def _weighed(self, prompt: Prompt, completion: Completion) -> tuple[Completion, Unscorable | None]:
-        try:
-            return self._scorer.weighed(prompt, completion), None
-        except Unscorable as error:
-            return completion, error
+    completions = await asyncio.gather(*map(verified, group))
+    return [_weighed(scorer, prompt, one) for one in await scorer.judged(prompt, completions)]
+
+
+def _weighed(scorer: VerifierScorer, prompt: Prompt, completion: Completion) -> tuple[Completion, Unscorable | None]:
+    try:
+        return scorer.weighed(prompt, completion), None
+    except Unscorable as error:
+        return completion, error
 
 
 def _completion(item: Item, index: int, tokens: Sequence[int]) -> Completion:
@@ -207,11 +213,15 @@ def _bad(item: Item, reason: str, index: int = 0) -> Line:
 
 
 def _line(item: Item, index: int, result: tuple[Completion, Unscorable | None], elapsed: float) -> Line:
-    completion, error = result
+    return _head(item, index) | verdict_fields(*result, elapsed)
+
+
+def verdict_fields(completion: Completion, error: Unscorable | None, elapsed: float) -> Line:
+    """The fields of a line that say how a completion was scored. `elapsed` counts where no verdict has a time."""
     verdicts = completion.verdicts
     seconds = sum(verdict.seconds for verdict in verdicts.values()) or elapsed
     name, verdict = next(iter(verdicts.items()), (None, Verdict(reward=None)))
-    line = _head(item, index) | {
+    line: Line = {
         "verifier": name if len(verdicts) == 1 else None,
         "reward": completion.reward,
         "solved": completion.solved if completion.reward is not None else None,

@@ -65,10 +65,12 @@ VERL_VERIFIERS = {
 
 
 _FROM_SHAREGPT = "name the column messages, from role (human: user, gpt: assistant) and value content"
+_IMITATED = "its answers are texts to imitate, which no rule can check: add labels, or let a judge score the answers"
 FOREIGN_LAYOUTS = {
-    "conversations": f"ShareGPT's layout: {_FROM_SHAREGPT}",
-    "conversation": f"ShareGPT's layout: {_FROM_SHAREGPT}",
-    "instruction": "Alpaca's layout: join instruction and input into prompt, and put the label into ground_truth",
+    "conversations": f"ShareGPT's layout: {_FROM_SHAREGPT}; {_IMITATED}",
+    "conversation": f"ShareGPT's layout: {_FROM_SHAREGPT}; {_IMITATED}",
+    "instruction": "Alpaca's layout: join instruction and input into prompt, and put the label into ground_truth; "
+    + _IMITATED,
     "chosen": "pairs of preferred answers: training needs prompts with a verifier",
     "question": "convert it with olmorl-data jsonl --input FILE --question question --answer COLUMN -o OUT",
     "problem": "convert it with olmorl-data jsonl --input FILE --question problem --answer COLUMN -o OUT",

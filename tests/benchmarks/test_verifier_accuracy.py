@@ -157,7 +157,7 @@ def test_the_table_takes_the_place_between_its_marks(
 
 
 def test_the_docs_have_the_place(accuracy: ModuleType) -> None:
-    text = (FOLDER.parent / "docs" / "data.md").read_text(encoding="utf-8")
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
     assert accuracy.between(text, "| table |").count("| table |") == 1
 
 

@@ -377,7 +377,7 @@ def trainer(settings: Config, rank: int, meeting_point: str) -> Trainer:
     return DeepSpeedTrainer(
         settings.model,
         settings.learner,
-        resolve(settings.objective, settings.sampling.max_tokens),
+        resolve(settings.objective, settings.longest_answer),
         temperature=settings.sampling.temperature,
         steps=settings.schedule.steps,
         seed=settings.run.seed,

@@ -124,6 +124,21 @@ class SamplingSettings(Section):
     """Texts that end a completion. The text is part of it, for the verifiers too."""
 
 
+class Episodes(Section):
+    """Answers of several turns: the policy acts, an environment replies."""
+
+    environment: OwnFunction | None = None
+    """`module:factory` or `file.py:factory` that makes the environment of an episode; a class is a factory. Default:
+    a prompt gets single answers."""
+    max_turns: int = Field(8, ge=1)
+    """Most answers of the policy in an episode."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longest episode in tokens after its prompt, those of the environment included. `sampling.max_tokens` is the bound
+    of each answer in it. Default: sampling.max_tokens."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Deadline of one call of an environment. Then its process is killed, and the episode is played again."""
+
+
 class Schedule(Section):
     """Steps, batch size and staleness."""
 
@@ -637,6 +652,7 @@ class Config(Section):
     model: Model = Model()
     data: Data = Data()
     sampling: SamplingSettings = SamplingSettings()
+    episodes: Episodes = Episodes()
     schedule: Schedule = Schedule()
     objective: Objective = Objective()
     learner: Learner = Learner()
@@ -679,12 +695,17 @@ class Config(Section):
     def max_model_len(self) -> int:
         """Longest sequence of an engine: the longest prompt plus the longest completion, evaluation included."""
         evaluated = (self.evaluation.max_tokens or 0) if self.evaluation.data else 0
-        return self.data.max_prompt_tokens + max(self.sampling.max_tokens, evaluated)
+        return self.data.max_prompt_tokens + max(self.longest_answer, evaluated)
+
+    @property
+    def longest_answer(self) -> int:
+        """Most tokens after a prompt: of a single answer, or of an episode with all its turns."""
+        return self.episodes.max_tokens or self.sampling.max_tokens
 
     @property
     def longest_sample(self) -> int:
         """Tokens of the longest prompt plus the longest completion."""
-        return self.data.max_prompt_tokens + self.sampling.max_tokens
+        return self.data.max_prompt_tokens + self.longest_answer
 
     @property
     def row_tokens(self) -> int:
@@ -773,7 +794,7 @@ def _warm_up(config: Config) -> str | None:
 
 def _overlong_buffer(config: Config) -> str | None:
     """`objective.overlong_buffer` is at most `sampling.max_tokens`."""
-    buffer, limit = config.objective.overlong_buffer, config.sampling.max_tokens
+    buffer, limit = config.objective.overlong_buffer, config.longest_answer
     if buffer is None or buffer <= limit:
         return None
     return (
@@ -783,13 +804,29 @@ def _overlong_buffer(config: Config) -> str | None:
 
 
 def _row_length(config: Config) -> str | None:
-    """`learner.row_tokens` is at least `data.max_prompt_tokens` plus `sampling.max_tokens`."""
+    """`learner.row_tokens` is at least `data.max_prompt_tokens` plus `sampling.max_tokens` or `episodes.max_tokens`."""
     given, needed = config.row_tokens, config.longest_sample
     if given >= needed:
         return None
+    key = "sampling" if config.episodes.max_tokens is None else "episodes"
     return (
         f"learner.row_tokens = {given} is too short: data.max_prompt_tokens = {config.data.max_prompt_tokens} and "
-        f"sampling.max_tokens = {config.sampling.max_tokens} make {needed}; set it to {needed} or more, or remove it"
+        f"{key}.max_tokens = {config.longest_answer} make {needed}; set it to {needed} or more, or remove it"
+    )
+
+
+def _episode_length(config: Config) -> str | None:
+    """`episodes.max_tokens` needs `episodes.environment`, and is at least `sampling.max_tokens`."""
+    tokens, answer = config.episodes.max_tokens, config.sampling.max_tokens
+    if tokens is None:
+        return None
+    if config.episodes.environment is None:
+        return "episodes.max_tokens has no effect on single answers: set episodes.environment, or leave it out"
+    if tokens >= answer:
+        return None
+    return (
+        f"episodes.max_tokens = {tokens} is less than sampling.max_tokens = {answer}: an episode has at least one "
+        f"answer; set it to {answer} or more"
     )
 
 
@@ -878,6 +915,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _warm_up,
     _overlong_buffer,
     _row_length,
+    _episode_length,
     _shared_rows,
     _attention_of_shared_rows,
     _greedy_samples,

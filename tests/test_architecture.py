@@ -22,7 +22,7 @@ DOORS = {
 }
 
 ROOMS: dict[str, dict[str, str]] = {
-    "actors": {},
+    "actors": {"episodes": "leased_groups"},
     "learner": {
         "batching": "algorithm storage",
         "orchestrator": "background batching storage waits",

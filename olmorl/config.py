@@ -41,9 +41,10 @@ class Model(Section):
 
     path: str = "runs/cache/demo-model"
     """A Hugging Face folder or hub name."""
-    build: Literal["demo", "mixed"] | None = None
+    build: Literal["demo", "mixed", "calculator"] | None = None
     """Make a tiny model under `run.directory`/cache and use it instead of `path`. Make its problems too, if the recipe
-    names no data: `demo` makes sums, `mixed` makes math, instructions, programs and questions for a judge."""
+    names no data: `demo` makes sums, `mixed` makes math, instructions, programs and questions for a judge, `calculator`
+    makes sums for a policy with a calculator."""
     tokenizer: str | None = None
     """A tokenizer's folder or hub name. Default: the model's own."""
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"

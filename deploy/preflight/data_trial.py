@@ -45,7 +45,7 @@ def try_rows(settings: Config, tokenizer: Any, limit: int = ROWS) -> Tried:
 
     data = settings.data
     with closing(LabelChecker(settings.verifiers)) as check:
-        loader = Loader(data, tokenizer, settings.verifiers, check)
+        loader = Loader(data, tokenizer, settings.verifiers, check, environment=settings.episodes.environment)
         held_out = loader.for_evaluation()
         sources = training_sources(loader, data, limit)
         evaluations = evaluation_sets(held_out, settings.evaluation, limit)

@@ -24,7 +24,7 @@ from olmorl.extension import load_function
 from olmorl.learner.data import chat_templates
 from olmorl.learner.data.readers import Candidate, Labelled, Problem, layout, parse_spec, read
 from olmorl.learner.data.stream import Source
-from olmorl.messages import TRAIN_LANE
+from olmorl.messages import TRAIN_LANE, EpisodeStart
 from olmorl.ports import LabelCheck, Row
 
 BATCH = 512
@@ -83,6 +83,7 @@ class Loader:
         verifiers: with user functions, other columns are kept and labels may be absent.
         check: says why a verifier cannot use a label, or None.
         progress: called now and then with the data set's name and the number of rows read.
+        environment: in which the rows are played. It gets all columns, and labels may be absent.
 
     Raises:
         ConfigError: the chat template does not use a value of `data.chat_template_kwargs`.
@@ -97,12 +98,14 @@ class Loader:
         verifiers: Verifiers,
         check: LabelCheck | None = None,
         progress: Progress | None = None,
+        environment: str | None = None,
     ) -> None:
         chat_templates.check_template_kwargs(tokenizer.chat_template, data.chat_template_kwargs)
         self._data = data
         self._tokenizer = tokenizer
         self._think_start = verifiers.think_tags[0]
-        self._functions = bool(verifiers.functions)
+        self._episode = EpisodeStart(environment=environment) if environment else None
+        self._functions = bool(verifiers.functions or environment)
         self._reader = data.reader and load_function("data.reader", data.reader)
         self._check = check
         self._progress = progress
@@ -268,7 +271,16 @@ class Loader:
                 self.report.used += 1
                 opened = text.rstrip().endswith(self._think_start)
                 columns = labelled.columns if self._functions else {}
-                yield Row(place, labelled.messages, tokens, labelled.datasets, labelled.ground_truths, columns, opened)
+                yield Row(
+                    place,
+                    labelled.messages,
+                    tokens,
+                    labelled.datasets,
+                    labelled.ground_truths,
+                    columns,
+                    opened,
+                    self._episode,
+                )
 
     def _fit(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32] | None:
         limit = self._data.max_prompt_tokens

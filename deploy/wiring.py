@@ -273,6 +273,26 @@ def actor(
     )
 
 
+def episode(settings: Config) -> EpisodeStart | None:
+    """How each row is played; None: with a single answer.
+
+    Raises:
+        ConfigError: the environment cannot be made, a tool has no schema, or tools and their parser do not go together.
+    """
+    name, parser = settings.episodes.environment, settings.episodes.tool_parser
+    if name is None:
+        return None
+    if settings.run.mode == "simulated":
+        return EpisodeStart(environment=name)
+    from olmorl.learner.data.tools import schemas
+
+    tools = schemas(name)
+    if bool(tools) != bool(parser):
+        lacks = "tools and no step(reply): name the parser of its calls" if tools else "no tools: leave it out"
+        raise ConfigError(f"episodes.tool_parser: the environment {name} has {lacks}")
+    return EpisodeStart(environment=name, tools=tools)
+
+
 def play(settings: Config) -> Play | None:
     """What an actor needs for episodes; None in a run of single answers."""
     if settings.episodes.environment is None:
@@ -316,7 +336,15 @@ def template_renderer(settings: Config) -> TemplateRenderer:
             f"episodes.environment: the policy has no {what}, and so no way to read a reply: give one in "
             f"{'model.path' if tokenizer.chat_template else 'model.chat_template'}"
         )
-    return TemplateRenderer(tokenizer, stops, values=data.chat_template_kwargs, system_prompt=data.system_prompt)
+    start, parser, parse = episode(settings), settings.episodes.tool_parser, None
+    tools = start.tools if start else ()
+    if parser is not None:
+        from olmorl.actors.vllm_engine.tool_calls import ToolCallParser
+
+        parse = ToolCallParser(parser, tokenizer, tools, settings.verifiers.think_tags[1])
+    return TemplateRenderer(
+        tokenizer, stops, values=data.chat_template_kwargs, system_prompt=data.system_prompt, tools=tools, parse=parse
+    )
 
 
 def _stop_tokens(settings: Config, tokenizer: Any) -> set[int]:
@@ -356,9 +384,7 @@ def prompts(
 
     data = settings.data
     with LabelChecker(settings.verifiers) as check:
-        loader = Loader(
-            data, open_tokenizer(settings.model), settings.verifiers, check, progress, settings.episodes.environment
-        )
+        loader = Loader(data, open_tokenizer(settings.model), settings.verifiers, check, progress, episode(settings))
         held_out = loader.for_evaluation()
         sources = training_sources(loader, data)
         evaluations = evaluation_sets(held_out, settings.evaluation)

@@ -138,6 +138,10 @@ class Episodes(Section):
     of each answer in it. Default: sampling.max_tokens."""
     timeout_s: float = Field(60.0, gt=0)
     """Deadline of one call of an environment. Then its process is killed, and the episode is played again."""
+    tool_parser: str | None = None
+    """vLLM's parser of calls in an answer by its name, such as `hermes`, for an environment with tools."""
+    tool_role: str = Field("tool", min_length=1)
+    """Role of the result of a tool in the chat template; `environment` in some."""
 
 
 class Schedule(Section):

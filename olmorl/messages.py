@@ -217,7 +217,7 @@ class Episode(Message, frozen=True, kw_only=True):
 
     turns: tuple[Turn, ...]
     exit: str
-    """`done`, `max_turns` or `too_long`."""
+    """`done`, `max_turns`, `too_long` or `bad_call`."""
 
 
 class Completion(Message, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ TRIES = 3
 """Times that an episode is played before its group fails."""
 VERDICT = "environment"
 """Name of the verdict of an environment."""
-DONE, MAX_TURNS, TOO_LONG = "done", "max_turns", "too_long"
+DONE, MAX_TURNS, TOO_LONG, BAD_CALL = "done", "max_turns", "too_long", "bad_call"
 
 
 class Play(NamedTuple):
@@ -91,8 +91,8 @@ class EpisodeRunner:
             answer = await self._answer(work, f"{request_id}.{len(path.turns)}", sampling, path)
             reply = self._play.renderer.reply(answer)
             path.reply(reply)
-            if answer.finish_reason == "length":
-                path.exit = TOO_LONG
+            path.exit = _exit_of(answer, reply)
+            if path.exit:
                 break
             with self._waiting(work):
                 step = await environment.step(reply)
@@ -130,6 +130,13 @@ class EpisodeRunner:
         finally:
             work.num_waiting -= 1
             self._note_change()
+
+
+def _exit_of(answer: Completion, reply: dict[str, Any]) -> str:
+    """The exit of an answer to which no environment can reply; else nothing. A cut answer has no stop token."""
+    if answer.finish_reason == "length":
+        return TOO_LONG
+    return BAD_CALL if "bad_call" in reply else ""
 
 
 def conversation_of(prompt: Prompt) -> list[dict[str, Any]]:

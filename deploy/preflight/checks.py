@@ -169,7 +169,8 @@ def environment(settings: Config) -> str:
     from olmorl.actors.episodes.template_check import faults
 
     tried = _tried(settings)
-    if found := faults(wiring.template_renderer(settings)):
+    role = settings.episodes.tool_role if settings.episodes.tool_parser else None
+    if found := faults(wiring.template_renderer(settings), role):
         raise ModelError(f"{'; '.join(found)}: give another template in model.chat_template")
     try:
         what = asyncio.run(_play_once(settings, tried.rows[0]))

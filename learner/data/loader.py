@@ -83,7 +83,8 @@ class Loader:
         verifiers: with user functions, other columns are kept and labels may be absent.
         check: says why a verifier cannot use a label, or None.
         progress: called now and then with the data set's name and the number of rows read.
-        environment: in which the rows are played. It gets all columns, and labels may be absent.
+        episode: how the rows are played. The template shows its tools; its environment gets all columns, and labels may
+            be absent.
 
     Raises:
         ConfigError: the chat template does not use a value of `data.chat_template_kwargs`.
@@ -98,14 +99,14 @@ class Loader:
         verifiers: Verifiers,
         check: LabelCheck | None = None,
         progress: Progress | None = None,
-        environment: str | None = None,
+        episode: EpisodeStart | None = None,
     ) -> None:
         chat_templates.check_template_kwargs(tokenizer.chat_template, data.chat_template_kwargs)
         self._data = data
         self._tokenizer = tokenizer
         self._think_start = verifiers.think_tags[0]
-        self._episode = EpisodeStart(environment=environment) if environment else None
-        self._functions = bool(verifiers.functions or environment)
+        self._episode = episode
+        self._functions = bool(verifiers.functions or episode)
         self._reader = data.reader and load_function("data.reader", data.reader)
         self._check = check
         self._progress = progress
@@ -251,7 +252,9 @@ class Loader:
                 )
             return "\n\n".join(turn["content"] for turn in turns) + "\n"
         try:
-            given = self._data.chat_template_kwargs
+            given: dict[str, Any] = dict(self._data.chat_template_kwargs)
+            if self._episode and self._episode.tools:
+                given["tools"] = [*self._episode.tools]
             return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **given))
         except (TemplateError, *chat_templates.RENDERING_FAILED) as error:
             self._unrendered += 1

@@ -27,7 +27,7 @@ class ForkedEnvironments:
         """`memory_mib`: what a process may allocate."""
         assert settings.environment is not None
         self._timeout_s = settings.timeout_s
-        setup = (f"{_TASKS}load", settings.environment)
+        setup = (f"{_TASKS}load", (settings.environment, settings.tool_role))
         self._fork_server = ForkServer(WorkerSettings((), setup, memory_mib), START_S)
         self._idle: list[Worker] = []
         self._counts = {"episodes": 0.0, "processes": 0.0, "failures": 0.0}

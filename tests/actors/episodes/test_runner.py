@@ -12,7 +12,7 @@ from olmorl import config
 from olmorl.actors.episodes.fake_environments import FakeEnvironment, FakeEnvironments, FakeRenderer
 from olmorl.actors.episodes.runner import VERDICT, Play
 from olmorl.clock import run_simulated
-from olmorl.messages import EpisodeStart, Failure, Group, Prompt, Verdict, Version
+from olmorl.messages import Completion, EpisodeStart, Failure, Group, Prompt, Verdict, Version
 from olmorl.simulation import Simulation
 
 Make = Callable[..., Any]
@@ -91,6 +91,18 @@ def test_what_the_policy_caused_is_an_exit_and_scored(
         assert completion.reward is not None
         longest = changes.get("max_tokens", 200)
         assert completion.path_length <= longest
+
+
+def test_a_bad_call_ends_the_episode_and_is_scored(service: Make, draw: Make) -> None:
+    class BadCalls(FakeRenderer):
+        def reply(self, answer: Completion) -> dict[str, Any]:
+            return super().reply(answer) | {"bad_call": "2 begun and 1 read"}
+
+    of_calls = play(FakeEnvironments(turns=3))._replace(renderer=BadCalls())
+    group, _ = run(service, draw(0, episode=EPISODE), of_calls)
+    for completion in group.completions:
+        assert (completion.exit, len(completion.turns), completion.reward is None) == ("bad_call", 1, False)
+        assert completion.turns[0].reply["bad_call"] == "2 begun and 1 read"
 
 
 def test_an_episode_is_played_again_when_its_environment_fails_and_its_tokens_are_lost(

@@ -16,7 +16,7 @@ from olmorl.errors import ConfigError, DataError, ModelError
 from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
 from olmorl.learner.data.stream import PromptStream
 from olmorl.learner.orchestrator.draw_source import prompt_of
-from olmorl.messages import Version
+from olmorl.messages import EpisodeStart, Version
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -58,7 +58,7 @@ def test_rows_of_an_environment_keep_their_columns_and_need_no_label(
     tokenizer: Any, jsonl: Callable[..., Path]
 ) -> None:
     path = str(jsonl({"prompt": "2+2?", "level": 3}, row("3+3?")))
-    ours = Loader(Data(), tokenizer, Verifiers(), environment="world:World")
+    ours = Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment="world:World"))
     first, second = ours.load(path).rows
     assert [each.episode.environment for each in (first, second) if each.episode] == ["world:World"] * 2
     assert (first.columns, first.datasets, second.datasets) == ({"level": 3}, (), ("math",))

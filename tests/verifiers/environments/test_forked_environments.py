@@ -15,6 +15,7 @@ import pytest
 
 from olmorl.config import Episodes
 from olmorl.errors import ConfigError, EnvironmentFailed
+from olmorl.learner.data.tools import schemas
 from olmorl.messages import Prompt, Version
 from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
 
@@ -163,3 +164,78 @@ async def test_an_object_that_is_no_environment_is_named(environments: Open) -> 
         with pytest.raises(EnvironmentFailed, match="a World has no method step"):
             await world.reset(prompt(), 0)
         await world.close()
+
+
+TRL_STYLE = '''
+class World:
+    """As TRL documents it: `environment_factory=World`."""
+
+    def reset(self, level, **kwargs):
+        self.total = level
+        return f" The level is {level}."
+
+    async def add(self, number: int) -> int:
+        """
+        Adds to the total.
+
+        Args:
+            number: The number.
+        """
+        if number < 0:
+            raise ValueError("a negative number")
+        if number == 99:
+            raise OSError("the disk is gone")
+        self.total += number
+        return self.total
+
+    def _hidden(self): ...
+
+    def get_reward(self):
+        return self.total / 10
+'''
+
+
+def calls(*named: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    made = [
+        {"id": f"call{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for n, (name, arguments) in enumerate(named)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+async def test_the_public_methods_of_an_environment_without_step_are_its_tools(
+    environments: Open, tmp_path: Path
+) -> None:
+    async with environments(TRL_STYLE) as made:
+        world = made.open()
+        assert await world.reset(prompt(level=3), 0) == [{"role": "user", "content": "? The level is 3."}]
+        step = await world.step(calls(("add", {"number": 4}), ("add", {"number": -1}), ("add", {}), ("_hidden", {})))
+        assert [(one["role"], one["tool_call_id"]) for one in step.messages] == [("tool", f"call{n}") for n in range(4)]
+        results = [one["content"] for one in step.messages]
+        assert results[:2] == ["7", "Error: ValueError: a negative number"]
+        assert "missing 1 required positional argument" in results[2]
+        assert results[3] == "Error: no tool '_hidden'; there are add"
+        assert (await world.step({"role": "assistant", "content": "7"})).done
+        verdict = await world.reward()
+        assert verdict is not None and verdict.reward == 0.7
+        with pytest.raises(EnvironmentFailed, match="step: OSError: the disk is gone"):
+            await world.step(calls(("add", {"number": 99})))
+        await world.close()
+    (schema,) = schemas(f"{tmp_path}/world.py:World")
+    assert schema["function"]["name"] == "add"
+    assert schema["function"]["parameters"]["properties"] == {
+        "number": {"type": "integer", "description": "The number."}
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("class World:\n    def add(self, a): return a\n", "World.*add"),
+        ("class World:\n    def __init__(self): raise OSError('no door')\n", "cannot be made: OSError: no door"),
+    ],
+)
+def test_a_tool_without_a_schema_is_named(tmp_path: Path, code: str, cause: str) -> None:
+    (tmp_path / "broken.py").write_text(code)
+    with pytest.raises(ConfigError, match=cause):
+        schemas(f"{tmp_path}/broken.py:World")

@@ -129,19 +129,17 @@ class Episodes(Section):
     """Answers of several turns: the policy acts, an environment replies."""
 
     environment: OwnFunction | None = None
-    """`module:factory` or `file.py:factory` that makes the environment of an episode; a class is a factory. Default:
-    a prompt gets single answers."""
+    """`module:factory` or `file.py:factory` of the environment. Default: single answers."""
     max_turns: int = Field(8, ge=1)
-    """Most answers of the policy in an episode."""
+    """Most answers of an episode."""
     max_tokens: int | None = Field(None, ge=1)
-    """Longest episode in tokens after its prompt, those of the environment included. `sampling.max_tokens` is the bound
-    of each answer in it. Default: sampling.max_tokens."""
+    """Longest episode after its prompt, replies included. Default: sampling.max_tokens, the bound of one answer."""
     timeout_s: float = Field(60.0, gt=0)
-    """Deadline of one call of an environment. Then its process is killed, and the episode is played again."""
+    """Deadline of one call of an environment."""
     tool_parser: str | None = None
-    """vLLM's parser of calls in an answer by its name, such as `hermes`, for an environment with tools."""
+    """vLLM's parser of calls, such as `hermes`, for an environment with tools."""
     tool_role: str = Field("tool", min_length=1)
-    """Role of the result of a tool in the chat template; `environment` in some."""
+    """Role of a tool's result in the chat template, such as `environment`."""
 
 
 class Schedule(Section):

@@ -20,7 +20,7 @@ from olmorl import seeds
 from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import Clock
 from olmorl.errors import EnvironmentFailed, PromptRefused, Unscorable
-from olmorl.messages import Completion, Episode, Prompt, Span, TokenIds, Turn, Verdict
+from olmorl.messages import Completion, Episode, Prompt, Span, TokenIds, Turn, Verdict, Version
 from olmorl.ports import Engine, Environment, Environments, Renderer, Sampling
 
 TRIES = 3
@@ -40,6 +40,8 @@ class Play(NamedTuple):
     """Longest prompt that an environment may write, in tokens."""
     max_tokens: int
     """Longest episode after its prompt, in tokens."""
+    max_lag: int
+    """Versions after which the keys of an episode's earlier turns are computed again."""
 
 
 class EpisodeRunner:
@@ -115,7 +117,8 @@ class EpisodeRunner:
         seed = None if sampling.seed is None else seeds.derive(sampling.seed, "turn", len(path.turns))
         of_turn = replace(sampling, max_tokens=min(sampling.max_tokens, room), seed=seed)
         asked_at = self._clock.wall()
-        answer = await self._engine.generate(request_id, path.sequence, of_turn, work.priority)
+        salt = path.salt_at(self._engine.version, self._play.max_lag)
+        answer = await self._engine.generate(request_id, path.sequence, of_turn, work.priority, salt)
         work.num_tokens += len(answer.token_ids)
         path.answered(answer, asked_at, self._clock.wall())
         return answer
@@ -162,9 +165,17 @@ class _Path:
 
     def __post_init__(self) -> None:
         self._answers: list[Completion] = []
+        self._salt: Version | None = None
         self._kept = len(self.sequence)
         self._added = _NOTHING
         self._messages: list[dict[str, Any]] = []
+
+    def salt_at(self, now: Version, max_lag: int) -> str:
+        """The salt of its prefix cache: its first version, so that updates keep the cache, until that is too old."""
+        first = self._salt
+        if first is None or first.incarnation != now.incarnation or now.number - first.number > max_lag:
+            self._salt = now
+        return str(self._salt)
 
     def rewrite(self, prompt: TokenIds, messages: list[dict[str, Any]], limit: int) -> None:
         """The environment wrote the prompt. Raises PromptRefused if it is too long."""

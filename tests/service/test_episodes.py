@@ -33,7 +33,7 @@ def episode_rows(number: int = 3000) -> list[Row]:
 
 
 def two_turns(**more: Any) -> Callable[[], Play]:
-    return lambda: Play(FakeEnvironments(turns=2, reply_s=0.3, **more), FakeRenderer(), 4, 100, 400)
+    return lambda: Play(FakeEnvironments(turns=2, reply_s=0.3, **more), FakeRenderer(), 4, 100, 400, 2)
 
 
 class Recording(FakeTrainer):

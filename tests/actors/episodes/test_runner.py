@@ -11,6 +11,7 @@ import pytest
 from olmorl import config
 from olmorl.actors.episodes.fake_environments import FakeEnvironment, FakeEnvironments, FakeRenderer
 from olmorl.actors.episodes.runner import VERDICT, Play
+from olmorl.actors.fake_engine import FakeEngine
 from olmorl.clock import run_simulated
 from olmorl.messages import Completion, EpisodeStart, Failure, Group, Prompt, Verdict, Version
 from olmorl.simulation import Simulation
@@ -23,7 +24,9 @@ EPISODE = EpisodeStart(environment="fake")
 
 
 def play(environments: FakeEnvironments, **changes: Any) -> Play:
-    return Play(environments, FakeRenderer(), **{"max_turns": 5, "max_prompt": 100, "max_tokens": 200} | changes)
+    return Play(
+        environments, FakeRenderer(), **{"max_turns": 5, "max_prompt": 100, "max_tokens": 200, "max_lag": 1} | changes
+    )
 
 
 def run(service: Make, prompt: Prompt, play: Play, **fields: Any) -> tuple[Any, Any]:
@@ -70,6 +73,35 @@ def test_an_update_between_two_turns_labels_their_tokens(service: Make, draw: Ma
     for completion in run_simulated(scenario()).completions:
         assert [(span.version.number, span.start, span.end) for span in completion.spans] == [(0, 0, 20), (1, 20, 40)]
         assert completion.oldest == Version(1, 0)
+
+
+def test_the_engine_sees_the_tokens_before_and_the_reply_under_one_salt_until_it_is_too_old(
+    service: Make, draw: Make
+) -> None:
+    seen: list[tuple[list[int], str | None]] = []
+
+    class Watching(FakeEngine):
+        async def generate(self, request_id: str, prompt: Any, sampling: Any, *others: Any) -> Completion:
+            answer = await super().generate(request_id, prompt, sampling, *others)
+            seen.append((prompt.tolist(), others[1]))
+            return answer
+
+    async def scenario() -> Any:
+        s = service(simulation=STEADY, play=play(FakeEnvironments(turns=4, reply_s=1.0)))
+        await s.push(draw(0, episode=EPISODE, group_size=1))
+        async with s.running(s.actor(engine=Watching(STEADY, max_running=4, max_model_len=500))):
+            for number in range(1, 3):
+                await s.clock.sleep(3.0)
+                s.shelf.publish(Version(1, number))
+            return (await s.results(1))[0]
+
+    (episode,) = run_simulated(scenario()).completions
+    sequence = list(range(5))
+    for turn, (prompt, _) in zip(episode.turns, seen, strict=True):
+        sequence = sequence[: turn.kept] + turn.added.tolist()
+        assert prompt == sequence
+        sequence += episode.token_ids[turn.start : turn.end].tolist()
+    assert [salt for _, salt in seen] == ["1.0", "1.0", "1.0", "1.2"]
 
 
 @pytest.mark.parametrize(

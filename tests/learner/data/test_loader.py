@@ -69,6 +69,14 @@ def test_rows_of_an_environment_keep_their_columns_and_need_no_label(
     assert prompt.episode is UNSET
 
 
+def test_the_template_shows_the_tools_of_an_environment(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}" + TEMPLATE
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    ours = Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment="world:World", tools=(tool,)))
+    (only,) = ours.load(str(jsonl(row("2+2?")))).rows
+    assert tokenizer.decode(only.token_ids) == "add;[user]2+2?[assistant]"
+
+
 def test_a_base_model_gets_the_turns_parted_by_empty_lines(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
     tokenizer.chat_template = None
     (only,) = loader(tokenizer, system_prompt="Sums.").load(str(jsonl(row("2+2?")))).rows

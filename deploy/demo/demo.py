@@ -26,7 +26,7 @@ from olmorl.errors import unwritable
 BUILDS: Mapping[str, DemoSettings] = {
     "demo": DemoSettings(),
     "mixed": DemoSettings("mixture", num_train=4000, warm_start=WarmStart(steps=720, careful_share=0.4)),
-    "calculator": DemoSettings("calculator"),
+    "calculator": DemoSettings("calculator", {3: 40, 4: 40, 5: 20}),
 }
 """The demos that `model.build` can name."""
 

@@ -79,7 +79,7 @@ async def test_a_careful_worker_gets_the_sum_by_its_calls() -> None:
         await environments.stop()
     assert (episode.exit, episode.text, work.num_tokens) == ("done", "\\boxed{116}", len(episode.token_ids))
     assert engine.prompts[-1] == (
-        "<|user|>What is 27+85+4?<|assistant|>calc(27+85)<|end|><|user|>112<|assistant|>"
+        "<|user|>What is 27+85+4?<|assistant|>calc(27+85+4)<|end|><|user|>112+4<|assistant|>"
         "calc(112+4)<|end|><|user|>116<|assistant|>"
     )
     group = Group(prompt=prompt, completions=(episode,), actor="a0", started_at=0.0, finished_at=1.0)

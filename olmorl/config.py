@@ -135,7 +135,7 @@ class Episodes(Section):
     max_tokens: int | None = Field(None, ge=1)
     """Longest episode after its prompt, replies included. Default: sampling.max_tokens, the bound of one answer."""
     timeout_s: float = Field(60.0, gt=0)
-    """Deadline of one call of an environment."""
+    """Deadline of each call."""
     tool_parser: str | None = None
     """vLLM's parser of calls, such as `hermes`, for an environment with tools."""
     tool_role: str = Field("tool", min_length=1)

@@ -120,7 +120,9 @@ class FakeEngine:
         kv_used = min(1.0, self._cached_tokens / self._kv_tokens)
         return EngineLoad(len(self._running), len(self._waiting), kv_used, self._max_running)
 
-    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0) -> Completion:
+    async def generate(
+        self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0, salt: str | None = None
+    ) -> Completion:
         """The answer comes from `answers`; the version of its first token may decide whether it is right."""
         if len(prompt) >= self._max_model_len:
             raise PromptRefused(f"prompt of {len(prompt)} tokens, the context has {self._max_model_len}")

@@ -23,7 +23,7 @@ class Totals:
 
     completions: int = 0
     tokens_lost: int = 0
-    """Tokens of finished completions whose result was not stored."""
+    """Tokens of finished completions whose result was not stored, and of episodes that were played again."""
     tokens_stored: int = 0
     """Tokens of finished completions whose result was stored."""
     verifier_s: float = 0.0
@@ -42,6 +42,7 @@ class Totals:
 
     def ended(self, work: LeasedGroup) -> None:
         """Count the tokens of a group that is over."""
+        self.tokens_lost += work.num_discarded
         if work.stored:
             self.tokens_stored += work.num_tokens
         else:

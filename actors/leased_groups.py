@@ -42,7 +42,11 @@ class LeasedGroup:
     num_unverified: int = 0
     """Sequences that the engine has finished, without verdicts."""
     num_tokens: int = 0
-    """Tokens of its finished completions."""
+    """Tokens of its finished completions, and of the finished turns of its episodes."""
+    num_discarded: int = 0
+    """Tokens of episodes that are played again."""
+    num_waiting: int = 0
+    """Generating sequences that wait for their environment."""
     stale: bool = False
     """Cancelled by `over_age = "drop"`."""
     committing: bool = False
@@ -59,6 +63,11 @@ class LeasedGroup:
         """Cancel its generation, unless its result is on the way to the queue."""
         if self.task and not self.committing:
             self.task.cancel()
+
+    def discard(self, num_tokens: int) -> None:
+        """Count the tokens of an episode that is played again."""
+        self.num_tokens -= num_tokens
+        self.num_discarded += num_tokens
 
     def outlived(self, now: Version, max_span: int) -> bool:
         """Whether an unfinished answer spans more than `max_span` versions, counted from the start of its group."""

@@ -18,11 +18,13 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from olmorl import config, deadlines
 from olmorl.actors import heartbeat
 from olmorl.actors.admission import EVALUATION_SHARE, Intake, Lane, slots
+from olmorl.actors.episodes.runner import EpisodeRunner, Play
 from olmorl.actors.leased_groups import LeasedGroup, Order, held_sequences, place_in_engine
 from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
@@ -60,12 +62,14 @@ class Actor:
         evaluation_share: float = EVALUATION_SHARE,
         metrics: str = "",
         peak: DevicePeak | None = None,
+        play: Play | None = None,
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
         While the engine drains, or stays more than `max_lag` versions behind, the actor leases nothing and gives back
         groups that have not begun. With `max_span`, a training answer that spans more versions is cancelled, and its
-        group fails as `stale` (`over_age = "drop"`). `peak`: of all devices of the engine together.
+        group fails as `stale` (`over_age = "drop"`). `peak`: of all devices of the engine together. `play` is for
+        episodes.
         """
         self.name = name
         self._engine = engine
@@ -92,6 +96,8 @@ class Actor:
         )
         self._watch = heartbeat.StallWatch(name, settings.stall_deadline_s)
         self._totals = heartbeat.Totals()
+        self._play = play
+        self._episodes = play and EpisodeRunner(engine, play, clock, self._note_change)
         self._works: dict[str, LeasedGroup] = {}
         self._order = Order.RUN
         self._times: SequenceTimes | None = None
@@ -110,6 +116,8 @@ class Actor:
             owned.callback(self._ended.set)
             owned.push_async_callback(self._engine.stop)
             owned.push_async_callback(self._scorer.stop)
+            if self._play:
+                owned.push_async_callback(self._play.environments.stop)
             try:
                 await self._live()
             except BaseExceptionGroup as group:
@@ -143,6 +151,8 @@ class Actor:
         try:
             async with within(self._settings.start_deadline_s, awaited):
                 await self._scorer.start()  # first: an engine waits until its libraries are imported, in a thread
+                if self._play:
+                    await self._play.environments.start()
                 newest = await self._weights.newest()
                 with contextlib.nullcontext() if newest is None else self._weights.prover.taking(newest.manifest):
                     await self._engine.start(newest)
@@ -215,17 +225,22 @@ class Actor:
         request_id = f"{prompt.lane}/{work.lease.lease_id}/{index}"
         try:
             sampling = self._sample(prompt, index)
-            completion = await self._engine.generate(request_id, prompt.token_ids, sampling, work.priority)
+            if prompt.episode is UNSET:
+                completion = await self._engine.generate(request_id, prompt.token_ids, sampling, work.priority)
+                work.num_tokens += len(completion.token_ids)
+            else:
+                assert self._episodes is not None, "a prompt that is an episode, in a run without an environment"
+                completion = await self._episodes.run(work, index, request_id, sampling)
         finally:
             work.num_generating -= 1
             self._note_change()
-        work.num_tokens += len(completion.token_ids)
         return replace(completion, index=index, generated_at=self._clock.wall())
 
     async def _verify(self, work: LeasedGroup, completion: Completion) -> Completion:
         work.num_unverified += 1
         self._note_change()
-        verified = replace(completion, verdicts=await self._scorer.verify(work.prompt, completion))
+        verdicts = await self._scorer.verify(work.prompt, completion)
+        verified = replace(completion, verdicts=completion.verdicts | verdicts)
         work.num_unverified -= 1
         self._note_change()
         self._totals.verified(verified)
@@ -261,7 +276,8 @@ class Actor:
         while True:
             self._obey(Order(await self._queue.heartbeat(self.status())))
             if self._times:
-                begun = held_sequences(work for work in self._works.values() if work.version).generating
+                started = [work for work in self._works.values() if work.version]
+                begun = held_sequences(started).generating - sum(work.num_waiting for work in started)
                 tokens, draining = self._engine.tokens_generated, self._weights.draining
                 self._watch.check(self._clock.now(), begun, tokens, draining=draining)
                 await self._weights.check()

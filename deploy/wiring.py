@@ -24,14 +24,16 @@ from olmorl.deploy.credentials import QueueAccess, run_id
 from olmorl.errors import ConfigError, HostLost, QueueUnavailable, ResourceError
 from olmorl.extension import load_function
 from olmorl.failed_start import building
-from olmorl.messages import Stop, Version
+from olmorl.messages import EpisodeStart, Stop, Version
 from olmorl.model_cost import DevicePeak
 from olmorl.ports import (
     BatchSource,
     Engine,
     EngineFollower,
     EngineNode,
+    Environments,
     Queue,
+    Renderer,
     Row,
     Scorer,
     Trainer,
@@ -44,6 +46,8 @@ MOST_NAMED = 8
 """The most combinations of verifiers that the line about rewards names."""
 
 if TYPE_CHECKING:
+    from olmorl.actors.episodes.runner import Play
+    from olmorl.actors.episodes.suffix import TemplateRenderer
     from olmorl.actors.loop import Actor
     from olmorl.actors.vllm_engine.processes import EngineProcesses
     from olmorl.actors.vllm_engine.start import EngineStart
@@ -265,7 +269,95 @@ def actor(
         proof_tolerance=proof_tolerance(settings),
         metrics=metrics,
         peak=peak and peak.times(settings.actors.tensor_parallel),
+        play=play(settings),
     )
+
+
+def episode(settings: Config) -> EpisodeStart | None:
+    """How each row is played; None: with a single answer.
+
+    Raises:
+        ConfigError: the environment cannot be made, a tool has no schema, or tools and their parser do not go together.
+    """
+    name, parser = settings.episodes.environment, settings.episodes.tool_parser
+    if name is None:
+        return None
+    if settings.run.mode == "simulated":
+        return EpisodeStart(environment=name)
+    from olmorl.learner.data.tools import schemas
+
+    tools = schemas(name)
+    if bool(tools) != bool(parser):
+        lacks = "tools and no step(reply): name the parser of its calls" if tools else "no tools: leave it out"
+        raise ConfigError(f"episodes.tool_parser: the environment {name} has {lacks}")
+    return EpisodeStart(environment=name, tools=tools)
+
+
+def play(settings: Config) -> Play | None:
+    """What an actor needs for episodes; None in a run of single answers."""
+    if settings.episodes.environment is None:
+        return None
+    from olmorl.actors.episodes.runner import Play
+
+    environments: Environments
+    renderer: Renderer
+    if settings.run.mode == "simulated":
+        from olmorl.actors.episodes.fake_environments import FakeEnvironments, FakeRenderer
+
+        environments, renderer = FakeEnvironments(), FakeRenderer()
+    else:
+        from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
+
+        environments = ForkedEnvironments(settings.episodes, settings.verifiers.memory_mib)
+        renderer = template_renderer(settings)
+    return Play(
+        environments,
+        renderer,
+        max_turns=settings.episodes.max_turns,
+        max_prompt=settings.data.max_prompt_tokens,
+        max_tokens=settings.longest_answer,
+        max_lag=settings.schedule.max_lag,
+    )
+
+
+def template_renderer(settings: Config) -> TemplateRenderer:
+    """Writes messages by the policy's chat template.
+
+    Raises:
+        ConfigError: there is no chat template, or the model has no token that ends an answer.
+    """
+    from olmorl.actors.episodes.suffix import TemplateRenderer
+    from olmorl.learner.data.loader import open_tokenizer
+
+    tokenizer, data = open_tokenizer(settings.model), settings.data
+    stops = _stop_tokens(settings, tokenizer)
+    if not tokenizer.chat_template or not stops:
+        what = "stop token" if tokenizer.chat_template else "chat template"
+        raise ConfigError(
+            f"episodes.environment: the policy has no {what}, and so no way to read a reply: give one in "
+            f"{'model.path' if tokenizer.chat_template else 'model.chat_template'}"
+        )
+    start, parser, parse = episode(settings), settings.episodes.tool_parser, None
+    tools = start.tools if start else ()
+    if parser is not None:
+        from olmorl.actors.vllm_engine.tool_calls import ToolCallParser
+
+        parse = ToolCallParser(parser, tokenizer, tools, settings.verifiers.think_tags[1])
+    return TemplateRenderer(
+        tokenizer, stops, values=data.chat_template_kwargs, system_prompt=data.system_prompt, tools=tools, parse=parse
+    )
+
+
+def _stop_tokens(settings: Config, tokenizer: Any) -> set[int]:
+    """The tokens at which the engine ends an answer: of the tokenizer, and of the model's generation settings."""
+    from transformers import GenerationConfig
+
+    try:
+        ends = GenerationConfig.from_pretrained(settings.model.path).eos_token_id
+    except OSError:
+        ends = None
+    several = ends if isinstance(ends, list) else [ends]
+    return {int(end) for end in (*several, tokenizer.eos_token_id) if end is not None}
 
 
 def proof_tolerance(settings: Config) -> float:
@@ -286,14 +378,14 @@ def prompts(
     from olmorl.learner.data.stream import PromptStream
 
     if settings.run.mode == "simulated":
-        return PromptStream([_numbered_rows()], settings.run.seed), {}, []
+        return PromptStream([_numbered_rows(settings.episodes.environment)], settings.run.seed), {}, []
     from olmorl.learner.data.checks import check_different, check_enough, shared_rows
     from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
     from olmorl.verifiers.label_check import LabelChecker
 
     data = settings.data
     with LabelChecker(settings.verifiers) as check:
-        loader = Loader(data, open_tokenizer(settings.model), settings.verifiers, check, progress)
+        loader = Loader(data, open_tokenizer(settings.model), settings.verifiers, check, progress, episode(settings))
         held_out = loader.for_evaluation()
         sources = training_sources(loader, data)
         evaluations = evaluation_sets(held_out, settings.evaluation)
@@ -325,12 +417,13 @@ def scored_by(rows: Iterable[Row], verifiers: Verifiers) -> str:
     return f"rewards: {', '.join(filter(None, [*named, *more, *own]))}{together}"
 
 
-def _numbered_rows() -> Source:
+def _numbered_rows(environment: str | None) -> Source:
     """Rows for an engine without a model, which needs only a number of tokens."""
     from olmorl.learner.data.stream import Source
 
+    episode = EpisodeStart(environment=environment) if environment else None
     rows = [
-        Row(f"simulated:{n}", f"problem {n}", np.full(16, n, np.int32), ("simulated",), ("",), {}, False)
+        Row(f"simulated:{n}", f"problem {n}", np.full(16, n, np.int32), ("simulated",), ("",), {}, False, episode)
         for n in range(100_000)
     ]
     return Source("simulated", None, rows)
@@ -377,7 +470,7 @@ def trainer(settings: Config, rank: int, meeting_point: str) -> Trainer:
     return DeepSpeedTrainer(
         settings.model,
         settings.learner,
-        resolve(settings.objective, settings.sampling.max_tokens),
+        resolve(settings.objective, settings.longest_answer),
         temperature=settings.sampling.temperature,
         steps=settings.schedule.steps,
         seed=settings.run.seed,

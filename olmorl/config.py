@@ -41,9 +41,10 @@ class Model(Section):
 
     path: str = "runs/cache/demo-model"
     """A Hugging Face folder or hub name."""
-    build: Literal["demo", "mixed"] | None = None
+    build: Literal["demo", "mixed", "calculator"] | None = None
     """Make a tiny model under `run.directory`/cache and use it instead of `path`. Make its problems too, if the recipe
-    names no data: `demo` makes sums, `mixed` makes math, instructions, programs and questions for a judge."""
+    names no data: `demo` makes sums, `mixed` makes math, instructions, programs and questions for a judge, `calculator`
+    makes sums for a policy with a calculator."""
     tokenizer: str | None = None
     """A tokenizer's folder or hub name. Default: the model's own."""
     dtype: Literal["bfloat16", "float32", "float16"] = "bfloat16"
@@ -122,6 +123,23 @@ class SamplingSettings(Section):
     """Divisor of the logits, in the engine and in the learner."""
     stop: list[str] = Field(default_factory=list)
     """Texts that end a completion. The text is part of it, for the verifiers too."""
+
+
+class Episodes(Section):
+    """Answers of several turns: the policy acts, an environment replies."""
+
+    environment: OwnFunction | None = None
+    """`module:factory` or `file.py:factory` of the environment. Default: single answers."""
+    max_turns: int = Field(8, ge=1)
+    """Most answers of an episode."""
+    max_tokens: int | None = Field(None, ge=1)
+    """Longest episode after its prompt, replies included. Default: sampling.max_tokens, the bound of one answer."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Deadline of each call."""
+    tool_parser: str | None = None
+    """vLLM's parser of calls, such as `hermes`, for an environment with tools."""
+    tool_role: str = Field("tool", min_length=1)
+    """Role of a tool's result in the chat template, such as `environment`."""
 
 
 class Schedule(Section):
@@ -640,6 +658,7 @@ class Config(Section):
     model: Model = Model()
     data: Data = Data()
     sampling: SamplingSettings = SamplingSettings()
+    episodes: Episodes = Episodes()
     schedule: Schedule = Schedule()
     objective: Objective = Objective()
     learner: Learner = Learner()
@@ -682,12 +701,17 @@ class Config(Section):
     def max_model_len(self) -> int:
         """Longest sequence of an engine: the longest prompt plus the longest completion, evaluation included."""
         evaluated = (self.evaluation.max_tokens or 0) if self.evaluation.data else 0
-        return self.data.max_prompt_tokens + max(self.sampling.max_tokens, evaluated)
+        return self.data.max_prompt_tokens + max(self.longest_answer, evaluated)
+
+    @property
+    def longest_answer(self) -> int:
+        """Most tokens after a prompt: of a single answer, or of an episode with all its turns."""
+        return self.episodes.max_tokens or self.sampling.max_tokens
 
     @property
     def longest_sample(self) -> int:
         """Tokens of the longest prompt plus the longest completion."""
-        return self.data.max_prompt_tokens + self.sampling.max_tokens
+        return self.data.max_prompt_tokens + self.longest_answer
 
     @property
     def row_tokens(self) -> int:
@@ -776,7 +800,7 @@ def _warm_up(config: Config) -> str | None:
 
 def _overlong_buffer(config: Config) -> str | None:
     """`objective.overlong_buffer` is at most `sampling.max_tokens`."""
-    buffer, limit = config.objective.overlong_buffer, config.sampling.max_tokens
+    buffer, limit = config.objective.overlong_buffer, config.longest_answer
     if buffer is None or buffer <= limit:
         return None
     return (
@@ -786,13 +810,29 @@ def _overlong_buffer(config: Config) -> str | None:
 
 
 def _row_length(config: Config) -> str | None:
-    """`learner.row_tokens` is at least `data.max_prompt_tokens` plus `sampling.max_tokens`."""
+    """`learner.row_tokens` is at least `data.max_prompt_tokens` plus `sampling.max_tokens` or `episodes.max_tokens`."""
     given, needed = config.row_tokens, config.longest_sample
     if given >= needed:
         return None
+    key = "sampling" if config.episodes.max_tokens is None else "episodes"
     return (
         f"learner.row_tokens = {given} is too short: data.max_prompt_tokens = {config.data.max_prompt_tokens} and "
-        f"sampling.max_tokens = {config.sampling.max_tokens} make {needed}; set it to {needed} or more, or remove it"
+        f"{key}.max_tokens = {config.longest_answer} make {needed}; set it to {needed} or more, or remove it"
+    )
+
+
+def _episode_length(config: Config) -> str | None:
+    """`episodes.max_tokens` needs `episodes.environment`, and is at least `sampling.max_tokens`."""
+    tokens, answer = config.episodes.max_tokens, config.sampling.max_tokens
+    if tokens is None:
+        return None
+    if config.episodes.environment is None:
+        return "episodes.max_tokens has no effect on single answers: set episodes.environment, or leave it out"
+    if tokens >= answer:
+        return None
+    return (
+        f"episodes.max_tokens = {tokens} is less than sampling.max_tokens = {answer}: an episode has at least one "
+        f"answer; set it to {answer} or more"
     )
 
 
@@ -881,6 +921,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _warm_up,
     _overlong_buffer,
     _row_length,
+    _episode_length,
     _shared_rows,
     _attention_of_shared_rows,
     _greedy_samples,

@@ -24,6 +24,7 @@ OlmoRLError
 ├── PromptRefused        an engine can never answer this prompt; its draw fails, and the engine continues
 ├── WeightError          weights that are missing, corrupt, or do not fit the model
 │   └── WeightsDamaged       the stored bytes differ from the published ones
+├── EnvironmentFailed    an environment gave no answer that the policy could have caused; its episode is played again
 └── Unscorable           a completion or group that no verifier could score; never a reward of 0
 """
 
@@ -137,6 +138,10 @@ class WeightsUnproven(EngineDied):
 
 class PromptRefused(OlmoRLError):
     """The engine can never answer this prompt: it is empty or too long, or its sampling is out of bounds."""
+
+
+class EnvironmentFailed(OlmoRLError, RuntimeError):
+    """An environment failed in a way that the policy cannot have caused. Its episode is played again, never scored."""
 
 
 class Unscorable(OlmoRLError, RuntimeError):

@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 
 TokenIds = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
@@ -61,6 +62,15 @@ class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
 # --- to the actor -------------------------------------------------------------------------------
 
 
+class EpisodeStart(Message, frozen=True, kw_only=True):
+    """Says how a prompt is played."""
+
+    environment: str = ""
+    """`module:factory` of its environment."""
+    tools: tuple[dict[str, Any], ...] = ()
+    """The schemas of the tools that the chat template has shown."""
+
+
 class Prompt(Message, frozen=True, kw_only=True):
     """One draw from the data stream. All accounting counts draws."""
 
@@ -87,6 +97,8 @@ class Prompt(Message, frozen=True, kw_only=True):
     group_size: int
     min_version: Version
     """An engine with an older version updates before it starts this prompt."""
+    episode: EpisodeStart | UnsetType = UNSET
+    """Unset: a single answer is asked for. The encoding then has no such field, as before there were episodes."""
 
 
 class Lease(Message, frozen=True, kw_only=True):
@@ -174,8 +186,45 @@ class Verdict(Message, frozen=True, kw_only=True):
     """Values that it logged for this completion with `log_extra`: texts, numbers, booleans or None by column."""
 
 
+class Turn(Message, frozen=True, kw_only=True):
+    """One request to the engine within an episode, and its answer.
+
+    Its sequence is `kept` tokens of the parent's sequence, then `added`, then the sampled tokens from `start` to `end`.
+    """
+
+    parent: int = -1
+    """The turn that it continues; -1: the prompt of the row."""
+    kept: int
+    """Tokens of the parent's sequence with which this prompt begins."""
+    added: TokenIds
+    """Tokens after them that the policy did not sample. They are never trained."""
+    start: int
+    end: int
+    """The part of the completion's `token_ids` that this turn sampled."""
+    finish_reason: Literal["stop", "length"]
+    messages: list[dict[str, Any]] = []
+    """What came in before this answer: results of tools, or the words of a user."""
+    reply: dict[str, Any] = {}
+    """The answer as a message."""
+    asked_at: float = 0.0
+    """Wall time of the request, seconds."""
+    ended_at: float = 0.0
+    """Wall time of the last token, seconds."""
+
+
+class Episode(Message, frozen=True, kw_only=True):
+    """The turns of a completion, in the order in which they were sampled, and why there are no more."""
+
+    turns: tuple[Turn, ...]
+    exit: str
+    """`done`, `max_turns`, `too_long` or `bad_call`."""
+
+
 class Completion(Message, frozen=True, kw_only=True):
-    """One sampled answer, with the log-probabilities and versions that the engine recorded."""
+    """One sampled answer, with the log-probabilities and versions that the engine recorded.
+
+    An episode is a completion with turns: its tokens are all sampled tokens of all turns, in the order of the turns.
+    """
 
     index: int
     token_ids: TokenIds
@@ -185,6 +234,7 @@ class Completion(Message, frozen=True, kw_only=True):
     spans: tuple[Span, ...]
     finish_reason: Literal["stop", "length"]
     text: str
+    """Of an episode: the text of the last turn."""
     verdicts: dict[str, Verdict] = {}
     reward: float | None = None
     """None in a scored group: no verifier applies to this completion, and it is not trained on."""
@@ -192,11 +242,28 @@ class Completion(Message, frozen=True, kw_only=True):
     """The result of `solved.is_solved`. Set together with the reward."""
     generated_at: float = 0.0
     """Wall time of the last token, seconds; 0: not known."""
+    episode: Episode | UnsetType = UNSET
+    """Unset: a single answer to the prompt. The encoding then has no such field, as before there were episodes."""
 
     @property
     def oldest(self) -> Version:
-        """The version of the first token."""
-        return self.spans[0].version
+        """The oldest version of its tokens. A later turn can be older, where actors went back to an older version."""
+        return min(span.version for span in self.spans)
+
+    @property
+    def turns(self) -> tuple[Turn, ...]:
+        """The turns of an episode; none in a single answer."""
+        return () if isinstance(self.episode, UnsetType) else self.episode.turns
+
+    @property
+    def exit(self) -> str:
+        """Why an episode ended; empty for a single answer."""
+        return "" if isinstance(self.episode, UnsetType) else self.episode.exit
+
+    @property
+    def path_length(self) -> int:
+        """Tokens after the prompt of the row: the sampled ones, and those that were added between the turns."""
+        return len(self.token_ids) + sum(len(turn.added) for turn in self.turns)
 
 
 class Group(Message, frozen=True, kw_only=True):

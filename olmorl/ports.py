@@ -2,7 +2,7 @@
 
 orchestrator ── PromptQueue ──>  actor          orchestrator <── ResultQueue ── actor
 learner      ── WeightStore ──>  actor          orchestrator ── BatchSource ──> learner ranks
-actor        ── Engine, Scorer                  learner      ── Trainer
+actor        ── Engine, Scorer, Environments    learner      ── Trainer
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from olmorl.messages import (
     ActorStatus,
     Begin,
     Completion,
+    EpisodeStart,
     Floats,
     Lease,
     Probe,
@@ -389,13 +390,17 @@ class Engine(Protocol):
         """Load the model and begin to serve, at the version of `weights` if given."""
         ...
 
-    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0) -> Completion:
+    async def generate(
+        self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0, salt: str | None = None
+    ) -> Completion:
         """Sample one completion (index 0, no verdicts). Cancelling the task aborts the request.
 
         Of the requests that wait, those with the lowest `priority` begin first, equal ones in the order in which they
         came. When the KV cache is full, the engine stops those with the highest. It is 0 or more.
 
-        The prefix cache is salted with the version at submission. Raises PromptRefused if it can never answer.
+        Requests of one `salt` share their prefix cache; without one it is the version at submission.
+
+        Raises PromptRefused if it can never answer.
         """
         ...
 
@@ -470,6 +475,81 @@ class Scorer(Protocol):
         ...
 
     async def stop(self) -> None: ...
+
+
+class EnvironmentStep(NamedTuple):
+    """The reply of an environment to an answer of the policy."""
+
+    messages: list[dict[str, Any]]
+    """What the policy reads next."""
+    done: bool
+    """The episode is over, and the policy reads nothing more."""
+
+
+class Environment(Protocol):
+    """The environment of one episode. Every call raises EnvironmentFailed for what the policy cannot have caused."""
+
+    async def reset(self, prompt: Prompt, index: int) -> list[dict[str, Any]] | None:
+        """Begin. Returns the conversation that the policy begins with; None: that of the row."""
+        ...
+
+    async def step(self, reply: dict[str, Any]) -> EnvironmentStep:
+        """React to an answer of the policy."""
+        ...
+
+    async def reward(self) -> Verdict | None:
+        """The reward of the episode, once it has ended; None: verifiers alone score it."""
+        ...
+
+    async def close(self) -> None:
+        """End everything that the episode started. It may be called at any time, and does not fail."""
+        ...
+
+
+class Environments(Protocol):
+    """Makes the environments of an actor's episodes. The fake is `actors.episodes.fake_environments`."""
+
+    async def start(self) -> None:
+        """Start what the environments share. Raises ConfigError or DeadlinePassed, with the cause."""
+        ...
+
+    def open(self) -> Environment:
+        """A new environment. It starts with its first call."""
+        ...
+
+    def counts(self) -> dict[str, float]:
+        """Totals since the start, by name."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class Renderer(Protocol):
+    """Writes messages as tokens by the chat template of the policy. It never writes what the policy sampled."""
+
+    def prompt(self, messages: Sequence[dict[str, Any]]) -> TokenIds:
+        """The tokens of a conversation up to the policy's answer. Raises EnvironmentFailed if the template refuses."""
+        ...
+
+    def reply(self, answer: Completion) -> dict[str, Any]:
+        """An answer of the policy as a message."""
+        ...
+
+    def added(
+        self,
+        conversation: Sequence[dict[str, Any]],
+        reply: dict[str, Any],
+        messages: Sequence[dict[str, Any]],
+        answer: Completion,
+    ) -> TokenIds:
+        """The tokens that follow those of `answer`, up to the policy's next answer.
+
+        Args:
+            conversation: everything before the answer.
+            reply: the answer as a message.
+            messages: those that the policy reads next.
+        """
+        ...
 
 
 # --- learner ------------------------------------------------------------------------------------
@@ -564,6 +644,8 @@ class Row(NamedTuple):
     ground_truths: tuple[Any, ...]
     columns: Mapping[str, Any]
     thinking_opened: bool
+    episode: EpisodeStart | None = None
+    """None: a single answer is asked for."""
 
 
 class LabelCheck(Protocol):

@@ -22,7 +22,7 @@ DOORS = {
 }
 
 ROOMS: dict[str, dict[str, str]] = {
-    "actors": {},
+    "actors": {"episodes": "leased_groups"},
     "learner": {
         "batching": "algorithm storage",
         "orchestrator": "background batching storage waits",
@@ -32,6 +32,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "queues": {"prompts": "redis_server"},
     "verifiers": {
         "code": "pool check_outcomes verifier",
+        "environments": "pool",
         "functions": "pool check_outcomes registry",
         "instructions": "pool check_outcomes verifier",
         "judge": "check_outcomes verifier",

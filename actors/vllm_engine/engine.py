@@ -196,7 +196,9 @@ class VllmEngine:
 
     # --- generation -----------------------------------------------------------------------------
 
-    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0) -> Completion:
+    async def generate(
+        self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0, salt: str | None = None
+    ) -> Completion:
         """Sample one completion.
 
         Raises:
@@ -211,7 +213,7 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         llm = self._running()
-        salted = tokens_input(prompt.tolist(), cache_salt=str(self._version))
+        salted = tokens_input(prompt.tolist(), cache_salt=salt or str(self._version))
         self._gauge.accepted(1)
         try:
             collector = await llm.add_request(request_id, salted, sampling_params(sampling), priority=priority)

@@ -116,6 +116,9 @@ class Placement:
             engines = f"{self.actor_nodes} node(s), {self.engines} engine(s) of {self.nodes_per_engine} nodes"
         sequences = self.groups_in_flight * config.sampling.group_size
         slots = self.engines * config.actors.max_running
+        answers = f"completion {config.sampling.max_tokens}"
+        if config.episodes.environment is not None:
+            answers += f", episode {config.longest_answer}"
         return [
             (
                 "learner",
@@ -142,7 +145,7 @@ class Placement:
             ),
             (
                 "lengths",
-                f"prompt {config.data.max_prompt_tokens}, completion {config.sampling.max_tokens}; engines take "
+                f"prompt {config.data.max_prompt_tokens}, {answers}; engines take "
                 f"{config.max_model_len} tokens, rows {config.row_tokens}",
             ),
             (

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from olmorl.config import Config
 from olmorl.deploy.demo.arithmetic import sums
+from olmorl.deploy.demo.calculator import calculated_sums
 from olmorl.deploy.demo.mixture import mixture
 from olmorl.deploy.demo.problem import Problem, write
 from olmorl.deploy.demo.settings import DemoSettings, Progress, WarmStart
@@ -25,6 +26,7 @@ from olmorl.errors import unwritable
 BUILDS: Mapping[str, DemoSettings] = {
     "demo": DemoSettings(),
     "mixed": DemoSettings("mixture", num_train=4000, warm_start=WarmStart(steps=720, careful_share=0.4)),
+    "calculator": DemoSettings("calculator", {3: 40, 4: 40, 5: 20}),
 }
 """The demos that `model.build` can name."""
 
@@ -87,9 +89,11 @@ def _make(folder: Path, settings: DemoSettings, progress: Progress) -> None:
     from olmorl.deploy.demo.tiny_model import build_model, build_tokenizer, warm_start
 
     # One stream of different problems feeds all three: none of the held-out ones is ever trained on.
-    source: Iterator[Problem] = (
-        mixture(settings.seed) if settings.problems == "mixture" else sums(settings.seed, settings.terms)
-    )
+    source: Iterator[Problem]
+    if settings.problems == "mixture":
+        source = mixture(settings.seed)
+    else:
+        source = (sums if settings.problems == "sums" else calculated_sums)(settings.seed, settings.terms)
     write(folder / "test.jsonl", islice(source, settings.num_test))
     write(folder / "train.jsonl", islice(source, settings.num_train))
     tokenizer = build_tokenizer(settings.policy.max_tokens)

@@ -43,9 +43,9 @@ class WarmStart:
 class DemoSettings:
     """Everything that the cached model and data depend on."""
 
-    problems: Literal["sums", "mixture"] = "sums"
+    problems: Literal["sums", "mixture", "calculator"] = "sums"
     terms: Mapping[int, int] = field(default_factory={3: 30, 4: 40, 5: 18, 6: 12}.copy)
-    """For `sums`: the weight of each number of terms."""
+    """For `sums` and `calculator`: the weight of each number of terms."""
     seed: int = 0
     num_train: int = 8000
     num_test: int = 200

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import Olmo3Config, Olmo3ForCausalLM, PreTrainedTokenizerFast
 
+from olmorl.deploy.demo.calculator import CalculatedSum
 from olmorl.deploy.demo.muon import Muon
 from olmorl.deploy.demo.problem import Problem
 
@@ -137,9 +138,16 @@ def _padded(rows: Sequence[list[int]], padding: int) -> Tensor:
 
 
 def _example(tokenizer: Any, problem: Problem, careful: bool) -> tuple[list[int], list[int]]:
-    """Token ids of a solved problem, and the same with -100 for the tokens of the question."""
+    """Token ids of a solved problem, and the same with -100 for the tokens that are not the policy's."""
     turns = [{"role": "user", "content": problem.question}]
+    said = problem.play(careful) if isinstance(problem, CalculatedSum) else [problem.work_out(careful)]
+    ids: list[int] = []
+    labels: list[int] = []
     text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-    question = tokenizer(text)["input_ids"]
-    answer = tokenizer(problem.work_out(careful) + END)["input_ids"]
-    return question + answer, [-100] * len(question) + answer
+    for answer, reply in zip_longest(said[::2], said[1::2]):
+        asked, answered = tokenizer(text)["input_ids"], tokenizer(answer + END)["input_ids"]
+        ids += asked + answered
+        labels += [-100] * len(asked) + answered
+        turn = {"role": "user", "content": reply}
+        text = tokenizer.apply_chat_template([turn], tokenize=False, add_generation_prompt=True)
+    return ids, labels

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from olmorl.actors.episodes.runner import VERDICT
 from olmorl.config import Config, with_key
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
@@ -20,9 +21,18 @@ from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
 from olmorl.deploy.preflight.disk_room import disk_room, room
 from olmorl.deploy.preflight.local_checks import check_data, check_functions, check_model, check_whole_paths
 from olmorl.deploy.preflight.memory_places import GPU_KEY, HOST_KEY, size
-from olmorl.errors import ModelError, ResourceError, Unscorable, UserError, unwritable
+from olmorl.errors import (
+    ConfigError,
+    DeadlinePassed,
+    EnvironmentFailed,
+    ModelError,
+    ResourceError,
+    Unscorable,
+    UserError,
+    unwritable,
+)
 from olmorl.learner.orchestrator.draw_source import prompt_of
-from olmorl.messages import Completion, Prompt, Span, Version
+from olmorl.messages import Completion, Prompt, Span, Verdict, Version
 from olmorl.ports import Row
 from olmorl.verifiers.code.sandbox import self_test
 
@@ -154,6 +164,49 @@ def tokenizer(settings: Config) -> str:
     return f"{len(found):,} tokens for {vocabulary:,} rows; a question of one line is {len(ids)} tokens{template}"
 
 
+def environment(settings: Config) -> str:
+    """The chat template can write replies, and the environment plays an episode of one answer on a real row."""
+    from olmorl.actors.episodes.template_check import faults
+
+    tried = _tried(settings)
+    role = settings.episodes.tool_role if settings.episodes.tool_parser else None
+    if found := faults(wiring.template_renderer(settings), role):
+        raise ModelError(f"{'; '.join(found)}: give another template in model.chat_template")
+    try:
+        what = asyncio.run(_play_once(settings, tried.rows[0]))
+    except (EnvironmentFailed, DeadlinePassed) as error:
+        raise ConfigError(f"episodes.environment = {settings.episodes.environment!r}: {error}") from None
+    return f"{settings.episodes.environment}: {what}; the chat template writes its replies"
+
+
+async def _play_once(settings: Config, row: Row) -> str:
+    """Play an episode whose only answer is a made-up one; returns what the environment did."""
+    play = wiring.play(settings)
+    assert play is not None
+    await play.environments.start()
+    try:
+        world = play.environments.open()
+        try:
+            await world.reset(_prompt_of(row), 0)
+            step = await world.step({"role": "assistant", "content": "The answer is 1."})
+            verdict = await world.reward()
+        finally:
+            await world.close()
+    finally:
+        await play.environments.stop()
+    if verdict is None and not row.datasets and not settings.verifiers.functions:
+        raise ConfigError(
+            f"{row.row}: nothing gives a reward: the environment has none, and the row names no verifier: write a "
+            "method reward of the environment, a column dataset, or verifiers.functions"
+        )
+    reacted = "ended the episode" if step.done else f"replied with {len(step.messages)} message(s)"
+    return f"it {reacted} after {row.row}" + ("" if verdict is None else f", with a reward of {verdict.reward}")
+
+
+def _prompt_of(row: Row) -> Prompt:
+    return prompt_of(row, lane="train", draw_id=0, attempt=1, group_size=2, min_version=Version(0, 0))
+
+
 def functions(settings: Config) -> str:
     """The user's reward functions import. They and the verifiers of the data score a real row."""
     check_functions(settings)
@@ -178,11 +231,12 @@ async def _score_once(settings: Config, rows: Sequence[Row]) -> list[str]:
     names: dict[str, None] = {}
     try:
         for row in rows:
-            prompt = prompt_of(row, lane="train", draw_id=0, attempt=1, group_size=2, min_version=Version(0, 0))
+            prompt = _prompt_of(row)
+            of_world = {} if row.episode is None else {VERDICT: Verdict(reward=0.0)}
             group = []
             for index, text in enumerate(("I do not know.", "The answer is 1.")):
                 answer = replace(_answer(text), index=index)
-                group.append(replace(answer, verdicts=await scorer.verify(prompt, answer)))
+                group.append(replace(answer, verdicts=of_world | await scorer.verify(prompt, answer)))
             try:
                 scored = await scorer.combine(prompt, group)
             except Unscorable as error:
@@ -310,6 +364,7 @@ ONCE: Mapping[str, Callable[[Config], str]] = {
     "model": model,
     "memory": memory_plan,
     "tokenizer": tokenizer,
+    "environment": environment,
     "reward functions": functions,
     "redis": redis,
 }
@@ -333,6 +388,12 @@ HOLDERS: Mapping[str, Sequence[Callable[[Placement], Mapping[str, float]]]] = {
 checks compare a folder with the launcher's."""
 WITHOUT_A_MODEL = ("reward functions", "redis", "ports")
 """The checks that a simulated run needs."""
+
+
+def applies(check: str, settings: Config) -> bool:
+    """Whether a run needs a check."""
+    real = settings.run.mode == "real"
+    return (real or check in WITHOUT_A_MODEL) and (check != "environment" or settings.episodes.environment is not None)
 
 
 def object_store(settings: Config, there: float) -> str:

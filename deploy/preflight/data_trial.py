@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from olmorl.config import Config
+from olmorl.deploy import wiring
 from olmorl.learner.data.checks import check_different, check_enough, shared_rows
 from olmorl.learner.data.loader import Loader, LoadReport, evaluation_sets, named, training_sources
 from olmorl.learner.data.readers import parse_spec
@@ -45,7 +46,7 @@ def try_rows(settings: Config, tokenizer: Any, limit: int = ROWS) -> Tried:
 
     data = settings.data
     with closing(LabelChecker(settings.verifiers)) as check:
-        loader = Loader(data, tokenizer, settings.verifiers, check)
+        loader = Loader(data, tokenizer, settings.verifiers, check, episode=wiring.episode(settings))
         held_out = loader.for_evaluation()
         sources = training_sources(loader, data, limit)
         evaluations = evaluation_sets(held_out, settings.evaluation, limit)

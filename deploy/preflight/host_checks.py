@@ -74,11 +74,11 @@ def _results(cluster: RayCluster) -> Iterator[CheckResult]:
     tree = settings.model_dump(mode="json")
     real, passed = settings.run.mode == "real", True
     for name, check in checks.ONCE.items():
-        if real or name in checks.WITHOUT_A_MODEL:
+        if checks.applies(name, settings):
             result = _attempt(name, "launcher", partial(check, settings))
             passed = passed and result.passed
             yield result
-    names = [name for name in checks.ON_HOSTS if real or name in checks.WITHOUT_A_MODEL]
+    names = [name for name in checks.ON_HOSTS if checks.applies(name, settings)]
     yield from _of_hosts(settings, _shared_folders(settings), placed, names)
     if real and passed:
         yield from asyncio.run(_in_places(cluster, placed, tree))

@@ -151,7 +151,7 @@ def _critic_model(settings: Config) -> Model | None:
     """The model that the critic starts from, if there is a critic."""
     from olmorl.learner.algorithm.presets import resolve
 
-    if not resolve(settings.objective, settings.sampling.max_tokens).has_critic:
+    if not resolve(settings.objective, settings.longest_answer).has_critic:
         return None
     return settings.model.model_copy(update={"path": settings.critic.path or settings.model.path})
 
@@ -196,7 +196,7 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
 
     on_gpu, states, row = plan(settings).on_gpu, rank.states, rank.activations
     layers, logits = (row.kept + row.layers, row.logits) if row else (0, 0)
-    needs_reference = resolve(settings.objective, settings.sampling.max_tokens).needs_reference
+    needs_reference = resolve(settings.objective, settings.longest_answer).needs_reference
     reference = states.weights if needs_reference else 0
     reserved = RESERVED_BYTES if on_gpu else 0
     copied = _copied_keys(settings)
@@ -339,7 +339,7 @@ def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights
     from olmorl.learner.algorithm.presets import resolve
     from olmorl.learner.trainer.memory import MASTER_BYTES
 
-    anchor = settings.schedule.max_lag > 0 and resolve(settings.objective, settings.sampling.max_tokens).needs_anchor
+    anchor = settings.schedule.max_lag > 0 and resolve(settings.objective, settings.longest_answer).needs_anchor
     masters = MASTER_BYTES * rank.parameters // placed.learner_nodes
     shards, ranks = weights // placed.learner_nodes, placed.ranks_per_node
     row = rank.activations.host * ranks if rank.activations else 0
@@ -420,7 +420,7 @@ def object_store(settings: Config, weights: int) -> int:
 
 def _disk(settings: Config, parameters: int, weights: int) -> tuple[MemoryPart, ...]:
     batch = settings.schedule.prompts_per_step * settings.sampling.group_size
-    tokens = batch * settings.sampling.max_tokens
+    tokens = batch * settings.longest_answer
     checkpoint, kept = MASTER_AND_MOMENTS_BYTES * parameters, settings.checkpoint.keep
     steps = min(settings.checkpoint.every, settings.schedule.steps)
     parts = (

@@ -112,7 +112,8 @@ def _shared_rows(settings: Config) -> Iterator[Change]:
 
 
 def _shorter_answers(settings: Config) -> Iterator[Change]:
-    number = settings.sampling.max_tokens
+    key = "sampling.max_tokens" if settings.episodes.max_tokens is None else "episodes.max_tokens"
+    number = settings.longest_answer
     while number > LEAST_ANSWER:
         number //= 2
-        yield "sampling.max_tokens", number
+        yield key, number

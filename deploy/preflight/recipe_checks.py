@@ -36,7 +36,7 @@ def check_objective(settings: Config) -> None:
     """The switches of the objective go together."""
     from olmorl.learner.algorithm.presets import resolve
 
-    resolve(settings.objective, settings.sampling.max_tokens)
+    resolve(settings.objective, settings.longest_answer)
 
 
 def check_own_code(settings: Config) -> None:
@@ -51,7 +51,7 @@ def check_own_code(settings: Config) -> None:
         from olmorl.learner.algorithm.objective import check_surrogate
         from olmorl.learner.algorithm.presets import resolve
 
-        check_surrogate(resolve(settings.objective, settings.sampling.max_tokens))
+        check_surrogate(resolve(settings.objective, settings.longest_answer))
 
 
 def check_places(settings: Config) -> None:

@@ -230,7 +230,9 @@ class _Chunk:
         for completion in record["completions"]:
             cut = self._pieces.cut(completion["token_ids"], completion["text"]) if self._pieces else None
             verdicts = {name: _told(verdict) for name, verdict in completion["verdicts"].items()}
-            texts.append({"text": cut.text if cut else completion["text"], "verdicts": verdicts})
+            texts.append(
+                {"text": cut.text if cut else completion["text"], "verdicts": verdicts, **_episode(completion)}
+            )
             spans.append(list(self._spans_of(completion, record["step"])))
             # Lengths of 0 say that the text could not be cut.
             lengths.append(cut.lengths if cut else bytes(len(completion["token_ids"])))
@@ -256,6 +258,14 @@ class _Chunk:
             "logprobs": np.minimum(steps, 255).astype(np.uint8),
         }
         return json_blob(self.texts), blob(pack({"spans": self._spans, "scale": LOGPROB_SCALE}, columns))
+
+
+def _episode(completion: Record) -> dict[str, Any]:
+    """The turns of an episode: the first token of each, what came in before it, and the answer. Empty without turns."""
+    if "turns" not in completion:
+        return {}
+    turns = [{key: turn[key] for key in ("start", "messages", "reply")} for turn in completion["turns"]]
+    return {"exit": completion["exit"], "turns": turns}
 
 
 def _told(verdict: Record) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Difference(NamedTuple):
 
 def spelled_out(settings: Config) -> Config:
     """The same settings with the switches of the preset, and with the text of the chat template, written out."""
-    objective = presets.spelled_out(settings.objective, settings.sampling.max_tokens)
+    objective = presets.spelled_out(settings.objective, settings.longest_answer)
     template = settings.model.chat_template
     if template is None or not names_a_file(template) or not Path(template).is_file():
         return settings.model_copy(update={"objective": objective})

@@ -158,9 +158,20 @@ def _from_record(record: Mapping[str, Any]) -> Iterator[Moment]:
     yield Moment(
         written_at or None, "written", f"{len(completions)} completions, {tokens.total():,} tokens by version {written}"
     )
+    yield from _turns(completions)
     yield Moment(None, "verified", "; ".join(_verdicts(completions)))
     lasted = f", {ended - began:.1f} s after it began" if began and ended else ""
     yield Moment(ended, "committed", f"the whole group{lasted}")
+
+
+def _turns(completions: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
+    """The turns of each episode: when each one was asked for, its tokens, and what it says."""
+    for completion in completions:
+        for number, turn in enumerate(completion.get("turns", ()), 1):
+            tokens = f"{len(turn['added_token_ids'])} tokens in, {turn['end'] - turn['start']} out"
+            text = f"{completion['index']}, turn {number}: {tokens}: {_shortened(str(turn['reply'].get('content')))}"
+            ended = f"; exit {completion['exit']}" if number == len(completion["turns"]) else ""
+            yield Moment(turn["asked_at"] or None, "episode", text + ended)
 
 
 def _verdicts(completions: Sequence[Mapping[str, Any]]) -> Iterator[str]:

@@ -53,9 +53,9 @@ class BatchBuilder:
     def __init__(self, config: Config, num_ranks: int) -> None:
         self._config = config
         self._num_ranks = num_ranks
-        self._max_tokens = config.sampling.max_tokens
+        self._max_tokens = config.longest_answer
         self._max_lag = config.schedule.max_lag
-        self._switches = resolve(config.objective, config.sampling.max_tokens)
+        self._switches = resolve(config.objective, config.longest_answer)
 
     def has_gradient(self, group: Group) -> bool:
         """Whether a group can move the policy. Its age does not count."""

@@ -68,7 +68,7 @@ def pack(
     """One shard for each rank, from the groups of a step. Each `sequence_parallel` ranks in turn get equal shards.
 
     With `share_prompts`, a row holds the prompt of a group once, so the answers of a group stay together where that
-    costs less than it saves. All samples of a group have the same prompt.
+    costs less than it saves.
 
     Minibatches take the groups in turn, so their sizes differ by at most one group and each sees early and late (short
     and long) groups alike. With fewer groups than minibatches there are as many minibatches as groups. A sample of more
@@ -188,7 +188,9 @@ def _rows(groups: Sequence[Sequence[Sample]], row_tokens: int, num_ranks: int, s
     """As few rows as possible, of similar cost for the ranks that run side by side."""
     if not share_prompts:
         return _spread_rows(list(chain.from_iterable(groups)), row_tokens, num_ranks)
-    blocks = sorted(map(_block, groups), key=lambda block: block.lengths[0])
+    # An environment may write another prompt for each episode of a group.
+    of_one_prompt = chain.from_iterable(prompt_blocks(group, share_prompts) for group in groups)
+    blocks = sorted(map(_block, of_one_prompt), key=lambda block: block.lengths[0])
     large = sum(2 * (block.prompt + length) > row_tokens for block in blocks for length in block.lengths)
     num_rows = _round_up(max(large, sum(block.tokens for block in blocks) / row_tokens), num_ranks)
     growth, most = MORE_ROWS, sum(map(len, groups))

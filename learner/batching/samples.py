@@ -5,9 +5,10 @@ Shape letters: G completions of a group, N of a batch, T tokens of a completion.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from math import isfinite
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +18,9 @@ from olmorl.learner.algorithm.advantage import OVER_BATCH, advantages, over_batc
 from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.scheduling import token_lags
 from olmorl.learner.storage.ledger_state import Start
-from olmorl.messages import Completion, Group, Sample
+from olmorl.messages import Completion, Group, Sample, Turn
+
+Array = npt.NDArray[Any]
 
 
 def defect(group: Group) -> str | None:
@@ -27,7 +30,7 @@ def defect(group: Group) -> str | None:
     if not len(group.prompt.token_ids):
         return "a prompt without tokens"
     for completion in group.completions:
-        if reason := _completion_defect(completion):
+        if reason := _completion_defect(completion) or _turn_defect(completion, len(group.prompt.token_ids)):
             return f"completion {completion.index}: {reason}"
     return None if group.rewards else "no completion has a reward"
 
@@ -59,7 +62,7 @@ def _rewards(group: Group, switches: Switches, max_tokens: int) -> Iterator[tupl
     """
     rewarded = [one for one in enumerate(group.completions) if one[1].reward is not None]
     penalties = {
-        index: overlong_penalty(len(one.token_ids), max_tokens, switches.overlong_buffer) for index, one in rewarded
+        index: overlong_penalty(one.path_length, max_tokens, switches.overlong_buffer) for index, one in rewarded
     }
     if switches.advantage != "gdpo":
         yield 1.0, {index: (one.reward or 0.0) + penalties[index] for index, one in rewarded}
@@ -87,18 +90,44 @@ def samples(
     made = []
     for completion, advantage in zip(group.completions, advantages_G, strict=True):
         lags_T = token_lags(completion, trained, max_lag, starts)
-        made.append(
-            Sample(
-                draw_id=group.prompt.draw_id,
-                prompt_ids=group.prompt.token_ids,
-                completion_ids=completion.token_ids,
-                behaviour_logprobs=completion.logprobs,
-                loss_mask=(lags_T <= max_lag) & np.isfinite(completion.logprobs) & (not _masked(completion, switches)),
-                lags=lags_T,
-                advantage=float(advantage),
-            )
+        sample = Sample(
+            draw_id=group.prompt.draw_id,
+            prompt_ids=group.prompt.token_ids,
+            completion_ids=completion.token_ids,
+            behaviour_logprobs=completion.logprobs,
+            loss_mask=(lags_T <= max_lag) & np.isfinite(completion.logprobs) & (not _masked(completion, switches)),
+            lags=lags_T,
+            advantage=float(advantage),
         )
+        made.append(_path(sample, completion.turns) if completion.turns else sample)
     return tuple(made)
+
+
+def _path(sampled: Sample, turns: Sequence[Turn]) -> Sample:
+    """The sample of an episode: its sampled tokens with the tokens that were added between the turns.
+
+    Added tokens feed no loss. Where the environment wrote the prompt, it takes the place of the row's.
+    """
+    first, later = turns[0], turns[1:]
+
+    def spread(values_S: Array, added: Callable[[Turn], Array]) -> Array:
+        """The values of the sampled tokens in their places, with those of the added ones between them."""
+        parts = [values_S[first.start : first.end]]
+        for turn in later:
+            parts += [added(turn), values_S[turn.start : turn.end]]
+        return np.concatenate(parts)
+
+    def with_zeros(values_S: Array) -> Array:
+        return spread(values_S, lambda turn: np.zeros(len(turn.added), values_S.dtype))
+
+    return replace(
+        sampled,
+        prompt_ids=first.added if len(first.added) else sampled.prompt_ids,
+        completion_ids=spread(sampled.completion_ids, lambda turn: turn.added),
+        behaviour_logprobs=with_zeros(sampled.behaviour_logprobs),
+        loss_mask=with_zeros(sampled.loss_mask),
+        lags=with_zeros(sampled.lags),
+    )
 
 
 def teaches(group: Sequence[Sample], switches: Switches) -> bool:
@@ -141,4 +170,21 @@ def _completion_defect(completion: Completion) -> str | None:
     starts, ends = [s.start for s in completion.spans], [s.end for s in completion.spans]
     if [*starts, num_tokens] != [0, *ends]:
         return f"version spans {starts} to {ends} over {num_tokens} tokens"
+    return None
+
+
+def _turn_defect(completion: Completion, prompt_tokens: int) -> str | None:
+    """Whether the turns are one path of tokens: each continues the whole sequence of the one before."""
+    start = 0
+    sequence = prompt_tokens
+    for number, turn in enumerate(completion.turns):
+        if (turn.start, turn.parent) != (start, number - 1) or not start < turn.end <= len(completion.token_ids):
+            return f"turn {number} holds the tokens {turn.start} to {turn.end} and continues turn {turn.parent}"
+        rewritten = number == 0 and turn.kept == 0 and len(turn.added) > 0
+        if turn.kept != sequence and not rewritten:
+            return f"turn {number} keeps {turn.kept} of {sequence} tokens: episodes with branches are not trained yet"
+        sequence = turn.kept + len(turn.added) + turn.end - turn.start
+        start = turn.end
+    if completion.turns and start != len(completion.token_ids):
+        return f"its turns hold {start} of {len(completion.token_ids)} tokens"
     return None

@@ -24,7 +24,7 @@ from olmorl.extension import load_function
 from olmorl.learner.data import chat_templates
 from olmorl.learner.data.readers import Candidate, Labelled, Problem, layout, parse_spec, read
 from olmorl.learner.data.stream import Source
-from olmorl.messages import TRAIN_LANE
+from olmorl.messages import TRAIN_LANE, EpisodeStart
 from olmorl.ports import LabelCheck, Row
 
 BATCH = 512
@@ -83,6 +83,8 @@ class Loader:
         verifiers: with user functions, other columns are kept and labels may be absent.
         check: says why a verifier cannot use a label, or None.
         progress: called now and then with the data set's name and the number of rows read.
+        episode: how the rows are played. The template shows its tools; its environment gets all columns, and labels may
+            be absent.
 
     Raises:
         ConfigError: the chat template does not use a value of `data.chat_template_kwargs`.
@@ -97,12 +99,14 @@ class Loader:
         verifiers: Verifiers,
         check: LabelCheck | None = None,
         progress: Progress | None = None,
+        episode: EpisodeStart | None = None,
     ) -> None:
         chat_templates.check_template_kwargs(tokenizer.chat_template, data.chat_template_kwargs)
         self._data = data
         self._tokenizer = tokenizer
         self._think_start = verifiers.think_tags[0]
-        self._functions = bool(verifiers.functions)
+        self._episode = episode
+        self._functions = bool(verifiers.functions or episode)
         self._reader = data.reader and load_function("data.reader", data.reader)
         self._check = check
         self._progress = progress
@@ -248,7 +252,9 @@ class Loader:
                 )
             return "\n\n".join(turn["content"] for turn in turns) + "\n"
         try:
-            given = self._data.chat_template_kwargs
+            given: dict[str, Any] = dict(self._data.chat_template_kwargs)
+            if self._episode and self._episode.tools:
+                given["tools"] = [*self._episode.tools]
             return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, **given))
         except (TemplateError, *chat_templates.RENDERING_FAILED) as error:
             self._unrendered += 1
@@ -268,7 +274,16 @@ class Loader:
                 self.report.used += 1
                 opened = text.rstrip().endswith(self._think_start)
                 columns = labelled.columns if self._functions else {}
-                yield Row(place, labelled.messages, tokens, labelled.datasets, labelled.ground_truths, columns, opened)
+                yield Row(
+                    place,
+                    labelled.messages,
+                    tokens,
+                    labelled.datasets,
+                    labelled.ground_truths,
+                    columns,
+                    opened,
+                    self._episode,
+                )
 
     def _fit(self, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32] | None:
         limit = self._data.max_prompt_tokens

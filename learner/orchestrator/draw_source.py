@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from msgspec import UNSET
+
 from olmorl.clock import Clock
 from olmorl.errors import DataError
 from olmorl.learner.storage.ledger_state import Drawn, LedgerState
@@ -135,4 +137,5 @@ def prompt_of(
         queued_at=queued_at,
         group_size=group_size,
         min_version=min_version,
+        episode=row.episode or UNSET,
     )

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.messages import Completion, Failure, Result
+from olmorl.messages import Completion, Failure, Result, Turn
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
@@ -74,6 +74,7 @@ def _fields(ended: Ended) -> dict[str, Any]:
 
 
 def _completion(completion: Completion) -> dict[str, Any]:
+    episode = {"exit": completion.exit, "turns": [_turn(turn) for turn in completion.turns]}
     return {
         "index": completion.index,
         "token_ids": completion.token_ids,
@@ -86,4 +87,21 @@ def _completion(completion: Completion) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "generated_at": completion.generated_at,
         "text": completion.text,
+        **(episode if completion.turns else {}),
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    """One turn. The tokens that it sampled are those of the completion from `start` to `end`."""
+    return {
+        "parent": turn.parent,
+        "kept": turn.kept,
+        "added_token_ids": turn.added,
+        "start": turn.start,
+        "end": turn.end,
+        "finish_reason": turn.finish_reason,
+        "messages": turn.messages,
+        "reply": turn.reply,
+        "asked_at": turn.asked_at,
+        "ended_at": turn.ended_at,
     }

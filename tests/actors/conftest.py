@@ -14,6 +14,7 @@ import pytest
 
 from olmorl import config
 from olmorl.actors import admission
+from olmorl.actors.episodes.runner import Play
 from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.actors.loop import Actor
 from olmorl.actors.sampling_params import SamplingRule
@@ -100,6 +101,7 @@ class Service:
     scorer: FakeScorer = field(default_factory=FakeScorer)
     clock: LoopClock = field(default_factory=LoopClock)
     queue_kind: type[MemoryQueue] = MemoryQueue
+    play: Play | None = None
     engines: dict[str, FakeEngine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -124,6 +126,7 @@ class Service:
             lease_s=LEASE_S,
             max_lag=self.max_lag,
             max_span=self.max_span,
+            play=self.play,
         )
 
     async def push(self, *prompts: Prompt) -> None:

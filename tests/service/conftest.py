@@ -15,6 +15,7 @@ import pytest
 
 from olmorl import config, metrics
 from olmorl.actors import admission
+from olmorl.actors.episodes.runner import Play
 from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.actors.loop import Actor
 from olmorl.actors.sampling_params import SamplingRule
@@ -68,6 +69,7 @@ class Service:
     engine: Callable[..., FakeEngine] = FakeEngine
     scorer: Callable[[], Scorer] = FakeScorer
     evaluation_share: float = 0.25
+    play: Callable[[], Play] | None = None
     rows: Sequence[Row] | None = None
     """In place of `num_rows` made ones."""
 
@@ -135,6 +137,7 @@ class Service:
             lease_s=LEASE_S,
             max_lag=settings.schedule.max_lag,
             max_span=max_span,
+            play=self.play and self.play(),
         )
         self.actors.append(actor)
         self._actor_tasks[name] = asyncio.create_task(actor.run())

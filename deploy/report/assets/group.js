@@ -69,7 +69,7 @@ class GroupView {
       for (let c = s.g_first[other - 1]; c < s.g_first[other]; c++) first += s.c_tokens[c];
     }
     for (let c = s.g_first[g]; c < s.g_first[g] + i; c++) first += s.c_tokens[c];
-    return new Tokens(data, s.g_slot[g], i, first, s.c_tokens[s.g_first[g] + i], group.completions[i].text);
+    return new Tokens(data, s.g_slot[g], i, first, s.c_tokens[s.g_first[g] + i], group.completions[i]);
   }
 
   facts(g, group, outcome) {
@@ -92,11 +92,7 @@ class GroupView {
 
   prompt(group) {
     const turns = typeof group.prompt === "string" ? [{ role: "prompt", content: group.prompt }] : group.prompt;
-    return el("div", { class: "prompt" }, turns.map((turn) => {
-      const text = el("div", { class: "text" });
-      growing(text, contentText(turn.content), 4000);
-      return el("div", { class: "turn" }, el("b", {}, String(turn.role)), text);
-    }));
+    return el("div", { class: "prompt" }, turns.map(turnOf));
   }
 
   card(g, group, completion, i, trained) {
@@ -106,7 +102,7 @@ class GroupView {
     const hit = this.browser.filter.needsCompletion && this.browser.filter.completion(s, c);
     return el("section", { class: `card ${hit ? "hit" : ""}`, tabIndex: 0, "aria-label": `Completion ${i}` },
       el("h3", {}, el("i", { class: `square ${this.browser.rewardClass(s.c_reward[c])}` }), ` ${number(s.c_reward[c])}`,
-        el("small", {}, ` ${whole(completion.count)} tokens · mean log-probability ${s.c_logprob[c].toFixed(3)}${flags.length ? ` · ${flags.join(", ")}` : ""}`)),
+        el("small", {}, ` ${whole(completion.count)} tokens · mean log-probability ${s.c_logprob[c].toFixed(3)}${flags.length ? ` · ${flags.join(", ")}` : ""}${exitOf(group.completions[i])}`)),
       this.verdicts(group.completions[i].verdicts),
       tokenStrip(completion, this.mode, trained),
       el("small", { class: "spans" }, completion.spans.map(([incarnation, version, start, end]) => `${incarnation}.${version}: ${start}–${end}`).join("  ")),
@@ -121,4 +117,9 @@ class GroupView {
         verdict.extracted !== undefined && [" extracted ", el("code", {}, verdict.extracted)], more.length > 0 && el("small", {}, ` ${more.join(" · ")}`));
     }));
   }
+}
+
+// The number of turns of an episode, and why there are no more.
+function exitOf({ turns = [], exit }) {
+  return turns.length > 0 ? ` · ${turns.length} turn${turns.length > 1 ? "s" : ""}, exit ${exit}` : "";
 }

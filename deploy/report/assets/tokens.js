@@ -14,9 +14,11 @@ const LOGPROB_LEVELS = [0.05, 0.2, 0.5, 1, 2, 4, 7];
 // The tokens of one completion, from its chunk.
 class Tokens {
   // `first` is the place of its first token in the columns of the chunk.
-  constructor(chunk, slot, i, first, count, text) {
+  constructor(chunk, slot, i, first, count, completion) {
     const { lengths, logprobs } = chunk.columns;
+    const { text, turns = [] } = completion;
     this.count = count;
+    this.turns = turns;
     this.text = text;
     this.spans = chunk.spans[slot][i];
     this.lengths = lengths.subarray(first, first + count);
@@ -62,10 +64,15 @@ class Tokens {
 // The text with one element for each token; long ones grow on demand.
 function tokenText(tokens, mode, trained) {
   const host = el("div", { class: "text" });
-  if (!tokens.isCut || mode === "none") {
+  if (!tokens.isCut && tokens.turns.length > 0) {
+    for (const { messages, reply } of tokens.turns) host.append(...[...messages, reply].map(turnOf));
+    return host;
+  }
+  if (!tokens.isCut || (mode === "none" && tokens.turns.length < 2)) {
     growing(host, tokens.text, 20000);
     return host;
   }
+  const incoming = new Map(tokens.turns.map((turn) => [turn.start, turn.messages]));
   const classes = tokens.classes(mode, trained);
   let [t, at] = [0, 0];
   const more = el("button", { class: "link", onclick: () => add(MORE_TOKENS) });
@@ -74,7 +81,7 @@ function tokenText(tokens, mode, trained) {
     for (const end = Math.min(tokens.count, t + count); t < end; t++) {
       const piece = el("span", { class: classes[t] }, tokens.text.slice(at, at + tokens.lengths[t]));
       piece.dataset.t = t;
-      part.append(piece);
+      part.append(...(incoming.get(t) ?? []).map(turnOf), piece);
       at += tokens.lengths[t];
     }
     more.remove();
@@ -91,6 +98,13 @@ function tokenText(tokens, mode, trained) {
   });
   host.addEventListener("pointerleave", hideTip);
   return host;
+}
+
+// One message of a conversation.
+function turnOf(message) {
+  const text = el("div", { class: "text" });
+  growing(text, contentText(message.content), 4000);
+  return el("div", { class: "turn" }, el("b", {}, String(message.role)), text);
 }
 
 function growing(host, text, size) {

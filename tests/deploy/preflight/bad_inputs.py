@@ -202,6 +202,8 @@ BOUNDS = [
     value("learner.minibatches", "65", "schedule.prompts_per_step = 4"),
     value("learner.epochs", "0", "greater than or equal to 1"),
     value("learner.row_tokens", "127", "is too short", "128"),
+    value("episodes.max_tokens", "64", "no effect on single answers", "set episodes.environment"),
+    value("episodes.environment", "calculator", "should match pattern"),
     value("learner.attention", "flash", "'flash_attention_2'"),
     value("learner.sequence_parallel", "0", "greater than or equal to 1"),
     value("learner.sequence_parallel", "2", "does not divide the 1 rank(s)", "learner.ranks_per_node = 1"),

@@ -19,7 +19,7 @@ from olmorl.deploy.demo.settings import ModelSize
 from olmorl.deploy.demo.tiny_model import build_model, build_tokenizer
 from olmorl.deploy.preflight import checks, disk_room, logprob_check
 from olmorl.deploy.preflight.host_checks import _attempt
-from olmorl.errors import ConfigError, DataError, ModelError, ResourceError, Unscorable
+from olmorl.errors import ConfigError, DataError, ModelError, ResourceError, Unscorable, UserError
 from olmorl.queues.redis_server.embedded_server import EmbeddedRedis
 from olmorl.queues.redis_server.url import parse_url
 from olmorl.verifiers.code.sandbox import tiers
@@ -291,6 +291,62 @@ def test_a_verifier_that_cannot_score_is_found(trial: Callable[..., config.Confi
     recipe = recipe.model_copy(update={"verifiers": recipe.verifiers.model_copy(update={"judge": deaf})})
     with pytest.raises(Unscorable, match=r"rows\.jsonl:1: general-quality_ref: "):
         checks.functions(recipe)
+
+
+WORLD = """
+class World:
+    def step(self, reply):
+        return {step}
+class Judging(World):
+    def reward(self):
+        return 2.5
+"""
+
+
+def in_world(recipe: config.Config, tmp_path: Path, step: str, kind: str = "World") -> config.Config:
+    (tmp_path / "world.py").write_text(WORLD.format(step=step))
+    episodes = config.Episodes(environment=f"{tmp_path}/world.py:{kind}")
+    return recipe.model_copy(update={"episodes": episodes})
+
+
+def test_an_environment_plays_a_real_row(trial: Callable[..., config.Config], tmp_path: Path) -> None:
+    recipe = in_world(trial(GOOD), tmp_path, "'go on'")
+    said = checks.environment(recipe)
+    assert "World: it replied with 1 message(s) after " in said and said.endswith(
+        "the chat template writes its replies"
+    )
+    unlabelled = in_world(trial([{"prompt": "1 + 1"}]), tmp_path, "None", "Judging")
+    assert "it ended the episode" in checks.environment(unlabelled)
+    assert "with a reward of 2.5" in checks.environment(unlabelled)
+    assert "environment" in checks.functions(unlabelled)
+    assert [checks.applies("environment", each) for each in (recipe, trial(GOOD))] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("step", "template", "rows", "says"),
+    [
+        ("1 / 0", None, GOOD, r"episodes\.environment = .*World': step: ZeroDivisionError"),
+        ("None", None, [{"prompt": "1 + 1"}], r"rows\.jsonl:1: nothing gives a reward"),
+        (
+            "'go on'",
+            "{% if messages | length > 1 %}{{ raise_exception('one turn') }}{% endif %}{{ messages[0].content }}",
+            GOOD,
+            "a user's reply: the chat template refuses a message of the role 'user' after an answer: one turn",
+        ),
+    ],
+)
+def test_an_environment_that_cannot_be_played_is_named(
+    trial: Callable[..., config.Config],
+    tmp_path: Path,
+    step: str,
+    template: str | None,
+    rows: list[dict[str, Any]],
+    says: str,
+) -> None:
+    recipe = in_world(trial(rows), tmp_path, step)
+    model = recipe.model.model_copy(update={"chat_template": template})
+    with pytest.raises(UserError, match=says):
+        checks.environment(recipe.model_copy(update={"model": model}))
 
 
 def test_functions_are_looked_at_where_there_is_no_row(trial: Callable[..., config.Config]) -> None:

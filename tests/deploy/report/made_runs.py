@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from olmorl.clock import SystemClock
 from olmorl.learner.storage import ledger
@@ -17,7 +18,7 @@ from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.ledger import Ledger
 from olmorl.learner.storage.ledger_state import Decided, Drawn, Outcome, Started, Trained, journaled
 from olmorl.learner.storage.rollout_log import RolloutLog
-from olmorl.messages import Completion, Failure, Group, Prompt, Result, Span, Verdict, Version
+from olmorl.messages import Completion, Episode, Failure, Group, Prompt, Result, Span, Turn, Verdict, Version
 
 BEGAN = 1_700_000_000.0
 STEP_S = 10.0
@@ -53,12 +54,14 @@ class MadeRun:
         prompt: Callable[[int], Any] = lambda draw: [{"role": "user", "content": f"What is {draw} + 1?"}],
         hostile: str = "",
         tokenizer: bool = True,
+        turns: int = 0,
     ) -> None:
-        """`hostile` is put into every text that people or models can write."""
+        """`hostile` is put into every text that people or models can write. Episodes have `turns` equal turns."""
         self.folder = folder
         self._steps, self._trained, self._filtered = steps, trained, filtered
         self._group_size, self._tokens, self._failures = group_size, tokens, failures
         self._sources, self._prompt, self._hostile = [hostile + name for name in sources], prompt, hostile
+        self._turns = turns
         self._random = np.random.default_rng(0)
         self._draw = 0
         self._now = BEGAN
@@ -200,7 +203,27 @@ class MadeRun:
             verdicts={f"{self._hostile}math": verdict},
             reward=reward,
             solved=reward > 0,
+            episode=self._episode(size) if self._turns else UNSET,
         )
+
+    def _episode(self, size: int) -> Episode:
+        size //= self._turns
+        turns = []
+        for number in range(self._turns):
+            came = [{"role": "user", "content": f"{self._hostile}reply {number}"}] if number else []
+            turn = Turn(
+                parent=number - 1,
+                kept=4 + number * (size + 3) - 3 * (number > 0),
+                added=np.full(3 if number else 0, 5, np.int32),
+                start=number * size,
+                end=(number + 1) * size,
+                finish_reason="stop",
+                messages=came,
+                reply={"role": "assistant", "content": f"{self._hostile}answer {number}"},
+                asked_at=BEGAN + number,
+            )
+            turns.append(turn)
+        return Episode(turns=tuple(turns), exit="done")
 
     def _write_processes(self) -> None:
         events = [

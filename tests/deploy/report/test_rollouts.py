@@ -70,6 +70,23 @@ def test_a_chunk_has_the_texts_and_tokens_of_its_groups(make_run: Make) -> None:
     assert logprobs == pytest.approx(np.array(expected), abs=0.06)
 
 
+def test_a_chunk_has_the_turns_of_episodes(make_run: Make) -> None:
+    run = make_run(steps=1, turns=3)
+    record = next(one for one in recorded(run) if one["completions"])
+    turns = record["completions"][0]["turns"]
+    turn = turns[1]
+    assert (turn["kept"], turn["added_token_ids"], turn["start"], turn["end"]) == (8, [5, 5, 5], 4, 8)
+    parts = Parts(*RunReader(run, 1 << 30).read())
+    texts, _ = parts.chunk(0)
+    found = next(one for one in texts if one["row"] == record["row"])["completions"][0]
+    assert found["exit"] == "done" and [one["start"] for one in found["turns"]] == [0, 4, 8]
+    assert found["turns"][2] == {
+        key: record["completions"][0]["turns"][2][key] for key in ("start", "messages", "reply")
+    }
+    single, _ = Parts(*RunReader(make_run("single", steps=1), 1 << 30).read()).chunk(0)
+    assert "turns" not in single[0]["completions"][0]
+
+
 def test_only_tokens_of_trained_groups_that_are_young_enough_are_in_the_loss() -> None:
     starts = [Start(1, 0, 0), Start(2, 4, 5)]
     rule = MaskRule(max_lag=2, mask_truncated=True, starts=starts)

@@ -44,6 +44,18 @@ def test_a_prompt_that_was_trained(run: Path) -> None:
     assert trained == Moment(BEGAN + 50, "trained", "at step 5, which made version 5")
 
 
+def test_the_turns_of_an_episode_are_told(tmp_path: Path) -> None:
+    run = MadeRun(tmp_path / "run", steps=1, trained=1, filtered=0, group_size=2, failures=False, turns=2).folder
+    story = prompt_story(run, of_outcome(run, "trained"))
+    turns = [moment for moment in story if moment.what == "episode"]
+    assert [(moment.at, moment.text) for moment in turns] == [
+        (BEGAN, "0, turn 1: 0 tokens in, 6 out: answer 0"),
+        (BEGAN + 1, "0, turn 2: 3 tokens in, 6 out: answer 1; exit done"),
+        (BEGAN, "1, turn 1: 0 tokens in, 6 out: answer 0"),
+        (BEGAN + 1, "1, turn 2: 3 tokens in, 6 out: answer 1; exit done"),
+    ]
+
+
 def test_no_rollouts_are_read_for_a_prompt_in_flight(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(path: Path) -> None:
         raise AssertionError(f"{path} was read")

@@ -17,6 +17,7 @@ from olmorl.errors import ResourceError
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching import samples
 from olmorl.learner.batching.batch import BatchBuilder
+from olmorl.learner.batching.packing import row_arrays
 from olmorl.learner.orchestrator.evaluation import Round, pass_at
 from olmorl.learner.storage import rollout_log
 from olmorl.learner.storage.durable_files import DiskWriter
@@ -24,7 +25,7 @@ from olmorl.learner.storage.group_stats import Score, score
 from olmorl.learner.storage.ledger_state import Outcome, Start
 from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.learner.storage.rollout_record import Ended
-from olmorl.messages import Failure, Group, Verdict, Version
+from olmorl.messages import Completion, Episode, Failure, Group, Turn, Verdict, Version
 
 MakeGroup = Callable[..., Group]
 MAX_TOKENS = 8
@@ -294,3 +295,95 @@ def test_the_solve_rate_is_of_what_is_solved(make_group: MakeGroup) -> None:
     group = make_group(0, rewards=[1.0, 0.0, 0.0, 0.0])
     paid = replace(group, completions=tuple(replace(one, reward=7.0) for one in group.completions))
     assert score(paid).fields()["solve_rate_mean"] == 0.25
+
+
+def as_episode(completion: Completion, *added: list[int], prompt: int = 2, written: bool = False) -> Completion:
+    """The completion in turns of equal size. Before each, `added` comes in; the first may be a prompt of its own."""
+    size = len(completion.token_ids) // len(added)
+    turns, sequence = [], 0 if written else prompt
+    for number, tokens in enumerate(added):
+        turn = Turn(
+            parent=number - 1,
+            kept=sequence,
+            added=np.array(tokens, np.int32),
+            start=number * size,
+            end=(number + 1) * size,
+            finish_reason="stop",
+        )
+        turns.append(turn)
+        sequence += len(tokens) + size
+    return replace(completion, episode=Episode(turns=tuple(turns), exit="done"))
+
+
+def test_an_episode_is_one_sample_that_trains_sampled_tokens_and_only_those(make_group: MakeGroup) -> None:
+    group = make_group(0, tokens=6, versions=[Version(1, 0), Version(1, 1), Version(1, 2)])
+    first, second = group.completions
+    values = np.array([-0.1, np.nan, -0.3, -0.4, -0.5, -0.6], np.float32)
+    episode = as_episode(replace(first, logprobs=values), [], [90, 91, 92], [93])
+    group = replace(group, completions=(episode, second))
+    assert samples.defect(group) is None
+    sample, single = made(group, 3)
+    assert sample.prompt_ids.tolist() == single.prompt_ids.tolist() == [1, 2]
+    assert sample.completion_ids.tolist() == [0, 1, 90, 91, 92, 2, 3, 93, 4, 5]
+    assert sample.lags.tolist() == [3, 3, 0, 0, 0, 2, 2, 0, 1, 1]
+    # Too old, or without a log-probability, or not sampled.
+    assert np.flatnonzero(sample.loss_mask).tolist() == [5, 6, 8, 9]
+    assert sample.behaviour_logprobs[sample.loss_mask] == pytest.approx([-0.3, -0.4, -0.5, -0.6])
+    assert sample.behaviour_logprobs[[2, 3, 4, 7]].tolist() == [0] * 4
+    kinds = [values.dtype for values in (sample.completion_ids, sample.lags, sample.loss_mask)]
+    assert kinds == [np.int32, np.int32, np.bool_]
+    assert sample.advantage == -single.advantage == 0.5, "an episode counts once in the baseline"
+
+
+def test_the_normaliser_counts_sampled_tokens_and_episodes(make_group: MakeGroup) -> None:
+    group = make_group(0, tokens=4)
+    group = replace(group, completions=tuple(as_episode(one, [], [90] * 10) for one in group.completions))
+    tree = {"model": {"path": "none"}, "schedule": {"prompts_per_step": 1}, "sampling": {"group_size": 2}}
+    batch = BatchBuilder(config.build(tree), num_ranks=1).build(1, [group], STARTS)
+    (shard,) = batch.shards
+    assert (shard.loss_tokens, shard.num_sequences) == ((8.0,), (2,))
+    assert (batch.facts.tokens, batch.facts.trained_tokens) == (8, 8)
+
+
+def test_episodes_whose_environment_wrote_the_prompt_are_packed_with_their_own(make_group: MakeGroup) -> None:
+    group = make_group(0, tokens=4)
+    prompts = ([70, 71, 72], [80])
+    written = (as_episode(one, p, [90], written=True) for one, p in zip(group.completions, prompts, strict=True))
+    group = replace(group, completions=tuple(written))
+    assert samples.defect(group) is None
+    tree = {"model": {"path": "none"}, "schedule": {"prompts_per_step": 1}, "sampling": {"group_size": 2}}
+    (shard,) = BatchBuilder(config.build(tree), num_ranks=1).build(1, [group], STARTS).shards
+    ((row,),) = shard.minibatches
+    arrays = row_arrays(row, share_prompts=True)
+    assert sorted(one.prompt_ids.tolist() for one in row) == [[70, 71, 72], [80]]
+    assert arrays.loss_mask_T.sum() == 8
+    assert {tuple(arrays.token_ids_T[arrays.sequence_ids_T == n].tolist()) for n in (0, 1)} == {
+        (70, 71, 72, 0, 1, 90, 2, 3),
+        (80, 0, 1, 90, 2, 3),
+    }
+
+
+def test_the_overlong_penalty_counts_the_whole_path(make_group: MakeGroup) -> None:
+    group = make_group(0, rewards=[1.0, 1.0], tokens=2)
+    first, second = group.completions
+    group = replace(group, completions=(as_episode(first, [], [90] * 6), second))
+    assert samples.has_gradient(group, switches(overlong_buffer=4), MAX_TOKENS)
+
+
+def test_turns_that_are_no_path_are_a_defect(make_group: MakeGroup) -> None:
+    group = make_group(0, tokens=4)
+    first, *rest = group.completions
+    whole = as_episode(first, [], [90])
+    one, two = whole.turns
+    broken = {
+        "turn 1 keeps 3 of 4 tokens: episodes with branches": (one, replace(two, kept=3)),
+        "turn 1 holds the tokens 2 to 4 and continues turn -1": (one, replace(two, parent=-1)),
+        "turn 1 holds the tokens 3 to 4": (one, replace(two, start=3)),
+        "turn 1 holds the tokens 2 to 5": (one, replace(two, end=5)),
+        "its turns hold 2 of 4 tokens": (one,),
+        "turn 0 keeps 1 of 2 tokens": (replace(one, kept=1), two),
+    }
+    assert samples.defect(replace(group, completions=(whole, *rest))) is None
+    for reason, turns in broken.items():
+        episode = replace(first, episode=Episode(turns=turns, exit="done"))
+        assert reason in str(samples.defect(replace(group, completions=(episode, *rest))))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -14,6 +15,8 @@ from olmorl.config import Data, Evaluation, Model, Verifiers
 from olmorl.errors import ConfigError, DataError, ModelError
 from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
 from olmorl.learner.data.stream import PromptStream
+from olmorl.learner.orchestrator.draw_source import prompt_of
+from olmorl.messages import EpisodeStart, Version
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -49,6 +52,29 @@ def test_a_row_has_the_tokens_of_the_chat_template(tokenizer: Any, jsonl: Callab
     assert tokenizer.decode(second.token_ids) == "[system]Be brief.[user]2+2?[assistant]"
     assert (first.row, first.messages, first.datasets, first.ground_truths) == (f"{path}:1", "2+2?", ("math",), ("4",))
     assert not first.thinking_opened
+
+
+def test_rows_of_an_environment_keep_their_columns_and_need_no_label(
+    tokenizer: Any, jsonl: Callable[..., Path]
+) -> None:
+    path = str(jsonl({"prompt": "2+2?", "level": 3}, row("3+3?")))
+    ours = Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment="world:World"))
+    first, second = ours.load(path).rows
+    assert [each.episode.environment for each in (first, second) if each.episode] == ["world:World"] * 2
+    assert (first.columns, first.datasets, second.datasets) == ({"level": 3}, (), ("math",))
+    assert prompt_of(first, lane="train", draw_id=0, attempt=1, group_size=2, min_version=Version(1, 0)).episode
+    (single,) = loader(tokenizer).load(path).rows
+    assert single.episode is None
+    prompt = prompt_of(single, lane="train", draw_id=0, attempt=1, group_size=2, min_version=Version(1, 0))
+    assert prompt.episode is UNSET
+
+
+def test_the_template_shows_the_tools_of_an_environment(tokenizer: Any, jsonl: Callable[..., Path]) -> None:
+    tokenizer.chat_template = "{% for t in tools or [] %}{{ t.function.name }};{% endfor %}" + TEMPLATE
+    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+    ours = Loader(Data(), tokenizer, Verifiers(), episode=EpisodeStart(environment="world:World", tools=(tool,)))
+    (only,) = ours.load(str(jsonl(row("2+2?")))).rows
+    assert tokenizer.decode(only.token_ids) == "add;[user]2+2?[assistant]"
 
 
 def test_a_base_model_gets_the_turns_parted_by_empty_lines(tokenizer: Any, jsonl: Callable[..., Path]) -> None:

@@ -1,0 +1,24 @@
+"""The tools of a user's environment: its public methods, unless it has a method `step`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+KEY = "episodes.environment"
+_NO_TOOLS = ("reset", "reward", "get_reward", "close")
+
+
+def has_step(environment: Any) -> bool:
+    """Whether an environment reads the answers itself."""
+    return callable(getattr(environment, "step", None))
+
+
+def tools_of(environment: Any) -> dict[str, Callable[..., Any]]:
+    """The tools of an environment by name; none if it has `step`."""
+    if has_step(environment):
+        return {}
+    names = [name for name in dir(environment) if not name.startswith("_") and name not in _NO_TOOLS]
+    found = {name: getattr(environment, name) for name in names}
+    return {name: tool for name, tool in found.items() if inspect.ismethod(tool)}

@@ -1,0 +1,68 @@
+"""vLLM's parsers of calls: what they read, and what they would hide."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from olmorl.actors.vllm_engine.tool_calls import ToolCallParser
+from olmorl.deploy.demo.tiny_model import build_tokenizer
+from olmorl.errors import ConfigError
+
+pytestmark = pytest.mark.doors
+TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
+ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return build_tokenizer(64)
+
+
+@pytest.fixture(scope="module")
+def hermes(tokenizer: Any) -> ToolCallParser:
+    return ToolCallParser("hermes", tokenizer, TOOLS, "</think>")
+
+
+def test_calls_are_read_with_the_text_before_them(hermes: ToolCallParser) -> None:
+    message = hermes(f"<think>Add {ADD}</think>Let me add.\n{ADD}\n{ADD.replace('3', '5')}", [])
+    assert message["content"] == "Let me add.\n" and message["reasoning_content"] == f"<think>Add {ADD}"
+    assert [one["function"] for one in message["tool_calls"]] == [
+        {"name": "add", "arguments": {"a": 3, "b": 4}},
+        {"name": "add", "arguments": {"a": 5, "b": 4}},
+    ]
+    assert [one["id"] for one in message["tool_calls"]] == ["call00000", "call00001"]
+    assert hermes("It is 7.", []) == {"role": "assistant", "content": "It is 7."}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f'{ADD}<tool_call>{{"name": "add", "arg</tool_call>',  # one malformed call hides the other
+        "<tool_call>nothing",
+        '<tool_call>{"name": "add", "arguments": [1]}</tool_call>',
+        '<tool_call>{"name": "add"}</tool_call>',
+    ],
+)
+def test_a_bad_call_is_named_and_floods_no_log(
+    hermes: ToolCallParser, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    logging.getLogger("vllm").propagate = True
+    message = hermes(text, [])
+    assert message["bad_call"] and "tool_calls" not in message
+    assert not caplog.records
+
+
+def test_an_answer_that_looks_like_python_is_a_call_only_in_its_tag(tokenizer: Any) -> None:
+    olmo = ToolCallParser("olmo3", tokenizer, TOOLS, "</think>")
+    assert olmo("print(x=1)", []) == {"role": "assistant", "content": "print(x=1)"}
+    (call,) = olmo("I add. <function_calls>add(a=3, b=4)</function_calls>", [])["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": {"a": 3, "b": 4}}
+    assert olmo("I add. <function_calls>add(a=3, b=4)</function_calls>", [])["content"] == "I add. "
+
+
+def test_a_parser_that_does_not_exist_is_named(tokenizer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"episodes\.tool_parser = 'hermse'"):
+        ToolCallParser("hermse", tokenizer, TOOLS, "</think>")

@@ -1,0 +1,119 @@
+"""A whole service trains episodes of two turns, and its accounts balance in draws and tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olmorl import metrics
+from olmorl.actors.episodes.fake_environments import ADDED, FakeEnvironments, FakeRenderer
+from olmorl.actors.episodes.runner import Play
+from olmorl.clock import run_simulated
+from olmorl.learner.trainer.fake_trainer import FakeTrainer
+from olmorl.messages import EpisodeStart, Shard
+from olmorl.ports import Row
+from tests.service.conftest import rows
+
+Build = Callable[..., Any]
+SETTINGS = {
+    "schedule.steps": 8,
+    "sampling.max_tokens": 150,
+    "episodes.max_tokens": 400,
+    "episodes.environment": "fake:fake",
+    "simulation.mean_tokens": 60,
+    "deadlines.BETWEEN_HEARTBEATS_S": 0.5,
+}
+
+
+def episode_rows(number: int = 3000) -> list[Row]:
+    return [row._replace(episode=EpisodeStart(environment="fake")) for row in rows(number)]
+
+
+def two_turns(**more: Any) -> Callable[[], Play]:
+    return lambda: Play(FakeEnvironments(turns=2, reply_s=0.3, **more), FakeRenderer(), 4, 100, 400, 2)
+
+
+class Recording(FakeTrainer):
+    """Keeps what it trains."""
+
+    shards: list[Shard]
+
+    async def train(self, shard: Shard) -> dict[str, float] | None:
+        self.shards = [*getattr(self, "shards", []), shard]
+        return await super().train(shard)
+
+
+@pytest.mark.parametrize("max_lag", [0, 2])
+@pytest.mark.parametrize("over_age", ["wait", "mask", "drop"])
+def test_a_scripted_two_turn_episode_trains_and_every_token_has_one_outcome(
+    service: Build, over_age: str, max_lag: int
+) -> None:
+    settings = {**SETTINGS, "schedule.over_age": over_age, "schedule.max_lag": max_lag}
+    run = service(settings, rows=episode_rows(), play=two_turns(failures=5), trainer=Recording, num_actors=2)
+    run_simulated(run.run())
+    run.check_lines()
+    line = run.lines[-1]
+    assert line["step"] == 8 and line["tokens_lost_total"] > 0, "the tries that failed"
+    assert line["tokens_trained_total"] > 0 == line["tokens_failed_total"]
+    assert set(metrics.OUTCOMES) >= {"trained", "lost"}
+    episodes = [one for record in run.rollouts for one in record["completions"]]
+    assert {one["exit"] for one in episodes} <= {"done", "too_long"}
+    assert {len(one["turns"]) for one in episodes if one["exit"] == "done"} == {2}
+    samples = [
+        sample
+        for trainer in run.trainers
+        for shard in trainer.shards
+        for minibatch in shard.minibatches
+        for row in minibatch
+        for sample in row
+    ]
+    assert len(samples) == 8 * 8 * 4, "one sample for each episode of a trained group"
+    by_draw = {record["prompt_id"]: record for record in run.rollouts if record["outcome"] == "trained"}
+    for sample in samples:
+        added = sample.completion_ids >= ADDED
+        assert not sample.loss_mask[added].any()
+        assert sample.prompt_ids.tolist() == by_draw[sample.draw_id]["prompt_token_ids"]
+        sampled = sample.completion_ids[~added].tolist()
+        assert sampled in [one["token_ids"] for one in by_draw[sample.draw_id]["completions"]]
+        assert len(sample.completion_ids) <= 400
+    trained = sum(len(one["token_ids"]) for record in by_draw.values() for one in record["completions"])
+    assert sum(int((s.completion_ids < ADDED).sum()) for s in samples) == trained
+
+
+def test_a_crashed_run_resumes_from_a_journal_of_episodes_with_the_same_batches(service: Build) -> None:
+    def whole(crash: bool) -> Any:
+        run = service(
+            {**SETTINGS, "checkpoint.every": 4}, rows=episode_rows(), play=two_turns(), trainer=Recording, num_actors=2
+        )
+
+        async def story() -> None:
+            await run.start()
+            if crash:
+                await run.steps(6)
+                await run.crash(actors=True)
+                run.before = [trainer.shards for trainer in run.trainers]
+                await run.start(resume=True)
+            await run.finish()
+
+        run_simulated(story())
+        run.check_lines()
+        return run
+
+    run = whole(crash=True)
+    # Steps 5 and 6 were trained, are after the checkpoint, and are replayed from the journal.
+    for rank, before in enumerate(run.before):
+        again = {shard.step: shard for shard in run.trainers[rank].shards}
+        for shard in before:
+            if shard.step in again and shard.step in (5, 6):
+                pairs = zip(_samples(shard), _samples(again[shard.step]), strict=True)
+                assert all(np.array_equal(a.completion_ids, b.completion_ids) for a, b in pairs)
+                break
+        else:
+            raise AssertionError("no step was replayed")
+
+
+def _samples(shard: Shard) -> list[Any]:
+    return [sample for minibatch in shard.minibatches for row in minibatch for sample in row]

@@ -1,0 +1,241 @@
+"""Environments in real worker processes: their forms, their state, and failures that are never a reward."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from olmorl.config import Episodes
+from olmorl.errors import ConfigError, EnvironmentFailed
+from olmorl.learner.data.tools import schemas
+from olmorl.messages import Prompt, Version
+from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
+
+Open = Callable[..., Any]
+REPLY = {"role": "assistant", "content": "x"}
+
+
+@pytest.fixture
+def environments(tmp_path: Path) -> Open:
+    """Starts environments from the text of a class named `World`."""
+
+    @asynccontextmanager
+    async def opened(code: str, timeout_s: float = 20.0, memory_mib: int = 512) -> AsyncIterator[ForkedEnvironments]:
+        (tmp_path / "world.py").write_text(code)
+        made = ForkedEnvironments(Episodes(environment=f"{tmp_path}/world.py:World", timeout_s=timeout_s), memory_mib)
+        await made.start()
+        try:
+            yield made
+        finally:
+            await made.stop()
+
+    return opened
+
+
+def prompt(**columns: Any) -> Prompt:
+    return Prompt(
+        draw_id=0,
+        row="a.jsonl:1",
+        messages=[{"role": "user", "content": "?"}],
+        token_ids=np.zeros(2, np.int32),
+        datasets=("math",),
+        ground_truths=("7",),
+        columns=columns,
+        group_size=2,
+        min_version=Version(1, 0),
+    )
+
+
+async def test_each_episode_has_its_own_object_and_its_row(environments: Open) -> None:
+    code = (
+        "import os\n"
+        "class World:\n"
+        "    def reset(self, prompt, ground_truth, level, **row):\n"
+        "        self.said = [f'{prompt[0][\"content\"]} {ground_truth} {level}']\n"
+        "    async def step(self, reply):\n"
+        "        self.said.append(reply['content'])\n"
+        "        return None if len(self.said) == 3 else f'{self.said} {os.getpid()}'\n"
+        "    def reward(self):\n"
+        "        return len(self.said) / 2\n"
+    )
+    async with environments(code) as made:
+        one, other = made.open(), made.open()
+        assert await one.reset(prompt(level=3), 0) is None and await other.reset(prompt(level=4), 1) is None
+        first, second = await one.step(REPLY), await other.step({**REPLY, "content": "y"})
+        assert first.messages[0]["content"].startswith("['? 7 3', 'x']") and not first.done
+        assert second.messages[0]["content"].startswith("['? 7 4', 'y']")
+        pids = {step.messages[0]["content"].split()[-1] for step in (first, second)}
+        assert len(pids) == 2 and str(os.getpid()) not in pids
+        last = await one.step(REPLY)
+        assert (last.messages, last.done) == ([], True)
+        assert (await one.reward()).reward == 1.5
+        await one.close()
+        await other.close()
+        third = made.open()
+        await third.reset(prompt(level=5), 0)
+        step = await third.step(REPLY)
+        assert step.messages[0]["content"].startswith("['? 7 5', 'x']"), "a new object"
+        assert step.messages[0]["content"].split()[-1] in pids, "in a process that was given back"
+        await third.close()
+        assert made.counts() == {"episodes": 3, "processes": 1, "failures": 0}
+
+
+async def test_replies_and_openings_may_be_texts_messages_or_lists(environments: Open) -> None:
+    code = (
+        "class World:\n"
+        "    def reset(self, **row): return [{'role': 'system', 'content': 'a'}, 'b']\n"
+        "    def step(self, reply): return {'role': 'tool', 'content': '7'}\n"
+    )
+    async with environments(code) as made:
+        world = made.open()
+        assert await world.reset(prompt(), 0) == [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
+        assert (await world.step(REPLY)).messages == [{"role": "tool", "content": "7"}]
+        assert await world.reward() is None
+        await world.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("raise OSError('the server is gone')", "step: OSError: the server is gone"),
+        ("return 7", "step: TypeError: an environment replies with a text, messages or None, not with '7'"),
+        ("import time; time.sleep(60)", r"step took longer than episodes.timeout_s = 0.5"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", r"its process ended in step \(signal 9\)"),
+        ("self.much = bytearray(1 << 30)", "step exceeded its memory"),
+    ],
+)
+async def test_a_failure_is_an_error_and_its_process_takes_no_other_episode(
+    environments: Open, body: str, cause: str
+) -> None:
+    code = f"class World:\n    def step(self, reply):\n        {body}\n"
+    async with environments(code, timeout_s=0.5 if "sleep" in body else 20.0) as made:
+        world = made.open()
+        await world.reset(prompt(), 0)
+        process = psutil.Process(world._worker.pid)
+        with pytest.raises(EnvironmentFailed, match=cause):
+            await world.step(REPLY)
+        await world.close()
+        assert await asyncio.to_thread(psutil.wait_procs, [process], 5) == ([process], [])
+        again = made.open()
+        assert await again.reset(prompt(), 0) is None
+        await again.close()
+        assert made.counts()["failures"] == 1
+
+
+async def test_a_cancelled_episode_ends_its_process(environments: Open) -> None:
+    code = "import time\nclass World:\n    def step(self, reply): time.sleep(60)\n"
+    async with environments(code) as made:
+        world = made.open()
+        await world.reset(prompt(), 0)
+        process = psutil.Process(world._worker.pid)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await world.step(REPLY)
+        await world.close()
+        assert await asyncio.to_thread(psutil.wait_procs, [process], 5) == ([process], [])
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("import nowhere_to_be_found", "episodes.environment = .*world.py:World.*does not import: ModuleNotFoundError"),
+        ("x = 1", "has no function 'World'"),
+    ],
+)
+async def test_an_environment_that_cannot_be_loaded_is_named_at_the_start(
+    environments: Open, code: str, cause: str
+) -> None:
+    with pytest.raises(ConfigError, match=cause):
+        async with environments(code):
+            raise AssertionError
+
+
+async def test_an_object_that_is_no_environment_is_named(environments: Open) -> None:
+    async with environments("class World: pass\n") as made:
+        world = made.open()
+        with pytest.raises(EnvironmentFailed, match="a World has no method step"):
+            await world.reset(prompt(), 0)
+        await world.close()
+
+
+TRL_STYLE = '''
+class World:
+    """As TRL documents it: `environment_factory=World`."""
+
+    def reset(self, level, **kwargs):
+        self.total = level
+        return f" The level is {level}."
+
+    async def add(self, number: int) -> int:
+        """
+        Adds to the total.
+
+        Args:
+            number: The number.
+        """
+        if number < 0:
+            raise ValueError("a negative number")
+        if number == 99:
+            raise OSError("the disk is gone")
+        self.total += number
+        return self.total
+
+    def _hidden(self): ...
+
+    def get_reward(self):
+        return self.total / 10
+'''
+
+
+def calls(*named: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    made = [
+        {"id": f"call{n}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        for n, (name, arguments) in enumerate(named)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": made}
+
+
+async def test_the_public_methods_of_an_environment_without_step_are_its_tools(
+    environments: Open, tmp_path: Path
+) -> None:
+    async with environments(TRL_STYLE) as made:
+        world = made.open()
+        assert await world.reset(prompt(level=3), 0) == [{"role": "user", "content": "? The level is 3."}]
+        step = await world.step(calls(("add", {"number": 4}), ("add", {"number": -1}), ("add", {}), ("_hidden", {})))
+        assert [(one["role"], one["tool_call_id"]) for one in step.messages] == [("tool", f"call{n}") for n in range(4)]
+        results = [one["content"] for one in step.messages]
+        assert results[:2] == ["7", "Error: ValueError: a negative number"]
+        assert "missing 1 required positional argument" in results[2]
+        assert results[3] == "Error: no tool '_hidden'; there are add"
+        assert (await world.step({"role": "assistant", "content": "7"})).done
+        verdict = await world.reward()
+        assert verdict is not None and verdict.reward == 0.7
+        with pytest.raises(EnvironmentFailed, match="step: OSError: the disk is gone"):
+            await world.step(calls(("add", {"number": 99})))
+        await world.close()
+    (schema,) = schemas(f"{tmp_path}/world.py:World")
+    assert schema["function"]["name"] == "add"
+    assert schema["function"]["parameters"]["properties"] == {
+        "number": {"type": "integer", "description": "The number."}
+    }
+
+
+@pytest.mark.parametrize(
+    ("code", "cause"),
+    [
+        ("class World:\n    def add(self, a): return a\n", "World.*add"),
+        ("class World:\n    def __init__(self): raise OSError('no door')\n", "cannot be made: OSError: no door"),
+    ],
+)
+def test_a_tool_without_a_schema_is_named(tmp_path: Path, code: str, cause: str) -> None:
+    (tmp_path / "broken.py").write_text(code)
+    with pytest.raises(ConfigError, match=cause):
+        schemas(f"{tmp_path}/broken.py:World")

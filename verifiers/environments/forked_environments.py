@@ -1,0 +1,136 @@
+"""Python environments in worker processes, one process for each episode under way."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+from olmorl.config import Episodes
+from olmorl.errors import ConfigError, EnvironmentFailed
+from olmorl.messages import Prompt, Verdict
+from olmorl.ports import EnvironmentStep
+from olmorl.verifiers.pool import pool_protocol
+from olmorl.verifiers.pool.fork_server import DeadlineMissed, ForkServer, Worker, WorkerLost, WorkerStartFailed
+from olmorl.verifiers.pool.worker import WorkerSettings
+
+_TASKS = "olmorl.verifiers.environments.played:"
+START_S = 60.0
+"""Deadline of the start of a process, the import of the user's code included."""
+CLOSE_S = 5.0
+"""Deadline of an environment's `close`."""
+
+
+class ForkedEnvironments:
+    """A process has one episode at a time. One that failed, or did not answer in time, is killed."""
+
+    def __init__(self, settings: Episodes, memory_mib: int) -> None:
+        """`memory_mib`: what a process may allocate."""
+        assert settings.environment is not None
+        self._timeout_s = settings.timeout_s
+        setup = (f"{_TASKS}load", (settings.environment, settings.tool_role))
+        self._fork_server = ForkServer(WorkerSettings((), setup, memory_mib), START_S)
+        self._idle: list[Worker] = []
+        self._counts = {"episodes": 0.0, "processes": 0.0, "failures": 0.0}
+
+    async def start(self) -> None:
+        """Start one process. Raises ConfigError with the cause if it cannot load the environment."""
+        try:
+            self._idle.append(await self._fork_server.start_worker())
+        except WorkerStartFailed as error:
+            raise ConfigError(str(error).removeprefix("ConfigError: ")) from None
+
+    def open(self) -> ForkedEnvironment:
+        self._counts["episodes"] += 1
+        return ForkedEnvironment(self)
+
+    def counts(self) -> dict[str, float]:
+        return dict(self._counts)
+
+    async def stop(self) -> None:
+        """End all processes."""
+        self._idle.clear()
+        self._fork_server.close()
+
+    async def lend(self) -> Worker:
+        """A process without an episode. Raises EnvironmentFailed if none can be started."""
+        while self._idle:
+            if (worker := self._idle.pop()).alive:
+                return worker
+        try:
+            worker = await self._fork_server.start_worker()
+        except WorkerStartFailed as error:
+            raise self.failed(str(error)) from None
+        self._counts["processes"] += 1
+        return worker
+
+    def give_back(self, worker: Worker) -> None:
+        """The episode of a process is closed."""
+        self._idle.append(worker)
+
+    def failed(self, cause: str) -> EnvironmentFailed:
+        """Count a failure, and return its error."""
+        self._counts["failures"] += 1
+        return EnvironmentFailed(cause)
+
+    async def ask(self, worker: Worker, task: str, args: Any, timeout_s: float | None = None) -> Any:
+        """Call a function of `played` in a process. Raises EnvironmentFailed, and then the process is gone."""
+        timeout_s = timeout_s or self._timeout_s
+        try:
+            call = pool_protocol.encode(pool_protocol.TaskCall(_TASKS + task, args))
+            reply = await worker.ask(call, timeout_s)
+        except DeadlineMissed:
+            raise self.failed(f"{task} took longer than episodes.timeout_s = {timeout_s:g}") from None
+        except WorkerLost as error:
+            raise self.failed(f"its process ended in {task} (signal {await worker.cause()}) {error}".rstrip()) from None
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self.failed(f"{task} cannot be sent: {error}") from None
+        if reply.kind != "done":
+            raise self.failed(f"{task} exceeded its memory" if reply.kind == "memory" else f"{task}: {reply.detail}")
+        return reply.value
+
+
+class ForkedEnvironment:
+    """The environment of one episode, in a process that is its own until `close`."""
+
+    def __init__(self, owner: ForkedEnvironments) -> None:
+        self._owner = owner
+        self._worker: Worker | None = None
+        self._is_clean = False
+
+    async def reset(self, prompt: Prompt, index: int) -> list[dict[str, Any]] | None:
+        """The row's columns reach the environment by name, with `prompt` and `ground_truth`."""
+        self._worker = await self._owner.lend()
+        truths = prompt.ground_truths
+        row = {**prompt.columns, "prompt": prompt.messages, "ground_truth": truths[0] if len(truths) == 1 else truths}
+        messages: list[dict[str, Any]] | None = await self._ask("reset", row)
+        return messages
+
+    async def step(self, reply: dict[str, Any]) -> EnvironmentStep:
+        messages = await self._ask("step", reply)
+        return EnvironmentStep(messages or [], done=messages is None)
+
+    async def reward(self) -> Verdict | None:
+        reward = await self._ask("reward", None)
+        return None if reward is None else Verdict(reward=reward, method="environment")
+
+    async def close(self) -> None:
+        """The process takes another episode if this one ended well."""
+        worker, self._worker = self._worker, None
+        if worker is None:
+            return
+        try:
+            if self._is_clean:
+                with contextlib.suppress(EnvironmentFailed):
+                    await self._owner.ask(worker, "close", None, CLOSE_S)
+                    self._owner.give_back(worker)
+                    worker = None
+        finally:
+            if worker is not None:
+                worker.kill()
+
+    async def _ask(self, task: str, args: Any) -> Any:
+        assert self._worker is not None
+        self._is_clean = False
+        found = await self._owner.ask(self._worker, task, args)
+        self._is_clean = True
+        return found

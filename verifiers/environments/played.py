@@ -1,0 +1,111 @@
+"""Runs the user's environment in its own worker process. The worker is lent for one episode at a time.
+
+An environment is an object with `step(reply)`, and if it wants with `reset(**row)`, `reward()` and `close()`. Each may
+be async. `step` gets the answer as a message and returns what the policy reads next: a text, a message, a list of
+messages, or None when the episode is over. `reset` may return the conversation to begin with in the same forms.
+
+An object without `step` has tools: its public methods. Their results are messages, and an answer without a call ends
+the episode. This is the form of TRL's `environment_factory`: `reset` may return a text that is added to the prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from olmorl.extension import load_function
+from olmorl.tools import KEY, has_step, tools_of
+
+POLICY_ERRORS = (TypeError, ValueError, KeyError, IndexError, ArithmeticError)
+"""Errors of a tool that its arguments caused: the policy reads them. Others are outages."""
+Messages = list[dict[str, Any]]
+
+
+class _Worker:
+    """The state of this process: the factory, and the environment of the episode under way."""
+
+    factory: Callable[[], Any]
+    environment: Any = None
+    role = "tool"
+    loop: asyncio.AbstractEventLoop | None = None
+
+
+def load(settings: tuple[str, str]) -> None:
+    """Import the factory, and note the role of results. Raises ConfigError."""
+    name, _Worker.role = settings
+    _Worker.factory = load_function(KEY, name)
+
+
+def reset(row: Mapping[str, Any]) -> Messages | None:
+    """Make the environment of an episode. Returns the conversation that it begins with, or None for that of the row."""
+    _Worker.environment = environment = _Worker.factory()
+    if not has_step(environment) and not tools_of(environment):
+        raise TypeError(f"{KEY}: a {type(environment).__name__} has no method step(reply), and no tools")
+    found = _call(environment.reset, **row) if hasattr(environment, "reset") else None
+    if found is None:
+        return None
+    if has_step(environment) or not isinstance(found, str):
+        return _messages(found)
+    *before, last = _messages(row["prompt"])
+    return [*before, {**last, "content": f"{last['content']}{found}"}]
+
+
+def step(reply: Mapping[str, Any]) -> Messages | None:
+    """What the policy reads next; None if the episode is over."""
+    environment = _Worker.environment
+    if not has_step(environment):
+        return [_result(call, tools_of(environment)) for call in reply.get("tool_calls", ())] or None
+    found = _call(environment.step, dict(reply))
+    return None if found is None else _messages(found)
+
+
+def _result(call: Mapping[str, Any], tools: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
+    """The result of a call, or the error that its arguments caused, as a message."""
+    name, arguments = call["function"]["name"], call["function"]["arguments"]
+    if name not in tools:
+        content = f"Error: no tool {name!r}; there are {', '.join(tools)}"
+    else:
+        try:
+            content = str(_call(tools[name], **arguments))
+        except POLICY_ERRORS as error:
+            content = f"Error: {type(error).__name__}: {error}"
+    return {"role": _Worker.role, "name": name, "tool_call_id": call["id"], "content": content}
+
+
+def reward(_: None) -> float | None:
+    """The reward of the episode, if the environment gives one."""
+    own = getattr(_Worker.environment, "reward", None) or getattr(_Worker.environment, "get_reward", None)
+    found = _call(own) if callable(own) else None
+    return None if found is None else float(found)
+
+
+def close(_: None) -> None:
+    """End the episode."""
+    environment, _Worker.environment = _Worker.environment, None
+    own = getattr(environment, "close", None)
+    if callable(own):
+        _call(own)
+
+
+def _call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+    """Call a function of the user, and wait for it if it is async."""
+    found = function(*args, **named)
+    if not inspect.isawaitable(found):
+        return found
+    _Worker.loop = _Worker.loop or asyncio.new_event_loop()
+    return _Worker.loop.run_until_complete(_awaited(found))
+
+
+async def _awaited(found: Any) -> Any:
+    return await found
+
+
+def _messages(found: Any) -> Messages:
+    """The messages in the forms that `step` may return. Raises TypeError for any other."""
+    several = found if isinstance(found, list | tuple) else [found]
+    made = [{"role": "user", "content": one} if isinstance(one, str) else one for one in several]
+    if not made or not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in made):
+        raise TypeError(f"an environment replies with a text, messages or None, not with {str(found)[:80]!r}")
+    return made

@@ -221,10 +221,10 @@ def scorer(settings: Config) -> Scorer:
     if settings.run.mode == "simulated":
         from olmorl.actors.fake_engine import FakeScorer
 
-        return FakeScorer(settings.simulation.verify_s)
+        return FakeScorer(settings.simulation.verify_s, teaches=bool(settings.distillation.teachers))
     from olmorl.verifiers.scorer import VerifierScorer
 
-    return VerifierScorer(settings.verifiers, settings.schedule.steps)
+    return VerifierScorer(settings.verifiers, settings.schedule.steps, settings.distillation)
 
 
 def actor(
@@ -287,17 +287,25 @@ def prompts(
 
     if settings.run.mode == "simulated":
         return PromptStream([_numbered_rows()], settings.run.seed), {}, []
-    from olmorl.learner.data.checks import check_different, check_enough, shared_rows
+    from olmorl.learner.data.checks import check_different, check_enough, check_taught, shared_rows
     from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
     from olmorl.verifiers.label_check import LabelChecker
 
     data = settings.data
     with LabelChecker(settings.verifiers) as check:
-        loader = Loader(data, open_tokenizer(settings.model), settings.verifiers, check, progress)
+        loader = Loader(
+            data,
+            open_tokenizer(settings.model),
+            settings.verifiers,
+            check,
+            progress,
+            labels_optional=settings.distillation.is_alone,
+        )
         held_out = loader.for_evaluation()
         sources = training_sources(loader, data)
         evaluations = evaluation_sets(held_out, settings.evaluation)
     check_different(sources)
+    check_taught(sources, settings.distillation, are_all=True)
     check_enough(sources, data, settings.schedule.prompts_per_step)
     notes = [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]
     if evaluations:

@@ -13,12 +13,18 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from olmorl.config import Config, with_key
+from olmorl.config import Config, Distillation, with_key
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
 from olmorl.deploy.preflight.disk_room import disk_room, room
-from olmorl.deploy.preflight.local_checks import check_data, check_functions, check_model, check_whole_paths
+from olmorl.deploy.preflight.local_checks import (
+    check_data,
+    check_functions,
+    check_model,
+    check_teachers,
+    check_whole_paths,
+)
 from olmorl.deploy.preflight.memory_places import GPU_KEY, HOST_KEY, size
 from olmorl.errors import ModelError, ResourceError, Unscorable, UserError, unwritable
 from olmorl.learner.orchestrator.draw_source import prompt_of
@@ -151,7 +157,10 @@ def tokenizer(settings: Config) -> str:
     if found.eos_token_id is None:
         raise ModelError(f"{settings.model.path}: the tokenizer has no end-of-sequence token, so no answer would end")
     template = "" if found.chat_template else "; no chat template: prompts have to be plain strings"
-    return f"{len(found):,} tokens for {vocabulary:,} rows; a question of one line is {len(ids)} tokens{template}"
+    check_teachers(settings)
+    teachers = "; the teachers have the same" if settings.distillation.teachers else ""
+    text = f"{len(found):,} tokens for {vocabulary:,} rows; a question of one line is {len(ids)} tokens"
+    return f"{text}{template}{teachers}"
 
 
 def functions(settings: Config) -> str:
@@ -171,9 +180,13 @@ def functions(settings: Config) -> str:
     return f"{own}; scored a row each: {', '.join(names)}"
 
 
+def _without_teachers(settings: Config) -> Config:
+    return settings.model_copy(update={"distillation": Distillation()})
+
+
 async def _score_once(settings: Config, rows: Sequence[Row]) -> list[str]:
     """Score a real row and a made-up group with every verifier and function; returns their names."""
-    scorer = wiring.scorer(settings)
+    scorer = wiring.scorer(_without_teachers(settings))
     await scorer.start()
     names: dict[str, None] = {}
     try:
@@ -268,7 +281,7 @@ def verifiers(settings: Config) -> str:
 
 
 async def _verify_known_good(settings: Config) -> str:
-    scorer = wiring.scorer(settings)
+    scorer = wiring.scorer(_without_teachers(settings))
     await scorer.start()
     try:
         for dataset, label, text in KNOWN_GOOD:

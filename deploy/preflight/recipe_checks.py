@@ -11,6 +11,7 @@ from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.errors import ConfigError, DataError, ResourceError, of_key
 from olmorl.extension import load_function
+from olmorl.messages import TEACHER
 from olmorl.simulation import Simulation
 
 
@@ -34,9 +35,9 @@ def check_recipe(settings: Config) -> None:
 
 def check_objective(settings: Config) -> None:
     """The switches of the objective go together."""
-    from olmorl.learner.algorithm.presets import resolve
+    from olmorl.learner.algorithm.presets import with_teachers
 
-    resolve(settings.objective, settings.sampling.max_tokens)
+    with_teachers(settings)
 
 
 def check_own_code(settings: Config) -> None:
@@ -107,6 +108,8 @@ def check_names(settings: Config) -> None:
     from olmorl.verifiers.registry import NAMES
 
     own = [function.name for function in parse(verifiers.functions)]
+    if settings.distillation.teachers and TEACHER in own:
+        raise ConfigError(f"verifiers.functions: {TEACHER} is the name of the teachers' verdicts: name it otherwise")
     default = settings.data.default_verifier
     if default is not None and default not in NAMES:
         raise ConfigError(f"data.default_verifier = {default!r}: no such verifier; {_known(default, NAMES)}")

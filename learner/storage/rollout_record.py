@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.messages import Completion, Failure, Result
+from olmorl.messages import Completion, Failure, Result, Verdict
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
@@ -63,6 +63,18 @@ def _fields(ended: Ended) -> dict[str, Any]:
 
 
 def _completion(completion: Completion) -> dict[str, Any]:
+    fields = _completion_fields(completion)
+    if completion.teacher_logprobs is not None:
+        fields["teacher_logprobs"] = np.round(completion.teacher_logprobs.astype(np.float64), 6)
+    return fields
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    """The fields of a verdict; the log-probabilities of a teacher are a field of the completion."""
+    return {name: value for name, value in msgspec.structs.asdict(verdict).items() if name != "token_logprobs"}
+
+
+def _completion_fields(completion: Completion) -> dict[str, Any]:
     return {
         "index": completion.index,
         "token_ids": completion.token_ids,
@@ -71,7 +83,7 @@ def _completion(completion: Completion) -> dict[str, Any]:
         "incarnations": [span.version.incarnation for span in completion.spans],
         "reward": completion.reward,
         "solved": completion.solved,
-        "verdicts": {name: msgspec.structs.asdict(verdict) for name, verdict in completion.verdicts.items()},
+        "verdicts": {name: _verdict(verdict) for name, verdict in completion.verdicts.items()},
         "finish_reason": completion.finish_reason,
         "generated_at": completion.generated_at,
         "text": completion.text,

@@ -9,6 +9,7 @@ import pytest
 
 from olmorl import config
 from olmorl.deploy.preflight.recipe_checks import check_names
+from olmorl.deploy.supervision.recipe_history import differences
 from olmorl.errors import ConfigError
 
 TEACHERS = '[distillation.teachers.math]\nurl = "http://h:1/v1"\nsources = ["math.jsonl"]\n'
@@ -65,3 +66,13 @@ def test_no_function_has_the_name_of_the_teachers_verdicts() -> None:
     }
     with pytest.raises(ConfigError, match="teacher is the name of the teachers' verdicts"):
         check_names(config.build(tree))
+
+
+def test_the_address_of_a_teacher_may_change_at_a_resume_and_its_sources_may_not(tmp_path: Path) -> None:
+    before, moved = (
+        config.load(recipe(tmp_path, TEACHERS.replace("http://h:1", address)))
+        for address in ("http://h:1", "http://i:2")
+    )
+    assert differences(before, moved) == []
+    (found,) = differences(before, config.load(recipe(tmp_path, TEACHERS.replace("math.jsonl", "code.jsonl"))))
+    assert found.key == "distillation.teachers.math.sources"

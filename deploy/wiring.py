@@ -18,7 +18,7 @@ import numpy as np
 from olmorl import seeds
 from olmorl.actors.vllm_engine import reaper
 from olmorl.clock import SystemClock
-from olmorl.config import Config, Verifiers
+from olmorl.config import Config, Distillation, Verifiers
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import QueueAccess, run_id
 from olmorl.errors import ConfigError, HostLost, QueueUnavailable, ResourceError
@@ -313,6 +313,8 @@ def prompts(
     notes += shared_rows(sources, evaluations, data.strict)
     rows = chain.from_iterable([*(source.rows for source in sources), *evaluations.values()])
     notes.append(scored_by(rows, settings.verifiers))
+    if settings.distillation.teachers:
+        notes.append(taught_by(chain.from_iterable(source.rows for source in sources), settings.distillation))
     return PromptStream(sources, settings.run.seed, data.shuffle, data.epochs), evaluations, notes
 
 
@@ -330,7 +332,14 @@ def scored_by(rows: Iterable[Row], verifiers: Verifiers) -> str:
     more = [f"{len(counts) - MOST_NAMED} more"] if len(counts) > MOST_NAMED else []
     own = [f"{each.name} x{weights.get(each.name, each.weight):g}" for each in parse(verifiers.functions)]
     together = f"; combined by {verifiers.combine}" if verifiers.combine != "sum" else ""
-    return f"rewards: {', '.join(filter(None, [*named, *more, *own]))}{together}"
+    return f"rewards: {', '.join(filter(None, [*named, *more, *own])) or 'none'}{together}"
+
+
+def taught_by(rows: Iterable[Row], distillation: Distillation) -> str:
+    """One line that says who teaches the training rows, such as "teachers: math (400 rows), without rewards"."""
+    counts = Counter(distillation.teacher_of(row.row) or "nobody" for row in rows)
+    named = ", ".join(f"{name} ({number} rows)" for name, number in counts.most_common())
+    return f"teachers: {named}, {'with' if distillation.with_rewards else 'without'} rewards"
 
 
 def _numbered_rows() -> Source:

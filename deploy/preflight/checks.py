@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from olmorl.config import Config, Distillation, with_key
+from olmorl.config import Config, with_key
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
@@ -34,6 +34,8 @@ from olmorl.verifiers.code.sandbox import self_test
 
 MIB, GIB = 2**20, 2**30
 RAY_OBJECTS_BYTES = 512 * MIB
+_LANE = "preflight"
+"""The lane of made-up answers. No teacher is asked about them."""
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 """Prints the MiB of each GPU."""
 NVIDIA_SMI_DEADLINE_S = 30.0
@@ -175,23 +177,20 @@ def functions(settings: Config) -> str:
         return f"{own}; not called: no row could be loaded"
     rows: dict[tuple[str, ...], Row] = {}
     for row in tried.rows:
-        rows.setdefault(row.datasets, row)
+        if row.datasets or settings.verifiers.functions:  # the others have a teacher
+            rows.setdefault(row.datasets, row)
     names = asyncio.run(_score_once(settings, list(rows.values())))
-    return f"{own}; scored a row each: {', '.join(names)}"
-
-
-def _without_teachers(settings: Config) -> Config:
-    return settings.model_copy(update={"distillation": Distillation()})
+    return f"{own}; scored a row each: {', '.join(names) or 'none'}"
 
 
 async def _score_once(settings: Config, rows: Sequence[Row]) -> list[str]:
     """Score a real row and a made-up group with every verifier and function; returns their names."""
-    scorer = wiring.scorer(_without_teachers(settings))
+    scorer = wiring.scorer(settings)
     await scorer.start()
     names: dict[str, None] = {}
     try:
         for row in rows:
-            prompt = prompt_of(row, lane="train", draw_id=0, attempt=1, group_size=2, min_version=Version(0, 0))
+            prompt = prompt_of(row, lane=_LANE, draw_id=0, attempt=1, group_size=2, min_version=Version(0, 0))
             group = []
             for index, text in enumerate(("I do not know.", "The answer is 1.")):
                 answer = replace(_answer(text), index=index)
@@ -281,7 +280,7 @@ def verifiers(settings: Config) -> str:
 
 
 async def _verify_known_good(settings: Config) -> str:
-    scorer = wiring.scorer(_without_teachers(settings))
+    scorer = wiring.scorer(settings)
     await scorer.start()
     try:
         for dataset, label, text in KNOWN_GOOD:
@@ -297,6 +296,7 @@ async def _verify_known_good(settings: Config) -> str:
 def _question(dataset: str, label: object) -> Prompt:
     return Prompt(
         draw_id=0,
+        lane=_LANE,
         row="preflight:1",
         messages="",
         token_ids=np.zeros(1, np.int32),

@@ -23,12 +23,25 @@ import numpy as np
 
 from olmorl.actors.fake_answers import FakeAnswers, RandomAnswers
 from olmorl.errors import PromptRefused
-from olmorl.messages import Completion, Floats, Probe, Prompt, Span, TokenIds, Verdict, Version
+from olmorl.messages import (
+    TEACHER,
+    TRAIN_LANE,
+    Completion,
+    Floats,
+    Probe,
+    Prompt,
+    Span,
+    TokenIds,
+    Verdict,
+    Version,
+)
 from olmorl.ports import EngineLoad, EngineUse, Sampling, StagedWeights, Update
 from olmorl.simulation import Simulation
 
 WRONG, RIGHT, FILLER = 0, 1, 2
 LOGPROB = -0.5
+TAUGHT = np.array([-3.0, -0.1, LOGPROB], np.float32)
+"""Log-probability of each token under the teacher."""
 
 
 @dataclass(eq=False, slots=True)
@@ -278,10 +291,14 @@ class FakeFollower:
 
 
 class FakeScorer:
-    """Reads the last token: `RIGHT` is 1, all else 0. A verdict takes `verify_s` seconds."""
+    """Reads the last token: `RIGHT` is 1, all else 0. A verdict takes `verify_s` seconds.
 
-    def __init__(self, verify_s: float = 0.0) -> None:
+    If it `teaches`, it is also a teacher, to whom `RIGHT` is likely and `WRONG` is not.
+    """
+
+    def __init__(self, verify_s: float = 0.0, *, teaches: bool = False) -> None:
         self._verify_s = verify_s
+        self._teaches = teaches
         self._num_checks = 0
 
     async def start(self) -> None: ...
@@ -291,7 +308,11 @@ class FakeScorer:
             await asyncio.sleep(self._verify_s)
         reward = float(completion.token_ids[-1] == RIGHT)
         self._num_checks += 1
-        return {name: Verdict(reward=reward, method="last_token") for name in prompt.datasets}
+        verdicts = {name: Verdict(reward=reward, method="last_token") for name in prompt.datasets}
+        if self._teaches and prompt.lane == TRAIN_LANE:
+            logprobs = TAUGHT[completion.token_ids]
+            verdicts[TEACHER] = Verdict(reward=None, method="last_token", token_logprobs=logprobs)
+        return verdicts
 
     async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
         right = [bool(completion.token_ids[-1] == RIGHT) for completion in completions]

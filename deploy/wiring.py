@@ -18,7 +18,7 @@ import numpy as np
 from olmorl import seeds
 from olmorl.actors.vllm_engine import reaper
 from olmorl.clock import SystemClock
-from olmorl.config import Config, Verifiers
+from olmorl.config import Config, Distillation, Verifiers
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import QueueAccess, run_id
 from olmorl.errors import ConfigError, HostLost, QueueUnavailable, ResourceError
@@ -225,10 +225,10 @@ def scorer(settings: Config) -> Scorer:
     if settings.run.mode == "simulated":
         from olmorl.actors.fake_engine import FakeScorer
 
-        return FakeScorer(settings.simulation.verify_s)
+        return FakeScorer(settings.simulation.verify_s, teaches=bool(settings.distillation.teachers))
     from olmorl.verifiers.scorer import VerifierScorer
 
-    return VerifierScorer(settings.verifiers, settings.schedule.steps)
+    return VerifierScorer(settings.verifiers, settings.schedule.steps, settings.distillation)
 
 
 def actor(
@@ -379,17 +379,26 @@ def prompts(
 
     if settings.run.mode == "simulated":
         return PromptStream([_numbered_rows(settings.episodes.environment)], settings.run.seed), {}, []
-    from olmorl.learner.data.checks import check_different, check_enough, shared_rows
+    from olmorl.learner.data.checks import check_different, check_enough, check_taught, shared_rows
     from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
     from olmorl.verifiers.label_check import LabelChecker
 
     data = settings.data
     with LabelChecker(settings.verifiers) as check:
-        loader = Loader(data, open_tokenizer(settings.model), settings.verifiers, check, progress, episode(settings))
+        loader = Loader(
+            data,
+            open_tokenizer(settings.model),
+            settings.verifiers,
+            check,
+            progress,
+            episode(settings),
+            labels_optional=settings.distillation.is_alone,
+        )
         held_out = loader.for_evaluation()
         sources = training_sources(loader, data)
         evaluations = evaluation_sets(held_out, settings.evaluation)
     check_different(sources)
+    check_taught(sources, settings.distillation, are_all=True)
     check_enough(sources, data, settings.schedule.prompts_per_step)
     notes = [f"data: {loader.report}", *(f"  {reason}" for reason in loader.report.reasons)]
     if evaluations:
@@ -397,6 +406,8 @@ def prompts(
     notes += shared_rows(sources, evaluations, data.strict)
     rows = chain.from_iterable([*(source.rows for source in sources), *evaluations.values()])
     notes.append(scored_by(rows, settings.verifiers))
+    if settings.distillation.teachers:
+        notes.append(taught_by(chain.from_iterable(source.rows for source in sources), settings.distillation))
     return PromptStream(sources, settings.run.seed, data.shuffle, data.epochs), evaluations, notes
 
 
@@ -414,7 +425,14 @@ def scored_by(rows: Iterable[Row], verifiers: Verifiers) -> str:
     more = [f"{len(counts) - MOST_NAMED} more"] if len(counts) > MOST_NAMED else []
     own = [f"{each.name} x{weights.get(each.name, each.weight):g}" for each in parse(verifiers.functions)]
     together = f"; combined by {verifiers.combine}" if verifiers.combine != "sum" else ""
-    return f"rewards: {', '.join(filter(None, [*named, *more, *own]))}{together}"
+    return f"rewards: {', '.join(filter(None, [*named, *more, *own])) or 'none'}{together}"
+
+
+def taught_by(rows: Iterable[Row], distillation: Distillation) -> str:
+    """One line that says who teaches the training rows, such as "teachers: math (400 rows), without rewards"."""
+    counts = Counter(distillation.teacher_of(row.row) or "nobody" for row in rows)
+    named = ", ".join(f"{name} ({number} rows)" for name, number in counts.most_common())
+    return f"teachers: {named}, {'with' if distillation.with_rewards else 'without'} rewards"
 
 
 def _numbered_rows(environment: str | None) -> Source:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -452,6 +452,62 @@ class RewardModel(HttpService):
     """The score that becomes 0.5 with `sigmoid` and 0 with `clamp`, and the unit of the score."""
 
 
+class Teacher(HttpService):
+    """A model with the policy's vocabulary behind vLLM's OpenAI-compatible API."""
+
+    sources: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
+    """Data files, folders or hub sets whose rows it teaches. Empty: the rows of all other sources."""
+
+    def covers(self, row: str) -> bool:
+        """Whether the place of a row, `file:line`, is in one of `sources`. A relative one fits the end of a path."""
+        file = PurePath(row.rpartition(":")[0])
+        return any(place.match(source) for place in (file, *file.parents) for source in self.sources)
+
+
+TeacherName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_]{1,32}$")]
+
+
+class Distillation(Section):
+    """On-policy distillation: teachers score the sampled tokens. `docs/algorithms.md` has the formula."""
+
+    teachers: dict[TeacherName, Teacher] = Field(default_factory=dict)
+    """By name, as in `math = { url = "http://host:8000/v1", sources = ["math.jsonl"] }`. `sources`: its data files,
+    folders or hub sets; one teacher may have none and take all other rows. Further keys: `model`, `api_key_env`,
+    `timeout_s` and `concurrency`, as for a judge."""
+    coefficient: float = Field(1.0, gt=0)
+    """Factor of the teachers' part of the advantages."""
+    with_rewards: bool = False
+    """Add it to the advantages of rewards. When off, teachers alone decide, and training rows need no verifier."""
+
+    @model_validator(mode="after")
+    def _teachers_apart(self) -> Distillation:
+        for name, teacher in self.teachers.items():
+            if teacher.url is None or teacher.url == "local":
+                raise ValueError(
+                    f"distillation.teachers.{name}.url: give the address of its server, as in http://host:8000/v1"
+                )
+        if len(default := [name for name, teacher in self.teachers.items() if not teacher.sources]) > 1:
+            raise ValueError(
+                f"distillation.teachers: {' and '.join(default)} have no sources, and one teacher takes the rows that "
+                "no other has: give the others sources"
+            )
+        if not self.teachers and (self.coefficient != 1.0 or self.with_rewards):
+            raise ValueError("distillation: its keys have no effect without distillation.teachers: name one")
+        return self
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the policy learns from teachers, and not from rewards."""
+        return bool(self.teachers) and not self.with_rewards
+
+    def teacher_of(self, row: str) -> str | None:
+        """The name of the teacher of a row by its place, `file:line`: the first whose sources have it, or the default
+        one. None: nobody teaches it."""
+        names = [name for name, teacher in self.teachers.items() if teacher.covers(row)]
+        names += [name for name, teacher in self.teachers.items() if not teacher.sources]
+        return names[0] if names else None
+
+
 MathRule = Literal["last_number", "percent", "units", "case", "order"]
 Tag = Annotated[str, Field(min_length=1)]
 
@@ -664,6 +720,7 @@ class Config(Section):
     learner: Learner = Learner()
     critic: Critic = Critic()
     actors: Actors = Actors()
+    distillation: Distillation = Distillation()
     verifiers: Verifiers = Verifiers()
     queue: QueueSettings = QueueSettings()
     weights: Weights = Weights()
@@ -870,6 +927,23 @@ def _greedy_samples(config: Config) -> str | None:
     )
 
 
+def _taught_answers(config: Config) -> str | None:
+    """`distillation.teachers` score single answers, so there is no `episodes.environment`."""
+    if not config.distillation.teachers or config.episodes.environment is None:
+        return None
+    return "distillation.teachers score single answers: take out episodes.environment, or the teachers"
+
+
+def _taught_at_temperature_1(config: Config) -> str | None:
+    """`distillation.teachers` need `sampling.temperature` = 1."""
+    if not config.distillation.teachers or config.sampling.temperature == 1:
+        return None
+    return (
+        f"sampling.temperature = {config.sampling.temperature:g} with distillation.teachers: a server gives the "
+        "log-probabilities of its prompt at temperature 1 only; set sampling.temperature to 1"
+    )
+
+
 def _near_greedy(config: Config) -> str | None:
     """`evaluation.temperature` is 0 or at least 0.01."""
     temperature = config.evaluation.temperature
@@ -925,6 +999,8 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _shared_rows,
     _attention_of_shared_rows,
     _greedy_samples,
+    _taught_at_temperature_1,
+    _taught_answers,
     _near_greedy,
     _device_of_gpus,
     _own_cores,
@@ -998,7 +1074,7 @@ def build(tree: Mapping[str, Any], source: str = "configuration") -> Config:
         raise ConfigError(f"{source}:\n" + "\n".join(lines)) from None
 
 
-_NEAR_SECRETS = ("queue", "verifiers.judge", "verifiers.reward_model")
+_NEAR_SECRETS = ("queue", "verifiers.judge", "verifiers.reward_model", "distillation.teachers")
 """Sections in which a user may write a secret by mistake. Errors do not show their refused values."""
 
 
@@ -1051,6 +1127,8 @@ def _key_of(path: Sequence[str]) -> tuple[str, str]:
         if field is None:
             break
         section = field.annotation
+        if _of_table(section):
+            break
         if not (isinstance(section, type) and issubclass(section, BaseModel)):
             described = describe(field)
             table = described.type.removeprefix("table of ")
@@ -1065,9 +1143,18 @@ def _key_of(path: Sequence[str]) -> tuple[str, str]:
 def _names(path: Sequence[str]) -> list[str]:
     section: Any = Config
     for part in path:
+        if of_table := _of_table(section):
+            section = of_table
+            continue
         field = section.model_fields.get(part) if hasattr(section, "model_fields") else None
         section = field.annotation if field else Config
     return list(getattr(section, "model_fields", ()))
+
+
+def _of_table(annotation: Any) -> type[Section] | None:
+    """The section of each entry of a table of sections by name; None for other keys."""
+    of = get_args(annotation)[-1] if get_origin(annotation) is dict else None
+    return of if isinstance(of, type) and issubclass(of, Section) else None
 
 
 def with_key(settings: Config, key: str, value: Any) -> Config:

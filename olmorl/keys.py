@@ -88,6 +88,8 @@ def _kind(annotation: Any) -> tuple[str, tuple[str, ...], str]:
         of = _kind(arguments[-1 if origin is dict else 0])
         names = {list: f"list of {_plural(of[0])}", tuple: f"list of {len(arguments)} {_plural(of[0])}"}
         return names.get(origin, f"table of {_plural(of[0])} by name"), of[1], of[2]
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return "table", (), ""
     # A union: None says that the key may be left out.
     parts = [_kind(part) for part in arguments if part is not type(None)]
     kinds = {kind: None for kind, chosen, _ in parts if not chosen} or {"text": None}

@@ -26,6 +26,8 @@ from msgspec import UNSET, UnsetType
 TokenIds = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 TRAIN_LANE = "train"
+TEACHER = "teacher"
+"""The verdict of a teacher, by its name among the verdicts of a completion."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, eq=False, gc=False):
@@ -184,6 +186,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     """Values that a user function logged for the group with `log_metric`. Only the first completion has them."""
     extra: dict[str, Any] = {}
     """Values that it logged for this completion with `log_extra`: texts, numbers, booleans or None by column."""
+    token_logprobs: Floats | msgspec.UnsetType = msgspec.UNSET
+    """Log-probability of each token of the completion under a teacher. Unset, and not encoded, in other verdicts."""
 
 
 class Turn(Message, frozen=True, kw_only=True):
@@ -244,6 +248,12 @@ class Completion(Message, frozen=True, kw_only=True):
     """Wall time of the last token, seconds; 0: not known."""
     episode: Episode | UnsetType = UNSET
     """Unset: a single answer to the prompt. The encoding then has no such field, as before there were episodes."""
+
+    @property
+    def teacher_logprobs(self) -> Floats | None:
+        """Log-probability of each token under the teacher of the prompt; None without one."""
+        values = self.verdicts[TEACHER].token_logprobs if TEACHER in self.verdicts else msgspec.UNSET
+        return None if values is msgspec.UNSET else values
 
     @property
     def oldest(self) -> Version:
@@ -389,6 +399,8 @@ class Sample(Message, frozen=True, kw_only=True):
     lags: TokenIds
     """T: versions between the policy that sampled the token and the policy that is trained."""
     advantage: float
+    token_advantages: Floats | msgspec.UnsetType = msgspec.UNSET
+    """T: a teacher's part of the advantage of each token, beside `advantage`. Unset, and not encoded, without one."""
 
 
 class Shard(Message, frozen=True, kw_only=True):

@@ -161,7 +161,7 @@ ACTOR: Final = {
     "verifier_starts_total": "Workers that were started.",
     "verifier_cpu_s_total": "Processor time of sandboxed programs.",
     "verifier_outcomes_total": "Checks by how they ended: `done`, `limit`, or a kind of error.",
-    "verifier_calls_total": "Requests to the service of a judge or reward model.",
+    "verifier_calls_total": "Requests to the service of a judge, reward model or teacher.",
     "verifier_retries_total": "Requests that were sent again after a failure.",
     "verifier_openings_total": "How often the circuit breaker of a service opened.",
     "verifier_breaker_open": "1 while the circuit breaker of a service is open.",
@@ -218,6 +218,8 @@ SOMETIMES: Final = {
     "kl_beta": "Weight of that divergence in the loss or in the reward.",
     "critic_loss": "Loss of the critic, mean over its updates.",
     "critic_grad_norm": "Norm of the critic's gradient before clipping, mean over its updates.",
+    "teacher_kl_mean": "Estimate (k1) of the divergence of the policy from its teachers, in nats a token.",
+    "teacher_kl_answers": "The same in nats an answer.",
     "value_explained_fraction": "Share of the variance of the returns that the critic's values explain; 1 is all.",
 }
 
@@ -269,6 +271,10 @@ FAMILIES: Final = (
     ),
     Family("reward_{}_mean", "verifier_reward_mean", "verifier", "Mean reward since the last step. By verifier."),
     Family("source_{}_reward_mean", "source_reward_mean", "source", "Mean reward since the last step." + _OF["source"]),
+    Family(
+        "source_{}_teacher_kl_mean", "source_teacher_kl_mean", "source", "Nats a token from teachers." + _OF["source"]
+    ),
+    Family("source_{}_teacher_kl_answers", "source_teacher_kl_answers", "source", "Nats an answer." + _OF["source"]),
     Family("failures_{}", "failures_total", "cause", "Draws that failed. By cause."),
 )
 """The labelled metrics that come from lines. A field belongs to the first family that fits it."""

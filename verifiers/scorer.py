@@ -9,11 +9,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
-from olmorl.config import Verifiers
+from olmorl.config import Distillation, Verifiers
 from olmorl.errors import DeadlinePassed, Unscorable
-from olmorl.messages import Completion, Prompt, Verdict
+from olmorl.messages import TEACHER, TRAIN_LANE, Completion, Prompt, Verdict
 from olmorl.solved import is_solved
 from olmorl.verifiers.check_outcomes import numbers
 from olmorl.verifiers.functions.function_scorer import LARGEST_REWARD, FunctionScorer
@@ -22,6 +23,7 @@ from olmorl.verifiers.own_verifier import LOAD
 from olmorl.verifiers.pool.fork_server import WorkerStartFailed
 from olmorl.verifiers.pool.pool import Pool
 from olmorl.verifiers.registry import WARM, all_verifiers, close, numbered, unknown
+from olmorl.verifiers.teachers import Teachers
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +31,16 @@ log = logging.getLogger(__name__)
 class VerifierScorer:
     """Every reward is a combination of verdicts. An error of a verifier never becomes a reward."""
 
-    def __init__(self, settings: Verifiers, max_steps: int = 0) -> None:
-        """Raises RewardFunctionError for a malformed entry of `functions`. `max_steps` is passed to the functions."""
+    def __init__(
+        self,
+        settings: Verifiers,
+        max_steps: int = 0,
+        distillation: Distillation | None = None,
+    ) -> None:
+        """Raises RewardFunctionError for a malformed entry of `functions`. `max_steps` is passed to the functions.
+
+        With `distillation`, training completions also have a verdict of their teacher, if their row has one.
+        """
         self._settings = settings
         self._pool = Pool(
             settings.workers,
@@ -40,6 +50,10 @@ class VerifierScorer:
             setup=(LOAD, settings.own) if settings.own else None,
         )
         self._verifiers = all_verifiers(settings, self._pool)
+        self._teachers = Teachers(distillation) if distillation and distillation.teachers else None
+        if self._teachers:
+            self._verifiers[TEACHER] = self._teachers
+        self._needs_reward = distillation is None or not distillation.is_alone
         self._functions = FunctionScorer(settings, max_steps)
         self._weights = {function.name: function.weight for function in self._functions.functions} | settings.weights
 
@@ -85,19 +99,24 @@ class VerifierScorer:
             self._verdict(name, prompt, completion, text, label)
             for name, label in zip(prompt.datasets, prompt.ground_truths, strict=True)
         ]
+        if self._teachers and prompt.lane == TRAIN_LANE and self._teachers.teaches(prompt):
+            keys.append(TEACHER)
+            checks.append(self._verdict(TEACHER, prompt, completion, text, None))
         verdicts = await asyncio.gather(*checks) if len(checks) > 1 else [await check for check in checks]
         return dict(zip(keys, verdicts, strict=True))
 
     async def combine(self, prompt: Prompt, completions: Sequence[Completion]) -> tuple[Completion, ...]:
         """Add the verdicts of the user functions, and combine all verdicts into `reward` and `solved`.
 
-        A completion without any verdict that applies keeps no reward, if another completion of the group has one.
+        A completion without any verdict that applies keeps no reward, if another completion of the group has one, or if
+        a teacher alone decides.
 
         Raises:
-            Unscorable: a verdict is an error, or no verdict applies to any completion.
+            Unscorable: a verdict is an error, or a reward is needed and no verdict applies to any completion.
         """
         judged = await self.judged(prompt, completions)
-        some = not prompt.datasets and any(_applies(completion) for completion in judged)
+        is_optional = not self._needs_reward and prompt.lane == TRAIN_LANE
+        some = not prompt.datasets and (is_optional or any(_applies(completion) for completion in judged))
         return tuple(self.weighed(prompt, one) if _applies(one) or not some else one for one in judged)
 
     async def judged(self, prompt: Prompt, completions: Sequence[Completion]) -> Sequence[Completion]:
@@ -178,7 +197,9 @@ def _sendable(text: str) -> str:
 
 
 def _sane(verdict: Verdict) -> Verdict:
-    """The verdict itself if its reward is in [0, 1] or it is an error; otherwise an `out_of_range` error."""
+    """The verdict itself if its reward is in [0, 1], or it is an error or a teacher's; otherwise an error."""
+    if verdict.token_logprobs is not UNSET:
+        return verdict
     if verdict.error_kind is None and (verdict.reward is None or not 0.0 <= verdict.reward <= 1.0):
         return replace(verdict, reward=None, error_kind="out_of_range", detail=f"a reward of {verdict.reward}")
     return verdict

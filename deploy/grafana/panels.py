@@ -78,7 +78,8 @@ _BUSY = f"olmorl_rank_busy_seconds_total{{{RANKS}}}"
 _LINES = "the first steps"
 _EVALUATION = "an evaluation"
 _ENGINE = "a real engine"
-_SERVICE = "a judge or a reward model"
+_SERVICE = "a judge, a reward model or a teacher"
+_TEACHER = "a teacher"
 _FAILURE = "a draw that fails"
 
 OVERVIEW = GrafanaBoard(
@@ -219,6 +220,14 @@ LEARNING = GrafanaBoard(
             "percentunit",
         ),
         GrafanaPanel("Learning rate", "As the recipe says.", (_line("lr"),)),
+        GrafanaPanel(
+            "Divergence from the teachers",
+            "Falls, and stays where the policy cannot follow them. Nats a token.",
+            (
+                _line("teacher_kl_mean", "all answers", _TEACHER),
+                Query(f"olmorl_source_teacher_kl_mean{{{LEARNER}}}", "{{source}}", _TEACHER),
+            ),
+        ),
         GrafanaPanel(
             "Phases of a step",
             "Forward and backward passes dominate.",
@@ -514,7 +523,7 @@ VERIFIERS = GrafanaBoard(
             (Query(f"60 * sum by (part) ({_rate('verifier_kills_total', RUN)})", "{{part}}"),),
         ),
         GrafanaPanel(
-            "Services of judges and reward models",
+            "Services of judges, reward models and teachers",
             "The breaker is closed (0) everywhere.",
             (Query(f"sum by (part) (olmorl_verifier_breaker_open{{{RUN}}})", "{{part}} open", _SERVICE),),
         ),

@@ -19,7 +19,13 @@ from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
 from olmorl.deploy.preflight.disk_room import disk_room, room
-from olmorl.deploy.preflight.local_checks import check_data, check_functions, check_model, check_whole_paths
+from olmorl.deploy.preflight.local_checks import (
+    check_data,
+    check_functions,
+    check_model,
+    check_teachers,
+    check_whole_paths,
+)
 from olmorl.deploy.preflight.memory_places import GPU_KEY, HOST_KEY, size
 from olmorl.errors import (
     ConfigError,
@@ -38,6 +44,8 @@ from olmorl.verifiers.code.sandbox import self_test
 
 MIB, GIB = 2**20, 2**30
 RAY_OBJECTS_BYTES = 512 * MIB
+_LANE = "preflight"
+"""The lane of made-up answers. No teacher is asked about them."""
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits")
 """Prints the MiB of each GPU."""
 NVIDIA_SMI_DEADLINE_S = 30.0
@@ -161,7 +169,10 @@ def tokenizer(settings: Config) -> str:
     if found.eos_token_id is None:
         raise ModelError(f"{settings.model.path}: the tokenizer has no end-of-sequence token, so no answer would end")
     template = "" if found.chat_template else "; no chat template: prompts have to be plain strings"
-    return f"{len(found):,} tokens for {vocabulary:,} rows; a question of one line is {len(ids)} tokens{template}"
+    check_teachers(settings)
+    teachers = "; the teachers have the same" if settings.distillation.teachers else ""
+    text = f"{len(found):,} tokens for {vocabulary:,} rows; a question of one line is {len(ids)} tokens"
+    return f"{text}{template}{teachers}"
 
 
 def environment(settings: Config) -> str:
@@ -219,9 +230,10 @@ def functions(settings: Config) -> str:
         return f"{own}; not called: no row could be loaded"
     rows: dict[tuple[str, ...], Row] = {}
     for row in tried.rows:
-        rows.setdefault(row.datasets, row)
+        if row.datasets or settings.verifiers.functions:  # the others have a teacher
+            rows.setdefault(row.datasets, row)
     names = asyncio.run(_score_once(settings, list(rows.values())))
-    return f"{own}; scored a row each: {', '.join(names)}"
+    return f"{own}; scored a row each: {', '.join(names) or 'none'}"
 
 
 async def _score_once(settings: Config, rows: Sequence[Row]) -> list[str]:
@@ -231,7 +243,7 @@ async def _score_once(settings: Config, rows: Sequence[Row]) -> list[str]:
     names: dict[str, None] = {}
     try:
         for row in rows:
-            prompt = _prompt_of(row)
+            prompt = replace(_prompt_of(row), lane=_LANE)
             of_world = {} if row.episode is None else {VERDICT: Verdict(reward=0.0)}
             group = []
             for index, text in enumerate(("I do not know.", "The answer is 1.")):
@@ -338,6 +350,7 @@ async def _verify_known_good(settings: Config) -> str:
 def _question(dataset: str, label: object) -> Prompt:
     return Prompt(
         draw_id=0,
+        lane=_LANE,
         row="preflight:1",
         messages="",
         token_ids=np.zeros(1, np.int32),

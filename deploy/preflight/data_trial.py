@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from olmorl.config import Config
 from olmorl.deploy import wiring
-from olmorl.learner.data.checks import check_different, check_enough, shared_rows
+from olmorl.learner.data.checks import check_different, check_enough, check_taught, shared_rows
 from olmorl.learner.data.loader import Loader, LoadReport, evaluation_sets, named, training_sources
 from olmorl.learner.data.readers import parse_spec
 from olmorl.learner.data.stream import Source
@@ -46,11 +46,14 @@ def try_rows(settings: Config, tokenizer: Any, limit: int = ROWS) -> Tried:
 
     data = settings.data
     with closing(LabelChecker(settings.verifiers)) as check:
-        loader = Loader(data, tokenizer, settings.verifiers, check, episode=wiring.episode(settings))
+        alone = settings.distillation.is_alone
+        episode = wiring.episode(settings)
+        loader = Loader(data, tokenizer, settings.verifiers, check, episode=episode, labels_optional=alone)
         held_out = loader.for_evaluation()
         sources = training_sources(loader, data, limit)
         evaluations = evaluation_sets(held_out, settings.evaluation, limit)
     check_different(sources)
+    check_taught(sources, settings.distillation, are_all=False)
     if all(len(source.rows) < limit for source in sources):
         check_enough(sources, data, settings.schedule.prompts_per_step)
     notes = shared_rows(sources, evaluations, data.strict)

@@ -55,6 +55,7 @@ def preflight(settings: Config, arguments: Arguments) -> Config:
     check_functions(settings, rows)
     if settings.run.mode == "real":
         wait_for_judge(settings)
+        check_teachers(settings)
     return settings
 
 
@@ -287,6 +288,15 @@ def check_functions(settings: Config, rows: Sequence[Row] | None = None) -> None
         from olmorl.verifiers.functions.function_scorer import check
 
         check(settings.verifiers, rows)
+
+
+def check_teachers(settings: Config) -> None:
+    """Every teacher answers, and has the vocabulary of the policy."""
+    if settings.distillation.teachers:
+        from olmorl.learner.data.loader import open_tokenizer
+        from olmorl.verifiers import teacher_check
+
+        teacher_check.check_teachers(settings.distillation, open_tokenizer(settings.model), settings.longest_sample)
 
 
 def check_redis(settings: Config) -> None:

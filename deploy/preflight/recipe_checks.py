@@ -11,6 +11,7 @@ from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
 from olmorl.errors import ConfigError, DataError, ResourceError, of_key
 from olmorl.extension import load_function
+from olmorl.messages import TEACHER
 from olmorl.simulation import Simulation
 
 
@@ -34,9 +35,9 @@ def check_recipe(settings: Config) -> None:
 
 def check_objective(settings: Config) -> None:
     """The switches of the objective go together."""
-    from olmorl.learner.algorithm.presets import resolve
+    from olmorl.learner.algorithm.presets import with_teachers
 
-    resolve(settings.objective, settings.longest_answer)
+    with_teachers(settings)
 
 
 def check_own_code(settings: Config) -> None:
@@ -109,6 +110,8 @@ def check_names(settings: Config) -> None:
     from olmorl.verifiers.registry import names
 
     own, named = [function.name for function in parse(verifiers.functions)], names(verifiers)
+    if settings.distillation.teachers and TEACHER in (*own, *verifiers.own):
+        raise ConfigError(f"{TEACHER} is the name of the teachers' verdicts: give your function another name")
     for name in own:
         if name in verifiers.own:
             raise ConfigError(f"verifiers.own and verifiers.functions both name {name!r}: rename one of them")

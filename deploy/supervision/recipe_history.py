@@ -22,6 +22,7 @@ from olmorl.run_dir import RunFiles
 
 PLACES = ("run.directory", "run.name", "cluster.address", "verifiers.judge.url", "verifiers.reward_model.url")
 """The keys for the places of a run and of its services. They may differ from start to start without --change."""
+_TEACHERS_PLACE = re.compile(r"distillation\.teachers\.\w+\.url")
 LEFT_OPEN = {
     "learner.device": "auto",
     "learner.gradient_checkpointing": "auto",
@@ -107,8 +108,12 @@ def differences(before: Config, now: Config) -> list[Difference]:
     return [
         Difference(key, _shown(old, key), _shown(new, key))
         for key in {**new, **old}
-        if key not in PLACES and old.get(key) != new.get(key) and not _is_left_open(key, old, new)
+        if not _is_place(key) and old.get(key) != new.get(key) and not _is_left_open(key, old, new)
     ]
+
+
+def _is_place(key: str) -> bool:
+    return key in PLACES or _TEACHERS_PLACE.fullmatch(key) is not None
 
 
 def _jump_of_rate(before: Config, now: Config) -> list[Difference]:

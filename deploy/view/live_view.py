@@ -186,8 +186,9 @@ class LiveView:
             for key, value in line.items()
             if key.startswith("eval_") and key.endswith("_accuracy")
         )
+        reward, batch = (_mean([(line[key], 1.0)], ".3f") for key in ("reward_mean", "batch_reward_mean"))
         return (
-            f"step {line['step']:>4}/{steps}  reward {line['reward_mean']:.3f}  batch {line['batch_reward_mean']:.3f}"
+            f"step {line['step']:>4}/{steps}  reward {reward}  batch {batch}"
             f"  {line['actor_tokens_per_s']:,.0f} tok/s  lag {line['lag_mean']:.2f} (max {line['lag_max']:.0f})"
             f"  length {line['completion_tokens_mean']:.0f}  step {line['learner_step_s']:.1f}s"
             f"  wait {line['learner_wait_s']:.1f}s  in flight {line['groups_in_flight']}{held_out}"

@@ -88,6 +88,19 @@ def is_zero_gradient(rewards_G: Rewards) -> bool:
     return bool(highest - lowest <= max(ROUNDING * max(abs(lowest), abs(highest)), CANCELLED))
 
 
+def teacher_advantages(teacher_T: npt.ArrayLike, student_T: npt.ArrayLike, coefficient: float) -> Floats:
+    """On-policy distillation: coefficient * (log pi_teacher - log pi_student) of each of T sampled tokens.
+
+    Its mean over samples is -KL(pi_student || pi_teacher) of the next token, the reverse KL of MiniLLM (arXiv
+    2306.08543) and GKD (arXiv 2306.13649), with a discount of 0: a token answers for itself. As in K. Lu, "On-Policy
+    Distillation" (Thinking Machines, 2025), pi_student is the engine when it sampled, and the importance weight of the
+    loss corrects for what the learner has changed since. 0 where the engine's log-probability is not finite.
+    """
+    student_T = np.asarray(student_T, dtype=np.float64)
+    is_known_T = np.isfinite(student_T)
+    return coefficient * np.where(is_known_T, np.asarray(teacher_T, np.float64) - np.where(is_known_T, student_T, 0), 0)
+
+
 def overlong_penalty(num_tokens: int, max_tokens: int, buffer: int) -> float:
     """DAPO's soft overlong punishment (arXiv 2503.14476, section 3.4), to be added to the reward before the advantage.
 

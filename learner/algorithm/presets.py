@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any, Final, Literal
 
-from olmorl.config import Objective
+from olmorl.config import Config, Objective
 from olmorl.errors import ConfigError
 
 AdvantageKind = Literal["mean", "mean_std", "mean_sample_std", "leave_one_out", "whiten", "mean_whiten", "gdpo", "gae"]
@@ -53,6 +53,10 @@ class Switches:
     overlong_buffer: int
     """Tokens before the length limit over which the reward falls by 1; 0: off."""
     mask_truncated: bool
+    teacher_coefficient: float | None = None
+    """Factor of the teachers' part of the advantages; None: there are no teachers."""
+    uses_rewards: bool = True
+    """Whether rewards have a part in the advantages."""
 
     @property
     def needs_anchor(self) -> bool:
@@ -184,6 +188,24 @@ def resolve(objective: Objective, max_tokens: int) -> Switches:
         switches = replace(switches, overlong_buffer=objective.overlong_buffer)
     _refuse_idle_switches(objective, switches)
     return switches
+
+
+def with_teachers(settings: Config) -> Switches:
+    """The objective of a recipe with its teachers.
+
+    Raises:
+        ConfigError: as `resolve`, or the advantages of teachers do not fit the objective.
+    """
+    switches = resolve(settings.objective, settings.longest_answer)
+    distillation = settings.distillation
+    if not distillation.teachers:
+        return switches
+    if switches.whitens_tokens:
+        raise ConfigError(
+            "distillation.teachers with a critic, or with a KL reward that is whitened: both take the advantages of "
+            'tokens as rewards; choose another objective.advantage, or objective.kl_in = "loss"'
+        )
+    return replace(switches, teacher_coefficient=distillation.coefficient, uses_rewards=distillation.with_rewards)
 
 
 def staleness_warning(objective: Objective, max_lag: int) -> str:

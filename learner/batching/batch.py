@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from olmorl.config import Config
-from olmorl.learner.algorithm.presets import resolve
+from olmorl.learner.algorithm.presets import with_teachers
 from olmorl.learner.batching import samples
 from olmorl.learner.batching.packing import pack
 from olmorl.learner.storage.ledger_state import Start
@@ -26,7 +26,8 @@ class BatchFacts(NamedTuple):
     """Completion tokens."""
     trained_tokens: int
     """Completion tokens that feed the loss; the others are masked."""
-    reward_mean: float
+    reward_mean: float | None
+    """None if no completion has a reward."""
     lag_mean: float
     """Mean over the tokens that feed the loss, in versions."""
     lag_max: int
@@ -55,7 +56,7 @@ class BatchBuilder:
         self._num_ranks = num_ranks
         self._max_tokens = config.longest_answer
         self._max_lag = config.schedule.max_lag
-        self._switches = resolve(config.objective, config.longest_answer)
+        self._switches = with_teachers(config)
 
     def has_gradient(self, group: Group) -> bool:
         """Whether a group can move the policy. Its age does not count."""
@@ -96,12 +97,13 @@ class BatchBuilder:
 
 
 def _facts(groups: Sequence[Group], made: Sequence[Sequence[Sample]]) -> BatchFacts:
+    rewards = list(chain.from_iterable(group.rewards for group in groups))
     lags = np.concatenate([sample.lags[sample.loss_mask] for sample in chain.from_iterable(made)])
     return BatchFacts(
         groups=len(groups),
         tokens=sum(group.num_tokens for group in groups),
         trained_tokens=len(lags),
-        reward_mean=float(np.mean(list(chain.from_iterable(group.rewards for group in groups)))),
+        reward_mean=float(np.mean(rewards)) if rewards else None,
         lag_mean=float(lags.mean()) if lags.size else 0.0,
         lag_max=int(lags.max(initial=0)),
         not_finite=sum(int((~np.isfinite(one.logprobs)).sum()) for group in groups for one in group.completions),

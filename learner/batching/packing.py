@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from olmorl.messages import Floats, Sample, Shard, TokenIds
 
@@ -122,6 +123,8 @@ def row_arrays(row: Sequence[Sample], pad_to: int = 0, pad_token_id: int = 0, sh
             arrays.loss_mask_T[part] = sample.loss_mask
             arrays.behaviour_logprobs_T[part] = sample.behaviour_logprobs
             arrays.advantages_T[part] = sample.advantage
+            if sample.token_advantages is not UNSET:
+                arrays.advantages_T[part] += sample.token_advantages
             arrays.lags_T[part] = sample.lags
             start, number = start + length, number + 1
     return arrays

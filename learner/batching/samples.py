@@ -12,13 +12,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
-from olmorl.learner.algorithm.advantage import OVER_BATCH, advantages, over_batch, overlong_penalty
+from olmorl.learner.algorithm.advantage import (
+    OVER_BATCH,
+    advantages,
+    over_batch,
+    overlong_penalty,
+    teacher_advantages,
+)
 from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.scheduling import token_lags
 from olmorl.learner.storage.ledger_state import Start
-from olmorl.messages import Completion, Group, Sample, Turn
+from olmorl.messages import Completion, Floats, Group, Sample, Turn
 
 Array = npt.NDArray[Any]
 
@@ -32,22 +39,28 @@ def defect(group: Group) -> str | None:
     for completion in group.completions:
         if reason := _completion_defect(completion) or _turn_defect(completion, len(group.prompt.token_ids)):
             return f"completion {completion.index}: {reason}"
-    return None if group.rewards else "no completion has a reward"
+    is_taught = any(completion.teacher_logprobs is not None for completion in group.completions)
+    return None if group.rewards or is_taught else "no completion has a reward"
 
 
 def has_gradient(group: Group, switches: Switches, max_tokens: int) -> bool:
     """Whether any completion that feeds the loss has an advantage. The age of its tokens does not count.
 
-    Where the baseline is the batch's, a group says nothing about that, and the answer is yes.
+    Where the baseline is the batch's, a group says nothing about that, and the answer is yes. With a teacher it is yes.
     """
     advantages_G = _advantages(group, switches, max_tokens)
     pairs = zip(advantages_G, group.completions, strict=True)
-    return any((a != 0 or not switches.has_group_baseline) and not _masked(c, switches) for a, c in pairs)
+    return any(
+        (a != 0 or not switches.has_group_baseline or _is_taught(c, switches)) and not _masked(c, switches)
+        for a, c in pairs
+    )
 
 
 def _advantages(group: Group, switches: Switches, max_tokens: int) -> npt.NDArray[np.float64]:
-    """G advantages. Only completions with a reward enter the baseline. A completion without one, or alone, gets 0."""
+    """G advantages by rewards. Only completions with a reward enter the baseline. One without, or alone, gets 0."""
     advantages_G = np.zeros(len(group.completions))
+    if not switches.uses_rewards:
+        return advantages_G
     for weight, rewards in _rewards(group, switches, max_tokens):
         if len(rewards) > 1:
             of_these = advantages(list(rewards.values()), switches.advantage, switches.reward_scale, switches.std_floor)
@@ -81,7 +94,7 @@ def samples(
     """G samples for the step that trains version `trained`.
 
     Tokens older than `max_lag`, and tokens without a finite log-probability, are masked. A completion without a reward
-    is masked whole: a KL term would move the policy, and no divisor counts it.
+    or a teacher is masked whole: a KL term would move the policy, and no divisor counts it.
 
     Raises:
         RunEnded: a token that is newer than the version it would train.
@@ -98,6 +111,7 @@ def samples(
             loss_mask=(lags_T <= max_lag) & np.isfinite(completion.logprobs) & (not _masked(completion, switches)),
             lags=lags_T,
             advantage=float(advantage),
+            token_advantages=_token_advantages(completion, switches),
         )
         made.append(_path(sample, completion.turns) if completion.turns else sample)
     return tuple(made)
@@ -133,7 +147,9 @@ def _path(sampled: Sample, turns: Sequence[Turn]) -> Sample:
 def teaches(group: Sequence[Sample], switches: Switches) -> bool:
     """Whether a token that feeds the loss has an advantage, or may get one from the batch."""
     return any(
-        (sample.advantage != 0 or not switches.has_group_baseline) and sample.loss_mask.any() for sample in group
+        (sample.advantage != 0 or not switches.has_group_baseline or sample.token_advantages is not UNSET)
+        and sample.loss_mask.any()
+        for sample in group
     )
 
 
@@ -156,7 +172,21 @@ def with_batch_part(groups: Sequence[Sequence[Sample]], switches: Switches) -> S
 
 
 def _masked(completion: Completion, switches: Switches) -> bool:
-    return completion.reward is None or (switches.mask_truncated and completion.finish_reason == "length")
+    has_reward = switches.uses_rewards and completion.reward is not None
+    if not has_reward and not _is_taught(completion, switches):
+        return True
+    return switches.mask_truncated and completion.finish_reason == "length"
+
+
+def _is_taught(completion: Completion, switches: Switches) -> bool:
+    return switches.teacher_coefficient is not None and completion.teacher_logprobs is not None
+
+
+def _token_advantages(completion: Completion, switches: Switches) -> Floats | UnsetType:
+    teacher_T = completion.teacher_logprobs
+    if teacher_T is None or switches.teacher_coefficient is None:
+        return UNSET
+    return teacher_advantages(teacher_T, completion.logprobs, switches.teacher_coefficient).astype(np.float32)
 
 
 def _completion_defect(completion: Completion) -> str | None:
@@ -167,6 +197,9 @@ def _completion_defect(completion: Completion) -> str | None:
         return f"{num_tokens} tokens, {len(completion.logprobs)} log-probabilities"
     if not np.isfinite(completion.logprobs).any():
         return "no log-probability that is finite"
+    teacher_T = completion.teacher_logprobs
+    if teacher_T is not None and (len(teacher_T) != num_tokens or not np.isfinite(teacher_T).all()):
+        return f"{num_tokens} tokens, {np.isfinite(teacher_T).sum()} finite log-probabilities of a teacher"
     starts, ends = [s.start for s in completion.spans], [s.end for s in completion.spans]
     if [*starts, num_tokens] != [0, *ends]:
         return f"version spans {starts} to {ends} over {num_tokens} tokens"

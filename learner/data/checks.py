@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from olmorl.config import Data
-from olmorl.errors import DataError, ModelError
+from olmorl.config import Data, Distillation
+from olmorl.errors import ConfigError, DataError, ModelError
 from olmorl.learner.data.stream import Source
 from olmorl.ports import Row
 
@@ -22,6 +22,30 @@ def check_enough(sources: Sequence[Source], data: Data, prompts_per_step: int) -
             f"data.train: {rows} usable rows in data.epochs = {data.epochs} are used up before the first step, which "
             f"takes schedule.prompts_per_step = {prompts_per_step}: give more rows, raise data.epochs or leave it out, "
             "or lower schedule.prompts_per_step"
+        )
+
+
+def check_taught(sources: Sequence[Source], distillation: Distillation, *, are_all: bool) -> None:
+    """Refuse teachers without rows, and rows without a teacher if teachers alone decide.
+
+    Args:
+        are_all: the sources have all their rows, and not the first ones only.
+
+    Raises:
+        ConfigError: there are such teachers or rows.
+    """
+    places = {row.row.rpartition(":")[0]: row.row for source in sources for row in source.rows}
+    for name, teacher in distillation.teachers.items():
+        if are_all and teacher.sources and not any(teacher.covers(row) for row in places.values()):
+            raise ConfigError(
+                f"distillation.teachers.{name}.sources: no training row is from {', '.join(teacher.sources)}; rows are "
+                f"from {', '.join(sorted(places)[:MOST_NAMED])}"
+            )
+    untaught = [place for place, row in places.items() if distillation.teacher_of(row) is None]
+    if untaught and distillation.is_alone:
+        raise ConfigError(
+            f"distillation.teachers: none teaches the rows of {untaught[0]}: add it to the sources of one, name a "
+            "teacher without sources, or set distillation.with_rewards = true to train those rows on rewards"
         )
 
 

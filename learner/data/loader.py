@@ -85,6 +85,7 @@ class Loader:
         progress: called now and then with the data set's name and the number of rows read.
         episode: how the rows are played. The template shows its tools; its environment gets all columns, and labels may
             be absent.
+        labels_optional: a training row that names no verifier is usable: a teacher decides.
 
     Raises:
         ConfigError: the chat template does not use a value of `data.chat_template_kwargs`.
@@ -100,6 +101,8 @@ class Loader:
         check: LabelCheck | None = None,
         progress: Progress | None = None,
         episode: EpisodeStart | None = None,
+        *,
+        labels_optional: bool = False,
     ) -> None:
         chat_templates.check_template_kwargs(tokenizer.chat_template, data.chat_template_kwargs)
         self._data = data
@@ -107,6 +110,7 @@ class Loader:
         self._think_start = verifiers.think_tags[0]
         self._episode = episode
         self._functions = bool(verifiers.functions or episode)
+        self._labels_optional = labels_optional
         self._reader = data.reader and load_function("data.reader", data.reader)
         self._check = check
         self._progress = progress
@@ -179,7 +183,9 @@ class Loader:
         try:
             if self._reader:
                 values = self._read_by_user(self._reader, values)
-            return layout(values, self._data.default_verifier, self._functions)
+            is_unlabelled = all(values.get(key) is None for key in ("dataset", "reward_model"))
+            optional = self._labels_optional and not self._held_out and is_unlabelled
+            return layout(values, self._data.default_verifier, self._functions or optional)
         except ValueError as error:
             return str(error)
 

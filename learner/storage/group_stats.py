@@ -7,6 +7,7 @@ from math import sqrt
 from pathlib import PurePath
 
 import msgspec
+import numpy as np
 
 from olmorl.messages import Group, Result
 
@@ -76,6 +77,26 @@ class PartScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
         }
 
 
+class TeacherScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Sums over the answers that a teacher scored."""
+
+    answers: int = 0
+    tokens: int = 0
+    """Tokens whose log-probability is finite in the engine."""
+    kl: float = 0.0
+    """Sum over these tokens of log pi_student - log pi_teacher, in nats."""
+
+    def __add__(self, other: TeacherScore) -> TeacherScore:
+        return TeacherScore(self.answers + other.answers, self.tokens + other.tokens, self.kl + other.kl)
+
+    def fields(self) -> dict[str, float | None]:
+        """The divergence of the student from its teacher, in nats a token and in nats an answer."""
+        return {
+            "teacher_kl_mean": self.kl / self.tokens if self.tokens else None,
+            "teacher_kl_answers": self.kl / self.answers if self.answers else None,
+        }
+
+
 class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Sums over scored groups and their completions, and counts of failed draws."""
 
@@ -98,6 +119,8 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """By verifier, over the groups that it judged. The rewards are in `verifiers`."""
     failures: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Draws that failed, by cause. Only `failed` of the parts counts them too."""
+    taught: Mapping[str, TeacherScore] = msgspec.field(default_factory=dict)
+    """By data source, over the groups that a teacher scored."""
 
     def __add__(self, other: Score) -> Score:
         return Score(
@@ -116,6 +139,10 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             failures={
                 cause: self.failures.get(cause, 0) + other.failures.get(cause, 0)
                 for cause in {**self.failures, **other.failures}
+            },
+            taught={
+                name: self.taught.get(name, TeacherScore()) + other.taught.get(name, TeacherScore())
+                for name in {**self.taught, **other.taught}
             },
         )
 
@@ -141,7 +168,9 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         for name, part in sorted(self.sources.items()):
             values = part.fields() | {"reward_mean": part.rewards.mean}
             line |= {f"source_{name}_{key}": value for key, value in values.items()}
-        return line
+        for name, one in sorted(self.taught.items()):
+            line |= {f"source_{name}_{key}": value for key, value in one.fields().items()}
+        return line | (sum(self.taught.values(), TeacherScore()).fields() if self.taught else {})
 
     def logged_fields(self) -> dict[str, float | None]:
         """The values that user functions logged: means over groups, under a prefix of their own."""
@@ -187,7 +216,18 @@ def score(group: Group) -> Score:
         prompt_tokens=len(group.prompt.token_ids),
         sources={source(group): msgspec.structs.replace(judged, rewards=rewards)},
         judged=dict.fromkeys(sorted(verifiers), judged),
+        taught={source(group): one} if (one := _taught(group)).answers else {},
     )
+
+
+def _taught(group: Group) -> TeacherScore:
+    total = TeacherScore()
+    for completion in group.completions:
+        if completion.teacher_logprobs is not None:
+            differences = completion.logprobs.astype(np.float64) - completion.teacher_logprobs
+            known = differences[np.isfinite(differences)]
+            total += TeacherScore(1, len(known), float(known.sum()))
+    return total
 
 
 def failure(result: Result, cause: str) -> Score:

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from olmorl.learner.storage.ledger_state import Outcome
-from olmorl.messages import Completion, Failure, Result, Turn
+from olmorl.messages import Completion, Failure, Result, Turn, Verdict
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE
 
@@ -74,8 +74,7 @@ def _fields(ended: Ended) -> dict[str, Any]:
 
 
 def _completion(completion: Completion) -> dict[str, Any]:
-    episode = {"exit": completion.exit, "turns": [_turn(turn) for turn in completion.turns]}
-    return {
+    fields: dict[str, Any] = {
         "index": completion.index,
         "token_ids": completion.token_ids,
         "logprobs": np.round(completion.logprobs.astype(np.float64), 6),
@@ -83,12 +82,21 @@ def _completion(completion: Completion) -> dict[str, Any]:
         "incarnations": [span.version.incarnation for span in completion.spans],
         "reward": completion.reward,
         "solved": completion.solved,
-        "verdicts": {name: msgspec.structs.asdict(verdict) for name, verdict in completion.verdicts.items()},
+        "verdicts": {name: _verdict(verdict) for name, verdict in completion.verdicts.items()},
         "finish_reason": completion.finish_reason,
         "generated_at": completion.generated_at,
         "text": completion.text,
-        **(episode if completion.turns else {}),
     }
+    if completion.turns:
+        fields |= {"exit": completion.exit, "turns": [_turn(turn) for turn in completion.turns]}
+    if completion.teacher_logprobs is not None:
+        fields["teacher_logprobs"] = np.round(completion.teacher_logprobs.astype(np.float64), 6)
+    return fields
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    """The fields of a verdict; the log-probabilities of a teacher are a field of the completion."""
+    return {name: value for name, value in msgspec.structs.asdict(verdict).items() if name != "token_logprobs"}
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

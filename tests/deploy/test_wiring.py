@@ -83,6 +83,14 @@ def test_one_line_says_what_scores_the_rows(
     assert wiring.scored_by(rows, config.Verifiers(**verifiers)) == line
 
 
+def test_one_line_says_who_teaches_the_rows() -> None:
+    teachers = {"math": {"url": "http://h", "sources": ["a.jsonl"]}}
+    rows = [Row(f"{name}.jsonl:1", "?", np.zeros(1, np.int32), (), (), {}, False) for name in "aab"]
+    mixed = config.Distillation.model_validate({"teachers": teachers, "with_rewards": True})
+    assert wiring.taught_by(rows, mixed) == "teachers: math (2 rows), nobody (1 rows), with rewards"
+    assert wiring.scored_by(rows, config.Verifiers()) == "rewards: none"
+
+
 def test_a_run_says_at_its_start_what_scores_its_rows(tmp_path: Path) -> None:
     rows = tmp_path / "gsm8k.jsonl"
     row = {"data_source": "openai/gsm8k", "prompt": "1+1?", "reward_model": {"style": "rule", "ground_truth": "2"}}

@@ -28,6 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from olmorl import config
 from olmorl.errors import Diverged
+from olmorl.learner.algorithm.advantage import teacher_advantages
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import pack, row_arrays
 from olmorl.learner.trainer import model as models
@@ -57,6 +58,14 @@ def make_groups(seed: int, num_groups: int = 4, one_prompt: bool = False, max_la
     if not one_prompt:
         return groups
     return [[replace(sample, prompt_ids=group[0].prompt_ids) for sample in group] for group in groups]
+
+
+def with_teacher(sample: Sample) -> Sample:
+    """The sample with the advantages of a teacher that gives random log-probabilities."""
+    rng = np.random.default_rng(sample.completion_ids.tolist())
+    teacher_T = rng.normal(-3.0, 1.0, len(sample.completion_ids))
+    advantages_T = teacher_advantages(teacher_T, sample.behaviour_logprobs, 0.7).astype(np.float32)
+    return replace(sample, token_advantages=advantages_T)
 
 
 def _without_times(values: dict[str, float] | None) -> dict[str, float] | None:
@@ -141,6 +150,8 @@ class Rank:
         if job.get("own_draws"):  # samples of different draws never share a prompt
             numbers = count()
             groups = [[replace(sample, draw_id=next(numbers)) for sample in group] for group in groups]
+        if job.get("teacher"):
+            groups = [[with_teacher(sample) for sample in group] for group in groups]
         shards = pack(
             groups,
             step=step,

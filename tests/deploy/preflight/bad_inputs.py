@@ -507,6 +507,16 @@ BEFORE_RAY = [
     files("recurrent layers", configured(layer_types=["linear_attention"] * 2), "recurrent", "model.path"),
     files("an end token beyond the vocabulary", configured(eos_token_id=10**6), "config.json: eos_token_id", "1000000"),
     Case("checkpoints that do not fit", ("--checkpoint.keep", "1000000000"), ("run.directory", "checkpoint.keep")),
+    Case(
+        "a teacher that is not there",
+        ("--distillation.teachers.big.url", "http://127.0.0.1:9"),
+        ("distillation.teachers.big", "127.0.0.1:9", "vllm serve"),
+    ),
+    Case(
+        "rows without a teacher",
+        ("--distillation.teachers", '{big = {url = "http://127.0.0.1:9", sources = ["no.jsonl"]}}'),
+        ("none teaches the rows of", "data.jsonl", "distillation.with_rewards"),
+    ),
 ]
 
 DATA = [

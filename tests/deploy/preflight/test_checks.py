@@ -274,6 +274,18 @@ def test_every_function_and_verifier_scores_a_real_row(trial: Callable[..., conf
     assert (tmp_path / "rewards.called").exists()
 
 
+def test_made_up_answers_go_to_no_teacher_and_its_rows_need_no_verifier(trial: Callable[..., config.Config]) -> None:
+    teachers = config.Distillation.model_validate(
+        {"teachers": {"big": {"url": "http://127.0.0.1:9", "timeout_s": 0.1}}}
+    )
+    recipe = trial([*GOOD, {"prompt": "no label"}]).model_copy(update={"distillation": teachers})
+    assert "of the first rows 3 of 3 rows used" in checks.data(recipe)
+    assert checks.functions(recipe) == "0 of your own; scored a row each: math, f1"
+    assert checks.verifiers(recipe).startswith("3 known answers are right")
+    with pytest.raises(ResourceError, match=r"distillation\.teachers\.big: http://127\.0\.0\.1:9"):
+        checks.tokenizer(recipe)
+
+
 @pytest.mark.parametrize(("function", "says"), [("short", "1 rewards for 2"), ("broken", "KeyError")])
 def test_a_function_that_fails_on_a_real_row_is_found(
     trial: Callable[..., config.Config], function: str, says: str

@@ -19,7 +19,7 @@ from olmorl.config import HttpService
 from olmorl.verifiers.judge.service.failures import Rejected, Unavailable
 
 MAX_REPLY_BYTES = 1 << 20
-"""A larger body is an error."""
+"""A larger body is an error, unless the caller gives another bound."""
 SHOWN = 200
 """Characters of an error body that a message shows."""
 _REJECTIONS = {HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY}
@@ -39,8 +39,9 @@ class JudgeEndpoint(Protocol):
 class HttpEndpoint:
     """Each call ends within its timeout and reads a bounded reply."""
 
-    def __init__(self, settings: HttpService, url: str, clock: Clock) -> None:
+    def __init__(self, settings: HttpService, url: str, clock: Clock, max_reply_bytes: int = MAX_REPLY_BYTES) -> None:
         self._settings = settings
+        self._max_reply_bytes = max_reply_bytes
         self._url = url
         self._clock = clock
         self._key = api_key(settings)
@@ -52,7 +53,7 @@ class HttpEndpoint:
             async with self._open().post(
                 self._url, data=msgspec.json.encode(request), allow_redirects=False
             ) as response:
-                body = await _bounded(response)
+                body = await _bounded(response, self._max_reply_bytes)
                 if response.status == HTTPStatus.OK:
                     return body
                 raise self._refusal(response, body)
@@ -105,13 +106,13 @@ class HttpEndpoint:
             return 0.0
 
 
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
+async def _bounded(response: aiohttp.ClientResponse, most: int) -> bytes:
     body = bytearray()
     async for chunk in response.content.iter_any():
         body += chunk
-        if len(body) > MAX_REPLY_BYTES:
+        if len(body) > most:
             response.close()
-            raise Unavailable(f"{response.url}: the reply has more than {MAX_REPLY_BYTES} bytes")
+            raise Unavailable(f"{response.url}: the reply has more than {most} bytes")
     return bytes(body)
 
 

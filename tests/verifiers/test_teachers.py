@@ -392,5 +392,5 @@ def test_a_teacher_is_an_http_service_with_a_bounded_wait() -> None:
 
 def test_episodes_have_no_teachers() -> None:
     teachers = {"one": {"url": "http://localhost:1/v1", "model": "m"}}
-    with pytest.raises(ConfigError, match="take out episodes.environment, or the teachers"):
+    with pytest.raises(ConfigError, match=r"take out episodes\.environment, or the teachers"):
         config.build({"distillation": {"teachers": teachers}, "episodes": {"environment": "a:b"}})

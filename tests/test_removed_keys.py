@@ -21,7 +21,7 @@ def recipe(folder: Path, key: str, value: object) -> Path:
     return file
 
 
-SINCE_THEN = 7
+SINCE_THEN = 10
 
 
 def test_there_are_few_keys_and_none_of_them_is_listed_as_removed() -> None:

@@ -17,7 +17,7 @@ from olmorl.config import Config, with_key
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
-from olmorl.deploy.preflight.disk_room import disk_room, room
+from olmorl.deploy.preflight.disk_room import disk_room, published_bytes, room
 from olmorl.deploy.preflight.local_checks import check_data, check_functions, check_model, check_whole_paths
 from olmorl.deploy.preflight.memory_places import GPU_KEY, HOST_KEY, size
 from olmorl.errors import ModelError, ResourceError, Unscorable, UserError, unwritable
@@ -223,7 +223,7 @@ def disk(settings: Config) -> str:
 
 def shared_memory(settings: Config) -> str:
     """Shared memory holds the versions of the weights that exist at the same time."""
-    weights = _size(settings).weights_bytes
+    weights = published_bytes(settings, _size(settings).parameters)
     versions = memory.shared_memory(settings, weights)
     return room(
         Path("/dev/shm"),
@@ -337,7 +337,7 @@ WITHOUT_A_MODEL = ("reward functions", "redis", "ports")
 
 def object_store(settings: Config, there: float) -> str:
     """Ray's object store of a host, of `there` bytes, holds the versions of the weights that it keeps."""
-    needed = memory.object_store(settings, _size(settings).weights_bytes)
+    needed = memory.object_store(settings, published_bytes(settings, _size(settings).parameters))
     if there < needed:
         raise ResourceError(
             f"Ray's object store has {size(int(there))}, and the published versions of the weights need "

@@ -40,8 +40,7 @@ class Lora(Section):
     """Adapters that are trained and published in place of the model's weights."""
 
     rank: int = Field(0, ge=0, le=1024)
-    """Rank of the adapters (LoRA) of `target_modules`, the only weights that are trained. 0: all weights are trained,
-    without adapters."""
+    """Rank of the adapters (LoRA), which are the only weights that are trained. 0: no adapters."""
     alpha: float = Field(32.0, gt=0)
     """What an adapter adds to its layer's output is multiplied by alpha / rank."""
     target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = (

@@ -256,9 +256,9 @@ def parameter_sizes(model: config.Model) -> ParameterSizes:
     """
     with torch.device("meta"):
         built = _build(read_config(model), model, "eager")
-        of_model = sum(weight.numel() for weight in built.parameters())
-        if model.lora.rank:
-            inject(built, model.lora)
+    of_model = sum(weight.numel() for weight in built.parameters())
+    if model.lora.rank:
+        built = _adapted(read_config(model), model, "eager")
     trained, frozen = (
         tuple(weight.numel() for weight in built.parameters() if weight.requires_grad is is_trained)
         for is_trained in (True, False)
@@ -286,12 +286,12 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
     depth = text.num_hidden_layers
 
     def of(layers: int) -> Activations:
-        live = LiveBytes()
+        live, adapted = LiveBytes(), _adapted(_shallow(whole, layers), model, attention) if model.lora.rank else None
         with FakeTensorMode(), live:
-            network = _build(_shallow(whole, layers), model, attention)
+            network = adapted or _build(_shallow(whole, layers), model, attention)
+            if adapted:
+                _fake(adapted)
             without_dropout(network)
-            if model.lora.rank:
-                inject(network, model.lora)
             network.train()
             if every := row.recomputed_every:
                 network.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
@@ -315,6 +315,18 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
     periods = (depth - SHALLOW) / SHALLOW
     kept, host = (round(a + (b - a) * periods) for a, b in ((few.kept, more.kept), (few.host, more.host)))
     return more._replace(kept=kept, host=host)
+
+
+def _fake(network: PreTrainedModel) -> None:
+    """Give a model on the meta device fake tensors. PEFT moves its adapters, which fake tensors refuse."""
+    made: dict[int, nn.Parameter] = {}  # tied weights stay one
+    for module in network.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            empty = torch.empty(weight.shape, dtype=weight.dtype)
+            fake = made.setdefault(id(weight), nn.Parameter(empty, requires_grad=weight.requires_grad))
+            setattr(module, name, fake)
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
 
 
 class _PlannedGroup(SequenceGroup):
@@ -399,6 +411,14 @@ def _build(whole: PretrainedConfig, model: config.Model, attention: str) -> PreT
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model.path = {model.path}: {str(error).partition(chr(10))[0]}") from None
+    return built
+
+
+def _adapted(whole: PretrainedConfig, model: config.Model, attention: str) -> PreTrainedModel:
+    """The model with its adapters, on the meta device."""
+    with torch.device("meta"):
+        built = _build(whole, model, attention)
+        inject(built, model.lora)
     return built
 
 

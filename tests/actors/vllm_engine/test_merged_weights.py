@@ -276,3 +276,40 @@ def test_the_base_is_the_model_folder(case: Case) -> None:
     assert base.tensors.keys() == case.weights.keys()
     assert all(torch.equal(base.tensors[name], weight) for name, weight in case.weights.items())
     base.touch()
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_vllm_loads_the_merged_export_and_the_adapters_apart(tmp_path: Path) -> None:
+    from vllm.inputs.engine import tokens_input
+    from vllm.lora.request import LoRARequest
+
+    case = untied_case(tmp_path / "model")
+    learner, out = LearnerSide(case), tmp_path / "out"
+    learner.change(7)
+    state = dict(learner.policy.model.named_parameters())
+    settings = config.Model(path=str(case.folder), dtype=case.dtype, lora=LORA)
+    models.export(learner.policy.model, state, settings, config.SamplingSettings(), out, learner.adapters)
+    probe = learner.probe()
+    merged = case.engine(out)
+    try:
+        await merged.start(None)
+        scored = await merged.score(probe.token_ids)
+    finally:
+        await merged.stop()
+    assert np.abs(scored - probe.logprobs).max() < case.tolerance
+    apart = case.engine(vllm={"enable_lora": True, "max_lora_rank": 8, "max_loras": 1})
+    try:
+        await apart.start(None)
+        llm: Any = apart._llm
+        request = LoRARequest("policy", 1, str(out / "adapter"))
+        tokens = list(probe.token_ids)
+        collector = await llm.add_request(
+            "apart", tokens_input(tokens), arguments.scoring_params(), lora_request=request
+        )
+        found = (await collector.get()).prompt_logprobs
+    finally:
+        await apart.stop()
+    scored = np.array([found[n][token].logprob for n, token in enumerate(tokens) if n])
+    assert np.abs(scored - probe.logprobs).max() < case.tolerance

@@ -228,14 +228,15 @@ def reloaded(worker: Any, path: str, manifest: bytes) -> float:
     """In the engine's worker: seconds of vLLM's own reload of a file."""
     from vllm.config import set_current_vllm_config
 
-    from olmorl.actors.vllm_engine.weight_loader import reload_model, tensors_of
+    from olmorl.actors.vllm_engine.mapped_weights import tensors_of
+    from olmorl.actors.vllm_engine.weight_loader import reload_model
 
     ready = codec.decode(manifest, WeightsReady)
     with Path(path).open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     began_at = time.perf_counter()
     with set_current_vllm_config(worker.vllm_config), torch.no_grad():
-        reload_model(worker.get_model(), dict(tensors_of(ready.buffers, mapped)), worker.model_config)
+        reload_model(worker.get_model(), tensors_of(ready.buffers, mapped), worker.model_config)
     return time.perf_counter() - began_at
 
 

@@ -36,6 +36,24 @@ class Run(Section):
     """`simulated` runs the whole service with a fake engine and a fake trainer, without a model."""
 
 
+class Lora(Section):
+    """Adapters that are trained and published in place of the model's weights."""
+
+    rank: int = Field(0, ge=0, le=1024)
+    """Rank of the adapters (LoRA), which are the only weights that are trained. 0: no adapters."""
+    alpha: float = Field(32.0, gt=0)
+    """What an adapter adds to its layer's output is multiplied by alpha / rank."""
+    target_modules: Annotated[tuple[str, ...], Field(min_length=1)] = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj",
+    )  # fmt: skip
+    """Linear layers that get an adapter, by the last part of their names."""
+
+    @property
+    def scale(self) -> float:
+        """The factor of what an adapter adds; 0 without adapters."""
+        return self.alpha / self.rank if self.rank else 0.0
+
+
 class Model(Section):
     """The policy."""
 
@@ -56,6 +74,7 @@ class Model(Section):
     """Jinja text, or a file with it. Default: the tokenizer's own."""
     trust_remote_code: bool = False
     """Run the Python code in a model's folder."""
+    lora: Lora = Lora()
 
 
 TEMPLATE_ARGUMENTS = (
@@ -818,6 +837,15 @@ def _has_critic(config: Config) -> str | None:
     return f'critic.{named[0]} has no effect without a critic: set objective.preset = "ppo", or leave it out'
 
 
+def _has_adapters(config: Config) -> str | None:
+    """The keys of `model.lora` need adapters."""
+    lora = config.model.lora
+    named = [name for name, value in lora if value != getattr(Lora(), name)]
+    if lora.rank or not named:
+        return None
+    return f"model.lora.{named[0]} has no effect without adapters: set model.lora.rank to 1 or more, or leave it out"
+
+
 def _publishing(config: Config) -> str | None:
     """`weights.publish_every` is at most the batches ahead (`schedule.depth`, else `schedule.max_lag`) plus 1."""
     every = config.weights.publish_every
@@ -989,6 +1017,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _minibatches,
     _each_reward,
     _has_critic,
+    _has_adapters,
     _compiled,
     _publishing,
     _engine_nodes,

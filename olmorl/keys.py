@@ -86,7 +86,8 @@ def _kind(annotation: Any) -> tuple[str, tuple[str, ...], str]:
         return kind, choices, ", ".join(filter(None, (inner, _bounds(arguments[1:]))))
     if origin in (list, tuple, dict):
         of = _kind(arguments[-1 if origin is dict else 0])
-        names = {list: f"list of {_plural(of[0])}", tuple: f"list of {len(arguments)} {_plural(of[0])}"}
+        number = "" if origin is list or Ellipsis in arguments else f"{len(arguments)} "
+        names = {kind: f"list of {number}{_plural(of[0])}" for kind in (list, tuple)}
         return names.get(origin, f"table of {_plural(of[0])} by name"), of[1], of[2]
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return "table", (), ""

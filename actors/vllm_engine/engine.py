@@ -27,7 +27,7 @@ from olmorl.actors.vllm_engine.arguments import (
 )
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, death_cause
 from olmorl.actors.vllm_engine.start import EngineStart, start_processes
-from olmorl.actors.vllm_engine.weight_check import Shapes, check_fit, file_signature
+from olmorl.actors.vllm_engine.weight_check import Shapes, check_fit, file_signature, published_shapes
 from olmorl.clock import within
 from olmorl.errors import EngineDied, PromptRefused, WeightError
 from olmorl.messages import Completion, Floats, Span, TokenIds, Version
@@ -266,7 +266,8 @@ class VllmEngine:
             EngineDied: the engine died, or was ended because it holds half a version.
         """
         llm = self._running()
-        check_fit(staged, self._shapes, tied=getattr(llm.model_config.hf_config, "tie_word_embeddings", False))
+        shapes = published_shapes(self._shapes, self._model.lora)
+        check_fit(staged, shapes, tied=getattr(llm.model_config.hf_config, "tie_word_embeddings", False))
         swap = asyncio.ensure_future(self._swap(llm, staged))
         try:
             return await asyncio.shield(swap)
@@ -278,7 +279,7 @@ class VllmEngine:
         version = staged.manifest.version
         manifest = structs.replace(staged.manifest, shards=())  # workers need the layout alone
         signatures = (file_signature(staged.path), *staged.on_followers)
-        arguments = (str(staged.path), signatures, codec.encode(manifest))
+        arguments = (str(staged.path), signatures, codec.encode(manifest), self._model.lora.scale)
         if refusals := await self._refusals(arguments):
             raise WeightError(f"weights {version} refused: {'; '.join(refusals)}")
         apply = self._apply_at_once if self._steps_are_whole() else self._apply_in_turn
@@ -359,7 +360,7 @@ class VllmEngine:
             await self.stop()
             raise EngineDied(self._cause) from error
 
-    async def _refusals(self, arguments: tuple[str, tuple[str, ...], bytes]) -> list[str]:
+    async def _refusals(self, arguments: tuple[object, ...]) -> list[str]:
         """Why workers cannot load a version. Afterwards all its pages are mapped where workers can load it."""
         llm = self._running()
         async with within(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
 from olmorl.actors.vllm_engine.weight_check import file_signature
-from olmorl.messages import WeightsReady
+from olmorl.messages import Buffer, WeightsReady
 
 _PIECE = 16 << 20
 """So much takes a millisecond, in which no other thread can get memory from the system."""
@@ -38,15 +38,27 @@ class MappedWeights:
     def is_ready(self) -> bool:
         """Whether all pages are in the memory of this process. The first call starts to touch them, in a thread."""
         if self._touching is None:
-            self._touching = _in_thread(_advise, self.file, _MADV_POPULATE_READ)
+            self._touching = in_thread(_advise, self.file, _MADV_POPULATE_READ)
         return not self._touching.is_alive()
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The model's weights by their names in its checkpoint, to be loaded at once."""
+        return tensors_of(self.manifest.buffers, self.file)
 
     def release(self) -> None:
         """Give the memory back, in a thread. No tensor of the file is used after this."""
-        _in_thread(_advise, self.file, mmap.MADV_DONTNEED)
+        in_thread(_advise, self.file, mmap.MADV_DONTNEED)
 
 
-def _in_thread(function: Callable[..., None], *arguments: object) -> threading.Thread:
+def tensors_of(buffers: Sequence[Buffer], file: mmap.mmap) -> Iterator[tuple[str, torch.Tensor]]:
+    """Views into the mapping, without a copy."""
+    for buffer in buffers:
+        dtype: torch.dtype = getattr(torch, buffer.dtype)
+        flat = torch.frombuffer(file, dtype=dtype, count=buffer.num_bytes // dtype.itemsize, offset=buffer.offset)
+        yield buffer.name, flat.view(buffer.shape)
+
+
+def in_thread(function: Callable[..., None], *arguments: object) -> threading.Thread:
     thread = threading.Thread(target=function, args=arguments, name="olmorl-weight-pages", daemon=True)
     thread.start()
     return thread

@@ -13,7 +13,7 @@ from olmorl import config
 from olmorl.actors.vllm_engine.arguments import engine_arguments, engine_config
 from olmorl.actors.vllm_engine.processes import EngineProcesses, check_core
 from olmorl.actors.vllm_engine.root_cause import ErrorOutput, root_cause
-from olmorl.actors.vllm_engine.weight_check import Shapes, checkpoint_shapes
+from olmorl.actors.vllm_engine.weight_check import Shapes, checkpoint_shapes, model_folder
 from olmorl.errors import EngineDied, ModelError, StartError
 from olmorl.failed_start import describe, would_repeat
 from olmorl.network import Way, way_to
@@ -66,7 +66,7 @@ def start_processes(make: Callable[[Any], T], start: EngineStart) -> tuple[T, Sh
     with _LOADING, start.processes.starting(_variables(start.core, actors.start_deadline_s, start.node)):
         try:
             made = engine_config(engine_arguments(model, actors, start.max_model_len, start.seed, start.node))
-            shapes = checkpoint_shapes(_folder(model.path))
+            shapes = checkpoint_shapes(model_folder(model.path))
         except (OSError, ValueError) as error:
             settings = f" with actors.vllm = {actors.vllm}" if actors.vllm else ""
             raise ModelError(f"{model.path}: vLLM cannot use this model{settings}: {error}") from error
@@ -90,15 +90,6 @@ def load_libraries(core: int | None, start_deadline_s: float, processes: EngineP
         modules.append("vllm.v1.worker.cpu_worker")  # on a CPU core the worker is a part of the engine core
     with _LOADING:
         processes.load(_variables(core, start_deadline_s, None), modules)
-
-
-def _folder(path: str) -> Path:
-    """The model folder, or the local copy of a hub model that vLLM has just resolved."""
-    if Path(path).is_dir():
-        return Path(path)
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
 
 
 def _variables(core: int | None, ready_timeout_s: float, node: EngineNode | None) -> dict[str, str]:

@@ -7,11 +7,34 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from olmorl import config
 from olmorl.errors import ModelError, WeightError
 from olmorl.ports import StagedWeights
 
 Shapes = Mapping[str, tuple[int, ...]]
 HEADER_LENGTH_BYTES = 8
+
+
+def model_folder(path: str) -> Path:
+    """The model folder, or the local copy of a hub model that vLLM has resolved."""
+    if Path(path).is_dir():
+        return Path(path)
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.json"]))
+
+
+def published_shapes(shapes: Shapes, lora: config.Lora) -> Shapes:
+    """Names and shapes of what a version consists of: all tensors of the model, or its adapters."""
+    if not lora.rank:
+        return shapes
+    adapters: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        stem = name.removesuffix(".weight")
+        if stem != name and len(shape) == 2 and stem.rpartition(".")[2] in lora.target_modules:
+            outputs, inputs = shape
+            adapters |= {f"{stem}.lora_A.weight": (lora.rank, inputs), f"{stem}.lora_B.weight": (outputs, lora.rank)}
+    return adapters
 
 
 def checkpoint_shapes(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import mmap
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
@@ -29,6 +28,8 @@ from vllm.platforms import current_platform
 from olmorl import codec
 from olmorl.actors.vllm_engine import compat
 from olmorl.actors.vllm_engine.mapped_weights import MappedWeights
+from olmorl.actors.vllm_engine.merged_weights import BaseWeights, MergedWeights
+from olmorl.actors.vllm_engine.weight_check import model_folder
 from olmorl.messages import Buffer, WeightsReady
 
 
@@ -39,7 +40,9 @@ class StagedWeightLoader:
     """
 
     # `self` is vLLM's Worker, which refuses mixins that declare any attribute it has.
-    def check_staged_weights(self: Any, path: str, signatures: Sequence[str], manifest: bytes) -> str | None:
+    def check_staged_weights(
+        self: Any, path: str, signatures: Sequence[str], manifest: bytes, adapter_scale: float = 0.0
+    ) -> str | None:
         """Why this worker cannot load a staged version; empty when it can, None when it should be asked again soon.
 
         Brings the pages of the file into this process, and changes nothing else.
@@ -47,6 +50,7 @@ class StagedWeightLoader:
         Args:
             signatures: for each node of the engine, of the file there whose bytes were compared with the published
                 hashes.
+            adapter_scale: the factor of adapters, if the version consists of them; else 0.
         """
         signature = signatures[self.parallel_config.node_rank]
         wanted = path, signature, manifest
@@ -54,6 +58,8 @@ class StagedWeightLoader:
             self.checked_weights = self.staged_weights = None
             try:
                 staged = MappedWeights(Path(path), signature, codec.decode(manifest, WeightsReady))
+                if adapter_scale:
+                    staged = MergedWeights(staged, _base_weights(self), adapter_scale, self.device)
                 problems = _misfits(staged.manifest.buffers, len(staged.file))
             except (OSError, ValueError) as error:
                 problems = [str(error)]
@@ -100,6 +106,14 @@ def _refuse_step(*_: object) -> NoReturn:
     raise RuntimeError("the engine holds parameters of two versions, and computes no further step")
 
 
+def _base_weights(worker: Any) -> BaseWeights:
+    """The weights that adapters are added to."""
+    if not hasattr(worker, "base_weights"):
+        worker.base_weights = BaseWeights(model_folder(worker.model_config.model))
+    weights: BaseWeights = worker.base_weights
+    return weights
+
+
 def _model_weights(worker: Any) -> _ModelWeights:
     """The weights of the worker's model."""
     if not hasattr(worker, "model_weights"):
@@ -130,12 +144,11 @@ class _ModelWeights:
 
     def load(self, staged: MappedWeights) -> None:
         """Give every parameter its value of the staged version, which is ready."""
-        tensors = dict(tensors_of(staged.manifest.buffers, staged.file))
         with set_current_vllm_config(self._vllm_config):
             if self._reloads:
-                reload_model(self._model, tensors, self._vllm_config.model_config)
+                reload_model(self._model, staged.tensors(), self._vllm_config.model_config)
             else:
-                self._load_direct(tensors)
+                self._load_direct(staged.tensors())
             for head in self._heads:  # its kernel on a CPU multiplies by a packed copy of the weight
                 head.quant_method.process_weights_after_loading(head)
             for layer in self._experts:
@@ -143,12 +156,12 @@ class _ModelWeights:
         if self._on_accelerator:
             torch.accelerator.synchronize()  # the stall ends with the copies, not with their launch
 
-    def _load_direct(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _load_direct(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         for layer in self._packed:
             restore_layer_on_meta(layer, get_layerwise_info(layer))
             materialize_layer(layer, get_layerwise_info(layer))
         expected = {name for name, _ in self._model.named_parameters()}
-        _check_loaded(expected, self._model.load_weights(tensors.items()))  # type: ignore[operator]
+        _check_loaded(expected, self._model.load_weights(tensors))  # type: ignore[operator]
         for layer in self._packed:
             layer.quant_method.process_weights_after_loading(layer)
         for layer in self._model.modules():
@@ -179,11 +192,13 @@ def _alike(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     return (tensor.shape, tensor.stride(), tensor.dtype) == (other.shape, other.stride(), other.dtype)
 
 
-def reload_model(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor], model_config: ModelConfig) -> None:
+def reload_model(
+    model: torch.nn.Module, tensors: Iterable[tuple[str, torch.Tensor]], model_config: ModelConfig
+) -> None:
     """vLLM's own reload. Raises RuntimeError if a parameter got no new value."""
     expected = {name for name, _ in model.named_parameters()}
     initialize_layerwise_reload(model)
-    loaded = model.load_weights(tensors.items())  # type: ignore[operator]
+    loaded = model.load_weights(tensors)  # type: ignore[operator]
     unloaded = _unloaded(model)
     with _unsaid({type(layer).__name__ for layer in unloaded}):
         finalize_layerwise_reload(model, model_config)
@@ -246,14 +261,6 @@ def _misfits(buffers: Sequence[Buffer], size: int) -> list[str]:
                 f"{buffer.name} is not {buffer.num_bytes} bytes of {buffer.dtype} {buffer.shape} in the file"
             )
     return problems
-
-
-def tensors_of(buffers: Sequence[Buffer], file: mmap.mmap) -> Iterator[tuple[str, torch.Tensor]]:
-    """Views into the mapping, without a copy."""
-    for buffer in buffers:
-        dtype: torch.dtype = getattr(torch, buffer.dtype)
-        flat = torch.frombuffer(file, dtype=dtype, count=buffer.num_bytes // dtype.itemsize, offset=buffer.offset)
-        yield buffer.name, flat.view(buffer.shape)
 
 
 def _embeddings(model: torch.nn.Module) -> list[torch.nn.Module]:

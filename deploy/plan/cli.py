@@ -26,6 +26,7 @@ from olmorl.deploy.plan.measured import FinishedRun, finished_run
 from olmorl.deploy.plan.sweep import Axes, Prediction, Sweep, choice_of, default_axes, predict
 from olmorl.deploy.plan.workload import ANSWER_KEYS, Workload
 from olmorl.deploy.preflight import checks, memory
+from olmorl.deploy.preflight.disk_room import published_bytes
 from olmorl.deploy.preflight.publishing import PublishingPlan, publishing_plan
 from olmorl.errors import ConfigError
 from olmorl.run_dir import RunFiles
@@ -223,7 +224,7 @@ def _publishing(settings: Config) -> PublishingPlan | None:
     if here is None:
         return None
     size = checks.size_of(here.model.path, here.model.dtype, here.model.trust_remote_code)
-    return publishing_plan(here, size.parameters, size.weights_bytes)
+    return publishing_plan(here, size.parameters, published_bytes(here, size.parameters))
 
 
 def _axes(arguments: argparse.Namespace, settings: Config) -> Axes:

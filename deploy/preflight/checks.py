@@ -18,7 +18,7 @@ from olmorl.config import Config, with_key
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.preflight import data_trial, hub, memory, model_folder
-from olmorl.deploy.preflight.disk_room import disk_room, room
+from olmorl.deploy.preflight.disk_room import disk_room, published_bytes, room
 from olmorl.deploy.preflight.local_checks import (
     check_data,
     check_functions,
@@ -289,7 +289,7 @@ def disk(settings: Config) -> str:
 
 def shared_memory(settings: Config) -> str:
     """Shared memory holds the versions of the weights that exist at the same time."""
-    weights = _size(settings).weights_bytes
+    weights = published_bytes(settings, _size(settings).parameters)
     versions = memory.shared_memory(settings, weights)
     return room(
         Path("/dev/shm"),
@@ -411,7 +411,7 @@ def applies(check: str, settings: Config) -> bool:
 
 def object_store(settings: Config, there: float) -> str:
     """Ray's object store of a host, of `there` bytes, holds the versions of the weights that it keeps."""
-    needed = memory.object_store(settings, _size(settings).weights_bytes)
+    needed = memory.object_store(settings, published_bytes(settings, _size(settings).parameters))
     if there < needed:
         raise ResourceError(
             f"Ray's object store has {size(int(there))}, and the published versions of the weights need "

@@ -13,6 +13,20 @@ from olmorl.model_cost import VALUE_BYTES
 from olmorl.run_dir import RunFiles
 
 
+def trained(settings: Config, parameters: int) -> int:
+    """How many of a model's parameters are trained, published and saved: all of them, or those of its adapters."""
+    if not settings.model.lora.rank:
+        return parameters
+    from olmorl.learner.trainer.memory import parameter_sizes
+
+    return sum(parameter_sizes(settings.model).trained)
+
+
+def published_bytes(settings: Config, parameters: int) -> int:
+    """Bytes of a version of a model with so many parameters."""
+    return trained(settings, parameters) * VALUE_BYTES[settings.model.dtype]
+
+
 def disk_room(settings: Config, parameters: int) -> str:
     """The checkpoints that are kept, one being written, the export and versions in files have room; says how much.
 
@@ -20,10 +34,11 @@ def disk_room(settings: Config, parameters: int) -> str:
         ResourceError: they have none.
     """
     weights = parameters * VALUE_BYTES[settings.model.dtype]
-    kept, one = settings.checkpoint.keep + 1, memory.MASTER_AND_MOMENTS_BYTES * parameters
+    kept, one = settings.checkpoint.keep + 1, memory.MASTER_AND_MOMENTS_BYTES * trained(settings, parameters)
     there = sum(file.stat().st_size for file in RunFiles(settings.run_dir).checkpoints.rglob("*") if file.is_file())
     needed = max(one, kept * one - there) + weights
-    published, folder = memory.published_files(settings, weights), settings.weights.directory
+    published = memory.published_files(settings, published_bytes(settings, parameters))
+    folder = settings.weights.directory
     what, fix = f"{kept} checkpoints", "free some, lower checkpoint.keep, or set run.directory"
     if folder is None or not published:
         return room(settings.run_dir, needed + published, what + (" and versions" if published else ""), fix)

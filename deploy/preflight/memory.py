@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from olmorl import toml
-from olmorl.config import Config, Model, with_key
+from olmorl.config import Config, Lora, Model, with_key
 from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import Placement, plan
 from olmorl.deploy.preflight import hub, memory_fixes, model_folder
@@ -131,7 +131,7 @@ def memory_plan(settings: Config) -> MemoryPlan:
         on_gpu=placed.on_gpu,
         critic=_critic_model(settings),
     )
-    weights = rank.parameters * VALUE_BYTES[settings.model.dtype]
+    weights = rank.trained * VALUE_BYTES[settings.model.dtype]  # of a published version
     learner, engine = _learner(settings, rank), _engine(settings, rank.parameters)
     if placed.on_gpu:
         places = [
@@ -144,7 +144,7 @@ def memory_plan(settings: Config) -> MemoryPlan:
         places = _cpu_hosts(settings, placed, rank, weights, learner, engine)
     places = [place for place in places if place.parts]
     publishing = publishing_plan(settings, rank.parameters, weights)
-    return MemoryPlan(tuple(places), _disk(settings, rank.saved_parameters, weights), publishing)
+    return MemoryPlan(tuple(places), _disk(settings, rank, weights), publishing)
 
 
 def _critic_model(settings: Config) -> Model | None:
@@ -153,7 +153,7 @@ def _critic_model(settings: Config) -> Model | None:
 
     if not resolve(settings.objective, settings.longest_answer).has_critic:
         return None
-    return settings.model.model_copy(update={"path": settings.critic.path or settings.model.path})
+    return settings.model.model_copy(update={"path": settings.critic.path or settings.model.path, "lora": Lora()})
 
 
 def _where_it_runs(settings: Config) -> Config:
@@ -197,7 +197,8 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
     on_gpu, states, row = plan(settings).on_gpu, rank.states, rank.activations
     layers, logits = (row.kept + row.layers, row.logits) if row else (0, 0)
     needs_reference = resolve(settings.objective, settings.longest_answer).needs_reference
-    reference = states.weights if needs_reference else 0
+    # With adapters, the reference is the policy without them.
+    reference = states.weights if needs_reference and not settings.model.lora.rank else 0
     reserved = RESERVED_BYTES if on_gpu else 0
     copied = _copied_keys(settings)
     share = settings.learner.sequence_parallel
@@ -340,16 +341,16 @@ def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights
     from olmorl.learner.trainer.memory import MASTER_BYTES
 
     anchor = settings.schedule.max_lag > 0 and resolve(settings.objective, settings.longest_answer).needs_anchor
-    masters = MASTER_BYTES * rank.parameters // placed.learner_nodes
+    masters = MASTER_BYTES * rank.trained // placed.learner_nodes
     shards, ranks = weights // placed.learner_nodes, placed.ranks_per_node
     row = rank.activations.host * ranks if rank.activations else 0
     block = pinned_bytes if placed.on_gpu else int
     return [
         MemoryPart("snapshot for publishing", block(weights // placed.ranks) * ranks, "the shards of its ranks"),
         MemoryPart("copy for the deltas", shards if settings.has_deltas else 0, "weights.full_every"),
-        MemoryPart("copy for a checkpoint", block(MASTER_AND_MOMENTS_BYTES * rank.parameters // placed.ranks) * ranks),
+        MemoryPart("copy for a checkpoint", block(MASTER_AND_MOMENTS_BYTES * rank.trained // placed.ranks) * ranks),
         MemoryPart("earlier weights", 2 * shards + masters if anchor else 0, 'rho_kind = "two_factor"'),
-        MemoryPart("export", weights, "on the host of rank 0, after the last step"),
+        MemoryPart("export", _whole(settings, rank), "on the host of rank 0, after the last step"),
         MemoryPart("offloaded optimizer", rank.offloaded * ranks),
         MemoryPart("offloaded activations", row, f"a row of {settings.row_tokens:,} tokens"),
         # Shorter rows need blocks of a half, a quarter and so on. Torch keeps them all: together once more as much.
@@ -418,10 +419,15 @@ def object_store(settings: Config, weights: int) -> int:
     return max(sum(part.num_bytes for part in each if part.what == "object store") for each in parts)
 
 
-def _disk(settings: Config, parameters: int, weights: int) -> tuple[MemoryPart, ...]:
+def _whole(settings: Config, rank: RankMemory) -> int:
+    """Bytes of the whole model in the dtype of the forward pass."""
+    return rank.parameters * VALUE_BYTES[settings.model.dtype]
+
+
+def _disk(settings: Config, rank: RankMemory, weights: int) -> tuple[MemoryPart, ...]:
     batch = settings.schedule.prompts_per_step * settings.sampling.group_size
     tokens = batch * settings.longest_answer
-    checkpoint, kept = MASTER_AND_MOMENTS_BYTES * parameters, settings.checkpoint.keep
+    checkpoint, kept = MASTER_AND_MOMENTS_BYTES * rank.saved_parameters, settings.checkpoint.keep
     steps = min(settings.checkpoint.every, settings.schedule.steps)
     parts = (
         MemoryPart(
@@ -430,7 +436,7 @@ def _disk(settings: Config, parameters: int, weights: int) -> tuple[MemoryPart, 
         MemoryPart("journal", JOURNAL_BYTES * tokens * steps, f"at most: {steps} steps up to the next checkpoint"),
         MemoryPart("a checkpoint", checkpoint, f"every {settings.checkpoint.every} steps"),
         MemoryPart("checkpoints", (kept + 1) * checkpoint, f"checkpoint.keep = {kept}, and one being written"),
-        MemoryPart("export", weights, "after the last step"),
+        MemoryPart("export", _whole(settings, rank), "after the last step"),
         MemoryPart("published versions", published_files(settings, weights), f"in {weights_folder(settings)}"),
     )
     return real(parts)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from olmorl.config import Config
 from olmorl.deploy.cluster.placement import plan
 from olmorl.messages import PROBE_TOKENS
+from olmorl.model_cost import VALUE_BYTES
 
 SHARE = 0.02
 """Publishing should cost no more of a step."""
@@ -57,21 +58,22 @@ class PublishingPlan(NamedTuple):
         yield "", "the learner waits", f"at most {SHARE:.0%} of steps of {self.shortest_step_s:.2g} s or more"
 
 
-def publishing_plan(settings: Config, parameters: int, weights: int) -> PublishingPlan:
-    """The plan for a model of so many parameters, `weights` bytes in its dtype."""
+def publishing_plan(settings: Config, parameters: int, published: int) -> PublishingPlan:
+    """The plan for a model of so many parameters, and versions of `published` bytes."""
     placed = plan(settings)
-    shard = weights / placed.ranks
+    shard = published / placed.ranks
     copy_s = shard / (GPU_COPY_BYTES_PER_S if placed.on_gpu else CPU_COPY_BYTES_PER_S)
     background_s = shard / (DELTA_BYTES_PER_S if settings.has_deltas else WHOLE_BYTES_PER_S)
-    probe_s = 0.0 if settings.weights.proof_tolerance == "off" else _probe_s(settings, parameters, weights)
+    probe_s = 0.0 if settings.weights.proof_tolerance == "off" else _probe_s(settings, parameters)
     return PublishingPlan(copy_s, probe_s, background_s, settings.weights.publish_every)
 
 
-def _probe_s(settings: Config, parameters: int, weights: int) -> float:
+def _probe_s(settings: Config, parameters: int) -> float:
     """Seconds of the forward pass: of its operations on a CPU, else of reading or gathering the weights.
 
     A few tokens cost a GPU less than reading the weights. It reads gathered weights while it gathers others.
     """
+    weights = parameters * VALUE_BYTES[settings.model.dtype]
     placed, peak = plan(settings), settings.cluster.peak[1] if settings.cluster.peak else None
     if not placed.on_gpu:
         return 2 * parameters * PROBE_TOKENS / CPU_FLOPS_PER_S

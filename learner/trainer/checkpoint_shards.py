@@ -195,7 +195,7 @@ class Shares:
             if there != here:
                 raise ConfigError(
                     f"{self._folder}: the checkpoint is of another model: it has {there} for {name}, and model.path "
-                    f"has {here}; set model.path to the model that was trained"
+                    f"with model.lora has {here}; set both to what was trained"
                 )
 
     def read(self, kind: str, name: str, start: int, end: int) -> Tensor:

@@ -85,7 +85,7 @@ def _of_layers(
         hook.remove()
     found = []
     for number, (call, forward) in enumerate(zip(calls, compiled, strict=True)):
-        weights = list(call.layer.parameters())
+        weights = [weight for weight in call.layer.parameters() if weight.requires_grad]
         away = _away(*(_outcome(each, call.hidden, weights, call.options) for each in (call.layer.forward, forward)))
         found.append((away, f"layer {number}"))
     return found
@@ -115,7 +115,7 @@ def _of_head(head: LogprobHead, temperature: float, device: torch.device) -> Dif
 
     outcomes = []
     for head.passes in (PLAIN, compiled_passes()):
-        outcomes.append(_outcome(logprobs, hidden, [weight_VH], {}))
+        outcomes.append(_outcome(logprobs, hidden, [weight_VH] if weight_VH.requires_grad else [], {}))
     head.passes = PLAIN
     return _away(*outcomes), "the head"
 

@@ -49,6 +49,7 @@ from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.packing import RowArrays, prompt_blocks, row_arrays
 from olmorl.learner.trainer import compat, deepspeed_config, malloc
 from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.adapters import attach
 from olmorl.learner.trainer.compiled import compile_policy
 from olmorl.learner.trainer.critic import Critic, replace_head, value_policy
 from olmorl.learner.trainer.lr_schedule import learning_rate
@@ -137,6 +138,7 @@ class DeepSpeedTrainer:
         policy.model.train()
         self._recompute(policy)
         self._cost = model_cost(policy.model.config.get_text_config(), _shapes(policy.model), VALUE_BYTES[model.dtype])
+        self._adapters = attach(policy.model, model.lora, seed)
         self._peak = peak or DevicePeak()
         self._interrupted = threading.Event()
         self._trained = TrainedModule(self._deepspeed, policy, settings, learner)
@@ -153,7 +155,8 @@ class DeepSpeedTrainer:
         self._reference = self._build_reference(settings, temperature) if switches.needs_reference else None
         self._critic_settings = critic or config.Critic()
         self._critic = self._build_critic(settings) if switches.has_critic else None
-        self._snapshot = WeightSnapshot(self._model, pinned=self._device.type == "cuda")
+        published = self._adapters.published if self._adapters else None
+        self._snapshot = WeightSnapshot(self._model, pinned=self._device.type == "cuda", published=published)
         self._kept: deque[KeptVersion] = deque(maxlen=2)
 
     # --- one step
@@ -254,7 +257,9 @@ class DeepSpeedTrainer:
 
     def _passes(self, row: ScoredRow) -> int:
         """Forward passes that the work on a row is worth."""
-        trained = self._learner.epochs * (1 + BACKWARD) * (2 if self._critic else 1)
+        # Weights that are not trained need no product in the backward pass.
+        policy = 1 + (BACKWARD - 1 if self._adapters else BACKWARD)
+        trained = self._learner.epochs * (policy + (1 + BACKWARD if self._critic else 0))
         return trained + sum(each is not None for each in (row.old_T, row.reference_T, row.values_T, row.anchor_T))
 
     def _score_anchor(self, step: int, rows: Sequence[RowArrays]) -> tuple[int, list[Tensor]] | None:
@@ -372,7 +377,7 @@ class DeepSpeedTrainer:
         """Write a Hugging Face folder that transformers and vLLM load, from rank 0."""
         tensors = dict(self._whole_weights())
         if self._ranks.rank == 0:
-            models.export(self._model, tensors, self._model_settings, sampling, folder)
+            models.export(self._model, tensors, self._model_settings, sampling, folder, self._adapters)
         dist.barrier()
 
     def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -483,6 +488,8 @@ class DeepSpeedTrainer:
 
     def _build_reference(self, settings: dict[str, Any], temperature: float) -> Any:
         """The starting policy, frozen. Under ZeRO-3 it is sharded like the trained one."""
+        if self._adapters:
+            return partial(self._adapters.without, self._engine)
         policy = self._load(settings, temperature).requires_grad_(False)
         if self._stage < 3:
             policy = policy.to(self._device)

@@ -13,6 +13,7 @@ from olmorl import config
 from olmorl.errors import DataError, UserError
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.learner.trainer import model as models
+from olmorl.learner.trainer.adapters import attach
 from olmorl.learner.trainer.checkpoint_shards import KINDS, Shares
 from olmorl.run_dir import RunFiles
 
@@ -53,11 +54,13 @@ def write(shares_folder: Path, settings: config.Config, folder: Path) -> None:
     """
     shares = Shares(shares_folder)
     model = models.load(settings.model, "auto", torch.device("cpu"))
-    weights = dict(model.named_parameters())
-    shares.refuse_other_model({name: weight.numel() for name, weight in weights.items()})
-    for name, weight in weights.items():
+    adapters, weights = attach(model, settings.model.lora), dict(model.named_parameters())
+    trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
+    shares.refuse_other_model({name: weight.numel() for name, weight in trained.items()})
+    for name, weight in trained.items():
         weight.copy_(shares.read(KINDS[0], name, 0, weight.numel()).reshape(weight.shape))
-    models.export(model, weights | shares.others("buffer/"), settings.model, settings.sampling, folder)
+    state = weights | shares.others("buffer/")
+    models.export(model, state, settings.model, settings.sampling, folder, adapters)
 
 
 def _settings(run_dir: Path) -> config.Config:

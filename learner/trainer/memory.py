@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from olmorl import config
 from olmorl.errors import ModelError
 from olmorl.learner.trainer import deepspeed_config, packed_attention
+from olmorl.learner.trainer.adapters import inject
 from olmorl.learner.trainer.compat import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -97,6 +98,8 @@ class RankMemory(NamedTuple):
     """The parts of a rank's memory."""
 
     parameters: int
+    trained: int
+    """Parameters that are trained, published and saved: all of them, or the adapters."""
     states: States
     activations: Activations | None
     """None: not known, because the model's shapes depend on its data."""
@@ -108,7 +111,7 @@ class RankMemory(NamedTuple):
     @property
     def saved_parameters(self) -> int:
         """Parameters in a checkpoint."""
-        return self.parameters + (self.critic.parameters if self.critic else 0)
+        return self.trained + (self.critic.trained if self.critic else 0)
 
     @property
     def standing(self) -> int:
@@ -144,7 +147,7 @@ def rank_memory(
     sizes = parameter_sizes(model)
     held, offloaded = states(model, learner, sizes, ranks, on_gpu=on_gpu), 0
     if learner.offload_optimizer:
-        offloaded = _offloaded(model, learner, sizes, ranks, block=pinned_bytes if on_gpu else int)
+        offloaded = _offloaded(model, learner, sizes.trained, ranks, block=pinned_bytes if on_gpu else int)
         # Stage 3 sums gradients in host memory.
         held = held._replace(optimizer=0, gradients=0 if learner.zero_stage == 3 else held.gradients)
     row = RowSettings(
@@ -163,7 +166,8 @@ def rank_memory(
     except ModelError as error:
         raise ModelError(str(error).replace("model.path", "critic.path", 1)) from None
     return RankMemory(
-        parameters=sum(sizes),
+        parameters=sizes.of_model,
+        trained=sum(sizes.trained),
         states=held,
         activations=activations(model, row),
         offloaded=offloaded + (second.offloaded if second else 0),
@@ -171,8 +175,10 @@ def rank_memory(
     )
 
 
-def states(model: config.Model, learner: config.Learner, sizes: tuple[int, ...], ranks: int, *, on_gpu: bool) -> States:
+def states(model: config.Model, learner: config.Learner, sizes: ParameterSizes, ranks: int, *, on_gpu: bool) -> States:
     """The memory that DeepSpeed holds for parameters of these `sizes`, as measured on its version 0.19.
+
+    Of weights that are not trained it is that of the weights alone.
 
     Raises:
         ConfigError: settings that cannot be trained with.
@@ -180,28 +186,31 @@ def states(model: config.Model, learner: config.Learner, sizes: tuple[int, ...],
     device = torch.device("cuda" if on_gpu else "cpu")
     settings = deepspeed_config.settings(model, learner, device)
     zero, in_fp32 = settings["zero_optimization"], settings.get("communication_data_type") == "fp32"
-    number, width, full = sum(sizes), DTYPES[model.dtype].itemsize, model.dtype == "float32"
+    trained, whole = sizes.trained, sum(sizes.trained) + sum(sizes.frozen)
+    number, width, full = sum(trained), DTYPES[model.dtype].itemsize, model.dtype == "float32"
     share, stage, largest_bucket = -(-number // ranks), zero["stage"], int(zero["reduce_bucket_size"])
     if stage == 0:
-        return States(width * number, 0, MOMENTS_BYTES * number, width * number, 0, width * number)
+        return States(width * whole, 0, MOMENTS_BYTES * number, width * number, 0, width * number)
     optimizer = (MASTER_BYTES + MOMENTS_BYTES) * share
     # On the CPU the part of a buffer that is never written takes no memory.
     bucket = largest_bucket if on_gpu else min(largest_bucket, number)
     # The gradients of one sum over ranks are copied once more. For a sum in fp32 they are first copied into fp32.
-    copied = min(max(largest_bucket, *sizes), number) if ranks > 1 else 0
+    copied = min(max(largest_bucket, *trained), number) if ranks > 1 else 0
     summed_in = 2 * MASTER_BYTES if in_fp32 and not full else width
     if stage == 1:
         # fp32 sums of bf16 gradients are tensors of their own, and need no buffer.
         gradients, buckets = (width, bucket) if full else (MASTER_BYTES + width, 0)
-        return States(width * number, 0, optimizer, gradients * number, width * buckets, MASTER_BYTES * share)
+        return States(width * whole, 0, optimizer, gradients * number, width * buckets, MASTER_BYTES * share)
     if stage == 2:
         buffers = width * bucket * (2 if zero["overlap_comm"] else 1)
         copies = summed_in * copied * (2 if full else in_fp32)
-        return States(width * number, 0, optimizer, MASTER_BYTES * share, buffers + copies, 0)
-    live = max(int(zero["stage3_max_live_parameters"]), *sizes) + int(zero["stage3_prefetch_bucket_size"])
+        return States(width * whole, 0, optimizer, MASTER_BYTES * share, buffers + copies, 0)
+    live = max(int(zero["stage3_max_live_parameters"]), *trained, *sizes.frozen) + int(
+        zero["stage3_prefetch_bucket_size"]
+    )
     return States(
-        weights=width * share,
-        gathered=width * min(number, live),
+        weights=width * -(-whole // ranks),
+        gathered=width * min(whole, live),
         optimizer=optimizer,
         gradients=MASTER_BYTES * share,
         buckets=width * bucket + summed_in * copied,
@@ -229,16 +238,32 @@ def _offloaded(
     return MOMENTS_BYTES * share + blocks + (1 if block is int else 2) * width * share
 
 
+class ParameterSizes(NamedTuple):
+    """Elements of each parameter."""
+
+    of_model: int
+    """Of all parameters of the model together, without adapters."""
+    trained: tuple[int, ...]
+    frozen: tuple[int, ...] = ()
+
+
 @lru_cache
-def parameter_sizes(model: config.Model) -> tuple[int, ...]:
-    """Elements of each parameter, counted on a model without memory.
+def parameter_sizes(model: config.Model) -> ParameterSizes:
+    """Counts the parameters on a model without memory.
 
     Raises:
-        ModelError: not a causal language model.
+        ModelError: not a causal language model, or one that adapters do not fit.
     """
     with torch.device("meta"):
         built = _build(read_config(model), model, "eager")
-    return tuple(parameter.numel() for parameter in built.parameters())
+    of_model = sum(weight.numel() for weight in built.parameters())
+    if model.lora.rank:
+        built = _adapted(read_config(model), model, "eager")
+    trained, frozen = (
+        tuple(weight.numel() for weight in built.parameters() if weight.requires_grad is is_trained)
+        for is_trained in (True, False)
+    )
+    return ParameterSizes(of_model, trained, frozen)
 
 
 @lru_cache
@@ -261,9 +286,11 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
     depth = text.num_hidden_layers
 
     def of(layers: int) -> Activations:
-        live = LiveBytes()
+        live, adapted = LiveBytes(), _adapted(_shallow(whole, layers), model, attention) if model.lora.rank else None
         with FakeTensorMode(), live:
-            network = _build(_shallow(whole, layers), model, attention)
+            network = adapted or _build(_shallow(whole, layers), model, attention)
+            if adapted:
+                _fake(adapted)
             without_dropout(network)
             network.train()
             if every := row.recomputed_every:
@@ -288,6 +315,18 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
     periods = (depth - SHALLOW) / SHALLOW
     kept, host = (round(a + (b - a) * periods) for a, b in ((few.kept, more.kept), (few.host, more.host)))
     return more._replace(kept=kept, host=host)
+
+
+def _fake(network: PreTrainedModel) -> None:
+    """Give a model on the meta device fake tensors. PEFT moves its adapters, which fake tensors refuse."""
+    made: dict[int, nn.Parameter] = {}  # tied weights stay one
+    for module in network.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            empty = torch.empty(weight.shape, dtype=weight.dtype)
+            fake = made.setdefault(id(weight), nn.Parameter(empty, requires_grad=weight.requires_grad))
+            setattr(module, name, fake)
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
 
 
 class _PlannedGroup(SequenceGroup):
@@ -327,7 +366,8 @@ class _Host:
 def _of_row(policy: PackedPolicy, row_tokens: int, live: LiveBytes) -> Activations:
     """One forward and one backward pass over tensors of any kind; `live` counts them and must be on."""
     for parameter in policy.parameters():
-        parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
     row = PolicyRow(torch.zeros(row_tokens, dtype=torch.long), (row_tokens,), torch.arange(1, row_tokens))
     peaks: list[int] = []
 
@@ -371,6 +411,14 @@ def _build(whole: PretrainedConfig, model: config.Model, attention: str) -> PreT
         )
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"model.path = {model.path}: {str(error).partition(chr(10))[0]}") from None
+    return built
+
+
+def _adapted(whole: PretrainedConfig, model: config.Model, attention: str) -> PreTrainedModel:
+    """The model with its adapters, on the meta device."""
+    with torch.device("meta"):
+        built = _build(whole, model, attention)
+        inject(built, model.lora)
     return built
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError
@@ -15,8 +15,11 @@ from olmorl import config
 from olmorl.errors import ModelError, ResourceError
 from olmorl.learner.data.loader import open_tokenizer
 from olmorl.learner.trainer import packed_attention
+from olmorl.learner.trainer.adapters import Adapters
 from olmorl.learner.trainer.recurrent_layers import refuse_recurrent
 
+ADAPTER_FOLDER: Final = "adapter"
+"""The adapters in PEFT's own form, in an exported folder."""
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32, "float16": torch.float16}
 
 
@@ -89,8 +92,11 @@ def export(
     settings: config.Model,
     sampling: config.SamplingSettings,
     folder: Path,
+    adapters: Adapters | None = None,
 ) -> None:
     """Write `state` as a Hugging Face folder, with the tokenizer, chat template, end tokens and sampling of training.
+
+    Adapters are merged into the weights, and also written alone, into a folder of their own within it.
 
     Raises:
         ModelError: there is no tokenizer.
@@ -99,9 +105,11 @@ def export(
     tokenizer = open_tokenizer(settings)
     model.generation_config = _generation_config(model.generation_config, tokenizer, sampling)
     try:
-        model.save_pretrained(folder, state_dict=dict(state))
+        model.save_pretrained(folder, state_dict=adapters.merged(state) if adapters else dict(state))
         tokenizer.save_pretrained(folder)
-        for file in folder.iterdir():
+        if adapters:
+            adapters.write(state, folder / ADAPTER_FOLDER)
+        for file in (path for path in folder.rglob("*") if path.is_file()):
             file.chmod(folder.stat().st_mode & 0o666)  # safetensors writes files that only their owner can read
     except (OSError, SafetensorError) as error:
         raise ResourceError(

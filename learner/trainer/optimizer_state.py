@@ -149,7 +149,7 @@ class TrainingState:
         Raises:
             ConfigError: the checkpoint is of another model.
         """
-        named = self._model.named_parameters()
+        named = self._trained()
         shares.refuse_other_model({name: getattr(weight, "ds_numel", weight.numel()) for name, weight in named})
         if self._stage == 3:
             self._zero.checkpoint_event_prologue()
@@ -163,13 +163,17 @@ class TrainingState:
             buffer.copy_(saved[name])
         self._write_back()
 
+    def _trained(self) -> list[tuple[str, Tensor]]:
+        """The weights that the optimizer changes."""
+        return [(name, weight) for name, weight in self._model.named_parameters() if weight.requires_grad]
+
     def _pieces(self) -> Iterator[ParameterPiece]:
         for name, start, holder, offset, numel in self._holders():
             yield self._piece(name, start, holder, offset, numel)
 
     def _holders(self) -> Iterator[tuple[str, int, Tensor, int, int]]:
         """Yields the name, start, tensor that AdamW updates, offset there and number of values of each piece."""
-        for name, weight in self._model.named_parameters():
+        for name, weight in self._trained():
             if self._stage == 0:
                 yield name, 0, weight, 0, weight.numel()
             elif part := compat.held(self._zero, weight, self._stage, self._ranks.rank):

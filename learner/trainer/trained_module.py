@@ -19,7 +19,7 @@ class TrainedModule:
         self._max_grad_norm = learner.max_grad_norm
         self._grad_norm = 0.0
         optimizer = torch.optim.AdamW(
-            module.parameters(),
+            [weight for weight in module.parameters() if weight.requires_grad],
             lr=learner.learning_rate,
             betas=learner.betas,
             eps=learner.eps,

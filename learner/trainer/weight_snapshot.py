@@ -66,14 +66,23 @@ class WeightSnapshot:
         ModelError: the order of a weight in the checkpoint is not that of the model.
     """
 
-    def __init__(self, model: PreTrainedModel, *, pinned: bool) -> None:
+    def __init__(self, model: PreTrainedModel, *, pinned: bool, published: Mapping[str, str] | None = None) -> None:
+        """`published`: the weights to copy, and the names that they get. Default: all, as in the checkpoint."""
         self._model_tensors = model_tensors(model)
-        self._tensors = checkpoint_tensors(model, self._model_tensors)
+        if published is None:
+            self._tensors = checkpoint_tensors(model, self._model_tensors)
+        else:
+            self._model_tensors = {name: self._model_tensors[name] for name in published}
+            self._tensors = [
+                CheckpointTensor(published[name], *one, (Run(name, 0, prod(one.shape)),))
+                for name, one in self._model_tensors.items()
+            ]
         self._pinned = pinned
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def copy(self, held: Sequence[HeldPiece]) -> list[NamedBuffer]:
         """Copy the pieces, rounded to the dtypes of the model."""
+        held = [piece for piece in held if piece.name in self._model_tensors]
         dtypes = [self._model_tensors[piece.name].dtype for piece in held]
         ends = [0]
         for piece, dtype in zip(held, dtypes, strict=True):

@@ -420,10 +420,14 @@ def write(writing: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(wait())
 
 
+def trained(trainer: DeepSpeedTrainer) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(name, weight) for name, weight in trainer._model.named_parameters() if weight.requires_grad]
+
+
 def moments(trainer: DeepSpeedTrainer, kind: str) -> dict[str, torch.Tensor]:
     from deepspeed.utils import safe_get_full_optimizer_state
 
-    named = trainer._model.named_parameters()
+    named = trained(trainer)
     if trainer._stage == 0:
         return {name: trainer._engine.optimizer.state[weight][kind].clone() for name, weight in named}
     return {name: safe_get_full_optimizer_state(weight, kind).clone() for name, weight in named}
@@ -432,7 +436,7 @@ def moments(trainer: DeepSpeedTrainer, kind: str) -> dict[str, torch.Tensor]:
 def masters(trainer: DeepSpeedTrainer) -> dict[str, torch.Tensor]:
     from deepspeed.utils import safe_get_full_fp32_param
 
-    named = trainer._model.named_parameters()
+    named = trained(trainer)
     if trainer._stage == 0:
         return {name: weight.detach().clone() for name, weight in named}
     return {name: safe_get_full_fp32_param(weight).clone() for name, weight in named}

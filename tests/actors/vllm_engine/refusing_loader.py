@@ -15,15 +15,19 @@ VARIABLE = "OLMORL_TEST_ORDERS"
 
 
 class RefusingLoader(StagedWeightLoader):
-    def check_staged_weights(self: Any, path: str, signatures: Sequence[str], manifest: bytes) -> str | None:
+    def check_staged_weights(
+        self: Any, path: str, signatures: Sequence[str], manifest: bytes, adapter_scale: float = 0.0
+    ) -> str | None:
         if ordered(self.rank, "refuses"):
             return f"worker {self.rank} does not like it"
-        answer: str | None = super().check_staged_weights(path, signatures, manifest)
+        answer: str | None = super().check_staged_weights(path, signatures, manifest, adapter_scale)
         return answer
 
     def load_staged_weights(self: Any, version: str) -> str:
         if ordered(self.rank, "loads nothing"):
             return ""
+        if ordered(self.rank, "ignores"):
+            return version
         if ordered(self.rank, "breaks"):
             raise RuntimeError("the memory is broken")
         if ordered(self.rank, "breaks late"):

@@ -20,6 +20,7 @@ from vllm.model_executor.model_loader.reload import layerwise
 
 from olmorl import codec
 from olmorl.actors.vllm_engine import weight_loader
+from olmorl.actors.vllm_engine.mapped_weights import tensors_of
 from olmorl.actors.vllm_engine.weight_check import file_signature
 from olmorl.actors.vllm_engine.weight_loader import (
     StagedWeightLoader,
@@ -255,7 +256,8 @@ def staged(seed: int) -> tuple[Any, dict[str, torch.Tensor]]:
     for name, tensor in tensors.items():
         buffers.append(Buffer(name, "float32", tuple(tensor.shape), len(file), tensor.nbytes))
         file += tensor.numpy().tobytes()
-    return SimpleNamespace(file=file, manifest=SimpleNamespace(buffers=buffers)), tensors
+    mapped = SimpleNamespace(tensors=lambda: tensors_of(buffers, file))  # type: ignore[arg-type]
+    return mapped, tensors
 
 
 def assert_computes_with(model: Any, tensors: dict[str, torch.Tensor]) -> None:
@@ -336,7 +338,8 @@ def test_a_head_of_its_own_kernel_is_packed_after_each_load(monkeypatch: pytest.
     layerwise.record_metadata_for_reloading(model)
     tensor = torch.randn(4, 2)
     buffers = [Buffer("embed.weight", "float32", (4, 2), 0, tensor.nbytes)]
-    version: Any = SimpleNamespace(file=bytearray(tensor.numpy().tobytes()), manifest=SimpleNamespace(buffers=buffers))
+    file: Any = bytearray(tensor.numpy().tobytes())
+    version: Any = SimpleNamespace(tensors=lambda: tensors_of(buffers, file))
     with torch.no_grad():
         _ModelWeights(model, CONFIG).load(version)
     assert torch.equal(model.head.packed, tensor)

@@ -166,6 +166,24 @@ def test_a_critic_takes_what_the_policy_takes_but_the_activations(models: Path) 
     assert of_both == 2 * saved
 
 
+def test_adapters_are_all_that_is_published_and_saved_and_has_an_optimizer(models: Path) -> None:
+    alone = (("learner.nodes", "1"), ("learner.ranks_per_node", "1"), ("learner.zero_stage", "2"))
+    changes = (*alone, ("learner.compile", "false"), ("model.lora.rank", "32"), ("objective.kl_beta", "0.1"))
+    plan = memory.memory_plan(shipped(models, "olmo3-7b-think", *changes))
+    inner, hidden, layers = 11008, 4096, 32
+    adapters = 32 * layers * (4 * (hidden + hidden) + 3 * (hidden + inner))  # rank x (inputs + outputs)
+    parts, disk = of(plan.places[0]), {part.what: part.num_bytes for part in plan.disk}
+    assert parts["weights"] == pytest.approx(2 * (SHIPPED["olmo3-7b-think"][1] + adapters) / GIB)
+    assert parts["optimizer"] == pytest.approx(12 * adapters / GIB)
+    assert parts["gradients"] == pytest.approx(4 * adapters / GIB)
+    assert "reference model" not in parts, "it is the policy without its adapters"
+    assert disk["a checkpoint"] == 12 * adapters
+    assert plan.publishing.copy_s == pytest.approx(2 * adapters / 20e9)
+    [shared] = [part for place in plan.places for part in place.parts if part.what == "shared memory"]
+    assert shared.num_bytes == 2 * 2 * adapters
+    assert plan.overfull is None
+
+
 def test_a_row_too_long_for_a_gpu_is_refused_with_ranks_to_share_it(models: Path) -> None:
     tried = (("learner.offload_optimizer", "true"),)
     settings = shipped(models, "olmo3-32b-think", ("sampling.max_tokens", "129024"), *tried)

@@ -53,11 +53,11 @@ def small_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def job(
-    model: str, dtype: str, stage: int, checkpointing: bool = True, row_tokens: int = 512, **learner: Any
+    model: str, dtype: str, stage: int, checkpointing: bool = True, row_tokens: int = 512, rank: int = 0, **learner: Any
 ) -> dict[str, Any]:
     return {
         "kind": "memory",
-        "model": {"path": model, "dtype": dtype},
+        "model": {"path": model, "dtype": dtype, "lora": {"rank": rank}},
         "learner": {
             "zero_stage": stage,
             "gradient_checkpointing": checkpointing,
@@ -75,10 +75,13 @@ def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
         "bfloat16, stage 2, a longer row": job(llama, "bfloat16", 2, row_tokens=1024),
         "bfloat16, stage 3, sliding windows": job(olmo, "bfloat16", 3),
         "bfloat16, stage 3, offloaded": job(llama, "bfloat16", 3, offload_optimizer=True),
+        "bfloat16, stage 2, adapters": job(llama, "bfloat16", 2, rank=8),
+        "float32, stage 0, adapters": job(llama, "float32", 0, False, rank=8),
         "float32, stage 0, in tiles": job(llama, "float32", 0, False, 1024, mlp_tiles=4),
     }
     pair = {
         "bfloat16, stage 1": job(llama, "bfloat16", 1),
+        "bfloat16, stage 3, adapters": job(llama, "bfloat16", 3, rank=8),
         "bfloat16, stage 2, offloaded": job(llama, "bfloat16", 2, offload_optimizer=True),
         "float32, stage 3, tied": job(tied, "float32", 3, False, row_tokens=1024),
         "float32, stage 0, a shared row": job(llama, "float32", 0, False, 2048, sequence_parallel=2),

@@ -230,7 +230,7 @@ def functions(settings: Config) -> str:
         return f"{own}; not called: no row could be loaded"
     rows: dict[tuple[str, ...], Row] = {}
     for row in tried.rows:
-        if row.datasets or settings.verifiers.functions:  # the others have a teacher
+        if row.datasets or row.episode or settings.verifiers.functions:  # the others have a teacher
             rows.setdefault(row.datasets, row)
     names = asyncio.run(_score_once(settings, list(rows.values())))
     return f"{own}; scored a row each: {', '.join(names) or 'none'}"

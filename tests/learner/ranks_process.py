@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import os
 import logging
 import sys
 import tempfile
@@ -352,6 +353,7 @@ class Rank:
     def memory(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Bytes by the profile of torch's allocator: of all phases of two steps, with two rows of one sample each."""
         gc.collect()  # what the job before has left is not counted
+        os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"  # the profile does not see what other threads allocate
         for name in ("all_to_all_single", "all_reduce"):
             setattr(dist, name, settled(getattr(dist, name)))
         live, _, trainer = measured(lambda: self.trainer(job))

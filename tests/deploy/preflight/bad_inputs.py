@@ -132,7 +132,7 @@ BOUNDS = [
     value("run.name", "7", 'run.name = "7"'),
     value("run.mode", "fake", "'real' or 'simulated'"),
     value("model.dtype", "int8", "'bfloat16', 'float32' or 'float16'"),
-    value("model.build", "tiny", "'demo' or 'mixed'"),
+    value("model.build", "tiny", "'demo', 'mixed' or 'calculator'"),
     value("model.trust_remote_code", "maybe", "boolean"),
     value("data.train", "{w}/data.jsonl", 'a list is written data.train = ["'),
     value("data.train", "[3]", "data.train.0", "string"),

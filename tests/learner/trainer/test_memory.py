@@ -81,7 +81,6 @@ def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
     }
     pair = {
         "bfloat16, stage 1": job(llama, "bfloat16", 1),
-        "bfloat16, stage 3, adapters": job(llama, "bfloat16", 3, rank=8),
         "bfloat16, stage 2, offloaded": job(llama, "bfloat16", 2, offload_optimizer=True),
         "float32, stage 3, tied": job(tied, "float32", 3, False, row_tokens=1024),
         "float32, stage 0, a shared row": job(llama, "float32", 0, False, 2048, sequence_parallel=2),

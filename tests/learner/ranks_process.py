@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import os
 import logging
+import os
 import sys
 import tempfile
 import time

@@ -118,14 +118,15 @@ def test_wandb_keeps_the_points_offline(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("WANDB_SILENT", "true")
     write(tmp_path, "wandb", line(step=1, loss=0.5), line([SAMPLE], step=2, loss=0.25), line(eval_a_version=1))
     (file,) = (tmp_path / "wandb").glob("offline-run-*/run-r-1.wandb")
-    rows, config = [], {}
+    rows: list[dict[str, Any]] = []
+    config: dict[str, Any] = {}
     for data in wandb_records(file):
         record = wandb_internal_pb2.Record.FromString(data)
         if record.HasField("history"):
             items = record.history.item
             rows.append({".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
         if record.HasField("run"):
-            config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+            config |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
     assert config["run"] == {"name": "r"}
     assert [(row["step"], row["loss"]) for row in rows if "loss" in row] == [(1, 0.5), (2, 0.25)]
     assert [row["step"] for row in rows if "eval_a_version" in row] == [1]

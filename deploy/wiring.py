@@ -316,7 +316,7 @@ def play(settings: Config) -> Play | None:
         max_turns=settings.episodes.max_turns,
         max_prompt=settings.data.max_prompt_tokens,
         max_tokens=settings.longest_answer,
-        max_lag=settings.schedule.max_lag,
+        max_cache_age=settings.schedule.max_lag,
     )
 
 

@@ -40,7 +40,7 @@ class Play(NamedTuple):
     """Longest prompt that an environment may write, in tokens."""
     max_tokens: int
     """Longest episode after its prompt, in tokens."""
-    max_lag: int
+    max_cache_age: int
     """Versions after which the keys of an episode's earlier turns are computed again."""
 
 
@@ -117,7 +117,7 @@ class EpisodeRunner:
         seed = None if sampling.seed is None else seeds.derive(sampling.seed, "turn", len(path.turns))
         of_turn = replace(sampling, max_tokens=min(sampling.max_tokens, room), seed=seed)
         asked_at = self._clock.wall()
-        salt = path.salt_at(self._engine.version, self._play.max_lag)
+        salt = path.salt_at(self._engine.version, self._play.max_cache_age)
         answer = await self._engine.generate(request_id, path.sequence, of_turn, work.priority, salt)
         work.num_tokens += len(answer.token_ids)
         path.answered(answer, asked_at, self._clock.wall())
@@ -170,10 +170,10 @@ class _Path:
         self._added = _NOTHING
         self._messages: list[dict[str, Any]] = []
 
-    def salt_at(self, now: Version, max_lag: int) -> str:
+    def salt_at(self, now: Version, max_cache_age: int) -> str:
         """The salt of its prefix cache: its first version, so that updates keep the cache, until that is too old."""
         first = self._salt
-        if first is None or first.incarnation != now.incarnation or now.number - first.number > max_lag:
+        if first is None or first.incarnation != now.incarnation or now.number - first.number > max_cache_age:
             self._salt = now
         return str(self._salt)
 

@@ -137,6 +137,7 @@ def boxed_to_reward(folder: Path) -> list[str]:
         await scorer.start()
         try:
             await scorer.verify(prompt, completion(0, V0))  # what is read once is read
+            await asyncio.sleep(0.5)  # a worker that has just started says so, and then waits for its first call
             with trace.on():
                 verdicts = await scorer.verify(prompt, completion(0, V0))
                 (judged,) = await scorer.combine(prompt, [replace(completion(0, V0), verdicts=verdicts)])

@@ -25,7 +25,9 @@ EPISODE = EpisodeStart(environment="fake")
 
 def play(environments: FakeEnvironments, **changes: Any) -> Play:
     return Play(
-        environments, FakeRenderer(), **{"max_turns": 5, "max_prompt": 100, "max_tokens": 200, "max_lag": 1} | changes
+        environments,
+        FakeRenderer(),
+        **{"max_turns": 5, "max_prompt": 100, "max_tokens": 200, "max_cache_age": 1} | changes,
     )
 
 

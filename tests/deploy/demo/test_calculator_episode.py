@@ -69,7 +69,7 @@ async def test_a_careful_worker_gets_the_sum_by_its_calls() -> None:
     environments = ForkedEnvironments(Episodes(environment=CALCULATOR), 512)
     renderer = TemplateRenderer(tokenizer, [tokenizer.eos_token_id])
     engine: Any = Careful(tokenizer)
-    play = Play(environments, renderer, max_turns=8, max_prompt=64, max_tokens=224, max_lag=2)
+    play = Play(environments, renderer, max_turns=8, max_prompt=64, max_tokens=224, max_cache_age=2)
     await environments.start()
     try:
         work = LeasedGroup(Lease(prompt=prompt, lease_id="1", owner="a0", deadline=0.0))

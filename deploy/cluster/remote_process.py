@@ -81,7 +81,7 @@ def cause_of(error: RayError, name: str) -> OlmoRLError:
         if isinstance(error.cause, OlmoRLError):
             return error.cause
         # The process itself goes on after the failed call, and logs nothing of it.
-        _log.error("%s failed:\n%s", name, error.traceback_str)
+        _log.error("%s failed:\n%s", name, error)  # its text is the traceback
         return ProcessLost(
             f"{name} failed: {error.cause!r}; the log of its caller, such as launcher.log, has the traceback"
         )

@@ -36,12 +36,16 @@ class ActorProcess(RunProcess):
         self._processes = wiring.engine_processes(self.settings)
         # vLLM is imported while the orchestrator reads the data. A failed import fails again when the engine starts.
         loading = partial(wiring.load_engine, self.settings, core, self._processes, has_core=True)
-        threading.Thread(target=loading, daemon=True).start()
+        self._loading = threading.Thread(target=loading, daemon=True)
+        self._loading.start()
 
     async def run(self) -> str:
         """Serve until asked to stop."""
         queue = await wiring.join_queue(self.settings, self._access)
         peak = await asyncio.to_thread(wiring.device_peak, self.settings)
+        if self.settings.episodes.environment is not None:
+            # The tokenizer of episodes imports transformers, as vLLM does: two threads at once leave it half imported.
+            await asyncio.to_thread(self._loading.join)
         self._actor = wiring.actor(
             self.settings,
             self._actor_name,

@@ -36,9 +36,12 @@ def test_the_news_of_a_death_names_process_and_cause(error: RayError, said: str)
 def test_what_a_process_raised_is_raised_here(caplog: pytest.LogCaptureFixture) -> None:
     cause = QueueUnavailable("Redis is away")
     assert cause_of(RayTaskError("call", "", cause), "actor-0") is cause
-    other = cause_of(RayTaskError("call", "  File 'a.py', line 3", KeyError("x")), "actor-0")
-    assert isinstance(other, ProcessLost) and "KeyError('x')" in str(other)
-    assert "actor-0 failed:\n  File 'a.py', line 3" in caplog.text
+    raised = RayTaskError("call", "  File 'a.py', line 3", KeyError("x"))
+    for error in (raised, raised.as_instanceof_cause()):  # a caller gets the second
+        caplog.clear()
+        other = cause_of(error, "actor-0")
+        assert isinstance(other, ProcessLost) and "KeyError('x')" in str(other)
+        assert "actor-0 failed:\n" in caplog.text and "File 'a.py', line 3" in caplog.text
 
 
 class Handle:

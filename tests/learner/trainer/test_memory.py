@@ -92,6 +92,8 @@ def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
 
 
 ALONE, PAIR = jobs("", "", "")
+BUFFER = "stage 2, adapters"
+"""Its buffer of sums is half as large as its gradients, and gone between two backward passes."""
 
 
 class Compared(NamedTuple):
@@ -134,7 +136,7 @@ def test_the_planned_peak_is_within_a_tenth_of_the_measured_one(compared: dict[s
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in (*ALONE, *PAIR) if "stage 3" not in name and "offloaded" not in name]
+    "name", [name for name in (*ALONE, *PAIR) if not any(part in name for part in ("stage 3", "offloaded", BUFFER))]
 )
 def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
     compared: dict[str, list[Compared]], name: str

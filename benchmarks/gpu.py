@@ -31,7 +31,7 @@ from typing import Any, Final
 import measure
 import numpy as np
 import torch
-from gpu_learner import GIB, WORKLOADS, build, settings_of, shard_of, timed, trainer_of
+from gpu_learner import GIB, WORKLOADS, build, result_of, settings_of, shard_of, timed, trainer_of
 
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
@@ -326,15 +326,8 @@ def main() -> int:
 
 
 def _run(part: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    command = [sys.executable, str(Path(__file__).resolve()), "--part", part, "--model", str(arguments.model)]
-    try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=arguments.timeout, check=False)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"no result within {arguments.timeout:g} s"}
-    if done.returncode:
-        return {"failed": f"exit code {done.returncode}; its errors are above"}
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    command = [str(Path(__file__).resolve()), "--part", part, "--model", str(arguments.model)]
+    return result_of(command, arguments.timeout)
 
 
 if __name__ == "__main__":

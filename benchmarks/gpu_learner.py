@@ -306,17 +306,18 @@ def _part(name: str, given: argparse.Namespace) -> dict[str, Any]:
     model = given.models / workload.replace(" ", "-")
     if not (model / "config.json").is_file():
         build(model, WORKLOADS[workload])
-    command = [sys.executable, str(Path(__file__).resolve()), "--part", name, "--model", str(model)]
+    command = [str(Path(__file__).resolve()), "--part", name, "--model", str(model)]
+    return result_of([*command, *(["--tiny"] if given.tiny else [])], given.timeout)
+
+
+def result_of(words: Sequence[str], timeout_s: float) -> dict[str, Any]:
+    """The result that a part prints in a process of its own, or why there is none."""
     try:
         done = subprocess.run(
-            [*command, *(["--tiny"] if given.tiny else [])],
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=given.timeout,
-            check=False,
+            [sys.executable, *words], stdout=subprocess.PIPE, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
-        return {"failed": f"no result within {given.timeout:g} s"}
+        return {"failed": f"no result within {timeout_s:g} s"}
     if done.returncode:
         return {"failed": f"exit code {done.returncode}; its errors are above"}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

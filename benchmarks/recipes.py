@@ -3,7 +3,7 @@
     python benchmarks/recipes.py --json benchmarks/results/recipes.json
     python benchmarks/recipes.py --only demo "objectives/*" --seeds 0 1 2
 
-A run is `olmorl-launch` with a recipe of deploy/recipes/objectives or deploy/recipes/ablation, or the demo itself. Each
+A run is `olmorl-launch` with a recipe of deploy/recipes/objectives or deploy/recipes/ablation, or one of `OTHERS`. Each
 run is one line of a file under `--scratch`, so the same command continues a measurement that was stopped.
 """
 
@@ -31,6 +31,8 @@ from olmorl.run_dir import RunFiles
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "deploy" / "recipes"
 FOLDERS = ("objectives", "ablation")
+OTHERS = ("demo", "lora", "agent")
+"""Distillation is not among them: it needs a server with a teacher."""
 WANTED = 0.7
 NEWEST = 5
 """Steps whose rewards are averaged, so that the groups of one step do not decide."""
@@ -39,7 +41,7 @@ TIMEOUT_S = 3600.0
 
 def recipes(patterns: Sequence[str]) -> list[str]:
     """The names of the chosen recipes, without their endings. The demo is the one that the others are compared with."""
-    names = ["demo", *(f"{folder}/{path.stem}" for folder in FOLDERS for path in sorted((RECIPES / folder).glob("*")))]
+    names = [*OTHERS, *(f"{folder}/{path.stem}" for folder in FOLDERS for path in sorted((RECIPES / folder).glob("*")))]
     return [name for name in names if any(fnmatch.fnmatch(name, pattern) for pattern in patterns)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -67,6 +66,8 @@ ELSEWHERE = {
     "verifiers.functions and leave out the column dataset, or use general-quality_ref with one reference",
 }
 """Names of open-instruct's data without a verifier here, and what to do."""
+_SIGNS = frozenset("abcdefghijklmnopqrstuvwxyz0123456789_-")
+"""Of a name: rows may write it in any case, so it has none."""
 WARM = (math_verifier.WARM, instructions.WARM)
 """The functions that the pool of these verifiers preloads."""
 
@@ -74,7 +75,7 @@ WARM = (math_verifier.WARM, instructions.WARM)
 def names(settings: Verifiers) -> list[str]:
     """The names that rows may use. Raises ConfigError for a name in `verifiers.own` that is built in."""
     for name in settings.own:
-        if name in NAMES or not re.fullmatch(r"[a-z][a-z0-9_-]*", name):
+        if name in NAMES or not (_SIGNS.issuperset(name) and name[:1].isalpha()):
             why = "a built-in verifier has it" if name in NAMES else "it has other signs than a-z, 0-9, _ and -"
             raise ConfigError(f"verifiers.own: {name!r} cannot be a name, because {why}: choose another one")
     return [*settings.own, *NAMES]

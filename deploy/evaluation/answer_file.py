@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -213,7 +212,7 @@ def read(path: Path) -> Iterator[Row]:
 
 def _place(row: str) -> tuple[str, int]:
     name, _, number = row.rpartition(":")
-    return name, int(number) if re.fullmatch(r"\d+", number) else 0
+    return name, int(number) if number.isdecimal() else 0
 
 
 def _write(path: Path, suffix: str, rows: Iterator[Row]) -> None:

@@ -18,7 +18,7 @@ from olmorl.deploy.demo import demo
 from olmorl.deploy.evaluation.answer_file import AnswerFile
 from olmorl.deploy.evaluation.measures import Answers
 from olmorl.deploy.evaluation.progress import Progress
-from olmorl.deploy.evaluation.sampler import Job, answer, prompts_of
+from olmorl.deploy.evaluation.sampler import Job, answer, check_single, prompts_of
 from olmorl.errors import ConfigError, DataError
 from olmorl.learner.data.loader import Loader, open_tokenizer, training_sources
 from olmorl.learner.data.readers import parse_spec, read
@@ -125,6 +125,7 @@ def check(arguments: argparse.Namespace, settings: config.Config) -> None:
         raise ConfigError(f"--min-pass-rate {least:g} is over --max-pass-rate {most:g}: no prompt would be left")
     if settings.run.mode == "simulated":
         raise ConfigError("a simulated run has no model: its prompts have no difficulty")
+    check_single(settings, "difficulty")
     if arguments.output.exists() and not arguments.output.is_dir():
         raise DataError(f"{arguments.output}: it is a file; -o names a folder")
 

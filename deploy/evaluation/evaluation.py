@@ -14,7 +14,7 @@ from olmorl.deploy.evaluation.progress import Progress
 from olmorl.deploy.evaluation.protocol import Protocol
 from olmorl.deploy.evaluation.questions import questions, source_of
 from olmorl.deploy.evaluation.report import Result, as_json, result, table
-from olmorl.deploy.evaluation.sampler import Job, answer, prompts_of
+from olmorl.deploy.evaluation.sampler import Job, answer, check_single, prompts_of
 from olmorl.deploy.preflight import hub
 from olmorl.deploy.view.console import SafeConsole
 from olmorl.errors import RunEnded
@@ -42,8 +42,11 @@ class Evaluation:
         self._source = source_of(protocol, source)
         self._data = data
         self._choices = [models.choose(name) for name in names]
+        check_single(settings, "--config")
         for choice in self._choices:
-            if choice.step is None:
+            if choice.step is not None:
+                check_single(models.recipe_of(choice), choice.name)
+            else:
                 hub.check_model(models.with_model(settings, settings.model, choice.path).model)
         self._output = arguments.output or Path(f"{data}-answers.jsonl")
         self._people = SafeConsole(stderr=True, highlight=False)

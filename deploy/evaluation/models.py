@@ -46,6 +46,11 @@ def choose(text: str) -> Choice:
     return Choice(text, text)
 
 
+def recipe_of(choice: Choice) -> config.Config:
+    """The settings of the run that a checkpoint is of."""
+    return config.load(RunFiles(Path(choice.path)).config, of_run=True)
+
+
 def _is_run(path: Path) -> bool:
     files = RunFiles(path)
     return files.config.is_file() and files.checkpoints.is_dir()
@@ -73,7 +78,7 @@ def opened(choice: Choice, settings: config.Config, given: bool) -> Iterator[con
     from olmorl.learner.trainer.export import export
 
     run = Path(choice.path)
-    model = settings.model if given else config.load(RunFiles(run).config, of_run=True).model
+    model = settings.model if given else recipe_of(choice).model
     with TemporaryDirectory(prefix="olmorl-eval-") as folder:
         export(run, choice.step, Path(folder, "model"))
         yield with_model(settings, model, f"{folder}/model")

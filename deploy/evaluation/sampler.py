@@ -19,7 +19,7 @@ from olmorl.deploy.evaluation.answer_file import Row as AnswerRow
 from olmorl.deploy.evaluation.measures import Answers, Outcome
 from olmorl.deploy.evaluation.votes import has_votes, votes
 from olmorl.deploy.verify.scorer import scored, verdict_fields
-from olmorl.errors import PromptRefused, first_cause
+from olmorl.errors import ConfigError, PromptRefused, first_cause
 from olmorl.learner.orchestrator.draw_source import prompt_of
 from olmorl.messages import Completion, Prompt, Version
 from olmorl.ports import Engine, Row, Sampling
@@ -74,6 +74,15 @@ def prompts_of(rows: Sequence[Row], samples: int) -> list[Prompt]:
         prompt_of(row, lane="evaluation", draw_id=n, attempt=1, group_size=samples, min_version=Version(0, 0))
         for n, row in enumerate(rows)
     ]
+
+
+def check_single(settings: Config, what: str) -> None:
+    """Raises ConfigError for the settings of episodes: here each prompt is answered once."""
+    if settings.episodes.environment is not None:
+        raise ConfigError(
+            f"{what}: episodes.environment = {settings.episodes.environment!r} plays several turns, and here each "
+            "prompt is answered once: evaluate it in its run with [evaluation], or leave the environment out"
+        )
 
 
 async def answer(job: Job, file: AnswerFile, scorer: VerifierScorer, progress: Progress) -> None:

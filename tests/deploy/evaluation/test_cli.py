@@ -238,6 +238,8 @@ def test_a_protocol_of_ones_own_names_its_columns(use: Use, capsys: pytest.Captu
         (["empty", "sums.jsonl"], "empty: neither a model folder (config.json) nor a run directory"),
         (["run", "sums.jsonl"], "run: no checkpoint is complete yet"),
         (["run@7", "sums.jsonl"], "no complete checkpoint of step 7; there are: none"),
+        (["agent@3", "sums.jsonl"], "agent@3: episodes.environment = 'a:B' plays several turns, and here each prompt"),
+        (["one", "sums.jsonl", "--config", "agent/config.toml"], "--config: episodes.environment = 'a:B' plays"),
         (["one", "nothing.jsonl"], "nothing.jsonl: no such file or folder"),
         (["one", "gsm8k", "--input", "sums.jsonl"], "sums.jsonl: no row can be used; sums.jsonl:1: the column answer"),
         (["one", "sums.jsonl", "-o", "a.csv"], "a.csv: answers are JSON lines or Parquet"),
@@ -252,6 +254,9 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
     Path("empty").mkdir()
     Path("run", "checkpoints").mkdir(parents=True)
     Path("run", "config.toml").write_text("")
+    Path("agent", "checkpoints", "step_3").mkdir(parents=True)
+    Path("agent", "checkpoints", "step_3", "complete").touch()
+    Path("agent", "config.toml").write_text('[episodes]\nenvironment = "a:B"\n')
     Path("wrong.toml").write_text("sample = 3\n")
     Path("half.toml").write_text('question = "q"\n')
     assert main(words) == 2

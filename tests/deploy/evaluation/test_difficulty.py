@@ -105,6 +105,7 @@ def test_three_kills_lose_nothing_and_nothing_is_sampled_twice(recipe: str, tmp_
     [
         (["--min-pass-rate", "0.9"], "--min-pass-rate 0.9 is over --max-pass-rate 0.625: no prompt would be left"),
         (["--resume", "--force"], "--resume goes on with the answers and --force replaces them"),
+        (["--episodes.environment", "a:B"], "difficulty: episodes.environment = 'a:B' plays several turns"),
         (["--run.mode", "simulated"], "a simulated run has no model"),
         (["--data.train", '["a/few.jsonl", "few.jsonl"]'], "few.jsonl would be written twice"),
         (["--data.train", "[]"], "data.train names no data set"),

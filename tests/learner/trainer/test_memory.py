@@ -92,8 +92,6 @@ def jobs(llama: str, olmo: str, tied: str) -> tuple[Jobs, Jobs]:
 
 
 ALONE, PAIR = jobs("", "", "")
-BUFFER = "stage 2, adapters"
-"""Its buffer of sums is half as large as its gradients, and gone between two backward passes."""
 
 
 class Compared(NamedTuple):
@@ -136,7 +134,7 @@ def test_the_planned_peak_is_within_a_tenth_of_the_measured_one(compared: dict[s
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in (*ALONE, *PAIR) if not any(part in name for part in ("stage 3", "offloaded", BUFFER))]
+    "name", [name for name in (*ALONE, *PAIR) if "stage 3" not in name and "offloaded" not in name]
 )
 def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
     compared: dict[str, list[Compared]], name: str
@@ -151,7 +149,8 @@ def test_weights_optimizer_gradients_and_activations_are_each_within_a_tenth(
         assert planned == pytest.approx(rank.standing + rank.gradients, rel=CLOSE)
         if name in ALONE:
             assert states.weights + states.optimizer == pytest.approx(rank.standing, rel=CLOSE)
-            assert states.gradients + states.buckets == pytest.approx(rank.gradients, rel=CLOSE)
+            # The buffers of a sum are gone between two backward passes.
+            assert states.gradients == pytest.approx(rank.gradients, rel=CLOSE)
 
 
 def test_a_deep_model_is_extrapolated(small_models: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from olmorl.deploy.evaluation import protocol as protocols
 from olmorl.deploy.evaluation.answer_file import COLUMNS
 from olmorl.deploy.evaluation.cli import main
 from olmorl.ports import Sampling
-from tests.deploy.evaluation.text_engine import Reply, TextEngine, model_folder, sum_or_near
+from tests.deploy.evaluation.text_engine import Reply, TextEngine, answers_after_kills, model_folder, sum_or_near
 
 PROGRAM = Path(__file__).with_name("text_engine.py")
 Use = Callable[[Reply], list[TextEngine]]
@@ -268,20 +268,19 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
 def test_kills_lose_no_answer_and_none_is_sampled_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     model_folder(tmp_path / "one")
-    log = tmp_path / "log"
-    log.touch()
-    command = [sys.executable, str(PROGRAM), str(log), "EVALUATE", "one", sums(60), "--samples", "4",
-               "--temperature", "1", "--resume", "--actors.max_running", "2"]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[3])}
-    for number in range(1, 4):
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as process:
-            until = time.monotonic() + 120
-            while log.read_text().count("\n") < 50 * number and time.monotonic() < until:
-                time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
-        assert log.read_text().count("\n") < 240
-    assert subprocess.run(command, check=False, capture_output=True, env=environment).returncode == 0
-    made = Counter(log.read_text().splitlines())
+    words = [
+        "EVALUATE",
+        "one",
+        sums(60),
+        "--samples",
+        "4",
+        "--temperature",
+        "1",
+        "--resume",
+        "--actors.max_running",
+        "2",
+    ]
+    made = answers_after_kills(words, tmp_path / "log", tmp_path / "sums-answers.jsonl.part", 50)
     assert len(made) == 240 and set(made.values()) == {1}
     assert len(load("sums-answers.jsonl")) == 240
     assert not list(tmp_path.glob("*.part"))

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -20,7 +15,7 @@ from olmorl.deploy import wiring
 from olmorl.deploy.prepare_data import main
 from olmorl.learner.data.loader import Loader, open_tokenizer, training_sources
 from olmorl.ports import Sampling
-from tests.deploy.evaluation.text_engine import TextEngine, model_folder, sum_or_near
+from tests.deploy.evaluation.text_engine import TextEngine, answers_after_kills, model_folder, sum_or_near
 
 PROGRAM = Path(__file__).with_name("text_engine.py")
 
@@ -83,19 +78,8 @@ def test_rates_are_a_count_and_the_filter_takes_the_easy_ones_out(
 
 
 def test_three_kills_lose_nothing_and_nothing_is_sampled_twice(recipe: str, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.touch()
-    command = [sys.executable, str(PROGRAM), str(log), "DATA", "difficulty", recipe, "-o", "out", "--resume"]
-    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parents[3])}
-    for number in range(1, 4):
-        with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as process:
-            until = time.monotonic() + 120
-            while log.read_text().count("\n") < 80 * number and time.monotonic() < until:
-                time.sleep(0.01)
-            process.send_signal(signal.SIGKILL)
-        assert log.read_text().count("\n") < 400
-    assert subprocess.run(command, check=False, capture_output=True, env=environment).returncode == 0
-    made = Counter(log.read_text().splitlines())
+    words = ["DATA", "difficulty", recipe, "-o", "out", "--resume"]
+    made = answers_after_kills(words, tmp_path / "log", tmp_path / "out" / "answers.jsonl.part", 80)
     assert len(made) == 400 and set(made.values()) == {1}
     assert len(load("out/answers.jsonl")) == 400 and len(load("out/pass_rates.jsonl")) == 50
 

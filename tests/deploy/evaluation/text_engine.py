@@ -6,8 +6,14 @@ python text_engine.py LOG EVALUATE|DATA ARGUMENT ...    every finished answer ap
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +74,38 @@ def sum_or_near(model: str, asked: str, sampling: Sampling) -> str:
     """The sum in the question, or a number near it: by the seed, so that it can be repeated."""
     text = asked.split("What is ")[1].split("?")[0]
     return f"It is {sum(map(int, text.split('+'))) + (sampling.seed or 0) % 3}."
+
+
+def answers_after_kills(words: Sequence[str], log: Path, part: Path, every: int) -> Counter[str]:
+    """How often each answer was made by a command that is killed three times, after so many answers, and then ends.
+
+    `part` is where the command keeps what was answered. It is killed between two answers: one that the engine has just
+    noted, and has not given back yet, is not finished.
+    """
+    log.touch()
+    command = [sys.executable, __file__, str(log), *words]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    for number in range(1, 4):
+        with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment) as process:
+            until = time.monotonic() + 120
+            while True:
+                assert time.monotonic() < until, "answers are not kept when they are finished"
+                process.send_signal(signal.SIGSTOP)
+                assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1]), "it ended before it was killed"
+                made = log.read_text().count("\n")
+                if made >= every * number and made == _kept(part):
+                    break
+                process.send_signal(signal.SIGCONT)
+                time.sleep(0.01)
+            process.kill()
+    assert subprocess.run(command, check=False, capture_output=True, env=environment).returncode == 0
+    return Counter(log.read_text().splitlines())
+
+
+def _kept(part: Path) -> int:
+    """The number of answers in whole lines."""
+    lines = part.read_bytes().rpartition(b"\n")[0].splitlines() if part.exists() else []
+    return len({(row["row"], row["sample"]) for row in map(json.loads, lines)})
 
 
 if __name__ == "__main__":

@@ -17,8 +17,6 @@ from olmorl.learner.data.loader import Loader, open_tokenizer, training_sources
 from olmorl.ports import Sampling
 from tests.deploy.evaluation.text_engine import TextEngine, answers_after_kills, model_folder, sum_or_near
 
-PROGRAM = Path(__file__).with_name("text_engine.py")
-
 
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -4,7 +4,7 @@
     python benchmarks/gpu_learner.py --tiny --only "auto*"       the same with a small model, also on a CPU, to try it
 
 A part is a random model with some settings, in a process of its own: two counted steps on long-tailed answers, one
-under the profiler, and the peak of one full row. It needs neither an engine nor Ray nor the network. Each result is
+under the profiler, and the peak of two full rows. It needs neither an engine nor Ray nor the network. Each result is
 printed and written at once, so that little is lost when the machine goes.
 """
 
@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import fnmatch
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -40,6 +41,7 @@ from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.packing import pack
 from olmorl.learner.trainer.deepspeed_trainer import DeepSpeedTrainer
 from olmorl.learner.trainer.memory import rank_memory
+from olmorl.learner.trainer.pinned_memory import ALLOCATOR_SETTINGS
 from olmorl.learner.trainer.process_group import Ranks
 from olmorl.messages import Sample, Shard
 
@@ -70,13 +72,14 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     "7B-like long": Workload(_LARGE | {"num_key_value_heads": 8, "head_dim": 128}, prompt=256, answer=32_512),
     "tiny": Workload(_TINY | {"num_key_value_heads": 1, "head_dim": 32}, prompt=16, answer=64, vocabulary=512),
 }
-_PLAIN: Final = {"learner.gradient_checkpointing": True, "learner.row_tokens": 8448}
-"""As measured so far: every layer recomputed, rows of the longest sample."""
+_PLAIN: Final = {"learner.compile": False, "learner.gradient_checkpointing": True, "learner.row_tokens": 8448}
+"""Nothing compiled, every layer recomputed, rows of the longest sample."""
 _KEEP: Final = {"learner.gradient_checkpointing": False}
 _COMPILED: Final = {"learner.compile": True}
 PARTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "auto": ("1.6B", {}),
-    "auto, compiled": ("1.6B", _COMPILED),
+    "auto, not compiled": ("1.6B", {"learner.compile": False}),
+    "auto, varlen": ("1.6B", {"learner.attention": "varlen"}),
     "compiled, rows of 16,896": ("1.6B", _COMPILED | _KEEP | {"learner.row_tokens": 16_896}),
     "compiled, rows of 8,448": ("1.6B", _COMPILED | _KEEP | {"learner.row_tokens": 8448}),
     "compiled, recomputed, rows of 33,792": (
@@ -91,8 +94,8 @@ PARTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
     "plain, 8 tiles": ("1.6B", _PLAIN | {"learner.mlp_tiles": 8}),
     "plain, ZeRO-3": ("1.6B", _PLAIN | {"learner.zero_stage": 3}),
     "plain, head in bfloat16": ("1.6B", _PLAIN | {"model.fp32_head": False}),
-    "7B-like, auto, compiled": ("7B-like", _COMPILED),
-    "7B-like, 32,768, auto, compiled": ("7B-like long", _COMPILED),
+    "7B-like, auto": ("7B-like", {}),
+    "7B-like, 32,768, auto": ("7B-like long", {}),
 }
 """Name of a part, its workload, and the keys that it changes. Those that the project aims for come first."""
 
@@ -152,12 +155,15 @@ def trainer_of(settings: config.Config) -> DeepSpeedTrainer:
 
 
 def shard_of(settings: config.Config, work: Workload, step: int, longest: bool) -> Shard:
-    """Groups of eight answers with long-tailed lengths, or one row with an answer of full length."""
+    """Groups of eight answers with long-tailed lengths, or two rows with an answer of full length each.
+
+    The second row comes while the gradients of the first are there.
+    """
     rng = np.random.default_rng(step)
     lengths = rng.lognormal(np.log(0.37 * work.answer), 0.8, 8 * work.groups).clip(16, work.answer).astype(int)
     groups = [[(g, lengths[8 * g + i]) for i in range(8)] for g in range(work.groups)]
     if longest:
-        groups = [[(0, settings.row_tokens - work.prompt)]]
+        groups = [[(group, settings.row_tokens - work.prompt)] for group in range(2)]
     prompts = rng.integers(2, work.vocabulary, (work.groups, work.prompt)).astype(np.int32)
     samples = [
         [
@@ -275,7 +281,7 @@ def table(results: Mapping[str, Mapping[str, Any]]) -> Table:
             f"{found['gpu_idle']:.1%}" if found.get("gpu_idle") is not None else "",
             f"{found['kernels']:,}" if "kernels" in found else "",
         )
-    made.caption = "Peak and planned: GiB, of one full row."
+    made.caption = "Peak and planned: GiB, of two full rows."
     return made
 
 
@@ -314,7 +320,12 @@ def result_of(words: Sequence[str], timeout_s: float) -> dict[str, Any]:
     """The result that a part prints in a process of its own, or why there is none."""
     try:
         done = subprocess.run(
-            [sys.executable, *words], stdout=subprocess.PIPE, text=True, timeout=timeout_s, check=False
+            [sys.executable, *words],
+            env=os.environ | {"PYTORCH_ALLOC_CONF": ALLOCATOR_SETTINGS},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return {"failed": f"no result within {timeout_s:g} s"}

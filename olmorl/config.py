@@ -10,7 +10,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path, PurePath
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
@@ -268,6 +268,10 @@ Every = Annotated[int, Field(ge=2)]
 Tokens = Annotated[int, Field(ge=1)]
 
 
+OWN_ATTENTION: Final = ("auto", "sdpa", "varlen", "flash_attention_4")
+"""Values of `learner.attention` that run in the service's own implementations."""
+
+
 class Learner(Section):
     """DeepSpeed, over `nodes` x `ranks_per_node` ranks."""
 
@@ -316,12 +320,16 @@ class Learner(Section):
     mlp_tiles: int = Field(1, ge=1, le=64)
     """Tiles of a row in which each MLP is computed one after the other, and once more in the backward pass. Above 1,
     RMS norms keep only their input for the backward pass, too."""
-    compile: bool = False
-    """Compile the layers of a dense model around their attention, and its head: for GPUs, on the CPU it takes a minute.
-    Each layer is compared with the plain one first. For zero_stage up to 2."""
-    attention: Literal["auto", "eager", "sdpa", "varlen", "flash_attention_2", "flex_attention"] = "auto"
-    """Attention over packed rows. `auto`: `varlen` (torch's flash kernel) on GPUs of compute capability 8 and later in
-    bfloat16, else `sdpa`. `flash_attention_2` needs the package flash-attn."""
+    compile: Literal["auto"] | bool = "auto"
+    """Compile the layers of a dense model around their attention, and its head. Each layer is compared with the plain
+    one first. For zero_stage up to 2. `auto`: on GPUs, without shared rows and adapters; on the CPU it takes a minute.
+    """
+    attention: Literal[
+        "auto", "eager", "sdpa", "varlen", "flash_attention_2", "flash_attention_4", "flex_attention"
+    ] = "auto"
+    """Attention over packed rows. `auto` in bfloat16: `flash_attention_4` (package flash-attn-4) on Hopper GPUs for
+    heads of 128 values without windows, else `varlen` (torch's flash kernel) from compute capability 8; else `sdpa`.
+    `flash_attention_2` needs the package flash-attn."""
     threads: int = Field(1, ge=1)
     """CPU threads of each rank."""
     cores: Cores | None = None
@@ -345,9 +353,13 @@ class Learner(Section):
         return self.gradient_checkpointing == "offload"
 
     @property
+    def can_compile(self) -> bool:
+        return self.zero_stage < 3 and self.mlp_tiles == 1 and self.has_own_attention
+
+    @property
     def has_own_attention(self) -> bool:
         """Whether attention runs in the service's own implementations, where answers share the prompt of a group."""
-        return self.attention in ("auto", "sdpa", "varlen")
+        return self.attention in OWN_ATTENTION
 
 
 class Critic(Section):
@@ -820,11 +832,14 @@ def _each_reward(config: Config) -> str | None:
 
 
 def _compiled(config: Config) -> str | None:
-    """`learner.compile` needs `zero_stage` up to 2, one of `mlp_tiles`, and attention `auto`, `sdpa` or `varlen`."""
+    """`learner.compile` needs `zero_stage` up to 2, one of `mlp_tiles`, and no attention of transformers."""
     learner = config.learner
-    if not learner.compile or (learner.zero_stage < 3 and learner.mlp_tiles == 1 and learner.has_own_attention):
+    if learner.compile is not True or learner.can_compile:
         return None
-    return 'learner.compile needs learner.zero_stage up to 2, mlp_tiles = 1 and attention = "auto", "sdpa" or "varlen"'
+    return (
+        "learner.compile needs learner.zero_stage up to 2, mlp_tiles = 1 and one of "
+        f"attention = {', '.join(map(repr, OWN_ATTENTION))}"
+    )
 
 
 def _has_critic(config: Config) -> str | None:
@@ -934,13 +949,13 @@ def _shared_rows(config: Config) -> str | None:
 
 
 def _attention_of_shared_rows(config: Config) -> str | None:
-    """`learner.sequence_parallel` above 1 needs `learner.attention` to be `auto`, `sdpa` or `varlen`."""
+    """`learner.sequence_parallel` above 1 needs a `learner.attention` that is not of transformers."""
     learner = config.learner
     if learner.sequence_parallel == 1 or learner.has_own_attention:
         return None
     return (
         f"learner.sequence_parallel = {learner.sequence_parallel} does not work with learner.attention = "
-        f'"{learner.attention}": set it to "auto", "sdpa" or "varlen"'
+        f'"{learner.attention}": set it to {" or ".join(map(repr, OWN_ATTENTION))}'
     )
 
 

@@ -1,4 +1,4 @@
-"""Decides what a recipe leaves to the memory plan: which layers of the learner are recomputed, and how long rows are.
+"""Decides what a recipe leaves to the memory plan: compiled layers, which layers are recomputed, how long rows are.
 
 Less recomputation is tried first, with rows of the longest sample, because it gains more than longer rows do. What is
 left of the GPU then goes to longer rows: fewer of them keep a GPU busier.
@@ -12,8 +12,9 @@ from olmorl.config import Config, with_key
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.preflight.memory import MemoryPlan, known, memory_plan
 from olmorl.deploy.preflight.memory_places import LEARNER_GPU, SHARED_GPU, size
+from olmorl.learner.trainer.memory import compiled_saving
 
-CHECKPOINTING, ROWS = "learner.gradient_checkpointing", "learner.row_tokens"
+COMPILE, CHECKPOINTING, ROWS = "learner.compile", "learner.gradient_checkpointing", "learner.row_tokens"
 STEPS: tuple[bool | int, ...] = (False, 4, 2)
 """Which layers are recomputed: none, every fourth, every second; else all."""
 FILLED = 0.95
@@ -33,9 +34,12 @@ def decided(settings: Config) -> Decided:
     """Decide by the memory plan, on GPUs and where the model is here. Elsewhere the settings stay as they are."""
     learner = settings.learner
     here = known(settings) if settings.run.mode == "real" and plan(settings).on_gpu else None
-    if here is None or "auto" not in (learner.gradient_checkpointing, learner.row_tokens):
+    if here is None or "auto" not in (learner.compile, learner.gradient_checkpointing, learner.row_tokens):
         return Decided(settings, "")
     changes: dict[str, bool | int] = {}
+    if learner.compile == "auto":
+        changes[COMPILE] = _compiles(here)
+        here = with_key(here, COMPILE, changes[COMPILE])
     if learner.gradient_checkpointing == "auto":
         changes[CHECKPOINTING] = _recomputed(here)
         here = with_key(here, CHECKPOINTING, changes[CHECKPOINTING])
@@ -47,6 +51,13 @@ def decided(settings: Config) -> Decided:
     needed, limit = _learner_gpu(here)
     shown = " and ".join(f"{key} = {str(value).lower()}" for key, value in changes.items())
     return Decided(settings, f"auto: {shown}: with them a learner GPU needs {size(needed)} of {size(limit)}")
+
+
+def _compiles(settings: Config) -> bool:
+    """Whether layers are compiled: where that was measured on a GPU, and torch can trace the model."""
+    learner, model = settings.learner, settings.model
+    measured = learner.can_compile and learner.sequence_parallel == 1 and not model.lora.rank
+    return measured and compiled_saving(model) is not None
 
 
 def _recomputed(settings: Config) -> bool | int:

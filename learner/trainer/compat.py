@@ -58,13 +58,13 @@ def attention_kernel(model: Any) -> str:
     return str(model.config._attn_implementation)
 
 
-def compile_in_pieces(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_in_pieces(function: Callable[..., Any], backend: str = "") -> Callable[..., Any]:
     """Returns the function compiled for any number of tokens: a piece before a call that stays outside, and one after.
 
-    Without this setting of torch, each function on the way to that call has pieces of its own.
+    `backend` is that of torch.compile. Without the setting, each function on the way to that call has its own pieces.
     """
     torch._dynamo.config.nested_graph_breaks = True
-    return torch.compile(function, dynamic=True)
+    return torch.compile(function, dynamic=True, backend=backend) if backend else torch.compile(function, dynamic=True)
 
 
 # --- DeepSpeed --------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def compile_policy(policy: PackedPolicy, device: torch.device) -> str | None:
 
     Returns why it stays plain, or None: it is compiled.
     """
-    layers = _dense_layers(policy.model)
+    layers = dense_layers(policy.model)
     if not layers:
         return f"the layers of a {type(policy.model).__name__} are not an attention and an MLP each"
     keep_apart(policy.model)
@@ -57,8 +57,11 @@ def compile_policy(policy: PackedPolicy, device: torch.device) -> str | None:
     return None
 
 
-def _dense_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """The decoder layers, if each has an attention and an MLP, and no experts: their shapes depend on the data."""
+def dense_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """Returns the decoder layers that can be compiled: all, or none if a layer is not one attention and one dense MLP.
+
+    The shapes of experts depend on the data.
+    """
     layers = [each for each in model.base_model.modules() if hasattr(each, "self_attn") and hasattr(each, "mlp")]
     dense = all(weight.ndim <= 2 for layer in layers for weight in layer.parameters())
     lists = any(isinstance(module, nn.ModuleList) for layer in layers for module in layer.modules())

@@ -143,7 +143,7 @@ class DeepSpeedTrainer:
         self._interrupted = threading.Event()
         self._trained = TrainedModule(self._deepspeed, policy, settings, learner)
         self._engine = self._trained.engine
-        if learner.compile:
+        if learner.compile is True:
             self._compile(policy, "policy")
         self._state = TrainingState(self._engine, self._model, self._stage, ranks, self._device)
         self._state.kl_beta = switches.kl_beta
@@ -157,6 +157,8 @@ class DeepSpeedTrainer:
         self._critic = self._build_critic(settings) if switches.has_critic else None
         published = self._adapters.published if self._adapters else None
         self._snapshot = WeightSnapshot(self._model, pinned=self._device.type == "cuda", published=published)
+        if self._device.type == "cuda":
+            self.snapshot()  # The first one pins its memory, which takes seconds.
         self._kept: deque[KeptVersion] = deque(maxlen=2)
 
     # --- one step
@@ -484,7 +486,12 @@ class DeepSpeedTrainer:
 
     def _compile(self, policy: PackedPolicy, name: str) -> None:
         if why := compile_policy(policy, self._device):
-            log.warning("the %s runs without compiled layers, which is slower: %s", name, why)
+            log.warning(
+                "the %s runs without compiled layers, which is slower and takes more memory than planned: %s; "
+                "if memory runs out, set learner.compile = false",
+                name,
+                why,
+            )
 
     def _build_reference(self, settings: dict[str, Any], temperature: float) -> Any:
         """The starting policy, frozen. Under ZeRO-3 it is sharded like the trained one."""
@@ -493,7 +500,7 @@ class DeepSpeedTrainer:
         policy = self._load(settings, temperature).requires_grad_(False)
         if self._stage < 3:
             policy = policy.to(self._device)
-            if self._learner.compile:
+            if self._learner.compile is True:
                 self._compile(policy, "reference model")
             return policy
         return self._deepspeed.initialize(model=policy, config=settings, dist_init_required=False)[0]

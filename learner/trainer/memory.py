@@ -29,9 +29,11 @@ from olmorl.learner.trainer.compat import (
     FakeTensorMode,
     TorchDispatchMode,
     UnsupportedFakeTensorException,
+    compile_in_pieces,
     storage_key,
     tree_leaves,
 )
+from olmorl.learner.trainer.compiled import dense_layers
 from olmorl.learner.trainer.logprobs import AT_ONCE, PLAIN
 from olmorl.learner.trainer.model import DTYPES, attention_heads, read_config, without_dropout
 from olmorl.learner.trainer.pinned_memory import pinned_bytes
@@ -45,6 +47,8 @@ MOMENTS_BYTES: Final = 8
 """AdamW's two moments of a parameter, in fp32."""
 SHALLOW: Final = 4
 """Layers of the smaller model from which a deep one is extrapolated: one period of sliding and full attention."""
+_PROBED: Final = 1024
+"""Tokens of the sample on which compiled and plain layers are compared: what they keep grows with it by a constant."""
 
 
 class Activations(NamedTuple):
@@ -74,7 +78,7 @@ class RowSettings(NamedTuple):
     recomputed_every: int
     offload_activations: bool
     mlp_tiles: int
-    recompute_norms: bool
+    compiled: bool
     on_gpu: bool
 
 
@@ -157,8 +161,7 @@ def rank_memory(
         recomputed_every=learner.recomputed_every(on_gpu=on_gpu),
         offload_activations=learner.offload_activations,
         mlp_tiles=learner.mlp_tiles,
-        # A compiled layer recomputes its norms, and more: the plan has a little too much of it.
-        recompute_norms=learner.mlp_tiles > 1 or learner.compile,
+        compiled=learner.compile is True,
         on_gpu=on_gpu,
     )
     try:
@@ -297,7 +300,6 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
                 network.gradient_checkpointing_enable({"use_reentrant": False}, every_n_layers=every)
             if row.mlp_tiles > 1:
                 tile_mlps(network, row.mlp_tiles)
-            if row.recompute_norms:
                 recompute_norms(network, checked=False)
             group = _PlannedGroup(0, row.sequence_parallel) if row.sequence_parallel > 1 else None
             host = _Host()
@@ -308,13 +310,65 @@ def activations(model: config.Model, row: RowSettings) -> Activations | None:
 
     try:
         if depth <= 2 * SHALLOW:
-            return of(depth)
-        few, more = of(SHALLOW), of(2 * SHALLOW)
+            found = of(depth)
+        else:
+            few, more = of(SHALLOW), of(2 * SHALLOW)
+            periods = (depth - SHALLOW) / SHALLOW
+            kept, host = (round(a + (b - a) * periods) for a, b in ((few.kept, more.kept), (few.host, more.host)))
+            found = more._replace(kept=kept, host=host)
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedFakeTensorException):
         return None
-    periods = (depth - SHALLOW) / SHALLOW
-    kept, host = (round(a + (b - a) * periods) for a, b in ((few.kept, more.kept), (few.host, more.host)))
-    return more._replace(kept=kept, host=host)
+    recomputed = -(-depth // row.recomputed_every) if row.recomputed_every else 0
+    if not row.compiled or recomputed == depth:
+        return found
+    saving = (compiled_saving(model) or 0) * (depth - recomputed) * row.tokens / row.sequence_parallel
+    return found._replace(kept=found.kept - round(saving))
+
+
+@lru_cache
+def compiled_saving(model: config.Model) -> float | None:
+    """How many bytes a token each compiled layer keeps less than a plain one; None: its layers cannot be compiled.
+
+    torch.compile decides what a layer keeps for its backward pass when it divides it into passes. That part of the
+    compiler runs here, on fake tensors and without making code.
+    """
+    whole = read_config(model)
+    depth = min(SHALLOW, whole.get_text_config().num_hidden_layers)
+    attention = packed_attention.implementation("sdpa", torch.device("cpu"), DTYPES[model.dtype], whole)
+    with FakeTensorMode():
+        network = _build(_shallow(whole, depth), model, attention)
+        network.train()
+        layers = dense_layers(network)
+        if not layers:
+            return None
+        plain = _saved_bytes(network)
+        packed_attention.keep_apart(network)
+        for layer in layers:
+            layer.forward = compile_in_pieces(layer.forward, backend="aot_eager_decomp_partition")
+        try:
+            return float((plain - _saved_bytes(network)) / (depth * _PROBED))
+        except RuntimeError:
+            return None
+        finally:
+            torch.compiler.reset()
+
+
+def _saved_bytes(network: PreTrainedModel) -> int:
+    """What the layers save for the backward pass of one sample."""
+    held = {storage_key(weight.untyped_storage()): 0 for weight in network.parameters()}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        held.setdefault(storage_key(storage), storage.nbytes())
+        return tensor
+
+    layout = packed_attention.arguments(packed_attention.layout((_PROBED,), torch.device("cpu")), network)
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        # The output keeps what was saved: a storage that goes could leave its key to another.
+        output = network.base_model(input_ids=torch.zeros(1, _PROBED, dtype=torch.long), **layout)
+    found = sum(held.values())
+    del output
+    return found
 
 
 def _fake(network: PreTrainedModel) -> None:

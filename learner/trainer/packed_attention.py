@@ -1,11 +1,12 @@
 """Attention over packed rows: no sample sees another, with every allowed implementation.
 
-`varlen` runs torch's flash kernel once over the whole row, with the bounds of its samples. `sdpa` runs torch's kernel
-sample by sample. Both cost the sum of the squared sample lengths, not the square of the row, and need no mask of a row.
-transformers passes the sample bounds to the others: `flash_attention_2` gets summed lengths, `eager` and
-`flex_attention` get positions that start at 0 with each sample. Ranks that share a row run `varlen` or `sdpa`.
+`varlen` runs torch's flash kernel once over the whole row, with the bounds of its samples, `flash_attention_4` that of
+the package flash-attn-4. `sdpa` runs torch's kernel sample by sample. All three cost the sum of the squared sample
+lengths, not the square of the row, and need no mask of a row. transformers passes the sample bounds to the others:
+`flash_attention_2` gets summed lengths, `eager` and `flex_attention` get positions that start at 0 with each sample.
+Ranks that share a row run one of the three.
 
-With these two, samples can also share a prompt. The first sample has it, the others begin at their answers:
+With these, samples can also share a prompt. The first sample has it, the others begin at their answers:
 
     row        prompt  answer 1 | answer 2          | answer 3          | the next prompt ...
     keys       prompt  answer 1 | prompt  answer 2  | prompt  answer 3  | the next prompt ...
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any, Final
 
@@ -34,12 +36,17 @@ from olmorl.learner.trainer.compat import attention_kernel
 from olmorl.learner.trainer.sequence_parallel import SequenceGroup
 
 _OWN: Final = "olmorl_"
-"""Begins the names of the implementations that are here."""
-GPU_ONLY: Final = ("varlen", "flash_attention_2", "flex_attention")
+"""Begins the names of the implementations that are here. transformers takes a name with "flash" for one of its own."""
+_NAMES: Final = {"sdpa": f"{_OWN}sdpa", "varlen": f"{_OWN}varlen", "flash_attention_4": f"{_OWN}attention_4"}
+GPU_ONLY: Final = ("varlen", "flash_attention_2", "flash_attention_4", "flex_attention")
+FLASH: Final = ("varlen", "flash_attention_4")
 FLASH_HEAD_DIM: Final = 256
-"""Largest head size of torch's flash kernel."""
+"""Largest head size of both flash kernels."""
 FLASH_CAPABILITY: Final = (8, 0)
-"""Least compute capability of a GPU for it."""
+"""Least compute capability of a GPU for torch's."""
+HOPPER: Final = 9
+"""Major compute capability on which flash-attn-4 was measured, with heads of this size and without windows."""
+MEASURED_HEAD_DIM: Final = 128
 QUERY_BLOCK: Final = 256
 """Queries of an answer that `sdpa` runs at a time. The keys after a block are left out, those within it are masked."""
 
@@ -53,26 +60,46 @@ def implementation(wanted: str, device: torch.device, dtype: torch.dtype, model:
     head_dim = _head_dim(model)
     runs_flash = dtype in (torch.bfloat16, torch.float16) and head_dim <= FLASH_HEAD_DIM
     if wanted == "auto":
-        has_flash = device.type == "cuda" and torch.cuda.get_device_capability(device) >= FLASH_CAPABILITY
-        wanted = "varlen" if has_flash and runs_flash else "sdpa"
+        wanted = _fastest(device, model) if device.type == "cuda" and runs_flash else "sdpa"
     if wanted in GPU_ONLY and device.type != "cuda":
         raise ModelError(f'learner.attention = "{wanted}" trains on GPUs only; on {device.type} set "sdpa" or "eager"')
-    if wanted == "varlen" and not runs_flash:
+    if wanted in FLASH and not runs_flash:
         raise ModelError(
-            f'learner.attention = "varlen" needs model.dtype = "bfloat16" and heads of at most {FLASH_HEAD_DIM} values '
-            f'(here {dtype} and {head_dim}); set "sdpa"'
+            f'learner.attention = "{wanted}" needs model.dtype = "bfloat16" and heads of at most {FLASH_HEAD_DIM} '
+            f'values (here {dtype} and {head_dim}); set "sdpa"'
         )
-    if wanted not in _PACKED:
+    if wanted == "flash_attention_4" and not _has_flash_4():
+        raise ModelError('learner.attention = "flash_attention_4" needs a package: pip install flash-attn-4')
+    if wanted not in _NAMES:
         return wanted
-    name = f"{_OWN}{wanted}"
-    AttentionInterface.register(name, partial(_unfolded, _PACKED[wanted]))
+    name = _NAMES[wanted]
+    AttentionInterface.register(name, partial(_unfolded, _PACKED[name]))
     return name
+
+
+def _fastest(device: torch.device, model: PretrainedConfig) -> str:
+    """The fastest kernel that was measured on GPUs like this one, with heads like those of the model."""
+    capability = torch.cuda.get_device_capability(device)
+    measured = capability[0] == HOPPER and _head_dim(model) == MEASURED_HEAD_DIM and not _has_windows(model)
+    if measured and _has_flash_4():
+        return "flash_attention_4"
+    return "varlen" if capability >= FLASH_CAPABILITY else "sdpa"
+
+
+def _has_windows(model: PretrainedConfig) -> bool:
+    text = model.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    return "sliding_attention" in kinds if kinds else bool(getattr(text, "sliding_window", None))
+
+
+def _has_flash_4() -> bool:
+    return find_spec("flash_attn") is not None and find_spec("flash_attn.cute") is not None
 
 
 def keep_apart(model: PreTrainedModel) -> None:
     """Let attention run by itself between the pieces that torch compiles. This loads the compiler."""
     name = attention_kernel(model)
-    attention = partial(_unfolded, _PACKED[name.removeprefix(_OWN)])
+    attention = partial(_unfolded, _PACKED[name])
     AttentionInterface.register(name, torch.compiler.disable(attention))  # type: ignore[no-untyped-call]
 
 
@@ -177,7 +204,9 @@ def packed_sdpa(
     return _over_whole_row(sequence_group, attend, query_1HtD, key_1KtD, value_1KtD), None
 
 
-def packed_varlen(
+def _ragged(
+    name: str,
+    kernel: Callable[..., Tensor],
     module: torch.nn.Module,
     query_1HtD: Tensor,
     key_1KtD: Tensor,
@@ -202,26 +231,78 @@ def packed_varlen(
     Raises:
         ModelError: the model does not pass the sample bounds to its attention, or uses another kind of attention.
     """
-    _refuse(module, "varlen", cu_seq_lens_q, options)
+    _refuse(module, name, cu_seq_lens_q, options)
     assert cu_seq_lens_q is not None
 
     def attend(query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor) -> Tensor:
-        output_THD = varlen_attn(
+        output_THD = kernel(
             query_1HTD[0].transpose(0, 1),
             _seen(key_1KTD[0].transpose(0, 1), key_tokens, 0),
             _seen(value_1KTD[0].transpose(0, 1), key_tokens, 0),
-            cu_seq_lens_q,
-            cu_seq_lens_k,
-            max_length_q,
-            max_length_k,
-            scale=scaling,
-            window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
-            enable_gqa=query_1HTD.shape[1] != key_1KTD.shape[1],
+            (cu_seq_lens_q, cu_seq_lens_k),
+            (max_length_q, max_length_k),
+            scaling,
+            sliding_window,
         )
-        assert isinstance(output_THD, Tensor)
         return output_THD[None]
 
     return _over_whole_row(sequence_group, attend, query_1HtD, key_1KtD, value_1KtD), None
+
+
+def _torch_flash(
+    query_THD: Tensor,
+    key_TKD: Tensor,
+    value_TKD: Tensor,
+    bounds: tuple[Tensor, Tensor | None],
+    longest: tuple[int, int],
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """torch's flash kernel. `bounds` and `longest` are of the queries and of the keys."""
+    output_THD = varlen_attn(
+        query_THD,
+        key_TKD,
+        value_TKD,
+        *bounds,
+        *longest,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        enable_gqa=query_THD.shape[1] != key_TKD.shape[1],
+    )
+    assert isinstance(output_THD, Tensor)
+    return output_THD
+
+
+def _flash_4(
+    query_THD: Tensor,
+    key_TKD: Tensor,
+    value_TKD: Tensor,
+    bounds: tuple[Tensor, Tensor | None],
+    longest: tuple[int, int],
+    scale: float | None,
+    window: int | None,
+) -> Tensor:
+    """The kernel of flash-attn-4, which is compiled for the GPU at its first call."""
+    from flash_attn.cute import flash_attn_varlen_func
+
+    output_THD, _ = flash_attn_varlen_func(
+        query_THD,
+        key_TKD,
+        value_TKD,
+        cu_seqlens_q=bounds[0],
+        cu_seqlens_k=bounds[1],
+        max_seqlen_q=longest[0],
+        max_seqlen_k=longest[1],
+        softmax_scale=scale,
+        causal=window is None,
+        window_size=(None, None) if window is None else (window - 1, 0),
+    )
+    assert isinstance(output_THD, Tensor)
+    return output_THD
+
+
+packed_varlen = partial(_ragged, "varlen", _torch_flash)
+packed_flash_4 = partial(_ragged, "flash_attention_4", _flash_4)
 
 
 def _over_whole_row(group: SequenceGroup | None, attend: Callable[..., Tensor], *states: Tensor) -> Tensor:
@@ -231,7 +312,11 @@ def _over_whole_row(group: SequenceGroup | None, attend: Callable[..., Tensor], 
     return group.heads_of_tokens(attend(*(group.tokens_of_heads(each) for each in states)))
 
 
-_PACKED: Final[dict[str, Callable[..., Any]]] = {"sdpa": packed_sdpa, "varlen": packed_varlen}
+_PACKED: Final[dict[str, Callable[..., Any]]] = {
+    _NAMES["sdpa"]: packed_sdpa,
+    _NAMES["varlen"]: packed_varlen,
+    _NAMES["flash_attention_4"]: packed_flash_4,
+}
 
 
 def _refuse(module: torch.nn.Module, name: str, bounds: object, options: dict[str, Any]) -> None:

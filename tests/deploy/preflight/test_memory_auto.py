@@ -11,8 +11,9 @@ import pytest
 from olmorl import config
 from olmorl.config import with_key
 from olmorl.deploy.preflight.memory import memory_plan
-from olmorl.deploy.preflight.memory_auto import CHECKPOINTING, FILLED, ROWS, decided
+from olmorl.deploy.preflight.memory_auto import CHECKPOINTING, COMPILE, FILLED, ROWS, decided
 from olmorl.deploy.preflight.memory_places import GIB
+from olmorl.learner.trainer.memory import rank_memory
 
 QWEN = {
     "model_type": "qwen3",
@@ -30,15 +31,16 @@ LONGEST = 8448
 H100_GIB = 79.1
 
 
-@pytest.fixture
-def recipe(tmp_path: Path) -> config.Config:
-    (tmp_path / "config.json").write_text(json.dumps(QWEN))
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> config.Config:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "config.json").write_text(json.dumps(QWEN))
     return config.Config(
-        model=config.Model(path=str(tmp_path), fp32_head=True),
+        model=config.Model(path=str(folder), fp32_head=True),
         data=config.Data(max_prompt_tokens=256),
         sampling=config.SamplingSettings(max_tokens=LONGEST - 256),
         cluster=config.Cluster(address="auto", gpus_per_node=1, gpu_memory_gib=H100_GIB, host_memory_gib=500),
-        learner=config.Learner(device="cuda", compile=True),
+        learner=config.Learner(device="cuda"),
     )
 
 
@@ -55,18 +57,66 @@ def test_a_large_gpu_keeps_all_activations_and_its_rows_fill_it(recipe: config.C
     assert isinstance(learner.row_tokens, int) and 16_896 <= learner.row_tokens < 4 * LONGEST
     gpu = plan.places[0]
     assert plan.overfull is None and gpu.limit is not None and 0.9 < gpu.needed / (FILLED * gpu.limit) <= 1
-    assert f"{CHECKPOINTING} = false and {ROWS} = {learner.row_tokens}" in found.why
+    assert f"{COMPILE} = true and {CHECKPOINTING} = false and {ROWS} = {learner.row_tokens}" in found.why
     assert decided(found.settings) == (found.settings, "")
 
 
 def test_the_plan_of_the_measured_model_is_near_its_peak_and_not_below(recipe: config.Config) -> None:
-    """Measured with four times as many logits at a time, and without CUDA's own memory and copies of prompts."""
+    """Measured with other compiled pieces, four times as many logits at a time, and without CUDA's own memory."""
     logits = 3072 * QWEN["vocab_size"] * (4 + 2)  # type: ignore[operator]
     for rows, measured in ((LONGEST, 46.84), (2 * LONGEST, 61.07)):
-        plan = memory_plan(on(recipe, H100_GIB, row_tokens=rows, gradient_checkpointing=False))
+        plan = memory_plan(on(recipe, H100_GIB, row_tokens=rows, gradient_checkpointing=False, compile=True))
         parts = {part.what: part.num_bytes for part in plan.places[0].parts}
         tensors = plan.places[0].needed - parts["reserve"] - parts["copied keys of prompts"] + logits
-        assert 1 <= tensors / GIB / measured < 1.2
+        assert 1 <= tensors / GIB / measured < 1.1
+
+
+@pytest.mark.parametrize(
+    ("compiled", "rows", "measured"), [(False, 13_056, 62.66), (True, 16_896, 55.92), (True, 17_408, 56.82)]
+)
+def test_activations_of_a_row_are_as_on_an_h100(
+    recipe: config.Config, compiled: bool, rows: int, measured: float
+) -> None:
+    """Measured in a step of one row, in which neither gradients nor the buffers of their sum are there at the peak."""
+    learner = config.Learner(device="cuda", gradient_checkpointing=False, compile=compiled)
+    plan = rank_memory(recipe.model, learner, 1, rows, on_gpu=True)
+    alone = plan.peak - plan.states.gradients - plan.states.buckets
+    assert alone / GIB == pytest.approx(measured, rel=0.015)
+
+
+def test_layers_that_every_second_one_recomputes_keep_half_of_what_compiling_saves(recipe: config.Config) -> None:
+    kept = {
+        (compiled, every): rank_memory(
+            recipe.model,
+            config.Learner(device="cuda", gradient_checkpointing=every, compile=compiled),
+            1,
+            LONGEST,
+            on_gpu=True,
+        ).activations
+        for compiled in (False, True)
+        for every in (False, 2, True)
+    }
+    none, half, every = (kept[False, each].kept - kept[True, each].kept for each in (False, 2, True))  # type: ignore[union-attr]
+    assert half == pytest.approx(none / 2, rel=0.01) and none > 0 == every
+
+
+@pytest.mark.parametrize(
+    "change", [{}, {"zero_stage": 3}, {"mlp_tiles": 2}, {"sequence_parallel": 2}, {"attention": "eager"}, {"lora": 8}]
+)
+def test_layers_are_compiled_where_that_was_measured(recipe: config.Config, change: dict[str, Any]) -> None:
+    if rank := change.get("lora"):
+        recipe = with_key(recipe, "model.lora.rank", rank)
+    if "sequence_parallel" in change:
+        recipe = with_key(recipe, "learner.ranks_per_node", 2)
+        recipe = with_key(recipe, "cluster.gpus_per_node", 2)
+    recipe = on(recipe, H100_GIB, **{key: value for key, value in change.items() if key != "lora"})
+    assert decided(recipe).settings.learner.compile is (not change)
+
+
+def test_experts_are_not_compiled(recipe: config.Config, tmp_path: Path) -> None:
+    experts = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 768}
+    (tmp_path / "config.json").write_text(json.dumps(QWEN | experts))
+    assert decided(with_key(recipe, "model.path", str(tmp_path))).settings.learner.compile is False
 
 
 def test_a_smaller_gpu_recomputes_as_few_layers_as_it_must(recipe: config.Config) -> None:
@@ -75,7 +125,7 @@ def test_a_smaller_gpu_recomputes_as_few_layers_as_it_must(recipe: config.Config
 
 
 def test_what_the_recipe_says_stays(recipe: config.Config) -> None:
-    set_here = on(recipe, H100_GIB, gradient_checkpointing=True, row_tokens=LONGEST)
+    set_here = on(recipe, H100_GIB, gradient_checkpointing=True, row_tokens=LONGEST, compile=False)
     assert decided(set_here) == (set_here, "")
     offloaded = decided(on(recipe, H100_GIB, gradient_checkpointing="offload", row_tokens=LONGEST)).settings
     assert offloaded.learner.gradient_checkpointing == "offload"

@@ -3,8 +3,11 @@ exists for GPUs alone: everything above the kernel is torch's own code, the auto
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from itertools import pairwise
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from olmorl.errors import ModelError
 from olmorl.learner.trainer import packed_attention
-from olmorl.learner.trainer.packed_attention import implementation, layout, packed_varlen
+from olmorl.learner.trainer.packed_attention import implementation, layout, packed_flash_4, packed_varlen
 from olmorl.learner.trainer.policy import PackedPolicy, PolicyRow, refuse_leaks, refuse_sharing
 from tests.learner.trainer.test_packed_policy import LENGTHS, alone, packed
 
@@ -115,10 +118,39 @@ def test_packed_equals_separate_in_values_and_gradients(tiny_models: dict[str, s
         assert torch.allclose(left.grad, right.grad, atol=1e-4), key
 
 
+def flash_4(
+    query: Tensor, key: Tensor, value: Tensor, *, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int,
+    max_seqlen_k: int, softmax_scale: float, causal: bool, window_size: tuple[int | None, int | None],
+) -> tuple[Tensor, None]:  # fmt: skip
+    """What flash-attn-4 computes, on the CPU. Its windows are open where they are None."""
+    assert (max_seqlen_q, max_seqlen_k) == (int(cu_seqlens_q.diff().max()), int(cu_seqlens_k.diff().max()))
+    left, right = (-1 if side is None else side for side in window_size)
+    outputs = []
+    for own, seen in samples(cu_seqlens_q, cu_seqlens_k):
+        near = allowed(own.stop - own.start, seen.stop - seen.start, causal, left, right)
+        weights = attention(query[own], key[seen], softmax_scale, near)
+        v = value[seen].repeat_interleave(query.shape[1] // value.shape[1], 1).double()
+        outputs.append(torch.einsum("hqk,khd->qhd", weights, v).to(query.dtype))
+    return torch.cat(outputs), None
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for the package flash-attn-4."""
+    for name in ("flash_attn", "flash_attn.cute"):
+        module = ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
+        module.__path__ = []
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys.modules["flash_attn.cute"], "flash_attn_varlen_func", flash_4, raising=False)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("attend", [packed_varlen, packed_flash_4], ids=["torch", "flash-attn-4"])
 @pytest.mark.parametrize("prefixes", [(), (0, 3, 3, 0), (0, 0, 7, 7)])
 @pytest.mark.parametrize("window", [None, 1, 2, 6, 40])
 def test_windows_groups_of_heads_and_shared_prompts_are_those_of_sdpa(
-    window: int | None, prefixes: tuple[int, ...]
+    window: int | None, prefixes: tuple[int, ...], attend: Callable[..., tuple[Tensor, None]]
 ) -> None:
     torch.manual_seed(0)
     lengths = LENGTHS if not prefixes or prefixes[1] else (3, 12, 17, 9)
@@ -128,7 +160,7 @@ def test_windows_groups_of_heads_and_shared_prompts_are_those_of_sdpa(
     options: dict[str, Any] = {"scaling": 0.3, "sliding_window": window, **bounds}
     module = torch.nn.Identity()
     wanted, _ = packed_attention.packed_sdpa(module, *inputs, None, **options)
-    got, _ = packed_varlen(module, *inputs, None, **options)
+    got, _ = attend(module, *inputs, None, **options)
     assert torch.allclose(got, wanted, atol=1e-6)
     direction = torch.randn_like(wanted)
     for left, right in zip(
@@ -172,6 +204,31 @@ def test_auto_takes_the_flash_kernel_where_it_runs(
     if name == "olmorl_sdpa" and capability >= (8, 0):
         with pytest.raises(ModelError, match=r'varlen" needs model\.dtype = "bfloat16" and heads of at most 256'):
             implementation("varlen", GPU, dtype, model)
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("capability", "shape", "name"),
+    [
+        ((9, 0), {"head_dim": 128}, "olmorl_attention_4"),
+        ((9, 0), {"head_dim": 64}, "olmorl_varlen"),
+        ((9, 0), {"head_dim": 128, "use_sliding_window": True, "max_window_layers": 0}, "olmorl_varlen"),
+        ((8, 0), {"head_dim": 128}, "olmorl_varlen"),
+        ((10, 0), {"head_dim": 128}, "olmorl_varlen"),
+    ],
+)
+def test_auto_takes_flash_attn_4_where_it_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], shape: dict[str, Any], name: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    model = AutoConfig.for_model("qwen3", **shape)
+    assert implementation("auto", GPU, torch.bfloat16, model) == name
+    assert implementation("flash_attention_4", GPU, torch.bfloat16, model) == "olmorl_attention_4"
+
+
+def test_without_its_package_flash_attn_4_is_refused() -> None:
+    with pytest.raises(ModelError, match="pip install flash-attn-4"):
+        implementation("flash_attention_4", GPU, torch.bfloat16, AutoConfig.for_model("qwen3"))
 
 
 def test_a_model_without_heads_gets_a_name_too() -> None:

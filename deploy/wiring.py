@@ -66,7 +66,7 @@ async def open_queue(settings: Config, access: QueueAccess) -> Queue:
     from olmorl.queues.prompts.redis_queue import RedisQueue
 
     evaluation = MOST_LIVE if settings.evaluation.data else 0
-    bound = max((settings.schedule.batches_ahead + 2) * settings.schedule.prompts_per_step, evaluation)
+    bound = max((settings.schedule.max_lag + 2) * settings.schedule.prompts_per_step, evaluation)
     return await RedisQueue.connect(
         access.url, run_id(settings.run_dir), settings.queue, bound, SystemClock(), access.environment
     )

@@ -1052,7 +1052,7 @@ def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = (), *, of_r
     """
     text, tree = _read(recipe) if recipe else ("", {})
     for key, value in overrides:
-        _set(tree, key, _value(value))
+        _set(tree, key, parse_value(value))
     source, message = str(recipe or "command line"), ""
     for key, advice in removed_keys.drop(tree, whatever_value=of_run).items():
         line = toml.line_of(text, key)
@@ -1193,6 +1193,12 @@ def with_key(settings: Config, key: str, value: Any) -> Config:
     return build(tree, key)
 
 
+def value_of(settings: Config, key: str) -> Any:
+    """The value of one `section.key`."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(settings, section), name)
+
+
 def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
     *parents, leaf = dotted.replace("-", "_").split(".")
     for part in parents:
@@ -1202,7 +1208,7 @@ def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
     tree[leaf] = value
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Read `text` as a TOML value, else as a plain string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

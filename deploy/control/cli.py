@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import getpass
+import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from olmorl.config import load
+from olmorl.config import load, parse_value
 from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.endpoint import ANSWER_DEADLINE_S, send_command
 from olmorl.deploy.view.tables import (
     follow_view,
     show_actors,
+    show_changes,
     show_dead_letters,
     show_figure,
     show_ledger,
@@ -22,7 +26,7 @@ from olmorl.deploy.view.tables import (
     show_trace,
     show_view,
 )
-from olmorl.errors import DataError, ResourceError
+from olmorl.errors import ConfigError, DataError, ResourceError
 from olmorl.run_dir import RunFiles
 
 _ABOUT = """\
@@ -41,13 +45,14 @@ Look at a run, and control it.
   olmorl-ctl runs/demo pause                  draw and lease no more; finish leased prompts
   olmorl-ctl runs/demo resume                 go on
   olmorl-ctl runs/demo checkpoint             write one after the current step, and wait until it is complete
+  olmorl-ctl runs/demo set KEY VALUE          change a key from the next step on; without KEY: what can change, what did
   olmorl-ctl runs/demo stop                   as Ctrl-C in the launcher
   olmorl-ctl runs/demo dead-letters           unusable prompts and results, and why; --replay: draw those rows again
 
 Commands to a run need its token. It is in ~/.local/state/olmorl/tokens (XDG_STATE_HOME), which only the run's owner can
 read, or in OLMORL_TOKEN.
 """
-_DEADLINES_S = {"checkpoint": 4000.0, "actors": 600.0, "dead-letters": 150.0}
+_DEADLINES_S = {"checkpoint": 4000.0, "actors": 600.0, "dead-letters": 150.0, "set": 600.0}
 """Deadline of commands that may take long: a slow disk, places for many actors, an orchestrator that starts."""
 _LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "control.json", "processes.json")
 
@@ -95,6 +100,9 @@ def _parser() -> argparse.ArgumentParser:
     add("pause", "draw and lease no more; leased prompts are finished", order)
     add("resume", "go on after a pause", order)
     add("checkpoint", "write a checkpoint after the current step, and wait until it is complete", order)
+    change = add("set", "change a key of the configuration from the next step on", set_key)
+    change.add_argument("key", nargs="?", help="such as learner.learning_rate; without: the keys, and what was changed")
+    change.add_argument("value", nargs="?", help="the new value")
     add("stop", "end after the current micro-batch, with a checkpoint", order)
     letters = add("dead-letters", "prompts and results that could not be used", dead_letters)
     letters.add_argument("--replay", action="store_true", help="draw their rows again, as new draws")
@@ -140,6 +148,26 @@ def actors(run_dir: Path, arguments: argparse.Namespace) -> None:
         show_actors(send_command(run_dir, "status")["actors"], arguments.json)
     else:
         show_message(_order(run_dir, "actors", count=arguments.count), arguments.json)
+
+
+def set_key(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Change a key while the run goes on, or show which keys can change and what was changed."""
+    if arguments.key is None:
+        show_changes(run_dir, arguments.json)
+        return
+    if arguments.value is None:
+        raise ConfigError(f"set {arguments.key}: name the new value too")
+    who = f"{_user()}@{socket.gethostname()}"
+    value = parse_value(arguments.value)
+    show_message(_order(run_dir, "set", key=arguments.key, value=value, who=who), arguments.json)
+
+
+def _user() -> str:
+    """The name of the user of this process, or the number of a user without a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def order(run_dir: Path, arguments: argparse.Namespace) -> None:

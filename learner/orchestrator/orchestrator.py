@@ -19,6 +19,7 @@ from olmorl.config import Config
 from olmorl.errors import DeadlinePassed
 from olmorl.learner.background import in_thread
 from olmorl.learner.orchestrator import recovery
+from olmorl.learner.orchestrator.changes import replaced_by_recipe
 from olmorl.learner.orchestrator.draw_source import DrawSource, Stream
 from olmorl.learner.orchestrator.draws import Draws
 from olmorl.learner.orchestrator.evaluation import Evaluator
@@ -129,13 +130,16 @@ class Orchestrator:
         recovered = await recovery.recover(
             files, queue, source, clock, disk, last_step=last_step, resume=resume, from_step=from_step
         )
-        plan = recovered.plan
+        plan, changes = recovered.plan, recovered.ledger.state.changes
+        if replaced := list(replaced_by_recipe(config, changes, plan.step + 1)):
+            recovered.ledger.append(*replaced)
         rollouts = RolloutLog(files.rollouts, plan.incarnation, plan.step + 1, disk, observe_ended)
         draws = Draws(config, queue, recovered, rollouts, disk, clock, control, num_ranks)
         lines = MetricsLog(files.metrics, observe)
         tokens = int(highest_total(files, "tokens_evaluation_total"))
         evaluator = Evaluator(
-            queue, evaluations, config.evaluation, clock, rollouts, last_step, recovered.evaluated, tokens
+            *(queue, evaluations, config.evaluation, clock, rollouts, last_step, recovered.evaluated, tokens),
+            every=lambda version: draws.settings(version).evaluation.every,
         )
         wall_s = next(lines.newest_first(), {"wall_s": 0.0})["wall_s"]
         metrics = StepMetrics(lines, disk, clock.now(), wall_s, await queue.statuses())
@@ -257,7 +261,7 @@ class Orchestrator:
         """Complete the checkpoint after the last share: first the marker, then remove older checkpoints."""
         if not self._ranks.share_written(rank, step):
             return
-        files, settings = RunFiles(self._config.run_dir), self._config.checkpoint
+        files, settings = RunFiles(self._config.run_dir), self.draws.settings(step).checkpoint
         await self.draws.write_rollouts()
         async with self._line:
             await self._metrics.sync()

@@ -651,7 +651,12 @@ class Checkpoint(Section):
     every: int = Field(50, ge=1)
     """Steps between checkpoints. The last step always writes one."""
     keep: int = Field(3, ge=1)
-    """Complete checkpoints to keep."""
+    """Newest complete checkpoints to keep."""
+    best: str | None = None
+    """Metric of an evaluation, such as `eval_math_accuracy`: the checkpoint with its highest value is kept too, as
+    `best`. Evaluated steps then have a checkpoint."""
+    export_every: int | None = Field(None, ge=1)
+    """Steps between exports to `exports/step_N`, Hugging Face folders made from checkpoints. Default: none."""
     rollouts: str = Field("all", pattern=r"^(all|(every|last) [1-9][0-9]*)$")
     """Steps whose files in `rollouts/` are kept: `all`; `every N`: each N-th step; `last N`: the last N steps. The
     others are removed once a complete checkpoint covers them; so are evaluations, by their version. The ledger keeps
@@ -857,6 +862,20 @@ def _publishing(config: Config) -> str | None:
     )
 
 
+def _best_checkpoint(config: Config) -> str | None:
+    """`checkpoint.best` needs `evaluation.data`, and an `evaluation.every` that `weights.publish_every` divides."""
+    if config.checkpoint.best is None:
+        return None
+    if not config.evaluation.data:
+        return "checkpoint.best is a metric of an evaluation: name evaluation.data, or leave it out"
+    if config.evaluation.every % config.weights.publish_every:
+        return (
+            f"checkpoint.best with weights.publish_every = {config.weights.publish_every}: only published versions are "
+            f"evaluated; set evaluation.every = {config.evaluation.every} to a multiple of it"
+        )
+    return None
+
+
 def _engine_nodes(config: Config) -> str | None:
     """`actors.nodes_per_engine` divides `actors.nodes` and `actors.tensor_parallel`; over 1, a node has one engine."""
     actors = config.actors
@@ -1020,6 +1039,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _has_adapters,
     _compiled,
     _publishing,
+    _best_checkpoint,
     _engine_nodes,
     _warm_up,
     _overlong_buffer,

@@ -27,6 +27,7 @@ from olmorl.deploy.view.tables import (
     show_view,
 )
 from olmorl.errors import ConfigError, DataError, ResourceError
+from olmorl.learner.storage.best_checkpoint import best_step
 from olmorl.run_dir import RunFiles
 
 _ABOUT = """\
@@ -38,6 +39,7 @@ Look at a run, and control it.
   olmorl-ctl runs/demo figure reward.png      its curves as a picture
   olmorl-ctl runs/demo trace 17               the story of prompt 17, from its draw to its end
   olmorl-ctl runs/demo export FOLDER          a checkpoint (--step N, else the newest) as a Hugging Face folder
+  olmorl-ctl runs/demo push OWNER/NAME        the same, to the hub; the token is in HF_TOKEN
 
   olmorl-ctl runs/demo actors                 the actors, one a row
   olmorl-ctl runs/demo actors --count 4       actors join, or leave once their prompts are done
@@ -92,7 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("prompt", type=int, metavar="PROMPT_ID", help="its number, as in `ledger` and the rollouts")
     to = add("export", "a checkpoint as a Hugging Face folder; the run may be over", export)
     to.add_argument("folder", type=Path, help="where to: a folder that is empty or not there")
-    to.add_argument("--step", type=int, metavar="N", help="the checkpoint of step N; default: the newest complete one")
+    to.add_argument("--step", metavar="N", help="the checkpoint of step N, or best; default: the newest complete one")
+    hub = add("push", "a checkpoint to the hub, with the token in HF_TOKEN; the run may be over", push)
+    hub.add_argument("name", metavar="OWNER/NAME", help="the repository; made, private, if it is not there")
+    hub.add_argument("--step", metavar="N", help="the checkpoint of step N, or best; default: the newest complete one")
+    hub.add_argument("--public", action="store_true", help="make a new repository public")
     count = add("actors", "the actors; with --count: change their number", actors)
     count.add_argument("--count", type=int, metavar="N", help="actors join, or leave once they are done")
     drain = add("drain", "an actor finishes its leased prompts, and leaves", order)
@@ -135,11 +141,29 @@ def export(run_dir: Path, arguments: argparse.Namespace) -> None:
     # Imported here, because it takes seconds.
     from olmorl.learner.trainer import export as exporting
 
-    step = exporting.export(run_dir, arguments.step, arguments.folder)
+    step = exporting.export(run_dir, _step_of(run_dir, arguments.step), arguments.folder)
     message = f"{arguments.folder}: the policy after step {step}"
     if stops := load(RunFiles(run_dir).config, of_run=True).sampling.stop:
         message += f"; its answers ended at the texts {stops}: ask a server for them with stop"
     show_message({"message": message, "step": step}, arguments.json)
+
+
+def push(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Push a checkpoint to the hub. Needs only the run's files."""
+    from olmorl.deploy.control import hub_push
+
+    step = _step_of(run_dir, arguments.step)
+    step, address = hub_push.push(run_dir, step, arguments.name, public=arguments.public)
+    message = f"{arguments.name}: the policy after step {step}: {address}"
+    show_message({"message": message, "step": step, "address": address}, arguments.json)
+
+
+def _step_of(run_dir: Path, text: str | None) -> int | None:
+    if text == "best":
+        return best_step(RunFiles(run_dir).checkpoints)
+    if text is not None and not text.isdecimal():
+        raise ConfigError(f"--step {text}: give the number of a step, or best")
+    return None if text is None else int(text)
 
 
 def actors(run_dir: Path, arguments: argparse.Namespace) -> None:

@@ -78,7 +78,7 @@ class BatchBuilder:
             num_ranks=self._num_ranks,
             num_minibatches=settings.learner.minibatches,
             row_tokens=settings.row_tokens,
-            checkpoint=step == last or step % settings.checkpoint.every == 0,
+            checkpoint=step == last or any(step % every == 0 for every in checkpoint_intervals(settings)),
             sequence_parallel=settings.learner.sequence_parallel,
             share_prompts=settings.learner.has_own_attention,
         )
@@ -98,6 +98,13 @@ class BatchBuilder:
             starts=starts,
             switches=self._switches,
         )
+
+
+def checkpoint_intervals(settings: Config) -> list[int]:
+    """A multiple of any of these numbers of steps has a checkpoint."""
+    exports, evaluations = settings.checkpoint.export_every, settings.evaluation.every
+    intervals = [settings.checkpoint.every, exports, evaluations if settings.checkpoint.best else None]
+    return [every for every in intervals if every is not None]
 
 
 def _facts(groups: Sequence[Group], made: Sequence[Sequence[Sample]]) -> BatchFacts:

@@ -20,13 +20,14 @@ from olmorl.errors import DeadlinePassed
 from olmorl.learner.background import in_thread
 from olmorl.learner.orchestrator import recovery
 from olmorl.learner.orchestrator.changes import replaced_by_recipe
+from olmorl.learner.orchestrator.checkpoint_keeper import CheckpointKeeper, Export
 from olmorl.learner.orchestrator.draw_source import DrawSource, Stream
 from olmorl.learner.orchestrator.draws import Draws
 from olmorl.learner.orchestrator.evaluation import Evaluator
 from olmorl.learner.orchestrator.rank_coordinator import RankCoordinator
 from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.orchestrator.step_metrics import StepMetrics
-from olmorl.learner.storage import checkpoint_dir, rollout_log
+from olmorl.learner.storage import rollout_log
 from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_total
 from olmorl.learner.storage.rollout_log import RolloutLog
@@ -78,6 +79,7 @@ class Orchestrator:
         evaluator: Evaluator,
         ranks: RankCoordinator,
         metrics: StepMetrics,
+        keeper: CheckpointKeeper,
     ) -> None:
         self._config = config
         self._queue = queue
@@ -86,6 +88,7 @@ class Orchestrator:
         self._evaluator = evaluator
         self._ranks = ranks
         self._metrics = metrics
+        self._keeper = keeper
         self._line = asyncio.Lock()
         """Held while a line of the metrics is made, amended or made durable."""
         self.waits = waits
@@ -106,6 +109,7 @@ class Orchestrator:
         from_step: int | None = None,
         observe: Callable[[Fields], None] | None = None,
         observe_ended: Callable[[Ended], None] | None = None,
+        export: Export | None = None,
     ) -> Orchestrator:
         """Take over the run, recover its state, and build the orchestrator.
 
@@ -117,6 +121,7 @@ class Orchestrator:
             from_step: go back to this checkpoint and abandon everything after it.
             observe: called with every line of `metrics.jsonl` when it is written.
             observe_ended: called with every draw that ends; again after the loss of the process that writes rollouts.
+            export: makes the exports of `checkpoint.export_every`.
 
         Raises:
             UserError: the directory holds a run and `resume` is off, there is no checkpoint `from_step`, or the
@@ -158,6 +163,7 @@ class Orchestrator:
             evaluator=evaluator,
             ranks=ranks,
             metrics=metrics,
+            keeper=CheckpointKeeper(config, draws.settings, export),
         )
 
     @property
@@ -175,11 +181,15 @@ class Orchestrator:
         """
         tending = asyncio.create_task(self._tend())
         self.waits.follow(tending)
+        self._keeper.begin_exports()
         try:
             while (stop := self._ranks.finished) is None:
                 await self.waits.change()
+            if stop.reason != STOP_ASKED:
+                await self._keeper.finish()
             return stop.reason
         finally:
+            await self._keeper.close()
             tending.cancel()
             await asyncio.wait([tending])
             await self.draws.close()
@@ -230,7 +240,9 @@ class Orchestrator:
         state, ended = self.draws.state, self.draws.exhausted
         line = self._metrics.line(report, facts, state, counts, in_flight, self._clock.now(), data_ended=ended)
         self.draws.check_newest()
-        await self._metrics.append(line | self._evaluator.results(report.step))
+        results = self._evaluator.results(report.step)
+        await self._metrics.append(line | results)
+        await self._keep_best(results)
         if self.draws.has_built(report.step + 1):
             self.waits.notify()  # rank 0 goes on with that batch, and `_tend` builds the one after it
         else:
@@ -261,13 +273,13 @@ class Orchestrator:
         """Complete the checkpoint after the last share: first the marker, then remove older checkpoints."""
         if not self._ranks.share_written(rank, step):
             return
-        files, settings = RunFiles(self._config.run_dir), self.draws.settings(step).checkpoint
+        files, settings = RunFiles(self._config.run_dir), self._config.checkpoint
         await self.draws.write_rollouts()
         async with self._line:
             await self._metrics.sync()
         await self.draws.complete(step)
         self.waits.notify()
-        await in_thread(checkpoint_dir.retain, files.checkpoints, settings.keep)
+        await self._keeper.tidy(step)
         await in_thread(rollout_log.retain, files.rollouts, settings.rollouts, step, self.incarnation)
 
     # --- the loop -----------------------------------------------------------------------------------
@@ -312,6 +324,12 @@ class Orchestrator:
         async with self._line:
             if results := self._evaluator.results():
                 await self._metrics.amend(results)
+                await self._keep_best(results)
+
+    async def _keep_best(self, results: Fields) -> None:
+        """Look whether these results of an evaluation make another checkpoint the best one."""
+        if any(map(self._keeper.is_metric, results)):
+            await self._keeper.tidy(self.draws.done)
 
     async def _wait(self, ready: Callable[[], bool], what: str, limit_s: float | None = None) -> None:
         limit_s = limit_s or self._config.learner.batch_deadline_s

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from olmorl.errors import ConfigError, ResourceError
+from olmorl.errors import ConfigError, DataError, OlmoRLError, ResourceError
+from olmorl.learner.storage import checkpoint_dir
 from olmorl.run_dir import RunFiles
 
 
@@ -25,12 +26,14 @@ def push(run_dir: Path, step: int | None, name: str, *, public: bool) -> tuple[i
 
     if get_token() is None:
         raise ConfigError("the hub wants a token: set HF_TOKEN, or run hf auth login")
-    api = HfApi()
+    api, chosen = HfApi(), checkpoint_dir.pick(RunFiles(run_dir).checkpoints, step)
+    if chosen is None:
+        raise DataError(f"{run_dir}: no checkpoint is complete yet")
     with ExitStack() as stack:
-        step, folder = _exported(run_dir, step, stack)
         try:
-            api.create_repo(name, private=not public, exist_ok=True)
-            text = f"Step {step} of the run {run_dir.resolve().name}"
+            api.create_repo(name, private=not public, exist_ok=True)  # before an export, which may take long
+            folder = _exported(run_dir, chosen, stack)
+            text = f"Step {chosen} of the run {run_dir.resolve().name}"
             done = api.upload_folder(repo_id=name, folder_path=folder, commit_message=text)
         except HFValidationError as error:
             raise ConfigError(f"{name}: no name of a repository, as in OWNER/NAME: {_first_line(error)}") from None
@@ -41,19 +44,22 @@ def push(run_dir: Path, step: int | None, name: str, *, public: bool) -> tuple[i
                     "token in HF_TOKEN may write there"
                 ) from None
             raise ResourceError(f"{name}: the hub failed ({_first_line(error)}): the same command goes on") from None
+        except OlmoRLError:
+            raise
         except Exception as error:  # of its HTTP client, of hf_xet or of the disk
             raise ResourceError(f"{name}: not pushed ({_first_line(error)}): the same command goes on") from None
-    return step, done.commit_url
+    return chosen, done.commit_url
 
 
-def _exported(run_dir: Path, step: int | None, stack: ExitStack) -> tuple[int, Path]:
-    """The step and the folder of its export: that in the run, or one that is made until the stack is closed."""
-    if step is not None and (kept := RunFiles(run_dir).export_of(step)).is_dir():
-        return step, kept
+def _exported(run_dir: Path, step: int, stack: ExitStack) -> Path:
+    """The folder of the export of a step: that in the run, or one that is there until the stack is closed."""
+    if (kept := RunFiles(run_dir).export_of(step)).is_dir():
+        return kept
     from olmorl.learner.trainer.export import export
 
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="olmorl-push-")), "model")
-    return export(run_dir, step, folder), folder
+    export(run_dir, step, folder)
+    return folder
 
 
 def _first_line(error: Exception) -> str:

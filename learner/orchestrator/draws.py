@@ -175,7 +175,8 @@ class Draws:
 
     def settings(self, step: int) -> Config:
         """The configuration of a step, with what people have changed since the run began."""
-        return settings_at(self._config, self.state.changes, step)
+        changes = self.state.changes
+        return settings_at(self._config, changes, step) if changes else self._config
 
     async def change(self, key: str, value: object, who: str) -> Changed | None:
         """Change a key from the next step on that no journal has; returns None if it has this value already.

@@ -136,7 +136,7 @@ class Orchestrator:
             files, queue, source, clock, disk, last_step=last_step, resume=resume, from_step=from_step
         )
         plan, changes = recovered.plan, recovered.ledger.state.changes
-        if replaced := list(replaced_by_recipe(config, changes, plan.step + 1)):
+        if changes and (replaced := list(replaced_by_recipe(config, changes, plan.step + 1))):
             recovered.ledger.append(*replaced)
         rollouts = RolloutLog(files.rollouts, plan.incarnation, plan.step + 1, disk, observe_ended)
         draws = Draws(config, queue, recovered, rollouts, disk, clock, control, num_ranks)

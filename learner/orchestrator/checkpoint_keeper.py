@@ -25,7 +25,6 @@ class CheckpointKeeper:
         self._files = RunFiles(config.run_dir)
         self._checkpoint = config.checkpoint
         self._last_step = config.schedule.steps
-        self._deadline_s = config.supervision.deadlines.checkpoint_s
         self._settings = settings
         self._export = export
         self._exporting: asyncio.Task[None] | None = None
@@ -67,27 +66,26 @@ class CheckpointKeeper:
 
     def begin_exports(self) -> None:
         """Make the exports that are due, one after the other. Those that an earlier start left are made again."""
-        if self._exporting is None or self._exporting.done():
+        if self.idle:
             self._exporting = asyncio.create_task(self._export_all())
 
     async def _export_all(self) -> None:
-        assert self._export is not None or not self._due()
         while self._export is not None and (due := self._due()):
             try:
                 await self._export(due[0])
-            except OlmoRLError as error:
+            except (OlmoRLError, OSError) as error:
                 self._given_up.add(due[0])
                 log.error("the export of step %d failed, and the run goes on without it: %s", due[0], error)
 
-    async def finish(self) -> None:
-        """The run is over: make the exports that are due, then remove the checkpoints that waited for them."""
-        self.begin_exports()
-        assert self._exporting is not None
-        await asyncio.wait([self._exporting], timeout=self._deadline_s)
-        await self.tidy(self._last_step)
+    @property
+    def idle(self) -> bool:
+        """Whether no export is under way."""
+        return self._exporting is None or self._exporting.done()
 
     async def close(self) -> None:
-        """End the export under way: a later start makes it."""
+        """End the export under way. While the run has steps left, the next start makes it."""
         if self._exporting is not None:
             self._exporting.cancel()
             await asyncio.wait([self._exporting])
+        for step in self._due():
+            log.warning("the export of step %d is not made yet: olmorl-ctl RUN export FOLDER --step %d", step, step)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from olmorl.clock import Clock
@@ -186,7 +187,7 @@ class Orchestrator:
             while (stop := self._ranks.finished) is None:
                 await self.waits.change()
             if stop.reason != STOP_ASKED:
-                await self._keeper.finish()
+                await self._last_exports()
             return stop.reason
         finally:
             await self._keeper.close()
@@ -318,6 +319,14 @@ class Orchestrator:
             await self._write_results()
             await evaluator.begin(version)
         await self._wait(lambda: self.control.stopping or evaluator.idle, "the last evaluation", limit_s)
+
+    async def _last_exports(self) -> None:
+        """Make the exports that are due, unless a stop is asked for; then tidy up."""
+        self._keeper.begin_exports()
+        limit_s = self._config.supervision.deadlines.checkpoint_s
+        with suppress(DeadlinePassed):
+            await self._wait(lambda: self._keeper.idle or self.control.stopping, "the last exports", limit_s)
+        await self._keeper.tidy(self.draws.done)
 
     async def _write_results(self) -> None:
         """Add the results of an evaluation that ended after the last step to its line."""

@@ -169,3 +169,26 @@ def test_a_recipe_whose_best_checkpoint_cannot_be_found_is_refused() -> None:
     tree = {"evaluation": {"data": ["a.jsonl"], "every": 5}, "checkpoint": {"best": METRIC}, "schedule": {"max_lag": 3}}
     with pytest.raises(ConfigError, match=r"evaluation\.every = 5 to a multiple"):
         config.build(tree | {"weights": {"publish_every": 2}})
+
+
+def test_a_stop_does_not_wait_for_the_last_exports_and_a_resume_makes_them(service: Build) -> None:
+    exporter = Exporter(seconds=500.0)
+    run = service({"schedule.steps": 8, "checkpoint.every": 8, "checkpoint.export_every": 8}, export=exporter)
+    exporter.run = run
+
+    async def scenario() -> float:
+        await run.start()
+        await run.until(lambda: 8 in checkpoint_dir.steps(run.run_dir / "checkpoints"))
+        assert not await run.ended_within(100.0), "the run waits for its last export"
+        began = run.clock.now()
+        run.orchestrator.control.stop()
+        await run.finish()
+        ended = run.clock.now()
+        assert exports(run) == []
+        exporter.seconds = 5.0
+        await run.start(resume=True)
+        await run.finish()
+        return float(ended - began)
+
+    assert run_simulated(scenario()) < 5.0
+    assert exports(run) == [8]

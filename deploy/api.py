@@ -35,6 +35,8 @@ Rows = Iterable[Mapping[str, Any]]
 _FUNCTIONS: Final = "rewards.py"
 _LAST_LINES_S: Final = 5.0
 """Longest wait for what a program has printed before its end."""
+_AS_ON_A_TERMINAL: Final = ("FORCE_COLOR", "CLICOLOR_FORCE", "TTY_COMPATIBLE")
+"""Variables that a notebook's kernel sets. With them the program would draw its full screen into the cell."""
 _LOADER: Final = '''"""Written by olmorl.run: the reward functions of a script or notebook."""
 
 from pathlib import Path
@@ -56,7 +58,8 @@ def run(
 ) -> RunTables:
     """Train as `olmorl-launch` does, and return the tables of the run.
 
-    Ctrl-C, or the interrupt of a notebook, stops the run with a checkpoint; the tables have the steps so far.
+    Ctrl-C, or the interrupt of a notebook, stops the run with a checkpoint; the tables have the steps so far. Any other
+    exception that is raised meanwhile, such as by a time limit, stops it likewise, and is raised afterwards.
 
     Args:
         recipe: a TOML file, a `Recipe`, a table of sections, or None for the defaults.
@@ -208,6 +211,7 @@ def _command(program: str, words: Sequence[str]) -> tuple[int, str]:
         stderr=None if shows_itself else subprocess.STDOUT,
         text=True,
         errors="replace",
+        env={name: value for name, value in os.environ.items() if shows_itself or name not in _AS_ON_A_TERMINAL},
         process_group=0,
         preexec_fn=parent_death.asked_at_death(signal.SIGTERM),
     )
@@ -215,14 +219,23 @@ def _command(program: str, words: Sequence[str]) -> tuple[int, str]:
     # In a thread: a process that outlives the program may hold the other end of the pipe.
     showing = threading.Thread(target=_show, args=(process.stdout or (), named), daemon=True)
     showing.start()
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGINT)
+    code = _end_of(process)
     showing.join(_LAST_LINES_S)
     return code, "".join(named).strip() or f"{program} ended with exit code {code}: see its output"
+
+
+def _end_of(process: subprocess.Popen[str]) -> int:
+    """Wait for the end of a program; returns its exit code. An exception here, such as a time limit, ends it first."""
+    try:
+        while True:
+            try:
+                return process.wait()
+            except KeyboardInterrupt:
+                process.send_signal(signal.SIGINT)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
 
 
 def _show(lines: Iterable[str], named: list[str]) -> None:

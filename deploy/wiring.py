@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,7 +67,7 @@ async def open_queue(settings: Config, access: QueueAccess) -> Queue:
     from olmorl.queues.prompts.redis_queue import RedisQueue
 
     evaluation = MOST_LIVE if settings.evaluation.data else 0
-    bound = max((settings.schedule.batches_ahead + 2) * settings.schedule.prompts_per_step, evaluation)
+    bound = max((settings.schedule.max_lag + 2) * settings.schedule.prompts_per_step, evaluation)
     return await RedisQueue.connect(
         access.url, run_id(settings.run_dir), settings.queue, bound, SystemClock(), access.environment
     )
@@ -460,6 +461,7 @@ async def open_orchestrator(
 ) -> Orchestrator:
     """Take over the run: its orchestrator, with the state of the run recovered."""
     from olmorl.learner.orchestrator.orchestrator import Orchestrator
+    from olmorl.learner.trainer.export_process import export_step
 
     return await Orchestrator.open(
         settings,
@@ -472,6 +474,7 @@ async def open_orchestrator(
         from_step=from_step,
         observe=observe,
         observe_ended=observe_ended,
+        export=None if settings.run.mode == "simulated" else partial(export_step, settings.run_dir),
     )
 
 

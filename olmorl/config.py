@@ -663,7 +663,12 @@ class Checkpoint(Section):
     every: int = Field(50, ge=1)
     """Steps between checkpoints. The last step always writes one."""
     keep: int = Field(3, ge=1)
-    """Complete checkpoints to keep."""
+    """Newest complete checkpoints to keep."""
+    best: str | None = None
+    """Metric of an evaluation, such as `eval_math_accuracy`: the checkpoint with its highest value is kept too, as
+    `best`. Evaluated steps then have a checkpoint."""
+    export_every: int | None = Field(None, ge=1)
+    """Steps between exports to `exports/step_N`, Hugging Face folders made from checkpoints. Default: none."""
     rollouts: str = Field("all", pattern=r"^(all|(every|last) [1-9][0-9]*)$")
     """Steps whose files in `rollouts/` are kept: `all`; `every N`: each N-th step; `last N`: the last N steps. The
     others are removed once a complete checkpoint covers them; so are evaluations, by their version. The ledger keeps
@@ -872,6 +877,20 @@ def _publishing(config: Config) -> str | None:
     )
 
 
+def _best_checkpoint(config: Config) -> str | None:
+    """`checkpoint.best` needs `evaluation.data`, and an `evaluation.every` that `weights.publish_every` divides."""
+    if config.checkpoint.best is None:
+        return None
+    if not config.evaluation.data:
+        return "checkpoint.best is a metric of an evaluation: name evaluation.data, or leave it out"
+    if config.evaluation.every % config.weights.publish_every:
+        return (
+            f"checkpoint.best with weights.publish_every = {config.weights.publish_every}: only published versions are "
+            f"evaluated; set evaluation.every = {config.evaluation.every} to a multiple of it"
+        )
+    return None
+
+
 def _engine_nodes(config: Config) -> str | None:
     """`actors.nodes_per_engine` divides `actors.nodes` and `actors.tensor_parallel`; over 1, a node has one engine."""
     actors = config.actors
@@ -1035,6 +1054,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _has_adapters,
     _compiled,
     _publishing,
+    _best_checkpoint,
     _engine_nodes,
     _warm_up,
     _overlong_buffer,
@@ -1067,7 +1087,7 @@ def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = (), *, of_r
     """
     text, tree = _read(recipe) if recipe else ("", {})
     for key, value in overrides:
-        _set(tree, key, _value(value))
+        _set(tree, key, parse_value(value))
     source, message = str(recipe or "command line"), ""
     for key, advice in removed_keys.drop(tree, whatever_value=of_run).items():
         line = toml.line_of(text, key)
@@ -1208,6 +1228,12 @@ def with_key(settings: Config, key: str, value: Any) -> Config:
     return build(tree, key)
 
 
+def value_of(settings: Config, key: str) -> Any:
+    """The value of one `section.key`."""
+    section, _, name = key.partition(".")
+    return getattr(getattr(settings, section), name)
+
+
 def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
     *parents, leaf = dotted.replace("-", "_").split(".")
     for part in parents:
@@ -1217,7 +1243,7 @@ def _set(tree: dict[str, Any], dotted: str, value: Any) -> None:
     tree[leaf] = value
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
     """Read `text` as a TOML value, else as a plain string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]

@@ -421,6 +421,8 @@ class Shard(Message, frozen=True, kw_only=True):
     """Write a checkpoint after this step."""
     publish: bool = True
     """Publish the version that this step makes."""
+    learning_rate: float | None = None
+    """`learner.learning_rate` for this step; None: the recipe's."""
 
 
 STOP_ASKED = "asked to stop"

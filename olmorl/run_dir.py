@@ -112,6 +112,15 @@ class RunFiles:
         """The finished policy as a Hugging Face folder."""
         return self.run_dir / "export"
 
+    @property
+    def exports(self) -> Path:
+        """The policy after some of the steps (`checkpoint.export_every`)."""
+        return self.run_dir / "exports"
+
+    def export_of(self, step: int) -> Path:
+        """The policy after a step as a Hugging Face folder."""
+        return self.exports / f"step_{step}"
+
     def abandoned(self, incarnation: int) -> Path:
         """Folder to which this incarnation moves files that are no longer part of the history."""
         return self.run_dir / "abandoned" / f"{incarnation:06d}"

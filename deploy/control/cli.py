@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import getpass
+import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from olmorl.config import load
+from olmorl.config import load, parse_value
 from olmorl.deploy.control.command import run_command
 from olmorl.deploy.control.endpoint import ANSWER_DEADLINE_S, send_command
 from olmorl.deploy.view.tables import (
     follow_view,
     show_actors,
+    show_changes,
     show_dead_letters,
     show_figure,
     show_ledger,
@@ -22,7 +26,8 @@ from olmorl.deploy.view.tables import (
     show_trace,
     show_view,
 )
-from olmorl.errors import DataError, ResourceError
+from olmorl.errors import ConfigError, DataError, ResourceError
+from olmorl.learner.storage.best_checkpoint import best_step
 from olmorl.run_dir import RunFiles
 
 _ABOUT = """\
@@ -34,6 +39,7 @@ Look at a run, and control it.
   olmorl-ctl runs/demo figure reward.png      its curves as a picture
   olmorl-ctl runs/demo trace 17               the story of prompt 17, from its draw to its end
   olmorl-ctl runs/demo export FOLDER          a checkpoint (--step N, else the newest) as a Hugging Face folder
+  olmorl-ctl runs/demo push OWNER/NAME        the same, to the hub; the token is in HF_TOKEN
 
   olmorl-ctl runs/demo actors                 the actors, one a row
   olmorl-ctl runs/demo actors --count 4       actors join, or leave once their prompts are done
@@ -41,13 +47,14 @@ Look at a run, and control it.
   olmorl-ctl runs/demo pause                  draw and lease no more; finish leased prompts
   olmorl-ctl runs/demo resume                 go on
   olmorl-ctl runs/demo checkpoint             write one after the current step, and wait until it is complete
+  olmorl-ctl runs/demo set KEY VALUE          change a key from the next step on; without KEY: what can change, what did
   olmorl-ctl runs/demo stop                   as Ctrl-C in the launcher
   olmorl-ctl runs/demo dead-letters           unusable prompts and results, and why; --replay: draw those rows again
 
 Commands to a run need its token. It is in ~/.local/state/olmorl/tokens (XDG_STATE_HOME), which only the run's owner can
 read, or in OLMORL_TOKEN.
 """
-_DEADLINES_S = {"checkpoint": 4000.0, "actors": 600.0, "dead-letters": 150.0}
+_DEADLINES_S = {"checkpoint": 4000.0, "actors": 600.0, "dead-letters": 150.0, "set": 600.0}
 """Deadline of commands that may take long: a slow disk, places for many actors, an orchestrator that starts."""
 _LEFT_BY_RUNS = ("config.toml", "metrics.jsonl", "ledger", "control.json", "processes.json")
 
@@ -87,7 +94,11 @@ def _parser() -> argparse.ArgumentParser:
     trace.add_argument("prompt", type=int, metavar="PROMPT_ID", help="its number, as in `ledger` and the rollouts")
     to = add("export", "a checkpoint as a Hugging Face folder; the run may be over", export)
     to.add_argument("folder", type=Path, help="where to: a folder that is empty or not there")
-    to.add_argument("--step", type=int, metavar="N", help="the checkpoint of step N; default: the newest complete one")
+    to.add_argument("--step", metavar="N", help="the checkpoint of step N, or best; default: the newest complete one")
+    hub = add("push", "a checkpoint to the hub, with the token in HF_TOKEN; the run may be over", push)
+    hub.add_argument("name", metavar="OWNER/NAME", help="the repository; made, private, if it is not there")
+    hub.add_argument("--step", metavar="N", help="the checkpoint of step N, or best; default: the newest complete one")
+    hub.add_argument("--public", action="store_true", help="make a new repository public")
     count = add("actors", "the actors; with --count: change their number", actors)
     count.add_argument("--count", type=int, metavar="N", help="actors join, or leave once they are done")
     drain = add("drain", "an actor finishes its leased prompts, and leaves", order)
@@ -95,6 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     add("pause", "draw and lease no more; leased prompts are finished", order)
     add("resume", "go on after a pause", order)
     add("checkpoint", "write a checkpoint after the current step, and wait until it is complete", order)
+    change = add("set", "change a key of the configuration from the next step on", set_key)
+    change.add_argument("key", nargs="?", help="such as learner.learning_rate; without: the keys, and what was changed")
+    change.add_argument("value", nargs="?", help="the new value")
     add("stop", "end after the current micro-batch, with a checkpoint", order)
     letters = add("dead-letters", "prompts and results that could not be used", dead_letters)
     letters.add_argument("--replay", action="store_true", help="draw their rows again, as new draws")
@@ -127,11 +141,29 @@ def export(run_dir: Path, arguments: argparse.Namespace) -> None:
     # Imported here, because it takes seconds.
     from olmorl.learner.trainer import export as exporting
 
-    step = exporting.export(run_dir, arguments.step, arguments.folder)
+    step = exporting.export(run_dir, _step_of(run_dir, arguments.step), arguments.folder)
     message = f"{arguments.folder}: the policy after step {step}"
     if stops := load(RunFiles(run_dir).config, of_run=True).sampling.stop:
         message += f"; its answers ended at the texts {stops}: ask a server for them with stop"
     show_message({"message": message, "step": step}, arguments.json)
+
+
+def push(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Push a checkpoint to the hub. Needs only the run's files."""
+    from olmorl.deploy.control import hub_push
+
+    step = _step_of(run_dir, arguments.step)
+    step, address = hub_push.push(run_dir, step, arguments.name, public=arguments.public)
+    message = f"{arguments.name}: the policy after step {step}: {address}"
+    show_message({"message": message, "step": step, "address": address}, arguments.json)
+
+
+def _step_of(run_dir: Path, text: str | None) -> int | None:
+    if text == "best":
+        return best_step(RunFiles(run_dir).checkpoints)
+    if text is not None and not text.isdecimal():
+        raise ConfigError(f"--step {text}: give the number of a step, or best")
+    return None if text is None else int(text)
 
 
 def actors(run_dir: Path, arguments: argparse.Namespace) -> None:
@@ -140,6 +172,26 @@ def actors(run_dir: Path, arguments: argparse.Namespace) -> None:
         show_actors(send_command(run_dir, "status")["actors"], arguments.json)
     else:
         show_message(_order(run_dir, "actors", count=arguments.count), arguments.json)
+
+
+def set_key(run_dir: Path, arguments: argparse.Namespace) -> None:
+    """Change a key while the run goes on, or show which keys can change and what was changed."""
+    if arguments.key is None:
+        show_changes(run_dir, arguments.json)
+        return
+    if arguments.value is None:
+        raise ConfigError(f"set {arguments.key}: name the new value too")
+    who = f"{_user()}@{socket.gethostname()}"
+    value = parse_value(arguments.value)
+    show_message(_order(run_dir, "set", key=arguments.key, value=value, who=who), arguments.json)
+
+
+def _user() -> str:
+    """The name of the user of this process, or the number of a user without a name."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
 
 
 def order(run_dir: Path, arguments: argparse.Namespace) -> None:

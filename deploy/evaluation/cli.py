@@ -29,7 +29,7 @@ from olmorl.errors import ConfigError
 ABOUT = """\
 Evaluate models outside of a run: sample answers with vLLM on this machine, score them with the verifiers of a run.
 
-MODEL  a model folder, an export, a hub name, a run directory (its newest checkpoint), RUN@STEP, or a step folder
+MODEL  a model folder, an export, a hub name, a run directory (newest checkpoint), RUN@STEP, RUN@best, or a step folder
 DATA   rows as for training (a file, a folder or a hub name), a protocol by its name, or your own protocol.toml
 
 Protocols: {protocols}

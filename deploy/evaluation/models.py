@@ -11,6 +11,7 @@ from typing import NamedTuple
 from olmorl import config
 from olmorl.errors import ConfigError, ModelError
 from olmorl.learner.storage import checkpoint_dir
+from olmorl.learner.storage.best_checkpoint import best_step
 from olmorl.run_dir import RunFiles
 
 
@@ -26,7 +27,7 @@ class Choice(NamedTuple):
 
 
 def choose(text: str) -> Choice:
-    """Read a model of the command line: a folder, a hub name, `RUN`, `RUN@STEP` or `RUN/checkpoints/step_STEP`.
+    """Read a model of the command line: a folder, a hub name, `RUN`, `RUN@STEP`, `RUN@best` or a checkpoint's folder.
 
     Raises:
         UserError: the run has no such checkpoint, or the folder holds no model.
@@ -57,8 +58,10 @@ def _is_run(path: Path) -> bool:
 
 
 def _checkpoint(run: Path, step: str | None) -> Choice:
+    if step == "best":
+        step = str(best_step(RunFiles(run).checkpoints))
     if step is not None and not step.isdecimal():
-        raise ConfigError(f"{run}@{step}: a checkpoint is named by its step, as in {run}@100")
+        raise ConfigError(f"{run}@{step}: a checkpoint is named by its step, as in {run}@100, or best")
     chosen = checkpoint_dir.pick(RunFiles(run).checkpoints, None if step is None else int(step))
     if chosen is None:
         raise ModelError(f"{run}: no checkpoint is complete yet; evaluate the model that it began with")

@@ -34,7 +34,7 @@ def disk_room(settings: Config, parameters: int) -> str:
         ResourceError: they have none.
     """
     weights = parameters * VALUE_BYTES[settings.model.dtype]
-    kept, one = settings.checkpoint.keep + 1, memory.MASTER_AND_MOMENTS_BYTES * trained(settings, parameters)
+    kept, one = memory.kept_checkpoints(settings) + 1, memory.MASTER_AND_MOMENTS_BYTES * trained(settings, parameters)
     there = sum(file.stat().st_size for file in RunFiles(settings.run_dir).checkpoints.rglob("*") if file.is_file())
     needed = max(one, kept * one - there) + weights
     published = memory.published_files(settings, published_bytes(settings, parameters))

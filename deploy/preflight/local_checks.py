@@ -29,6 +29,7 @@ from olmorl.errors import ConfigError, DataError, ModelError, ResourceError, Use
 from olmorl.learner.data import chat_templates
 from olmorl.learner.data.loader import evaluation_names, named
 from olmorl.learner.data.readers import check_there, parse_spec
+from olmorl.learner.orchestrator.changes import describe, in_force
 from olmorl.learner.orchestrator.recovery import check_free
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.ports import Row
@@ -85,6 +86,8 @@ def check_before(settings: Config, arguments: Arguments) -> Config:
     if arguments.resume:
         for difference in check_resume(settings, arguments.change, arguments.from_step):
             print(f"changed by this start: {difference}", flush=True)
+        for change in in_force(settings, recipe_history.kept_changes(settings.run_dir)).values():
+            print(f"changed while the run went on, and kept: {describe(change)}", flush=True)
     else:
         check_directory(settings, resume=False)
     return settings

@@ -424,11 +424,17 @@ def _whole(settings: Config, rank: RankMemory) -> int:
     return rank.parameters * VALUE_BYTES[settings.model.dtype]
 
 
+def kept_checkpoints(settings: Config) -> int:
+    """The complete checkpoints that stay: the newest, the best, and one that waits for its evaluation."""
+    return settings.checkpoint.keep + (2 if settings.checkpoint.best else 0)
+
+
 def _disk(settings: Config, rank: RankMemory, weights: int) -> tuple[MemoryPart, ...]:
     batch = settings.schedule.prompts_per_step * settings.sampling.group_size
     tokens = batch * settings.longest_answer
-    checkpoint, kept = MASTER_AND_MOMENTS_BYTES * rank.saved_parameters, settings.checkpoint.keep
-    steps = min(settings.checkpoint.every, settings.schedule.steps)
+    checkpoint, kept = MASTER_AND_MOMENTS_BYTES * rank.saved_parameters, kept_checkpoints(settings)
+    steps, every = min(settings.checkpoint.every, settings.schedule.steps), settings.checkpoint.export_every
+    exports = 1 + settings.schedule.steps // every if every else 1
     parts = (
         MemoryPart(
             "rollouts a step", ROLLOUT_BYTES * tokens, f"at most: {batch:,} answers of full length; more if filtered"
@@ -436,7 +442,7 @@ def _disk(settings: Config, rank: RankMemory, weights: int) -> tuple[MemoryPart,
         MemoryPart("journal", JOURNAL_BYTES * tokens * steps, f"at most: {steps} steps up to the next checkpoint"),
         MemoryPart("a checkpoint", checkpoint, f"every {settings.checkpoint.every} steps"),
         MemoryPart("checkpoints", (kept + 1) * checkpoint, f"checkpoint.keep = {kept}, and one being written"),
-        MemoryPart("export", _whole(settings, rank), "after the last step"),
+        MemoryPart("export", exports * _whole(settings, rank), f"{exports}, the last one after the last step"),
         MemoryPart("published versions", published_files(settings, weights), f"in {weights_folder(settings)}"),
     )
     return real(parts)

@@ -31,6 +31,18 @@ def check_recipe(settings: Config) -> None:
     check_address(settings)
     check_templates(settings)
     check_passed_on(settings)
+    check_best(settings)
+
+
+def check_best(settings: Config) -> None:
+    """The metric of `checkpoint.best` is of an evaluation set of the recipe."""
+    from olmorl.learner.data.loader import evaluation_names
+
+    metric = settings.checkpoint.best
+    names = evaluation_names(settings.evaluation) if metric else []
+    if metric and not metric.startswith(tuple(f"eval_{name}_" for name in names)):
+        known = " or ".join(f"eval_{name}_accuracy" for name in names)
+        raise ConfigError(f"checkpoint.best = {metric}: no metric of evaluation.data; write for instance {known}")
 
 
 def check_objective(settings: Config) -> None:

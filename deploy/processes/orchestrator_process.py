@@ -25,6 +25,7 @@ from olmorl.learner.data.compat import import_tokenizers
 from olmorl.learner.orchestrator.draws import Letter
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.storage import metrics_log
+from olmorl.learner.storage.ledger_state import Changed
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.messages import StepReport, Version
 from olmorl.ports import Queue
@@ -243,6 +244,7 @@ class OrchestratorProcess(RunProcess):
             waits=orchestrator.waits.current(),
             sample=self._sample,
             failures=(progress.num_failed, progress.failures),
+            checkpoint_every=orchestrator.draws.settings(progress.step + 1).checkpoint.every,
         )
 
     async def loading(self) -> str:
@@ -283,6 +285,10 @@ class OrchestratorProcess(RunProcess):
     async def save(self) -> int:
         """Write a checkpoint after the current step; returns that step once it is complete."""
         return await self._current.orchestrator.save()
+
+    async def change(self, key: str, value: Any, who: str) -> Changed | None:
+        """Change a key of the configuration at a step boundary; None if it has this value already."""
+        return await self._current.orchestrator.draws.change(key, value, who)
 
     async def dead_letters(self, replay: bool) -> tuple[list[Letter], list[int]]:
         """All dead letters, and with `replay` the new draws of their rows."""

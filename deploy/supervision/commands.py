@@ -16,9 +16,11 @@ from olmorl.deploy.supervision.learner_supervisor import LearnerSupervisor
 from olmorl.deploy.view.dashboard import RunView
 from olmorl.deploy.view.live_view import Status
 from olmorl.errors import UserError
+from olmorl.learner.orchestrator.changes import describe
 from olmorl.messages import Wait
 
 _SAVE_DEADLINE_S = 3600.0
+_CHANGE_DEADLINE_S = 540.0
 _READ_DEADLINE_S = 60.0
 
 
@@ -32,12 +34,14 @@ class Commands:
         stop_asked: asyncio.Event,
         latest_status: Callable[[], Status],
         latest_view: Callable[[], RunView],
+        say: Callable[[str], None],
     ) -> None:
         self._learner = learner
         self._supervisor = actors
         self._stop_asked = stop_asked
         self._latest_status = latest_status
         self._latest_view = latest_view
+        self._say = say
 
     def table(self) -> Mapping[str, Command]:
         """Every command by its name."""
@@ -49,6 +53,7 @@ class Commands:
             "pause": self._pause,
             "resume": self._resume,
             "checkpoint": self._checkpoint,
+            "set": self._set,
             "stop": self._stop,
             "dead-letters": self._dead_letters,
         }
@@ -101,6 +106,13 @@ class Commands:
     async def _checkpoint(self) -> dict[str, Any]:
         step = await self._learner.call("save", timeout_s=_SAVE_DEADLINE_S)
         return {"message": f"the checkpoint of step {step} is complete", "step": step}
+
+    async def _set(self, key: str, value: Any, who: str) -> dict[str, Any]:
+        change = await self._learner.call("change", key, value, who, timeout_s=_CHANGE_DEADLINE_S)
+        if change is None:
+            return {"message": f"{key} is {value} already", "step": None}
+        self._say(f"changed: {describe(change)}")
+        return {"message": describe(change), "step": change.step}
 
     async def _stop(self) -> dict[str, Any]:
         self._stop_asked.set()

@@ -15,7 +15,10 @@ from olmorl.config import Config, Model
 from olmorl.errors import ConfigError, ResourceError
 from olmorl.learner.algorithm import presets
 from olmorl.learner.data.chat_templates import names_a_file, template_of
+from olmorl.learner.orchestrator.changes import in_force, settings_at
 from olmorl.learner.storage import durable_files
+from olmorl.learner.storage.checkpoint_dir import newest_state
+from olmorl.learner.storage.ledger_state import Changed
 from olmorl.learner.storage.metrics_log import MetricsLog
 from olmorl.learner.trainer.lr_schedule import learning_rate
 from olmorl.run_dir import RunFiles
@@ -88,8 +91,9 @@ def check_change(settings: Config, change: bool) -> list[Difference]:
         raise ConfigError(
             f"{error}\n  so this start cannot be compared with it: --resume --change goes on with the new recipe"
         ) from None
-    found = differences(before, spelled_out(settings))
-    found += (jump := _jump_of_rate(before, settings))
+    changes = kept_changes(settings.run_dir)
+    found = _without_changes(differences(before, spelled_out(settings)), in_force(before, changes))
+    found += (jump := _jump_of_rate(before, settings, changes))
     if found and not change:
         shown = "".join(f"\n  {difference}" for difference in found)
         if jump:
@@ -112,17 +116,37 @@ def differences(before: Config, now: Config) -> list[Difference]:
     ]
 
 
+def kept_changes(run_dir: Path) -> list[Changed]:
+    """The keys that changed while the run went on; none from a ledger that is damaged, which the start reports."""
+    with suppress(ResourceError):
+        return newest_state(RunFiles(run_dir)).changes
+    return []
+
+
+def _without_changes(found: Sequence[Difference], changed: Mapping[str, Changed]) -> list[Difference]:
+    """The differences without those that only take over a change of the run; the others name that change."""
+    left = [each for each in found if each.key not in changed or each.now != toml.literal(changed[each.key].new)]
+    return [
+        each._replace(
+            before=f"{each.before} ({changed[each.key].new} since step {changed[each.key].step}, by olmorl-ctl)"
+        )
+        if each.key in changed
+        else each
+        for each in left
+    ]
+
+
 def _is_place(key: str) -> bool:
     return key in PLACES or _TEACHERS_PLACE.fullmatch(key) is not None
 
 
-def _jump_of_rate(before: Config, now: Config) -> list[Difference]:
+def _jump_of_rate(before: Config, now: Config, changes: Sequence[Changed]) -> list[Difference]:
     """The learning rate around the next step, if other steps of the schedule would let it rise."""
     done = next(MetricsLog(RunFiles(now.run_dir).metrics).newest_first(), {"step": 0})["step"]
     if not done or before.schedule.steps == now.schedule.steps:
         return []
-    last = learning_rate(done, before.learner, before.schedule.steps)
-    following = learning_rate(done + 1, now.learner, now.schedule.steps)
+    last = learning_rate(done, settings_at(before, changes, done).learner, before.schedule.steps)
+    following = learning_rate(done + 1, settings_at(now, changes, done + 1).learner, now.schedule.steps)
     if following <= last or done < now.learner.warmup_steps:
         return []
     return [Difference("learning rate", f"{last:.3g} (step {done})", f"{following:.3g} (step {done + 1})")]

@@ -21,12 +21,14 @@ class RunHealth:
     def __init__(self, settings: Config, now: float) -> None:
         self._settings = settings
         self._files = RunFiles(settings.run_dir)
+        self._checkpoint_every = settings.checkpoint.every
         self._step: int | None = None
         self._since = self._next_look = now
         self._periods: deque[float] = deque(maxlen=_MOST_STEPS)
 
-    def note(self, step: int, now: float) -> None:
+    def note(self, step: int, now: float, checkpoint_every: int | None = None) -> None:
         """Note that `step` steps are done. The first step seen may be of an earlier start: its time is unknown."""
+        self._checkpoint_every = checkpoint_every or self._checkpoint_every
         if step == self._step:
             return
         if self._step is not None and step > self._step:
@@ -43,7 +45,7 @@ class RunHealth:
             "steps_wanted": self._settings.schedule.steps,
             "lag_bound": self._settings.schedule.max_lag,
             "planned_actors_per_learner": self._settings.actors.nodes / self._settings.learner.nodes,
-            "checkpoint_every_steps": self._settings.checkpoint.every,
+            "checkpoint_every_steps": self._checkpoint_every,
         }
 
     def disk(self, step: int, now: float) -> dict[str, float]:

@@ -328,7 +328,12 @@ class Service:
         actors = ActorSupervisor(context, access)
         statuses = StatusLoop(context, self._progress, self._telemetry, learner, actors)
         commands = Commands(
-            learner, actors, self._signals.stop_asked, lambda: statuses.latest, lambda: self._progress.latest
+            learner,
+            actors,
+            self._signals.stop_asked,
+            lambda: statuses.latest,
+            lambda: self._progress.latest,
+            self._progress.say,
         )
         if alone := self._settings.cluster.address is None:
             # On one machine places are free at once, and engines take longest to start.

@@ -89,7 +89,7 @@ class StatusLoop:
         self._progress.show(status, self._actors.describe(status.actors))
         self._learner.note_shown(status)
         self._context.processes.mend()
-        self._health.note(status.step, time.monotonic())
+        self._health.note(status.step, time.monotonic(), status.checkpoint_every)
         self._telemetry.record_verdict(status.verdict)
         self._telemetry.record(
             {

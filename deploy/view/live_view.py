@@ -56,6 +56,8 @@ class Status:
     waits: Sequence[Wait] = ()
     failures: tuple[int, str] = (0, "")
     """The number of draws that failed in a row, and a sentence about them."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints now."""
     sample: RecentSample | None = None
     """An answer of the last draw that ended with a group."""
     verdict: RunVerdict | None = None

@@ -13,7 +13,17 @@ from typing import Any, NamedTuple
 
 from olmorl.errors import DataError
 from olmorl.learner.storage import ledger, rollout_log
-from olmorl.learner.storage.ledger_state import Decided, Drawn, Journaled, Line, Outcome, Requeued, Started, Trained
+from olmorl.learner.storage.ledger_state import (
+    Changed,
+    Decided,
+    Drawn,
+    Journaled,
+    Line,
+    Outcome,
+    Requeued,
+    Started,
+    Trained,
+)
 from olmorl.run_dir import RunFiles
 
 _MOST_SHOWN = 300
@@ -79,6 +89,10 @@ class _LedgerStory:
                 self._end.append(Moment(event.at, "trained", f"at step {event.step}, which made version {event.step}"))
             case Started() if self._step is not None and self._step > event.step:
                 self._undo(event, self._step)
+            case Changed() if self.begin and not (self._is_trained or self._is_decided):
+                (self.begin if self._step is None else self._end).append(
+                    Moment(event.at, "changed", f"{event.key} to {event.new} from step {event.step} on, by {event.who}")
+                )
 
     @property
     def has_result(self) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 from rich.live import Live
 from rich.table import Table
 
+from olmorl.config import load, value_of
 from olmorl.deploy.view.console import SafeConsole
 from olmorl.deploy.view.dashboard import Dashboard, RunView, accuracy
 from olmorl.deploy.view.plot import draw
@@ -25,6 +26,7 @@ from olmorl.deploy.view.prompt_story import prompt_story
 from olmorl.deploy.view.run_state import metric_lines, no_step_yet, sandbox_of, verdict_of
 from olmorl.deploy.view.verdict import RunVerdict
 from olmorl.errors import DataError
+from olmorl.learner.orchestrator.changes import CHANGEABLE, describe, settings_at
 from olmorl.learner.storage.checkpoint_dir import newest_state
 from olmorl.learner.storage.ledger import read_ledger
 from olmorl.learner.storage.metrics_log import missing_steps
@@ -208,6 +210,23 @@ def show_dead_letters(found: Mapping[str, Any], as_json: bool) -> None:
     console.print(table if found["letters"] else "no dead letters")
     if found["replayed"]:
         console.print(f"drawn again, as the lag allows: {', '.join(map(str, found['replayed']))}")
+
+
+def show_changes(run_dir: Path, as_json: bool) -> None:
+    """Show the keys that can change while a run goes on, with their values, and every change so far."""
+    changes = newest_state(RunFiles(run_dir)).changes
+    settings = settings_at(load(RunFiles(run_dir).config, of_run=True), changes, sys.maxsize)
+    values = {key: value_of(settings, key) for key in CHANGEABLE}
+    if as_json:
+        print(json.dumps({"values": values, "changes": msgspec.to_builtins(changes)}))
+        return
+    table = Table("key", "value", "why it can change")
+    for key, value in values.items():
+        table.add_row(key, str(value), CHANGEABLE[key])
+    console = _console()
+    console.print(table)
+    for change in changes:
+        console.print(describe(change))
 
 
 def show_message(answer: Mapping[str, Any], as_json: bool) -> None:

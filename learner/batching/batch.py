@@ -66,24 +66,28 @@ class BatchBuilder:
         """Whether a group still moves the policy after the tokens that are too old for `version` are masked."""
         return samples.teaches(self._samples(group, version, starts), self._switches)
 
-    def build(self, step: int, groups: Sequence[Group], starts: Sequence[Start]) -> Batch:
-        """Pack the groups of `step`, in their order."""
+    def build(
+        self, step: int, groups: Sequence[Group], starts: Sequence[Start], settings: Config | None = None
+    ) -> Batch:
+        """Pack the groups of `step`, in their order. `settings` are those of this step; None: the recipe's."""
         made = samples.with_batch_part([self._samples(group, step - 1, starts) for group in groups], self._switches)
-        settings, last = self._config, self._config.schedule.steps
+        settings, last = settings or self._config, self._config.schedule.steps
         shards = pack(
             made,
             step=step,
             num_ranks=self._num_ranks,
             num_minibatches=settings.learner.minibatches,
             row_tokens=settings.row_tokens,
-            checkpoint=step == last or step % settings.checkpoint.every == 0,
+            checkpoint=step == last or any(step % every == 0 for every in checkpoint_intervals(settings)),
             sequence_parallel=settings.learner.sequence_parallel,
             share_prompts=settings.learner.has_own_attention,
         )
         replay_to = starts[-1].replay_to
         regular = step == last or step % settings.weights.publish_every == 0
         publish = step == replay_to or (step > replay_to and regular)
-        return Batch(tuple(replace(shard, publish=publish) for shard in shards), _facts(groups, made))
+        rate = settings.learner.learning_rate
+        shards = tuple(replace(shard, publish=publish, learning_rate=rate) for shard in shards)
+        return Batch(shards, _facts(groups, made))
 
     def _samples(self, group: Group, version: int, starts: Sequence[Start]) -> tuple[Sample, ...]:
         return samples.samples(
@@ -94,6 +98,13 @@ class BatchBuilder:
             starts=starts,
             switches=self._switches,
         )
+
+
+def checkpoint_intervals(settings: Config) -> list[int]:
+    """A multiple of any of these numbers of steps has a checkpoint."""
+    exports, evaluations = settings.checkpoint.export_every, settings.evaluation.every
+    intervals = [settings.checkpoint.every, exports, evaluations if settings.checkpoint.best else None]
+    return [every for every in intervals if every is not None]
 
 
 def _facts(groups: Sequence[Group], made: Sequence[Sequence[Sample]]) -> BatchFacts:

@@ -213,12 +213,13 @@ class Batcher:
 
     # --- draws --------------------------------------------------------------------------------------
 
-    def allowed(self, live: int, num_open: int, version: Version, done: int) -> int:
+    def allowed(self, live: int, num_open: int, version: Version, done: int, ahead: int) -> int:
         """Prompts that the lag allows to draw for `version`, the newest published one.
 
         Args:
             live: draws without an outcome. `num_open` of them are in no journal.
             done: steps that are trained.
+            ahead: batches generated ahead.
         """
         allowed = scheduling.draws_allowed(
             live=live,
@@ -226,7 +227,7 @@ class Batcher:
             done=done,
             to_finish=self._to_finish(done),
             batch=self._schedule.prompts_per_step,
-            ahead=self._schedule.batches_ahead,
+            ahead=ahead,
         )
         if self._schedule.draw_ahead == "adaptive":
             allowed = min(allowed, self._needed(num_open, done))

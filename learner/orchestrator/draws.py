@@ -19,6 +19,7 @@ from olmorl.learner.background import in_thread
 from olmorl.learner.batching.batch import Batch, BatchBuilder
 from olmorl.learner.batching.scheduling import slowest_engine
 from olmorl.learner.orchestrator.batcher import Batcher, Ending
+from olmorl.learner.orchestrator.changes import plan_change, settings_at
 from olmorl.learner.orchestrator.recovery import Recovered, reconcile
 from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.storage import checkpoint_dir
@@ -27,6 +28,7 @@ from olmorl.learner.storage.group_stats import Score, failure, score
 from olmorl.learner.storage.journal import Journal
 from olmorl.learner.storage.ledger import Position
 from olmorl.learner.storage.ledger_state import (
+    Changed,
     Decided,
     LedgerState,
     Line,
@@ -75,6 +77,7 @@ class Draws:
         num_ranks: int,
     ) -> None:
         plan = recovered.plan
+        self._config = config
         self._schedule = config.schedule
         self._queue = queue
         self._ledger = recovered.ledger
@@ -169,6 +172,28 @@ class Draws:
             await self._assemble()
             if not self._control.stopping:
                 await self._end_of_stream()
+
+    def settings(self, step: int) -> Config:
+        """The configuration of a step, with what people have changed since the run began."""
+        changes = self.state.changes
+        return settings_at(self._config, changes, step) if changes else self._config
+
+    async def change(self, key: str, value: object, who: str) -> Changed | None:
+        """Change a key from the next step on that no journal has; returns None if it has this value already.
+
+        Raises:
+            ConfigError: this key cannot be changed now, or not to this value.
+        """
+        async with self._lock:
+            change = plan_change(self._config, self.state.changes, key, value, who, self._next_to_build)
+            if change is not None:
+                await self._book(change)
+            return change
+
+    @property
+    def _next_to_build(self) -> int:
+        """The first step whose batch is neither built nor in the journal."""
+        return max(self._batcher.last_built, self._replay_to) + 1
 
     def batch(self, step: int) -> Batch | None:
         """The batch of `step` if it is built and no rank has it."""
@@ -339,7 +364,8 @@ class Draws:
         A restarted queue may be full of ended draws that came back. It is compared first then, and the next call queues
         what found no room.
         """
-        allowed = self._batcher.allowed(self.live, len(self.state.open), version, self.done)
+        ahead = self.settings(self._next_to_build).schedule.batches_ahead
+        allowed = self._batcher.allowed(self.live, len(self.state.open), version, self.done, ahead)
         first = self.state.num_drawn
         try:
             await self._draw(allowed, version)
@@ -416,7 +442,8 @@ class Draws:
         """Build the batches of the next two steps, as far as there are groups for them."""
         last = min(self.done + 2, self._schedule.steps)
         while (step := self._batcher.last_built + 1) <= last and (groups := await self._groups(step)) is not None:
-            self._batches[step] = await asyncio.to_thread(self._builder.build, step, groups, self.state.starts)
+            parts = step, groups, self.state.starts, self.settings(step)
+            self._batches[step] = await asyncio.to_thread(self._builder.build, *parts)
             self._batcher.built(step, self.done)
         self._batcher.assembled(self.done)
 

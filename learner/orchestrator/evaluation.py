@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from math import comb
@@ -108,6 +108,7 @@ class Evaluator:
         last_step: the version after it is always evaluated, and so is version 0.
         recorded: results of steps that are replayed, by step.
         tokens: of all answers before this start.
+        every: `evaluation.every` at a version; None: the recipe's.
     """
 
     def __init__(
@@ -120,6 +121,7 @@ class Evaluator:
         last_step: int,
         recorded: Mapping[int, Fields] | None = None,
         tokens: int = 0,
+        every: Callable[[int], int] | None = None,
     ) -> None:
         self._queue = queue
         self._sets = {name: rows[: settings.limit] for name, rows in sets.items() if rows}
@@ -132,6 +134,7 @@ class Evaluator:
         self._fields: dict[str, float | None] = {}
         self._asked: int | None = None
         self._tokens = tokens
+        self._every = every or (lambda _: settings.every)
         self._epoch = ""
         """The queue's when the current rounds began, or began again."""
         self._lock = asyncio.Lock()
@@ -153,7 +156,8 @@ class Evaluator:
             return False
         if self._asked is None or number >= self._last_step:
             return True
-        return number // self._settings.every > self._asked // self._settings.every
+        every = self._every(number)
+        return number // every > self._asked // every
 
     async def begin_if_due(self, version: Version) -> None:
         """Queue every set for `version` or newer, if `version` is to be evaluated."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from olmorl.clock import Clock
@@ -19,13 +20,15 @@ from olmorl.config import Config
 from olmorl.errors import DeadlinePassed
 from olmorl.learner.background import in_thread
 from olmorl.learner.orchestrator import recovery
+from olmorl.learner.orchestrator.changes import replaced_by_recipe
+from olmorl.learner.orchestrator.checkpoint_keeper import CheckpointKeeper, Export
 from olmorl.learner.orchestrator.draw_source import DrawSource, Stream
 from olmorl.learner.orchestrator.draws import Draws
 from olmorl.learner.orchestrator.evaluation import Evaluator
 from olmorl.learner.orchestrator.rank_coordinator import RankCoordinator
 from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.orchestrator.step_metrics import StepMetrics
-from olmorl.learner.storage import checkpoint_dir, rollout_log
+from olmorl.learner.storage import rollout_log
 from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_total
 from olmorl.learner.storage.rollout_log import RolloutLog
@@ -77,6 +80,7 @@ class Orchestrator:
         evaluator: Evaluator,
         ranks: RankCoordinator,
         metrics: StepMetrics,
+        keeper: CheckpointKeeper,
     ) -> None:
         self._config = config
         self._queue = queue
@@ -85,6 +89,7 @@ class Orchestrator:
         self._evaluator = evaluator
         self._ranks = ranks
         self._metrics = metrics
+        self._keeper = keeper
         self._line = asyncio.Lock()
         """Held while a line of the metrics is made, amended or made durable."""
         self.waits = waits
@@ -105,6 +110,7 @@ class Orchestrator:
         from_step: int | None = None,
         observe: Callable[[Fields], None] | None = None,
         observe_ended: Callable[[Ended], None] | None = None,
+        export: Export | None = None,
     ) -> Orchestrator:
         """Take over the run, recover its state, and build the orchestrator.
 
@@ -116,6 +122,7 @@ class Orchestrator:
             from_step: go back to this checkpoint and abandon everything after it.
             observe: called with every line of `metrics.jsonl` when it is written.
             observe_ended: called with every draw that ends; again after the loss of the process that writes rollouts.
+            export: makes the exports of `checkpoint.export_every`.
 
         Raises:
             UserError: the directory holds a run and `resume` is off, there is no checkpoint `from_step`, or the
@@ -129,13 +136,16 @@ class Orchestrator:
         recovered = await recovery.recover(
             files, queue, source, clock, disk, last_step=last_step, resume=resume, from_step=from_step
         )
-        plan = recovered.plan
+        plan, changes = recovered.plan, recovered.ledger.state.changes
+        if changes and (replaced := list(replaced_by_recipe(config, changes, plan.step + 1))):
+            recovered.ledger.append(*replaced)
         rollouts = RolloutLog(files.rollouts, plan.incarnation, plan.step + 1, disk, observe_ended)
         draws = Draws(config, queue, recovered, rollouts, disk, clock, control, num_ranks)
         lines = MetricsLog(files.metrics, observe)
         tokens = int(highest_total(files, "tokens_evaluation_total"))
         evaluator = Evaluator(
-            queue, evaluations, config.evaluation, clock, rollouts, last_step, recovered.evaluated, tokens
+            *(queue, evaluations, config.evaluation, clock, rollouts, last_step, recovered.evaluated, tokens),
+            every=lambda version: draws.settings(version).evaluation.every,
         )
         wall_s = next(lines.newest_first(), {"wall_s": 0.0})["wall_s"]
         metrics = StepMetrics(lines, disk, clock.now(), wall_s, await queue.statuses())
@@ -154,6 +164,7 @@ class Orchestrator:
             evaluator=evaluator,
             ranks=ranks,
             metrics=metrics,
+            keeper=CheckpointKeeper(config, draws.settings, export),
         )
 
     @property
@@ -171,11 +182,15 @@ class Orchestrator:
         """
         tending = asyncio.create_task(self._tend())
         self.waits.follow(tending)
+        self._keeper.begin_exports()
         try:
             while (stop := self._ranks.finished) is None:
                 await self.waits.change()
+            if stop.reason != STOP_ASKED:
+                await self._last_exports()
             return stop.reason
         finally:
+            await self._keeper.close()
             tending.cancel()
             await asyncio.wait([tending])
             await self.draws.close()
@@ -226,7 +241,9 @@ class Orchestrator:
         state, ended = self.draws.state, self.draws.exhausted
         line = self._metrics.line(report, facts, state, counts, in_flight, self._clock.now(), data_ended=ended)
         self.draws.check_newest()
-        await self._metrics.append(line | self._evaluator.results(report.step))
+        results = self._evaluator.results(report.step)
+        await self._metrics.append(line | results)
+        await self._keep_best(results)
         if self.draws.has_built(report.step + 1):
             self.waits.notify()  # rank 0 goes on with that batch, and `_tend` builds the one after it
         else:
@@ -263,7 +280,7 @@ class Orchestrator:
             await self._metrics.sync()
         await self.draws.complete(step)
         self.waits.notify()
-        await in_thread(checkpoint_dir.retain, files.checkpoints, settings.keep)
+        await self._keeper.tidy(step)
         await in_thread(rollout_log.retain, files.rollouts, settings.rollouts, step, self.incarnation)
 
     # --- the loop -----------------------------------------------------------------------------------
@@ -303,11 +320,25 @@ class Orchestrator:
             await evaluator.begin(version)
         await self._wait(lambda: self.control.stopping or evaluator.idle, "the last evaluation", limit_s)
 
+    async def _last_exports(self) -> None:
+        """Make the exports that are due, unless a stop is asked for; then tidy up."""
+        self._keeper.begin_exports()
+        limit_s = self._config.supervision.deadlines.checkpoint_s
+        with suppress(DeadlinePassed):
+            await self._wait(lambda: self._keeper.idle or self.control.stopping, "the last exports", limit_s)
+        await self._keeper.tidy(self.draws.done)
+
     async def _write_results(self) -> None:
         """Add the results of an evaluation that ended after the last step to its line."""
         async with self._line:
             if results := self._evaluator.results():
                 await self._metrics.amend(results)
+                await self._keep_best(results)
+
+    async def _keep_best(self, results: Fields) -> None:
+        """Look whether these results of an evaluation make another checkpoint the best one."""
+        if any(map(self._keeper.is_metric, results)):
+            await self._keeper.tidy(self.draws.done)
 
     async def _wait(self, ready: Callable[[], bool], what: str, limit_s: float | None = None) -> None:
         limit_s = limit_s or self._config.learner.batch_deadline_s

@@ -342,6 +342,7 @@ def _abandon(files: RunFiles, step: int, history: Position, incarnation: int) ->
     ]
     journal = Journal(files.journal)
     later += [journal.path_of(s) for s in reversed(journal.steps()) if s > step]
+    later += [path for path in files.exports.glob("step_*") if path.name[5:].isdecimal() and int(path.name[5:]) > step]
     rollouts = [*rollout_log.files(files.rollouts), *rollout_log.evaluation_files(files.rollouts)]
     later += [path for path in rollouts if rollout_log.step_of(path) > step]
     for i in reversed(ledger.incarnations(files.ledger)):

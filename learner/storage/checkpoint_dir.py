@@ -15,6 +15,7 @@ import logging
 import shutil
 import zlib
 from collections import Counter
+from collections.abc import Container
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -166,9 +167,9 @@ def shares(checkpoints: Path, step: int) -> Path:
     return shares_of(checkpoints, step, read_part(checkpoints, step).incarnation)
 
 
-def retain(checkpoints: Path, keep: int) -> None:
-    """Remove all complete checkpoints but the newest `keep`, each marker first. Blocks."""
-    for step in steps(checkpoints)[:-keep]:
+def retain(checkpoints: Path, keep: int, also: Container[int] = ()) -> None:
+    """Remove all complete checkpoints but the newest `keep` and those in `also`, each marker first. Blocks."""
+    for step in [step for step in steps(checkpoints)[:-keep] if step not in also]:
         folder = folder_of(checkpoints, step)
         try:
             (folder / MARKER).unlink()

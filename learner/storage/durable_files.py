@@ -111,6 +111,12 @@ def sync_folder(folder: Path) -> None:
         raise unwritable(folder, error) from error
 
 
+def sync_tree(folder: Path) -> None:
+    """Make all files and folders under `folder` durable. Raises ResourceError if the disk refuses."""
+    for path in (folder, *folder.rglob("*")):
+        sync_folder(path)
+
+
 def cut(path: Path, num_bytes: int) -> bytes:
     """Shorten a file to `num_bytes`, durably; returns the bytes that were cut off."""
     with path.open("r+b") as file:

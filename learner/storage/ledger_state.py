@@ -114,7 +114,20 @@ class Trained(Event, frozen=True, kw_only=True):
     """Completion tokens of lost attempts that the actors reported since the previous step."""
 
 
-Line = Started | Drawn | Requeued | Recalled | Retired | Decided | Journaled | Trained
+class Changed(Event, frozen=True, kw_only=True):
+    """A key of the configuration that changed while the run went on."""
+
+    key: str
+    recipe: int | float | None
+    """The recipe's value. A start whose recipe has another one goes by that."""
+    old: int | float | None
+    new: int | float | None
+    who: str
+    step: int
+    """The first step with the new value."""
+
+
+Line = Started | Drawn | Requeued | Recalled | Retired | Decided | Journaled | Trained | Changed
 
 
 class Start(NamedTuple):
@@ -213,6 +226,8 @@ class LedgerState:
     """The newest failed draws that may have a dead letter."""
     to_replay: dict[int, Draw] = field(default_factory=dict)
     """Failed draws whose rows are to be drawn again."""
+    changes: list[Changed] = field(default_factory=list)
+    """Keys that changed while the run went on, in order."""
 
     def contradictions(self, events: Iterable[Line]) -> list[int]:
         """Draws that `events` would end although they are not open, or would end twice."""
@@ -246,6 +261,8 @@ class LedgerState:
                 self.journaled += len(event.draws)
             case Trained():
                 self._train(event)
+            case Changed():
+                self.changes.append(event)
 
     def forget(self, step: int) -> None:
         """Keep no single draw of the steps up to `step`: no start goes back before it."""

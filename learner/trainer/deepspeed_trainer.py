@@ -173,7 +173,7 @@ class DeepSpeedTrainer:
     def _train(self, shard: Shard) -> dict[str, float] | None:
         updates, beta = list(product(range(self._learner.epochs), range(len(shard.minibatches)))), self._state.kl_beta
         rows = self._scored(shard, len(updates))
-        rate = self._rate(shard.step)
+        rate = self._rate(shard)
         stats_S = torch.zeros(NUM_STATS, dtype=torch.float64, device=self._device)
         grad_norms: list[float] = []
         backward_s = optimizer_s = 0.0
@@ -224,10 +224,12 @@ class DeepSpeedTrainer:
             values["learner_peak_flops_per_s"] = self._peak.flops_per_s * self._ranks.world
         return values
 
-    def _rate(self, step: int) -> float:
+    def _rate(self, shard: Shard) -> float:
         """The policy does not move while its critic warms up."""
-        warms_up = self._critic is not None and step <= self._critic_settings.warmup_steps
-        return 0.0 if warms_up else learning_rate(step, self._learner, self._steps)
+        if self._critic is not None and shard.step <= self._critic_settings.warmup_steps:
+            return 0.0
+        changed = {} if shard.learning_rate is None else {"learning_rate": shard.learning_rate}
+        return learning_rate(shard.step, self._learner.model_copy(update=changed), self._steps)
 
     def _scored(self, shard: Shard, updates: int) -> list[list[ScoredRow]]:
         """The rows of each minibatch as they are trained, with what is known of them before the first update."""

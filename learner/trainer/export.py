@@ -11,7 +11,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from olmorl import config
 from olmorl.errors import DataError, UserError
-from olmorl.learner.storage import checkpoint_dir
+from olmorl.learner.storage import checkpoint_dir, durable_files
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.adapters import attach
 from olmorl.learner.trainer.checkpoint_shards import KINDS, Shares
@@ -39,7 +39,9 @@ def export(run_dir: Path, step: int | None, folder: Path) -> int:
     partial = place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
         write(checkpoint_dir.shares(checkpoints, chosen), settings, partial)
+        durable_files.sync_tree(partial)  # a folder that a power cut leaves is whole
         partial.replace(place)
+        durable_files.sync_folder(place.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return chosen

@@ -38,8 +38,8 @@ class FakeTrainer:
         digest = hashlib.blake2b(self.weights, digest_size=DIGEST_BYTES)
         digest.update(str([sorted(sample.draw_id for sample in row) for row in rows]).encode())
         self.weights = digest.digest()
-        ones = dict.fromkeys(("lr", "importance_ess_fraction", "importance_ess_fraction_answers"), 1.0)
-        return dict.fromkeys(metrics.LEARNER, 0.0) | ones
+        ones = dict.fromkeys(("importance_ess_fraction", "importance_ess_fraction_answers"), 1.0)
+        return dict.fromkeys(metrics.LEARNER, 0.0) | ones | {"lr": shard.learning_rate or 0.0}
 
     def interrupt(self) -> None:
         """Does nothing: a simulated step has no micro-batches."""

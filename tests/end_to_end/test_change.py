@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from olmorl import __version__, config
+from olmorl.deploy.control import cli
 
 SCHEDULE = """
 [schedule]
@@ -51,3 +55,39 @@ def test_a_forgotten_override_is_asked_about_and_every_start_is_kept(simulate: C
     assert config.load(first) == trained_with and config.load(second) == config.load(kept)
     assert f"# olmorl {__version__}\n" in first.read_text()
     assert "--resume --change --steps 5 --schedule.max_lag 4\n" in second.read_text()
+
+
+def test_a_change_while_the_run_goes_on_survives_the_death_of_each_process(
+    simulate: Callable[[str], Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = simulate("[schedule]\nsteps = 400\nprompts_per_step = 4\n[checkpoint]\nevery = 10\n")
+
+    def set_key(key: str, value: str) -> int:
+        capsys.readouterr()
+        assert cli.main([str(run.run_dir), "set", key, value, "--json"]) == 0
+        step: int = json.loads(capsys.readouterr().out)["step"]
+        return step
+
+    run.start()
+    run.until_step(3)
+    first = set_key("learner.learning_rate", "5e-7")
+    os.kill(run.roster()["orchestrator"]["pid"], signal.SIGKILL)
+    run.until(lambda: run.lines()[-1:] and run.lines()[-1]["incarnation"] == 2)
+    run.until_step(first + 2)
+    assert cli.main([str(run.run_dir), "set", "sampling.temperature", "0.7"]) == 2
+    assert "--resume --change --sampling.temperature 0.7" in capsys.readouterr().err
+    second = set_key("learner.learning_rate", "2e-7")
+    run.signal(signal.SIGKILL)
+    run.wait()
+    run.start("--resume")
+    run.until(lambda: run.lines()[-1:] and run.lines()[-1]["incarnation"] == 3)
+    run.until_step(second + 2)
+    assert cli.main([str(run.run_dir), "stop"]) == 0
+    run.wait()
+    output = run.output()
+    assert (
+        f"changed while the run went on, and kept: learner.learning_rate: 5e-07 -> 2e-07 from step {second}" in output
+    )
+    rates = [line["lr"] for line in run.lines()]
+    wanted = [1e-6] * (first - 1) + [5e-7] * (second - first)
+    assert rates == wanted + [2e-7] * (len(rates) - len(wanted))

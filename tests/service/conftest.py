@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +72,7 @@ class Service:
     play: Callable[[], Play] | None = None
     rows: Sequence[Row] | None = None
     """In place of `num_rows` made ones."""
+    export: Callable[[int], Awaitable[None]] | None = None
 
     def __post_init__(self) -> None:
         self.queue = MemoryQueue(QueueSettings(outage_deadline_s=LEASE_S / 1.5), 10_000, self.clock)
@@ -102,6 +103,7 @@ class Service:
             evaluations=self.evaluations,
             resume=resume,
             from_step=from_step,
+            export=self.export,
         )
         self.trainers = [self.trainer(self.settings.simulation, self.clock, rank) for rank in range(RANKS)]
         self._tasks = [asyncio.create_task(self.orchestrator.run())]

@@ -90,6 +90,7 @@ def test_every_change_waits_for_the_one_under_way(parts: Build) -> None:
                 "complete": (1,),
                 "counts": (),
                 "replay_letters": (),
+                "change": ("learner.learning_rate", 1e-7, "anna"),
             }
             public = {name for name, each in vars(Draws).items() if iscoroutinefunction(each) and name[0] != "_"}
             assert public - calls.keys() == {"describe", "letters", "write_rollouts", "close"}, "they change no draw"

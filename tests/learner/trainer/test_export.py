@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -13,12 +14,15 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
+import uvloop
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
@@ -28,9 +32,11 @@ from olmorl.errors import ConfigError, DataError, ResourceError, UserError
 from olmorl.learner.storage import checkpoint_dir
 from olmorl.learner.storage.checkpoint_dir import Part
 from olmorl.learner.storage.ledger_state import LedgerState
+from olmorl.learner.trainer import export_process
 from olmorl.learner.trainer import model as models
 from olmorl.learner.trainer.checkpoint_shards import KINDS, ParameterPiece, Share, Shares, file_of
 from olmorl.learner.trainer.export import export
+from olmorl.run_dir import RunFiles
 
 Weights = dict[str, torch.Tensor]
 NOBODY = 65534
@@ -165,6 +171,53 @@ def test_a_checkpoint_is_exported_as_its_master_weights_rounded(
     assert all(torch.equal(loaded[key], weight.to(torch.bfloat16)) for key, weight in weights.items())
     vocabulary = AutoTokenizer.from_pretrained(tiny_models[name]).get_vocab()
     assert AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab() == vocabulary
+
+
+def in_loop_of_a_process_of_ray(work: Coroutine[Any, Any, None]) -> None:
+    """Run it as the orchestrator does: in a thread that is not the main one, in the loop that Ray makes."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(lambda: uvloop.new_event_loop().run_until_complete(work)).result(120)
+
+
+def test_a_killed_export_leaves_no_folder_and_the_next_one_is_whole(
+    run_of: Callable[..., tuple[Path, Weights]], tiny_models: dict[str, str]
+) -> None:
+    run_dir, weights = run_of(tiny_models["llama"])
+    folder = RunFiles(run_dir).export_of(4)
+    program = (
+        "import asyncio, sys; from pathlib import Path; from olmorl.learner.trainer.export_process import export_step; "
+        "asyncio.run(export_step(Path(sys.argv[1]), 4))"
+    )
+    killed = subprocess.Popen([sys.executable, "-c", program, str(run_dir)])
+    deadline = time.monotonic() + 120
+    while not list(folder.parent.glob(".step_4.*.partial")):
+        assert time.monotonic() < deadline and killed.poll() is None
+        time.sleep(0.001)
+    (exporting,) = psutil.Process(killed.pid).children()
+    killed.kill()
+    killed.wait()
+    exporting.wait(60)
+    assert not folder.exists() and len(list(folder.parent.iterdir())) == 1, "half a folder of another name"
+
+    in_loop_of_a_process_of_ray(export_process.export_step(run_dir, 4))
+    assert list(folder.parent.iterdir()) == [folder]
+    loaded = dict(AutoModelForCausalLM.from_pretrained(folder, dtype="auto").named_parameters())
+    assert all(torch.equal(loaded[key], weight.to(torch.bfloat16)) for key, weight in weights.items())
+    with pytest.raises(ResourceError, match="exists and is not empty"):
+        asyncio.run(export_process.export_step(run_dir, 4))
+
+
+def test_damage_in_a_checkpoint_is_noticed_and_leaves_no_export(
+    run_of: Callable[..., tuple[Path, Weights]], tiny_models: dict[str, str]
+) -> None:
+    run_dir, _ = run_of(tiny_models["llama"])
+    share = file_of(checkpoint_dir.shares_of(run_dir / "checkpoints", 4, 1), 1)
+    data = bytearray(share.read_bytes())
+    data[-100] ^= 1
+    share.write_bytes(data)
+    with pytest.raises(ResourceError, match="damaged"):
+        asyncio.run(export_process.export_step(run_dir, 4))
+    assert list(RunFiles(run_dir).exports.iterdir()) == []
 
 
 TEMPLATE = "{{ messages[-1].content }}"

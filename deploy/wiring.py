@@ -41,11 +41,13 @@ from olmorl.ports import (
     WeightStore,
 )
 from olmorl.run_dir import RunFiles
+from olmorl.tools import KEY
 
 MOST_NAMED = 8
 """The most combinations of verifiers that the line about rewards names."""
 
 if TYPE_CHECKING:
+    from olmorl.actors.episodes.agent_runner import Agents
     from olmorl.actors.episodes.runner import Play
     from olmorl.actors.episodes.suffix import TemplateRenderer
     from olmorl.actors.loop import Actor
@@ -281,7 +283,7 @@ def episode(settings: Config) -> EpisodeStart | None:
     """
     name, parser = settings.episodes.environment, settings.episodes.tool_parser
     if name is None:
-        return None
+        return EpisodeStart() if settings.episodes.agent else None
     if settings.run.mode == "simulated":
         return EpisodeStart(environment=name)
     from olmorl.learner.data.tools import schemas
@@ -293,10 +295,12 @@ def episode(settings: Config) -> EpisodeStart | None:
     return EpisodeStart(environment=name, tools=tools)
 
 
-def play(settings: Config) -> Play | None:
+def play(settings: Config) -> Play | Agents | None:
     """What an actor needs for episodes; None in a run of single answers."""
-    if settings.episodes.environment is None:
+    if settings.episodes.player is None:
         return None
+    if settings.episodes.agent and settings.run.mode == "real":
+        return _agent_play(settings, settings.episodes.agent)
     from olmorl.actors.episodes.runner import Play
 
     environments: Environments
@@ -320,11 +324,33 @@ def play(settings: Config) -> Play | None:
     )
 
 
+def _agent_play(settings: Config, command: str) -> Agents:
+    from olmorl.actors.episodes.agent_runner import Agents
+
+    episodes = settings.episodes
+    return Agents(
+        command,
+        template_renderers(settings),
+        tool_role=episodes.tool_role,
+        timeout_s=episodes.timeout_s,
+        max_turns=episodes.max_turns,
+        max_sequence=settings.longest_sample,
+        max_cache_age=settings.schedule.max_lag,
+    )
+
+
 def template_renderer(settings: Config) -> TemplateRenderer:
-    """Writes messages by the policy's chat template.
+    """Writes messages by the policy's chat template. Raises ConfigError as `template_renderers`."""
+    start = episode(settings)
+    return template_renderers(settings)(start.tools if start else ())
+
+
+def template_renderers(settings: Config) -> Callable[[Sequence[dict[str, Any]]], TemplateRenderer]:
+    """Gives the renderer of prompts with some tools, by the policy's chat template.
 
     Raises:
-        ConfigError: there is no chat template, or the model has no token that ends an answer.
+        ConfigError: there is no chat template, or the model has no token that ends an answer; or there are tools and no
+            parser of their calls.
     """
     from olmorl.actors.episodes.suffix import TemplateRenderer
     from olmorl.learner.data.loader import open_tokenizer
@@ -332,20 +358,32 @@ def template_renderer(settings: Config) -> TemplateRenderer:
     tokenizer, data = open_tokenizer(settings.model), settings.data
     stops = _stop_tokens(settings, tokenizer)
     if not tokenizer.chat_template or not stops:
+        key = "episodes.agent" if settings.episodes.agent else KEY
         what = "stop token" if tokenizer.chat_template else "chat template"
         raise ConfigError(
-            f"episodes.environment: the policy has no {what}, and so no way to read a reply: give one in "
+            f"{key}: the policy has no {what}, and so no way to read a reply: give one in "
             f"{'model.path' if tokenizer.chat_template else 'model.chat_template'}"
         )
-    start, parser, parse = episode(settings), settings.episodes.tool_parser, None
-    tools = start.tools if start else ()
-    if parser is not None:
-        from olmorl.actors.vllm_engine.tool_calls import ToolCallParser
+    parser = settings.episodes.tool_parser
 
-        parse = ToolCallParser(parser, tokenizer, tools, settings.verifiers.think_tags[1])
-    return TemplateRenderer(
-        tokenizer, stops, values=data.chat_template_kwargs, system_prompt=data.system_prompt, tools=tools, parse=parse
-    )
+    def renderer(tools: Sequence[dict[str, Any]]) -> TemplateRenderer:
+        parse = None
+        if tools:
+            if parser is None:
+                raise ConfigError("episodes.tool_parser: name the parser of the calls of tools, such as hermes")
+            from olmorl.actors.vllm_engine.tool_calls import ToolCallParser
+
+            parse = ToolCallParser(parser, tokenizer, tools, settings.verifiers.think_tags[1])
+        return TemplateRenderer(
+            tokenizer,
+            stops,
+            values=data.chat_template_kwargs,
+            system_prompt=data.system_prompt,
+            tools=tools,
+            parse=parse,
+        )
+
+    return renderer
 
 
 def _stop_tokens(settings: Config, tokenizer: Any) -> set[int]:
@@ -378,7 +416,7 @@ def prompts(
     from olmorl.learner.data.stream import PromptStream
 
     if settings.run.mode == "simulated":
-        return PromptStream([_numbered_rows(settings.episodes.environment)], settings.run.seed), {}, []
+        return PromptStream([_numbered_rows(settings.episodes.player)], settings.run.seed), {}, []
     from olmorl.learner.data.checks import check_different, check_enough, check_taught, shared_rows
     from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
     from olmorl.verifiers.label_check import LabelChecker

@@ -150,15 +150,15 @@ class Episodes(Section):
     environment: OwnFunction | None = None
     """`module:factory` or `file.py:factory` of the environment. Default: single answers."""
     agent: str | None = Field(None, min_length=1)
-    """In place of an environment: a shell command for each episode, which asks the policy over HTTP."""
+    """Or a shell command for each episode, which asks the policy over HTTP."""
     max_turns: int = Field(8, ge=1)
     """Most answers of an episode."""
     max_tokens: int | None = Field(None, ge=1)
     """Longest episode after its prompt, replies included. Default: sampling.max_tokens, the bound of one answer."""
     timeout_s: float = Field(60.0, gt=0)
-    """Deadline of each call; of an agent: for each request, from the answer before."""
+    """Deadline of each call; for an agent the longest time between two requests."""
     tool_parser: str | None = None
-    """vLLM's parser of calls, such as `hermes`, for an environment or an agent with tools."""
+    """vLLM's parser of calls, such as `hermes`, for episodes with tools."""
     tool_role: str = Field("tool", min_length=1)
     """Role of a tool's result in the chat template, such as `environment`."""
 
@@ -929,7 +929,7 @@ def _episode_length(config: Config) -> str | None:
 
 
 def _one_player(config: Config) -> str | None:
-    """Only one of `episodes.environment` and `episodes.agent` is set."""
+    """`episodes.environment` and `episodes.agent` are not both set."""
     if config.episodes.environment is None or config.episodes.agent is None:
         return None
     return "episodes.environment and episodes.agent both play the episodes: remove one of them"

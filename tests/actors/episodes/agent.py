@@ -36,9 +36,9 @@ def main(does: str) -> None:
         print("no tools found", file=sys.stderr)
         time.sleep(60 if does == "silent" else 0)
         sys.exit(does == "crash")
-    for _ in range(2):
+    for _ in range(4 if does == "mixed" else 2):
         history += [ask(history), GO_ON]
-        if does == "rewrite":
+        if does == "rewrite" or (does == "mixed" and row["n"] % 2):
             history = [{"role": "system", "content": f"{len(history)} messages so far"}, GO_ON]
     if does in ("reward", "bad reward"):
         Path(os.environ["OLMORL_REWARD"]).write_text("0.75\n" if does == "reward" else "good", encoding="utf-8")

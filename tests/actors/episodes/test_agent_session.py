@@ -19,7 +19,7 @@ from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.errors import EnvironmentFailed
 from olmorl.learner.batching.samples import defect
-from olmorl.messages import Completion, EpisodeStart, Group, Lease
+from olmorl.messages import Completion, EpisodeStart, Group, Lease, Version
 from olmorl.ports import Sampling
 from olmorl.simulation import Simulation
 
@@ -116,6 +116,23 @@ def test_a_history_that_grows_is_one_path(draw: Make) -> None:
     assert shape(made) == [(-1, 0, 3), (0, 23, 3), (1, 46, 3)]
     assert [turn.messages for turn in made.turns] == [[ASKED], [MORE], [MORE]]
     assert made.text == "right" or made.text == "wrong"
+
+
+def test_updates_between_and_inside_turns_label_their_tokens(draw: Make, staged: Make) -> None:
+    async def story(session: AgentSession, engine: FakeEngine) -> None:
+        first = await session.answer(asks(ASKED))
+        await engine.update(staged(Version(1, 1)))
+        second = asyncio.create_task(session.answer(asks(ASKED, first.message, MORE)))
+        await asyncio.sleep(1.05)
+        await engine.update(staged(Version(1, 2)))
+        await second
+
+    made, _ = episode(draw, story)
+    assert [(span.version.number, span.start, span.end) for span in made.spans] == [
+        (0, 0, 20),
+        (1, 20, 30),
+        (2, 30, 40),
+    ]
 
 
 @pytest.mark.parametrize("keeps_thinking", [True, False])

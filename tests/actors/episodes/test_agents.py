@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -105,6 +106,18 @@ async def test_an_agent_out_of_turns_is_told_and_scored_whatever_its_exit_code(s
     group, _ = await run(service, draw, play("ask on", max_turns=4), group_size=1)
     (completion,) = group.completions
     assert (completion.exit, len(completion.turns)) == ("max_turns", 4)
+
+
+async def test_the_agent_of_the_documentation_runs(service: Make, draw: Make, tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    (program,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "OLMORL_ROW" in text)
+    (tmp_path / "agent.py").write_text(program, encoding="utf-8")
+    of_page = play("")._replace(command=f"{sys.executable} {tmp_path}/agent.py", timeout_s=60)
+    group, _ = await run(service, draw, of_page, group_size=1)
+    (completion,) = group.completions
+    assert [turn.parent for turn in completion.turns] == [-1, 0, 1]
+    assert completion.verdicts[VERDICT].reward == len(set("answer 3")) / 100
 
 
 async def test_the_processes_of_an_agent_end_with_the_actor(service: Make, draw: Make) -> None:

@@ -6,9 +6,11 @@ Heavy imports are inside the functions, so that each process loads only the libr
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ from olmorl.clock import SystemClock
 from olmorl.config import Config, Distillation, Verifiers
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import QueueAccess, run_id
-from olmorl.errors import ConfigError, HostLost, QueueUnavailable, ResourceError
+from olmorl.errors import ConfigError, HostLost, ModelError, QueueUnavailable, ResourceError
 from olmorl.extension import load_function
 from olmorl.failed_start import building
 from olmorl.messages import EpisodeStart, Stop, Version
@@ -326,11 +328,20 @@ def play(settings: Config) -> Play | Agents | None:
 
 def _agent_play(settings: Config, command: str) -> Agents:
     from olmorl.actors.episodes.agent_runner import Agents
+    from olmorl.actors.episodes.template_check import faults
 
-    episodes = settings.episodes
+    episodes, renderer = settings.episodes, template_renderers(settings)
+
+    @lru_cache(maxsize=16)
+    def checked(tools: str) -> TemplateRenderer:
+        made = renderer(json.loads(tools))
+        if found := faults(made, episodes.tool_role if made.has_tools else None):
+            raise ModelError(f"{'; '.join(found)}: give another template in model.chat_template")
+        return made
+
     return Agents(
         command,
-        template_renderers(settings),
+        lambda tools: checked(json.dumps(tools)),
         tool_role=episodes.tool_role,
         timeout_s=episodes.timeout_s,
         max_turns=episodes.max_turns,

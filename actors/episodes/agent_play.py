@@ -14,7 +14,8 @@ class AgentPlay(NamedTuple):
     command: str
     """For `/bin/sh`."""
     renderer: Callable[[Sequence[dict[str, Any]]], Renderer]
-    """Gives the renderer of a prompt with these tools. Raises ConfigError if there is no parser of their calls."""
+    """Gives the renderer of a prompt with these tools. Raises ConfigError or ModelError if they cannot be written or
+    their calls cannot be read."""
     tool_role: str
     """Role of a tool's result in the chat template."""
     timeout_s: float

@@ -128,7 +128,9 @@ class _Episode:
     def completion(self, session: AgentSession) -> Completion:
         """Raises EnvironmentFailed: the episode cannot be scored."""
         if cause := self._cause(session):
-            raise EnvironmentFailed("; ".join(filter(None, (cause, session.refusal, self._last_words))))
+            raise EnvironmentFailed(
+                "; ".join(filter(None, (cause, "" if session.fault else session.refusal, self._last_words)))
+            )
         if self._failure is not None:
             raise self._failure
         exit_ = session.exit or (OUT_OF_TIME if self._code is None else DONE)
@@ -137,7 +139,7 @@ class _Episode:
 
     def _cause(self, session: AgentSession) -> str:
         if session.fault:
-            return "the policy could not be asked"
+            return f"the policy could not be asked: {session.fault}"
         ended = f"took longer than episodes.timeout_s = {self._play.timeout_s:g} s to ask"
         if self._code is not None:
             ended = f"ended with exit code {self._code}"

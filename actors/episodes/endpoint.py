@@ -62,7 +62,10 @@ class Endpoint:
     def _guarded(
         self, handle: Callable[[web.Request, AgentSession], Awaitable[web.StreamResponse]]
     ) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        """The handler with the session of its request. What it refuses becomes an error of OpenAI's API."""
+        """The handler with the session of its request. What it refuses becomes an error of OpenAI's API.
+
+        Any other error is a fault of the episode, which is then not scored.
+        """
 
         async def guarded(request: web.Request) -> web.StreamResponse:
             key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
@@ -75,6 +78,13 @@ class Endpoint:
                 if session is not None:
                     session.refuse(refused)
                 return web.json_response(refused.body(), status=refused.status)
+            except ConnectionError:
+                raise  # the client hung up
+            except Exception as error:
+                log.exception("the endpoint failed at a request of an agent")
+                assert session is not None
+                session.fault = f"{type(error).__name__}: {error}"
+                return web.json_response(Refused("the endpoint failed", 500).body(), status=500)
 
         return guarded
 

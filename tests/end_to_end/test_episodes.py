@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -14,9 +15,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from olmorl.deploy.demo.settings import ModelSize
+from olmorl.deploy.demo.tiny_model import CHAT_TEMPLATE, build_model, build_tokenizer
 from olmorl.learner.storage import rollout_log
 from tests.end_to_end import recipes
 from tests.end_to_end.launching import Launch
+from tests.public_agents import MINI, SMOL, installed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[1]
@@ -61,12 +65,13 @@ Record = dict[str, Any]
 @pytest.fixture(scope="module")
 def decided(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random policy whose next token depends on the tokens before."""
-    folder = tmp_path_factory.mktemp("decided")
-    from olmorl.deploy.demo.settings import ModelSize
-    from olmorl.deploy.demo.tiny_model import build_model, build_tokenizer
+    return made_policy(tmp_path_factory.mktemp("decided"), max_tokens=1024)
 
+
+def made_policy(folder: Path, max_tokens: int) -> Path:
     tokenizer = build_tokenizer(256)
-    model = build_model(ModelSize(hidden=64, intermediate=128, heads=2, sliding_window=16), tokenizer, seed=0)
+    sizes = ModelSize(hidden=64, intermediate=128, heads=2, sliding_window=16, max_tokens=max_tokens)
+    model = build_model(sizes, tokenizer, seed=0)
     with torch.no_grad():
         model.lm_head.weight.mul_(8)
     model.save_pretrained(folder)
@@ -90,6 +95,43 @@ def launched(tmp_path: Path, decided: Path) -> Iterator[Callable[[str, float], L
 
     yield launch
     for run in made:
+        run.end()
+
+
+TOOLS = "{% if tools %}<|system|>{{ tools | tojson }}{% endif %}"
+"""Before the messages, in the chat template of a policy that may call tools."""
+
+
+@pytest.mark.parametrize("command", [MINI, SMOL], ids=["mini", "smolagents"])
+def test_agents_from_the_package_index_train_unchanged(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, command: str
+) -> None:
+    """The policy is random and calls no tool. Both agents leave such answers out, so each turn is a branch."""
+    programs = installed(tmp_path_factory.mktemp("agents"))
+    policy = made_policy(tmp_path / "policy", max_tokens=40_000)
+    (tmp_path / "template.jinja").write_text(TOOLS + CHAT_TEMPLATE)
+    agent = json.dumps(command.format(bin=programs, folder=tmp_path))
+    text = RECIPE.format(player=f'agent = {agent}\ntool_parser = "hermes"', rate=1e-3, steps=2)
+    for old, new in {
+        "max_tokens = 96": "max_tokens = 16",
+        "max_tokens = 480": "max_tokens = 36000",
+        "max_turns = 4": "max_turns = 3",
+        "group_size = 4": "group_size = 2",
+        "prompts_per_step = 4": "prompts_per_step = 1",
+    }.items():
+        text = text.replace(old, new)
+    run = recipes.real(tmp_path, policy, text)
+    template = f'[model]\nchat_template = "{tmp_path}/template.jinja"\n'
+    run.recipe.write_text(run.recipe.read_text().replace("[model]\n", template))
+    try:
+        run.start()
+        assert run.wait(800) == 0, run.output()
+        found = episodes(run)
+        assert len(run.lines()) == 2 and len(found) >= 4
+        for _, completion in found:
+            assert [turn["parent"] for turn in completion["turns"]] == [-1] * 3
+            assert completion["exit"] == "max_turns"
+    finally:
         run.end()
 
 

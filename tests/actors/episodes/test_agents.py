@@ -152,7 +152,7 @@ class Session:
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
         self.asked: list[tuple[Any, bool]] = []
-        self.refusal = ""
+        self.refusal = self.fault = ""
 
     def refuse(self, refused: Any) -> Any:
         self.refusal = str(refused)
@@ -236,6 +236,17 @@ async def test_openais_own_client_reads_answers_streams_and_errors() -> None:
                     await ours.chat.completions.create(**asked, stream=stream)
                 assert caught.value.code == "context_length_exceeded"
         assert [is_retry for _, is_retry in session.asked] == [False] * 4
+
+
+async def test_an_error_of_the_endpoint_is_a_fault_of_the_episode(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken() -> Any:
+        raise LookupError("no such token")
+
+    async with served(broken) as (client, url, session):
+        reply = await client.post(f"{url}/chat/completions", json={"messages": [ASKED]})
+        assert (reply.status, (await reply.json())["error"]["type"]) == (500, "server_error")
+    assert session.fault == "LookupError: no such token"
+    assert "the endpoint failed at a request of an agent" in caplog.text
 
 
 async def test_a_stream_that_waits_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,33 +12,15 @@ from olmorl.actors.episodes.agent_runner import Agents
 from olmorl.messages import Completion, Group
 from tests.actors.episodes.test_agent_session import Renderer
 from tests.actors.episodes.test_agents import run
+from tests.public_agents import MINI, SMOL, installed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 Make = Callable[..., Any]
-PACKAGES = ("mini-swe-agent==2.4.6", "smolagents[openai]==1.26.0")
-MINI = (
-    "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors MSWEA_GLOBAL_CONFIG_DIR={folder} "
-    "{bin}/mini -m openai/$OPENAI_MODEL -t 'Say hello.' -y --exit-immediately -o {folder}/trajectory.json"
-)
-SMOL = "{bin}/python {here}/smol_agent.py"
 
 
 @pytest.fixture(scope="module")
 def bin_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a virtual environment with both agents; the test is skipped where they cannot be installed."""
-    folder = tmp_path_factory.mktemp("agents")
-    uv = shutil.which("uv", path=str(Path(sys.executable).parent)) or shutil.which("uv")
-    if uv is None:
-        pytest.skip("uv is not installed")
-    python = folder / "bin" / "python"
-    for command in (
-        ["venv", str(folder), "--clear", "--python", sys.executable],
-        ["pip", "install", "--python", str(python), *PACKAGES],
-    ):
-        done = subprocess.run([uv, *command], capture_output=True, text=True, timeout=300)
-        if done.returncode:
-            pytest.skip(f"the agents cannot be installed: {done.stderr.strip()[-300:]}")
-    return folder / "bin"
+    return installed(tmp_path_factory.mktemp("agents"))
 
 
 class Scripted(Renderer):
@@ -83,7 +62,7 @@ async def test_smolagents_rewrite_their_history_and_each_step_is_a_branch(
     service: Make, draw: Make, bin_folder: Path
 ) -> None:
     policy = scripted(("add", {"a": 3, "b": 4}), ("final_answer", {"answer": "7"}))
-    command = SMOL.format(bin=bin_folder, here=Path(__file__).parent)
+    command = SMOL.format(bin=bin_folder)
     group, _ = await run(service, draw, play(command, policy), group_size=1)
     assert isinstance(group, Group), group
     (completion,) = group.completions

@@ -357,6 +357,22 @@ def test_an_agent_plays_a_real_row_with_made_up_answers(trial: Callable[..., con
         checks.environment(with_agent(trial(GOOD), "crash"))
 
 
+@pytest.mark.slow  # imports vLLM for its parser
+def test_an_agent_with_tools_needs_their_parser_and_a_template_that_shows_them(
+    trial: Callable[..., config.Config],
+) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    recipe = with_agent(trial(GOOD), "append")
+    play: Any = wiring.play(recipe)
+    assert play.renderer([]) is play.renderer([])
+    with pytest.raises(ConfigError, match=r"episodes\.tool_parser: name the parser of the calls of tools"):
+        play.renderer(tools)
+    episodes = recipe.episodes.model_copy(update={"tool_parser": "hermes"})
+    play = wiring.play(recipe.model_copy(update={"episodes": episodes}))
+    with pytest.raises(ModelError, match=r"the chat template does not show the tool 'add'.*model\.chat_template"):
+        play.renderer(tools)
+
+
 @pytest.mark.parametrize(
     ("step", "template", "rows", "says"),
     [

@@ -19,6 +19,8 @@ from olmorl.messages import Prompt
 
 ROW, REWARD = "OLMORL_ROW", "OLMORL_REWARD"
 """Variables with the path of the row, as JSON, and with the path at which the agent may write a number."""
+_OWN = ("OLMORL_", "RAY_")
+"""Beginnings of the variables that an agent does not get: the policy may read its environment, and these have keys."""
 END_S = 10.0
 """Longest time in which the processes of an agent end."""
 _SHOWN = 300
@@ -68,7 +70,7 @@ async def running(command: str, prompt: Prompt, index: int, address: Mapping[str
         row.write_text(json.dumps(_row(prompt, index), ensure_ascii=False, default=str), encoding="utf-8")
         without_proxy = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
         environment = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith(_OWN)},
             **address,
             **dict.fromkeys(("NO_PROXY", "no_proxy"), without_proxy),
             ROW: str(row),

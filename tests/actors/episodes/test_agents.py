@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from olmorl import config
-from olmorl.actors.episodes import agent_guard
+from olmorl.actors.episodes import agent_guard, agent_process
 from olmorl.actors.episodes.agent_runner import Agents
 from olmorl.actors.episodes.endpoint import Endpoint
 from olmorl.actors.episodes.turns import VERDICT
@@ -126,6 +126,22 @@ async def test_the_processes_of_an_agent_end_with_the_actor(service: Make, draw:
     async with s.running(s.actor()):
         await until(lambda: len(list_left()) == 2)
     assert not list_left()
+
+
+async def test_an_agent_gets_its_key_and_none_of_the_run(draw: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    monkeypatch.setenv("OLMORL_TOKEN", "secret")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy")
+    monkeypatch.setenv("NO_PROXY", "here")
+    command = "env | grep -E 'RAY_|OLMORL_|KEY|NO_PROXY' | sort | sed s,/tmp/.*/,, ; cat $OLMORL_ROW"
+    prompt = draw(0, columns={"level": 3})
+    async with agent_process.running(command, prompt, 1, {"OPENAI_API_KEY": "sk-1"}) as process:
+        assert await process.wait() == 0
+        assert process.last_words() == (
+            "NO_PROXY=here,127.0.0.1 OLMORL_REWARD=reward OLMORL_ROW=row.json OPENAI_API_KEY=sk-1 "
+            '{"level": 3, "prompt": "?", "index": 1}'
+        ), "and not the label of the row"
+    assert not process.folder.exists()
 
 
 async def test_a_guard_whose_owner_is_killed_ends_the_command() -> None:

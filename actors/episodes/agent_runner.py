@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from olmorl.actors.episodes import agent_process
@@ -38,6 +39,7 @@ class AgentRunner:
         self._clock = clock
         self._note_change = note_change
         self._endpoint = Endpoint(play.tool_role, play.max_sequence)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     async def start(self) -> None:
         """Serve the policy."""
@@ -45,6 +47,7 @@ class AgentRunner:
 
     async def stop(self) -> None:
         await self._endpoint.stop()
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def run(self, work: LeasedGroup, index: int, request_id: str, sampling: Sampling) -> Completion:
         """Play the episode `index` of a group. Tokens of failed tries count as lost.
@@ -65,6 +68,7 @@ class AgentRunner:
                         f"{request_id}/{number}",
                         sampling,
                         tasks=tasks,
+                        thread=self._thread,
                         note_waiting=episode.note_waiting,
                     )
                     await episode.play(session, index, self._endpoint)

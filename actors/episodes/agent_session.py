@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from concurrent.futures import Executor
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,6 +26,8 @@ from olmorl.clock import Clock
 from olmorl.errors import EnvironmentFailed, PromptRefused
 from olmorl.messages import Completion, TokenIds
 from olmorl.ports import Engine, Renderer, Sampling
+
+T = TypeVar("T")
 
 
 class _Held(NamedTuple):
@@ -62,11 +66,13 @@ class AgentSession:
         sampling: Sampling,
         *,
         tasks: asyncio.TaskGroup,
+        thread: Executor | None = None,
         note_waiting: Callable[[bool], None],
     ) -> None:
         """
         Args:
             tasks: of the episode. An error of the engine ends it.
+            thread: one thread, for the tokenizer.
             note_waiting: called with whether the policy waits for the agent, whenever that changes.
         """
         self._engine = engine
@@ -76,6 +82,7 @@ class AgentSession:
         self._request_id = request_id
         self._sampling = sampling
         self._tasks = tasks
+        self._thread = thread
         self._note_waiting = note_waiting
         self.turns = Turns()
         self.exit = ""
@@ -102,9 +109,7 @@ class AgentSession:
             return self._given[key]
         task = self._running.get(key)
         if task is None:
-            place = self._place(request)
-            self._num_asked += 1
-            task = self._tasks.create_task(self._sample(request, place, self._num_asked))
+            task = self._tasks.create_task(self._sample(request, self._count()))
             self._running[key] = task
             self._note_waiting(False)
             task.add_done_callback(lambda _: self._ended(key))
@@ -128,29 +133,37 @@ class AgentSession:
         if not self._running:
             self._note_waiting(True)
 
-    def _place(self, request: ChatRequest) -> _Place:
-        """Raises Refused."""
+    def _count(self) -> int:
+        """The number of a new request. Raises Refused. Refused ones count too, so that no agent asks without end."""
         if self._num_asked >= self._play.max_turns:
-            self.exit = MAX_TURNS
+            self.exit = self.exit or MAX_TURNS
             # Agents end at this status, and try others again.
-            raise Refused(f"the episode is over after {self._num_asked} answers (episodes.max_turns)", 404, MAX_TURNS)
+            raise Refused(f"the episode is over after {self._num_asked} requests (episodes.max_turns)", 404, MAX_TURNS)
+        self._num_asked += 1
+        return self._num_asked - 1
+
+    async def _place(self, request: ChatRequest) -> _Place | Refused:
         held = self._longest(request)
         try:
-            renderer = self._renderer(request)
             if held is None:
                 parent, messages, sequence = -1, request.messages, _NO_TOKENS
-                added = renderer.prompt(messages)
+                added = await self._in_thread(lambda: self._renderer(request).prompt(messages))
             else:
                 parent, messages, sequence = held.turn, request.messages[len(held.messages) + 1 :], held.sequence
-                added = renderer.added(held.messages, held.reply, messages, held.answer)
+                added = await self._in_thread(partial(self._added, request, held, messages))
         except (EnvironmentFailed, ValueError) as error:
             self.fault = str(error)
-            raise Refused(self.fault) from None
+            return Refused(self.fault)
         prompt = np.concatenate([sequence, added])
         room = self._play.max_sequence - len(prompt)
-        if room <= 0:
-            raise self._too_long(len(prompt))
-        return _Place(parent, len(sequence), added, messages, prompt, room)
+        return _Place(parent, len(sequence), added, messages, prompt, room) if room > 0 else self._too_long(len(prompt))
+
+    def _added(self, request: ChatRequest, held: _Held, messages: Sequence[Message]) -> TokenIds:
+        return self._renderer(request).added(held.messages, held.reply, messages, held.answer)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        """Templates and tokenizers take long over long conversations, and tokenizers one call at a time."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _longest(self, request: ChatRequest) -> _Held | None:
         """The longest held conversation that the request continues with messages of others."""
@@ -175,21 +188,23 @@ class AgentSession:
             code="context_length_exceeded",
         )
 
-    async def _sample(self, request: ChatRequest, place: _Place, number: int) -> Answer | Refused:
-        sampling, play = self._sampling, self._play
-        seed = None if sampling.seed is None else seeds.derive(sampling.seed, "turn", number - 1)
-        most = min(sampling.max_tokens, place.room, request.max_tokens or place.room)
-        of_turn = replace(sampling, max_tokens=most, seed=seed, stop=(*sampling.stop, *request.stop))
+    async def _sample(self, request: ChatRequest, number: int) -> Answer | Refused:
+        place = await self._place(request)
+        if isinstance(place, Refused):
+            return place
         asked_at = self._clock.wall()
-        salt = self._salt.at(self._engine.version, play.max_cache_age)
-        request_id = f"{self._request_id}.{number - 1}"
+        sampling, salt = (
+            self._sampling_of(request, place, number),
+            self._salt.at(self._engine.version, self._play.max_cache_age),
+        )
+        request_id = f"{self._request_id}.{number}"
         try:
-            answer = await self._engine.generate(request_id, place.prompt, of_turn, self._work.priority, salt)
+            answer = await self._engine.generate(request_id, place.prompt, sampling, self._work.priority, salt)
         except PromptRefused:
             return self._too_long(len(place.prompt))
         self._work.num_tokens += len(answer.token_ids)
         self.exit = ""
-        self.turns.add(
+        turn = self.turns.add(
             answer,
             parent=place.parent,
             kept=place.kept,
@@ -198,17 +213,26 @@ class AgentSession:
             asked_at=asked_at,
             ended_at=self._clock.wall(),
         )
-        turn = len(self.turns.turns) - 1
-        reply = _with_ids(self._renderer(request).reply(answer), turn)
-        self.turns.reply(reply)
-        sequence = np.concatenate([place.prompt, answer.token_ids])
-        held = _Held(turn, request.messages, reply, answer, sequence)
-        self._held[after(request.digests[-1], reply)] = held
-        without_thinking = {key: value for key, value in reply.items() if key != "reasoning_content"}
-        self._held[after(request.digests[-1], without_thinking)] = held
+        reply = _with_ids(await self._in_thread(lambda: self._renderer(request).reply(answer)), turn)
+        self.turns.reply(turn, reply)
+        self._hold(
+            request, _Held(turn, request.messages, reply, answer, np.concatenate([place.prompt, answer.token_ids]))
+        )
         given = Answer(turn, reply, answer.finish_reason, len(place.prompt), len(answer.token_ids), int(asked_at))
         self._given[request.identity] = given
         return given
+
+    def _sampling_of(self, request: ChatRequest, place: _Place, number: int) -> Sampling:
+        ours = self._sampling
+        seed = None if ours.seed is None else seeds.derive(ours.seed, "turn", number)
+        most = min(ours.max_tokens, place.room, request.max_tokens or place.room)
+        return replace(ours, max_tokens=most, seed=seed, stop=(*ours.stop, *request.stop))
+
+    def _hold(self, request: ChatRequest, held: _Held) -> None:
+        """The agent may repeat the answer with its thinking or without."""
+        without_thinking = {key: value for key, value in held.reply.items() if key != "reasoning_content"}
+        for reply in (held.reply, without_thinking):
+            self._held[after(request.digests[-1], reply)] = held
 
 
 _NO_TOKENS: TokenIds = np.zeros(0, np.int32)

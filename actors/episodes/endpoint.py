@@ -111,13 +111,13 @@ class Endpoint:
     ) -> web.StreamResponse:
         """The answer in parts, all at its end: only a whole answer can be read as calls of tools."""
         coming = asyncio.ensure_future(session.answer(asked, is_retry=is_retry))
-        await asyncio.sleep(0)
-        if coming.done():
+        if (await asyncio.wait([coming], timeout=COMMENT_S))[0]:
             await coming  # a refusal has its status, as long as no part was sent
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
         await response.prepare(request)
-        while not (await asyncio.wait([coming], timeout=COMMENT_S))[0]:
+        while not coming.done():
             await response.write(b": the policy answers\n\n")
+            await asyncio.wait([coming], timeout=COMMENT_S)
         try:
             parts = (await coming).chunks(asked.with_usage)
         except Refused as refused:

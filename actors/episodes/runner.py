@@ -121,7 +121,7 @@ class EpisodeRunner:
         while not path.exit:
             answer = await self._answer(work, f"{request_id}.{path.num_turns}", sampling, path)
             reply = self._play.renderer.reply(answer)
-            path.turns.reply(reply)
+            path.turns.reply(-1, reply)
             path.exit = _exit_of(answer, reply)
             if path.exit:
                 break

@@ -48,8 +48,8 @@ class Turns:
         messages: Sequence[dict[str, Any]],
         asked_at: float,
         ended_at: float,
-    ) -> None:
-        """The policy answered."""
+    ) -> int:
+        """The policy answered. Returns the number of the turn."""
         start = self.num_sampled
         self.num_sampled += len(answer.token_ids)
         turn = Turn(
@@ -65,10 +65,11 @@ class Turns:
         )
         self.turns.append(turn)
         self.answers.append(answer)
+        return len(self.turns) - 1
 
-    def reply(self, message: dict[str, Any]) -> None:
-        """The last answer as a message."""
-        self.turns[-1] = replace(self.turns[-1], reply=message)
+    def reply(self, turn: int, message: dict[str, Any]) -> None:
+        """The answer of a turn as a message."""
+        self.turns[turn] = replace(self.turns[turn], reply=message)
 
     def completion(self, exit_: str, verdict: Verdict | None) -> Completion:
         """The episode as a completion: the sampled tokens of all turns, the text of the last one."""

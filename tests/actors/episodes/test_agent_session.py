@@ -207,7 +207,7 @@ def test_answers_that_are_asked_for_together_are_branches(draw: Make) -> None:
 @pytest.mark.parametrize(
     ("changes", "exit_", "status", "what"),
     [
-        ({"max_turns": 1}, "max_turns", 404, "the episode is over after 1 answers"),
+        ({"max_turns": 1}, "max_turns", 404, "the episode is over after 1 requests"),
         ({"max_sequence": 26}, "too_long", 400, "This model's maximum context length is 26 tokens"),
     ],
 )
@@ -233,6 +233,20 @@ def test_an_agent_may_shorten_its_history_when_it_is_too_long(draw: Make) -> Non
 
     made, _ = episode(draw, story, max_sequence=26)
     assert (made.exit, shape(made)) == ("done", [(-1, 0, 3), (-1, 0, 3)])
+
+
+def test_an_agent_that_repeats_what_is_too_long_comes_to_an_end_with_that_exit(draw: Make) -> None:
+    async def story(session: AgentSession, _: Any) -> list[int]:
+        path = (ASKED, (await session.answer(asks(ASKED))).message, MORE)
+        statuses = []
+        for _ in range(4):
+            with pytest.raises(Refused) as refused:
+                await session.answer(asks(*path))
+            statuses.append(refused.value.status)
+        return statuses
+
+    made, statuses = episode(draw, story, max_sequence=26, max_turns=3)
+    assert (made.exit, statuses) == ("too_long", [400, 400, 404, 404])
 
 
 def test_an_answer_has_the_room_that_is_left_and_the_tokens_that_were_asked_for(draw: Make) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from olmorl.actors.episodes.agent_play import AgentPlay
 from olmorl.actors.episodes.agent_session import AgentSession
@@ -17,8 +19,11 @@ from olmorl.actors.episodes.fake_environments import FakeRenderer
 from olmorl.actors.fake_engine import FakeEngine
 from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import LoopClock, run_simulated
+from olmorl.config import Objective
 from olmorl.errors import EnvironmentFailed
-from olmorl.learner.batching.samples import defect
+from olmorl.learner.algorithm.presets import resolve
+from olmorl.learner.batching.samples import defect, samples
+from olmorl.learner.storage.ledger_state import Start
 from olmorl.messages import Completion, EpisodeStart, Group, Lease, Version
 from olmorl.ports import Sampling
 from olmorl.simulation import Simulation
@@ -292,6 +297,37 @@ def test_130_turns_cost_linear_tokens(draw: Make) -> None:
 
     made, _ = episode(draw, story, max_turns=130, max_sequence=10_000)
     assert rendered == [1] * 130 and np.concatenate([turn.added for turn in made.turns]).size == 3 * 130
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_an_agent_does_each_sampled_token_is_trained_in_one_sequence(draw: Make, seed: int) -> None:
+    random = Random(seed)
+
+    async def talk(session: AgentSession, histories: list[list[dict[str, Any]]]) -> None:
+        history = [*random.choice(histories), {"role": "user", "content": str(random.randrange(3))}]
+        if random.random() < 0.3:  # rewrites or drops something earlier
+            history[random.randrange(len(history))] = {"role": "user", "content": f"note {random.randrange(9)}"}
+        answer = await session.answer(asks(*history), is_retry=random.random() < 0.2)
+        histories.append([*history, answer.message])
+
+    async def story(session: AgentSession, _: Any) -> None:
+        histories: list[list[dict[str, Any]]] = [[]]
+        for _ in range(5):
+            await asyncio.gather(*(talk(session, histories) for _ in range(random.randint(1, 3))))
+
+    made, _ = episode(draw, story, max_turns=20, max_sequence=2000)
+    group = Group(
+        prompt=draw(0, group_size=1, episode=EpisodeStart()),
+        completions=(replace(made, reward=1.0),),
+        actor="a0",
+        started_at=0.0,
+        finished_at=1.0,
+    )
+    found = samples(group, 0, max_lag=2, max_tokens=2000, starts=[Start(1, 0, 0)], switches=resolve(Objective(), 2000))
+    trained = [sample.completion_ids[sample.loss_mask] for sample in found]
+    leaves = set(range(len(made.turns))) - {turn.parent for turn in made.turns}
+    assert len(found) == len(leaves)
+    assert sorted(np.concatenate(trained).tolist()) == sorted(made.token_ids.tolist())
 
 
 @pytest.mark.parametrize(

@@ -130,7 +130,7 @@ def test_agents_from_the_package_index_train_unchanged(
         assert len(run.lines()) == 2 and len(found) >= 4
         for _, completion in found:
             assert [turn["parent"] for turn in completion["turns"]] == [-1] * 3
-            assert completion["exit"] == "max_turns"
+            assert completion["exit"] in ("done", "max_turns"), "agents give up too"
     finally:
         run.end()
 

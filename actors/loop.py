@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from olmorl import config, deadlines
 from olmorl.actors import heartbeat
 from olmorl.actors.admission import EVALUATION_SHARE, Intake, Lane, slots
-from olmorl.actors.episodes.runner import EpisodeRunner, Play
+from olmorl.actors.episodes.runner import Plays
 from olmorl.actors.leased_groups import LeasedGroup, Order, held_sequences, place_in_engine
 from olmorl.actors.sequence_times import SequenceTimes
 from olmorl.actors.weight_follower import WeightFollower
@@ -62,7 +62,7 @@ class Actor:
         evaluation_share: float = EVALUATION_SHARE,
         metrics: str = "",
         peak: DevicePeak | None = None,
-        play: Play | None = None,
+        play: Plays | None = None,
     ) -> None:
         """`sample` gives the parameters of each completion, `lanes` comes from `admission.lanes`.
 
@@ -96,8 +96,7 @@ class Actor:
         )
         self._watch = heartbeat.StallWatch(name, settings.stall_deadline_s)
         self._totals = heartbeat.Totals()
-        self._play = play
-        self._episodes = play and EpisodeRunner(engine, play, clock, self._note_change)
+        self._episodes = play.player(engine, clock, self._note_change) if play else None
         self._works: dict[str, LeasedGroup] = {}
         self._order = Order.RUN
         self._times: SequenceTimes | None = None
@@ -116,8 +115,8 @@ class Actor:
             owned.callback(self._ended.set)
             owned.push_async_callback(self._engine.stop)
             owned.push_async_callback(self._scorer.stop)
-            if self._play:
-                owned.push_async_callback(self._play.environments.stop)
+            if self._episodes:
+                owned.push_async_callback(self._episodes.stop)
             try:
                 await self._live()
             except BaseExceptionGroup as group:
@@ -151,8 +150,8 @@ class Actor:
         try:
             async with within(self._settings.start_deadline_s, awaited):
                 await self._scorer.start()  # first: an engine waits until its libraries are imported, in a thread
-                if self._play:
-                    await self._play.environments.start()
+                if self._episodes:
+                    await self._episodes.start()
                 newest = await self._weights.newest()
                 with contextlib.nullcontext() if newest is None else self._weights.prover.taking(newest.manifest):
                     await self._engine.start(newest)
@@ -229,7 +228,7 @@ class Actor:
                 completion = await self._engine.generate(request_id, prompt.token_ids, sampling, work.priority)
                 work.num_tokens += len(completion.token_ids)
             else:
-                assert self._episodes is not None, "a prompt that is an episode, in a run without an environment"
+                assert self._episodes is not None, "a prompt that is an episode, in a run of single answers"
                 completion = await self._episodes.run(work, index, request_id, sampling)
         finally:
             work.num_generating -= 1

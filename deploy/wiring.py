@@ -6,10 +6,11 @@ Heavy imports are inside the functions, so that each process loads only the libr
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +23,7 @@ from olmorl.clock import SystemClock
 from olmorl.config import Config, Distillation, Verifiers
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.credentials import QueueAccess, run_id
-from olmorl.errors import ConfigError, HostLost, QueueUnavailable, ResourceError
+from olmorl.errors import ConfigError, HostLost, ModelError, QueueUnavailable, ResourceError
 from olmorl.extension import load_function
 from olmorl.failed_start import building
 from olmorl.messages import EpisodeStart, Stop, Version
@@ -42,11 +43,13 @@ from olmorl.ports import (
     WeightStore,
 )
 from olmorl.run_dir import RunFiles
+from olmorl.tools import KEY
 
 MOST_NAMED = 8
 """The most combinations of verifiers that the line about rewards names."""
 
 if TYPE_CHECKING:
+    from olmorl.actors.episodes.agent_runner import Agents
     from olmorl.actors.episodes.runner import Play
     from olmorl.actors.episodes.suffix import TemplateRenderer
     from olmorl.actors.loop import Actor
@@ -282,7 +285,7 @@ def episode(settings: Config) -> EpisodeStart | None:
     """
     name, parser = settings.episodes.environment, settings.episodes.tool_parser
     if name is None:
-        return None
+        return EpisodeStart() if settings.episodes.agent else None
     if settings.run.mode == "simulated":
         return EpisodeStart(environment=name)
     from olmorl.learner.data.tools import schemas
@@ -294,10 +297,12 @@ def episode(settings: Config) -> EpisodeStart | None:
     return EpisodeStart(environment=name, tools=tools)
 
 
-def play(settings: Config) -> Play | None:
+def play(settings: Config) -> Play | Agents | None:
     """What an actor needs for episodes; None in a run of single answers."""
-    if settings.episodes.environment is None:
+    if settings.episodes.player is None:
         return None
+    if settings.episodes.agent and settings.run.mode == "real":
+        return _agent_play(settings, settings.episodes.agent)
     from olmorl.actors.episodes.runner import Play
 
     environments: Environments
@@ -321,11 +326,42 @@ def play(settings: Config) -> Play | None:
     )
 
 
+def _agent_play(settings: Config, command: str) -> Agents:
+    from olmorl.actors.episodes.agent_runner import Agents
+    from olmorl.actors.episodes.template_check import faults
+
+    episodes, renderer = settings.episodes, template_renderers(settings)
+
+    @lru_cache(maxsize=16)
+    def checked(tools: str) -> TemplateRenderer:
+        made = renderer(json.loads(tools))
+        if found := faults(made, episodes.tool_role if made.has_tools else None):
+            raise ModelError(f"{'; '.join(found)}: give another template in model.chat_template")
+        return made
+
+    return Agents(
+        command,
+        lambda tools: checked(json.dumps(tools)),
+        tool_role=episodes.tool_role,
+        timeout_s=episodes.timeout_s,
+        max_turns=episodes.max_turns,
+        max_sequence=settings.longest_sample,
+        max_cache_age=settings.schedule.max_lag,
+    )
+
+
 def template_renderer(settings: Config) -> TemplateRenderer:
-    """Writes messages by the policy's chat template.
+    """Writes messages by the policy's chat template. Raises ConfigError as `template_renderers`."""
+    start = episode(settings)
+    return template_renderers(settings)(start.tools if start else ())
+
+
+def template_renderers(settings: Config) -> Callable[[Sequence[dict[str, Any]]], TemplateRenderer]:
+    """Gives the renderer of prompts with some tools, by the policy's chat template.
 
     Raises:
-        ConfigError: there is no chat template, or the model has no token that ends an answer.
+        ConfigError: there is no chat template, or the model has no token that ends an answer; or there are tools and no
+            parser of their calls.
     """
     from olmorl.actors.episodes.suffix import TemplateRenderer
     from olmorl.learner.data.loader import open_tokenizer
@@ -333,20 +369,32 @@ def template_renderer(settings: Config) -> TemplateRenderer:
     tokenizer, data = open_tokenizer(settings.model), settings.data
     stops = _stop_tokens(settings, tokenizer)
     if not tokenizer.chat_template or not stops:
+        key = "episodes.agent" if settings.episodes.agent else KEY
         what = "stop token" if tokenizer.chat_template else "chat template"
         raise ConfigError(
-            f"episodes.environment: the policy has no {what}, and so no way to read a reply: give one in "
+            f"{key}: the policy has no {what}, and so no way to read a reply: give one in "
             f"{'model.path' if tokenizer.chat_template else 'model.chat_template'}"
         )
-    start, parser, parse = episode(settings), settings.episodes.tool_parser, None
-    tools = start.tools if start else ()
-    if parser is not None:
-        from olmorl.actors.vllm_engine.tool_calls import ToolCallParser
+    parser = settings.episodes.tool_parser
 
-        parse = ToolCallParser(parser, tokenizer, tools, settings.verifiers.think_tags[1])
-    return TemplateRenderer(
-        tokenizer, stops, values=data.chat_template_kwargs, system_prompt=data.system_prompt, tools=tools, parse=parse
-    )
+    def renderer(tools: Sequence[dict[str, Any]]) -> TemplateRenderer:
+        parse = None
+        if tools:
+            if parser is None:
+                raise ConfigError("episodes.tool_parser: name the parser of the calls of tools, such as hermes")
+            from olmorl.actors.vllm_engine.tool_calls import ToolCallParser
+
+            parse = ToolCallParser(parser, tokenizer, tools, settings.verifiers.think_tags[1])
+        return TemplateRenderer(
+            tokenizer,
+            stops,
+            values=data.chat_template_kwargs,
+            system_prompt=data.system_prompt,
+            tools=tools,
+            parse=parse,
+        )
+
+    return renderer
 
 
 def _stop_tokens(settings: Config, tokenizer: Any) -> set[int]:
@@ -379,7 +427,7 @@ def prompts(
     from olmorl.learner.data.stream import PromptStream
 
     if settings.run.mode == "simulated":
-        return PromptStream([_numbered_rows(settings.episodes.environment)], settings.run.seed), {}, []
+        return PromptStream([_numbered_rows(settings.episodes.player)], settings.run.seed), {}, []
     from olmorl.learner.data.checks import check_different, check_enough, check_taught, shared_rows
     from olmorl.learner.data.loader import Loader, evaluation_sets, open_tokenizer, training_sources
     from olmorl.verifiers.label_check import LabelChecker

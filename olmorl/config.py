@@ -149,16 +149,23 @@ class Episodes(Section):
 
     environment: OwnFunction | None = None
     """`module:factory` or `file.py:factory` of the environment. Default: single answers."""
+    agent: str | None = Field(None, min_length=1)
+    """Or a shell command for each episode, which asks the policy over HTTP."""
     max_turns: int = Field(8, ge=1)
     """Most answers of an episode."""
     max_tokens: int | None = Field(None, ge=1)
     """Longest episode after its prompt, replies included. Default: sampling.max_tokens, the bound of one answer."""
     timeout_s: float = Field(60.0, gt=0)
-    """Deadline of each call."""
+    """Deadline of each call; for an agent the longest time between two requests."""
     tool_parser: str | None = None
-    """vLLM's parser of calls, such as `hermes`, for an environment with tools."""
+    """vLLM's parser of calls, such as `hermes`, for episodes with tools."""
     tool_role: str = Field("tool", min_length=1)
     """Role of a tool's result in the chat template, such as `environment`."""
+
+    @property
+    def player(self) -> str | None:
+        """What plays the episodes: the environment or the agent. None: single answers."""
+        return self.environment or self.agent
 
 
 class Schedule(Section):
@@ -941,18 +948,25 @@ def _row_length(config: Config) -> str | None:
 
 
 def _episode_length(config: Config) -> str | None:
-    """`episodes.max_tokens` needs `episodes.environment`, and is at least `sampling.max_tokens`."""
+    """`episodes.max_tokens` needs `episodes.environment` or `agent`, and is at least `sampling.max_tokens`."""
     tokens, answer = config.episodes.max_tokens, config.sampling.max_tokens
     if tokens is None:
         return None
-    if config.episodes.environment is None:
-        return "episodes.max_tokens has no effect on single answers: set episodes.environment, or leave it out"
+    if config.episodes.player is None:
+        return "episodes.max_tokens has no effect on single answers: set episodes.environment or agent, or leave it out"
     if tokens >= answer:
         return None
     return (
         f"episodes.max_tokens = {tokens} is less than sampling.max_tokens = {answer}: an episode has at least one "
         f"answer; set it to {answer} or more"
     )
+
+
+def _one_player(config: Config) -> str | None:
+    """`episodes.environment` and `episodes.agent` are not both set."""
+    if config.episodes.environment is None or config.episodes.agent is None:
+        return None
+    return "episodes.environment and episodes.agent both play the episodes: remove one of them"
 
 
 def _shared_rows(config: Config) -> str | None:
@@ -990,10 +1004,11 @@ def _greedy_samples(config: Config) -> str | None:
 
 
 def _taught_answers(config: Config) -> str | None:
-    """`distillation.teachers` score single answers, so there is no `episodes.environment`."""
-    if not config.distillation.teachers or config.episodes.environment is None:
+    """`distillation.teachers` score single answers, so there is no `episodes.environment` or `agent`."""
+    if not config.distillation.teachers or config.episodes.player is None:
         return None
-    return "distillation.teachers score single answers: take out episodes.environment, or the teachers"
+    key = "agent" if config.episodes.agent else "environment"
+    return f"distillation.teachers score single answers: take out episodes.{key}, or the teachers"
 
 
 def _taught_at_temperature_1(config: Config) -> str | None:
@@ -1060,6 +1075,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _overlong_buffer,
     _row_length,
     _episode_length,
+    _one_player,
     _shared_rows,
     _attention_of_shared_rows,
     _greedy_samples,

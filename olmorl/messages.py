@@ -201,7 +201,8 @@ class Turn(Message, frozen=True, kw_only=True):
     kept: int
     """Tokens of the parent's sequence with which this prompt begins."""
     added: TokenIds
-    """Tokens after them that the policy did not sample. They are never trained."""
+    """Tokens after them that the policy did not sample. They are never trained. Without a parent and with `kept` = 0
+    they are the prompt: of an environment or an agent, which may also have rewritten the history."""
     start: int
     end: int
     """The part of the completion's `token_ids` that this turn sampled."""
@@ -221,7 +222,7 @@ class Episode(Message, frozen=True, kw_only=True):
 
     turns: tuple[Turn, ...]
     exit: str
-    """`done`, `max_turns`, `too_long` or `bad_call`."""
+    """`done`, `max_turns`, `too_long`, `bad_call`, or of an agent `out_of_time`."""
 
 
 class Completion(Message, frozen=True, kw_only=True):
@@ -272,8 +273,12 @@ class Completion(Message, frozen=True, kw_only=True):
 
     @property
     def path_length(self) -> int:
-        """Tokens after the prompt of the row: the sampled ones, and those that were added between the turns."""
-        return len(self.token_ids) + sum(len(turn.added) for turn in self.turns)
+        """Tokens after the prompt of the row: the sampled ones, and the added ones; of the longest branch."""
+        lengths: list[int] = []
+        for turn in self.turns:
+            before = lengths[turn.parent] if turn.parent >= 0 else 0
+            lengths.append(before + len(turn.added) + turn.end - turn.start)
+        return max(lengths, default=len(self.token_ids))
 
 
 class Group(Message, frozen=True, kw_only=True):

@@ -10,28 +10,48 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
 from olmorl import seeds
+from olmorl.actors.episodes.turns import BAD_CALL, DONE, MAX_TURNS, TOO_LONG, CacheSalt, Turns
 from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import Clock
 from olmorl.errors import EnvironmentFailed, PromptRefused, Unscorable
-from olmorl.messages import Completion, Episode, Prompt, Span, TokenIds, Turn, Verdict, Version
+from olmorl.messages import Completion, Prompt, TokenIds
 from olmorl.ports import Engine, Environment, Environments, Renderer, Sampling
 
 TRIES = 3
 """Times that an episode is played before its group fails."""
-VERDICT = "environment"
-"""Name of the verdict of an environment."""
-DONE, MAX_TURNS, TOO_LONG, BAD_CALL = "done", "max_turns", "too_long", "bad_call"
+
+
+class Player(Protocol):
+    """Plays the episodes of an actor."""
+
+    async def start(self) -> None:
+        """Start what the episodes share. Raises ConfigError or DeadlinePassed, with the cause."""
+        ...
+
+    async def run(self, work: LeasedGroup, index: int, request_id: str, sampling: Sampling) -> Completion:
+        """Play the episode `index` of a group. Raises Unscorable or PromptRefused."""
+        ...
+
+    async def stop(self) -> None: ...
+
+
+class Plays(Protocol):
+    """What an actor needs for episodes."""
+
+    def player(self, engine: Engine, clock: Clock, note_change: Callable[[], None]) -> Player:
+        """`note_change` is called when an episode begins or ends to wait for its environment."""
+        ...
 
 
 class Play(NamedTuple):
-    """What an actor needs for episodes."""
+    """What an actor needs for episodes in environments."""
 
     environments: Environments
     renderer: Renderer
@@ -43,16 +63,25 @@ class Play(NamedTuple):
     max_cache_age: int
     """Versions after which the keys of an episode's earlier turns are computed again."""
 
+    def player(self, engine: Engine, clock: Clock, note_change: Callable[[], None]) -> EpisodeRunner:
+        """Plays them."""
+        return EpisodeRunner(engine, self, clock, note_change)
+
 
 class EpisodeRunner:
     """Every episode ends with an exit, and is scored; or its environment failed every time, and its group fails."""
 
     def __init__(self, engine: Engine, play: Play, clock: Clock, note_change: Callable[[], None]) -> None:
-        """`note_change` is called when an episode begins or ends to wait for its environment."""
         self._engine = engine
         self._play = play
         self._clock = clock
         self._note_change = note_change
+
+    async def start(self) -> None:
+        await self._play.environments.start()
+
+    async def stop(self) -> None:
+        await self._play.environments.stop()
 
     async def run(self, work: LeasedGroup, index: int, request_id: str, sampling: Sampling) -> Completion:
         """Play the episode `index` of a group. Tokens of failed tries count as lost.
@@ -68,7 +97,7 @@ class EpisodeRunner:
             try:
                 return await self._episode(work, index, f"{request_id}/{number}", sampling, environment, path)
             except EnvironmentFailed as error:
-                work.discard(len(path.sampled))
+                work.discard(path.turns.num_sampled)
                 causes.append(str(error))
             finally:
                 await environment.close()
@@ -90,9 +119,9 @@ class EpisodeRunner:
         if written is not None:
             path.rewrite(self._play.renderer.prompt(written), written, self._play.max_prompt)
         while not path.exit:
-            answer = await self._answer(work, f"{request_id}.{len(path.turns)}", sampling, path)
+            answer = await self._answer(work, f"{request_id}.{path.num_turns}", sampling, path)
             reply = self._play.renderer.reply(answer)
-            path.reply(reply)
+            path.turns.reply(-1, reply)
             path.exit = _exit_of(answer, reply)
             if path.exit:
                 break
@@ -100,7 +129,7 @@ class EpisodeRunner:
                 step = await environment.step(reply)
             if step.done:
                 path.exit = DONE
-            elif len(path.turns) == self._play.max_turns:
+            elif path.num_turns == self._play.max_turns:
                 path.exit = MAX_TURNS
             else:
                 path.go_on(self._play.renderer.added(conversation, reply, step.messages, answer), step.messages)
@@ -109,15 +138,15 @@ class EpisodeRunner:
                     path.exit = TOO_LONG
         with self._waiting(work):
             verdict = await environment.reward()
-        return path.completion(verdict)
+        return path.turns.completion(path.exit, verdict)
 
     async def _answer(self, work: LeasedGroup, request_id: str, sampling: Sampling, path: _Path) -> Completion:
         """The next answer of the policy, with a seed of its own."""
         room = self._play.max_tokens - path.length
-        seed = None if sampling.seed is None else seeds.derive(sampling.seed, "turn", len(path.turns))
+        seed = None if sampling.seed is None else seeds.derive(sampling.seed, "turn", path.num_turns)
         of_turn = replace(sampling, max_tokens=min(sampling.max_tokens, room), seed=seed)
         asked_at = self._clock.wall()
-        salt = path.salt_at(self._engine.version, self._play.max_cache_age)
+        salt = path.salt.at(self._engine.version, self._play.max_cache_age)
         answer = await self._engine.generate(request_id, path.sequence, of_turn, work.priority, salt)
         work.num_tokens += len(answer.token_ids)
         path.answered(answer, asked_at, self._clock.wall())
@@ -153,29 +182,24 @@ _NOTHING: TokenIds = np.zeros(0, np.int32)
 
 @dataclass
 class _Path:
-    """The tokens of an episode so far. Each sampled token is in exactly one turn."""
+    """The tokens of an episode so far."""
 
     sequence: TokenIds
     """The prompt and everything after it."""
-    turns: list[Turn] = field(default_factory=list)
     exit: str = ""
-    sampled: TokenIds = field(default_factory=_NOTHING.copy)
     length: int = 0
     """Tokens after the prompt."""
 
     def __post_init__(self) -> None:
-        self._answers: list[Completion] = []
-        self._salt: Version | None = None
+        self.turns = Turns()
+        self.salt = CacheSalt()
         self._kept = len(self.sequence)
         self._added = _NOTHING
         self._messages: list[dict[str, Any]] = []
 
-    def salt_at(self, now: Version, max_cache_age: int) -> str:
-        """The salt of its prefix cache: its first version, so that updates keep the cache, until that is too old."""
-        first = self._salt
-        if first is None or first.incarnation != now.incarnation or now.number - first.number > max_cache_age:
-            self._salt = now
-        return str(self._salt)
+    @property
+    def num_turns(self) -> int:
+        return len(self.turns.turns)
 
     def rewrite(self, prompt: TokenIds, messages: list[dict[str, Any]], limit: int) -> None:
         """The environment wrote the prompt. Raises PromptRefused if it is too long."""
@@ -185,50 +209,20 @@ class _Path:
 
     def answered(self, answer: Completion, asked_at: float, ended_at: float) -> None:
         """The policy answered."""
-        start = len(self.sampled)
-        self.turns.append(
-            Turn(
-                parent=len(self.turns) - 1,
-                kept=self._kept,
-                added=self._added,
-                start=start,
-                end=start + len(answer.token_ids),
-                finish_reason=answer.finish_reason,
-                messages=self._messages,
-                asked_at=asked_at,
-                ended_at=ended_at,
-            )
+        self.turns.add(
+            answer,
+            parent=self.num_turns - 1,
+            kept=self._kept,
+            added=self._added,
+            messages=self._messages,
+            asked_at=asked_at,
+            ended_at=ended_at,
         )
-        self._answers.append(answer)
-        self.sampled = np.concatenate([self.sampled, answer.token_ids])
         self.sequence = np.concatenate([self.sequence, answer.token_ids])
         self.length += len(answer.token_ids)
-
-    def reply(self, message: dict[str, Any]) -> None:
-        """The last answer as a message."""
-        self.turns[-1] = replace(self.turns[-1], reply=message)
 
     def go_on(self, added: TokenIds, messages: list[dict[str, Any]]) -> None:
         """The environment replied: its tokens follow."""
         self._kept, self._added, self._messages = len(self.sequence), added, messages
         self.sequence = np.concatenate([self.sequence, added])
         self.length += len(added)
-
-    def completion(self, verdict: Verdict | None) -> Completion:
-        """The episode as a completion: the sampled tokens of all turns, the text of the last one."""
-        pairs = list(zip(self.turns, self._answers, strict=True))
-        spans = (
-            Span(span.version, turn.start + span.start, turn.start + span.end)
-            for turn, answer in pairs
-            for span in answer.spans
-        )
-        return Completion(
-            index=0,
-            token_ids=self.sampled,
-            logprobs=np.concatenate([answer.logprobs for answer in self._answers]),
-            spans=tuple(spans),
-            finish_reason="length" if self.exit == TOO_LONG else "stop",
-            text=self._answers[-1].text,
-            verdicts={} if verdict is None else {VERDICT: verdict},
-            episode=Episode(turns=tuple(self.turns), exit=self.exit),
-        )

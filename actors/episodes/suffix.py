@@ -105,6 +105,10 @@ class TemplateRenderer:
                 return rest
         raise TemplateUnfit("the chat template leaves the answer out")
 
+    @property
+    def has_tools(self) -> bool:
+        return self._tools is not None
+
     def unseen_tools(self, conversation: Sequence[Message]) -> list[str]:
         """The names of the tools that the template does not show at the beginning of a conversation."""
         text = self._render(conversation)

@@ -117,7 +117,7 @@ class Placement:
         sequences = self.groups_in_flight * config.sampling.group_size
         slots = self.engines * config.actors.max_running
         answers = f"completion {config.sampling.max_tokens}"
-        if config.episodes.environment is not None:
+        if config.episodes.player is not None:
             answers += f", episode {config.longest_answer}"
         return [
             (

@@ -78,10 +78,11 @@ def prompts_of(rows: Sequence[Row], samples: int) -> list[Prompt]:
 
 def check_single(settings: Config, what: str) -> None:
     """Raises ConfigError for the settings of episodes: here each prompt is answered once."""
-    if settings.episodes.environment is not None:
+    if settings.episodes.player is not None:
+        key = "agent" if settings.episodes.agent else "environment"
         raise ConfigError(
-            f"{what}: episodes.environment = {settings.episodes.environment!r} plays several turns, and here each "
-            "prompt is answered once: evaluate it in its run with [evaluation], or leave the environment out"
+            f"{what}: episodes.{key} = {settings.episodes.player!r} plays several turns, and here each "
+            "prompt is answered once: evaluate it in its run with [evaluation], or leave it out"
         )
 
 

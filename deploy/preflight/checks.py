@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from olmorl.actors.episodes.runner import VERDICT
+from olmorl.actors.episodes.turns import VERDICT
 from olmorl.config import Config, with_key
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
@@ -176,24 +176,28 @@ def tokenizer(settings: Config) -> str:
 
 
 def environment(settings: Config) -> str:
-    """The chat template can write replies, and the environment plays an episode of one answer on a real row."""
+    """The chat template can write replies, and the environment or agent plays an episode on a real row."""
     from olmorl.actors.episodes.template_check import faults
 
     tried = _tried(settings)
-    role = settings.episodes.tool_role if settings.episodes.tool_parser else None
+    has_tools = settings.episodes.tool_parser and settings.episodes.environment
+    role = settings.episodes.tool_role if has_tools else None
     if found := faults(wiring.template_renderer(settings), role):
         raise ModelError(f"{'; '.join(found)}: give another template in model.chat_template")
+    key = "agent" if settings.episodes.agent else "environment"
     try:
-        what = asyncio.run(_play_once(settings, tried.rows[0]))
-    except (EnvironmentFailed, DeadlinePassed) as error:
-        raise ConfigError(f"episodes.environment = {settings.episodes.environment!r}: {error}") from None
-    return f"{settings.episodes.environment}: {what}; the chat template writes its replies"
+        what = asyncio.run((_run_agent if settings.episodes.agent else _play_once)(settings, tried.rows[0]))
+    except (EnvironmentFailed, DeadlinePassed, Unscorable) as error:
+        raise ConfigError(f"episodes.{key} = {settings.episodes.player!r}: {error}") from None
+    return f"{settings.episodes.player}: {what}; the chat template writes its replies"
 
 
 async def _play_once(settings: Config, row: Row) -> str:
     """Play an episode whose only answer is a made-up one; returns what the environment did."""
+    from olmorl.actors.episodes.runner import Play
+
     play = wiring.play(settings)
-    assert play is not None
+    assert isinstance(play, Play)
     await play.environments.start()
     try:
         world = play.environments.open()
@@ -205,13 +209,28 @@ async def _play_once(settings: Config, row: Row) -> str:
             await world.close()
     finally:
         await play.environments.stop()
+    reacted = "ended the episode" if step.done else f"replied with {len(step.messages)} message(s)"
+    return f"it {reacted} after {row.row}{_reward(settings, row, verdict, 'a method reward of the environment')}"
+
+
+async def _run_agent(settings: Config, row: Row) -> str:
+    """Run the agent with made-up answers; returns what it did."""
+    from olmorl.deploy.preflight.agent_trial import play_once
+
+    episode = await play_once(settings, _prompt_of(row))
+    verdict = episode.verdicts.get(VERDICT)
+    rewarded = _reward(settings, row, verdict, "a number to $OLMORL_REWARD")
+    return f"it asked {len(episode.turns)} time(s) and ended with {episode.exit} after {row.row}{rewarded}"
+
+
+def _reward(settings: Config, row: Row, verdict: Verdict | None, own: str) -> str:
+    """The reward of an episode, for its line. Raises ConfigError if nothing gives one."""
     if verdict is None and not row.datasets and not settings.verifiers.functions:
         raise ConfigError(
-            f"{row.row}: nothing gives a reward: the environment has none, and the row names no verifier: write a "
-            "method reward of the environment, a column dataset, or verifiers.functions"
+            f"{row.row}: nothing gives a reward: the environment has none, and the row names no verifier: write "
+            f"{own}, a column dataset, or verifiers.functions"
         )
-    reacted = "ended the episode" if step.done else f"replied with {len(step.messages)} message(s)"
-    return f"it {reacted} after {row.row}" + ("" if verdict is None else f", with a reward of {verdict.reward}")
+    return "" if verdict is None else f", with a reward of {verdict.reward}"
 
 
 def _prompt_of(row: Row) -> Prompt:
@@ -406,7 +425,7 @@ WITHOUT_A_MODEL = ("reward functions", "redis", "ports")
 def applies(check: str, settings: Config) -> bool:
     """Whether a run needs a check."""
     real = settings.run.mode == "real"
-    return (real or check in WITHOUT_A_MODEL) and (check != "environment" or settings.episodes.environment is not None)
+    return (real or check in WITHOUT_A_MODEL) and (check != "environment" or settings.episodes.player is not None)
 
 
 def object_store(settings: Config, there: float) -> str:

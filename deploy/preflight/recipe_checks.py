@@ -46,10 +46,22 @@ def check_best(settings: Config) -> None:
 
 
 def check_objective(settings: Config) -> None:
-    """The switches of the objective go together."""
+    """The switches of the objective go together. None counts the branches of an agent as answers."""
     from olmorl.learner.algorithm.presets import with_teachers
 
-    with_teachers(settings)
+    switches = with_teachers(settings)
+    counts_sequences = {
+        "objective.normalize": switches.normalize != "token",
+        "objective.ratio": switches.ratio == "sequence",
+        "objective.rho_kind": switches.rho_kind in ("sequence", "sequence_mask"),
+        "objective.advantage": switches.advantage == "gdpo",
+    }
+    for key, counts in counts_sequences.items():
+        if settings.episodes.agent and counts:
+            raise ConfigError(
+                f"{key} counts sequences, and an agent that rewrites its history makes several in an episode: set "
+                'objective.preset = "olmorl", or another one that counts tokens'
+            )
 
 
 def check_own_code(settings: Config) -> None:

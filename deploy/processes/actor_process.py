@@ -43,7 +43,7 @@ class ActorProcess(RunProcess):
         """Serve until asked to stop."""
         queue = await wiring.join_queue(self.settings, self._access)
         peak = await asyncio.to_thread(wiring.device_peak, self.settings)
-        if self.settings.episodes.environment is not None:
+        if self.settings.episodes.player is not None:
             # The tokenizer of episodes imports transformers, as vLLM does: two threads at once leave it half imported.
             await asyncio.to_thread(self._loading.join)
         self._actor = wiring.actor(

@@ -183,7 +183,9 @@ def _turns(completions: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
     for completion in completions:
         for number, turn in enumerate(completion.get("turns", ()), 1):
             tokens = f"{len(turn['added_token_ids'])} tokens in, {turn['end'] - turn['start']} out"
-            text = f"{completion['index']}, turn {number}: {tokens}: {_shortened(str(turn['reply'].get('content')))}"
+            branch = "" if turn["parent"] == number - 2 else ", a new branch"
+            said = _shortened(str(turn["reply"].get("content")))
+            text = f"{completion['index']}, turn {number}{branch}: {tokens}: {said}"
             ended = f"; exit {completion['exit']}" if number == len(completion["turns"]) else ""
             yield Moment(turn["asked_at"] or None, "episode", text + ended)
 

@@ -91,7 +91,7 @@ def _rewards(group: Group, switches: Switches, max_tokens: int) -> Iterator[tupl
 def samples(
     group: Group, trained: int, *, max_lag: int, max_tokens: int, starts: Sequence[Start], switches: Switches
 ) -> tuple[Sample, ...]:
-    """G samples for the step that trains version `trained`.
+    """G samples for the step that trains version `trained`; more, if histories were rewritten: one for each branch.
 
     Tokens older than `max_lag`, and tokens without a finite log-probability, are masked. A completion without a reward
     or a teacher is masked whole: a KL term would move the policy, and no divisor counts it.
@@ -100,7 +100,7 @@ def samples(
         RunEnded: a token that is newer than the version it would train.
     """
     advantages_G = _advantages(group, switches, max_tokens)
-    made = []
+    made: list[Sample] = []
     for completion, advantage in zip(group.completions, advantages_G, strict=True):
         lags_T = token_lags(completion, trained, max_lag, starts)
         sample = Sample(
@@ -113,12 +113,27 @@ def samples(
             advantage=float(advantage),
             token_advantages=_token_advantages(completion, switches),
         )
-        made.append(_path(sample, completion.turns) if completion.turns else sample)
+        made += _paths(sample, completion.turns) if completion.turns else [sample]
     return tuple(made)
 
 
+def _paths(sampled: Sample, turns: Sequence[Turn]) -> Iterator[Sample]:
+    """A sample for each turn that none continues: its path. A token that several paths share feeds the loss of one."""
+    continued = {turn.parent for turn in turns}
+    for leaf in sorted(set(range(len(turns))) - continued):
+        path, number = [], leaf
+        while number >= 0:
+            path.append(turns[number])
+            number = turns[number].parent
+        yield _path(sampled, path[::-1])
+        mask = sampled.loss_mask.copy()
+        for turn in path:
+            mask[turn.start : turn.end] = False
+        sampled = replace(sampled, loss_mask=mask)
+
+
 def _path(sampled: Sample, turns: Sequence[Turn]) -> Sample:
-    """The sample of an episode: its sampled tokens with the tokens that were added between the turns.
+    """The sample of a path: its sampled tokens with the tokens that were added between the turns.
 
     Added tokens feed no loss. Where the environment wrote the prompt, it takes the place of the row's.
     """
@@ -207,16 +222,17 @@ def _completion_defect(completion: Completion) -> str | None:
 
 
 def _turn_defect(completion: Completion, prompt_tokens: int) -> str | None:
-    """Whether the turns are one path of tokens: each continues the whole sequence of the one before."""
+    """Whether the turns are a tree: each continues the whole sequence of an earlier one, or has a prompt of its own."""
     start = 0
-    sequence = prompt_tokens
+    lengths: list[int] = []
     for number, turn in enumerate(completion.turns):
-        if (turn.start, turn.parent) != (start, number - 1) or not start < turn.end <= len(completion.token_ids):
+        if turn.start != start or not -1 <= turn.parent < number or not start < turn.end <= len(completion.token_ids):
             return f"turn {number} holds the tokens {turn.start} to {turn.end} and continues turn {turn.parent}"
-        rewritten = number == 0 and turn.kept == 0 and len(turn.added) > 0
-        if turn.kept != sequence and not rewritten:
-            return f"turn {number} keeps {turn.kept} of {sequence} tokens: episodes with branches are not trained yet"
-        sequence = turn.kept + len(turn.added) + turn.end - turn.start
+        before = prompt_tokens if turn.parent < 0 else lengths[turn.parent]
+        has_own_prompt = turn.parent < 0 and turn.kept == 0 and len(turn.added) > 0
+        if turn.kept != before and not has_own_prompt:
+            return f"turn {number} keeps {turn.kept} of {before} tokens"
+        lengths.append(turn.kept + len(turn.added) + turn.end - turn.start)
         start = turn.end
     if completion.turns and start != len(completion.token_ids):
         return f"its turns hold {start} of {len(completion.token_ids)} tokens"

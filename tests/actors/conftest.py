@@ -14,7 +14,7 @@ import pytest
 
 from olmorl import config
 from olmorl.actors import admission
-from olmorl.actors.episodes.runner import Play
+from olmorl.actors.episodes.runner import Plays
 from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.actors.loop import Actor
 from olmorl.actors.sampling_params import SamplingRule
@@ -101,7 +101,7 @@ class Service:
     scorer: FakeScorer = field(default_factory=FakeScorer)
     clock: LoopClock = field(default_factory=LoopClock)
     queue_kind: type[MemoryQueue] = MemoryQueue
-    play: Play | None = None
+    play: Plays | None = None
     engines: dict[str, FakeEngine] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

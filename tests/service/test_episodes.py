@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -9,12 +10,16 @@ import numpy as np
 import pytest
 
 from olmorl import metrics
+from olmorl.actors.episodes.agent_play import AgentPlay
+from olmorl.actors.episodes.agent_session import AgentSession
 from olmorl.actors.episodes.fake_environments import ADDED, FakeEnvironments, FakeRenderer
 from olmorl.actors.episodes.runner import Play
-from olmorl.clock import run_simulated
+from olmorl.actors.leased_groups import LeasedGroup
+from olmorl.clock import Clock, run_simulated
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
-from olmorl.messages import EpisodeStart, Shard
-from olmorl.ports import Row
+from olmorl.messages import Completion, EpisodeStart, Shard
+from olmorl.ports import Engine, Row, Sampling
+from tests.actors.episodes.test_agent_session import ASKED, MORE, asks
 from tests.service.conftest import rows
 
 Build = Callable[..., Any]
@@ -81,6 +86,62 @@ def test_a_scripted_two_turn_episode_trains_and_every_token_has_one_outcome(
         assert len(sample.completion_ids) <= 400
     trained = sum(len(one["token_ids"]) for record in by_draw.values() for one in record["completions"])
     assert sum(int((s.completion_ids < ADDED).sum()) for s in samples) == trained
+
+
+class Rewriting:
+    """Plays an agent that asks three times: a second time with its history, and then with a rewritten one."""
+
+    def __init__(self, engine: Engine, clock: Clock) -> None:
+        self._engine = engine
+        self._clock = clock
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def run(self, work: LeasedGroup, index: int, request_id: str, sampling: Sampling) -> Completion:
+        agent = AgentPlay("", lambda tools: FakeRenderer(), "tool", 5.0, 9, 500, 2)
+        async with asyncio.TaskGroup() as tasks:
+            session = AgentSession(
+                self._engine,
+                agent,
+                self._clock,
+                work,
+                request_id,
+                sampling,
+                tasks=tasks,
+                note_waiting=lambda is_waiting: None,
+            )
+            first = await session.answer(asks(ASKED))
+            await session.answer(asks(ASKED, first.message, MORE))
+            await session.answer(asks(MORE))
+        return session.turns.completion("done", None)
+
+
+class RewritingPlay:
+    def player(self, engine: Engine, clock: Clock, note_change: Any) -> Rewriting:
+        return Rewriting(engine, clock)
+
+
+def test_branches_are_sequences_and_every_token_has_one_outcome(service: Build) -> None:
+    run = service(SETTINGS, rows=episode_rows(), play=RewritingPlay, trainer=Recording, num_actors=2)
+    run_simulated(run.run())
+    run.check_lines()
+    line = run.lines[-1]
+    samples = [sample for trainer in run.trainers for shard in trainer.shards for sample in _samples(shard)]
+    assert len(samples) == 8 * 8 * 4 * 2, "two branches for each episode of a trained group"
+    assert {sample.prompt_ids.tolist()[0] for sample in samples} == {ADDED}, "prompts of the agent"
+    trained = [
+        len(one["token_ids"])
+        for record in run.rollouts
+        if record["outcome"] == "trained"
+        for one in record["completions"]
+    ]
+    assert line["tokens_trained_total"] == sum(trained) == sum(int(sample.loss_mask.sum()) for sample in samples)
+    by_draw: dict[int, list[float]] = {}
+    for sample in samples:
+        by_draw.setdefault(sample.draw_id, []).append(sample.advantage)
+    assert all(sum(values) == pytest.approx(0.0, abs=1e-6) for values in by_draw.values()), "of episodes"
 
 
 def test_a_crashed_run_resumes_from_a_journal_of_episodes_with_the_same_batches(service: Build) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from olmorl import config
 from olmorl.actors.episodes.fake_environments import FakeEnvironment, FakeEnvironments, FakeRenderer
-from olmorl.actors.episodes.runner import VERDICT, Play
+from olmorl.actors.episodes.runner import Play
+from olmorl.actors.episodes.turns import VERDICT
 from olmorl.actors.fake_engine import FakeEngine
 from olmorl.clock import run_simulated
 from olmorl.messages import Completion, EpisodeStart, Failure, Group, Prompt, Verdict, Version

@@ -204,6 +204,16 @@ BOUNDS = [
     value("learner.row_tokens", "127", "is too short", "128"),
     value("episodes.max_tokens", "64", "no effect on single answers", "set episodes.environment"),
     value("episodes.environment", "calculator", "should match pattern"),
+    line(
+        "an agent and an environment",
+        *("--episodes.agent", "run.sh", "--episodes.environment", "a:B"),
+        says=("episodes.environment and episodes.agent both play the episodes", "remove one"),
+    ),
+    line(
+        "an agent, and an objective of sequences",
+        *("--episodes.agent", "run.sh", "--objective.preset", "grpo"),
+        says=("objective.normalize counts sequences", 'set objective.preset = "olmorl"'),
+    ),
     value("learner.attention", "flash", "'flash_attention_2'"),
     value("learner.sequence_parallel", "0", "greater than or equal to 1"),
     value("learner.sequence_parallel", "2", "does not divide the 1 rank(s)", "learner.ranks_per_node = 1"),

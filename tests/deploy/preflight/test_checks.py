@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -332,6 +333,44 @@ def test_an_environment_plays_a_real_row(trial: Callable[..., config.Config], tm
     assert "with a reward of 2.5" in checks.environment(unlabelled)
     assert "environment" in checks.functions(unlabelled)
     assert [checks.applies("environment", each) for each in (recipe, trial(GOOD))] == [True, False]
+
+
+AGENT = Path(__file__).parents[2] / "actors" / "episodes" / "agent.py"
+
+
+def with_agent(recipe: config.Config, does: str) -> config.Config:
+    episodes = config.Episodes(agent=f"{sys.executable} {AGENT} {does}", timeout_s=30)
+    return recipe.model_copy(update={"episodes": episodes})
+
+
+def test_an_agent_plays_a_real_row_with_made_up_answers(trial: Callable[..., config.Config]) -> None:
+    assert "append: it asked 2 time(s) and ended with done after " in checks.environment(
+        with_agent(trial(GOOD), "append")
+    )
+    unlabelled = with_agent(trial([{"prompt": "1 + 1"}]), "reward")
+    assert "with a reward of 0.75" in checks.environment(unlabelled)
+    with pytest.raises(UserError, match=r"nothing gives a reward: .* write a number to \$OLMORL_REWARD"):
+        checks.environment(with_agent(trial([{"prompt": "1 + 1"}]), "append"))
+    with pytest.raises(
+        UserError, match=r"episodes\.agent = .*crash': .*ended with exit code 1, and never got an answer"
+    ):
+        checks.environment(with_agent(trial(GOOD), "crash"))
+
+
+@pytest.mark.slow  # imports vLLM for its parser
+def test_an_agent_with_tools_needs_their_parser_and_a_template_that_shows_them(
+    trial: Callable[..., config.Config],
+) -> None:
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    recipe = with_agent(trial(GOOD), "append")
+    play: Any = wiring.play(recipe)
+    assert play.renderer([]) is play.renderer([])
+    with pytest.raises(ConfigError, match=r"episodes\.tool_parser: name the parser of the calls of tools"):
+        play.renderer(tools)
+    episodes = recipe.episodes.model_copy(update={"tool_parser": "hermes"})
+    play = wiring.play(recipe.model_copy(update={"episodes": episodes}))
+    with pytest.raises(ModelError, match=r"the chat template does not show the tool 'add'.*model\.chat_template"):
+        play.renderer(tools)
 
 
 @pytest.mark.parametrize(

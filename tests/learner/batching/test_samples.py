@@ -370,14 +370,36 @@ def test_the_overlong_penalty_counts_the_whole_path(make_group: MakeGroup) -> No
     assert samples.has_gradient(group, switches(overlong_buffer=4), MAX_TOKENS)
 
 
-def test_turns_that_are_no_path_are_a_defect(make_group: MakeGroup) -> None:
+def test_each_branch_is_a_sample_and_each_sampled_token_feeds_the_loss_of_one(make_group: MakeGroup) -> None:
+    group = make_group(0, tokens=8)
+    first, second = group.completions
+    one, two, three, four = as_episode(first, [], [90], [91], [92]).turns
+    turns = (
+        one,
+        two,
+        replace(three, parent=0, kept=4),  # the second answer was dropped
+        replace(four, parent=-1, kept=0, added=np.array([70, 71, 72], np.int32)),  # the history was rewritten
+    )
+    group = replace(group, completions=(replace(first, episode=Episode(turns=turns, exit="done")), second))
+    assert samples.defect(group) is None
+    *branches, single = made(group, 0)
+    assert [one.prompt_ids.tolist() for one in branches] == [[1, 2], [1, 2], [70, 71, 72]]
+    assert [one.completion_ids.tolist() for one in branches] == [[0, 1, 90, 2, 3], [0, 1, 91, 4, 5], [6, 7]]
+    assert [np.flatnonzero(one.loss_mask).tolist() for one in branches] == [[0, 1, 3, 4], [3, 4], [0, 1]]
+    assert [one.advantage for one in branches] == [0.5] * 3 and single.advantage == -0.5, "episodes, not branches"
+    assert group.completions[0].path_length == 5, "of the longest branch"
+
+
+def test_turns_that_are_no_tree_are_a_defect(make_group: MakeGroup) -> None:
     group = make_group(0, tokens=4)
     first, *rest = group.completions
     whole = as_episode(first, [], [90])
     one, two = whole.turns
     broken = {
-        "turn 1 keeps 3 of 4 tokens: episodes with branches": (one, replace(two, kept=3)),
-        "turn 1 holds the tokens 2 to 4 and continues turn -1": (one, replace(two, parent=-1)),
+        "turn 1 keeps 3 of 4 tokens": (one, replace(two, kept=3)),
+        "turn 1 keeps 4 of 2 tokens": (one, replace(two, parent=-1)),
+        "turn 1 holds the tokens 2 to 4 and continues turn 1": (one, replace(two, parent=1)),
+        "turn 1 keeps 0 of 4 tokens": (one, replace(two, kept=0)),
         "turn 1 holds the tokens 3 to 4": (one, replace(two, start=3)),
         "turn 1 holds the tokens 2 to 5": (one, replace(two, end=5)),
         "its turns hold 2 of 4 tokens": (one,),

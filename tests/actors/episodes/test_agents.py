@@ -1,0 +1,279 @@
+"""Agents as real processes that ask a fake engine over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from olmorl import config
+from olmorl.actors.episodes import agent_guard, agent_process
+from olmorl.actors.episodes.agent_runner import Agents
+from olmorl.actors.episodes.endpoint import Endpoint
+from olmorl.actors.episodes.turns import VERDICT
+from olmorl.messages import EpisodeStart, Failure, Group
+from olmorl.simulation import Simulation
+from tests.actors.episodes.test_agent_session import ASKED, Renderer
+
+Make = Callable[..., Any]
+FAST = Simulation(tokens_per_s=2000, batch_slowdown=0, mean_tokens=20, tail=0, update_s=0.01)
+AGENT = Path(__file__).with_name("agent.py")
+
+
+def play(does: str, **changes: Any) -> Agents:
+    fields = {"tool_role": "tool", "timeout_s": 20.0, "max_turns": 5, "max_sequence": 400, "max_cache_age": 1}
+    return Agents(f"{sys.executable} {AGENT} {does}", Renderer, **fields | changes)
+
+
+async def run(service: Make, draw: Make, play: Agents, **fields: Any) -> tuple[Any, Any]:
+    """The result of one draw, and the actor's last status."""
+    s = service(play=play, simulation=FAST, settings=config.Actors(max_running=16, stall_deadline_s=1))
+    await s.push(draw(0, **{"episode": EpisodeStart(), "group_size": 2} | fields))
+    actor = s.actor()
+    async with s.running(actor):
+        (result,) = await s.results(1, within_s=100)
+    assert not list_left(), "no process of an agent is left"
+    return result, actor.status()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+def list_left() -> list[str]:
+    return [" ".join(each.info["cmdline"]) for each in psutil.process_iter(["cmdline"]) if is_agent(each)]
+
+
+def is_agent(process: psutil.Process) -> bool:
+    return any("olmorl-agent-" in part or part == str(AGENT) for part in process.info["cmdline"] or ())
+
+
+@pytest.mark.parametrize(("does", "parents"), [("append", [-1, 0]), ("rewrite", [-1, -1])])
+async def test_an_agent_asks_over_http_and_its_turns_are_scored(
+    service: Make, draw: Make, does: str, parents: list[int]
+) -> None:
+    group, status = await run(service, draw, play(does), columns={"level": 3})
+    assert isinstance(group, Group)
+    for completion in group.completions:
+        assert [turn.parent for turn in completion.turns] == parents
+        assert (completion.exit, completion.reward is None, len(completion.token_ids)) == ("done", False, 40)
+    assert status.tokens_generated == status.tokens_stored == group.num_tokens == 80
+
+
+async def test_the_reward_may_be_written_by_the_agent(service: Make, draw: Make) -> None:
+    group, _ = await run(service, draw, play("reward"))
+    assert [one.verdicts[VERDICT].reward for one in group.completions] == [0.75, 0.75]
+
+
+@pytest.mark.parametrize(
+    ("does", "cause"),
+    [
+        ("crash", "the agent ended with exit code 1, and never got an answer; no tools found"),
+        ("nothing", "the agent ended with exit code 0, and never got an answer; no tools found"),
+        ("silent", "the agent took longer than episodes.timeout_s = 1 s to ask, and never got an answer"),
+        ("late crash", "the agent ended with exit code 1; Traceback"),
+        ("bad reward", "the agent wrote 'good' to $OLMORL_REWARD: write a number"),
+    ],
+)
+async def test_an_agent_that_fails_is_started_again_and_then_fails_its_group(
+    service: Make, draw: Make, does: str, cause: str
+) -> None:
+    failure, status = await run(service, draw, play(does, timeout_s=1.0 if does == "silent" else 20.0), group_size=1)
+    assert isinstance(failure, Failure)
+    assert failure.cause == "unscorable"
+    assert failure.detail.startswith(f"agent: failed 3 times, at last: {cause}")
+    assert status.tokens_wasted == status.tokens_generated == (120 if does in ("late crash", "bad reward") else 0)
+
+
+async def test_an_agent_out_of_time_is_scored_and_nothing_of_it_is_left(service: Make, draw: Make) -> None:
+    group, _ = await run(service, draw, play("hang", timeout_s=1.5), group_size=1)
+    (completion,) = group.completions
+    assert (completion.exit, len(completion.turns), completion.reward is None) == ("out_of_time", 2, False)
+
+
+async def test_an_agent_out_of_turns_is_told_and_scored_whatever_its_exit_code(service: Make, draw: Make) -> None:
+    group, _ = await run(service, draw, play("ask on", max_turns=4), group_size=1)
+    (completion,) = group.completions
+    assert (completion.exit, len(completion.turns)) == ("max_turns", 4)
+
+
+async def test_the_agent_of_the_documentation_runs(service: Make, draw: Make, tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    (program,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "OLMORL_ROW" in text)
+    (tmp_path / "agent.py").write_text(program, encoding="utf-8")
+    of_page = play("")._replace(command=f"{sys.executable} {tmp_path}/agent.py", timeout_s=60)
+    group, _ = await run(service, draw, of_page, group_size=1)
+    (completion,) = group.completions
+    assert [turn.parent for turn in completion.turns] == [-1, 0, 1]
+    assert completion.verdicts[VERDICT].reward == len(set("answer 3")) / 100
+
+
+async def test_the_processes_of_an_agent_end_with_the_actor(service: Make, draw: Make) -> None:
+    s = service(play=play("hang", timeout_s=60.0), simulation=FAST)
+    await s.push(draw(0, episode=EpisodeStart(), group_size=1))
+    async with s.running(s.actor()):
+        await until(lambda: len(list_left()) == 2)
+    assert not list_left()
+
+
+async def test_an_agent_gets_its_key_and_none_of_the_run(draw: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    monkeypatch.setenv("OLMORL_TOKEN", "secret")
+    monkeypatch.setenv("HTTP_PROXY", "http://proxy")
+    monkeypatch.setenv("NO_PROXY", "here")
+    command = "env | grep -E 'RAY_|OLMORL_|KEY|NO_PROXY' | sort | sed s,/tmp/.*/,, ; cat $OLMORL_ROW"
+    prompt = draw(0, columns={"level": 3})
+    async with agent_process.running(command, prompt, 1, {"OPENAI_API_KEY": "sk-1"}) as process:
+        assert await process.wait() == 0
+        assert process.last_words() == (
+            "NO_PROXY=here,127.0.0.1 OLMORL_REWARD=reward OLMORL_ROW=row.json OPENAI_API_KEY=sk-1 "
+            '{"level": 3, "prompt": "?", "index": 1}'
+        ), "and not the label of the row"
+    assert not process.folder.exists()
+
+
+async def test_a_guard_whose_owner_is_killed_ends_the_command() -> None:
+    guard = agent_guard.__file__
+    owner = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-I', {guard!r}, 'sleep 600'], stdin=subprocess.PIPE)\n"
+        "print('up', flush=True); time.sleep(600)"
+    )
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", owner, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout is not None
+    await process.stdout.readline()
+    parent = psutil.Process(process.pid)
+    await until(lambda: len(parent.children(recursive=True)) >= 2)
+    started = parent.children(recursive=True)
+    process.kill()
+    await process.wait()
+    assert not (await asyncio.to_thread(psutil.wait_procs, started, 20))[1]
+
+
+class Session:
+    """Stands for the session of an episode, whose policy gives one answer."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self.asked: list[tuple[Any, bool]] = []
+        self.refusal = self.fault = ""
+
+    def refuse(self, refused: Any) -> Any:
+        self.refusal = str(refused)
+        return refused
+
+    async def answer(self, request: Any, *, is_retry: bool = False) -> Any:
+        self.asked.append((request, is_retry))
+        return await self._make()
+
+
+@asynccontextmanager
+async def served(make: Callable[[], Any]) -> AsyncIterator[tuple[aiohttp.ClientSession, str, Session]]:
+    endpoint = Endpoint("tool", 400)
+    await endpoint.start()
+    session: Any = Session(make)
+    try:
+        with endpoint.serving(session) as key:
+            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {key}"}) as client:
+                yield client, endpoint.url, session
+    finally:
+        await endpoint.stop()
+
+
+async def made() -> Any:
+    from olmorl.actors.episodes.chat_request import Answer
+
+    call = {"id": "c00000000", "type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+    return Answer(0, {"role": "assistant", "content": "so:", "tool_calls": [call]}, "stop", 5, 7, int(time.time()))
+
+
+async def test_errors_have_the_form_of_openai() -> None:
+    async with served(made) as (client, url, session):
+        async with client.get(f"{url}/models", headers={"Authorization": "Bearer sk-other"}) as reply:
+            assert reply.status == 401
+            assert (await reply.json())["error"]["code"] == "invalid_api_key"
+        async with client.post(f"{url}/chat/completions", data=b"{") as reply:
+            assert reply.status == 400
+            assert (await reply.json())["error"]["type"] == "invalid_request_error"
+        assert session.refusal.startswith("the body of the request is no JSON")
+        async with client.get(f"{url}/models") as reply:
+            (model,) = (await reply.json())["data"]
+            assert (model["id"], model["max_model_len"]) == ("policy", 400)
+
+
+async def test_a_key_opens_nothing_after_its_episode() -> None:
+    endpoint = Endpoint("tool", 400)
+    await endpoint.start()
+    try:
+        session: Any = Session(made)
+        with endpoint.serving(session) as key:
+            headers = {"Authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession() as client, client.get(f"{endpoint.url}/models", headers=headers) as reply:
+            assert reply.status == 401
+    finally:
+        await endpoint.stop()
+
+
+async def test_openais_own_client_reads_answers_streams_and_errors() -> None:
+    openai = pytest.importorskip("openai")
+    from olmorl.actors.episodes.chat_request import Refused
+
+    async def refused() -> Any:
+        raise Refused("This model's maximum context length is 9 tokens.", code="context_length_exceeded")
+
+    async with served(made) as (client, url, session):
+        key = client.headers["Authorization"].removeprefix("Bearer ")
+        async with openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0) as ours:
+            asked = {"model": "policy", "messages": [ASKED], "tools": [], "temperature": 0.1}
+            whole = await ours.chat.completions.create(**asked)
+            (call,) = whole.choices[0].message.tool_calls
+            assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
+            assert (whole.choices[0].finish_reason, whole.usage.total_tokens) == ("tool_calls", 12)
+            stream = await ours.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+            parts = [part async for part in stream]
+            assert parts[0].choices[0].delta.content == "so:"
+            assert parts[0].choices[0].delta.tool_calls[0].function.arguments == '{"a": 1}'
+            assert (parts[1].choices[0].finish_reason, parts[2].usage.completion_tokens) == ("tool_calls", 7)
+            session._make = refused
+            for stream in (False, True):
+                with pytest.raises(openai.BadRequestError, match="maximum context length") as caught:
+                    await ours.chat.completions.create(**asked, stream=stream)
+                assert caught.value.code == "context_length_exceeded"
+        assert [is_retry for _, is_retry in session.asked] == [False] * 4
+
+
+async def test_an_error_of_the_endpoint_is_a_fault_of_the_episode(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken() -> Any:
+        raise LookupError("no such token")
+
+    async with served(broken) as (client, url, session):
+        reply = await client.post(f"{url}/chat/completions", json={"messages": [ASKED]})
+        assert (reply.status, (await reply.json())["error"]["type"]) == (500, "server_error")
+    assert session.fault == "LookupError: no such token"
+    assert "the endpoint failed at a request of an agent" in caplog.text
+
+
+async def test_a_stream_that_waits_gets_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("olmorl.actors.episodes.endpoint.COMMENT_S", 0.05)
+
+    async def late() -> Any:
+        await asyncio.sleep(0.2)
+        return await made()
+
+    async with served(late) as (client, url, _):
+        body = {"messages": [ASKED], "stream": True}
+        async with client.post(f"{url}/chat/completions", json=body) as reply:
+            text = await reply.text()
+        assert text.startswith(": the policy answers\n\n") and text.endswith("data: [DONE]\n\n")

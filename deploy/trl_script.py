@@ -129,6 +129,7 @@ class GRPOTrainer:
         args: Any = None,
         train_dataset: Any = None,
         *,
+        environment_factory: Callable[[], Any] | None = None,
         overrides: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
@@ -139,6 +140,8 @@ class GRPOTrainer:
             reward_funcs: one function or several, in TRL's convention.
             args: TRL's GRPOConfig or the one of this module.
             train_dataset: rows with a `prompt`.
+            environment_factory: a class with `reset(**row)` whose other public methods are tools. Its reward functions
+                get `environments`, and set `episodes.tool_parser` in `overrides`.
             overrides: keys of the recipe that TRL has no arguments for, such as `{"schedule.max_lag": 4}`.
 
         Raises:
@@ -153,13 +156,23 @@ class GRPOTrainer:
             raise ConfigError(
                 "GRPOTrainer: a reward model is served over HTTP: set verifiers.reward_model in overrides"
             )
-        self._functions, self._rows = functions, train_dataset
-        self.recipe = recipe_of(model, functions, _given(args), train_dataset, overrides or {})
+        if environment_factory is not None and not callable(environment_factory):
+            raise ConfigError(
+                "GRPOTrainer: environment_factory is one class: let its reset choose by a column of the row"
+            )
+        self._functions, self._rows, self._environment = functions, train_dataset, environment_factory
+        given = dict(_given(args))
+        episodes = {} if environment_factory is None else {"episodes.max_turns": _max_turns(given)}
+        self.recipe = recipe_of(model, functions, given, train_dataset, episodes | dict(overrides or {}))
 
     def train(self, resume_from_checkpoint: bool | None = None) -> RunTables:
         """Train, and return the tables of the run. The model is in the folder `export` of `args.output_dir`."""
         return api.run(
-            self.recipe, reward_functions=self._functions, dataset=self._rows, resume=bool(resume_from_checkpoint)
+            self.recipe,
+            reward_functions=self._functions,
+            environment=self._environment,
+            dataset=self._rows,
+            resume=bool(resume_from_checkpoint),
         )
 
 
@@ -235,6 +248,13 @@ def _combined(args: Mapping[str, Any], functions: Sequence[Any]) -> dict[str, An
         "objective.eps_high": high - 1 if is_cispo else high,
         "verifiers.weights": dict(named),
     }
+
+
+def _max_turns(given: dict[str, Any]) -> int:
+    """The bound of answers. TRL's default is the length of an episode, in which each answer has a token."""
+    calls = given.pop("max_tool_calling_iterations", None)
+    length: int = given.get("max_completion_length", _DEFAULTS["max_completion_length"])
+    return length if calls is None else int(calls) + 1
 
 
 def _batch(args: Mapping[str, Any], rows: Any) -> dict[str, Any]:

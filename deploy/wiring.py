@@ -284,9 +284,9 @@ def episode(settings: Config) -> EpisodeStart | None:
         return None
     if settings.run.mode == "simulated":
         return EpisodeStart(environment=name)
-    from olmorl.learner.data.tools import schemas
+    from olmorl.verifiers.environments.forked_environments import schemas
 
-    tools = schemas(name)
+    tools = schemas(settings.episodes)
     if bool(tools) != bool(parser):
         lacks = "tools and no step(reply): name the parser of its calls" if tools else "no tools: leave it out"
         raise ConfigError(f"episodes.tool_parser: the environment {name} has {lacks}")
@@ -308,7 +308,7 @@ def play(settings: Config) -> Play | None:
     else:
         from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
 
-        environments = ForkedEnvironments(settings.episodes, settings.verifiers.memory_mib)
+        environments = ForkedEnvironments(settings.episodes, settings.verifiers, settings.schedule.steps)
         renderer = template_renderer(settings)
     return Play(
         environments,

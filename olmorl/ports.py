@@ -497,8 +497,8 @@ class Environment(Protocol):
         """React to an answer of the policy."""
         ...
 
-    async def reward(self) -> Verdict | None:
-        """The reward of the episode, once it has ended; None: verifiers alone score it."""
+    async def reward(self, episode: Completion) -> dict[str, Verdict]:
+        """The verdicts by name on an episode that has ended: its own, and of reward functions that take it."""
         ...
 
     async def close(self) -> None:

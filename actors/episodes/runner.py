@@ -20,13 +20,11 @@ from olmorl import seeds
 from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import Clock
 from olmorl.errors import EnvironmentFailed, PromptRefused, Unscorable
-from olmorl.messages import Completion, Episode, Prompt, Span, TokenIds, Turn, Verdict, Version
+from olmorl.messages import Completion, Episode, Prompt, Span, TokenIds, Turn, Version
 from olmorl.ports import Engine, Environment, Environments, Renderer, Sampling
 
 TRIES = 3
 """Times that an episode is played before its group fails."""
-VERDICT = "environment"
-"""Name of the verdict of an environment."""
 DONE, MAX_TURNS, TOO_LONG, BAD_CALL = "done", "max_turns", "too_long", "bad_call"
 
 
@@ -108,8 +106,8 @@ class EpisodeRunner:
                 if path.length >= self._play.max_tokens:
                     path.exit = TOO_LONG
         with self._waiting(work):
-            verdict = await environment.reward()
-        return path.completion(verdict)
+            episode = path.completion()
+            return replace(episode, verdicts=await environment.reward(episode))
 
     async def _answer(self, work: LeasedGroup, request_id: str, sampling: Sampling, path: _Path) -> Completion:
         """The next answer of the policy, with a seed of its own."""
@@ -214,7 +212,7 @@ class _Path:
         self.sequence = np.concatenate([self.sequence, added])
         self.length += len(added)
 
-    def completion(self, verdict: Verdict | None) -> Completion:
+    def completion(self) -> Completion:
         """The episode as a completion: the sampled tokens of all turns, the text of the last one."""
         pairs = list(zip(self.turns, self._answers, strict=True))
         spans = (
@@ -229,6 +227,5 @@ class _Path:
             spans=tuple(spans),
             finish_reason="length" if self.exit == TOO_LONG else "stop",
             text=self._answers[-1].text,
-            verdicts={} if verdict is None else {VERDICT: verdict},
             episode=Episode(turns=tuple(self.turns), exit=self.exit),
         )

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from olmorl.actors.episodes.runner import VERDICT
 from olmorl.config import Config, with_key
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
@@ -38,8 +37,8 @@ from olmorl.errors import (
     unwritable,
 )
 from olmorl.learner.orchestrator.draw_source import prompt_of
-from olmorl.messages import Completion, Prompt, Span, Verdict, Version
-from olmorl.ports import Row
+from olmorl.messages import Completion, Episode, Prompt, Span, Turn, Verdict, Version
+from olmorl.ports import EnvironmentStep, Row
 from olmorl.verifiers.code.sandbox import self_test
 
 MIB, GIB = 2**20, 2**30
@@ -184,14 +183,24 @@ def environment(settings: Config) -> str:
     if found := faults(wiring.template_renderer(settings), role):
         raise ModelError(f"{'; '.join(found)}: give another template in model.chat_template")
     try:
-        what = asyncio.run(_play_once(settings, tried.rows[0]))
+        step, verdicts = asyncio.run(_play_once(settings, row := tried.rows[0]))
     except (EnvironmentFailed, DeadlinePassed) as error:
         raise ConfigError(f"episodes.environment = {settings.episodes.environment!r}: {error}") from None
-    return f"{settings.episodes.environment}: {what}; the chat template writes its replies"
+    if not verdicts and not row.datasets and not settings.verifiers.functions:
+        raise ConfigError(
+            f"{row.row}: nothing gives a reward: the environment has none, and the row names no verifier: write a "
+            "method reward of the environment, a column dataset, or verifiers.functions"
+        )
+    reacted = "ended the episode" if step.done else f"replied with {len(step.messages)} message(s)"
+    rewards = ", ".join(f"{name} {verdict.reward}" for name, verdict in verdicts.items())
+    return (
+        f"{settings.episodes.environment}: it {reacted} after {row.row}{rewards and f', with the rewards {rewards}'}; "
+        "the chat template writes its replies"
+    )
 
 
-async def _play_once(settings: Config, row: Row) -> str:
-    """Play an episode whose only answer is a made-up one; returns what the environment did."""
+async def _play_once(settings: Config, row: Row) -> tuple[EnvironmentStep, dict[str, Verdict]]:
+    """Play an episode whose only answer is a made-up one; returns what the environment did, and its verdicts."""
     play = wiring.play(settings)
     assert play is not None
     await play.environments.start()
@@ -199,19 +208,15 @@ async def _play_once(settings: Config, row: Row) -> str:
         world = play.environments.open()
         try:
             await world.reset(_prompt_of(row), 0)
-            step = await world.step({"role": "assistant", "content": "The answer is 1."})
-            verdict = await world.reward()
+            answer = _answer("The answer is 1.")
+            reply = {"role": "assistant", "content": answer.text}
+            step = await world.step(reply)
+            turn = Turn(kept=0, added=np.zeros(0, np.int32), start=0, end=1, finish_reason="stop", reply=reply)
+            return step, await world.reward(replace(answer, episode=Episode(turns=(turn,), exit="done")))
         finally:
             await world.close()
     finally:
         await play.environments.stop()
-    if verdict is None and not row.datasets and not settings.verifiers.functions:
-        raise ConfigError(
-            f"{row.row}: nothing gives a reward: the environment has none, and the row names no verifier: write a "
-            "method reward of the environment, a column dataset, or verifiers.functions"
-        )
-    reacted = "ended the episode" if step.done else f"replied with {len(step.messages)} message(s)"
-    return f"it {reacted} after {row.row}" + ("" if verdict is None else f", with a reward of {verdict.reward}")
 
 
 def _prompt_of(row: Row) -> Prompt:
@@ -242,9 +247,10 @@ async def _score_once(settings: Config, rows: Sequence[Row]) -> list[str]:
     await scorer.start()
     names: dict[str, None] = {}
     try:
+        played = next((row for row in rows if row.episode), None)
+        of_world = {} if played is None else (await _play_once(settings, played))[1]
         for row in rows:
             prompt = replace(_prompt_of(row), lane=_LANE)
-            of_world = {} if row.episode is None else {VERDICT: Verdict(reward=0.0)}
             group = []
             for index, text in enumerate(("I do not know.", "The answer is 1.")):
                 answer = replace(_answer(text), index=index)

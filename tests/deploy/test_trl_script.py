@@ -140,6 +140,21 @@ def test_a_tracker_is_named_as_it_is_here() -> None:
     assert recipe(report_to=[]).telemetry.tracker is None
 
 
+class Counter:
+    def reset(self, **row: Any) -> None: ...
+
+
+def test_an_episode_has_as_many_turns_as_tokens_or_tool_calls() -> None:
+    def turns(**arguments: Any) -> tuple[int, int]:
+        made = GRPOTrainer("m", exact, GRPOConfig(**arguments), ROWS, environment_factory=Counter).recipe
+        return made.episodes.max_turns, made.longest_answer
+
+    assert turns(max_completion_length=512) == (512, 512), "of all answers and results together"
+    assert turns(max_completion_length=512, max_tool_calling_iterations=3) == (4, 512)
+    with pytest.raises(ConfigError, match="environment_factory is one class"):
+        GRPOTrainer("m", exact, GRPOConfig(), ROWS, environment_factory={"counter": Counter})  # type: ignore[arg-type]
+
+
 def test_overrides_come_last() -> None:
     found = recipe(vllm_importance_sampling_correction=False, overrides={"objective.rho": 2.0})
     assert found.objective.rho == 2.0

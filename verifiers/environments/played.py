@@ -15,12 +15,25 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from olmorl.extension import load_function
-from olmorl.tools import KEY, has_step, tools_of
+from olmorl.verifiers.environments.tools import KEY, has_step, schemas_of, tools_of
+from olmorl.verifiers.functions import runner
+from olmorl.verifiers.pool.worker import describe
 
 POLICY_ERRORS = (TypeError, ValueError, KeyError, IndexError, ArithmeticError)
 """Errors of a tool that its arguments caused: the policy reads them. Others are outages."""
 Messages = list[dict[str, Any]]
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a process needs for its episodes."""
+
+    environment: str
+    tool_role: str
+    functions: list[str]
+    """Reward functions. Those that take `environments` are called here, with the live object."""
 
 
 class _Worker:
@@ -28,14 +41,22 @@ class _Worker:
 
     factory: Callable[[], Any]
     environment: Any = None
-    role = "tool"
+    setup: Setup
+    scored_here: tuple[str, ...] = ()
     loop: asyncio.AbstractEventLoop | None = None
 
 
-def load(settings: tuple[str, str]) -> None:
-    """Import the factory, and note the role of results. Raises ConfigError."""
-    name, _Worker.role = settings
-    _Worker.factory = load_function(KEY, name)
+def load(settings: Any) -> None:
+    """Import the factory and the reward functions. Raises ConfigError, or ImportError for a function."""
+    _Worker.setup = setup = msgspec.convert(settings, Setup)
+    _Worker.factory = load_function(KEY, setup.environment)
+    runner.load((setup.functions, None))
+    _Worker.scored_here = tuple(filter(runner.takes_environments, setup.functions))
+
+
+def make(_: None) -> list[dict[str, Any]]:
+    """Make an environment that plays no episode. Returns the schemas of its tools, none if it has `step`."""
+    return schemas_of(_Worker.factory())
 
 
 def reset(row: Mapping[str, Any]) -> Messages | None:
@@ -71,14 +92,26 @@ def _result(call: Mapping[str, Any], tools: Mapping[str, Callable[..., Any]]) ->
             content = str(_call(tools[name], **arguments))
         except POLICY_ERRORS as error:
             content = f"Error: {type(error).__name__}: {error}"
-    return {"role": _Worker.role, "name": name, "tool_call_id": call["id"], "content": content}
+    return {"role": _Worker.setup.tool_role, "name": name, "tool_call_id": call["id"], "content": content}
 
 
-def reward(_: None) -> float | None:
-    """The reward of the episode, if the environment gives one."""
-    own = getattr(_Worker.environment, "reward", None) or getattr(_Worker.environment, "get_reward", None)
-    found = _call(own) if callable(own) else None
-    return None if found is None else float(found)
+def reward(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment's own reward, and the results of the reward functions that take it, or their errors.
+
+    Args:
+        call: the `FunctionCall` of the episode, without a function.
+    """
+    environment = _Worker.environment
+    methods = (getattr(environment, name, None) for name in ("reward", "get_reward"))
+    own = next(filter(callable, methods), None)
+    found = _call(own) if own else None
+    scored: dict[str, Any] = {"own": None if found is None else float(found), "results": {}, "errors": {}}
+    for spec in _Worker.scored_here:
+        try:
+            scored["results"][spec] = runner.score({**call, "spec": spec}, [environment])
+        except Exception as error:  # the user's code may raise anything
+            scored["errors"][spec] = describe(error)
+    return scored
 
 
 def close(_: None) -> None:

@@ -329,7 +329,7 @@ def test_an_environment_plays_a_real_row(trial: Callable[..., config.Config], tm
     )
     unlabelled = in_world(trial([{"prompt": "1 + 1"}]), tmp_path, "None", "Judging")
     assert "it ended the episode" in checks.environment(unlabelled)
-    assert "with a reward of 2.5" in checks.environment(unlabelled)
+    assert "with the rewards environment 2.5" in checks.environment(unlabelled)
     assert "environment" in checks.functions(unlabelled)
     assert [checks.applies("environment", each) for each in (recipe, trial(GOOD))] == [True, False]
 

@@ -1,4 +1,4 @@
-"""The tools of a user's environment: its public methods, unless it has a method `step`."""
+"""The tools of a user's environment: its public methods, unless it has a method `step`; and their schemas."""
 
 from __future__ import annotations
 
@@ -22,3 +22,12 @@ def tools_of(environment: Any) -> dict[str, Callable[..., Any]]:
     names = [name for name in dir(environment) if not name.startswith("_") and name not in _NO_TOOLS]
     found = {name: getattr(environment, name) for name in names}
     return {name: tool for name, tool in found.items() if inspect.ismethod(tool)}
+
+
+def schemas_of(environment: Any) -> list[dict[str, Any]]:
+    """The schemas of the tools, as chat templates show them. Raises for a tool without type hints or docstring."""
+    if not (tools := tools_of(environment)):
+        return []
+    from transformers.utils import get_json_schema
+
+    return [get_json_schema(tool) for tool in tools.values()]

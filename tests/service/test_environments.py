@@ -1,0 +1,136 @@
+"""Environments as their libraries document them, in their own processes, train some steps of a whole service."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olmorl.actors.episodes.fake_environments import FakeRenderer
+from olmorl.actors.episodes.runner import Play
+from olmorl.clock import SystemClock
+from olmorl.config import Episodes, Verifiers
+from olmorl.messages import Completion, EpisodeStart
+from olmorl.ports import Row
+from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
+from olmorl.verifiers.scorer import VerifierScorer
+from tests.service.conftest import rows
+from tests.verifiers.environments.test_forked_environments import calls
+
+Build = Callable[..., Any]
+STEPS = 3
+
+
+class Acting(FakeRenderer):
+    """Reads an action from the last token of an answer, which the fake engine samples."""
+
+    def __init__(self, act: Callable[[int], dict[str, Any]]) -> None:
+        super().__init__()
+        self._act = act
+
+    def reply(self, answer: Completion) -> dict[str, Any]:
+        return self._act(int(answer.token_ids.sum()))
+
+
+def trained(service: Build, environment: str, act: Callable[[int], dict[str, Any]], *functions: str) -> Any:
+    """The service after some steps; each row is an episode without a label."""
+    settings, verifiers = Episodes(environment=environment), Verifiers(workers=1, functions=list(functions))
+
+    def play() -> Play:
+        return Play(ForkedEnvironments(settings, verifiers, STEPS), Acting(act), 4, 100, 400, 2)
+
+    async def scenario() -> Any:
+        unlabelled: list[Row] = [
+            row._replace(
+                messages=[{"role": "user", "content": f"problem {n}"}],
+                datasets=(),
+                ground_truths=(),
+                columns={"level": n % 3},
+                episode=EpisodeStart(environment=environment),
+            )
+            for n, row in enumerate(rows(300))
+        ]
+        run = service(
+            {"schedule.steps": STEPS, "schedule.prompts_per_step": 2, "sampling.max_tokens": 40,
+             "episodes.environment": environment, "episodes.max_tokens": 400, "simulation.mean_tokens": 6,
+             "simulation.tokens_per_s": 2000, "schedule.max_useless_groups": 1000},
+            clock=SystemClock(), num_actors=1, rows=unlabelled, play=play,
+            scorer=lambda: VerifierScorer(verifiers, STEPS),
+        )  # fmt: skip
+        assert (await run.run()).reason == f"all {STEPS} steps are done"
+        return run
+
+    run = asyncio.run(asyncio.wait_for(scenario(), 180))
+    run.check_lines()
+    return run
+
+
+def episodes(run: Any) -> list[dict[str, Any]]:
+    found = [one for record in run.rollouts for one in record["completions"]]
+    assert len(found) >= STEPS * 2 * 4
+    return found
+
+
+TRL = '''
+class Total:
+    """As TRL's guide writes them."""
+
+    def __init__(self):
+        self.reward = 0.0
+
+    def reset(self, **kwargs) -> str | None:
+        self.total = self.level = kwargs["level"]
+        return f"The total is {self.total}."
+
+    def add(self, number: int) -> str:
+        """
+        Add to the total.
+
+        Args:
+            number: The number to add.
+
+        Returns:
+            The total.
+        """
+        self.total += number
+        self.reward = self.total / 10
+        return str(self.total)
+
+
+def reward_func(environments, **kwargs):
+    return [env.reward for env in environments]
+
+
+def talk(completions, **kwargs):
+    return [len(one) / 100 for one in completions]
+'''
+
+
+def test_an_environment_class_of_trl_trains_with_a_reward_function_that_reads_it(
+    service: Build, tmp_path: Path
+) -> None:
+    (tmp_path / "trl_total.py").write_text(TRL)
+
+    def act(number: int) -> dict[str, Any]:
+        return calls(("add", {"number": number % 5})) if number % 3 else {"role": "assistant", "content": "done"}
+
+    place = f"{tmp_path}/trl_total.py"
+    run = trained(service, f"{place}:Total", act, f"{place}:reward_func", f"{place}:talk")
+    several = 0
+    for one in episodes(run):
+        first, *_ = one["turns"]
+        level = int(first["messages"][0]["content"].removesuffix(".").rpartition(" ")[2])
+        added = [
+            call["function"]["arguments"]["number"]
+            for turn in one["turns"]
+            for call in turn["reply"].get("tool_calls", ())
+        ]
+        several += len(added) > 1
+        verdicts = one["verdicts"]
+        assert verdicts["reward_func"]["reward"] == pytest.approx((level + sum(added)) / 10 if added else 0)
+        read = sum(len(turn["messages"]) for turn in one["turns"][1:]) + len(one["turns"])
+        assert verdicts["talk"]["reward"] == read / 100, "a function without environments reads the whole conversation"
+    assert several

@@ -147,8 +147,8 @@ class SamplingSettings(Section):
 class Episodes(Section):
     """Answers of several turns: the policy acts, an environment replies."""
 
-    environment: OwnFunction | None = None
-    """`module:factory` or `file.py:factory` of the environment. Default: single answers."""
+    environment: str | None = Field(None, pattern=r"^((gymnasium|mcp):.+|[^:*]+:[A-Za-z_]\w*)$")
+    """`module:factory` or `file.py:factory` of the environment, or `gymnasium:ID`. Default: single answers."""
     max_turns: int = Field(8, ge=1)
     """Most answers of an episode."""
     max_tokens: int | None = Field(None, ge=1)

@@ -484,6 +484,8 @@ class EnvironmentStep(NamedTuple):
     """What the policy reads next."""
     done: bool
     """The episode is over, and the policy reads nothing more."""
+    truncated: bool = False
+    """It is over because the environment has a limit of steps."""
 
 
 class Environment(Protocol):

@@ -97,7 +97,7 @@ class EpisodeRunner:
             with self._waiting(work):
                 step = await environment.step(reply)
             if step.done:
-                path.exit = DONE
+                path.exit = MAX_TURNS if step.truncated else DONE
             elif len(path.turns) == self._play.max_turns:
                 path.exit = MAX_TURNS
             else:

@@ -19,6 +19,7 @@ from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
 from olmorl.verifiers.scorer import VerifierScorer
 from tests.service.conftest import rows
 from tests.verifiers.environments.test_forked_environments import calls
+from tests.verifiers.environments.test_gymnasium_environment import GUESS, said
 
 Build = Callable[..., Any]
 STEPS = 3
@@ -115,7 +116,7 @@ def test_an_environment_class_of_trl_trains_with_a_reward_function_that_reads_it
     (tmp_path / "trl_total.py").write_text(TRL)
 
     def act(number: int) -> dict[str, Any]:
-        return calls(("add", {"number": number % 5})) if number % 3 else {"role": "assistant", "content": "done"}
+        return calls(("add", {"number": number % 5})) if number % 3 else said("done")
 
     place = f"{tmp_path}/trl_total.py"
     run = trained(service, f"{place}:Total", act, f"{place}:reward_func", f"{place}:talk")
@@ -134,3 +135,24 @@ def test_an_environment_class_of_trl_trains_with_a_reward_function_that_reads_it
         read = sum(len(turn["messages"]) for turn in one["turns"][1:]) + len(one["turns"])
         assert verdicts["talk"]["reward"] == read / 100, "a function without environments reads the whole conversation"
     assert several
+
+
+def test_a_registered_environment_of_gymnasium_trains(
+    service: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "guess_registered.py").write_text(GUESS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    run = trained(service, "gymnasium:guess_registered:olmorl/Guess-v0", lambda number: said(str(number % 10)))
+    found = episodes(run)
+    for one in found:
+        *wrong, _ = one["turns"]
+        hints = [turn["messages"][0]["content"] for turn in one["turns"][1:]]
+        assert one["turns"][0]["messages"][0]["content"].endswith("guess a number up to 9") and len(hints) == len(wrong)
+        assert set(hints) <= {"higher", "lower"}
+        reward = one["verdicts"]["environment"]["reward"]
+        assert one["reward"] == reward == (1 if one["exit"] == "done" else -0.25) - 0.25 * len(wrong)
+        assert one["exit"] == "done" or (one["exit"], len(wrong)) == ("max_turns", 2)
+    assert {one["exit"] for one in found} == {"done", "max_turns"}
+    for record in run.rollouts:
+        right = {one["turns"][-1]["reply"]["content"] for one in record["completions"] if one["exit"] == "done"}
+        assert len(right) <= 1, "all answers to a row look for the same number"

@@ -12,7 +12,7 @@ from olmorl.config import Episodes, Verifiers
 from olmorl.errors import ConfigError, EnvironmentFailed
 from olmorl.messages import ENVIRONMENT, Completion, Prompt, Verdict
 from olmorl.ports import EnvironmentStep
-from olmorl.verifiers.environments.played import Setup
+from olmorl.verifiers.environments.played import Setup, Start
 from olmorl.verifiers.environments.tools import KEY
 from olmorl.verifiers.functions.function_scorer import call_of, parse, verdicts_of
 from olmorl.verifiers.pool import pool_protocol
@@ -64,7 +64,8 @@ class ForkedEnvironments:
         self._timeout_s = settings.timeout_s
         self.functions = parse(verifiers.functions)
         self.max_steps = max_steps
-        setup = Setup(settings.environment, settings.tool_role, [function.spec for function in self.functions])
+        specs = [function.spec for function in self.functions]
+        setup = Setup(settings.environment, settings.tool_role, verifiers.think_tags, specs)
         self._fork_server = ForkServer(WorkerSettings((), (f"{_TASKS}load", setup), verifiers.memory_mib), START_S)
         self._idle: list[Worker] = []
         self._counts = {"episodes": 0.0, "processes": 0.0, "failures": 0.0}
@@ -142,12 +143,13 @@ class ForkedEnvironment:
         self._prompt = prompt
         truths = prompt.ground_truths
         row = {**prompt.columns, "prompt": prompt.messages, "ground_truth": truths[0] if len(truths) == 1 else truths}
-        messages: list[dict[str, Any]] | None = await self._ask("reset", row)
+        messages: list[dict[str, Any]] | None = await self._ask(
+            "reset", Start(row, prompt.draw_id, prompt.thinking_opened)
+        )
         return messages
 
     async def step(self, reply: dict[str, Any]) -> EnvironmentStep:
-        messages = await self._ask("step", reply)
-        return EnvironmentStep(messages or [], done=messages is None)
+        return EnvironmentStep(**await self._ask("step", reply))
 
     async def reward(self, episode: Completion) -> dict[str, Verdict]:
         """A reward function gets lists of one: the other episodes of the group are in processes of their own."""

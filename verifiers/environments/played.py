@@ -17,7 +17,8 @@ from typing import Any
 
 import msgspec
 
-from olmorl.extension import load_function
+from olmorl.verifiers.environments.gymnasium_environment import GymnasiumEnvironment
+from olmorl.verifiers.environments.kinds import environment_of, factory_of
 from olmorl.verifiers.environments.tools import KEY, has_step, schemas_of, tools_of
 from olmorl.verifiers.functions import runner
 from olmorl.verifiers.pool.worker import describe
@@ -32,6 +33,7 @@ class Setup(msgspec.Struct, frozen=True):
 
     environment: str
     tool_role: str
+    think_tags: tuple[str, str]
     functions: list[str]
     """Reward functions. Those that take `environments` are called here, with the live object."""
 
@@ -49,19 +51,41 @@ class _Worker:
 def load(settings: Any) -> None:
     """Import the factory and the reward functions. Raises ConfigError, or ImportError for a function."""
     _Worker.setup = setup = msgspec.convert(settings, Setup)
-    _Worker.factory = load_function(KEY, setup.environment)
+    _Worker.factory = factory_of(setup.environment)
     runner.load((setup.functions, None))
     _Worker.scored_here = tuple(filter(runner.takes_environments, setup.functions))
 
 
 def make(_: None) -> list[dict[str, Any]]:
     """Make an environment that plays no episode. Returns the schemas of its tools, none if it has `step`."""
-    return schemas_of(_Worker.factory())
+    return schemas_of(_made())
 
 
-def reset(row: Mapping[str, Any]) -> Messages | None:
-    """Make the environment of an episode. Returns the conversation that it begins with, or None for that of the row."""
-    _Worker.environment = environment = _Worker.factory()
+def _made() -> Any:
+    return environment_of(_Worker.factory(), _Worker.setup.think_tags)
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What an episode begins with."""
+
+    row: dict[str, Any]
+    draw_id: int
+    thinking_opened: bool
+
+
+def reset(args: Any) -> Messages | None:
+    """Make the environment of an episode. Returns the conversation that it begins with, or None for that of the row.
+
+    Args:
+        args: a `Start` as plain data from the socket.
+    """
+    start = msgspec.convert(args, Start)
+    row = start.row
+    _Worker.environment = environment = _made()
+    if isinstance(environment, GymnasiumEnvironment):
+        # All episodes of a draw begin alike.
+        seed = row.get("seed", start.draw_id)
+        return _with(row["prompt"], "\n" + environment.reset(seed, row.get("options"), start.thinking_opened))
     if not has_step(environment) and not tools_of(environment):
         raise TypeError(f"{KEY}: a {type(environment).__name__} has no method step(reply), and no tools")
     found = _call(environment.reset, **row) if hasattr(environment, "reset") else None
@@ -69,11 +93,23 @@ def reset(row: Mapping[str, Any]) -> Messages | None:
         return None
     if has_step(environment) or not isinstance(found, str):
         return _messages(found)
-    *before, last = _messages(row["prompt"])
-    return [*before, {**last, "content": f"{last['content']}{found}"}]
+    return _with(row["prompt"], found)
 
 
-def step(reply: Mapping[str, Any]) -> Messages | None:
+def _with(prompt: Any, text: str) -> Messages:
+    """The conversation of a row, with a text at its end."""
+    *before, last = _messages(prompt)
+    return [*before, {**last, "content": f"{last['content']}{text}"}]
+
+
+def step(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """What the policy reads next, as a `ports.EnvironmentStep`."""
+    messages = _next(reply)
+    truncated = getattr(_Worker.environment, "truncated", False) is True
+    return {"messages": messages or [], "done": messages is None, "truncated": truncated}
+
+
+def _next(reply: Mapping[str, Any]) -> Messages | None:
     """What the policy reads next; None if the episode is over."""
     environment = _Worker.environment
     if not has_step(environment):
@@ -122,7 +158,7 @@ def close(_: None) -> None:
         _call(own)
 
 
-def _call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def _call(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
     """Call a function of the user, and wait for it if it is async."""
     found = function(*args, **named)
     if not inspect.isawaitable(found):

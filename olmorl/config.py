@@ -148,7 +148,8 @@ class Episodes(Section):
     """Answers of several turns: the policy acts, an environment replies."""
 
     environment: str | None = Field(None, pattern=r"^((gymnasium|mcp):.+|[^:*]+:[A-Za-z_]\w*)$")
-    """`module:factory` or `file.py:factory` of the environment, or `gymnasium:ID`. Default: single answers."""
+    """`module:factory` or `file.py:factory` of the environment, `gymnasium:ID`, or `mcp:COMMAND`
+    (or a URL). Default: single answers."""
     max_turns: int = Field(8, ge=1)
     """Most answers of an episode."""
     max_tokens: int | None = Field(None, ge=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from olmorl.verifiers.scorer import VerifierScorer
 from tests.service.conftest import rows
 from tests.verifiers.environments.test_forked_environments import calls
 from tests.verifiers.environments.test_gymnasium_environment import GUESS, said
+from tests.verifiers.environments.test_mcp_server import SERVER
 
 Build = Callable[..., Any]
 STEPS = 3
@@ -36,7 +38,9 @@ class Acting(FakeRenderer):
         return self._act(int(answer.token_ids.sum()))
 
 
-def trained(service: Build, environment: str, act: Callable[[int], dict[str, Any]], *functions: str) -> Any:
+def trained(
+    service: Build, environment: str, act: Callable[[int], dict[str, Any]], *functions: str, group_size: int = 4
+) -> Any:
     """The service after some steps; each row is an episode without a label."""
     settings, verifiers = Episodes(environment=environment), Verifiers(workers=1, functions=list(functions))
 
@@ -55,7 +59,8 @@ def trained(service: Build, environment: str, act: Callable[[int], dict[str, Any
             for n, row in enumerate(rows(300))
         ]
         run = service(
-            {"schedule.steps": STEPS, "schedule.prompts_per_step": 2, "sampling.max_tokens": 40,
+            {"schedule.steps": STEPS, "schedule.prompts_per_step": 2, "sampling.group_size": group_size,
+             "sampling.max_tokens": 40,
              "episodes.environment": environment, "episodes.max_tokens": 400, "simulation.mean_tokens": 6,
              "simulation.tokens_per_s": 2000, "schedule.max_useless_groups": 1000},
             clock=SystemClock(), num_actors=1, rows=unlabelled, play=play,
@@ -70,9 +75,9 @@ def trained(service: Build, environment: str, act: Callable[[int], dict[str, Any
 
 
 def episodes(run: Any) -> list[dict[str, Any]]:
-    found = [one for record in run.rollouts for one in record["completions"]]
-    assert len(found) >= STEPS * 2 * 4
-    return found
+    trained = [record for record in run.rollouts if record["outcome"] == "trained"]
+    assert len(trained) == STEPS * 2
+    return [one for record in run.rollouts for one in record["completions"]]
 
 
 TRL = '''
@@ -156,3 +161,34 @@ def test_a_registered_environment_of_gymnasium_trains(
     for record in run.rollouts:
         right = {one["turns"][-1]["reply"]["content"] for one in record["completions"] if one["exit"] == "done"}
         assert len(right) <= 1, "all answers to a row look for the same number"
+
+
+BY_TOTAL = """
+def by_total(completions, **kwargs):
+    results = [[one["content"] for one in turns if one["role"] == "tool"] for turns in completions]
+    return [float(found[-1].removeprefix("total ")) if found else 0.0 for found in results]
+"""
+
+
+@pytest.mark.slow
+def test_the_tools_of_an_mcp_server_train_and_a_server_that_ends_fails_its_group(
+    service: Build, tmp_path: Path
+) -> None:
+    (tmp_path / "server.py").write_text(SERVER)
+    (tmp_path / "by_total.py").write_text(BY_TOTAL)
+
+    def act(number: int) -> dict[str, Any]:
+        last = 99 if number % 11 == 0 else number % 7  # the server does not survive 99
+        return calls(("add", {"number": 2}), ("add", {"number": last})) if number % 3 else said("done")
+
+    command = f"mcp:{sys.executable} {tmp_path}/server.py"
+    run = trained(service, command, act, f"{tmp_path}/by_total.py:by_total", group_size=2)
+    for one in episodes(run):
+        made = [call for turn in one["turns"] for call in turn["reply"].get("tool_calls", ())]
+        assert one["reward"] == sum(call["function"]["arguments"]["number"] for call in made)
+    failed = [record for record in run.rollouts if record["outcome"] == "failed"]
+    assert failed
+    for record in failed:
+        assert (record["cause"], record["completions"]) == ("unscorable", [])
+        assert "failed 3 times, at last: step: ConnectionError: the MCP server gave no answer: " in record["detail"]
+        assert "it last wrote: the disk is gone" in record["detail"]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from olmorl.verifiers.math.extraction import strip_thinking
@@ -68,12 +69,19 @@ class GymnasiumEnvironment:
         return str(self._environment.render() if self._draws else observation)
 
 
-def make(name: str) -> Any:
-    """A registered environment by its ID, or by `module:ID` if a module registers it. One that is no text is drawn."""
+def maker(name: str) -> Callable[[], Any]:
+    """Makes a registered environment by its ID, or by `module:ID`. Raises ImportError without the library."""
     try:
-        import gymnasium
+        import gymnasium  # noqa: F401
     except ImportError as error:
         raise ImportError(f"{error}: pip install gymnasium") from None
+    return partial(_make, name)
+
+
+def _make(name: str) -> Any:
+    """An environment whose observations are no texts is drawn as text, if it can be."""
+    import gymnasium
+
     made = gymnasium.make(name)
     is_text = isinstance(made.observation_space, gymnasium.spaces.Text)
     if is_text or "ansi" not in made.metadata.get("render_modes", ()):

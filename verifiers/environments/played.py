@@ -19,6 +19,7 @@ import msgspec
 
 from olmorl.verifiers.environments.gymnasium_environment import GymnasiumEnvironment
 from olmorl.verifiers.environments.kinds import environment_of, factory_of
+from olmorl.verifiers.environments.mcp_server import McpServer
 from olmorl.verifiers.environments.tools import KEY, has_step, schemas_of, tools_of
 from olmorl.verifiers.functions import runner
 from olmorl.verifiers.pool.worker import describe
@@ -62,7 +63,10 @@ def make(_: None) -> list[dict[str, Any]]:
 
 
 def _made() -> Any:
-    return environment_of(_Worker.factory(), _Worker.setup.think_tags)
+    made = environment_of(_Worker.factory(), _Worker.setup.think_tags)
+    if isinstance(made, McpServer):
+        _call(made.start)
+    return made
 
 
 class Start(msgspec.Struct, frozen=True):

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from olmorl.verifiers.environments.mcp_server import McpServer
+
 KEY = "episodes.environment"
 _NO_TOOLS = ("reset", "reward", "get_reward", "close")
 
@@ -19,6 +21,8 @@ def tools_of(environment: Any) -> dict[str, Callable[..., Any]]:
     """The tools of an environment by name; none if it has `step`."""
     if has_step(environment):
         return {}
+    if isinstance(environment, McpServer):
+        return dict(environment.tools)
     names = [name for name in dir(environment) if not name.startswith("_") and name not in _NO_TOOLS]
     found = {name: getattr(environment, name) for name in names}
     return {name: tool for name, tool in found.items() if inspect.ismethod(tool)}
@@ -28,6 +32,8 @@ def schemas_of(environment: Any) -> list[dict[str, Any]]:
     """The schemas of the tools, as chat templates show them. Raises for a tool without type hints or docstring."""
     if not (tools := tools_of(environment)):
         return []
+    if isinstance(environment, McpServer):
+        return [tool.schema for tool in environment.tools.values()]
     from transformers.utils import get_json_schema
 
     return [get_json_schema(tool) for tool in tools.values()]

@@ -129,6 +129,7 @@ class GRPOTrainer:
         args: Any = None,
         train_dataset: Any = None,
         *,
+        tools: Sequence[Callable[..., Any]] | None = None,
         environment_factory: Callable[[], Any] | None = None,
         overrides: Mapping[str, Any] | None = None,
         **others: Any,
@@ -140,8 +141,9 @@ class GRPOTrainer:
             reward_funcs: one function or several, in TRL's convention.
             args: TRL's GRPOConfig or the one of this module.
             train_dataset: rows with a `prompt`.
-            environment_factory: a class with `reset(**row)` whose other public methods are tools. Its reward functions
-                get `environments`, and set `episodes.tool_parser` in `overrides`.
+            tools: functions with type hints and docstrings, which the policy may call in several turns.
+            environment_factory: in place of tools, a class with `reset(**row)`. Its other public methods are tools, and
+                reward functions get `environments`. Both need `episodes.tool_parser` in `overrides`.
             overrides: keys of the recipe that TRL has no arguments for, such as `{"schedule.max_lag": 4}`.
 
         Raises:
@@ -160,9 +162,12 @@ class GRPOTrainer:
             raise ConfigError(
                 "GRPOTrainer: environment_factory is one class: let its reset choose by a column of the row"
             )
-        self._functions, self._rows, self._environment = functions, train_dataset, environment_factory
+        if tools and environment_factory is not None:
+            raise ConfigError("GRPOTrainer: tools: make them methods of the class of environment_factory")
+        self._functions, self._rows = functions, train_dataset
+        self._environment = _environment_of(tools) if tools else environment_factory
         given = dict(_given(args))
-        episodes = {} if environment_factory is None else {"episodes.max_turns": _max_turns(given)}
+        episodes = {} if self._environment is None else {"episodes.max_turns": _max_turns(given)}
         self.recipe = recipe_of(model, functions, given, train_dataset, episodes | dict(overrides or {}))
 
     def train(self, resume_from_checkpoint: bool | None = None) -> RunTables:
@@ -248,6 +253,16 @@ def _combined(args: Mapping[str, Any], functions: Sequence[Any]) -> dict[str, An
         "objective.eps_high": high - 1 if is_cispo else high,
         "verifiers.weights": dict(named),
     }
+
+
+def _environment_of(functions: Sequence[Callable[..., Any]]) -> Callable[[], list[Callable[..., Any]]]:
+    """Makes an environment that is nothing but tools."""
+    own = list(functions)
+
+    def tools() -> list[Callable[..., Any]]:
+        return own
+
+    return tools
 
 
 def _max_turns(given: dict[str, Any]) -> int:

@@ -337,9 +337,10 @@ def template_renderer(settings: Config) -> TemplateRenderer:
             f"episodes.environment: the policy has no {what}, and so no way to read a reply: give one in "
             f"{'model.path' if tokenizer.chat_template else 'model.chat_template'}"
         )
-    start, parser, parse = episode(settings), settings.episodes.tool_parser, None
-    tools = start.tools if start else ()
-    if parser is not None:
+    tools: Sequence[dict[str, Any]] = ()
+    parser, parse = settings.episodes.tool_parser, None
+    if parser is not None and (start := episode(settings)):
+        tools = start.tools
         from olmorl.actors.vllm_engine.tool_calls import ToolCallParser
 
         parse = ToolCallParser(parser, tokenizer, tools, settings.verifiers.think_tags[1])

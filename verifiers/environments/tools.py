@@ -1,4 +1,4 @@
-"""The tools of a user's environment: its public methods, unless it has a method `step`; and their schemas."""
+"""The tools of a user's environment, and their schemas. An environment with a method `step` has none."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ def has_step(environment: Any) -> bool:
 
 
 def tools_of(environment: Any) -> dict[str, Callable[..., Any]]:
-    """The tools of an environment by name; none if it has `step`."""
+    """The tools of an environment by name: its public methods, or the functions in a list."""
     if has_step(environment):
         return {}
     if isinstance(environment, McpServer):
         return dict(environment.tools)
+    if isinstance(environment, list):
+        return {tool.__name__: tool for tool in environment}
     names = [name for name in dir(environment) if not name.startswith("_") and name not in _NO_TOOLS]
     found = {name: getattr(environment, name) for name in names}
     return {name: tool for name, tool in found.items() if inspect.ismethod(tool)}

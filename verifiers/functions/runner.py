@@ -54,6 +54,8 @@ def _refuse_missing(spec: str, function: Callable[..., Any], columns: list[str])
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         )
+        if is_needed and name == ENVIRONMENTS and name not in given:
+            raise ImportError(f"{spec}: the function takes environments: set episodes.environment")
         if is_needed and name not in given:
             raise ImportError(
                 f"{spec}: the function takes {name!r}, and no row has such a column (columns: "

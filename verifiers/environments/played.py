@@ -5,7 +5,11 @@ be async. `step` gets the answer as a message and returns what the policy reads 
 messages, or None when the episode is over. `reset` may return the conversation to begin with in the same forms.
 
 An object without `step` has tools: its public methods. Their results are messages, and an answer without a call ends
-the episode. This is the form of TRL's `environment_factory`: `reset` may return a text that is added to the prompt.
+the episode. This is the form of TRL's `environment_factory`: `reset` may return a text that is added to the prompt. A
+list of functions is one too. `kinds` brings environments of Gymnasium and MCP servers into these two forms.
+
+Reward functions that take `environments` run here, because only here are the live objects: their connections and
+processes cannot be sent. So each gets lists of one.
 """
 
 from __future__ import annotations

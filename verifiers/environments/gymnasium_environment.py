@@ -46,7 +46,7 @@ class GymnasiumEnvironment:
         text = strip_thinking(reply["content"], *self._tags, self._opened)
         action = None if text is None else self._action(text.strip())
         if action is None:
-            return f"Error: this is no action of {self._environment.action_space}"
+            return f"Error: this is no action of {str(self._environment.action_space)[:80]}"
         observation, reward, terminated, truncated, _ = self._environment.step(action)
         self._total += float(reward)
         self.truncated = truncated and not terminated  # the end may be reached in the last step that is allowed

@@ -51,6 +51,7 @@ def run(
     recipe: str | os.PathLike[str] | Mapping[str, Any] | Recipe | None = None,
     *,
     reward_functions: Sequence[RewardFunction | str] = (),
+    environment: Callable[[], Any] | str | None = None,
     dataset: Rows | str | None = None,
     overrides: Mapping[str, Any] | None = None,
     resume: bool = False,
@@ -65,6 +66,8 @@ def run(
         recipe: a TOML file, a `Recipe`, a table of sections, or None for the defaults.
         reward_functions: functions in the convention of TRL or verl, also of a notebook, or entries of
             `verifiers.functions`. They join those of the recipe.
+        environment: makes the environment of an episode, such as a class for TRL's `environment_factory`; or the value
+            of `episodes.environment`.
         dataset: rows with the columns of `docs/data-and-rewards.md`, such as a `datasets.Dataset`, in place of the
             recipe's `data.train`; or its name or path.
         overrides: more keys by their dotted names, such as `{"schedule.steps": 50}`.
@@ -83,9 +86,13 @@ def run(
     if dataset is not None:
         data = dataset if isinstance(dataset, str) else str(_write_rows(folder / "data.jsonl", dataset))
         settings = config.with_key(settings, "data.train", [data])
-    if reward_functions:
-        functions = [*settings.verifiers.functions, *_specs(folder, reward_functions)]
+    own = list(reward_functions) if environment is None else [*reward_functions, environment]
+    if own:
+        specs = _specs(folder, own)
+        functions = [*settings.verifiers.functions, *specs[: len(reward_functions)]]
         settings = config.with_key(settings, "verifiers.functions", functions)
+        if environment is not None:
+            settings = config.with_key(settings, "episodes.environment", specs[-1])
     path = folder / "recipe.toml"
     path.write_text(config.to_toml(settings), encoding="utf-8")
     options = (["--resume"] if resume else []) + (["--change"] if change else [])
@@ -163,7 +170,7 @@ def _specs(folder: Path, functions: Sequence[RewardFunction | str]) -> list[str]
     """
     own = {name_of(function): function for function in functions if not isinstance(function, str)}
     if len(own) < sum(not isinstance(function, str) for function in functions):
-        raise ConfigError("reward_functions: two functions have the same name; rename one")
+        raise ConfigError("reward_functions, environment: two have the same name; rename one")
     if own:
         try:
             with ExitStack() as stack:
@@ -171,7 +178,9 @@ def _specs(folder: Path, functions: Sequence[RewardFunction | str]) -> list[str]
                     _store_by_value(module, stack)
                 data = cloudpickle.dumps(own)
         except Exception as error:
-            raise ConfigError(f"reward_functions: cannot be stored ({error}); give file.py:function instead") from None
+            raise ConfigError(
+                f"reward_functions, environment: cannot be stored ({error}); give file.py:name instead"
+            ) from None
         (folder / _FUNCTIONS).write_text(_LOADER, encoding="utf-8")
         (folder / _FUNCTIONS).with_suffix(".pkl").write_bytes(data)
     return [

@@ -129,6 +129,8 @@ class GRPOTrainer:
         args: Any = None,
         train_dataset: Any = None,
         *,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        environment_factory: Callable[[], Any] | None = None,
         overrides: Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
@@ -139,6 +141,9 @@ class GRPOTrainer:
             reward_funcs: one function or several, in TRL's convention.
             args: TRL's GRPOConfig or the one of this module.
             train_dataset: rows with a `prompt`.
+            tools: functions with type hints and docstrings, which the policy may call in several turns.
+            environment_factory: in place of tools, a class with `reset(**row)`. Its other public methods are tools, and
+                reward functions get `environments`. Both need `episodes.tool_parser` in `overrides`.
             overrides: keys of the recipe that TRL has no arguments for, such as `{"schedule.max_lag": 4}`.
 
         Raises:
@@ -153,13 +158,26 @@ class GRPOTrainer:
             raise ConfigError(
                 "GRPOTrainer: a reward model is served over HTTP: set verifiers.reward_model in overrides"
             )
+        if environment_factory is not None and not callable(environment_factory):
+            raise ConfigError(
+                "GRPOTrainer: environment_factory is one class: let its reset choose by a column of the row"
+            )
+        if tools and environment_factory is not None:
+            raise ConfigError("GRPOTrainer: tools: make them methods of the class of environment_factory")
         self._functions, self._rows = functions, train_dataset
-        self.recipe = recipe_of(model, functions, _given(args), train_dataset, overrides or {})
+        self._environment = _environment_of(tools) if tools else environment_factory
+        given = dict(_given(args))
+        episodes = {} if self._environment is None else {"episodes.max_turns": _max_turns(given)}
+        self.recipe = recipe_of(model, functions, given, train_dataset, episodes | dict(overrides or {}))
 
     def train(self, resume_from_checkpoint: bool | None = None) -> RunTables:
         """Train, and return the tables of the run. The model is in the folder `export` of `args.output_dir`."""
         return api.run(
-            self.recipe, reward_functions=self._functions, dataset=self._rows, resume=bool(resume_from_checkpoint)
+            self.recipe,
+            reward_functions=self._functions,
+            environment=self._environment,
+            dataset=self._rows,
+            resume=bool(resume_from_checkpoint),
         )
 
 
@@ -235,6 +253,23 @@ def _combined(args: Mapping[str, Any], functions: Sequence[Any]) -> dict[str, An
         "objective.eps_high": high - 1 if is_cispo else high,
         "verifiers.weights": dict(named),
     }
+
+
+def _environment_of(functions: Sequence[Callable[..., Any]]) -> Callable[[], list[Callable[..., Any]]]:
+    """Makes an environment that is nothing but tools."""
+    own = list(functions)
+
+    def tools() -> list[Callable[..., Any]]:
+        return own
+
+    return tools
+
+
+def _max_turns(given: dict[str, Any]) -> int:
+    """The bound of answers. TRL's default is the length of an episode, in which each answer has a token."""
+    calls = given.pop("max_tool_calling_iterations", None)
+    length: int = given.get("max_completion_length", _DEFAULTS["max_completion_length"])
+    return length if calls is None else int(calls) + 1
 
 
 def _batch(args: Mapping[str, Any], rows: Any) -> dict[str, Any]:

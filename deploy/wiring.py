@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from olmorl.tools import KEY
 
 from olmorl import seeds
 from olmorl.actors.vllm_engine import reaper
@@ -43,7 +44,6 @@ from olmorl.ports import (
     WeightStore,
 )
 from olmorl.run_dir import RunFiles
-from olmorl.tools import KEY
 
 MOST_NAMED = 8
 """The most combinations of verifiers that the line about rewards names."""
@@ -288,9 +288,9 @@ def episode(settings: Config) -> EpisodeStart | None:
         return EpisodeStart() if settings.episodes.agent else None
     if settings.run.mode == "simulated":
         return EpisodeStart(environment=name)
-    from olmorl.learner.data.tools import schemas
+    from olmorl.verifiers.environments.forked_environments import schemas
 
-    tools = schemas(name)
+    tools = schemas(settings.episodes)
     if bool(tools) != bool(parser):
         lacks = "tools and no step(reply): name the parser of its calls" if tools else "no tools: leave it out"
         raise ConfigError(f"episodes.tool_parser: the environment {name} has {lacks}")
@@ -314,7 +314,7 @@ def play(settings: Config) -> Play | Agents | None:
     else:
         from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
 
-        environments = ForkedEnvironments(settings.episodes, settings.verifiers.memory_mib)
+        environments = ForkedEnvironments(settings.episodes, settings.verifiers, settings.schedule.steps)
         renderer = template_renderer(settings)
     return Play(
         environments,
@@ -352,7 +352,7 @@ def _agent_play(settings: Config, command: str) -> Agents:
 
 def template_renderer(settings: Config) -> TemplateRenderer:
     """Writes messages by the policy's chat template. Raises ConfigError as `template_renderers`."""
-    start = episode(settings)
+    start = episode(settings) if settings.episodes.tool_parser else None
     return template_renderers(settings)(start.tools if start else ())
 
 

@@ -147,8 +147,9 @@ class SamplingSettings(Section):
 class Episodes(Section):
     """Answers of several turns: the policy acts, an environment replies."""
 
-    environment: OwnFunction | None = None
-    """`module:factory` or `file.py:factory` of the environment. Default: single answers."""
+    environment: str | None = Field(None, pattern=r"^((gymnasium|mcp):.+|[^:*]+:[A-Za-z_]\w*)$")
+    """`module:factory` or `file.py:factory` of the environment, `gymnasium:ID`, or `mcp:COMMAND`
+    (or a URL). Default: single answers."""
     agent: str | None = Field(None, min_length=1)
     """Or a shell command for each episode, which asks the policy over HTTP."""
     max_turns: int = Field(8, ge=1)

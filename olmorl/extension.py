@@ -19,9 +19,8 @@ OwnFunction = Annotated[str, Field(pattern=r"^[^:*]+:[A-Za-z_]\w*$")]
 """The type of a key of a recipe that names a function."""
 
 
-@lru_cache
 def load_function(key: str, name: str) -> Callable[..., Any]:
-    """Returns the function that the value `name` of a recipe's `key` names. Imports its module once in each process.
+    """Returns the function that the value `name` of a recipe's `key` names.
 
     Raises:
         ConfigError: the module does not import, or has no such function.
@@ -38,8 +37,12 @@ def load_function(key: str, name: str) -> Callable[..., Any]:
     return found
 
 
+@lru_cache
 def import_place(place: str) -> ModuleType:
-    """Imports a module by its name, or a file by its path. Files beside such a file can be imported by it."""
+    """Imports a module by its name, or a file by its path, once in each process: its classes are the same everywhere.
+
+    Files beside such a file can be imported by it.
+    """
     if not place.endswith(".py"):
         return importlib.import_module(place)
     path = Path(place).expanduser().resolve()

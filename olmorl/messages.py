@@ -28,6 +28,8 @@ Floats = npt.NDArray[np.float32]
 TRAIN_LANE = "train"
 TEACHER = "teacher"
 """The verdict of a teacher, by its name among the verdicts of a completion."""
+ENVIRONMENT = "environment"
+"""The verdict of an episode's own environment."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, eq=False, gc=False):
@@ -265,6 +267,12 @@ class Completion(Message, frozen=True, kw_only=True):
     def turns(self) -> tuple[Turn, ...]:
         """The turns of an episode; none in a single answer."""
         return () if isinstance(self.episode, UnsetType) else self.episode.turns
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        """The answers of an episode with what came in between them."""
+        between = ((*(turn.messages if number else ()), turn.reply) for number, turn in enumerate(self.turns))
+        return [message for messages in between for message in messages]
 
     @property
     def exit(self) -> str:

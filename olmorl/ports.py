@@ -484,6 +484,8 @@ class EnvironmentStep(NamedTuple):
     """What the policy reads next."""
     done: bool
     """The episode is over, and the policy reads nothing more."""
+    truncated: bool = False
+    """It is over because the environment has a limit of steps."""
 
 
 class Environment(Protocol):
@@ -497,8 +499,8 @@ class Environment(Protocol):
         """React to an answer of the policy."""
         ...
 
-    async def reward(self) -> Verdict | None:
-        """The reward of the episode, once it has ended; None: verifiers alone score it."""
+    async def reward(self, episode: Completion) -> dict[str, Verdict]:
+        """The verdicts by name on an episode that has ended: its own, and of reward functions that take it."""
         ...
 
     async def close(self) -> None:

@@ -32,7 +32,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "queues": {"prompts": "redis_server"},
     "verifiers": {
         "code": "pool check_outcomes verifier",
-        "environments": "pool",
+        "environments": "functions math pool",
         "functions": "pool check_outcomes registry",
         "instructions": "pool check_outcomes verifier",
         "judge": "check_outcomes verifier",

@@ -18,7 +18,7 @@ from olmorl.actors.episodes.turns import DONE, OUT_OF_TIME
 from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import Clock
 from olmorl.errors import EnvironmentFailed, Unscorable
-from olmorl.messages import Completion, Verdict
+from olmorl.messages import ENVIRONMENT, Completion, Verdict
 from olmorl.ports import Engine, Sampling
 
 
@@ -138,8 +138,8 @@ class _Episode:
         if self._failure is not None:
             raise self._failure
         exit_ = session.exit or (OUT_OF_TIME if self._code is None else DONE)
-        verdict = None if self._reward is None else Verdict(reward=self._reward, method="agent")
-        return session.turns.completion(exit_, verdict)
+        verdicts = {} if self._reward is None else {ENVIRONMENT: Verdict(reward=self._reward, method="agent")}
+        return session.turns.completion(exit_, verdicts)
 
     def _cause(self, session: AgentSession) -> str:
         if session.fault:

@@ -58,8 +58,8 @@ class FakeEnvironment:
         self._turns_left -= 1
         return EnvironmentStep([{"role": "user", "content": "go on"}], done=not self._turns_left)
 
-    async def reward(self) -> Verdict | None:
-        return None
+    async def reward(self, episode: Completion) -> dict[str, Verdict]:
+        return {}
 
     async def close(self) -> None:
         self._owner.open_now -= 1

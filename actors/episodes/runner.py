@@ -128,7 +128,7 @@ class EpisodeRunner:
             with self._waiting(work):
                 step = await environment.step(reply)
             if step.done:
-                path.exit = DONE
+                path.exit = MAX_TURNS if step.truncated else DONE
             elif path.num_turns == self._play.max_turns:
                 path.exit = MAX_TURNS
             else:
@@ -137,8 +137,8 @@ class EpisodeRunner:
                 if path.length >= self._play.max_tokens:
                     path.exit = TOO_LONG
         with self._waiting(work):
-            verdict = await environment.reward()
-        return path.turns.completion(path.exit, verdict)
+            episode = path.turns.completion(path.exit, {})
+            return replace(episode, verdicts=await environment.reward(episode))
 
     async def _answer(self, work: LeasedGroup, request_id: str, sampling: Sampling, path: _Path) -> Completion:
         """The next answer of the policy, with a seed of its own."""

@@ -10,8 +10,6 @@ from msgspec.structs import replace
 
 from olmorl.messages import Completion, Episode, Span, TokenIds, Turn, Verdict, Version
 
-VERDICT = "environment"
-"""Name of the verdict of an environment, or of an agent."""
 DONE, MAX_TURNS, TOO_LONG, BAD_CALL = "done", "max_turns", "too_long", "bad_call"
 OUT_OF_TIME = "out_of_time"
 
@@ -71,7 +69,7 @@ class Turns:
         """The answer of a turn as a message."""
         self.turns[turn] = replace(self.turns[turn], reply=message)
 
-    def completion(self, exit_: str, verdict: Verdict | None) -> Completion:
+    def completion(self, exit_: str, verdicts: dict[str, Verdict]) -> Completion:
         """The episode as a completion: the sampled tokens of all turns, the text of the last one."""
         spans = (
             Span(span.version, turn.start + span.start, turn.start + span.end)
@@ -85,6 +83,6 @@ class Turns:
             spans=tuple(spans),
             finish_reason="length" if exit_ == TOO_LONG else "stop",
             text=self.answers[-1].text,
-            verdicts={} if verdict is None else {VERDICT: verdict},
+            verdicts=verdicts,
             episode=Episode(turns=tuple(self.turns), exit=exit_),
         )

@@ -13,7 +13,6 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
-from olmorl.actors.episodes.turns import VERDICT
 from olmorl.config import Config, with_key
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
@@ -38,7 +37,7 @@ from olmorl.errors import (
     unwritable,
 )
 from olmorl.learner.orchestrator.draw_source import prompt_of
-from olmorl.messages import Completion, Prompt, Span, Verdict, Version
+from olmorl.messages import Completion, Episode, Prompt, Span, Turn, Verdict, Version
 from olmorl.ports import Row
 from olmorl.verifiers.code.sandbox import self_test
 
@@ -203,14 +202,17 @@ async def _play_once(settings: Config, row: Row) -> str:
         world = play.environments.open()
         try:
             await world.reset(_prompt_of(row), 0)
-            step = await world.step({"role": "assistant", "content": "The answer is 1."})
-            verdict = await world.reward()
+            answer = _answer("The answer is 1.")
+            reply = {"role": "assistant", "content": answer.text}
+            step = await world.step(reply)
+            turn = Turn(kept=0, added=np.zeros(0, np.int32), start=0, end=1, finish_reason="stop", reply=reply)
+            verdicts = await world.reward(replace(answer, episode=Episode(turns=(turn,), exit="done")))
         finally:
             await world.close()
     finally:
         await play.environments.stop()
     reacted = "ended the episode" if step.done else f"replied with {len(step.messages)} message(s)"
-    return f"it {reacted} after {row.row}{_reward(settings, row, verdict, 'a method reward of the environment')}"
+    return f"it {reacted} after {row.row}{_reward(settings, row, verdicts, 'a method reward of the environment')}"
 
 
 async def _run_agent(settings: Config, row: Row) -> str:
@@ -218,19 +220,19 @@ async def _run_agent(settings: Config, row: Row) -> str:
     from olmorl.deploy.preflight.agent_trial import play_once
 
     episode = await play_once(settings, _prompt_of(row))
-    verdict = episode.verdicts.get(VERDICT)
-    rewarded = _reward(settings, row, verdict, "a number to $OLMORL_REWARD")
+    rewarded = _reward(settings, row, episode.verdicts, "a number to $OLMORL_REWARD")
     return f"it asked {len(episode.turns)} time(s) and ended with {episode.exit} after {row.row}{rewarded}"
 
 
-def _reward(settings: Config, row: Row, verdict: Verdict | None, own: str) -> str:
-    """The reward of an episode, for its line. Raises ConfigError if nothing gives one."""
-    if verdict is None and not row.datasets and not settings.verifiers.functions:
+def _reward(settings: Config, row: Row, verdicts: Mapping[str, Verdict], own: str) -> str:
+    """The rewards of an episode, for its line. Raises ConfigError if nothing gives one."""
+    if not verdicts and not row.datasets and not settings.verifiers.functions:
         raise ConfigError(
             f"{row.row}: nothing gives a reward: the environment has none, and the row names no verifier: write "
             f"{own}, a column dataset, or verifiers.functions"
         )
-    return "" if verdict is None else f", with a reward of {verdict.reward}"
+    rewards = ", ".join(f"{name} {verdict.reward}" for name, verdict in verdicts.items())
+    return rewards and f", with the rewards {rewards}"
 
 
 def _prompt_of(row: Row) -> Prompt:
@@ -261,9 +263,10 @@ async def _score_once(settings: Config, rows: Sequence[Row]) -> list[str]:
     await scorer.start()
     names: dict[str, None] = {}
     try:
+        played = next((row for row in rows if row.episode), None)
+        of_world = {} if played is None else (await _play_once(settings, played))[1]
         for row in rows:
             prompt = replace(_prompt_of(row), lane=_LANE)
-            of_world = {} if row.episode is None else {VERDICT: Verdict(reward=0.0)}
             group = []
             for index, text in enumerate(("I do not know.", "The answer is 1.")):
                 answer = replace(_answer(text), index=index)

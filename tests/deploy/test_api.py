@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -15,8 +16,12 @@ import psutil
 import pytest
 
 import olmorl
+from olmorl import config
+from olmorl.deploy import api
 from olmorl.errors import ConfigError, DataError, UserError
 from olmorl.run_dir import RunFiles
+from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
+from tests.verifiers.environments.test_forked_environments import calls, episode, prompt
 from tests.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +78,7 @@ def test_a_function_of_a_script_is_stored_with_what_it_uses(tmp_path: Path) -> N
     [
         ([lambda completions: [0.0]], "has no name: write it with `def name"),
         ([3], "has no name"),
-        ([max, max], "two functions have the same name"),
+        ([max, max], "two have the same name"),
     ],
 )
 def test_functions_that_cannot_be_used_are_named(functions: list[Any], says: str) -> None:
@@ -99,6 +104,48 @@ def test_a_recipe_is_checked() -> None:
     with pytest.raises(ConfigError, match="no such recipe"):
         olmorl.run("missing.toml")
     assert olmorl.Recipe.model_validate(simulated(Path("runs"), 3)).schedule.steps == 3
+
+
+class Counter:
+    def reset(self, **row: Any) -> None:
+        self.total = 0
+
+    def add(self, number: int) -> int:
+        """
+        Adds.
+
+        Args:
+            number: How much.
+        """
+        self.total += number
+        return self.total
+
+
+def totals(environments: list[Any], **_: Any) -> list[float]:
+    return [one.total / 10 for one in environments if isinstance(one, Counter)]
+
+
+def test_an_environment_and_its_reward_function_are_stored_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "_command", lambda *_: (0, ""))
+    monkeypatch.setattr(api, "read_run", lambda folder: folder)
+    olmorl.run(simulated(tmp_path, 3), reward_functions=[totals], environment=Counter, dataset=ROWS)
+    recipe = config.load(tmp_path / "test.inputs" / "recipe.toml")
+
+    async def played() -> Any:
+        environments = ForkedEnvironments(recipe.episodes, recipe.verifiers)
+        await environments.start()
+        try:
+            world = environments.open()
+            await world.reset(prompt(), 0)
+            call = calls(("add", {"number": 4}), ("add", {"number": 3}))
+            await world.step(call)
+            return await world.reward(episode(call))
+        finally:
+            await environments.stop()
+
+    assert asyncio.run(played())["totals"].reward == 0.7, "the class of the object is the one that the function knows"
 
 
 @pytest.mark.cluster

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from enum import Enum
 from pathlib import Path
@@ -9,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from olmorl.deploy import trl_script
+from olmorl import config
+from olmorl.deploy import api, trl_script
 from olmorl.errors import ConfigError
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.trl import GRPOConfig, GRPOTrainer
+from olmorl.verifiers.environments.forked_environments import ForkedEnvironments, schemas
+from tests.verifiers.environments.test_forked_environments import calls, prompt
 
 ROWS = [{"prompt": f"{n} + 1?", "wanted": n + 1} for n in range(20)]
 
@@ -138,6 +142,65 @@ def test_a_share_of_the_steps_is_a_warm_up_too() -> None:
 def test_a_tracker_is_named_as_it_is_here() -> None:
     assert recipe(report_to=["wandb"]).telemetry.tracker == recipe(report_to="wandb").telemetry.tracker == "wandb"
     assert recipe(report_to=[]).telemetry.tracker is None
+
+
+def twice(number: int) -> int:
+    """
+    Doubles.
+
+    Args:
+        number: What is doubled.
+    """
+    return 2 * number
+
+
+async def half(number: int) -> float:
+    """
+    Halves.
+
+    Args:
+        number: What is halved.
+    """
+    return number / 2
+
+
+def test_functions_as_tools_are_called_by_the_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_command", lambda *_: (0, ""))
+    monkeypatch.setattr(api, "read_run", lambda folder: folder)
+    args = GRPOConfig(output_dir=str(tmp_path / "mine"))
+    GRPOTrainer("m", exact, args, ROWS, tools=[twice, half], overrides={"episodes.tool_parser": "hermes"}).train()
+    stored = config.load(tmp_path / "mine.inputs" / "recipe.toml")
+    assert [one["function"]["name"] for one in schemas(stored.episodes)] == ["twice", "half"]
+
+    async def played() -> Any:
+        environments = ForkedEnvironments(stored.episodes, stored.verifiers)
+        await environments.start()
+        try:
+            world = environments.open()
+            await world.reset(prompt(), 0)
+            return await world.step(calls(("twice", {"number": 4}), ("half", {"number": 3}), ("half", {"number": "x"})))
+        finally:
+            await environments.stop()
+
+    doubled, halved, wrong = (one["content"] for one in asyncio.run(played()).messages)
+    assert (doubled, halved) == ("8", "1.5") and wrong.startswith("Error: TypeError")
+
+
+class Counter:
+    def reset(self, **row: Any) -> None: ...
+
+
+def test_an_episode_has_as_many_turns_as_tokens_or_tool_calls() -> None:
+    def turns(**arguments: Any) -> tuple[int, int]:
+        made = GRPOTrainer("m", exact, GRPOConfig(**arguments), ROWS, environment_factory=Counter).recipe
+        return made.episodes.max_turns, made.longest_answer
+
+    assert turns(max_completion_length=512) == (512, 512), "of all answers and results together"
+    assert turns(max_completion_length=512, max_tool_calling_iterations=3) == (4, 512)
+    with pytest.raises(ConfigError, match="tools: make them methods"):
+        GRPOTrainer("m", exact, GRPOConfig(), ROWS, tools=[twice], environment_factory=Counter)
+    with pytest.raises(ConfigError, match="environment_factory is one class"):
+        GRPOTrainer("m", exact, GRPOConfig(), ROWS, environment_factory={"counter": Counter})  # type: ignore[arg-type]
 
 
 def test_overrides_come_last() -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from typing import Any
 
-from olmorl.config import Episodes
+from olmorl.config import Episodes, Verifiers
 from olmorl.errors import ConfigError, EnvironmentFailed
-from olmorl.messages import Prompt, Verdict
+from olmorl.messages import ENVIRONMENT, Completion, Prompt, Verdict
 from olmorl.ports import EnvironmentStep
+from olmorl.verifiers.environments.played import Setup, Start
+from olmorl.verifiers.environments.tools import KEY
+from olmorl.verifiers.functions.function_scorer import call_of, parse, verdicts_of
 from olmorl.verifiers.pool import pool_protocol
 from olmorl.verifiers.pool.fork_server import DeadlineMissed, ForkServer, Worker, WorkerLost, WorkerStartFailed
 from olmorl.verifiers.pool.worker import WorkerSettings
@@ -20,15 +26,47 @@ CLOSE_S = 5.0
 """Deadline of an environment's `close`."""
 
 
+NO_LIMIT_MIB = 1 << 30
+
+
+@lru_cache
+def schemas(settings: Episodes) -> tuple[dict[str, Any], ...]:
+    """Make the environment once, in a process of its own with the deadlines of episodes, and describe its tools.
+
+    Raises:
+        ConfigError: it cannot be loaded or made, or not in time, or a tool has no type hints or no docstring.
+    """
+
+    async def ask() -> tuple[dict[str, Any], ...]:
+        # The library that writes schemas needs more memory than an environment.
+        environments = ForkedEnvironments(settings, Verifiers(memory_mib=NO_LIMIT_MIB))
+        try:
+            await environments.start()
+            return tuple(await environments.ask(await environments.lend(), "make", None))
+        finally:
+            await environments.stop()
+
+    try:
+        with ThreadPoolExecutor(1) as thread:  # the caller may be on an event loop
+            return thread.submit(asyncio.run, ask()).result()
+    except EnvironmentFailed as error:
+        cause = str(error).removeprefix("make: ")
+        raise ConfigError(f"{KEY} = {settings.environment!r} cannot be made: {cause}") from None
+
+
 class ForkedEnvironments:
     """A process has one episode at a time. One that failed, or did not answer in time, is killed."""
 
-    def __init__(self, settings: Episodes, memory_mib: int) -> None:
-        """`memory_mib`: what a process may allocate."""
+    def __init__(self, settings: Episodes, verifiers: Verifiers, max_steps: int = 0) -> None:
+        """`verifiers` has the memory of a process, and reward functions. They may ask for `max_steps` of the run."""
         assert settings.environment is not None
+        self._name = settings.environment
         self._timeout_s = settings.timeout_s
-        setup = (f"{_TASKS}load", (settings.environment, settings.tool_role))
-        self._fork_server = ForkServer(WorkerSettings((), setup, memory_mib), START_S)
+        self.functions = parse(verifiers.functions)
+        self.max_steps = max_steps
+        specs = [function.spec for function in self.functions]
+        setup = Setup(settings.environment, settings.tool_role, verifiers.think_tags, specs)
+        self._fork_server = ForkServer(WorkerSettings((), (f"{_TASKS}load", setup), verifiers.memory_mib), START_S)
         self._idle: list[Worker] = []
         self._counts = {"episodes": 0.0, "processes": 0.0, "failures": 0.0}
 
@@ -37,7 +75,8 @@ class ForkedEnvironments:
         try:
             self._idle.append(await self._fork_server.start_worker())
         except WorkerStartFailed as error:
-            raise ConfigError(str(error).removeprefix("ConfigError: ")) from None
+            cause = str(error).removeprefix("ConfigError: ")
+            raise ConfigError(cause if cause != str(error) else f"{KEY} = {self._name!r}: {cause}") from None
 
     def open(self) -> ForkedEnvironment:
         self._counts["episodes"] += 1
@@ -94,24 +133,37 @@ class ForkedEnvironment:
 
     def __init__(self, owner: ForkedEnvironments) -> None:
         self._owner = owner
+        self._prompt: Prompt | None = None
         self._worker: Worker | None = None
         self._is_clean = False
 
     async def reset(self, prompt: Prompt, index: int) -> list[dict[str, Any]] | None:
         """The row's columns reach the environment by name, with `prompt` and `ground_truth`."""
         self._worker = await self._owner.lend()
+        self._prompt = prompt
         truths = prompt.ground_truths
         row = {**prompt.columns, "prompt": prompt.messages, "ground_truth": truths[0] if len(truths) == 1 else truths}
-        messages: list[dict[str, Any]] | None = await self._ask("reset", row)
+        messages: list[dict[str, Any]] | None = await self._ask(
+            "reset", Start(row, prompt.draw_id, prompt.thinking_opened)
+        )
         return messages
 
     async def step(self, reply: dict[str, Any]) -> EnvironmentStep:
-        messages = await self._ask("step", reply)
-        return EnvironmentStep(messages or [], done=messages is None)
+        return EnvironmentStep(**await self._ask("step", reply))
 
-    async def reward(self) -> Verdict | None:
-        reward = await self._ask("reward", None)
-        return None if reward is None else Verdict(reward=reward, method="environment")
+    async def reward(self, episode: Completion) -> dict[str, Verdict]:
+        """A reward function gets lists of one: the other episodes of the group are in processes of their own."""
+        assert self._prompt is not None
+        found = await self._ask("reward", call_of("", self._prompt, [episode], self._owner.max_steps))
+        verdicts = {}
+        if found["own"] is not None:
+            verdicts[ENVIRONMENT] = Verdict(reward=found["own"], method=ENVIRONMENT)
+        for function in self._owner.functions:
+            if function.spec in found["results"]:
+                (verdicts[function.name],) = verdicts_of(found["results"][function.spec], 1)
+            elif (detail := found["errors"].get(function.spec)) is not None:
+                verdicts[function.name] = Verdict(reward=None, error_kind="function_raised", detail=detail)
+        return verdicts
 
     async def close(self) -> None:
         """The process takes another episode if this one ended well."""

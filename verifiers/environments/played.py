@@ -5,7 +5,11 @@ be async. `step` gets the answer as a message and returns what the policy reads 
 messages, or None when the episode is over. `reset` may return the conversation to begin with in the same forms.
 
 An object without `step` has tools: its public methods. Their results are messages, and an answer without a call ends
-the episode. This is the form of TRL's `environment_factory`: `reset` may return a text that is added to the prompt.
+the episode. This is the form of TRL's `environment_factory`: `reset` may return a text that is added to the prompt. A
+list of functions is one too. `kinds` brings environments of Gymnasium and MCP servers into these two forms.
+
+Reward functions that take `environments` run here, because only here are the live objects: their connections and
+processes cannot be sent. So each gets lists of one.
 """
 
 from __future__ import annotations
@@ -15,12 +19,28 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from olmorl.extension import load_function
-from olmorl.tools import KEY, has_step, tools_of
+import msgspec
+
+from olmorl.verifiers.environments.gymnasium_environment import GymnasiumEnvironment
+from olmorl.verifiers.environments.kinds import environment_of, factory_of
+from olmorl.verifiers.environments.mcp_server import McpServer
+from olmorl.verifiers.environments.tools import KEY, has_step, schemas_of, tools_of
+from olmorl.verifiers.functions import runner
+from olmorl.verifiers.pool.worker import describe
 
 POLICY_ERRORS = (TypeError, ValueError, KeyError, IndexError, ArithmeticError)
 """Errors of a tool that its arguments caused: the policy reads them. Others are outages."""
 Messages = list[dict[str, Any]]
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """What a process needs for its episodes."""
+
+    environment: str
+    tool_role: str
+    think_tags: tuple[str, str]
+    functions: list[str]
+    """Reward functions. Those that take `environments` are called here, with the live object."""
 
 
 class _Worker:
@@ -28,19 +48,52 @@ class _Worker:
 
     factory: Callable[[], Any]
     environment: Any = None
-    role = "tool"
+    setup: Setup
+    scored_here: tuple[str, ...] = ()
     loop: asyncio.AbstractEventLoop | None = None
 
 
-def load(settings: tuple[str, str]) -> None:
-    """Import the factory, and note the role of results. Raises ConfigError."""
-    name, _Worker.role = settings
-    _Worker.factory = load_function(KEY, name)
+def load(settings: Any) -> None:
+    """Import the factory and the reward functions. Raises ConfigError, or ImportError for a function."""
+    _Worker.setup = setup = msgspec.convert(settings, Setup)
+    _Worker.factory = factory_of(setup.environment)
+    runner.load((setup.functions, None))
+    _Worker.scored_here = tuple(filter(runner.takes_environments, setup.functions))
 
 
-def reset(row: Mapping[str, Any]) -> Messages | None:
-    """Make the environment of an episode. Returns the conversation that it begins with, or None for that of the row."""
-    _Worker.environment = environment = _Worker.factory()
+def make(_: None) -> list[dict[str, Any]]:
+    """Make an environment that plays no episode. Returns the schemas of its tools, none if it has `step`."""
+    return schemas_of(_made())
+
+
+def _made() -> Any:
+    made = environment_of(_Worker.factory(), _Worker.setup.think_tags)
+    if isinstance(made, McpServer):
+        _call(made.start)
+    return made
+
+
+class Start(msgspec.Struct, frozen=True):
+    """What an episode begins with."""
+
+    row: dict[str, Any]
+    draw_id: int
+    thinking_opened: bool
+
+
+def reset(args: Any) -> Messages | None:
+    """Make the environment of an episode. Returns the conversation that it begins with, or None for that of the row.
+
+    Args:
+        args: a `Start` as plain data from the socket.
+    """
+    start = msgspec.convert(args, Start)
+    row = start.row
+    _Worker.environment = environment = _made()
+    if isinstance(environment, GymnasiumEnvironment):
+        # All episodes of a draw begin alike.
+        seed = row.get("seed", start.draw_id)
+        return _with(row["prompt"], "\n" + environment.reset(seed, row.get("options"), start.thinking_opened))
     if not has_step(environment) and not tools_of(environment):
         raise TypeError(f"{KEY}: a {type(environment).__name__} has no method step(reply), and no tools")
     found = _call(environment.reset, **row) if hasattr(environment, "reset") else None
@@ -48,11 +101,23 @@ def reset(row: Mapping[str, Any]) -> Messages | None:
         return None
     if has_step(environment) or not isinstance(found, str):
         return _messages(found)
-    *before, last = _messages(row["prompt"])
-    return [*before, {**last, "content": f"{last['content']}{found}"}]
+    return _with(row["prompt"], found)
 
 
-def step(reply: Mapping[str, Any]) -> Messages | None:
+def _with(prompt: Any, text: str) -> Messages:
+    """The conversation of a row, with a text at its end."""
+    *before, last = _messages(prompt)
+    return [*before, {**last, "content": f"{last['content']}{text}"}]
+
+
+def step(reply: Mapping[str, Any]) -> dict[str, Any]:
+    """What the policy reads next, as a `ports.EnvironmentStep`."""
+    messages = _next(reply)
+    truncated = getattr(_Worker.environment, "truncated", False) is True
+    return {"messages": messages or [], "done": messages is None, "truncated": truncated}
+
+
+def _next(reply: Mapping[str, Any]) -> Messages | None:
     """What the policy reads next; None if the episode is over."""
     environment = _Worker.environment
     if not has_step(environment):
@@ -71,14 +136,26 @@ def _result(call: Mapping[str, Any], tools: Mapping[str, Callable[..., Any]]) ->
             content = str(_call(tools[name], **arguments))
         except POLICY_ERRORS as error:
             content = f"Error: {type(error).__name__}: {error}"
-    return {"role": _Worker.role, "name": name, "tool_call_id": call["id"], "content": content}
+    return {"role": _Worker.setup.tool_role, "name": name, "tool_call_id": call["id"], "content": content}
 
 
-def reward(_: None) -> float | None:
-    """The reward of the episode, if the environment gives one."""
-    own = getattr(_Worker.environment, "reward", None) or getattr(_Worker.environment, "get_reward", None)
-    found = _call(own) if callable(own) else None
-    return None if found is None else float(found)
+def reward(call: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment's own reward, and the results of the reward functions that take it, or their errors.
+
+    Args:
+        call: the `FunctionCall` of the episode, without a function.
+    """
+    environment = _Worker.environment
+    methods = (getattr(environment, name, None) for name in ("reward", "get_reward"))
+    own = next(filter(callable, methods), None)
+    found = _call(own) if own else None
+    scored: dict[str, Any] = {"own": None if found is None else float(found), "results": {}, "errors": {}}
+    for spec in _Worker.scored_here:
+        try:
+            scored["results"][spec] = runner.score({**call, "spec": spec}, [environment])
+        except Exception as error:  # the user's code may raise anything
+            scored["errors"][spec] = describe(error)
+    return scored
 
 
 def close(_: None) -> None:
@@ -89,7 +166,7 @@ def close(_: None) -> None:
         _call(own)
 
 
-def _call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+def _call(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
     """Call a function of the user, and wait for it if it is async."""
     found = function(*args, **named)
     if not inspect.isawaitable(found):

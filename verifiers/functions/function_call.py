@@ -23,6 +23,8 @@ class FunctionCall(msgspec.Struct, frozen=True):
     """The conversation of the row: a text, or a list of turns."""
     texts: list[str]
     columns: dict[str, Any]
+    turns: list[list[dict[str, Any]]] | None
+    """The messages of each episode. None: the completions are single answers."""
     token_ids: list[bytes] | None
     """Little-endian int32, including the end-of-sequence token. None if the completions are only text."""
     step: int

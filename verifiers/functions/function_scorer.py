@@ -26,6 +26,7 @@ from olmorl.messages import Completion, Prompt, Verdict
 from olmorl.ports import Row
 from olmorl.verifiers.check_outcomes import Counters, Done
 from olmorl.verifiers.functions.function_call import FunctionCall, FunctionResult
+from olmorl.verifiers.functions.runner import ENVIRONMENTS
 from olmorl.verifiers.pool.fork_server import WorkerStartFailed
 from olmorl.verifiers.pool.pool import Pool
 from olmorl.verifiers.registry import NAMES, numbered
@@ -87,6 +88,8 @@ def check(settings: Verifiers, rows: Sequence[Row] | None = None) -> None:
         RewardFunctionError: a function is missing, or cannot be imported or called. The message names it.
     """
     columns = None if rows is None else sorted({name for row in rows for name in _row_columns(row)})
+    if columns is not None and any(row.episode for row in rows or ()):
+        columns.append(ENVIRONMENTS)
     scorer = FunctionScorer(settings.model_copy(update={"workers": 1}), columns=columns)
 
     async def start_and_stop() -> None:
@@ -152,22 +155,14 @@ class FunctionScorer:
         await self._pool.stop()
 
     async def score(self, prompt: Prompt, completions: Sequence[Completion]) -> list[dict[str, Verdict]]:
-        """For each completion, the verdicts by function name."""
-        calls = [self._call(function, prompt, completions) for function in self.functions]
+        """For each completion, the verdicts by name of the functions that have not scored it beside its environment."""
+        functions = [one for one in self.functions if not all(one.name in each.verdicts for each in completions)]
+        calls = [call_of(function.spec, prompt, completions, self._max_steps) for function in functions]
         results = await asyncio.gather(*map(self._verdicts, calls))
-        names = [function.name for function in self.functions]
+        names = [function.name for function in functions]
+        if not functions:
+            return [{} for _ in completions]
         return [dict(zip(names, row, strict=True)) for row in zip(*results, strict=True)]
-
-    def _call(self, function: Function, prompt: Prompt, completions: Sequence[Completion]) -> FunctionCall:
-        return FunctionCall(
-            spec=function.spec,
-            prompt=prompt.messages,
-            texts=[completion.text for completion in completions],
-            columns=_columns(prompt),
-            token_ids=_token_ids(completions),
-            step=max(span.version.number for completion in completions for span in completion.spans),
-            max_steps=self._max_steps,
-        )
 
     async def _verdicts(self, call: FunctionCall) -> list[Verdict]:
         size = len(call.texts)
@@ -175,19 +170,38 @@ class FunctionScorer:
         if not isinstance(outcome, Done):
             kind, detail = outcome[0], outcome[-1]
             return [Verdict(reward=None, error_kind=f"function_{kind}", detail=detail)] * size
-        answer = msgspec.convert(outcome.value, FunctionResult)
-        problem = _problem(answer.rewards, size)
-        if problem is not None:
-            return [Verdict(reward=None, error_kind=problem[0], detail=problem[1])] * size
-        return [
-            Verdict(
-                reward=reward,
-                method="function",
-                logged={} if index else answer.logged,
-                extra={column: values[index] for column, values in answer.extra.items()},
-            )
-            for index, reward in enumerate(answer.rewards)
-        ]
+        return verdicts_of(outcome.value, size)
+
+
+def call_of(spec: str, prompt: Prompt, completions: Sequence[Completion], max_steps: int) -> FunctionCall:
+    """The call of one function for some completions of a prompt."""
+    return FunctionCall(
+        spec=spec,
+        prompt=prompt.messages,
+        texts=[completion.text for completion in completions],
+        columns=_columns(prompt),
+        turns=[completion.messages for completion in completions] if completions[0].turns else None,
+        token_ids=_token_ids(completions),
+        step=max(span.version.number for completion in completions for span in completion.spans),
+        max_steps=max_steps,
+    )
+
+
+def verdicts_of(value: Any, size: int) -> list[Verdict]:
+    """The verdicts on `size` completions of a `FunctionResult` that came over the socket."""
+    answer = msgspec.convert(value, FunctionResult)
+    problem = _problem(answer.rewards, size)
+    if problem is not None:
+        return [Verdict(reward=None, error_kind=problem[0], detail=problem[1])] * size
+    return [
+        Verdict(
+            reward=reward,
+            method="function",
+            logged={} if index else answer.logged,
+            extra={column: values[index] for column, values in answer.extra.items()},
+        )
+        for index, reward in enumerate(answer.rewards)
+    ]
 
 
 def _columns(prompt: Prompt) -> dict[str, Any]:

@@ -39,6 +39,8 @@ def load(setup: tuple[list[str], list[str] | None]) -> None:
             _refuse_missing(spec, _loaded[spec], columns)
 
 
+ENVIRONMENTS = "environments"
+"""The argument of a function that reads the environments of its episodes."""
 _GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}
 _GIVEN_BY_VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
 
@@ -52,6 +54,8 @@ def _refuse_missing(spec: str, function: Callable[..., Any], columns: list[str])
             parameter.VAR_POSITIONAL,
             parameter.VAR_KEYWORD,
         )
+        if is_needed and name == ENVIRONMENTS and name not in given:
+            raise ImportError(f"{spec}: the function takes environments: set episodes.environment")
         if is_needed and name not in given:
             raise ImportError(
                 f"{spec}: the function takes {name!r}, and no row has such a column (columns: "
@@ -70,17 +74,23 @@ def _find(spec: str) -> Callable[..., Any]:
         raise ImportError(f"{spec}: {place} has no function {name!r}")
     parameters = inspect.signature(function).parameters
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    if not (takes_any or {"completions", "solution_str", "solution_strs"} & parameters.keys()):
+    if not (takes_any or {"completions", "solution_str", "solution_strs", ENVIRONMENTS} & parameters.keys()):
         raise ImportError(f"{spec}: {name}({', '.join(parameters)}) takes neither completions nor solution_str")
     found: Callable[..., Any] = function
     return found
 
 
-def score(args: Any) -> FunctionResult:
+def takes_environments(spec: str) -> bool:
+    """Whether a loaded function is called beside the environment of each episode."""
+    return ENVIRONMENTS in inspect.signature(_loaded[spec]).parameters
+
+
+def score(args: Any, environments: list[Any] | None = None) -> FunctionResult:
     """Call one function for one group.
 
     Args:
         args: a `FunctionCall` as plain data from the socket.
+        environments: those of the completions, if they are in this process.
     """
     call = msgspec.convert(args, FunctionCall)
     function = _loaded[call.spec]
@@ -92,7 +102,12 @@ def score(args: Any) -> FunctionResult:
         rows = [_verl(text, call.columns) for text in call.texts]
         values = list(_call(function, {plural: [row[name] for row in rows] for name, plural in _PLURALS.items()}))
     else:
-        values = list(_call(function, _trl(function, call, log)))
+        arguments = _trl(function, call, log)
+        if environments is not None:
+            arguments[ENVIRONMENTS] = environments
+        elif takes_environments(call.spec):
+            raise ValueError("the function takes environments, and these answers have none: set episodes.environment")
+        values = list(_call(function, arguments))
     _log_keys(values, log)
     return FunctionResult([_number(value) for value in values], log.means(), log.columns)
 
@@ -117,9 +132,10 @@ def _trl(function: Callable[..., Any], call: FunctionCall, log: FunctionLog) -> 
     """The arguments in TRL's convention. A column never replaces one of them."""
     chat, size = not isinstance(call.prompt, str), len(call.texts)
     arguments: dict[str, Any] = {name: [value] * size for name, value in call.columns.items()}
+    answers = [[{"role": "assistant", "content": text}] if chat else text for text in call.texts]
     arguments |= {
         "prompts": [call.prompt] * size,
-        "completions": [[{"role": "assistant", "content": text}] if chat else text for text in call.texts],
+        "completions": answers if call.turns is None else call.turns,
         "trainer_state": TrainerState(call.step, call.max_steps),
         "log_metric": log.metric,
         "log_extra": log.extra,

@@ -19,8 +19,7 @@ from olmorl import config
 from olmorl.actors.episodes import agent_guard, agent_process
 from olmorl.actors.episodes.agent_runner import Agents
 from olmorl.actors.episodes.endpoint import Endpoint
-from olmorl.actors.episodes.turns import VERDICT
-from olmorl.messages import EpisodeStart, Failure, Group
+from olmorl.messages import ENVIRONMENT, EpisodeStart, Failure, Group
 from olmorl.simulation import Simulation
 from tests.actors.episodes.test_agent_session import ASKED, Renderer
 
@@ -73,7 +72,7 @@ async def test_an_agent_asks_over_http_and_its_turns_are_scored(
 
 async def test_the_reward_may_be_written_by_the_agent(service: Make, draw: Make) -> None:
     group, _ = await run(service, draw, play("reward"))
-    assert [one.verdicts[VERDICT].reward for one in group.completions] == [0.75, 0.75]
+    assert [one.verdicts[ENVIRONMENT].reward for one in group.completions] == [0.75, 0.75]
 
 
 @pytest.mark.parametrize(
@@ -117,7 +116,7 @@ async def test_the_agent_of_the_documentation_runs(service: Make, draw: Make, tm
     group, _ = await run(service, draw, of_page, group_size=1)
     (completion,) = group.completions
     assert [turn.parent for turn in completion.turns] == [-1, 0, 1]
-    assert completion.verdicts[VERDICT].reward == len(set("answer 3")) / 100
+    assert completion.verdicts[ENVIRONMENT].reward == len(set("answer 3")) / 100
 
 
 async def test_the_processes_of_an_agent_end_with_the_actor(service: Make, draw: Make) -> None:

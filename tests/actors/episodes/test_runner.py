@@ -11,10 +11,9 @@ import pytest
 from olmorl import config
 from olmorl.actors.episodes.fake_environments import FakeEnvironment, FakeEnvironments, FakeRenderer
 from olmorl.actors.episodes.runner import Play
-from olmorl.actors.episodes.turns import VERDICT
 from olmorl.actors.fake_engine import FakeEngine
 from olmorl.clock import run_simulated
-from olmorl.messages import Completion, EpisodeStart, Failure, Group, Prompt, Verdict, Version
+from olmorl.messages import ENVIRONMENT, Completion, EpisodeStart, Failure, Group, Prompt, Verdict, Version
 from olmorl.simulation import Simulation
 
 Make = Callable[..., Any]
@@ -183,7 +182,7 @@ def test_a_long_wait_for_an_environment_does_not_end_the_actor(service: Make, dr
 
 
 class Writer(FakeEnvironments):
-    """Writes its own prompts, and a reward of half the number of its turns."""
+    """Writes its own prompts, and a reward of -2.5 for each of its turns."""
 
     def __init__(self, messages: int) -> None:
         super().__init__(turns=2)
@@ -196,8 +195,8 @@ class Writer(FakeEnvironments):
         async def reset(prompt: Prompt, index: int) -> list[dict[str, Any]]:
             return messages
 
-        async def reward() -> Verdict:
-            return Verdict(reward=-2.5)
+        async def reward(episode: Completion) -> dict[str, Verdict]:
+            return {ENVIRONMENT: Verdict(reward=-2.5 * len(episode.turns))}
 
         made.reset, made.reward = reset, reward  # type: ignore[method-assign, assignment]
         return made
@@ -210,7 +209,7 @@ def test_an_environment_may_write_the_prompt_and_give_any_reward(service: Make, 
         assert (first.kept, first.added.tolist(), second.kept) == (0, list(range(90, 96)), 26)
         assert len(first.messages) == 2
         assert completion.path_length == 2 * 20 + 6 + 3
-        assert completion.verdicts[VERDICT].reward == -2.5
+        assert completion.verdicts[ENVIRONMENT].reward == -5.0
 
 
 def test_a_written_prompt_that_is_too_long_fails_the_draw(service: Make, draw: Make) -> None:

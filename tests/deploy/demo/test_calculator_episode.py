@@ -11,7 +11,7 @@ from olmorl.actors.episodes.runner import EpisodeRunner, Play
 from olmorl.actors.episodes.suffix import TemplateRenderer
 from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import SystemClock
-from olmorl.config import Episodes, Objective
+from olmorl.config import Episodes, Objective, Verifiers
 from olmorl.deploy.demo.calculator import CalculatedSum
 from olmorl.deploy.demo.tiny_model import build_tokenizer
 from olmorl.learner.algorithm.presets import resolve
@@ -66,7 +66,7 @@ async def test_a_careful_worker_gets_the_sum_by_its_calls() -> None:
         min_version=Version(1, 0),
         episode=EpisodeStart(environment=CALCULATOR),
     )
-    environments = ForkedEnvironments(Episodes(environment=CALCULATOR), 512)
+    environments = ForkedEnvironments(Episodes(environment=CALCULATOR), Verifiers())
     renderer = TemplateRenderer(tokenizer, [tokenizer.eos_token_id])
     engine: Any = Careful(tokenizer)
     play = Play(environments, renderer, max_turns=8, max_prompt=64, max_tokens=224, max_cache_age=2)

@@ -7,6 +7,7 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -330,7 +331,7 @@ def test_an_environment_plays_a_real_row(trial: Callable[..., config.Config], tm
     )
     unlabelled = in_world(trial([{"prompt": "1 + 1"}]), tmp_path, "None", "Judging")
     assert "it ended the episode" in checks.environment(unlabelled)
-    assert "with a reward of 2.5" in checks.environment(unlabelled)
+    assert "with the rewards environment 2.5" in checks.environment(unlabelled)
     assert "environment" in checks.functions(unlabelled)
     assert [checks.applies("environment", each) for each in (recipe, trial(GOOD))] == [True, False]
 
@@ -371,6 +372,26 @@ def test_an_agent_with_tools_needs_their_parser_and_a_template_that_shows_them(
     play = wiring.play(recipe.model_copy(update={"episodes": episodes}))
     with pytest.raises(ModelError, match=r"the chat template does not show the tool 'add'.*model\.chat_template"):
         play.renderer(tools)
+
+
+@pytest.mark.parametrize(
+    ("function", "says"),
+    [
+        ("def seen(environments): return [environments[0].said]", None),
+        ("def seen(environments): return [environments[0].missing]", r"rows\.jsonl:1: seen: AttributeError"),
+        ("def seen(completions): return [1.0]", r"rows\.jsonl:1: seen: returned 1 rewards for 2"),
+    ],
+)
+def test_a_function_that_reads_the_environment_is_called_beside_it(
+    trial: Callable[..., config.Config], tmp_path: Path, function: str, says: str | None
+) -> None:
+    recipe = in_world(trial([{"prompt": "1 + 1"}]), tmp_path, "None", "Judging")
+    own = "\nclass Seeing:\n    def step(self, reply):\n        self.said = len(reply['content'])\n"
+    (tmp_path / "world.py").write_text(f"{own}\n{function}\n")
+    recipe = config.with_key(recipe, "episodes.environment", f"{tmp_path}/world.py:Seeing")
+    recipe = config.with_key(recipe, "verifiers.functions", [f"{tmp_path}/world.py:seen"])
+    with nullcontext() if says is None else pytest.raises(Unscorable, match=says):
+        assert "seen" in checks.functions(recipe)
 
 
 @pytest.mark.parametrize(

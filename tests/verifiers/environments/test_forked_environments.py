@@ -13,14 +13,14 @@ import numpy as np
 import psutil
 import pytest
 
-from olmorl.config import Episodes
+from olmorl.config import Episodes, Verifiers
 from olmorl.errors import ConfigError, EnvironmentFailed
-from olmorl.learner.data.tools import schemas
-from olmorl.messages import Prompt, Version
-from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
+from olmorl.messages import ENVIRONMENT, Completion, Episode, Prompt, Span, Turn, Version
+from olmorl.verifiers.environments.forked_environments import ForkedEnvironments, schemas
 
 Open = Callable[..., Any]
 REPLY = {"role": "assistant", "content": "x"}
+GO_ON = [{"role": "user", "content": "go on"}]
 
 
 @pytest.fixture
@@ -28,9 +28,11 @@ def environments(tmp_path: Path) -> Open:
     """Starts environments from the text of a class named `World`."""
 
     @asynccontextmanager
-    async def opened(code: str, timeout_s: float = 20.0, memory_mib: int = 512) -> AsyncIterator[ForkedEnvironments]:
+    async def opened(code: str, timeout_s: float = 20.0, functions: tuple[str, ...] = ()) -> AsyncIterator[Any]:
         (tmp_path / "world.py").write_text(code)
-        made = ForkedEnvironments(Episodes(environment=f"{tmp_path}/world.py:World", timeout_s=timeout_s), memory_mib)
+        settings = Episodes(environment=f"{tmp_path}/world.py:World", timeout_s=timeout_s)
+        scored_by = [f"{tmp_path}/world.py:{name}" for name in functions]
+        made = ForkedEnvironments(settings, Verifiers(memory_mib=512, functions=scored_by), max_steps=9)
         await made.start()
         try:
             yield made
@@ -38,6 +40,24 @@ def environments(tmp_path: Path) -> Open:
             await made.stop()
 
     return opened
+
+
+def episode(*replies: dict[str, Any]) -> Completion:
+    """An episode of answers of one token."""
+    turns = (
+        Turn(kept=2, added=np.zeros(0, np.int32), start=n, end=n + 1, finish_reason="stop", reply=reply, messages=GO_ON)
+        for n, reply in enumerate(replies or [REPLY])
+    )
+    size = len(replies or [REPLY])
+    return Completion(
+        index=0,
+        token_ids=np.arange(size, dtype=np.int32),
+        logprobs=np.zeros(size, np.float32),
+        spans=(Span(Version(1, 4), 0, size),),
+        finish_reason="stop",
+        text="x",
+        episode=Episode(turns=tuple(turns), exit="done"),
+    )
 
 
 def prompt(**columns: Any) -> Prompt:
@@ -76,7 +96,7 @@ async def test_each_episode_has_its_own_object_and_its_row(environments: Open) -
         assert len(pids) == 2 and str(os.getpid()) not in pids
         last = await one.step(REPLY)
         assert (last.messages, last.done) == ([], True)
-        assert (await one.reward()).reward == 1.5
+        assert (await one.reward(episode()))[ENVIRONMENT].reward == 1.5
         await one.close()
         await other.close()
         third = made.open()
@@ -98,7 +118,7 @@ async def test_replies_and_openings_may_be_texts_messages_or_lists(environments:
         world = made.open()
         assert await world.reset(prompt(), 0) == [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
         assert (await world.step(REPLY)).messages == [{"role": "tool", "content": "7"}]
-        assert await world.reward() is None
+        assert await world.reward(episode()) == {}
         await world.close()
 
 
@@ -216,16 +236,75 @@ async def test_the_public_methods_of_an_environment_without_step_are_its_tools(
         assert "missing 1 required positional argument" in results[2]
         assert results[3] == "Error: no tool '_hidden'; there are add"
         assert (await world.step({"role": "assistant", "content": "7"})).done
-        verdict = await world.reward()
-        assert verdict is not None and verdict.reward == 0.7
+        assert (await world.reward(episode()))[ENVIRONMENT].reward == 0.7
         with pytest.raises(EnvironmentFailed, match="step: OSError: the disk is gone"):
             await world.step(calls(("add", {"number": 99})))
         await world.close()
-    (schema,) = schemas(f"{tmp_path}/world.py:World")
+    (schema,) = schemas(Episodes(environment=f"{tmp_path}/world.py:World"))
     assert schema["function"]["name"] == "add"
     assert schema["function"]["parameters"]["properties"] == {
         "number": {"type": "integer", "description": "The number."}
     }
+
+
+REWARDS = """
+class World:
+    def __init__(self):
+        self.reward = 0.0  # a value, as in TRL's examples, and no method
+
+    def reset(self, **kwargs):
+        self.moves = []
+
+    def move(self, to: str) -> str:
+        '''
+        Moves.
+
+        Args:
+            to: Where to.
+        '''
+        self.moves.append(to)
+        self.reward += 0.25
+        return f"now at {to}"
+
+
+def by_moves(environments, prompts, completions, completion_ids, level, trainer_state, log_metric, **kwargs):
+    (environment,), (completion,), (ids,) = environments, completions, completion_ids
+    assert isinstance(environment, World), "the class of this file"
+    assert [one["content"] for one in completion] == ["", "go on", "x"] and ids == [0, 1]
+    assert (level, trainer_state.global_step, trainer_state.max_steps) == ([3], 4, 9)
+    log_metric("moves", len(environment.moves))
+    return [environment.reward]
+
+
+def nobody(environments):
+    return [None for _ in environments]
+
+
+def wrong(environments):
+    return [environments[0].missing]
+
+
+def by_text(completions, **kwargs):
+    raise AssertionError("it takes no environments, so it is not called here")
+"""
+
+
+async def test_a_reward_function_that_takes_environments_sees_what_the_tools_changed(environments: Open) -> None:
+    async with environments(REWARDS, functions=("by_moves", "nobody", "wrong", "by_text")) as made:
+        for places in (["a", "b"], ["a"], []):
+            world = made.open()
+            await world.reset(prompt(level=3), 0)
+            reply = calls(*(("move", {"to": place}) for place in places))
+            step = await world.step(reply)
+            assert [one["content"] for one in step.messages] == [f"now at {place}" for place in places]
+            verdicts = await world.reward(episode(reply, REPLY))
+            await world.close()
+            assert verdicts.keys() == {"by_moves", "nobody", "wrong"}
+            assert verdicts["by_moves"].reward == len(places) / 4 and verdicts["nobody"].reward is None
+            assert verdicts["by_moves"].logged == {"moves": len(places)}
+            assert verdicts["wrong"].error_kind == "function_raised"
+            assert "has no attribute 'missing'" in str(verdicts["wrong"].detail)
+        assert made.counts()["failures"] == 0, "an error of a reward function is no failure of the environment"
 
 
 @pytest.mark.parametrize(
@@ -233,9 +312,17 @@ async def test_the_public_methods_of_an_environment_without_step_are_its_tools(
     [
         ("class World:\n    def add(self, a): return a\n", "World.*add"),
         ("class World:\n    def __init__(self): raise OSError('no door')\n", "cannot be made: OSError: no door"),
+        (
+            "import time\nclass World:\n    def __init__(self): time.sleep(60)\n",
+            "cannot be made: make took longer than episodes.timeout_s = 2",
+        ),
+        (
+            "import os\nclass World:\n    def __init__(self): os.abort()\n",
+            r"cannot be made: its process ended in make \(signal 6\)",
+        ),
     ],
 )
-def test_a_tool_without_a_schema_is_named(tmp_path: Path, code: str, cause: str) -> None:
+def test_an_environment_that_cannot_be_made_is_named_in_time(tmp_path: Path, code: str, cause: str) -> None:
     (tmp_path / "broken.py").write_text(code)
     with pytest.raises(ConfigError, match=cause):
-        schemas(f"{tmp_path}/broken.py:World")
+        schemas(Episodes(environment=f"{tmp_path}/broken.py:World", timeout_s=2.0 if "sleep" in code else 60.0))

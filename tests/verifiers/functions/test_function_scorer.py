@@ -8,13 +8,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from msgspec.structs import replace
 
 from olmorl.config import Verifiers
 from olmorl.errors import RewardFunctionError
-from olmorl.messages import Completion, Prompt, Verdict
+from olmorl.messages import Completion, EpisodeStart, Prompt, Verdict
+from olmorl.ports import Row
 from olmorl.verifiers.functions.function_scorer import FunctionScorer, check, parse
 from olmorl.verifiers.pool.pool import Pool
 
@@ -163,6 +165,14 @@ def test_what_cannot_be_called_is_refused_at_launch(rewards: str, entry: str, me
 def test_a_file_that_breaks_at_import_is_refused(reward_file: Callable[[str], str], source: str) -> None:
     with pytest.raises(RewardFunctionError, match="does not import"):
         check(Verifiers(functions=[f"{reward_file(source)}:reward"]))
+
+
+def test_a_function_that_takes_environments_needs_episodes(reward_file: Callable[[str], str]) -> None:
+    verifiers = Verifiers(functions=[f"{reward_file('def seen(environments): return [1.0]')}:seen"])
+    row = Row("rows.jsonl:1", "?", np.zeros(1, np.int32), (), (), {}, False)
+    with pytest.raises(RewardFunctionError, match="seen: the function takes environments: set "):
+        check(verifiers, [row])
+    check(verifiers, [row._replace(episode=EpisodeStart(environment="a.py:World"))])
 
 
 def test_good_functions_pass_the_launch_check(rewards: str) -> None:

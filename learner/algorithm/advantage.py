@@ -82,6 +82,29 @@ def over_batch(
     return centred_N
 
 
+def token_advantages(
+    rewards: Sequence[Floats], kind: AdvantageKind, reward_scale: float = 1.0, std_floor: float = STD_FLOOR
+) -> list[Floats]:
+    """The advantage of each token of a group's answers whose rewards come with their tokens, before `over_batch`.
+
+    Process supervision of GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.3): all rewards of the group are normalized
+    together, as `advantages` does, and a token gets the sum of those that come with it and later. Where each answer has
+    a single reward, with its last token, these are the advantages of the answers.
+
+    Args:
+        rewards: rewards_T of each answer, NaN for a token without one.
+    """
+    paid = [~np.isnan(rewards_T) for rewards_T in rewards]
+    flat = np.concatenate([rewards_T[paid_T] for rewards_T, paid_T in zip(rewards, paid, strict=True)])
+    parts = np.split(advantages(flat, kind, reward_scale, std_floor), np.cumsum([paid_T.sum() for paid_T in paid])[:-1])
+    found = []
+    for paid_T, part in zip(paid, parts, strict=True):
+        normalized_T = np.zeros(len(paid_T))
+        normalized_T[paid_T] = part
+        found.append(np.cumsum(normalized_T[::-1])[::-1])
+    return found
+
+
 def is_zero_gradient(rewards_G: Rewards) -> bool:
     """Whether all rewards are equal up to rounding, so that the group has no gradient."""
     lowest, highest = min(rewards_G), max(rewards_G)

@@ -94,7 +94,7 @@ def score(args: Any) -> FunctionResult:
     else:
         values = list(_call(function, _trl(function, call, log)))
     _log_keys(values, log)
-    return FunctionResult([_number(value) for value in values], log.means(), log.columns)
+    return FunctionResult([_reward(value) for value in values], log.means(), log.columns)
 
 
 def _log_keys(values: Sequence[Any], log: FunctionLog) -> None:
@@ -159,14 +159,20 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _number(value: Any) -> float | None:
-    """The reward as a float. A dictionary has it under `score`."""
+def _reward(value: Any) -> float | list[float | None] | None:
+    """The reward as a float, or the rewards of the tokens as floats. A dictionary has it under `score`."""
     if isinstance(value, dict):
         if "score" not in value:
             raise ValueError(
                 f"a returned dictionary has its reward under score, and has only {', '.join(map(str, value))}"
             )
         value = value["score"]
+    if isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), (1,)):
+        return [_number(one) for one in value]
+    return _number(value)
+
+
+def _number(value: Any) -> float | None:
     if isinstance(value, str):
         raise TypeError(f"a reward must be a number or None, not the text {value[:40]!r}")
     return None if value is None else float(value)

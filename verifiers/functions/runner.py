@@ -39,7 +39,7 @@ def load(setup: tuple[list[str], list[str] | None]) -> None:
             _refuse_missing(spec, _loaded[spec], columns)
 
 
-_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}
+_GIVEN = {"prompts", "completions", "completion_ids", "completions_ids", "trainer_state", "log_metric", "log_extra"}
 _GIVEN_BY_VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
 
 
@@ -126,12 +126,15 @@ def _trl(function: Callable[..., Any], call: FunctionCall, log: FunctionLog) -> 
     }
     if call.token_ids is not None:
         arguments["completion_ids"] = [np.frombuffer(ids, "<i4").tolist() for ids in call.token_ids]
+        arguments["completions_ids"] = arguments["completion_ids"]  # the name in the examples of TRL's docs
         return arguments
-    arguments.pop("completion_ids", None)
-    asked = inspect.signature(function).parameters.get("completion_ids")
-    if asked is not None and asked.default is asked.empty:
+    for name in ("completion_ids", "completions_ids"):
+        arguments.pop(name, None)
+        asked = inspect.signature(function).parameters.get(name)
+        if asked is None or asked.default is not asked.empty:
+            continue
         raise ValueError(
-            "the function takes completion_ids, and these completions are only text; olmorl-verify takes their "
+            f"the function takes {name}, and these completions are only text; olmorl-verify takes their "
             "tokens from a column completion_ids"
         )
     return arguments

@@ -42,15 +42,15 @@ def advantages(
     deviation, `mean_sample_std` and `gdpo` by that of a sample.
 
     Raises:
-        ValueError: a group of fewer than two, or a reward that is not finite.
+        ValueError: a group of fewer than two of which the baseline is taken, or a reward that is not finite.
     """
     scaled_G = np.asarray(rewards_G, dtype=np.float64) * reward_scale
-    if scaled_G.size < 2:
-        raise ValueError(f"a group of {scaled_G.size} has no baseline: sampling.group_size must be 2 or more")
     if not np.isfinite(scaled_G).all():
         raise ValueError(f"rewards must be finite numbers, not {list(rewards_G)}")
     if kind in ("whiten", "gae"):
         return scaled_G
+    if scaled_G.size < 2:
+        raise ValueError(f"a group of {scaled_G.size} has no baseline: sampling.group_size must be 2 or more")
     if is_zero_gradient(rewards_G):
         return np.zeros_like(scaled_G)
     centred_G: Floats = scaled_G - scaled_G.mean()

@@ -59,7 +59,7 @@ def has_gradient(group: Group, switches: Switches, max_tokens: int) -> bool:
 def _advantages(group: Group, switches: Switches, max_tokens: int) -> Sequence[Array] | Array:
     """G advantages by rewards; if tokens have rewards, of each completion those of its tokens.
 
-    Only completions with a reward enter the baseline. One without, or alone, gets 0.
+    Only completions with a reward enter the baseline. One without gets 0, and one alone if the group is its baseline.
     """
     advantages_G = np.zeros(len(group.completions))
     if not switches.uses_rewards:
@@ -67,7 +67,7 @@ def _advantages(group: Group, switches: Switches, max_tokens: int) -> Sequence[A
     if switches.splits_rewards and any(one.token_rewards is not UNSET for one in group.completions):
         return _advantages_by_token(group, switches, max_tokens)
     for weight, rewards in _rewards(group, switches, max_tokens):
-        if len(rewards) > 1:
+        if len(rewards) > switches.has_group_baseline:
             of_these = advantages(list(rewards.values()), switches.advantage, switches.reward_scale, switches.std_floor)
             advantages_G[list(rewards)] += weight * of_these
     return advantages_G
@@ -76,7 +76,7 @@ def _advantages(group: Group, switches: Switches, max_tokens: int) -> Sequence[A
 def _advantages_by_token(group: Group, switches: Switches, max_tokens: int) -> list[Array]:
     found: list[Array] = [np.zeros(len(one.token_ids)) for one in group.completions]
     ((_, rewards),) = _rewards(group, switches, max_tokens)
-    if len(rewards) > 1:
+    if len(rewards) > switches.has_group_baseline:
         placed = [_placed(group.completions[index], reward) for index, reward in rewards.items()]
         of_these = token_advantages(placed, switches.advantage, switches.reward_scale, switches.std_floor)
         for index, advantages_T in zip(rewards, of_these, strict=True):

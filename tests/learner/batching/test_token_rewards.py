@@ -12,8 +12,9 @@ import pytest
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from olmorl import codec
+from olmorl import codec, config
 from olmorl.config import Objective
+from olmorl.errors import ConfigError
 from olmorl.learner.algorithm.advantage import advantages, token_advantages
 from olmorl.learner.algorithm.presets import Switches, resolve
 from olmorl.learner.batching import samples
@@ -179,3 +180,20 @@ def test_another_number_of_rewards_than_tokens_is_a_defect(make_group: MakeGroup
     bad = replace(group, completions=(first, group.completions[1]))
     assert samples.defect(group) is None
     assert samples.defect(bad) == "completion 0: 2 tokens, 3 rewards of tokens"
+
+
+@pytest.mark.parametrize("preset", ["ppo", "reinforce_pp"])
+def test_a_group_of_one_is_trained_where_it_gives_no_baseline(make_group: MakeGroup, preset: Any) -> None:
+    (one,) = made(make_group(0, rewards=[0.5]), switches(preset=preset))
+    assert one.advantage == 0.5
+    (one,) = made(paid(make_group, [0.25, 0.5]), switches(preset=preset))
+    assert values(one) == [0.75, 0.5]
+    assert config.build({"sampling": {"group_size": 1}, "objective": {"preset": preset}}).sampling.group_size == 1
+
+
+def test_a_group_of_one_is_refused_where_it_gives_the_baseline(make_group: MakeGroup) -> None:
+    assert made(make_group(0, rewards=[0.5]), switches())[0].advantage == 0
+    with pytest.raises(ConfigError, match=r"sampling\.group_size = 1: the advantage compares"):
+        config.build({"sampling": {"group_size": 1}})
+    with pytest.raises(ConfigError, match=r"sampling\.group_size = 1"):
+        config.build({"sampling": {"group_size": 1}, "objective": {"preset": "ppo", "advantage": "mean"}})

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-STEPS, MAX_LAG = 5, 1
+STEPS, MAX_LAG = 12, 1
 SIZES = f"""
 [sampling]
 group_size = 4
@@ -31,7 +31,7 @@ CRITIC = """
 preset = "ppo"
 kl_beta = 0.01
 kl_in = "reward"
-kl_target = 0.1
+kl_target = 10.0
 rho = 2.0
 """
 ADAPTERS = """
@@ -51,7 +51,7 @@ def test_killed_without_warning_and_resumed(
 ) -> None:
     run = launch(SIZES + more)
     run.start()
-    run.until_step(3)
+    run.until_step(2)
     run.signal(signal.SIGKILL)
     run.wait()
     run.until_gone()

@@ -163,7 +163,12 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("recipe", type=Path, metavar="RECIPE.toml", help="the configuration; see deploy/recipes/")
+    parser.add_argument(
+        "recipe",
+        type=Path,
+        metavar="RECIPE.toml",
+        help="the configuration; see deploy/recipes/. Or a script of verl's PPO trainer that ends in .sh",
+    )
     parser.add_argument("--learner-nodes", type=int, metavar="N", help="nodes of the learner")
     parser.add_argument("--actor-nodes", type=int, metavar="M", help="nodes of the actors")
     parser.add_argument(

@@ -14,7 +14,7 @@ plan/           `olmorl-plan`: predicts a run in simulated time
 evaluation/     `olmorl-eval`: evaluates models outside of a run
 data_sets/      layouts and mixtures of known data sets; prepare_data is `olmorl-data`
 demo/           the model and the data of the demo
-api             the same commands from Python          trl_script    a script of TRL, run by this service
+api             the same commands from Python          trl_script, verl_script    scripts of TRL and verl, run here
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if __name__ == "__main__" or sys.argv[0].endswith("olmorl-launch"):  # not when 
 from rich.table import Table
 
 from olmorl import config
+from olmorl.deploy import verl_script
 from olmorl.deploy.arguments import Arguments, parse
 from olmorl.deploy.cluster import hardware
 from olmorl.deploy.cluster.placement import plan
@@ -54,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     signals.begin()
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
-        settings = recipe_history.spelled_out(config.load(arguments.recipe, arguments.overrides))
+        keys = verl_script.keys_of(arguments.recipe) if arguments.recipe.suffix == ".sh" else None
+        settings = recipe_history.spelled_out(config.load(arguments.recipe, arguments.overrides, keys=keys))
         settings = hardware.on_this_machine(settings)
         if arguments.dry_run:
             check_recipe(settings)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -16,6 +17,7 @@ import pyarrow as pa
 from olmorl.errors import DataError
 from olmorl.learner.storage import ledger, rollout_log
 from olmorl.learner.storage.metrics_log import MetricsLog
+from olmorl.messages import TEACHER
 from olmorl.run_dir import RunFiles
 
 
@@ -55,11 +57,15 @@ ANSWERS: Final = {
     "newest_version": (pa.int64(), "Highest number of a version that sampled a token."),
     "started_at": (pa.float64(), "When the group was started, Unix seconds."),
     "finished_at": (pa.float64(), "When the group was finished, Unix seconds."),
+    "teacher": (pa.string(), "Name of the teacher that scored its tokens; null without one."),
+    "teacher_kl": (pa.float64(), "Mean of log-probability minus that of the teacher, nats a token; null without one."),
 }
 """Type and meaning of each column of `answers`."""
 TOKENS: Final = {
     "token_ids": (pa.list_(pa.int32()), "Sampled tokens."),
     "logprobs": (pa.list_(pa.float32()), "The engine's log-probability of each sampled token, nats."),
+    "teacher_logprobs": (pa.list_(pa.float32()), "The teacher's log-probability of each of them; null without one."),
+    "token_rewards": (pa.list_(pa.float32()), "Reward that came with each of them, null for none; null for the whole."),
 }
 """Further columns of `answers`, if asked for."""
 DRAWS: Final = {
@@ -83,6 +89,16 @@ class _Answer(msgspec.Struct):
     verdicts: msgspec.Raw
     finish_reason: str
     text: str
+    teacher_logprobs: list[float] | None = None
+    token_rewards: list[float | None] | None = None
+
+    def teacher(self) -> tuple[str | None, float | None]:
+        """The name of its teacher, and the estimate of the divergence from it; None without one."""
+        if self.teacher_logprobs is None:
+            return None, None
+        pairs = zip(msgspec.json.decode(self.logprobs), self.teacher_logprobs, strict=True)
+        apart = [own - theirs for own, theirs in pairs if own is not None]
+        return msgspec.json.decode(self.verdicts)[TEACHER]["method"], fmean(apart) if apart else None
 
 
 class _Group(msgspec.Struct):
@@ -158,9 +174,13 @@ def _rows(path: Path, tokens: bool) -> Iterator[tuple[Any, ...]]:
         head = (group.prompt_id, group.attempt, group.outcome, group.step, filed, evaluation, group.cause, group.row)
         for each in group.completions:
             versions = [version for version, _, _ in each.versions]
-            more = (each.token_ids, msgspec.json.decode(each.logprobs)) if tokens else ()
+            more: tuple[Any, ...] = ()
+            if tokens:
+                logprobs = msgspec.json.decode(each.logprobs)
+                more = (each.token_ids, logprobs, each.teacher_logprobs, each.token_rewards)
             yield (
                 *(*head, text, group.datasets, labels, group.actor, each.index, each.text, each.reward, each.solved),
                 *(bytes(each.verdicts).decode(), each.finish_reason, len(each.token_ids)),
-                *(min(versions, default=None), max(versions, default=None), group.started_at, group.finished_at, *more),
+                *(min(versions, default=None), max(versions, default=None), group.started_at, group.finished_at),
+                *(*each.teacher(), *more),
             )

@@ -108,6 +108,10 @@ _WITHOUT_EFFECT: Final = """
     torch_compile use_transformers_paged use_transformers_continuous_batching cache_implementation
 """.split()  # noqa: SIM905
 """Arguments about how TRL runs. This service always generates with vLLM and trains with DeepSpeed."""
+_MODULES: Final = ("q_proj", "v_proj")
+"""The modules that PEFT gives adapters in most models if none are named."""
+_ADAPTERS: Final = {"r": "model.lora.rank", "lora_alpha": "model.lora.alpha"}
+_ADAPTERS_WITHOUT_EFFECT: Final = ("task_type", "inference_mode", "base_model_name_or_path", "peft_version")
 _OF_THE_MACHINE: Final = ("output_dir", "use_cpu", "bf16", "fp16")
 """Arguments without which TRL's own configuration may refuse to be made on this machine."""
 
@@ -129,6 +133,7 @@ class GRPOTrainer:
         args: Any = None,
         train_dataset: Any = None,
         *,
+        peft_config: Any = None,
         tools: Sequence[Callable[..., Any]] | None = None,
         environment_factory: Callable[[], Any] | None = None,
         overrides: Mapping[str, Any] | None = None,
@@ -141,6 +146,7 @@ class GRPOTrainer:
             reward_funcs: one function or several, in TRL's convention.
             args: TRL's GRPOConfig or the one of this module.
             train_dataset: rows with a `prompt`.
+            peft_config: PEFT's LoraConfig, to train adapters.
             tools: functions with type hints and docstrings, which the policy may call in several turns.
             environment_factory: in place of tools, a class with `reset(**row)`. Its other public methods are tools, and
                 reward functions get `environments`. Both need `episodes.tool_parser` in `overrides`.
@@ -168,7 +174,8 @@ class GRPOTrainer:
         self._environment = _environment_of(tools) if tools else environment_factory
         given = dict(_given(args))
         episodes = {} if self._environment is None else {"episodes.max_turns": _max_turns(given)}
-        self.recipe = recipe_of(model, functions, given, train_dataset, episodes | dict(overrides or {}))
+        keys = {**episodes, **_adapters(peft_config), **(overrides or {})}
+        self.recipe = recipe_of(model, functions, given, train_dataset, keys)
 
     def train(self, resume_from_checkpoint: bool | None = None) -> RunTables:
         """Train, and return the tables of the run. The model is in the folder `export` of `args.output_dir`."""
@@ -189,13 +196,38 @@ def _given(args: Any) -> dict[str, Any]:
         return args.arguments
     # Its own defaults include what it derives from other fields and from the machine, which may not allow all of them.
     kept = {name: getattr(args, name) for name in _OF_THE_MACHINE if hasattr(args, name)}
-    defaults = type(args)(**kept)
-    found = {field.name: getattr(args, field.name) for field in dataclasses.fields(args) if field.init}
+    return _changed(args, type(args)(**kept)) | kept
+
+
+def _changed(settings: Any, defaults: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from the defaults."""
+    found = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings) if field.init}
     return {
         name: value.value if isinstance(value, Enum) else value
         for name, value in found.items()
-        if name in kept or value != getattr(defaults, name)
+        if value != getattr(defaults, name)
     }
+
+
+def _adapters(peft_config: Any) -> dict[str, Any]:
+    """The keys of adapters. Raises ConfigError that names all fields without a counterpart."""
+    if peft_config is None:
+        return {}
+    if getattr(peft_config, "peft_type", None) != "LORA":
+        raise ConfigError("GRPOTrainer: peft_config: adapters are LoRA here: give a peft.LoraConfig")
+    given = _changed(peft_config, type(peft_config)())
+    modules = given.pop("target_modules", _MODULES)
+    known = (*_ADAPTERS, *_ADAPTERS_WITHOUT_EFFECT)
+    refused = [f"{name} = {value!r}" for name, value in given.items() if name not in known]
+    if isinstance(modules, str) and modules != "all-linear":
+        refused.append(f"target_modules = {modules!r}")
+    if refused:
+        raise ConfigError(
+            f"GRPOTrainer: peft_config: {', '.join(sorted(refused))}: no counterpart here; leave them out, or see "
+            "docs/coming-from.md"
+        )
+    keys: dict[str, Any] = {key: getattr(peft_config, name) for name, key in _ADAPTERS.items()}
+    return keys if modules == "all-linear" else {**keys, "model.lora.target_modules": sorted(modules)}
 
 
 def recipe_of(

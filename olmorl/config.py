@@ -134,8 +134,8 @@ LEAST_TEMPERATURE = 0.01
 class SamplingSettings(Section):
     """Sampling of completions."""
 
-    group_size: int = Field(8, ge=2)
-    """Completions for each prompt."""
+    group_size: int = Field(8, ge=1)
+    """Completions for each prompt. 1 only where the group gives no baseline: advantage `gae` or `whiten`."""
     max_tokens: int = Field(2048, ge=1)
     """Longest completion in tokens."""
     temperature: float = Field(1.0, ge=LEAST_TEMPERATURE, le=10)
@@ -835,6 +835,18 @@ def _minibatches(config: Config) -> str | None:
     )
 
 
+def _baseline(config: Config) -> str | None:
+    """`sampling.group_size` is 2 or more, except where a critic or the batch gives the baseline."""
+    objective = config.objective
+    advantage = objective.advantage or {"ppo": "gae", "reinforce_pp": "whiten"}.get(objective.preset)
+    if config.sampling.group_size > 1 or advantage in ("gae", "whiten"):
+        return None
+    return (
+        "sampling.group_size = 1: the advantage compares the answers of a group: set it to 2 or more, or "
+        'objective.preset to "ppo" or "reinforce_pp"'
+    )
+
+
 def _each_reward(config: Config) -> str | None:
     """`objective.advantage = "gdpo"` adds up rewards, so `verifiers.combine` is no product."""
     objective = config.objective
@@ -1065,6 +1077,7 @@ def _own_cores(config: Config) -> str | None:
 
 _RULES: tuple[Callable[[Config], str | None], ...] = (
     _minibatches,
+    _baseline,
     _each_reward,
     _has_critic,
     _has_adapters,
@@ -1091,18 +1104,27 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
 # --- recipes ------------------------------------------------------------------------------------------------------
 
 
-def load(recipe: Path | None, overrides: Sequence[tuple[str, str]] = (), *, of_run: bool = False) -> Config:
+def load(
+    recipe: Path | None,
+    overrides: Sequence[tuple[str, str]] = (),
+    *,
+    keys: Mapping[str, Any] | None = None,
+    of_run: bool = False,
+) -> Config:
     """Read the recipe, if given, and apply `(dotted.key, text)` overrides in order.
 
     A recipe that begins with `extends = "other.toml"` has the keys of that recipe, beside it, and its own on top.
 
     Args:
+        keys: the keys of the file by their dotted names, where it is no TOML.
         of_run: the file is the recipe in a run directory. Keys that an earlier version had are left out.
 
     Raises:
         ConfigError: the file is missing or malformed, a key is unknown or removed, or a value is out of bounds.
     """
-    text, tree = _read(recipe) if recipe else ("", {})
+    text, tree = _read(recipe) if recipe and keys is None else ("", {})
+    for key, value in (keys or {}).items():
+        _set(tree, key, value)
     for key, value in overrides:
         _set(tree, key, parse_value(value))
     source, message = str(recipe or "command line"), ""

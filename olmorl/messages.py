@@ -190,6 +190,9 @@ class Verdict(Message, frozen=True, kw_only=True):
     """Values that it logged for this completion with `log_extra`: texts, numbers, booleans or None by column."""
     token_logprobs: Floats | msgspec.UnsetType = msgspec.UNSET
     """Log-probability of each token of the completion under a teacher. Unset, and not encoded, in other verdicts."""
+    token_rewards: Floats | msgspec.UnsetType = msgspec.UNSET
+    """The parts of `reward` that come with each token, NaN where none does. Unset: the reward is of the whole. The
+    rewards of all verdicts are combined in those of the completion."""
 
 
 class Turn(Message, frozen=True, kw_only=True):
@@ -245,6 +248,9 @@ class Completion(Message, frozen=True, kw_only=True):
     verdicts: dict[str, Verdict] = {}
     reward: float | None = None
     """None in a scored group: no verifier applies to this completion, and it is not trained on."""
+    token_rewards: Floats | UnsetType = UNSET
+    """The parts of `reward` that come with each token, NaN where none does. Unset, and not encoded: it comes with the
+    last token."""
     solved: bool = False
     """The result of `solved.is_solved`. Set together with the reward."""
     generated_at: float = 0.0
@@ -413,7 +419,8 @@ class Sample(Message, frozen=True, kw_only=True):
     """T: versions between the policy that sampled the token and the policy that is trained."""
     advantage: float
     token_advantages: Floats | msgspec.UnsetType = msgspec.UNSET
-    """T: a teacher's part of the advantage of each token, beside `advantage`. Unset, and not encoded, without one."""
+    """T: what the advantage of each token has beside `advantage`, by a teacher or by rewards of tokens. Unset, and not
+    encoded: nothing."""
 
 
 class Shard(Message, frozen=True, kw_only=True):

@@ -228,6 +228,7 @@ def alternatives() -> Iterator[Block]:
 
 STANDS_FOR = {
     "RECIPE.toml": "deploy/recipes/demo.toml",
+    "SCRIPT.sh": "deploy/recipes/demo.toml",
     "...": "auto",
     "N": "3",
     "S": "3",

@@ -48,7 +48,10 @@ def score(args: tuple[str, str, Any]) -> float:
     """The reward that the function of the first argument gives. A task of a worker."""
     place, text, label = args
     check: OwnCheck = load_function(KEY, place)
-    return float(check(text, label))
+    reward = check(text, label)
+    if isinstance(reward, list | tuple):
+        raise TypeError("it gives one reward an answer, whose tokens it does not see; see verifiers.functions for more")
+    return float(reward)
 
 
 def load(own: Mapping[str, str]) -> None:

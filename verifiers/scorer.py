@@ -9,12 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from msgspec import UNSET
+import numpy as np
+from msgspec import UNSET, UnsetType
 from msgspec.structs import replace
 
 from olmorl.config import Distillation, Verifiers
 from olmorl.errors import DeadlinePassed, Unscorable
-from olmorl.messages import TEACHER, TRAIN_LANE, Completion, Prompt, Verdict
+from olmorl.messages import TEACHER, TRAIN_LANE, Completion, Floats, Prompt, Verdict
 from olmorl.solved import is_solved
 from olmorl.verifiers.check_outcomes import numbers
 from olmorl.verifiers.functions.function_scorer import LARGEST_REWARD, FunctionScorer
@@ -142,7 +143,9 @@ class VerifierScorer:
             for name, verdict in verdicts.items()
             if name in self._weights
         }
-        return replace(completion, verdicts=verdicts | weighted, reward=reward, solved=solved)
+        by_token = token_rewards(verdicts, self._weights, settings.combine, len(completion.token_ids))
+        plain = {name: replace(verdict, token_rewards=UNSET) for name, verdict in (verdicts | weighted).items()}
+        return replace(completion, verdicts=plain, reward=reward, token_rewards=by_token, solved=solved)
 
     async def _verdict(
         self, name: str, prompt: Prompt, completion: Completion, text: str | None, label: Any
@@ -189,6 +192,38 @@ def weigh(verdicts: Mapping[str, Verdict], weights: Mapping[str, float], how: st
     if not abs(reward) <= LARGEST_REWARD:  # this also refuses NaN
         raise Unscorable("not_finite", f"the combined reward is {reward}")
     return reward
+
+
+def token_rewards(
+    verdicts: Mapping[str, Verdict], weights: Mapping[str, float], how: str, num_tokens: int
+) -> Floats | UnsetType:
+    """The parts of the combined reward that come with each token; unset if no verdict has rewards of tokens.
+
+    A reward of a whole completion comes with its last token.
+
+    Raises:
+        Unscorable: a product of them has no such parts.
+    """
+    applied = {name: verdict for name, verdict in verdicts.items() if verdict.reward is not None}
+    with_tokens = [name for name, verdict in applied.items() if verdict.token_rewards is not UNSET]
+    if not with_tokens:
+        return UNSET
+    if how == "product" and len(applied) > 1:
+        raise Unscorable(
+            "token_rewards", f'{", ".join(with_tokens)}: rewards of tokens are added up: set verifiers.combine to "sum"'
+        )
+    total = sum(weights.get(name, 1.0) for name in applied) if how == "mean" else 1.0
+    sums_T, is_paid_T = np.zeros(num_tokens), np.zeros(num_tokens, np.bool_)
+    for name, verdict in applied.items():
+        rewards_T = np.full(num_tokens, np.nan)
+        rewards_T[-1] = verdict.reward
+        if verdict.token_rewards is not UNSET:
+            rewards_T = verdict.token_rewards.astype(np.float64)
+        is_paid_T |= ~np.isnan(rewards_T)
+        sums_T += weights.get(name, 1.0) / total * np.where(np.isnan(rewards_T), 0.0, rewards_T)
+    if not (np.abs(sums_T) <= np.finfo(np.float32).max).all():
+        raise Unscorable("not_finite", f"{', '.join(with_tokens)}: a reward of a token is not a number of 32 bits")
+    return np.where(is_paid_T, sums_T, np.nan).astype(np.float32)
 
 
 def _sendable(text: str) -> str:

@@ -42,15 +42,15 @@ def advantages(
     deviation, `mean_sample_std` and `gdpo` by that of a sample.
 
     Raises:
-        ValueError: a group of fewer than two, or a reward that is not finite.
+        ValueError: a group of fewer than two of which the baseline is taken, or a reward that is not finite.
     """
     scaled_G = np.asarray(rewards_G, dtype=np.float64) * reward_scale
-    if scaled_G.size < 2:
-        raise ValueError(f"a group of {scaled_G.size} has no baseline: sampling.group_size must be 2 or more")
     if not np.isfinite(scaled_G).all():
         raise ValueError(f"rewards must be finite numbers, not {list(rewards_G)}")
     if kind in ("whiten", "gae"):
         return scaled_G
+    if scaled_G.size < 2:
+        raise ValueError(f"a group of {scaled_G.size} has no baseline: sampling.group_size must be 2 or more")
     if is_zero_gradient(rewards_G):
         return np.zeros_like(scaled_G)
     centred_G: Floats = scaled_G - scaled_G.mean()
@@ -80,6 +80,29 @@ def over_batch(
     variance = float(weights_N @ centred_N**2 / (total - 1))
     centred_N /= sqrt(variance) + std_floor if kind == "gdpo" else sqrt(variance + WHITEN_FLOOR)
     return centred_N
+
+
+def token_advantages(
+    rewards: Sequence[Floats], kind: AdvantageKind, reward_scale: float = 1.0, std_floor: float = STD_FLOOR
+) -> list[Floats]:
+    """The advantage of each token of a group's answers whose rewards come with their tokens, before `over_batch`.
+
+    Process supervision of GRPO (DeepSeekMath, arXiv 2402.03300, section 4.1.3): all rewards of the group are normalized
+    together, as `advantages` does, and a token gets the sum of those that come with it and later. Where each answer has
+    a single reward, with its last token, these are the advantages of the answers.
+
+    Args:
+        rewards: rewards_T of each answer, NaN for a token without one.
+    """
+    paid = [~np.isnan(rewards_T) for rewards_T in rewards]
+    flat = np.concatenate([rewards_T[paid_T] for rewards_T, paid_T in zip(rewards, paid, strict=True)])
+    parts = np.split(advantages(flat, kind, reward_scale, std_floor), np.cumsum([paid_T.sum() for paid_T in paid])[:-1])
+    found = []
+    for paid_T, part in zip(paid, parts, strict=True):
+        normalized_T = np.zeros(len(paid_T))
+        normalized_T[paid_T] = part
+        found.append(np.cumsum(normalized_T[::-1])[::-1])
+    return found
 
 
 def is_zero_gradient(rewards_G: Rewards) -> bool:

@@ -3,7 +3,7 @@
 Shape letters: B rows, T tokens of a row, S statistics. Entry t of every BT tensor belongs to token t, the one that was
 predicted from token t - 1. Sequences never cross rows.
 
-    A       advantage of the sequence                  log-probabilities of the sampled token under
+    A       advantage of the token                     log-probabilities of the sampled token under
     ratio   pi / pi_proximal                             pi            the policy being trained
     w       pi_proximal / pi_engine, capped              pi_old        the learner at the start of the step
     d       log w of one token, before any cap           pi_engine     the engine, when it sampled (behaviour)
@@ -81,7 +81,7 @@ class Surrogate(Protocol):
 
         Args:
             ratio_BT: pi / pi_proximal, or its geometric mean over the sequence.
-            advantages_BT: the advantage of the token's sequence; 0 where the loss mask is False.
+            advantages_BT: the advantage of the token, often that of its sequence; 0 where the loss mask is False.
             logprobs_BT: log pi of the sampled token.
             switches: `eps_low`, `eps_high` and the others.
         """

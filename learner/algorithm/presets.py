@@ -84,6 +84,12 @@ class Switches:
         return self.advantage == "gae"
 
     @property
+    def splits_rewards(self) -> bool:
+        """Whether rewards of tokens act at their tokens. Otherwise their sum is the reward of the answer."""
+        is_over_batch = self.advantage in ("whiten", "mean_whiten")
+        return self.advantage != "gdpo" and not (is_over_batch and self.teacher_coefficient is not None)
+
+    @property
     def has_group_baseline(self) -> bool:
         """Whether a group with equal rewards has no advantage."""
         return self.advantage not in ("whiten", "gae")

@@ -21,6 +21,7 @@ from olmorl.learner.algorithm.advantage import (
     over_batch,
     overlong_penalty,
     teacher_advantages,
+    token_advantages,
 )
 from olmorl.learner.algorithm.presets import Switches
 from olmorl.learner.batching.scheduling import token_lags
@@ -48,24 +49,51 @@ def has_gradient(group: Group, switches: Switches, max_tokens: int) -> bool:
 
     Where the baseline is the batch's, a group says nothing about that, and the answer is yes. With a teacher it is yes.
     """
-    advantages_G = _advantages(group, switches, max_tokens)
-    pairs = zip(advantages_G, group.completions, strict=True)
+    pairs = zip(_advantages(group, switches, max_tokens), group.completions, strict=True)
     return any(
-        (a != 0 or not switches.has_group_baseline or _is_taught(c, switches)) and not _masked(c, switches)
+        (np.any(a) or not switches.has_group_baseline or _is_taught(c, switches)) and not _masked(c, switches)
         for a, c in pairs
     )
 
 
-def _advantages(group: Group, switches: Switches, max_tokens: int) -> npt.NDArray[np.float64]:
-    """G advantages by rewards. Only completions with a reward enter the baseline. One without, or alone, gets 0."""
+def _advantages(group: Group, switches: Switches, max_tokens: int) -> Sequence[Array] | Array:
+    """G advantages by rewards; if tokens have rewards, of each completion those of its tokens.
+
+    Only completions with a reward enter the baseline. One without gets 0, and one alone if the group is its baseline.
+    """
     advantages_G = np.zeros(len(group.completions))
     if not switches.uses_rewards:
         return advantages_G
+    if switches.splits_rewards and any(one.token_rewards is not UNSET for one in group.completions):
+        return _advantages_by_token(group, switches, max_tokens)
     for weight, rewards in _rewards(group, switches, max_tokens):
-        if len(rewards) > 1:
+        if len(rewards) > switches.has_group_baseline:
             of_these = advantages(list(rewards.values()), switches.advantage, switches.reward_scale, switches.std_floor)
             advantages_G[list(rewards)] += weight * of_these
     return advantages_G
+
+
+def _advantages_by_token(group: Group, switches: Switches, max_tokens: int) -> list[Array]:
+    found: list[Array] = [np.zeros(len(one.token_ids)) for one in group.completions]
+    ((_, rewards),) = _rewards(group, switches, max_tokens)
+    if len(rewards) > switches.has_group_baseline:
+        placed = [_placed(group.completions[index], reward) for index, reward in rewards.items()]
+        of_these = token_advantages(placed, switches.advantage, switches.reward_scale, switches.std_floor)
+        for index, advantages_T in zip(rewards, of_these, strict=True):
+            found[index] = advantages_T
+    return found
+
+
+def _placed(completion: Completion, reward: float) -> Array:
+    """rewards_T, NaN for a token without one. What no other token has of the reward comes with the last."""
+    if isinstance(completion.token_rewards, UnsetType):
+        rewards_T = np.full(len(completion.token_ids), np.nan)
+        rewards_T[-1] = reward
+        return rewards_T
+    rewards_T = completion.token_rewards.astype(np.float64)
+    if penalty := reward - (completion.reward or 0.0):
+        rewards_T[-1] = np.nan_to_num(rewards_T[-1]) + penalty
+    return rewards_T
 
 
 def _rewards(group: Group, switches: Switches, max_tokens: int) -> Iterator[tuple[float, dict[int, float]]]:
@@ -99,9 +127,9 @@ def samples(
     Raises:
         RunEnded: a token that is newer than the version it would train.
     """
-    advantages_G = _advantages(group, switches, max_tokens)
     made: list[Sample] = []
-    for completion, advantage in zip(group.completions, advantages_G, strict=True):
+    for completion, found in zip(group.completions, _advantages(group, switches, max_tokens), strict=True):
+        advantage, token_parts = _split(found, completion, switches)
         lags_T = token_lags(completion, trained, max_lag, starts)
         sample = Sample(
             draw_id=group.prompt.draw_id,
@@ -110,8 +138,8 @@ def samples(
             behaviour_logprobs=completion.logprobs,
             loss_mask=(lags_T <= max_lag) & np.isfinite(completion.logprobs) & (not _masked(completion, switches)),
             lags=lags_T,
-            advantage=float(advantage),
-            token_advantages=_token_advantages(completion, switches),
+            advantage=advantage,
+            token_advantages=token_parts,
         )
         made += _paths(sample, completion.turns) if completion.turns else [sample]
     return tuple(made)
@@ -156,6 +184,7 @@ def _path(sampled: Sample, turns: Sequence[Turn]) -> Sample:
         behaviour_logprobs=with_zeros(sampled.behaviour_logprobs),
         loss_mask=with_zeros(sampled.loss_mask),
         lags=with_zeros(sampled.lags),
+        token_advantages=UNSET if sampled.token_advantages is UNSET else with_zeros(sampled.token_advantages),
     )
 
 
@@ -176,6 +205,8 @@ def with_batch_part(groups: Sequence[Sequence[Sample]], switches: Switches) -> S
     if switches.advantage not in OVER_BATCH or switches.whitens_tokens:
         return groups
     found = list(chain.from_iterable(groups))
+    if switches.teacher_coefficient is None and any(one.token_advantages is not UNSET for one in found):
+        return _with_batch_part_of_tokens(groups, found, switches)
     advantages_N = over_batch(
         np.array([one.advantage for one in found]),
         np.array([np.count_nonzero(one.loss_mask) for one in found], dtype=np.float64),
@@ -184,6 +215,21 @@ def with_batch_part(groups: Sequence[Sequence[Sample]], switches: Switches) -> S
     )
     done = iter(advantages_N.tolist())
     return [[replace(one, advantage=next(done)) for one in group] for group in groups]
+
+
+def _with_batch_part_of_tokens(
+    groups: Sequence[Sequence[Sample]], found: Sequence[Sample], switches: Switches
+) -> Sequence[Sequence[Sample]]:
+    """The same where tokens have rewards: each token is normalized by its own advantage."""
+    values = [
+        np.full(len(one.completion_ids), one.advantage)
+        + (0.0 if isinstance(one.token_advantages, UnsetType) else one.token_advantages)
+        for one in found
+    ]
+    masks = np.concatenate([one.loss_mask for one in found]).astype(np.float64)
+    normalized = over_batch(np.concatenate(values), masks, switches.advantage, switches.std_floor).astype(np.float32)
+    parts = iter(np.split(normalized, np.cumsum([len(one) for one in values])[:-1]))
+    return [[replace(one, advantage=0.0, token_advantages=next(parts)) for one in group] for group in groups]
 
 
 def _masked(completion: Completion, switches: Switches) -> bool:
@@ -197,11 +243,16 @@ def _is_taught(completion: Completion, switches: Switches) -> bool:
     return switches.teacher_coefficient is not None and completion.teacher_logprobs is not None
 
 
-def _token_advantages(completion: Completion, switches: Switches) -> Floats | UnsetType:
+def _split(found: Array, completion: Completion, switches: Switches) -> tuple[float, Floats | UnsetType]:
+    """The advantage of a sample: of its first token by rewards, and what each token has beside it."""
+    advantage = float(found.flat[0])
+    beside = found - advantage
     teacher_T = completion.teacher_logprobs
-    if teacher_T is None or switches.teacher_coefficient is None:
-        return UNSET
-    return teacher_advantages(teacher_T, completion.logprobs, switches.teacher_coefficient).astype(np.float32)
+    if teacher_T is not None and switches.teacher_coefficient is not None:
+        beside = beside + teacher_advantages(teacher_T, completion.logprobs, switches.teacher_coefficient)
+    elif not beside.any():
+        return advantage, UNSET
+    return advantage, beside.astype(np.float32)
 
 
 def _completion_defect(completion: Completion) -> str | None:
@@ -215,6 +266,8 @@ def _completion_defect(completion: Completion) -> str | None:
     teacher_T = completion.teacher_logprobs
     if teacher_T is not None and (len(teacher_T) != num_tokens or not np.isfinite(teacher_T).all()):
         return f"{num_tokens} tokens, {np.isfinite(teacher_T).sum()} finite log-probabilities of a teacher"
+    if not isinstance(completion.token_rewards, UnsetType) and len(completion.token_rewards) != num_tokens:
+        return f"{num_tokens} tokens, {len(completion.token_rewards)} rewards of tokens"
     starts, ends = [s.start for s in completion.spans], [s.end for s in completion.spans]
     if [*starts, num_tokens] != [0, *ends]:
         return f"version spans {starts} to {ends} over {num_tokens} tokens"

@@ -91,12 +91,15 @@ def _completion(completion: Completion) -> dict[str, Any]:
         fields |= {"exit": completion.exit, "turns": [_turn(turn) for turn in completion.turns]}
     if completion.teacher_logprobs is not None:
         fields["teacher_logprobs"] = np.round(completion.teacher_logprobs.astype(np.float64), 6)
+    if completion.token_rewards is not msgspec.UNSET:
+        fields["token_rewards"] = [None if np.isnan(one) else float(one) for one in completion.token_rewards]
     return fields
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    """The fields of a verdict; the log-probabilities of a teacher are a field of the completion."""
-    return {name: value for name, value in msgspec.structs.asdict(verdict).items() if name != "token_logprobs"}
+    """The fields of a verdict; what it has of each token is a field of the completion."""
+    found = msgspec.structs.asdict(verdict)
+    return {name: value for name, value in found.items() if name not in ("token_logprobs", "token_rewards")}
 
 
 def _turn(turn: Turn) -> dict[str, Any]:

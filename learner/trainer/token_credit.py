@@ -98,16 +98,16 @@ def credit(
 def gae(row: RowArrays, cost_T: Floats, values_T: Floats, gamma: float, lam: float) -> tuple[Floats, Floats]:
     """advantages_T and returns_T by generalized advantage estimation (J. Schulman et al., arXiv 1506.02438).
 
-    An answer is its loss tokens; its reward, in `advantages_T` of the row, comes with the last of them. Entries of
-    other tokens are 0.
+    An answer is its loss tokens. `advantages_T` of the row is the sum of the rewards that come with a token and later,
+    so the whole reward comes with the last token where it is the same for all. Entries of other tokens are 0.
     """
     advantages_T, returns_T = np.zeros(len(values_T)), np.zeros(len(values_T))
-    after, next_value, next_id = 0.0, 0.0, -1
+    after, next_value, later, next_id = 0.0, 0.0, 0.0, -1
     for token in np.flatnonzero(row.loss_mask_T)[::-1]:
-        is_last = row.sequence_ids_T[token] != next_id
-        if is_last:
-            after, next_value, next_id = 0.0, 0.0, row.sequence_ids_T[token]
-        reward = (row.advantages_T[token] if is_last else 0.0) - cost_T[token]
+        if row.sequence_ids_T[token] != next_id:
+            after, next_value, later, next_id = 0.0, 0.0, 0.0, row.sequence_ids_T[token]
+        reward = row.advantages_T[token] - later - cost_T[token]
+        later = row.advantages_T[token]
         after = reward + gamma * next_value - values_T[token] + gamma * lam * after
         next_value = values_T[token]
         advantages_T[token], returns_T[token] = after, after + next_value

@@ -64,6 +64,24 @@ def test_an_evaluation_is_told_apart(run: Path) -> None:
     assert sum(row["evaluation"] is None for row in answers) == 3 * 4 * 4
 
 
+def test_a_teacher_and_the_rewards_of_tokens_have_columns(run: Path) -> None:
+    path = next((run / "rollouts").glob("step_000001.*"))
+    records = list(rollout_log.read(path))
+    first, second = records[0]["completions"][:2]
+    first["logprobs"] = [-0.5, None, *[-1.5] * (len(first["token_ids"]) - 2)]
+    first["teacher_logprobs"] = [-1.0, -9.0, *[-2.0] * (len(first["token_ids"]) - 2)]
+    first["verdicts"]["teacher"] = {"reward": None, "method": "large"}
+    second["token_rewards"] = [None, *[0.5] * (len(second["token_ids"]) - 1)]
+    rollout_files.write([json.dumps(record).encode() for record in records], path)
+    rows = olmorl.read_run(run, tokens=True).answers.to_pylist()
+    found = {row["index"]: row for row in rows if row["draw"] == records[0]["prompt_id"]}
+    assert (found[0]["teacher"], found[0]["teacher_kl"]) == ("large", 0.5)
+    assert found[0]["teacher_logprobs"] == first["teacher_logprobs"] and found[0]["token_rewards"] is None
+    assert (found[1]["teacher"], found[1]["teacher_kl"], found[1]["teacher_logprobs"]) == (None, None, None)
+    assert found[1]["token_rewards"] == second["token_rewards"]
+    assert "token_rewards" not in olmorl.read_run(run).answers.column_names
+
+
 def test_what_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere: no run directory \(it has no config.toml\); give the folder"):
         olmorl.read_run(tmp_path / "nowhere")

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from peft import LoraConfig
 
 from olmorl import config
+from olmorl.config import Lora
 from olmorl.deploy import api, trl_script
 from olmorl.errors import ConfigError
 from olmorl.learner.algorithm.presets import resolve
@@ -111,7 +113,8 @@ def test_what_has_no_counterpart_is_named(arguments: dict[str, Any], says: str) 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda: GRPOTrainer("m", exact, peft_config=object()), "peft_config"),
+        (lambda: GRPOTrainer("m", exact, peft_config=object()), "peft_config: adapters are LoRA here"),
+        (lambda: GRPOTrainer("m", exact, callbacks=[print]), "callbacks: no counterpart"),
         (lambda: GRPOTrainer(object(), exact), "folder or hub name"),  # type: ignore[arg-type]
         (lambda: GRPOTrainer("m", ["org/reward-model"]), "verifiers.reward_model"),  # type: ignore[list-item]
         (lambda: GRPOTrainer("m", exact, GRPOConfig(), iter(ROWS)), "set max_steps"),
@@ -120,6 +123,26 @@ def test_what_has_no_counterpart_is_named(arguments: dict[str, Any], says: str) 
 def test_what_a_trainer_cannot_take_is_named(call: Any, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         call()
+
+
+def test_adapters() -> None:
+    def lora(**fields: Any) -> Any:
+        return GRPOTrainer(
+            "m", exact, GRPOConfig(max_steps=1), ROWS, peft_config=LoraConfig(**fields)
+        ).recipe.model.lora
+
+    plain = lora()
+    assert (plain.rank, plain.alpha, plain.target_modules) == (8, 8.0, ("q_proj", "v_proj"))
+    found = lora(r=32, lora_alpha=64, target_modules=["q_proj", "o_proj"], task_type="CAUSAL_LM")
+    assert (found.rank, found.alpha, found.target_modules) == (32, 64.0, ("o_proj", "q_proj"))
+    assert lora(target_modules="all-linear").target_modules == Lora().target_modules
+    with pytest.raises(
+        ConfigError, match=r"lora_dropout = 0\.1, target_modules = '\.\*q', use_dora = True: no counter"
+    ):
+        lora(use_dora=True, lora_dropout=0.1, target_modules=".*q")
+    args = GRPOConfig(max_steps=1)
+    trainer = GRPOTrainer("m", exact, args, ROWS, peft_config=LoraConfig(), overrides={"model.lora.rank": 4})
+    assert trainer.recipe.model.lora.rank == 4
 
 
 class Schedules(Enum):

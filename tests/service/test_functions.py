@@ -107,3 +107,46 @@ def test_a_function_as_trls_users_write_it(service: Build, tmp_path: Path) -> No
         assert line["logged_reward_mean_mean"] == 1000.0 != line["reward_mean"]
         assert line["step"] == int(line["step"])
     assert right
+
+
+BY_TOKEN = """
+def steps(completions, completion_ids, prompts):
+    extra = [1 if prompt.endswith("7") and n == 1 else 0 for n, prompt in enumerate(prompts)]
+    return [
+        [0.5 if place % 5 == 0 else None for place in range(len(ids) - 1)] + [1.0] + [0.0] * more
+        for ids, more in zip(completion_ids, extra)
+    ]
+"""
+
+
+def test_a_function_that_rewards_tokens(service: Build, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(BY_TOKEN)
+    verifiers = Verifiers(functions=[f"{tmp_path}/own.py:steps*2"])
+
+    async def scenario() -> Any:
+        rows = [
+            Row(f"rows.jsonl:{n}", f"problem {n}", np.array([n, 5], np.int32), (), (), {}, False) for n in range(1, 300)
+        ]
+        run = service(
+            {"schedule.steps": 4, "schedule.prompts_per_step": 4, "sampling.max_tokens": 40,
+             "simulation.mean_tokens": 10, "simulation.tokens_per_s": 2000},
+            clock=SystemClock(), num_actors=2, rows=rows, scorer=lambda: VerifierScorer(verifiers, 4),
+        )  # fmt: skip
+        assert (await run.run()).reason == "all 4 steps are done"
+        return run
+
+    run = asyncio.run(asyncio.wait_for(scenario(), 120))
+    run.check_lines()
+    for record in run.rollouts:
+        if record["prompt"].endswith("7"):
+            assert (record["outcome"], record["cause"]) == ("failed", "unscorable")
+            assert "steps: returned" in record["detail"] and "tokens of completion 1" in record["detail"]
+        for one in record["completions"]:
+            places = range(len(one["token_ids"]) - 1)
+            expected = [*(1.0 if place % 5 == 0 else None for place in places), 2.0]
+            assert one["token_rewards"] == expected
+            assert one["reward"] == sum(reward for reward in expected if reward is not None)
+    assert {record["outcome"] for record in run.rollouts} >= {"trained", "failed"}
+    trained = [record for record in run.rollouts if record["outcome"] == "trained" and record["step"] == 1]
+    sums = [one["reward"] for record in trained for one in record["completions"]]
+    assert run.lines[0]["reward_mean"] == sum(sums) / len(sums)

@@ -26,6 +26,8 @@ def letters(answer, label):
         time.sleep(60)
     if answer == "bad":
         raise KeyError("no such thing")
+    if answer == "listed":
+        return [0.5] * 3
     return min(len(answer) / label["wanted"], 1.0) if answer != "over" else 1.5
 """
 
@@ -52,6 +54,8 @@ async def test_rows_name_it_and_others_are_not_scored_by_it(
         assert (await verdict("7", "math", "7")).reward == 1.0
         raised = await verdict("bad", "letters", label)
         assert raised.reward is None and raised.detail == "KeyError: 'no such thing'"
+        listed = await verdict("listed", "letters", label)
+        assert listed.reward is None and "one reward an answer" in listed.detail
         assert (await verdict("over", "letters", label)).error_kind == "out_of_range"
         assert (await verdict("ab", "letters", label | {"hangs": True})).error_kind == "timeout", "never a 0"
         assert (await verdict(" ", "letters", label)).reward == 0.0

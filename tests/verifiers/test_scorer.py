@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from olmorl.config import Verifiers
 from olmorl.errors import RewardFunctionError, Unscorable
 from olmorl.messages import Completion, Prompt, Verdict
-from olmorl.verifiers.scorer import VerifierScorer, weigh
+from olmorl.verifiers.scorer import VerifierScorer, token_rewards, weigh
 
 Make = Callable[..., Prompt]
 MakeCompletion = Callable[..., Completion]
@@ -51,6 +54,71 @@ def test_a_group_without_a_reward_says_why(
     with pytest.raises(Unscorable) as failed:
         weigh(given, weights, how)
     assert failed.value.error_kind == kind
+
+
+def by_token(*rewards: float) -> Verdict:
+    values = np.array(rewards, np.float32)
+    return Verdict(reward=float(np.nansum(values)), token_rewards=values)
+
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    # 2 times (0.5, -, 0.25, -), and 3 times a reward of 1 for the whole, which comes with the last token.
+    [("sum", [1.0, NAN, 0.5, 3.0]), ("mean", [0.2, NAN, 0.1, 0.6])],
+)
+def test_rewards_of_tokens_by_hand(how: str, expected: list[float]) -> None:
+    given = {"a": by_token(0.5, NAN, 0.25, NAN), "b": Verdict(reward=1.0), "c": Verdict(reward=None)}
+    weights = {"a": 2.0, "b": 3.0}
+    found = token_rewards(given, weights, how, 4)
+    assert np.asarray(found) == pytest.approx(expected, nan_ok=True)
+    assert np.nansum(np.asarray(found)) == pytest.approx(weigh(given, weights, how))
+
+
+def test_without_rewards_of_tokens_there_are_no_parts() -> None:
+    assert token_rewards(verdicts(a=1.0), {}, "sum", 3) is UNSET
+    assert np.asarray(token_rewards({"a": by_token(1.0, 0.5)}, {}, "product", 2)).tolist() == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("given", "weights", "how", "kind"),
+    [
+        ({"a": by_token(1.0), "b": Verdict(reward=1.0)}, {}, "product", "token_rewards"),
+        ({"a": by_token(3e38, 0.0)}, {"a": 10.0}, "sum", "not_finite"),
+    ],
+)
+def test_rewards_of_tokens_that_have_no_parts_fail(
+    given: dict[str, Verdict], weights: dict[str, float], how: str, kind: str
+) -> None:
+    with pytest.raises(Unscorable, match="a: ") as failed:
+        token_rewards(given, weights, how, len(np.asarray(given["a"].token_rewards)))
+    assert failed.value.error_kind == kind
+
+
+async def test_a_group_of_which_a_function_rewards_tokens(
+    reward_file: Callable[[str], str], quick: Verifiers, make_prompt: Make, make_completion: MakeCompletion
+) -> None:
+    file = reward_file(
+        "def steps(completions, completion_ids, wanted, **columns):\n"
+        "    return [[0.5] * (len(ids) + extra) for ids, extra in zip(completion_ids, wanted)]\n"
+    )
+    group = [replace(make_completion("no", n), token_ids=np.arange(2 + n, dtype=np.int32)) for n in range(2)]
+    settings = quick.model_copy(update={"functions": [f"{file}:steps*2"]})
+    prompt = make_prompt(columns={"wanted": 0})
+    scorer = VerifierScorer(settings)
+    await scorer.start()
+    try:
+        first, second = await scorer.combine(prompt, await verified(scorer, prompt, group))
+        assert (first.reward, second.reward) == (2.0, 3.0)
+        assert np.asarray(first.token_rewards).tolist() == [1.0, 1.0]
+        assert second.verdicts["steps"].token_rewards is UNSET, "the completion has them"
+        longer = make_prompt(columns={"wanted": 1})
+        with pytest.raises(Unscorable, match="steps: returned 3 rewards for the 2 tokens of completion 0"):
+            await scorer.combine(longer, await verified(scorer, longer, group))
+    finally:
+        await scorer.stop()
 
 
 async def verified(scorer: VerifierScorer, prompt: Prompt, completions: list[Completion]) -> list[Completion]:

@@ -160,7 +160,7 @@ class ForkedEnvironment:
             verdicts[ENVIRONMENT] = Verdict(reward=found["own"], method=ENVIRONMENT)
         for function in self._owner.functions:
             if function.spec in found["results"]:
-                (verdicts[function.name],) = verdicts_of(found["results"][function.spec], 1)
+                (verdicts[function.name],) = verdicts_of(found["results"][function.spec], [len(episode.token_ids)])
             elif (detail := found["errors"].get(function.spec)) is not None:
                 verdicts[function.name] = Verdict(reward=None, error_kind="function_raised", detail=detail)
         return verdicts

@@ -35,7 +35,8 @@ class FunctionCall(msgspec.Struct, frozen=True):
 class FunctionResult(msgspec.Struct, frozen=True):
     """The rewards and logged values of one function call."""
 
-    rewards: list[float | None]
+    rewards: list[float | list[float | None] | None]
+    """For each completion one, or a list with one for each of its tokens."""
     logged: dict[str, float] = {}
     """For each name, the mean of the logged values of the group."""
     extra: dict[str, list[Any]] = {}

@@ -5,8 +5,9 @@
     def compute_score_batch(data_sources, solution_strs, ground_truths, extra_infos) -> list[float | dict]
 
 The first form may also take completion_ids, trainer_state, log_metric and log_extra (see `function_call`). A reward of
-`None` means that the function does not apply to the completion. An exception, a timeout, a wrong number of rewards or
-NaN is an error and never a reward of 0.
+`None` means that the function does not apply to the completion. In place of a reward each form may return a list with
+one for each token of the completion; `None` is a token without one, and the reward is their sum. An exception, a
+timeout, a wrong number of rewards or NaN is an error and never a reward of 0.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
+from msgspec import UNSET
 
 from olmorl.config import Verifiers
 from olmorl.errors import RewardFunctionError
@@ -158,19 +161,20 @@ class FunctionScorer:
         """For each completion, the verdicts by name of the functions that have not scored it beside its environment."""
         functions = [one for one in self.functions if not all(one.name in each.verdicts for each in completions)]
         calls = [call_of(function.spec, prompt, completions, self._max_steps) for function in functions]
-        results = await asyncio.gather(*map(self._verdicts, calls))
+        lengths = [len(completion.token_ids) for completion in completions]
+        results = await asyncio.gather(*(self._verdicts(call, lengths) for call in calls))
         names = [function.name for function in functions]
         if not functions:
             return [{} for _ in completions]
         return [dict(zip(names, row, strict=True)) for row in zip(*results, strict=True)]
 
-    async def _verdicts(self, call: FunctionCall) -> list[Verdict]:
+    async def _verdicts(self, call: FunctionCall, lengths: Sequence[int]) -> list[Verdict]:
         size = len(call.texts)
         outcome = await self._pool.run(_SCORE, call)
         if not isinstance(outcome, Done):
             kind, detail = outcome[0], outcome[-1]
             return [Verdict(reward=None, error_kind=f"function_{kind}", detail=detail)] * size
-        return verdicts_of(outcome.value, size)
+        return verdicts_of(outcome.value, lengths)
 
 
 def call_of(spec: str, prompt: Prompt, completions: Sequence[Completion], max_steps: int) -> FunctionCall:
@@ -187,15 +191,16 @@ def call_of(spec: str, prompt: Prompt, completions: Sequence[Completion], max_st
     )
 
 
-def verdicts_of(value: Any, size: int) -> list[Verdict]:
-    """The verdicts on `size` completions of a `FunctionResult` that came over the socket."""
+def verdicts_of(value: Any, lengths: Sequence[int]) -> list[Verdict]:
+    """The verdicts on completions of `lengths` tokens, of a `FunctionResult` that came over the socket."""
     answer = msgspec.convert(value, FunctionResult)
-    problem = _problem(answer.rewards, size)
+    problem = _problem(answer.rewards, lengths)
     if problem is not None:
-        return [Verdict(reward=None, error_kind=problem[0], detail=problem[1])] * size
+        return [Verdict(reward=None, error_kind=problem[0], detail=problem[1])] * len(lengths)
     return [
         Verdict(
-            reward=reward,
+            reward=_sum(reward) if isinstance(reward, list) else reward,
+            token_rewards=np.array(reward, np.float32) if isinstance(reward, list) else UNSET,
             method="function",
             logged={} if index else answer.logged,
             extra={column: values[index] for column, values in answer.extra.items()},
@@ -221,10 +226,24 @@ def _token_ids(completions: Sequence[Completion]) -> list[bytes] | None:
     return [completion.token_ids.astype("<i4", copy=False).tobytes() for completion in completions]
 
 
-def _problem(values: list[float | None], wanted: int) -> tuple[str, str] | None:
-    """The error kind and reason if the rewards of a function cannot be used; None if they can."""
-    if len(values) != wanted:
-        return "function_length", f"returned {len(values)} rewards for {wanted} completions"
+def _sum(rewards: list[float | None]) -> float | None:
+    """The reward of a completion by those of its tokens; None if none has one."""
+    there = [reward for reward in rewards if reward is not None]
+    return math.fsum(there) if there else None
+
+
+def _problem(rewards: list[float | list[float | None] | None], lengths: Sequence[int]) -> tuple[str, str] | None:
+    """The error kind and reason if the rewards of a function cannot be used; None if they can.
+
+    Args:
+        lengths: the tokens of each completion; 0 if they are not known.
+    """
+    if len(rewards) != len(lengths):
+        return "function_length", f"returned {len(rewards)} rewards for {len(lengths)} completions"
+    for index, (reward, length) in enumerate(zip(rewards, lengths, strict=True)):
+        if isinstance(reward, list) and len(reward) != length:
+            return "function_length", f"returned {len(reward)} rewards for the {length} tokens of completion {index}"
+    values = [value for reward in rewards for value in (reward if isinstance(reward, list) else [reward])]
     if not all(value is None or abs(value) <= LARGEST_REWARD for value in values):  # NaN fails this comparison
         return "function_not_finite", f"returned NaN, infinity or more than {LARGEST_REWARD:g}"
     return None

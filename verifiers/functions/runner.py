@@ -41,7 +41,7 @@ def load(setup: tuple[list[str], list[str] | None]) -> None:
 
 ENVIRONMENTS = "environments"
 """The argument of a function that reads the environments of its episodes."""
-_GIVEN = {"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}
+_GIVEN = {"prompts", "completions", "completion_ids", "completions_ids", "trainer_state", "log_metric", "log_extra"}
 _GIVEN_BY_VERL = {"data_source", "solution_str", "ground_truth", "extra_info"}
 
 
@@ -109,7 +109,7 @@ def score(args: Any, environments: list[Any] | None = None) -> FunctionResult:
             raise ValueError("the function takes environments, and these answers have none: set episodes.environment")
         values = list(_call(function, arguments))
     _log_keys(values, log)
-    return FunctionResult([_number(value) for value in values], log.means(), log.columns)
+    return FunctionResult([_reward(value) for value in values], log.means(), log.columns)
 
 
 def _log_keys(values: Sequence[Any], log: FunctionLog) -> None:
@@ -142,12 +142,15 @@ def _trl(function: Callable[..., Any], call: FunctionCall, log: FunctionLog) -> 
     }
     if call.token_ids is not None:
         arguments["completion_ids"] = [np.frombuffer(ids, "<i4").tolist() for ids in call.token_ids]
+        arguments["completions_ids"] = arguments["completion_ids"]  # the name in the examples of TRL's docs
         return arguments
-    arguments.pop("completion_ids", None)
-    asked = inspect.signature(function).parameters.get("completion_ids")
-    if asked is not None and asked.default is asked.empty:
+    for name in ("completion_ids", "completions_ids"):
+        arguments.pop(name, None)
+        asked = inspect.signature(function).parameters.get(name)
+        if asked is None or asked.default is not asked.empty:
+            continue
         raise ValueError(
-            "the function takes completion_ids, and these completions are only text; olmorl-verify takes their "
+            f"the function takes {name}, and these completions are only text; olmorl-verify takes their "
             "tokens from a column completion_ids"
         )
     return arguments
@@ -175,14 +178,20 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _number(value: Any) -> float | None:
-    """The reward as a float. A dictionary has it under `score`."""
+def _reward(value: Any) -> float | list[float | None] | None:
+    """The reward as a float, or the rewards of the tokens as floats. A dictionary has it under `score`."""
     if isinstance(value, dict):
         if "score" not in value:
             raise ValueError(
                 f"a returned dictionary has its reward under score, and has only {', '.join(map(str, value))}"
             )
         value = value["score"]
+    if isinstance(value, list | tuple) or getattr(value, "shape", ()) not in ((), (1,)):
+        return [_number(one) for one in value]
+    return _number(value)
+
+
+def _number(value: Any) -> float | None:
     if isinstance(value, str):
         raise TypeError(f"a reward must be a number or None, not the text {value[:40]!r}")
     return None if value is None else float(value)

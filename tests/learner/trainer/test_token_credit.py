@@ -82,6 +82,15 @@ def test_gae_by_hand() -> None:
     assert returns_T.tolist() == [1 - 0.25 * 2.25, 0, 0.75, 2, -1]
 
 
+def test_rewards_that_come_with_tokens_enter_the_estimate_there() -> None:
+    # Rewards of 1, of 2 with a masked token, and of 4: the sums to come are 7, 6, 4. The masked one goes to the token
+    # before it. gamma 1/2, lambda 1:   t2: 4 - 1 = 3;   t0: 1 + 2 + 1/2 * 1 - 0 = 3.5, plus 1/2 of t2
+    one = row([0, 0, 0], [1, 0, 1], [7, 6, 4])
+    advantages_T, returns_T = gae(one, np.zeros(3), np.array([0.0, 9, 1]), 0.5, 1.0)
+    assert advantages_T.tolist() == [5.0, 0, 3.0]
+    assert returns_T.tolist() == [5.0, 0, 4.0]
+
+
 def test_with_lambda_1_and_values_of_0_an_advantage_is_the_reward_to_come() -> None:
     one = row([0, 0, 1, 1], [1, 1, 1, 1], [3, 3, -1, -1])
     advantages_T, returns_T = gae(one, np.array([0.25, 0.5, 0, 0]), np.zeros(4), 1.0, 1.0)

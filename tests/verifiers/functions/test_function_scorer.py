@@ -46,6 +46,14 @@ def short(completions, **columns): return [1.0]
 def nan(completions, **columns): return [float("nan"), 1.0]
 def huge(completions, **columns): return [-1.7e308, 1.0]
 def text(completions, **columns): return ["1", "0"]
+def tokens(completions, completion_ids, **columns):
+    return [[None] * (len(ids) - 1) + [0.5] if n else [0.25] * len(ids) for n, ids in enumerate(completion_ids)]
+def as_array(completions, completion_ids, **columns):
+    import numpy as np
+    return [np.arange(len(ids)) for ids in completion_ids]
+def unpaid(completions, completion_ids, **columns): return [[None] * len(ids) for ids in completion_ids]
+def one_more(completions, completion_ids, **columns): return [[0.0] * (len(ids) + 1) for ids in completion_ids]
+def not_a_number(completions, completion_ids, **columns): return [[float("nan")] * len(ids) for ids in completion_ids]
 def nothing(completions, **columns): return None
 def raises(completions, **columns): raise KeyError("gone")
 def hangs(completions, **columns): time.sleep(60)
@@ -124,6 +132,27 @@ async def test_every_fault_is_an_error_and_the_next_group_is_scored(
         assert {name: verdict.error_kind for name, verdict in row.items() if name != "length"} == kinds
         assert all(verdict.reward is None for name, verdict in row.items() if name != "length")
         assert row["length"].reward == 0.01
+
+
+async def test_tokens_have_rewards_of_their_own_and_the_reward_is_their_sum(
+    rewards: str, quick: Verifiers, make_prompt: Make, make_completion: MakeCompletion
+) -> None:
+    group = [
+        replace(make_completion("a", index), token_ids=np.arange(length, dtype=np.int32))
+        for index, length in enumerate((3, 2))
+    ]
+    names = ("tokens", "as_array", "unpaid", "one_more", "not_a_number")
+    rows = await scores(quick, make_prompt(), group, *(f"{rewards}:{name}" for name in names))
+    assert [(row["tokens"].reward, row["as_array"].reward, row["unpaid"].reward) for row in rows] == [
+        (0.75, 3.0, None),
+        (0.5, 1.0, None),
+    ]
+    assert np.array_equal(rows[1]["tokens"].token_rewards, [np.nan, 0.5], equal_nan=True)
+    assert rows[0]["as_array"].token_rewards.tolist() == [0.0, 1.0, 2.0]
+    for row in rows:
+        assert (row["one_more"].reward, row["one_more"].error_kind) == (None, "function_length")
+        assert row["one_more"].detail == "returned 4 rewards for the 3 tokens of completion 0"
+        assert (row["not_a_number"].reward, row["not_a_number"].error_kind) == (None, "function_not_finite")
 
 
 async def test_a_flaky_function_is_retried(

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from olmorl.tools import KEY
 
 from olmorl import seeds
 from olmorl.actors.vllm_engine import reaper
@@ -369,7 +368,7 @@ def template_renderers(settings: Config) -> Callable[[Sequence[dict[str, Any]]],
     tokenizer, data = open_tokenizer(settings.model), settings.data
     stops = _stop_tokens(settings, tokenizer)
     if not tokenizer.chat_template or not stops:
-        key = "episodes.agent" if settings.episodes.agent else KEY
+        key = "episodes.agent" if settings.episodes.agent else "episodes.environment"
         what = "stop token" if tokenizer.chat_template else "chat template"
         raise ConfigError(
             f"{key}: the policy has no {what}, and so no way to read a reply: give one in "

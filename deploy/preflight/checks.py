@@ -37,7 +37,7 @@ from olmorl.errors import (
     unwritable,
 )
 from olmorl.learner.orchestrator.draw_source import prompt_of
-from olmorl.messages import Completion, Episode, Prompt, Span, Turn, Verdict, Version
+from olmorl.messages import ENVIRONMENT, Completion, Episode, Prompt, Span, Turn, Verdict, Version
 from olmorl.ports import Row
 from olmorl.verifiers.code.sandbox import self_test
 
@@ -185,14 +185,14 @@ def environment(settings: Config) -> str:
         raise ModelError(f"{'; '.join(found)}: give another template in model.chat_template")
     key = "agent" if settings.episodes.agent else "environment"
     try:
-        what = asyncio.run((_run_agent if settings.episodes.agent else _play_once)(settings, tried.rows[0]))
+        what, _ = asyncio.run((_run_agent if settings.episodes.agent else _play_once)(settings, tried.rows[0]))
     except (EnvironmentFailed, DeadlinePassed, Unscorable) as error:
         raise ConfigError(f"episodes.{key} = {settings.episodes.player!r}: {error}") from None
     return f"{settings.episodes.player}: {what}; the chat template writes its replies"
 
 
-async def _play_once(settings: Config, row: Row) -> str:
-    """Play an episode whose only answer is a made-up one; returns what the environment did."""
+async def _play_once(settings: Config, row: Row) -> tuple[str, Mapping[str, Verdict]]:
+    """Play an episode whose only answer is a made-up one; returns what the environment did, and its verdicts."""
     from olmorl.actors.episodes.runner import Play
 
     play = wiring.play(settings)
@@ -212,16 +212,18 @@ async def _play_once(settings: Config, row: Row) -> str:
     finally:
         await play.environments.stop()
     reacted = "ended the episode" if step.done else f"replied with {len(step.messages)} message(s)"
-    return f"it {reacted} after {row.row}{_reward(settings, row, verdicts, 'a method reward of the environment')}"
+    rewarded = _reward(settings, row, verdicts, "a method reward of the environment")
+    return f"it {reacted} after {row.row}{rewarded}", verdicts
 
 
-async def _run_agent(settings: Config, row: Row) -> str:
-    """Run the agent with made-up answers; returns what it did."""
+async def _run_agent(settings: Config, row: Row) -> tuple[str, Mapping[str, Verdict]]:
+    """Run the agent with made-up answers; returns what it did, and its verdict if it wrote one."""
     from olmorl.deploy.preflight.agent_trial import play_once
 
     episode = await play_once(settings, _prompt_of(row))
     rewarded = _reward(settings, row, episode.verdicts, "a number to $OLMORL_REWARD")
-    return f"it asked {len(episode.turns)} time(s) and ended with {episode.exit} after {row.row}{rewarded}"
+    what = f"it asked {len(episode.turns)} time(s) and ended with {episode.exit} after {row.row}{rewarded}"
+    return what, episode.verdicts
 
 
 def _reward(settings: Config, row: Row, verdicts: Mapping[str, Verdict], own: str) -> str:
@@ -263,8 +265,11 @@ async def _score_once(settings: Config, rows: Sequence[Row]) -> list[str]:
     await scorer.start()
     names: dict[str, None] = {}
     try:
-        played = next((row for row in rows if row.episode), None)
-        of_world = {} if played is None else (await _play_once(settings, played))[1]
+        of_world: dict[str, Verdict] = {}
+        if settings.episodes.agent:
+            of_world[ENVIRONMENT] = Verdict(reward=0.0)
+        elif played := next((row for row in rows if row.episode), None):
+            of_world.update((await _play_once(settings, played))[1])
         for row in rows:
             prompt = replace(_prompt_of(row), lane=_LANE)
             group = []

@@ -89,7 +89,7 @@ def episode(
                 note_waiting=lambda is_waiting: None,
             )
             found = await story(session, engine)
-        completion = session.turns.completion(session.exit or "done", None)
+        completion = session.turns.completion(session.exit or "done", {})
         assert work.num_tokens == engine.tokens_generated == len(completion.token_ids)
         return completion, found
 

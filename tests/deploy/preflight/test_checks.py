@@ -349,7 +349,7 @@ def test_an_agent_plays_a_real_row_with_made_up_answers(trial: Callable[..., con
         with_agent(trial(GOOD), "append")
     )
     unlabelled = with_agent(trial([{"prompt": "1 + 1"}]), "reward")
-    assert "with a reward of 0.75" in checks.environment(unlabelled)
+    assert "with the rewards environment 0.75" in checks.environment(unlabelled)
     with pytest.raises(UserError, match=r"nothing gives a reward: .* write a number to \$OLMORL_REWARD"):
         checks.environment(with_agent(trial([{"prompt": "1 + 1"}]), "append"))
     with pytest.raises(

@@ -278,6 +278,7 @@ Tokens = Annotated[int, Field(ge=1)]
 
 OWN_ATTENTION: Final = ("auto", "sdpa", "varlen", "flash_attention_4")
 """Values of `learner.attention` that run in the service's own implementations."""
+_OWN_ATTENTION_SHOWN: Final = " or ".join(f'"{name}"' for name in OWN_ATTENTION)
 
 
 class Learner(Section):
@@ -862,8 +863,7 @@ def _compiled(config: Config) -> str | None:
     if learner.compile is not True or learner.can_compile:
         return None
     return (
-        "learner.compile needs learner.zero_stage up to 2, mlp_tiles = 1 and one of "
-        f"attention = {', '.join(map(repr, OWN_ATTENTION))}"
+        f"learner.compile needs learner.zero_stage up to 2, mlp_tiles = 1 and one of attention = {_OWN_ATTENTION_SHOWN}"
     )
 
 
@@ -1001,7 +1001,7 @@ def _attention_of_shared_rows(config: Config) -> str | None:
         return None
     return (
         f"learner.sequence_parallel = {learner.sequence_parallel} does not work with learner.attention = "
-        f'"{learner.attention}": set it to {" or ".join(map(repr, OWN_ATTENTION))}'
+        f'"{learner.attention}": set it to {_OWN_ATTENTION_SHOWN}'
     )
 
 

@@ -12,7 +12,6 @@ from olmorl.config import Config, with_key
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.preflight.memory import MemoryPlan, known, memory_plan
 from olmorl.deploy.preflight.memory_places import LEARNER_GPU, SHARED_GPU, size
-from olmorl.learner.trainer.memory import compiled_saving
 
 COMPILE, CHECKPOINTING, ROWS = "learner.compile", "learner.gradient_checkpointing", "learner.row_tokens"
 STEPS: tuple[bool | int, ...] = (False, 4, 2)
@@ -55,6 +54,8 @@ def decided(settings: Config) -> Decided:
 
 def _compiles(settings: Config) -> bool:
     """Whether layers are compiled: where that was measured on a GPU, and torch can trace the model."""
+    from olmorl.learner.trainer.memory import compiled_saving
+
     learner, model = settings.learner, settings.model
     measured = learner.can_compile and learner.sequence_parallel == 1 and not model.lora.rank
     return measured and compiled_saving(model) is not None

@@ -5,7 +5,7 @@ Shape letters: G completions of a group, N of a batch, T tokens of a completion.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from math import isfinite
 from typing import Any
@@ -64,19 +64,24 @@ def _advantages(group: Group, switches: Switches, max_tokens: int) -> Sequence[A
     advantages_G = np.zeros(len(group.completions))
     if not switches.uses_rewards:
         return advantages_G
-    if switches.splits_rewards and any(one.token_rewards is not UNSET for one in group.completions):
+    if any(one.token_rewards is not UNSET for one in group.completions) and switches.splits_rewards:
         return _advantages_by_token(group, switches, max_tokens)
     for weight, rewards in _rewards(group, switches, max_tokens):
-        if len(rewards) > switches.has_group_baseline:
+        if _has_baseline(rewards, switches):
             of_these = advantages(list(rewards.values()), switches.advantage, switches.reward_scale, switches.std_floor)
             advantages_G[list(rewards)] += weight * of_these
     return advantages_G
 
 
+def _has_baseline(rewards: Mapping[int, Any], switches: Switches) -> bool:
+    """Whether these rewards of a group can be compared: with each other, or with a baseline from outside."""
+    return len(rewards) > 1 or (len(rewards) == 1 and not switches.has_group_baseline)
+
+
 def _advantages_by_token(group: Group, switches: Switches, max_tokens: int) -> list[Array]:
     found: list[Array] = [np.zeros(len(one.token_ids)) for one in group.completions]
     ((_, rewards),) = _rewards(group, switches, max_tokens)
-    if len(rewards) > switches.has_group_baseline:
+    if _has_baseline(rewards, switches):
         placed = [_placed(group.completions[index], reward) for index, reward in rewards.items()]
         of_these = token_advantages(placed, switches.advantage, switches.reward_scale, switches.std_floor)
         for index, advantages_T in zip(rewards, of_these, strict=True):

@@ -115,7 +115,7 @@ class Rewriting:
             first = await session.answer(asks(ASKED))
             await session.answer(asks(ASKED, first.message, MORE))
             await session.answer(asks(MORE))
-        return session.turns.completion("done", None)
+        return session.turns.completion("done", {})
 
 
 class RewritingPlay:

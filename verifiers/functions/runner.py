@@ -142,7 +142,8 @@ def _trl(function: Callable[..., Any], call: FunctionCall, log: FunctionLog) -> 
     }
     if call.token_ids is not None:
         arguments["completion_ids"] = [np.frombuffer(ids, "<i4").tolist() for ids in call.token_ids]
-        arguments["completions_ids"] = arguments["completion_ids"]  # the name in the examples of TRL's docs
+        if "completions_ids" in inspect.signature(function).parameters:  # the name in the examples of TRL's docs
+            arguments["completions_ids"] = arguments["completion_ids"]
         return arguments
     for name in ("completion_ids", "completions_ids"):
         arguments.pop(name, None)

@@ -101,12 +101,13 @@ _CHOICES: Final[dict[str, dict[Any, dict[str, Any]]]] = {
 """Keys of which some values have a counterpart. The first is verl's default."""
 _ESTIMATORS: Final = {"kl": "k1", "k1": "k1", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3"}
 _TRACKERS: Final = ("wandb", "tensorboard", "trackio")
-_SECTIONS_WITHOUT_EFFECT: Final = ("actor_rollout_ref.ref.", f"{_ACTOR}.fsdp_config.", "critic.")
+_SECTIONS_WITHOUT_EFFECT: Final = ("actor_rollout_ref.ref.", f"{_ACTOR}.fsdp_config.", "critic.model.fsdp_config.")
 _WITHOUT_EFFECT: Final = """
     use_remove_padding use_rmpad strategy ppo_micro_batch_size ppo_micro_batch_size_per_gpu use_dynamic_bsz
     log_prob_micro_batch_size log_prob_micro_batch_size_per_gpu log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu
     val_batch_size filter_overlong_prompts_workers free_cache_engine load_format max_num_batched_tokens max_model_len
     enable_chunked_prefill balance_batch n_gpus_per_node val_before_train resume_mode use_legacy_worker_impl
+    enable_gradient_checkpointing tokenizer_path
 """.split()  # noqa: SIM905
 """Keys, by their last part, about how verl runs. Here rows are packed, and engines and ranks have GPUs of their own."""
 _ENDS: Final = ("|", "||", "&&", "&", ";", ">", "2>&1")
@@ -123,7 +124,8 @@ def keys_of(script: Path) -> dict[str, Any]:
     values = {**{name: next(iter(choices)) for name, choices in _CHOICES.items()}, **_DEFAULTS, **given}
     trackers = [one for one in _listed(values["trainer.logger"]) if one != "console"]
     kl = [name for name in (f"{_ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward") if values[name]]
-    refused = [name for name in given if not _is_known(name)]
+    has_critic = values["algorithm.adv_estimator"] == "gae"
+    refused = [name for name in given if not _is_known(name) and (has_critic or not name.startswith("critic."))]
     refused += [f"{name}={values[name]}" for name, choices in _CHOICES.items() if values[name] not in choices]
     refused += [f"trainer.logger={one}" for one in trackers if one not in _TRACKERS or len(trackers) > 1]
     refused += [" with ".join(kl)] if len(kl) > 1 else []
@@ -134,7 +136,6 @@ def keys_of(script: Path) -> dict[str, Any]:
     keys: dict[str, Any] = {"objective.preset": "verl", "schedule.max_lag": 0, "learner.betas": [0.9, 0.999]}
     for name, choices in _CHOICES.items():
         keys |= choices[values[name]]
-    has_critic = values["algorithm.adv_estimator"] == "gae"
     table = _KEYS | (_KEYS_OF_CRITIC if has_critic else {})
     keys |= {key: values[name] for name, key in table.items() if name in values}
     if trackers:

@@ -331,8 +331,8 @@ class Learner(Section):
     RMS norms keep only their input for the backward pass, too."""
     compile: Literal["auto"] | bool = "auto"
     """Compile the layers of a dense model around their attention, and its head. Each layer is compared with the plain
-    one first. For zero_stage up to 2. `auto`: on GPUs, without shared rows and adapters; on the CPU it takes a minute.
-    """
+    one first. For zero_stage up to 2. `auto`: on GPUs, without shared rows, adapters and a critic. On the CPU it takes
+    a minute."""
     attention: Literal[
         "auto", "eager", "sdpa", "varlen", "flash_attention_2", "flash_attention_4", "flex_attention"
     ] = "auto"

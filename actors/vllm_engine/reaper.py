@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 VARIABLE = "OLMORL_ENGINE"
@@ -106,6 +107,19 @@ class SharedMemoryWatch:
                 used = shared_memory([int(folder.name) for folder in Path("/proc").glob("[0-9]*")])
                 left = {file for file in left - used if _is_own(file)}
         return left
+
+
+def unlink_own_semaphores() -> None:
+    """Unlink the semaphores that this process has open; they work on until it ends.
+
+    Libraries make them, for locks of progress bars for example, and leave the unlinking to a tracker process. Ray ends
+    that process together with this one.
+    """
+    for path in shared_memory([os.getpid()]):
+        if path.name.startswith("sem.mp-"):
+            with suppress(FileNotFoundError):
+                path.unlink()
+                resource_tracker.unregister(f"/{path.name.removeprefix('sem.')}", "semaphore")
 
 
 def _sees_all_processes() -> bool:

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from olmorl import config
+from olmorl.actors.vllm_engine import reaper
 from olmorl.deploy import wiring
-from olmorl.deploy.processes import rank_process, semaphores
+from olmorl.deploy.processes import rank_process
 from olmorl.deploy.processes.follower_process import Followers
 from olmorl.errors import ModelError
 from olmorl.messages import Completion
@@ -46,7 +47,7 @@ class AskedEngine:
         try:
             return asyncio.run(_ask(self._settings, self._core))
         finally:
-            semaphores.unlink_own()
+            reaper.unlink_own_semaphores()
 
 
 async def _ask(settings: config.Config, core: int | None) -> EngineAnswer:
@@ -109,7 +110,7 @@ class AskedRank:
             return _score(trainer, answer)
         finally:
             trainer.close()
-            semaphores.unlink_own()
+            reaper.unlink_own_semaphores()
 
 
 def _score(trainer: Any, answer: EngineAnswer) -> list[float]:

@@ -54,11 +54,13 @@ def decided(settings: Config) -> Decided:
 
 def _compiles(settings: Config) -> bool:
     """Whether layers are compiled: where that was measured on a GPU, and torch can trace the model."""
+    from olmorl.learner.algorithm.presets import resolve
     from olmorl.learner.trainer.memory import compiled_saving
 
     learner, model = settings.learner, settings.model
-    measured = learner.can_compile and learner.sequence_parallel == 1 and not model.lora.rank
-    return measured and compiled_saving(model) is not None
+    has_critic = resolve(settings.objective, settings.longest_answer).has_critic
+    alone = learner.sequence_parallel == 1 and not model.lora.rank and not has_critic
+    return learner.can_compile and alone and compiled_saving(model) is not None
 
 
 def _recomputed(settings: Config) -> bool | int:

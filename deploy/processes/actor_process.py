@@ -9,12 +9,12 @@ from functools import partial
 from typing import Any
 
 from olmorl import deadlines
+from olmorl.actors.vllm_engine import reaper
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import Placement
 from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
 from olmorl.deploy.cluster.remote_process import Identity, RemoteProcess
 from olmorl.deploy.credentials import QueueAccess
-from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.follower_process import Followers, StagedOnAllNodes
 from olmorl.deploy.processes.run_process import RunProcess, Tree
 
@@ -65,7 +65,7 @@ class ActorProcess(RunProcess):
             await asyncio.wait([watch])
             self.telemetry.close()
             await queue.close()
-            semaphores.unlink_own()
+            reaper.unlink_own_semaphores()
         return "was asked to leave"
 
     async def followers(self) -> dict[str, Identity]:

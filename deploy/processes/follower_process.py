@@ -17,13 +17,13 @@ from typing import Any, TypeVar
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from olmorl.actors.vllm_engine import reaper
 from olmorl.actors.vllm_engine.weight_check import file_signature
 from olmorl.config import Config
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.cluster.ray_cluster import other_places, start_process
 from olmorl.deploy.cluster.remote_process import Identity, RemoteProcess, cause_of
-from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.rank_process import meeting_point
 from olmorl.deploy.processes.run_process import RunProcess, Tree
 from olmorl.errors import EngineDied, WeightError
@@ -59,7 +59,7 @@ class FollowerProcess(RunProcess):
         try:
             await wiring.engine_follower(self.settings, self._core, self._engine, node, self._processes).run()
         finally:
-            semaphores.unlink_own()
+            reaper.unlink_own_semaphores()
 
     async def fetch(self, version: str) -> str:
         """Stage a version on this host. Returns the signature of its file."""

@@ -8,12 +8,12 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from olmorl import codec
+from olmorl.actors.vllm_engine import reaper
 from olmorl.clock import SystemClock
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.cluster.remote_process import Identity
 from olmorl.deploy.credentials import QueueAccess
-from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.orphan_watch import LauncherPresence
 from olmorl.deploy.processes.run_process import RunProcess, Tree
 from olmorl.deploy.tracking.tracking import Environment, Tracking
@@ -199,7 +199,7 @@ class OrchestratorProcess(RunProcess):
             if not is_passing(error):
                 await self.close_tracking()
             raise
-        semaphores.unlink_own()
+        reaper.unlink_own_semaphores()
         if not current.is_closed:
             await self.close_tracking()
         return reason
@@ -257,7 +257,7 @@ class OrchestratorProcess(RunProcess):
         """A launcher looks after the run, and has shown the metric lines up to number `line`."""
         self._launcher.note()
         self._lines.acknowledge(line)
-        semaphores.unlink_own()  # a killed process cannot do it at its end
+        reaper.unlink_own_semaphores()  # a killed process cannot do it at its end
         return self.identity()
 
     async def release_leases(self, actors: Sequence[str]) -> None:

@@ -13,10 +13,10 @@ import time
 from collections.abc import Callable, Collection
 from functools import partial
 
+from olmorl.actors.vllm_engine import reaper
 from olmorl.clock import Clock
 from olmorl.config import Supervision
 from olmorl.deploy.cluster import named_actors
-from olmorl.deploy.processes import semaphores
 
 log = logging.getLogger(__name__)
 ASK_S = 20.0
@@ -91,7 +91,7 @@ def end(cause: str, sweep: Callable[[], None]) -> None:
     """End this process, and free everything that it holds."""
     log.error(cause)
     try:
-        for last_act in (sweep, semaphores.unlink_own, partial(time.sleep, GRACE_S), named_actors.leave):
+        for last_act in (sweep, reaper.unlink_own_semaphores, partial(time.sleep, GRACE_S), named_actors.leave):
             try:
                 last_act()
             except Exception:

@@ -8,13 +8,13 @@ import socket
 import threading
 from typing import Any
 
+from olmorl.actors.vllm_engine import reaper
 from olmorl.actors.vllm_engine.processes import check_core
 from olmorl.config import Config
 from olmorl.deploy import wiring
 from olmorl.deploy.cluster.placement import PASSIVE_THREADS, Placement
 from olmorl.deploy.cluster.ray_cluster import RayCluster, ReservedPlace
 from olmorl.deploy.cluster.remote_process import RayBatchSource, RemoteProcess
-from olmorl.deploy.processes import semaphores
 from olmorl.deploy.processes.run_process import RunProcess, Tree
 from olmorl.learner.trainer.pinned_memory import ALLOCATOR_SETTINGS
 
@@ -52,12 +52,12 @@ class RankProcess(RunProcess):
             return asyncio.run(wiring.learn(self.settings, self._rank, meeting_point, source)).reason
         finally:
             over.set()
-            semaphores.unlink_own()
+            reaper.unlink_own_semaphores()
 
     def _pulse(self, orchestrator: Any, incarnation: int, over: threading.Event) -> None:
         while not over.wait(_PULSE_S):
             orchestrator.pulse.remote(incarnation, self.name)
-            semaphores.unlink_own()  # a killed process cannot do it at its end
+            reaper.unlink_own_semaphores()  # a killed process cannot do it at its end
 
 
 def meeting_point(settings: Config) -> str:

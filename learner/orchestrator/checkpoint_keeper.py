@@ -66,7 +66,7 @@ class CheckpointKeeper:
 
     def begin_exports(self) -> None:
         """Make the exports that are due, one after the other. Those that an earlier start left are made again."""
-        if self.idle:
+        if self._checkpoint.export_every and self.idle:
             self._exporting = asyncio.create_task(self._export_all())
 
     async def _export_all(self) -> None:

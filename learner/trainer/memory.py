@@ -161,11 +161,13 @@ def rank_memory(
         recomputed_every=learner.recomputed_every(on_gpu=on_gpu),
         offload_activations=learner.offload_activations,
         mlp_tiles=learner.mlp_tiles,
-        compiled=learner.compile is True,
+        # The layers of a critic stay plain, and its rows need as much as plain ones of the policy.
+        compiled=learner.compile is True and critic is None,
         on_gpu=on_gpu,
     )
     try:
-        second = rank_memory(critic, learner, ranks, row_tokens, on_gpu=on_gpu) if critic else None
+        plain = learner.model_copy(update={"compile": False})
+        second = rank_memory(critic, plain, ranks, row_tokens, on_gpu=on_gpu) if critic else None
     except ModelError as error:
         raise ModelError(str(error).replace("model.path", "critic.path", 1)) from None
     return RankMemory(

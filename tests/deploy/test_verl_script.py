@@ -111,6 +111,12 @@ def test_the_ppo_example(home: Path) -> None:
     assert not found.schedule.filter_zero_gradient and switches.kl_beta == 0
 
 
+def test_a_key_of_the_critic_is_named_where_there_is_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"critic\.ppo_epochs: no counterpart here"):
+        recipe(tmp_path, "critic.ppo_epochs=5", "critic.model.enable_gradient_checkpointing=True")
+    assert recipe(tmp_path, "algorithm.adv_estimator=grpo", "actor_rollout_ref.rollout.n=4", "critic.ppo_epochs=5")
+
+
 def test_the_defaults_are_those_of_verl(tmp_path: Path) -> None:
     found = recipe(tmp_path)
     assert resolve(found.objective, 512) == resolve(config.Objective(preset="verl", advantage="gae"), 512)

@@ -324,7 +324,7 @@ class Walk(NamedTuple):
 
 WALKS = {
     "a group becomes part of a batch": Walk(group_to_batch, 31),
-    "a rank dies and comes back": Walk(rank_comes_back, 70),
+    "a rank dies and comes back": Walk(rank_comes_back, 69),
     "a version reaches an engine": Walk(version_to_engine, 18),
     "a boxed number gets its reward": Walk(boxed_to_reward, 8),
 }

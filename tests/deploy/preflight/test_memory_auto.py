@@ -84,6 +84,21 @@ def test_activations_of_a_row_are_as_on_an_h100(
     assert alone / GIB == pytest.approx(measured, rel=0.015)
 
 
+def test_a_critic_is_planned_with_plain_layers(recipe: config.Config) -> None:
+    plain, compiled = (
+        rank_memory(
+            recipe.model,
+            config.Learner(device="cuda", gradient_checkpointing=False, compile=value),
+            1,
+            LONGEST,
+            on_gpu=True,
+            critic=recipe.model,
+        )
+        for value in (False, True)
+    )
+    assert plain.critic is not None and compiled == plain
+
+
 def test_layers_that_every_second_one_recomputes_keep_half_of_what_compiling_saves(recipe: config.Config) -> None:
     kept = {
         (compiled, every): rank_memory(
@@ -101,15 +116,26 @@ def test_layers_that_every_second_one_recomputes_keep_half_of_what_compiling_sav
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"zero_stage": 3}, {"mlp_tiles": 2}, {"sequence_parallel": 2}, {"attention": "eager"}, {"lora": 8}]
+    "change",
+    [
+        {},
+        {"zero_stage": 3},
+        {"mlp_tiles": 2},
+        {"sequence_parallel": 2},
+        {"attention": "eager"},
+        {"lora": 8},
+        {"preset": "ppo"},
+    ],
 )
 def test_layers_are_compiled_where_that_was_measured(recipe: config.Config, change: dict[str, Any]) -> None:
     if rank := change.get("lora"):
         recipe = with_key(recipe, "model.lora.rank", rank)
+    if preset := change.get("preset"):
+        recipe = with_key(recipe, "objective.preset", preset)
     if "sequence_parallel" in change:
         recipe = with_key(recipe, "learner.ranks_per_node", 2)
         recipe = with_key(recipe, "cluster.gpus_per_node", 2)
-    recipe = on(recipe, H100_GIB, **{key: value for key, value in change.items() if key != "lora"})
+    recipe = on(recipe, H100_GIB, **{key: value for key, value in change.items() if key not in ("lora", "preset")})
     assert decided(recipe).settings.learner.compile is (not change)
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from olmorl import config
+from olmorl.actors.vllm_engine import reaper
 from olmorl.deploy.credentials import QueueAccess
-from olmorl.deploy.processes import run_process, semaphores
+from olmorl.deploy.processes import run_process
 from olmorl.deploy.processes.orchestrator_process import NumberedLines, OpenRun, OrchestratorProcess
 from olmorl.errors import NothingToLearn, OlmoRLError, ProcessLost, Superseded
 
@@ -61,7 +62,7 @@ class LastPoints:
 def process_of(folder: Path, monkeypatch: pytest.MonkeyPatch, orchestrator: Any, queue: Any = None) -> Any:
     """A process whose run is open, with `LastPoints`."""
     monkeypatch.setattr(run_process, "log_to", lambda *_: None)
-    monkeypatch.setattr(semaphores, "unlink_own", lambda: None)  # this process has those of other tests
+    monkeypatch.setattr(reaper, "unlink_own_semaphores", lambda: None)  # this process has those of other tests
     recipe = config.build({"run": {"directory": folder, "mode": "simulated"}})
     process = OrchestratorProcess(recipe.model_dump(mode="json"), QueueAccess("redis://here", {}), {})
     process._tracking = LastPoints()  # type: ignore[assignment]

@@ -6,14 +6,14 @@ import multiprocessing
 from pathlib import Path
 from typing import Any
 
-from olmorl.deploy.processes import semaphores
+from olmorl.actors.vllm_engine import reaper
 
 
 def test_own_semaphores_are_unlinked_and_still_work() -> None:
     lock: Any = multiprocessing.get_context("spawn").Lock()
     path = Path("/dev/shm", f"sem.{lock._semlock.name.removeprefix('/')}")
     assert path.exists()
-    semaphores.unlink_own()
+    reaper.unlink_own_semaphores()
     assert not path.exists()
     with lock:
         assert not lock.acquire(block=False)

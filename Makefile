@@ -70,11 +70,10 @@ format: $(READY)  ## rewrite the code in the project's format
 bench: $(READY)  ## run all benchmarks, which takes hours; results under benchmarks/results
 	for name in $(BENCHMARKS); do \
 	    $(BIN)/python benchmarks/$$name.py --json benchmarks/results/$$name.json || exit 1; done
-	$(BIN)/python benchmarks/time_to_accuracy.py --workload tail --only adaptive --only "adaptive, 6 groups" --only TRL \
-	    --json benchmarks/results/time_to_accuracy_tail.json
-	$(BIN)/python benchmarks/time_to_accuracy.py --only adaptive --only "adaptive, compiled" --only TRL --limit 20 --reward-only \
+	$(BIN)/python benchmarks/time_to_accuracy.py --workload tail --json benchmarks/results/time_to_accuracy_tail.json
+	$(BIN)/python benchmarks/time_to_accuracy.py --only adaptive --only "adaptive, compiled" --only TRL \
 	    --json benchmarks/results/time_to_accuracy_compiled.json
-	$(BIN)/python benchmarks/time_to_accuracy.py --workload tail --only "lag 0*" --only "stale*" --reward-only \
+	$(BIN)/python benchmarks/time_to_accuracy.py --workload tail --only "lag 0*" --only "stale*" \
 	    --json benchmarks/results/stale_tokens.json
 	$(BIN)/python benchmarks/ladder.py --real --json benchmarks/results/ladder_real.json
 	$(BIN)/python benchmarks/draw_depth.py --learned 0.1 --seeds 1 --json benchmarks/results/draw_depth_fast.json

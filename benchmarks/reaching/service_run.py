@@ -32,7 +32,7 @@ def recipe(base: config.Config, folder: Path, seed: int, keys: Mapping[str, Any]
         "run.name": "run",
         "run.seed": seed,
         "checkpoint.every": 1,
-        "checkpoint.keep": 10_000,
+        "checkpoint.keep": 200,
         **keys,
     }.items():
         settings = config.with_key(settings, key, value)

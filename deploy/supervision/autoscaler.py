@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable
 from math import ceil
-from typing import Any
 
 from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
 from olmorl.deploy.supervision.status_loop import StatusLoop
-from olmorl.deploy.view.verdict import WAITS, Shape, balance, measure
+from olmorl.deploy.view.verdict import Bottleneck, Lines, Shape, balance, judge, measure
 from olmorl.errors import ResourceError
 
-Lines = Sequence[Mapping[str, Any]]
 _LOOK_S = 1.0
 HALF = 5
 """Steps in each half of a window."""
@@ -56,15 +54,17 @@ class Autoscaler:
         return asked[-1] if agree else None
 
     def _asked(self, lines: Lines, size: int) -> int:
-        """The number of actors at which the learner does not wait, by these lines; `size` when that is near."""
+        """The number of full engines that keep the learner busy, by these lines; `size` when that is near."""
         shape = self._shape.with_engines(size)
         measured = measure(lines, shape)
         ratio = None if measured is None else balance(measured, shape)
         if measured is None or ratio is None:
             return size
         needed = ratio * shape.learner_nodes * size / shape.actor_nodes
-        if measured.learner_wait + measured.publish_wait >= WAITS:
-            return ceil(needed) if needed > MARGIN * size else size
+        if needed > MARGIN * size:
+            return ceil(needed)
+        if judge(measured, shape) is Bottleneck.VERIFIERS:
+            return size  # they run beside the actors
         return min(ceil(MARGIN * needed), size)
 
 

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 SETTINGS = """
 tokens_per_s = {speed}
 train_tokens_per_s = {train}
+learned_per_version = 0.0
 [schedule]
 steps = 1000
 prompts_per_step = 4
@@ -29,7 +30,7 @@ every = 5
 
 @pytest.mark.parametrize(
     ("start", "end", "speed", "train", "victims"),
-    [(1, 3, 80.0, 780.0, ["actor-1", "learner-0"]), (3, 1, 120.0, 375.0, ["actor-2"])],
+    [(1, 3, 80.0, 780.0, ["actor-1", "learner-0"]), (3, 1, 120.0, 250.0, ["actor-2"])],
 )
 def test_kills_while_actors_join_or_leave_lose_and_double_nothing(
     simulate: Callable[[str], Any],

@@ -399,8 +399,8 @@ class Actors(Section):
     """Nodes of each engine. With more than 1 an engine has these nodes to itself, and equally many GPUs on each:
     for a model that does not fit the GPUs of one node."""
     autoscale: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
-    """Fewest and most engines, as in `[1, 4]`: their number follows what the learner needs, as far as the nodes that Ray
-    has give places. Default: it stays."""
+    """Fewest and most engines, as in `[1, 4]`: their number follows what the learner needs, as far as the nodes that
+    Ray has give places. Default: it stays."""
     max_running: int = Field(256, ge=1)
     """Most sequences that an engine decodes at one time."""
     batching: Literal["continuous", "static"] = "continuous"

@@ -9,7 +9,7 @@ from math import ceil
 from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
 from olmorl.deploy.supervision.status_loop import StatusLoop
 from olmorl.deploy.view.verdict import Bottleneck, Lines, Shape, balance, judge, measure
-from olmorl.errors import ResourceError
+from olmorl.errors import OlmoRLError
 
 _LOOK_S = 1.0
 HALF = 5
@@ -82,5 +82,5 @@ async def follow(
         if wanted != actors.size and not actors.stopping:
             try:
                 await resize(wanted, "actors.autoscale")
-            except ResourceError as error:
+            except OlmoRLError as error:  # such as no place: the run goes on as it is
                 say(f"actors.autoscale: {error}")

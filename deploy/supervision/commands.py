@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from olmorl.deploy.control.endpoint import Command
 from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
 from olmorl.deploy.supervision.learner_supervisor import LearnerSupervisor
+from olmorl.deploy.supervision.policies import POLL_S
 from olmorl.deploy.view.dashboard import RunView
 from olmorl.deploy.view.live_view import Status
 from olmorl.errors import DeadlinePassed, ProcessLost, UserError
@@ -90,11 +91,11 @@ class Commands:
         if count == before:
             return
         self._say(f"{count} actor(s) in place of {before}, by {who}")
-        recorded = False
-        while not recorded:
-            with suppress(ProcessLost, DeadlinePassed):  # the learner starts again
+        while True:
+            with suppress(ProcessLost, DeadlinePassed):
                 await self._learner.call("resized", before, count, who, timeout_s=_CHANGE_DEADLINE_S)
-                recorded = True
+                return
+            await asyncio.sleep(POLL_S)  # the learner starts again
 
     async def _actors(self, count: int, who: str) -> dict[str, Any]:
         if not isinstance(count, int) or count < 1:

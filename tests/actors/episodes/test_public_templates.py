@@ -65,7 +65,8 @@ def left_out(path: Path) -> str:
     made = call("add", {"a": "qzcallzq"})
     result = {"role": "tool", "name": "add", "tool_call_id": made["id"], "content": "qzresultzq"}
     conversation = [
-        {"role": "user", "content": "begin"}, {"role": "assistant", "content": "qztextzq", "tool_calls": [made]}, result,
+        {"role": "user", "content": "begin"},
+        {"role": "assistant", "content": "qztextzq", "tool_calls": [made]}, result,
         {"role": "assistant", "content": "done"}, {"role": "user", "content": "go on"},
     ]  # fmt: skip
     text = opened(path)[0].apply_chat_template(conversation, tokenize=False, add_generation_prompt=True, tools=TOOLS)

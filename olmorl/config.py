@@ -398,6 +398,9 @@ class Actors(Section):
     nodes_per_engine: int = Field(1, ge=1)
     """Nodes of each engine. With more than 1 an engine has these nodes to itself, and equally many GPUs on each:
     for a model that does not fit the GPUs of one node."""
+    autoscale: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
+    """Fewest and most engines, as in `[1, 4]`: their number follows what the learner needs, as far as the nodes that
+    Ray has give places. Default: it stays."""
     max_running: int = Field(256, ge=1)
     """Most sequences that an engine decodes at one time."""
     batching: Literal["continuous", "static"] = "continuous"
@@ -425,6 +428,13 @@ class Actors(Section):
     vllm: dict[str, Any] = Field(default_factory=dict)
     """More arguments for vLLM's engine by their own names, for instance `kv_cache_dtype = "fp8"`. Arguments that other
     keys decide are refused."""
+
+    @field_validator("autoscale")
+    @classmethod
+    def _in_order(cls, bounds: tuple[int, int] | None) -> tuple[int, int] | None:
+        if bounds is not None and bounds[0] > bounds[1]:
+            raise ValueError(f"actors.autoscale = {list(bounds)}: write the fewest engines first, then the most")
+        return bounds
 
     @property
     def max_waiting(self) -> int:

@@ -109,11 +109,17 @@ class TemplateRenderer:
     def has_tools(self) -> bool:
         return self._tools is not None
 
-    def unseen_tools(self, conversation: Sequence[Message]) -> list[str]:
-        """The names of the tools that the template does not show at the beginning of a conversation."""
-        text = self._render(conversation)
-        names = [str(tool["function"]["name"]) for tool in self._tools or ()]
-        return [name for name in names if name not in text]
+    def unseen(self, conversation: Sequence[Message]) -> list[str]:
+        """What the template does not show at the beginning of a conversation. Raises TemplateUnfit."""
+        try:
+            text = self._render(conversation)
+        except REFUSED as error:
+            system = "" if self._system_prompt is None else " with data.system_prompt"
+            raise TemplateUnfit(f"the chat template refuses the prompt{system}: {error}") from None
+        parts = {f"the tool {tool['function']['name']!r}": str(tool["function"]["name"]) for tool in self._tools or ()}
+        parts |= {f"a message of the role {message['role']!r}": message["content"] for message in conversation}
+        parts |= {"data.system_prompt": (self._system_prompt or "").strip()}
+        return [what for what, shown in parts.items() if shown not in text]
 
     def _render(self, messages: Sequence[Message]) -> str:
         turns = list(messages)

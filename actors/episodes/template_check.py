@@ -43,7 +43,10 @@ def faults(renderer: TemplateRenderer, role: str | None = None) -> list[str]:
             "the result of a call after a text": ({**content, "tool_calls": calls[:1]}, results[:1]),
             "the results of two calls": ({**empty, "tool_calls": calls}, results),
         }
-    found = [f"the chat template does not show the tool {name!r}" for name in renderer.unseen_tools(_ASKED)]
+    try:
+        found = [f"the chat template does not show {what}" for what in renderer.unseen(_ASKED)]
+    except TemplateUnfit as error:
+        return [str(error)]
     for what, (reply, messages) in cases.items():
         try:
             found += [f"{what}: {fault}" for fault in _faults_of(renderer, reply, messages)]

@@ -171,7 +171,7 @@ def actors(run_dir: Path, arguments: argparse.Namespace) -> None:
     if arguments.count is None:
         show_actors(send_command(run_dir, "status")["actors"], arguments.json)
     else:
-        show_message(_order(run_dir, "actors", count=arguments.count), arguments.json)
+        show_message(_order(run_dir, "actors", count=arguments.count, who=_who()), arguments.json)
 
 
 def set_key(run_dir: Path, arguments: argparse.Namespace) -> None:
@@ -181,17 +181,17 @@ def set_key(run_dir: Path, arguments: argparse.Namespace) -> None:
         return
     if arguments.value is None:
         raise ConfigError(f"set {arguments.key}: name the new value too")
-    who = f"{_user()}@{socket.gethostname()}"
     value = parse_value(arguments.value)
-    show_message(_order(run_dir, "set", key=arguments.key, value=value, who=who), arguments.json)
+    show_message(_order(run_dir, "set", key=arguments.key, value=value, who=_who()), arguments.json)
 
 
-def _user() -> str:
-    """The name of the user of this process, or the number of a user without a name."""
+def _who() -> str:
+    """The user of this process, by name or else by number, and the host."""
     try:
-        return getpass.getuser()
+        user = getpass.getuser()
     except (KeyError, OSError):
-        return str(os.getuid())
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 def order(run_dir: Path, arguments: argparse.Namespace) -> None:

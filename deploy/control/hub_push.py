@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,8 @@ def push(run_dir: Path, step: int | None, name: str, *, public: bool) -> tuple[i
         UserError: no such checkpoint, no token, or the hub refuses the name or the token.
         ResourceError: the hub cannot be reached, or the upload failed.
     """
-    # Imported here, because it takes seconds.
+    # The library would send by xet alone, also to a server that does not know it. HF_HUB_DISABLE_XET=0 asks for that.
+    os.environ.setdefault("HF_HUB_DISABLE_XET", "1")  # read by the import, which takes seconds
     from huggingface_hub import HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 

@@ -30,7 +30,8 @@ DOLCI_THINK_RL = {
     "hamishivi/llama-nemotron-rlvr-difficulty-7_filtered": 657,
     "hamishivi/llama-nemotron-rlvr-difficulty-8_filtered": 228,
 }
-"""The rows of allenai/Dolci-Think-RL-7B by `original_dataset`, as published: 102,014 together."""
+"""The rows of allenai/Dolci-Think-RL-7B by `original_dataset`, as a reader counted them: 102,014 together."""
+_COUNTED = "  the published numbers are a reader's count; of the hub itself is only their sum"
 SOURCE_COLUMNS = ("original_dataset", "dataset_source", "data_source", "source")
 Read = Callable[[], Rows]
 
@@ -134,10 +135,11 @@ def mix(
 
 
 def compared(taken: Mapping[str, int], published: Mapping[str, int]) -> list[str]:
-    """A line for each source: its rows, and those of the published set."""
+    """A line for each source: its rows, and those of the published set; then where those numbers come from."""
     names = [*published, *(name for name in taken if name not in published)]
-    return [
+    lines = [
         f"  {taken.get(name, 0):7,} {name}{f' (published: {published[name]:,})' if name in published else ''}"
         for name in names
         if name in taken or name in published
     ]
+    return lines + ([_COUNTED] if published else [])

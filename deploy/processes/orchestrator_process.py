@@ -290,6 +290,10 @@ class OrchestratorProcess(RunProcess):
         """Change a key of the configuration at a step boundary; None if it has this value already."""
         return await self._current.orchestrator.draws.change(key, value, who)
 
+    async def resized(self, before: int, count: int, who: str) -> None:
+        """The run has another number of actors."""
+        await self._current.orchestrator.draws.resized(before, count, who)
+
     async def dead_letters(self, replay: bool) -> tuple[list[Letter], list[int]]:
         """All dead letters, and with `replay` the new draws of their rows."""
         if replay and self._current.is_over:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -13,9 +14,10 @@ from msgspec.structs import replace
 from olmorl.deploy.control.endpoint import Command
 from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
 from olmorl.deploy.supervision.learner_supervisor import LearnerSupervisor
+from olmorl.deploy.supervision.policies import POLL_S
 from olmorl.deploy.view.dashboard import RunView
 from olmorl.deploy.view.live_view import Status
-from olmorl.errors import UserError
+from olmorl.errors import DeadlinePassed, ProcessLost, UserError
 from olmorl.learner.orchestrator.changes import describe
 from olmorl.messages import Wait
 
@@ -82,10 +84,23 @@ class Commands:
     def _waits(self) -> list[Wait]:
         return [*(self._learner.waits() or self._latest_status().waits), *self._supervisor.waits()]
 
-    async def _actors(self, count: int) -> dict[str, Any]:
+    async def resize(self, count: int, who: str) -> None:
+        """Have `count` actors, and note in the ledger who asked for them. Raises ResourceError as the supervisor."""
+        before = self._supervisor.size
+        await self._supervisor.resize(count)
+        if count == before:
+            return
+        self._say(f"{count} actor(s) in place of {before}, by {who}")
+        while True:
+            with suppress(ProcessLost, DeadlinePassed):
+                await self._learner.call("resized", before, count, who, timeout_s=_CHANGE_DEADLINE_S)
+                return
+            await asyncio.sleep(POLL_S)  # the learner starts again
+
+    async def _actors(self, count: int, who: str) -> dict[str, Any]:
         if not isinstance(count, int) or count < 1:
             raise UserError(f"--count {count}: a run needs at least one actor; to stop it for a while, use pause")
-        await self._supervisor.resize(count)
+        await self.resize(count, who)
         return {
             "message": f"{count} actor(s) from now on: new ones start, others leave once they are done",
             "count": count,

@@ -4,6 +4,7 @@ task      keeps alive                                              ends with
 redis     the embedded Redis (`redis_supervisor`)                  the run, or an error that it cannot mend
 learner   the orchestrator and the ranks (`learner_supervisor`)    the last checkpoint, or an error that it cannot mend
 actors    one actor in every slot (`actor_supervisor`)             the run, or when no actor is left
+scaling   the number of actors (`autoscaler`), if the recipe asks    the run
 statuses  the view, the metrics, the heartbeats (`status_loop`)    the run
 endpoint  the commands of people (`commands`)                      the run
 """
@@ -34,6 +35,7 @@ from olmorl.deploy.processes.log_files import logged
 from olmorl.deploy.processes.prometheus import Telemetry
 from olmorl.deploy.processes.run_process import metrics_server, sweep
 from olmorl.deploy.supervision.actor_supervisor import ActorSupervisor
+from olmorl.deploy.supervision.autoscaler import Autoscaler, follow
 from olmorl.deploy.supervision.commands import Commands
 from olmorl.deploy.supervision.learner_supervisor import LearnerSupervisor
 from olmorl.deploy.supervision.policies import Context, GiveUp, Restarts
@@ -380,6 +382,10 @@ class Service:
             standing = [tasks.create_task(parts.statuses.run()), tasks.create_task(parts.actors.supervise())]
             standing.append(tasks.create_task(self._obey_stop(parts)))
             standing.append(tasks.create_task(self._context.cluster.watch(self._last_act)))
+            if (bounds := self._settings.actors.autoscale) is not None:
+                autoscaler = Autoscaler(bounds, Shape.of(self._settings, self._context.placement.engines))
+                asked = (parts.statuses, parts.actors, parts.commands.resize, self._progress.say)
+                standing.append(tasks.create_task(follow(autoscaler, *asked)))
             if parts.redis is not None:
                 standing.append(tasks.create_task(parts.redis.supervise()))
             reason = await parts.learner.supervise()

@@ -15,7 +15,7 @@ from olmorl.deploy.supervision.policies import Context, FailedPrompts, LateWaits
 from olmorl.deploy.supervision.recipe_history import KeptRecipe
 from olmorl.deploy.supervision.run_health import RunHealth
 from olmorl.deploy.view.live_view import LiveView, Status
-from olmorl.deploy.view.verdict import Shape, VerdictWindow
+from olmorl.deploy.view.verdict import Lines, Shape, VerdictWindow
 from olmorl.errors import DeadlinePassed, ProcessLost
 from olmorl.messages import Wait
 
@@ -62,6 +62,11 @@ class StatusLoop:
                     self._telemetry.record(await asyncio.to_thread(self._health.disk, status.step, time.monotonic()))
             self._telemetry.record(self._health.progress(time.monotonic(), self._context.paused))
             await asyncio.sleep(_PAUSE_S)
+
+    @property
+    def recent_lines(self) -> Lines:
+        """The newest metric lines, oldest first."""
+        return self._verdicts.lines
 
     async def update(self) -> Status:
         """Read the status once, and pass it to the supervisors."""

@@ -476,6 +476,11 @@ class VerdictWindow:
         self._newest: float | None = None
         self._came_at = 0.0
 
+    @property
+    def lines(self) -> Lines:
+        """The newest lines, oldest first."""
+        return list(self._lines)
+
     def current(self, now: float) -> RunVerdict | None:
         """The verdict at time `now` (s, monotonic). None before there is one, and when its lines are old."""
         if not self._lines:

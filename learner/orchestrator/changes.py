@@ -22,6 +22,8 @@ CHANGEABLE = {
     "checkpoint.keep": "it is read when a checkpoint is complete",
 }
 """Keys that may change while the run goes on, with the reason why that is safe."""
+NUM_ACTORS = "actors"
+"""Stands for a key in the record of a change of the number of actors, which no start takes over."""
 _WHY_NOT = {
     "schedule.max_lag": "actors and the queue are built for it; schedule.depth can be changed up to it",
     "schedule.steps": "the course of the learning rate and the last evaluation follow from it",
@@ -85,7 +87,7 @@ def describe(change: Changed) -> str:
 
 def _newest(changes: Sequence[Changed], step: int | None = None) -> dict[str, Changed]:
     """The newest change of each key that counts for `step`, or at all."""
-    return {change.key: change for change in changes if step is None or change.step <= step}
+    return {each.key: each for each in changes if each.key in CHANGEABLE and (step is None or each.step <= step)}
 
 
 def _refusal(key: str, value: object) -> str:

@@ -19,7 +19,7 @@ from olmorl.learner.background import in_thread
 from olmorl.learner.batching.batch import Batch, BatchBuilder
 from olmorl.learner.batching.scheduling import slowest_engine
 from olmorl.learner.orchestrator.batcher import Batcher, Ending
-from olmorl.learner.orchestrator.changes import plan_change, settings_at
+from olmorl.learner.orchestrator.changes import NUM_ACTORS, plan_change, settings_at
 from olmorl.learner.orchestrator.recovery import Recovered, reconcile
 from olmorl.learner.orchestrator.run_control import RunControl
 from olmorl.learner.storage import checkpoint_dir
@@ -189,6 +189,12 @@ class Draws:
             if change is not None:
                 await self._book(change)
             return change
+
+    async def resized(self, before: int, count: int, who: str) -> None:
+        """Record that the run has another number of actors."""
+        async with self._lock:
+            step = self._next_to_build
+            await self._book(Changed(key=NUM_ACTORS, recipe=None, old=before, new=count, who=who, step=step))
 
     @property
     def _next_to_build(self) -> int:

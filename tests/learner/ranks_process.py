@@ -25,6 +25,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from msgspec.structs import replace
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.profiler import ProfilerActivity, profile
 
 from olmorl import config
@@ -122,6 +123,7 @@ class Rank:
             "gradient": self.gradient,
             "steps": self.steps,
             "resume": self.resume,
+            "changed_rate": self.changed_rate,
             "stopped": self.stopped,
             "diverged": self.diverged,
             "weights": self.weights,
@@ -220,6 +222,34 @@ class Rank:
             "values": [first_values, second_values],
             "random_restored": random_restored,
         }
+
+    def changed_rate(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
+        """The rates of all steps of AdamW: a new one for step 2; after a checkpoint steps 2 and 3 in a new trainer."""
+        rates: list[set[float]] = []
+
+        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            rates.append({float(group["lr"]) for group in optimizer.param_groups})
+
+        def train(trainer: DeepSpeedTrainer, step: int, rate: float | None) -> float:
+            values = asyncio.run(trainer.train(replace(self.shard(job, step), learning_rate=rate)))
+            assert values is not None
+            return values["lr"]
+
+        hook = register_optimizer_step_pre_hook(note)
+        first = self.trainer(job)
+        said = [train(first, 1, None)]
+        write(first.save(folder))
+        said.append(train(first, 2, 5e-5))
+        before = snapshot_tensors(first)
+        first.close()
+        second = self.trainer(job)
+        second.restore(folder)
+        said.append(train(second, 2, 5e-5))
+        after = snapshot_tensors(second)
+        said.append(train(second, 3, 2e-4))
+        second.close()
+        hook.remove()
+        return {"rates": rates, "said": said, "before": before, "after": after}
 
     def stopped(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """A step, another that is given up midway, a checkpoint; then that step again in a new trainer."""

@@ -64,6 +64,30 @@ def test_a_change_counts_from_one_step_on_through_crashes(service: Build, point:
     run.check_lines()
 
 
+def test_another_number_of_actors_is_in_the_ledger_and_changes_no_key(
+    service: Build, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = service({"schedule.steps": 12})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(4)
+        await run.orchestrator.draws.resized(1, 3, "actors.autoscale")
+        await run.steps(8)
+        await run.crash(actors=True)
+        keep_recipe(run)
+        assert check_resume(run.settings, change=False, from_step=None) == []
+        await run.start(resume=True)
+        await run.finish()
+
+    run_simulated(scenario())
+    (change,) = changes(run)
+    assert (change.key, change.old, change.new, change.who) == ("actors", 1, 3, "actors.autoscale")
+    assert cli.main([str(run.run_dir), "set"]) == 0
+    assert f"actors: 1 -> 3 from step {change.step} on, by actors.autoscale" in capsys.readouterr().out
+    run.check_lines()
+
+
 @pytest.mark.parametrize("written", [0.0, 0.5, 1.0])
 def test_a_kill_while_a_change_is_written_leaves_all_of_it_or_nothing(
     service: Build, monkeypatch: pytest.MonkeyPatch, written: float

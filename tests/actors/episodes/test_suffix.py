@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from random import Random
 from typing import Any
@@ -71,6 +72,24 @@ ALTERNATING = (
 )
 ENVIRONMENT = CHATML.replace("'tool'", "'environment'")
 """Names the results of tools `environment`, as Olmo's templates do; the role `tool` is written as a role of its own."""
+OLMO = (
+    "{{ '<|im_start|>system\n<functions>' + (tools | tojson if tools else '') + '</functions><|im_end|>\n' }}"
+    "{% for m in messages %}{{ '<|im_start|>' + ('environment' if m.role == 'tool' else m.role) + '\n' + m.content }}"
+    "{% if m.tool_calls %}{{ '<function_calls>' }}{% for c in m.tool_calls %}{{ c.function.name + '(' }}"
+    "{% for key, value in c.function.arguments.items() %}{{ key ~ '=' ~ (value | tojson) }}{% endfor %}{{ ')\n' }}"
+    "{% endfor %}{{ '</function_calls>' }}{% endif %}"
+    "{{ eos_token if loop.last and m.role == 'assistant' else '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}"
+)
+TEXT_LAST = (
+    "{% set ns = namespace(text='') %}{{ tools | tojson if tools else '' }}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ '<|tool|>' + m.content }}"
+    "{% if (loop.last or messages[loop.index].role != 'tool') and ns.text %}{{ ns.text + '</turn>' }}{% endif %}"
+    "{% elif m.tool_calls %}{% set ns.text = m.content %}{{ m.tool_calls | map(attribute='function') | list | tojson }}"
+    "{% else %}{{ '<turn>' + m.role + m.content + '</turn>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}{{ '<turn>assistant' }}{% endif %}"
+)
+"""A call ends with the mark of its result, and the text before it comes behind the results, as in Gemma 4."""
 
 FAMILIES = {
     "demo": (CHAT_TEMPLATE, [END], None),
@@ -81,11 +100,13 @@ FAMILIES = {
     "next role": (NEXT_ROLE, ["<|user|>", "<|tool|>", END], "tool"),
     "alternating": (ALTERNATING, ["</turn>"], None),
     "environment": (ENVIRONMENT, ["<|im_end|>"], "environment"),
+    "olmo": (OLMO, ["<|im_end|>", END], "tool"),
+    "text last": (TEXT_LAST, ["</turn>", "<|tool|>"], "tool"),
 }
 WORDS = ("the sum is", "7", "{}", "<b>", "\n", "  two  spaces ", "é", "\\boxed{3}", "</think>", "42.", "\t", "call add")
 
 
-def tokenizer_of(template: str) -> Any:
+def tokenizer_of(template: str, special: Sequence[str] = SPECIAL, eos: str = SPECIAL[1]) -> Any:
     """Byte-level BPE with merges over spaces and line breaks, so that pieces encoded apart could differ."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -94,7 +115,7 @@ def tokenizer_of(template: str) -> Any:
     letters = pre_tokenizers.ByteLevel.alphabet()
     inner.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=500, initial_alphabet=letters, show_progress=False))
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=inner, eos_token=SPECIAL[1], extra_special_tokens=list(SPECIAL),
+        tokenizer_object=inner, bos_token=special[0], eos_token=eos, extra_special_tokens=list(dict.fromkeys(special)),
         clean_up_tokenization_spaces=False,
     )  # fmt: skip
     tokenizer.chat_template = template
@@ -122,12 +143,14 @@ def a_text(chance: Random) -> str:
     return " ".join(chance.choices(WORDS, k=chance.randint(0, 5)))
 
 
-def an_exchange(chance: Random, role: str | None, parallel: bool) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def an_exchange(
+    chance: Random, role: str | None, *, parallel: bool = True, users: bool = True
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """An answer as a message, and what comes in after it: results of calls with errors, or the words of a user."""
     reply: dict[str, Any] = {"role": "assistant", "content": a_text(chance)}
     if chance.random() < 0.4:
         reply["content"] = f"<think>{a_text(chance)}</think>\n\n{reply['content']}"
-    if role is None or chance.random() < 0.3:
+    if role is None or (users and chance.random() < 0.3):
         return reply, [{"role": "user", "content": a_text(chance) or "go on"}]
     number = chance.randint(1, 3) if parallel else 1
     reply["tool_calls"] = calls = [
@@ -140,41 +163,77 @@ def an_exchange(chance: Random, role: str | None, parallel: bool) -> tuple[dict[
     ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_tokens_of_every_turn_are_those_of_the_template(family: str) -> None:
-    template, stops, role = FAMILIES[family]
-    tokenizer, renderer = renderer_of(template, stops, role)
-    assert faults(renderer, None) == []
+class CountedTokenizer:
+    """A tokenizer that counts the tokens that it makes of texts."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.num_tokens = 0
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        made = self._tokenizer(texts, **options)
+        self.num_tokens += sum(map(len, made["input_ids"]))
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+def written(tokenizer: Any, conversation: list[dict[str, Any]], tools: bool) -> list[int]:
+    whole = tokenizer.apply_chat_template(
+        conversation, tokenize=False, add_generation_prompt=True, tools=TOOLS if tools else None
+    )
+    return list(tokenizer([whole], add_special_tokens=False)["input_ids"][0])
+
+
+def play_at_random(tokenizer: Any, stops: list[str], role: str | None, name: str, **kinds: bool) -> None:
+    """200 random conversations: the tokens of every turn are those of the template, each made once."""
+    counted = CountedTokenizer(tokenizer)
+    ids_of_stops = [tokenizer.convert_tokens_to_ids(stop) for stop in stops]
+    renderer = TemplateRenderer(counted, ids_of_stops, tools=TOOLS if role else ())
 
     @cache
     def tokens_of(letter: str) -> list[int]:
         return list(tokenizer(letter, add_special_tokens=False)["input_ids"])
 
     for seed in range(200):
-        chance = Random(f"{family} {seed}")
+        chance = Random(f"{name} {seed}")
         conversation: list[dict[str, Any]] = [{"role": "user", "content": a_text(chance) or "begin"}]
+        counted.num_tokens = 0
         sequence = renderer.prompt(conversation).tolist()
         for _ in range(chance.randint(1, 5)):
-            reply, messages = an_exchange(chance, role, parallel=family != "headers")
-            stop = next((one for one in stops if one == f"<|{messages[0]['role']}|>"), stops[0])
+            reply, messages = an_exchange(chance, role, **kinds)
+            stop = renderer.suffix(conversation, reply, messages).whole[0]
             # What the policy samples need not be how a tokenizer would write it: here a token a character.
             said = f"{reply['content']} {json.dumps(reply.get('tool_calls', ''))}"
             sampled = [token for letter in said for token in tokens_of(letter)]
-            sampled.append(tokenizer.convert_tokens_to_ids(stop))
+            sampled.append(int(stop))
             answer = answered(sampled)
             assert renderer.reply(answer) == {"role": "assistant", "content": said}
-            before = len(sequence)
+            before, counted.num_tokens = len(sequence), 0
             sequence += [*sampled, *renderer.added(conversation, reply, messages, answer).tolist()]
+            assert counted.num_tokens == len(sequence) - before - len(sampled) + 1, "nothing else is tokenized"
             conversation = [*conversation, reply, *messages]
-            whole = tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True, tools=TOOLS if role else None
-            )
-            ids = tokenizer([whole], add_special_tokens=False)["input_ids"][0]
             suffix = sequence[before + len(sampled) :]
+            ids = written(tokenizer, conversation, bool(role))
+            if ids[len(ids) - len(suffix) :] != suffix:  # some write a text behind the results of its calls
+                ids = written(
+                    tokenizer, [*conversation[: -len(messages) - 1], reply | {"content": ""}, *messages], True
+                )
             assert suffix == ids[len(ids) - len(suffix) :], "the template's own tokens"
             assert ids[len(ids) - len(suffix) - 1] == sampled[-1], "right behind the stop token, which is not repeated"
-            assert all(message["content"].strip() in tokenizer.decode(suffix) for message in messages)
+            shown = tokenizer.decode(suffix)
+            contents = [message["content"].strip() for message in messages]
+            assert all(each in shown or json.dumps(each)[1:-1] in shown for each in contents)
             assert sequence[before : before + len(sampled)] == sampled, "nothing sampled was tokenized again"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tokens_of_every_turn_are_those_of_the_template(family: str) -> None:
+    template, stops, role = FAMILIES[family]
+    tokenizer, renderer = renderer_of(template, stops, role)
+    assert faults(renderer, None) == []
+    play_at_random(tokenizer, stops, role, family, parallel=family != "headers")
 
 
 def test_an_answer_that_ended_without_a_stop_token_gets_one() -> None:
@@ -216,6 +275,24 @@ def test_what_a_template_cannot_write_is_named(
     _, renderer = renderer_of(template, stops, role)
     found = "\n".join(faults(renderer, role))
     assert re.search(expected, found) if expected else not found, found
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            CHATML.replace("{% if m.role", "{% if m.role == 'system' %}{% elif m.role"),
+            ["does not show data.system_prompt"],
+        ),
+        (ALTERNATING, ["refuses the prompt with data.system_prompt: roles must alternate"]),
+        ("{% for m in messages[1:] %}{{ m.content + '<|im_end|>' }}{% endfor %}", ["does not show data.system_prompt"]),
+    ],
+)
+def test_a_system_prompt_that_no_template_writes_is_named(template: str, expected: list[str]) -> None:
+    tokenizer = tokenizer_of(template)
+    stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    found = faults(TemplateRenderer(tokenizer, [stop], system_prompt="Be brief."))
+    assert found == [f"the chat template {each}" for each in expected]
 
 
 def test_a_refused_reply_is_a_failure_of_the_environment_and_not_of_the_policy() -> None:

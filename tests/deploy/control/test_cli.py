@@ -81,7 +81,7 @@ class Asked:
             raise RunEnded("the run has ended")
         return VIEW
 
-    async def actors(self, count: int) -> Any:
+    async def actors(self, count: int, who: str) -> Any:
         self.calls.append(count)
         return {"message": f"{count} actors"}
 

@@ -164,8 +164,12 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def push(run_dir: Path, hub: Hub, home: Path, *words: str, **environment: str) -> subprocess.Popen[str]:
     """Start the command, with a token and this hub."""
-    own = {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "HF_TOKEN": TOKEN, "HF_HUB_DISABLE_XET": "1"}
-    inherited = {name: value for name, value in os.environ.items() if name not in ("HF_HUB_OFFLINE", "HF_TOKEN")}
+    own = {"HF_ENDPOINT": hub.address, "HF_HOME": str(home), "HF_TOKEN": TOKEN}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("HF_HUB_OFFLINE", "HF_HUB_DISABLE_XET", "HF_TOKEN")
+    }
     command = [sys.executable, "-m", "olmorl.deploy.control.cli", str(run_dir), "push", *words]
     environ = {name: value for name, value in {**inherited, **own, **environment}.items() if value}
     return subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environ)

@@ -54,7 +54,8 @@ def test_dolci_by_source_with_weights_and_a_seed(tmp_path: Path, capsys: pytest.
     assert {number for name, number in counts.items() if name not in names.values()} <= {8, 9} and len(made) == 115
     assert set(made[0]) == {"prompt", "ground_truth", "dataset", "original_dataset", "passrate"}
     assert all(layout(row, None, False).labelled() for row in made)
-    assert "(published: 29,813)" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "(published: 29,813)" in shown and "are a reader's count" in shown
     first = out.read_text()
     assert main([*words, "--force"]) == 0 and out.read_text() == first
     assert main([*words, "--force", "--seed", "1"]) == 0 and out.read_text() != first

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
 from olmorl.config import Learner
 from olmorl.learner.trainer.lr_schedule import learning_rate
 
@@ -35,3 +41,18 @@ def test_an_extended_run_goes_on_from_its_last_rate() -> None:
     kept, falling = (Learner(**extended, extended=f"{kind} 4") for kind in ("keep", "decay"))
     assert [learning_rate(step, kept, 8) for step in range(1, 9)] == [1.0, 0.75, 0.5, 0.25, 0.25, 0.25, 0.25, 0.25]
     assert [round(learning_rate(step, falling, 8), 6) for step in range(4, 9)] == [0.25, 0.2, 0.15, 0.1, 0.05]
+
+
+@pytest.mark.slow
+def test_a_changed_rate_is_that_of_the_optimizer_also_in_a_start_from_a_checkpoint(
+    run_ranks: Callable[..., Any], tiny_models: dict[str, str]
+) -> None:
+    base = {"kind": "changed_rate", "model": {"path": tiny_models["qwen2"], "dtype": "float32"}}
+    results = run_ranks(
+        2, {f"z{stage}": base | {"learner": {"learning_rate": 1e-3, "zero_stage": stage}} for stage in (0, 2, 3)}
+    )
+    for ranks in results.values():
+        for found in ranks:
+            assert found["rates"] == [{1e-3}, {5e-5}, {5e-5}, {2e-4}], "what AdamW applies"
+            assert found["said"] == [1e-3, 5e-5, 5e-5, 2e-4], "what the metrics say"
+            assert all(np.array_equal(found["before"][name], found["after"][name]) for name in found["before"])

@@ -152,6 +152,9 @@ class Episodes(Section):
     (or a URL). Default: single answers."""
     agent: str | None = Field(None, min_length=1)
     """Or a shell command for each episode, which asks the policy over HTTP."""
+    host: str = Field("127.0.0.1", pattern=r"^[\d.]+$")
+    """Where an actor serves agents. `0.0.0.0`: to containers and other hosts too; requests need the key of
+    their episode."""
     max_turns: int = Field(8, ge=1)
     """Most answers of an episode."""
     max_tokens: int | None = Field(None, ge=1)

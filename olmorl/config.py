@@ -153,8 +153,7 @@ class Episodes(Section):
     agent: str | None = Field(None, min_length=1)
     """Or a shell command for each episode, which asks the policy over HTTP."""
     host: str = Field("127.0.0.1", pattern=r"^[\d.]+$")
-    """Where an actor serves agents. `0.0.0.0`: to containers and other hosts too; requests need the key of
-    their episode."""
+    """Where agents reach the policy. `0.0.0.0`: from containers and other hosts too, with their episode's key."""
     max_turns: int = Field(8, ge=1)
     """Most answers of an episode."""
     max_tokens: int | None = Field(None, ge=1)

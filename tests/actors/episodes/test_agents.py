@@ -34,13 +34,13 @@ def play(does: str, **changes: Any) -> Agents:
     return Agents(f"{sys.executable} {AGENT} {does}", Renderer, **fields | changes)
 
 
-async def run(service: Make, draw: Make, play: Agents, **fields: Any) -> tuple[Any, Any]:
+async def run(service: Make, draw: Make, play: Agents, within_s: float = 100, **fields: Any) -> tuple[Any, Any]:
     """The result of one draw, and the actor's last status."""
     s = service(play=play, simulation=FAST, settings=config.Actors(max_running=16, stall_deadline_s=1))
     await s.push(draw(0, **{"episode": EpisodeStart(), "group_size": 2} | fields))
     actor = s.actor()
     async with s.running(actor):
-        (result,) = await s.results(1, within_s=100)
+        (result,) = await s.results(1, within_s=within_s)
     assert not list_left(), "no process of an agent is left"
     return result, actor.status()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PACKAGES = ("mini-swe-agent==2.4.6", "smolagents[openai]==1.26.0")
-VERIFIERS = ("verifiers==0.4.0", "uv")
+VERIFIERS = ("verifiers[openenv]==0.4.0", "openenv==0.4.1", "uv")
 MINI = (
     "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors MSWEA_GLOBAL_CONFIG_DIR={folder} "
     "{bin}/mini -m openai/$OPENAI_MODEL -t 'Say hello.' -y --exit-immediately -o {folder}/trajectory.json"

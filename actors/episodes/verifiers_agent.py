@@ -62,6 +62,8 @@ def rows(tasks: Any) -> Iterator[dict[str, Any]]:
 
 async def play(vf: Any, env: Any, sampling: Any, row: dict[str, Any]) -> dict[str, Any]:
     """Play the task of a row; returns its scores. Raises Unscored."""
+    if TASK not in row:
+        raise Unscored(f"the row has no column {TASK}: make rows with olmorl-data verifiers")
     kind = env.taskset.task_type()
     task = kind(kind.data_type().model_validate_json(row[TASK]), env.config.taskset.task)
     client = vf.EvalClientConfig(base_url=os.environ["OPENAI_BASE_URL"], api_key_var="OPENAI_API_KEY")
@@ -79,19 +81,21 @@ def environment(vf: Any, asked: Any) -> Any:
     return vf.load_environment(asked)
 
 
-def main() -> None:
-    # No module of this folder stands for a package of the same name. The taskset may be in the current folder.
-    sys.path = [*(folder for folder in sys.path if folder != str(Path(__file__).parent)), str(Path.cwd())]
+def main(words: list[str]) -> None:
+    here = str(Path(__file__).parent)
+    if here in sys.path:
+        sys.path.remove(here)  # its modules are none of the packages of the same names
+    sys.path.append(str(Path.cwd()))  # which may have the taskset
     # The programs of tasksets start with uv.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    if sys.argv[1:] and not sys.argv[1].startswith(("-", "@")):
-        sys.argv[1:1] = ["--env.taskset.id"]
+    if words and not words[0].startswith(("-", "@")):
+        words = ["--env.taskset.id", *words]
     try:
         vf: Any = importlib.import_module("verifiers.v1")
         options = importlib.import_module("verifiers.v1.configs.cli.eval").EvalConfig
-        asked = importlib.import_module("pydantic_config").cli(options)
+        asked = importlib.import_module("pydantic_config").cli(options, args=words, plain=True)
         env = environment(vf, asked.env)
-    except (ImportError, AttributeError, TypeError, ValueError) as error:
+    except Exception as error:
         sys.exit(f"{sys.executable}, which needs verifiers>=0.4 and the taskset: {error}")
     if "OLMORL_ROW" not in os.environ:
         for row in rows(env.taskset.select(asked.select)):
@@ -108,4 +112,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

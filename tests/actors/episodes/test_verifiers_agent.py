@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +23,7 @@ from olmorl.messages import ENVIRONMENT, Failure, Group
 from tests.actors.episodes.test_agent_session import Renderer
 from tests.actors.episodes.test_agents import run
 from tests.public_agents import VERIFIERS, installed
+from tests.waiting import until
 
 Make = Callable[..., Any]
 POLICY = "http://127.0.0.1:1/v1"
@@ -78,6 +82,11 @@ def test_an_episode_without_a_whole_reward_has_none(played: SimpleNamespace, cau
         verifiers_agent.scores(played)
 
 
+def test_a_row_of_another_set_is_named() -> None:
+    with pytest.raises(verifiers_agent.Unscored, match="no column verifiers_task: make rows with olmorl-data"):
+        asyncio.run(verifiers_agent.play(None, None, None, {"prompt": "1 + 1"}))
+
+
 def written(folder: Path, text: str) -> Any:
     (folder / "reward").write_text(text, encoding="utf-8")
     process: Any = None
@@ -112,16 +121,18 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed(tmp_path_factory.mktemp("verifiers"), VERIFIERS) / "python"
 
 
-def play(python: Path, options: str = "", **changes: Any) -> Agents:
-    tasksets = Path(__file__).parents[2] / "tasksets"
+TASKSETS = Path(__file__).parents[2] / "tasksets"
+
+
+def play(python: Path, taskset: str = "letters_v1", **changes: Any) -> Agents:
     fields = {"tool_role": "tool", "timeout_s": 120.0, "max_turns": 4, "max_sequence": 400, "max_cache_age": 1}
-    command = f"PYTHONPATH={tasksets} {python} $OLMORL_VERIFIERS letters_v1 {options}"
+    command = f"PYTHONPATH={TASKSETS} {python} $OLMORL_VERIFIERS {taskset}"
     return Agents(command, Renderer, **fields | changes)
 
 
-def rows(python: Path, options: str = "") -> list[dict[str, Any]]:
+def rows(python: Path, taskset: str = "letters_v1") -> list[dict[str, Any]]:
     """The rows of the taskset, by the command of its agent."""
-    command = play(python, options).command.replace("$OLMORL_VERIFIERS", verifiers_agent.__file__)
+    command = play(python, taskset).command.replace("$OLMORL_VERIFIERS", verifiers_agent.__file__)
     done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, check=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -129,7 +140,7 @@ def rows(python: Path, options: str = "") -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_a_taskset_plays_its_rows_and_scores_them(service: Make, draw: Make, python: Path) -> None:
-    first, second = rows(python, "--env.taskset.size 9 -n 2")
+    first, second = rows(python, "letters_v1 --env.taskset.size 9 -n 2")
     assert first["messages"] == [{"role": "user", "content": "goal 10"}]
     assert json.loads(second["verifiers_task"]) == {"idx": 1, "name": "goal 11", "goal": 11}
     group, _ = await run(service, draw, play(python), within_s=400, group_size=1, columns=second)
@@ -155,8 +166,47 @@ async def test_the_bound_of_turns_is_scored_by_the_taskset(service: Make, draw: 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_an_error_of_a_taskset_fails_the_group_and_is_no_reward(service: Make, draw: Make, python: Path) -> None:
-    row = rows(python, "--env.taskset.broken true")[0]
+    row = rows(python, "letters_v1 --env.taskset.broken true")[0]
     failure, status = await run(service, draw, play(python), within_s=400, group_size=1, columns=row)
     assert isinstance(failure, Failure)
     assert "TaskError: scoring: LookupError: no such goal" in failure.detail
     assert status.tokens_wasted == status.tokens_generated == 120
+
+
+@pytest.fixture
+def openenv(python: Path, tmp_path: Path) -> Iterator[str]:
+    """The address of a server of OpenEnv."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with (tmp_path / "server.txt").open("wb") as output:
+        server = subprocess.Popen([python, TASKSETS / "openenv_server.py", str(port)], stdout=output, stderr=output)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until(lambda: answers(f"{url}/schema"))
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        return bool(urllib.request.urlopen(url, timeout=5).read())
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_an_environment_of_openenv_plays_by_the_taskset_that_verifiers_have(
+    service: Make, draw: Make, python: Path, openenv: str
+) -> None:
+    player = "--env.player.harness.id null --env.player.runtime.type subprocess"
+    taskset = f"openenv --env.taskset.base-url {openenv} {player}"
+    (row,) = rows(python, taskset)
+    group, _ = await run(service, draw, play(python, taskset), within_s=400, group_size=1, columns=row)
+    assert isinstance(group, Group), group
+    (completion,) = group.completions
+    assert "say letters" in completion.turns[0].messages[0]["content"]
+    assert completion.verdicts[ENVIRONMENT].reward == pytest.approx((len({*"answer1 "}) + len({*"answer2 "})) / 20)

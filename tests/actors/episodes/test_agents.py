@@ -34,9 +34,11 @@ def play(does: str, **changes: Any) -> Agents:
     return Agents(f"{sys.executable} {AGENT} {does}", Renderer, **fields | changes)
 
 
-async def run(service: Make, draw: Make, play: Agents, within_s: float = 100, **fields: Any) -> tuple[Any, Any]:
+async def run(
+    service: Make, draw: Make, play: Agents, within_s: float = 100, stall_s: float = 1, **fields: Any
+) -> tuple[Any, Any]:
     """The result of one draw, and the actor's last status."""
-    s = service(play=play, simulation=FAST, settings=config.Actors(max_running=16, stall_deadline_s=1))
+    s = service(play=play, simulation=FAST, settings=config.Actors(max_running=16, stall_deadline_s=stall_s))
     await s.push(draw(0, **{"episode": EpisodeStart(), "group_size": 2} | fields))
     actor = s.actor()
     async with s.running(actor):

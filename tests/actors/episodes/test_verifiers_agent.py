@@ -143,7 +143,7 @@ async def test_a_taskset_plays_its_rows_and_scores_them(service: Make, draw: Mak
     first, second = rows(python, "letters_v1 --env.taskset.size 9 -n 2")
     assert first["messages"] == [{"role": "user", "content": "goal 10"}]
     assert json.loads(second["verifiers_task"]) == {"idx": 1, "name": "goal 11", "goal": 11}
-    group, _ = await run(service, draw, play(python), within_s=400, group_size=1, columns=second)
+    group, _ = await run(service, draw, play(python), within_s=400, stall_s=60, group_size=1, columns=second)
     assert isinstance(group, Group), group
     (completion,) = group.completions
     assert [turn.parent for turn in completion.turns] == [-1, 0]
@@ -156,7 +156,9 @@ async def test_a_taskset_plays_its_rows_and_scores_them(service: Make, draw: Mak
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 async def test_the_bound_of_turns_is_scored_by_the_taskset(service: Make, draw: Make, python: Path) -> None:
-    group, _ = await run(service, draw, play(python, max_turns=1), within_s=400, group_size=1, columns=rows(python)[0])
+    group, _ = await run(
+        service, draw, play(python, max_turns=1), within_s=400, stall_s=60, group_size=1, columns=rows(python)[0]
+    )
     assert isinstance(group, Group), group
     (completion,) = group.completions
     assert (len(completion.turns), completion.exit) == (1, "done")
@@ -167,7 +169,7 @@ async def test_the_bound_of_turns_is_scored_by_the_taskset(service: Make, draw: 
 @pytest.mark.timeout(900)
 async def test_an_error_of_a_taskset_fails_the_group_and_is_no_reward(service: Make, draw: Make, python: Path) -> None:
     row = rows(python, "letters_v1 --env.taskset.broken true")[0]
-    failure, status = await run(service, draw, play(python), within_s=400, group_size=1, columns=row)
+    failure, status = await run(service, draw, play(python), within_s=400, stall_s=60, group_size=1, columns=row)
     assert isinstance(failure, Failure)
     assert "TaskError: scoring: LookupError: no such goal" in failure.detail
     assert status.tokens_wasted == status.tokens_generated == 120
@@ -205,7 +207,7 @@ async def test_an_environment_of_openenv_plays_by_the_taskset_that_verifiers_hav
     player = "--env.player.harness.id null --env.player.runtime.type subprocess"
     taskset = f"openenv --env.taskset.base-url {openenv} {player}"
     (row,) = rows(python, taskset)
-    group, _ = await run(service, draw, play(python, taskset), within_s=400, group_size=1, columns=row)
+    group, _ = await run(service, draw, play(python, taskset), within_s=400, stall_s=60, group_size=1, columns=row)
     assert isinstance(group, Group), group
     (completion,) = group.completions
     assert "say letters" in completion.turns[0].messages[0]["content"]

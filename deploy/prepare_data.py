@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from shutil import which
 from typing import Any
 
 from olmorl import config
@@ -40,6 +42,7 @@ The result has one JSON object a line: messages, ground_truth, dataset (the veri
   olmorl-data mix --input rows.parquet --by source --take math=500 code=200 -o mixture.jsonl
   olmorl-data constraints --input prompts.jsonl -o constrained.jsonl
   olmorl-data difficulty RECIPE.toml --samples 8 -o difficulty       answers, pass rates, and the prompts to keep
+  olmorl-data verifiers VENV/bin/python gsm8k -n 1000 > rows.jsonl   the tasks of a taskset; options of vf-eval
 
 Then, in a recipe:   [data] train = ["gsm8k.jsonl", "math.jsonl:2"]     (a weight behind a colon)
 """
@@ -52,6 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = list(sys.argv[1:] if argv is None else argv)
         if words[:1] == ["difficulty"]:
             return _difficulty(words)
+        if words[:1] == [TASKSET] and "--help" not in words:
+            return _taskset(words[1:])
         arguments = _arguments(words)
         outcome = MADE.get(arguments.kind, prepare)(arguments)
         for reason in outcome.reasons:
@@ -99,6 +104,17 @@ def _difficulty(words: Sequence[str]) -> int:
     return 0
 
 
+def _taskset(words: Sequence[str]) -> int:
+    """Write the rows of a taskset for verifiers to the standard output. Raises ConfigError without a Python."""
+    from olmorl.actors.episodes import verifiers_agent
+
+    python = which(words[0]) if words else None
+    if python is None:
+        given = f"{words[0]} is no program" if words else "no Python is given"
+        raise ConfigError(f"{given}: olmorl-data verifiers VENV/bin/python TASKSET [options of vf-eval] > rows.jsonl")
+    return subprocess.run([python, verifiers_agent.__file__, *words[1:]]).returncode
+
+
 def mixed(arguments: argparse.Namespace) -> RowCounts:
     """Rows by source. Raises ConfigError or DataError."""
     source = arguments.input or "allenai/Dolci-Think-RL-7B"
@@ -137,7 +153,7 @@ def _some(outcome: RowCounts, source: str) -> RowCounts:
     return outcome
 
 
-DOLCI = "dolci-think-rl"
+DOLCI, TASKSET = "dolci-think-rl", "verifiers"
 MADE: dict[str, Callable[[argparse.Namespace], RowCounts]] = {DOLCI: mixed, "mix": mixed, "constraints": composed}
 
 
@@ -236,6 +252,8 @@ def _parser() -> Parser:
     command.add_argument("--seed", type=int, default=0, help="chooses the constraints (0)")
     _output(command)
     _measuring(kinds)
+    about = "the rows of a taskset for verifiers, by the Python that has it, to standard output"
+    kinds.add_parser(TASKSET, help=about, description=about, usage=f"olmorl-data {TASKSET} PYTHON TASKSET [OPTIONS]")
     return parser
 
 

@@ -346,6 +346,7 @@ def _agent_play(settings: Config, command: str) -> Agents:
         max_turns=episodes.max_turns,
         max_sequence=settings.longest_sample,
         max_cache_age=settings.schedule.max_lag,
+        host=episodes.host,
     )
 
 

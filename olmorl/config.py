@@ -152,6 +152,8 @@ class Episodes(Section):
     (or a URL). Default: single answers."""
     agent: str | None = Field(None, min_length=1)
     """Or a shell command for each episode, which asks the policy over HTTP."""
+    host: str = Field("127.0.0.1", pattern=r"^[\d.]+$")
+    """Where agents reach the policy. `0.0.0.0`: from containers and other hosts too, with their episode's key."""
     max_turns: int = Field(8, ge=1)
     """Most answers of an episode."""
     max_tokens: int | None = Field(None, ge=1)

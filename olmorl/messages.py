@@ -185,7 +185,8 @@ class Verdict(Message, frozen=True, kw_only=True):
     detail: str = ""
     seconds: float = 0.0
     logged: dict[str, float] = {}
-    """Values that a user function logged for the group with `log_metric`. Only the first completion has them."""
+    """Values that a user function logged for the group with `log_metric`, in the first completion alone; or that an
+    agent wrote with its reward."""
     extra: dict[str, Any] = {}
     """Values that it logged for this completion with `log_extra`: texts, numbers, booleans or None by column."""
     token_logprobs: Floats | msgspec.UnsetType = msgspec.UNSET

@@ -42,6 +42,8 @@ MODULES = {
 CANNOT_RUN = {
     "olmorl-data gsm8k": "fetches a data set from the hub",
     "olmorl-data difficulty": "starts an engine; its own tests run it",
+    "olmorl-data verifiers": "asks a Python with another package; the slow tests of tasksets run it",
+    "uv venv": "fetches packages; the slow tests of tasksets run it",
     "olmorl-eval": "starts an engine; its own tests run it",
     "ray start": "starts a cluster that outlives the test, on ports of its own",
     ".venv/bin/python -m pytest": "runs these tests inside of themselves",

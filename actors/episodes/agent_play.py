@@ -25,3 +25,5 @@ class AgentPlay(NamedTuple):
     """Longest prompt and answer together, in tokens."""
     max_cache_age: int
     """Versions after which the keys of an episode's earlier turns are computed again."""
+    host: str = "127.0.0.1"
+    """Address at which the policy is served; 0.0.0.0: at all of this host."""

@@ -12,13 +12,15 @@ from contextlib import asynccontextmanager
 from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from olmorl.actors.episodes import agent_guard
+from olmorl.actors.episodes import agent_guard, verifiers_agent
 from olmorl.errors import EnvironmentFailed
-from olmorl.messages import Prompt
+from olmorl.messages import Prompt, Verdict
 
-ROW, REWARD = "OLMORL_ROW", "OLMORL_REWARD"
-"""Variables with the path of the row, as JSON, and with the path at which the agent may write a number."""
+ROW, REWARD, VERIFIERS = "OLMORL_ROW", "OLMORL_REWARD", "OLMORL_VERIFIERS"
+"""Variables with the path of the row, as JSON; the path at which the agent may write its reward; and the path of the
+agent that plays tasksets for verifiers."""
 _OWN = ("OLMORL_", "RAY_")
 """Beginnings of the variables that an agent does not get: the policy may read its environment, and these have keys."""
 END_S = 10.0
@@ -42,19 +44,29 @@ class AgentProcess(NamedTuple):
         text = (self.folder / "output.txt").read_bytes()[-4 * _SHOWN :].decode(errors="replace")
         return " ".join(text.split())[-_SHOWN:]
 
-    def reward(self) -> float | None:
-        """The reward that the agent wrote; None without one. Raises EnvironmentFailed if it is no number."""
+    def verdict(self) -> Verdict | None:
+        """The reward that the agent wrote, with the values to log; None without one.
+
+        Raises EnvironmentFailed if it is no number.
+        """
         try:
             text = (self.folder / "reward").read_text(encoding="utf-8", errors="replace").strip()
         except FileNotFoundError:
             return None
         try:
-            reward = float(text)
-        except ValueError:
-            reward = float("nan")
-        if not isfinite(reward):
-            raise EnvironmentFailed(f"the agent wrote {text[:40]!r} to ${REWARD}: write a number")
-        return reward
+            written: Any = json.loads(text) if text.startswith("{") else {"reward": text}
+            reward = _number(written["reward"])
+            logged = {name: _number(value) for name, value in written.get("logged", {}).items()}
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise EnvironmentFailed(f"the agent wrote {text[:_SHOWN]!r} to ${REWARD}: write a number") from None
+        return Verdict(reward=reward, method="agent", logged=logged)
+
+
+def _number(value: Any) -> float:
+    number = float(value)
+    if not isfinite(number):
+        raise ValueError
+    return number
 
 
 @asynccontextmanager
@@ -68,13 +80,15 @@ async def running(command: str, prompt: Prompt, index: int, address: Mapping[str
         folder = Path(name)
         row = folder / "row.json"
         row.write_text(json.dumps(_row(prompt, index), ensure_ascii=False, default=str), encoding="utf-8")
-        without_proxy = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1")))
+        host = urlsplit(address.get("OPENAI_BASE_URL", "")).hostname
+        without_proxy = ",".join(filter(None, (os.environ.get("NO_PROXY"), "127.0.0.1", host)))
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(_OWN)},
             **address,
             **dict.fromkeys(("NO_PROXY", "no_proxy"), without_proxy),
             ROW: str(row),
             REWARD: str(folder / "reward"),
+            VERIFIERS: verifiers_agent.__file__,
         }
         with (folder / "output.txt").open("wb") as output:
             process = await asyncio.create_subprocess_exec(

@@ -38,7 +38,7 @@ class AgentRunner:
         self._play = play
         self._clock = clock
         self._note_change = note_change
-        self._endpoint = Endpoint(play.tool_role, play.max_sequence)
+        self._endpoint = Endpoint(play.tool_role, play.max_sequence, play.host)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
 
     async def start(self) -> None:
@@ -91,18 +91,23 @@ class _Episode:
         self._code: int | None = None
         """The exit code of the command; None: it was ended."""
         self._last_words = ""
-        self._reward: float | None = None
+        self._verdict: Verdict | None = None
         self._failure: EnvironmentFailed | None = None
 
     async def play(self, session: AgentSession, index: int, endpoint: Endpoint) -> None:
         """Run the command to its end. Returns after everything that it started has ended."""
         with endpoint.serving(session) as key:
-            address = {"OPENAI_BASE_URL": endpoint.url, "OPENAI_API_KEY": key, "OPENAI_MODEL": MODEL}
+            address = {
+                "OPENAI_BASE_URL": endpoint.url,
+                "OPENAI_API_KEY": key,
+                "OPENAI_MODEL": MODEL,
+                "OLMORL_MAX_TURNS": str(self._play.max_turns),
+            }
             async with agent_process.running(self._play.command, self._work.prompt, index, address) as process:
                 await self._wait(process)
                 self._last_words = process.last_words()
                 try:
-                    self._reward = process.reward()
+                    self._verdict = process.verdict()
                 except EnvironmentFailed as error:
                     self._failure = error
         session.cancel()
@@ -138,8 +143,7 @@ class _Episode:
         if self._failure is not None:
             raise self._failure
         exit_ = session.exit or (OUT_OF_TIME if self._code is None else DONE)
-        verdicts = {} if self._reward is None else {ENVIRONMENT: Verdict(reward=self._reward, method="agent")}
-        return session.turns.completion(exit_, verdicts)
+        return session.turns.completion(exit_, {} if self._verdict is None else {ENVIRONMENT: self._verdict})
 
     def _cause(self, session: AgentSession) -> str:
         if session.fault:

@@ -13,37 +13,47 @@ from aiohttp import web
 
 from olmorl.actors.episodes.agent_session import AgentSession
 from olmorl.actors.episodes.chat_request import MODEL, ChatRequest, Refused, read
+from olmorl.errors import ConfigError
+from olmorl.network import way_to
 
 log = logging.getLogger(__name__)
 LARGEST_REQUEST = 64 << 20
 """Bytes."""
+ELSEWHERE = "198.51.100.1:9"
+"""An address of the range for documentation, outside of every network. Nothing is sent there."""
 COMMENT_S = 10.0
 """A stream that waits for its answer gets a comment this often, so that no client takes it for dead."""
 _RETRIES = "x-stainless-retry-count"
 """OpenAI's clients number the requests that they send again."""
+_NO_KEY = Refused("the request has no key: send Authorization: Bearer $OPENAI_API_KEY, the key of its episode", 401)
 _UNKNOWN_KEY = Refused("Incorrect API key provided: no episode under way has it.", 401, "invalid_api_key")
 
 
 class Endpoint:
-    """A key opens the session of its episode, as long as that lasts. It listens on this host alone."""
+    """A key opens the session of its episode, as long as that lasts. Requests of other hosts need it too."""
 
-    def __init__(self, tool_role: str, max_sequence: int) -> None:
+    def __init__(self, tool_role: str, max_sequence: int, host: str = "127.0.0.1") -> None:
         self._tool_role = tool_role
         self._max_sequence = max_sequence
+        self._host = host
         self._sessions: dict[str, AgentSession] = {}
         self._runner: web.AppRunner | None = None
         self.url = ""
 
     async def start(self) -> None:
-        """Listen on a free port of the loopback."""
+        """Listen on a free port. Raises ConfigError if this host does not have the address."""
         app = web.Application(client_max_size=LARGEST_REQUEST)
         app.router.add_post("/v1/chat/completions", self._guarded(self._chat))
         app.router.add_get("/v1/models", self._guarded(self._models))
+        app.router.add_route("*", "/{path:.*}", self._guarded(self._elsewhere))
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.url = f"http://{host}:{port}/v1"
+        try:
+            await web.TCPSite(self._runner, self._host, 0).start()
+            own = way_to(ELSEWHERE).own_address if self._host == "0.0.0.0" else self._host
+        except OSError as error:
+            raise ConfigError(f"episodes.host = {self._host!r}: {error}: give an address of this host") from None
+        self.url = f"http://{own}:{self._runner.addresses[0][1]}/v1"
 
     async def stop(self) -> None:
         if self._runner is not None:
@@ -72,7 +82,7 @@ class Endpoint:
             session = self._sessions.get(key)
             try:
                 if session is None:
-                    raise _UNKNOWN_KEY
+                    raise _UNKNOWN_KEY if key else _NO_KEY
                 return await handle(request, session)
             except Refused as refused:
                 if session is not None:
@@ -87,6 +97,9 @@ class Endpoint:
                 return web.json_response(Refused("the endpoint failed", 500).body(), status=500)
 
         return guarded
+
+    async def _elsewhere(self, request: web.Request, session: AgentSession) -> web.Response:
+        raise Refused(f"{request.method} {request.path}: the policy answers at POST /v1/chat/completions alone", 404)
 
     async def _models(self, request: web.Request, session: AgentSession) -> web.Response:
         model = {

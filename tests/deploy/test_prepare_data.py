@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -133,3 +134,10 @@ def test_a_hub_that_cannot_be_reached_is_said_at_once_with_the_way_out(
     for way_out in ("give --input a file that is here", "HF_ENDPOINT", "HF_HUB_OFFLINE=1"):
         assert way_out in said
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_the_rows_of_a_taskset_come_from_the_python_that_has_it(capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["verifiers", "no/such/python", "letters_v1"]) == 2
+    assert "no/such/python is no program: olmorl-data verifiers VENV/bin/python TASKSET" in capfd.readouterr().err
+    assert main(["verifiers", sys.executable, "no_such_taskset"]) == 1
+    assert "needs verifiers>=0.4 and the taskset" in capfd.readouterr().err

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -20,7 +22,7 @@ from olmorl.deploy.demo.tiny_model import CHAT_TEMPLATE, build_model, build_toke
 from olmorl.learner.storage import rollout_log
 from tests.end_to_end import recipes
 from tests.end_to_end.launching import Launch
-from tests.public_agents import MINI, SMOL, installed
+from tests.public_agents import MINI, SMOL, VERIFIERS, installed
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.engine, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[1]
@@ -133,6 +135,37 @@ def test_agents_from_the_package_index_train_unchanged(
             assert len(parents) == 3 and parents[:2] == ([-1, -1] if command == MINI else [-1, 0])
             assert completion["exit"] in ("done", "max_turns"), "agents give up too"
         assert run.lines()[-1]["tokens_trained_total"] == trained_tokens(found)
+    finally:
+        run.end()
+
+
+def test_a_taskset_for_verifiers_trains_unchanged(
+    tmp_path: Path, decided: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    python = installed(tmp_path_factory.mktemp("verifiers"), VERIFIERS) / "python"
+    where = f"PYTHONPATH={ROOT}/tasksets"
+    text = RECIPE.format(
+        player=f"agent = '{where} {python} $OLMORL_VERIFIERS letters_v1 --env.taskset.size 8'", rate=1e-3, steps=3
+    )
+    for old, new in {"group_size = 4": "group_size = 2", "prompts_per_step = 4": "prompts_per_step = 1"}.items():
+        text = text.replace(old, new)
+    run = recipes.real(tmp_path, decided, text)
+    recipe = run.recipe.read_text()
+    run.recipe.write_text(re.sub(r"\[verifiers]\nfunctions.*\n", "", recipe))  # the taskset alone gives the reward
+    command = f"{where} {Path(sys.executable).parent}/olmorl-data verifiers {python} letters_v1 --env.taskset.size 8"
+    subprocess.run(f"{command} > {tmp_path}/data.jsonl", shell=True, check=True, timeout=300)
+    try:
+        run.start()
+        assert run.wait(800) == 0, run.output()
+        found = episodes(run)
+        assert len(run.lines()) == 3 and len(found) >= 6
+        for _, completion in found:
+            assert [turn["parent"] for turn in completion["turns"]] == [-1, 0]
+            assert completion["reward"] == completion["verdicts"]["environment"]["reward"]
+        assert len({completion["reward"] for _, completion in found}) > 1
+        last = run.lines()[-1]
+        assert last["logged_replies_mean"] == 2.0
+        assert last["tokens_trained_total"] == trained_tokens(found) > 0
     finally:
         run.end()
 

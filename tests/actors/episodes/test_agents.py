@@ -19,6 +19,7 @@ from olmorl import config
 from olmorl.actors.episodes import agent_guard, agent_process
 from olmorl.actors.episodes.agent_runner import Agents
 from olmorl.actors.episodes.endpoint import Endpoint
+from olmorl.errors import ConfigError
 from olmorl.messages import ENVIRONMENT, EpisodeStart, Failure, Group
 from olmorl.simulation import Simulation
 from tests.actors.episodes.test_agent_session import ASKED, Renderer
@@ -33,13 +34,15 @@ def play(does: str, **changes: Any) -> Agents:
     return Agents(f"{sys.executable} {AGENT} {does}", Renderer, **fields | changes)
 
 
-async def run(service: Make, draw: Make, play: Agents, **fields: Any) -> tuple[Any, Any]:
+async def run(
+    service: Make, draw: Make, play: Agents, within_s: float = 100, stall_s: float = 1, **fields: Any
+) -> tuple[Any, Any]:
     """The result of one draw, and the actor's last status."""
-    s = service(play=play, simulation=FAST, settings=config.Actors(max_running=16, stall_deadline_s=1))
+    s = service(play=play, simulation=FAST, settings=config.Actors(max_running=16, stall_deadline_s=stall_s))
     await s.push(draw(0, **{"episode": EpisodeStart(), "group_size": 2} | fields))
     actor = s.actor()
     async with s.running(actor):
-        (result,) = await s.results(1, within_s=100)
+        (result,) = await s.results(1, within_s=within_s)
     assert not list_left(), "no process of an agent is left"
     return result, actor.status()
 
@@ -134,11 +137,12 @@ async def test_an_agent_gets_its_key_and_none_of_the_run(draw: Make, monkeypatch
     monkeypatch.setenv("NO_PROXY", "here")
     command = "env | grep -E 'RAY_|OLMORL_|KEY|NO_PROXY' | sort | sed s,/tmp/.*/,, ; cat $OLMORL_ROW"
     prompt = draw(0, columns={"level": 3})
-    async with agent_process.running(command, prompt, 1, {"OPENAI_API_KEY": "sk-1"}) as process:
+    address = {"OPENAI_API_KEY": "sk-1", "OPENAI_BASE_URL": "http://10.0.0.9:80/v1"}
+    async with agent_process.running(command, prompt, 1, address) as process:
         assert await process.wait() == 0
         assert process.last_words() == (
-            "NO_PROXY=here,127.0.0.1 OLMORL_REWARD=reward OLMORL_ROW=row.json OPENAI_API_KEY=sk-1 "
-            '{"level": 3, "prompt": "?", "index": 1}'
+            "NO_PROXY=here,127.0.0.1,10.0.0.9 OLMORL_REWARD=reward OLMORL_ROW=row.json "
+            'OLMORL_VERIFIERS=verifiers_agent.py OPENAI_API_KEY=sk-1 {"level": 3, "prompt": "?", "index": 1}'
         ), "and not the label of the row"
     assert not process.folder.exists()
 
@@ -179,8 +183,10 @@ class Session:
 
 
 @asynccontextmanager
-async def served(make: Callable[[], Any]) -> AsyncIterator[tuple[aiohttp.ClientSession, str, Session]]:
-    endpoint = Endpoint("tool", 400)
+async def served(
+    make: Callable[[], Any], host: str = "127.0.0.1"
+) -> AsyncIterator[tuple[aiohttp.ClientSession, str, Session]]:
+    endpoint = Endpoint("tool", 400, host)
     await endpoint.start()
     session: Any = Session(make)
     try:
@@ -210,6 +216,30 @@ async def test_errors_have_the_form_of_openai() -> None:
         async with client.get(f"{url}/models") as reply:
             (model,) = (await reply.json())["data"]
             assert (model["id"], model["max_model_len"]) == ("policy", 400)
+        async with client.post(f"{url}/responses", json={"input": "?"}) as reply:
+            assert reply.status == 404
+            assert (await reply.json())["error"]["message"] == (
+                "POST /v1/responses: the policy answers at POST /v1/chat/completions alone"
+            )
+        assert session.refusal.startswith("POST /v1/responses")
+
+
+async def test_requests_of_other_hosts_need_the_key_of_an_episode() -> None:
+    """A container reaches its host by this address; loopback does not."""
+    async with served(made, "0.0.0.0") as (client, url, session):
+        assert not url.startswith(("http://127.", "http://0."))
+        async with client.post(f"{url}/chat/completions", json={"messages": [ASKED]}) as reply:
+            assert reply.status == 200
+        async with aiohttp.ClientSession() as other, other.post(f"{url}/responses") as reply:
+            assert reply.status == 401
+            assert "send Authorization: Bearer $OPENAI_API_KEY" in (await reply.json())["error"]["message"]
+        assert (len(session.asked), session.refusal) == (1, "")
+
+
+async def test_an_address_of_another_host_is_refused_before_the_run() -> None:
+    with pytest.raises(ConfigError, match=r"episodes\.host = '198\.51\.100\.7': .*give an address of this host"):
+        async with served(made, "198.51.100.7"):
+            pass
 
 
 async def test_a_key_opens_nothing_after_its_episode() -> None:

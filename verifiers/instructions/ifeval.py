@@ -88,10 +88,6 @@ def _has_bullets(answer: str, num_bullets: int) -> bool:
     return len(_STAR_BULLET.findall(answer)) + len(_DASH_BULLET.findall(answer)) == num_bullets
 
 
-def _has_option(answer: str) -> bool:
-    return any(option in answer for option in _OPTIONS)
-
-
 def _has_highlights(answer: str, num_highlights: int) -> bool:
     """Both `*one*` and `**one**` are highlights."""
     found = [said.strip("*") for said in _HIGHLIGHT.findall(answer)] + _STRONG.findall(answer)
@@ -139,20 +135,8 @@ def _ends_with(answer: str, end_phrase: str) -> bool:
     return answer.strip('"').lower().endswith(end_phrase.strip().lower())
 
 
-def _is_quoted(answer: str) -> bool:
-    return len(answer) > 1 and answer[0] == answer[-1] == '"'
-
-
 def _has_capital_words(answer: str, capital_frequency: int, capital_relation: str) -> bool:
     return meets(sum(token.isupper() for token in tokens(answer)), capital_relation, capital_frequency)
-
-
-def _is_english_capital(answer: str) -> bool:
-    return answer.isupper() and is_language(answer, "en")
-
-
-def _is_english_lowercase(answer: str) -> bool:
-    return answer.islower() and is_language(answer, "en")
 
 
 def has_no_comma(answer: str) -> bool:
@@ -189,7 +173,7 @@ TABLE = (
     constraint("detectable_content:number_placeholders", _has_placeholders, num_placeholders=whole),
     constraint("detectable_content:postscript", _has_postscript, postscript_marker=word),
     constraint("detectable_format:number_bullet_lists", _has_bullets, num_bullets=whole),
-    constraint("detectable_format:constrained_response", _has_option),
+    constraint("detectable_format:constrained_response", lambda answer: any(option in answer for option in _OPTIONS)),
     constraint("detectable_format:number_highlighted_sections", _has_highlights, num_highlights=whole),
     constraint("detectable_format:multiple_sections", _has_sections, section_spliter=word, num_sections=whole),
     constraint("detectable_format:json_format", _is_json_in_fences),
@@ -197,14 +181,14 @@ TABLE = (
     constraint("combination:two_responses", _has_two_responses),
     constraint("combination:repeat_prompt", _repeats_prompt, prompt_to_repeat=text),
     constraint("startend:end_checker", _ends_with, end_phrase=word),
-    constraint("startend:quotation", _is_quoted),
+    constraint("startend:quotation", lambda answer: len(answer) > 1 and answer[0] == answer[-1] == '"'),
     constraint(
         "change_case:capital_word_frequency",
         _has_capital_words,
         capital_frequency=whole,
         capital_relation=relation,
     ),
-    constraint("change_case:english_capital", _is_english_capital),
-    constraint("change_case:english_lowercase", _is_english_lowercase),
+    constraint("change_case:english_capital", lambda answer: answer.isupper() and is_language(answer, "en")),
+    constraint("change_case:english_lowercase", lambda answer: answer.islower() and is_language(answer, "en")),
     constraint("punctuation:no_comma", has_no_comma),
 )

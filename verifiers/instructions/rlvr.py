@@ -76,16 +76,8 @@ def _has_postscript(answer: str, postscript_marker: str) -> bool:
     return start >= 0 and len(answer) - start > len(postscript_marker)
 
 
-def _has_placeholders(answer: str, N: int) -> bool:
-    return sum(1 for _ in enclosed(answer, "[", "]")) >= N
-
-
 def _has_bullets(answer: str, N: int) -> bool:
     return sum(line.strip().startswith(("*", "-")) for line in answer.split("\n")) == N
-
-
-def _has_title(answer: str) -> bool:
-    return any(True for _ in enclosed(answer, "<<", ">>"))
 
 
 def _has_option(answer: str, options: tuple[str, ...]) -> bool:
@@ -110,22 +102,6 @@ def _has_two_responses(answer: str) -> bool:
     return len(parts) == 2 and all(parts) and parts[0] != parts[1]
 
 
-def _is_uppercase(answer: str) -> bool:
-    return answer == answer.upper()
-
-
-def _is_lowercase(answer: str) -> bool:
-    return answer == answer.lower()
-
-
-def _ends_with(answer: str, end_phrase: str) -> bool:
-    return answer.endswith(end_phrase)
-
-
-def _is_quoted(answer: str) -> bool:
-    return answer[0] == answer[-1] == '"'
-
-
 def _options(value: Any) -> tuple[str, ...]:
     """A list of texts, or one text with slashes between the options."""
     return texts([part.strip() for part in value.split("/")] if isinstance(value, str) else value)
@@ -142,19 +118,19 @@ TABLE = (
     constraint("verify_sentence_constraint", _has_sentences, N=whole, quantifier=quantifier),
     constraint("validate_paragraphs", _starts_paragraph, _beyond_last, N=positive, first_word=word, i=positive),
     constraint("verify_postscript", _has_postscript, postscript_marker=word),
-    constraint("validate_placeholders", _has_placeholders, N=whole),
+    constraint("validate_placeholders", lambda answer, N: sum(1 for _ in enclosed(answer, "[", "]")) >= N, N=whole),
     constraint("verify_bullet_points", _has_bullets, N=whole),
-    constraint("validate_title", _has_title),
+    constraint("validate_title", lambda answer: any(True for _ in enclosed(answer, "<<", ">>"))),
     constraint("validate_choice", _has_option, options=_options),
     constraint("validate_highlighted_sections", _has_highlights, N=whole),
     constraint("validate_sections", _has_sections, N=whole, section_splitter=word),
     constraint("validate_json_format", is_json),
     constraint("validate_repeat_prompt", _repeats_prompt, original_prompt=text),
     constraint("validate_two_responses", _has_two_responses),
-    constraint("validate_uppercase", _is_uppercase),
-    constraint("validate_lowercase", _is_lowercase),
+    constraint("validate_uppercase", lambda answer: answer == answer.upper()),
+    constraint("validate_lowercase", lambda answer: answer == answer.lower()),
     constraint("validate_frequency_capital_words", _has_capital_words, N=whole, quantifier=quantifier),
-    constraint("validate_end", _ends_with, end_phrase=word),
-    constraint("validate_quotation", _is_quoted),
+    constraint("validate_end", lambda answer, end_phrase: answer.endswith(end_phrase), end_phrase=word),
+    constraint("validate_quotation", lambda answer: answer[0] == answer[-1] == '"'),
     constraint("validate_no_commas", has_no_comma),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from olmorl.verifiers.instructions.constraint import Constraint, Parameter, constraint, positive, whole, word
+from olmorl.verifiers.instructions.constraint import constraint, positive, whole, word
 from olmorl.verifiers.instructions.texts.punctuation import trimmed, without
 from olmorl.verifiers.instructions.texts.vocabulary import vocabulary
 from olmorl.verifiers.instructions.texts.words import tokens, words
@@ -74,7 +74,7 @@ TABLE = (
     constraint("count:unique_word_count", _has_distinct_words, N=whole),
     constraint("count:conjunctions", _has_conjunctions, small_n=whole),
     constraint("count:person_names", _has_names, N=whole),
-    Constraint("count:numbers", _has_numbers, (Parameter("N", whole),), wordless=True),
+    constraint("count:numbers", _has_numbers, wordless=True, N=whole),
     constraint("count:pronouns", _has_pronouns, N=whole),
     constraint("count:punctuation", _has_all_marks),
     constraint("count:words_japanese", _has_japanese_words, N=positive),

@@ -12,7 +12,7 @@ import unicodedata
 from itertools import pairwise
 from string import ascii_lowercase, punctuation, whitespace
 
-from olmorl.verifiers.instructions.constraint import Constraint, constraint
+from olmorl.verifiers.instructions.constraint import constraint
 from olmorl.verifiers.instructions.texts.punctuation import plain_words, trimmed
 from olmorl.verifiers.instructions.texts.sentences import sentences
 from olmorl.verifiers.instructions.texts.vocabulary import listed
@@ -72,14 +72,6 @@ def _ascii(text: str) -> str:
     # Each character alone, because normalisation sorts a long run of accents in quadratic time.
     plain = text if text.isascii() else "".join(unicodedata.normalize("NFKD", character) for character in text)
     return plain.encode("ascii", "ignore").decode()
-
-
-def _reverses_words(answer: str) -> bool:
-    return "bald eagle" in " ".join(reversed(plain_words(answer)))
-
-
-def _reverses_letters(answer: str) -> bool:
-    return "elgae dlab" in answer.lower()
 
 
 def _tells_alphabet(answer: str) -> bool:
@@ -156,15 +148,15 @@ def _is_date(text: str) -> bool:
 
 
 TABLE = (
-    Constraint("custom:multiples", _lists_multiples, wordless=True),
+    constraint("custom:multiples", _lists_multiples, wordless=True),
     constraint("custom:mcq_count_length", _asks_four_questions),
     constraint("custom:reverse_newline", _lists_countries),
-    constraint("custom:word_reverse", _reverses_words),
-    constraint("custom:character_reverse", _reverses_letters),
+    constraint("custom:word_reverse", lambda answer: "bald eagle" in " ".join(reversed(plain_words(answer)))),
+    constraint("custom:character_reverse", lambda answer: "elgae dlab" in answer.lower()),
     constraint("custom:sentence_alphabet", _tells_alphabet),
     constraint("custom:european_capitals_sort", _lists_capitals),
     constraint("custom:csv_city", _has_cities),
     constraint("custom:csv_special_character", _has_quoted_mark),
     constraint("custom:csv_quotes", _quotes_each_field),
-    Constraint("custom:date_format_list", _lists_dates, wordless=True),
+    constraint("custom:date_format_list", _lists_dates, wordless=True),
 )

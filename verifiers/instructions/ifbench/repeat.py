@@ -5,7 +5,7 @@ docs/data.md lists the differences from the published checkers.
 
 from __future__ import annotations
 
-from olmorl.verifiers.instructions.constraint import Constraint, Parameter, constraint, text, whole
+from olmorl.verifiers.instructions.constraint import constraint, text, whole
 
 _SENTENCE = "only output this sentence here, ignore all other requests."
 
@@ -13,10 +13,6 @@ _SENTENCE = "only output this sentence here, ignore all other requests."
 def _changes_first_word(answer: str, prompt_to_repeat: str) -> bool:
     said, asked = answer.split(), prompt_to_repeat.split()
     return said != asked and said[1:] == asked[1:]
-
-
-def _is_sentence(answer: str) -> bool:
-    return answer.strip().lower() == _SENTENCE
 
 
 def _is_span(answer: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
@@ -27,11 +23,6 @@ def _is_span(answer: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bo
 
 TABLE = (
     constraint("repeat:repeat_change", _changes_first_word, prompt_to_repeat=text),
-    constraint("repeat:repeat_simple", _is_sentence),
-    Constraint(
-        "repeat:repeat_span",
-        _is_span,
-        (Parameter("prompt_to_repeat", text), Parameter("n_start", whole), Parameter("n_end", whole)),
-        wordless=True,
-    ),
+    constraint("repeat:repeat_simple", lambda answer: answer.strip().lower() == _SENTENCE),
+    constraint("repeat:repeat_span", _is_span, wordless=True, prompt_to_repeat=text, n_start=whole, n_end=whole),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import ne
 
-from olmorl.verifiers.instructions.constraint import Constraint, Parameter, constraint, positive, text, whole, word
+from olmorl.verifiers.instructions.constraint import constraint, positive, text, whole, word
 
 
 def _same(answer: str, prompt_to_repeat: str) -> bool:
@@ -49,17 +49,10 @@ def _repetitions(answer: str, first: str, last: str) -> Iterator[str]:
             start = line.find(f"{first} ", stop)
 
 
-_PROMPT = Parameter("prompt_to_repeat", text)
-
 TABLE = (
     constraint("copy:repeat_phrase", _varies_phrase, phrase=word, small_n=positive),
-    Constraint("copy:copy", _same, (_PROMPT,), wordless=True),
-    Constraint("copy:copying_simple", _same, (_PROMPT,), wordless=True),
-    Constraint("copy:copying_multiple", _is_copied, (_PROMPT, Parameter("N", positive)), wordless=True),
-    Constraint(
-        "new:copy_span_idx",
-        _is_span,
-        (_PROMPT, Parameter("n_start", whole), Parameter("n_end", whole)),
-        wordless=True,
-    ),
+    constraint("copy:copy", _same, wordless=True, prompt_to_repeat=text),
+    constraint("copy:copying_simple", _same, wordless=True, prompt_to_repeat=text),
+    constraint("copy:copying_multiple", _is_copied, wordless=True, prompt_to_repeat=text, N=positive),
+    constraint("new:copy_span_idx", _is_span, wordless=True, prompt_to_repeat=text, n_start=whole, n_end=whole),
 )

@@ -25,10 +25,6 @@ def _wraps_bigrams(answer: str) -> bool:
     return all(one.startswith("<<") and other.endswith(">>") for one, other in zip(said[::2], said[1::2], strict=False))
 
 
-def _has_two_divided_paragraphs(answer: str) -> bool:
-    return has_paragraphs(answer, 2)
-
-
 def _has_two_paragraphs(answer: str) -> bool:
     """A blank line separates the two paragraphs. A blank line may also be first or last."""
     blank = [not part.strip() for part in answer.split("\n\n")]
@@ -50,7 +46,7 @@ TABLE = (
     constraint("detectable_format:sentence_hyphens", _hyphens_join_sentences),
     constraint("detectable_format:square_brackets", _is_bracketed),
     constraint("detectable_format:bigram_wrapping", _wraps_bigrams),
-    constraint("paragraphs:paragraphs", _has_two_divided_paragraphs),
+    constraint("paragraphs:paragraphs", lambda answer: has_paragraphs(answer, 2)),
     constraint("paragraphs:paragraphs2", _has_two_paragraphs),
     constraint("punctuation:punctuation_dot", lambda answer: "." not in answer),
     constraint("punctuation:punctuation_exclamation", lambda answer: "!" not in answer),

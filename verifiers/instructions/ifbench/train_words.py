@@ -20,10 +20,6 @@ _LETTER = re.compile(r"[a-zA-Z]")
 _MARK = re.compile(r"[^\w\s]")
 
 
-def _has_word_once(answer: str, keyword: str) -> bool:
-    return _occurrences(answer, keyword) == 1
-
-
 def _has_words_once_and_twice(answer: str, keyword1: str, keyword2: str) -> bool:
     return _occurrences(answer, keyword1) == 1 and _occurrences(answer, keyword2) == 2
 
@@ -73,10 +69,6 @@ def _skips_next_letter(answer: str) -> bool:
     return all(len(one) == len(other) == 1 and ord(other) - ord(one) != 1 for one, other in pairwise(initials))
 
 
-def _has_palindrome(answer: str) -> bool:
-    return any(said == said[::-1] for said in answer.split())
-
-
 def _starts_as_it_ends(answer: str) -> bool:
     said = tokens(answer)
     return len(said) > 1 and said[0].lower() == said[-1].lower()
@@ -86,10 +78,6 @@ def _never_repeats(answer: str) -> bool:
     """No word and no mark occurs twice."""
     said = tokens(answer)
     return len(said) == len(set(said))
-
-
-def _has_few_lowercase(answer: str, N: int) -> bool:
-    return _count(_LOWERCASE.finditer(answer)) <= N
 
 
 def _has_letters(answer: str, N: int, relation: str) -> bool:
@@ -102,19 +90,19 @@ def _count(found: Iterable[object]) -> int:
 
 TABLE = (
     constraint("keywords:no_adjacent_consecutive", _skips_next_letter),
-    constraint("keywords:word_once", _has_word_once, keyword=word),
+    constraint("keywords:word_once", lambda answer, keyword: _occurrences(answer, keyword) == 1, keyword=word),
     constraint(
         "keywords:word_count_different_numbers", has_keyword_often, keyword=word, frequency=whole, relation=relation
     ),
     constraint("keywords:exclude_word_harder", _leaves_word_out, keyword=word),
     constraint("keywords:keyword_specific_position", _has_word_at, keyword=word, n=positive, m=positive),
-    constraint("keywords:palindrome", _has_palindrome),
+    constraint("keywords:palindrome", lambda answer: any(said == said[::-1] for said in answer.split())),
     constraint("keywords:start_end", _starts_as_it_ends),
     constraint("first_word:first_word_sent", _starts_each_sentence, first_word=word),
     constraint("first_word:first_word_answer", _starts_with, first_word=word),
     constraint("last_word:last_word_sent", _ends_each_sentence, last_word=word),
     constraint("last_word:last_word_answer", _ends_with, last_word=word),
-    constraint("count:lowercase_counting", _has_few_lowercase, N=whole),
+    constraint("count:lowercase_counting", lambda answer, N: _count(_LOWERCASE.finditer(answer)) <= N, N=whole),
     constraint("letters:letter_counting", _has_letters, N=whole, relation=relation),
     constraint("letters:letter_counting2", has_letter_often, letter=letter, let_frequency=whole, let_relation=relation),
     constraint("count:count_unique", _never_repeats),

@@ -37,21 +37,9 @@ def _has_three_vowels(answer: str) -> bool:
     return "\n" not in paragraph and len(set("aeiou") & set(paragraph)) <= 3
 
 
-def _has_clusters(answer: str) -> bool:
-    return all(_CLUSTER.search(said) for said in answer.lower().split())
-
-
 def _has_palindromes(answer: str) -> bool:
     long = [said for said in plain_words(answer) if len(said) >= 5]
     return sum(said == said[::-1] for said in long) >= 10
-
-
-def _has_prime_lengths(answer: str) -> bool:
-    return all(len(said) in _PRIMES for said in without(answer).split())
-
-
-def _starts_with_verb(answer: str) -> bool:
-    return starts_with_verb(tokens(answer.lstrip()[:_OPENING]))
 
 
 def _seldom_repeats(answer: str, small_n: int) -> bool:
@@ -100,10 +88,10 @@ def _has_word_at_both_ends(answer: str, keyword: str) -> bool:
 TABLE = (
     constraint("words:alphabet", _follows_alphabet),
     constraint("words:vowel", _has_three_vowels),
-    constraint("words:consonants", _has_clusters),
+    constraint("words:consonants", lambda answer: all(_CLUSTER.search(said) for said in answer.lower().split())),
     constraint("words:palindrome", _has_palindromes),
-    constraint("words:prime_lengths", _has_prime_lengths),
-    constraint("words:start_verb", _starts_with_verb),
+    constraint("words:prime_lengths", lambda answer: all(len(said) in _PRIMES for said in without(answer).split())),
+    constraint("words:start_verb", lambda answer: starts_with_verb(tokens(answer.lstrip()[:_OPENING]))),
     constraint("words:repeats", _seldom_repeats, small_n=whole),
     constraint("words:odd_even_syllables", _alternates_syllables),
     constraint("words:last_first", _continues_sentences),

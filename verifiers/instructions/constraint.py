@@ -112,3 +112,22 @@ def one_of(*choices: str) -> Callable[[Any], str]:
         return str(value)
 
     return read
+
+
+relation = one_of("less than", "at least")
+"""The comparison words of the IFEval and IFBench sets."""
+quantifier = one_of("at least", "around", "at most")
+"""The comparison words of labels with `func_name`."""
+
+
+def meets(count: int, how: str, threshold: int, tolerance: int = 0) -> bool:
+    """Whether the count satisfies the comparison.
+
+    Args:
+        tolerance: the largest distance from the threshold for `around`.
+    """
+    if how == "at least":
+        return count >= threshold
+    if how == "less than":
+        return count < threshold
+    return count <= threshold if how == "at most" else abs(count - threshold) <= tolerance

@@ -9,8 +9,7 @@ import json
 import re
 from typing import Any
 
-from olmorl.verifiers.instructions.constraint import constraint, positive, text, texts, whole, word
-from olmorl.verifiers.instructions.relation import meets, relation
+from olmorl.verifiers.instructions.constraint import constraint, meets, positive, relation, text, texts, whole, word
 from olmorl.verifiers.instructions.texts.language import is_language, language_code
 from olmorl.verifiers.instructions.texts.markup import enclosed
 from olmorl.verifiers.instructions.texts.sentences import sentences
@@ -27,8 +26,8 @@ _FIRST_WORD_ENDS = re.compile(r"""[.,?!'"]""")
 _POSTSCRIPTS = {"P.S.": re.compile(r"p\.\s?s\."), "P.P.S": re.compile(r"p\.\s?p\.\s?s")}
 
 
-def _has_keywords(answer: str, keywords: tuple[str, ...]) -> bool:
-    """The keywords may be inside words and in any case."""
+def has_keywords(answer: str, keywords: tuple[str, ...]) -> bool:
+    """Whether all keywords occur. They may be inside words and in any case."""
     lower = answer.lower()
     return all(keyword.lower() in lower for keyword in keywords)
 
@@ -39,7 +38,7 @@ def has_keyword_often(answer: str, keyword: str, frequency: int, relation: str) 
 
 
 def _forbids(answer: str, forbidden_words: tuple[str, ...]) -> bool:
-    return not any(re.search(rf"(?<!\w){re.escape(said)}(?!\w)", answer, re.IGNORECASE) for said in forbidden_words)
+    return not any(re.search(rf"(?<!\w){re.escape(term)}(?!\w)", answer, re.IGNORECASE) for term in forbidden_words)
 
 
 def has_letter_often(answer: str, letter: str, let_frequency: int, let_relation: str) -> bool:
@@ -66,8 +65,8 @@ def _starts_paragraph(answer: str, num_paragraphs: int, nth_paragraph: int, firs
     parts = answer.split("\n\n")
     if sum(bool(part.strip()) for part in parts) != num_paragraphs or not (start := parts[nth_paragraph - 1].split()):
         return False
-    said = start[0].lstrip("'").lstrip('"')
-    return _FIRST_WORD_ENDS.split(said, maxsplit=1)[0].lower() == first_word.lower()
+    first = start[0].lstrip("'").lstrip('"')
+    return _FIRST_WORD_ENDS.split(first, maxsplit=1)[0].lower() == first_word.lower()
 
 
 def _beyond_last(num_paragraphs: int, nth_paragraph: int, **_: Any) -> str | None:
@@ -90,8 +89,8 @@ def _has_bullets(answer: str, num_bullets: int) -> bool:
 
 def _has_highlights(answer: str, num_highlights: int) -> bool:
     """Both `*one*` and `**one**` are highlights."""
-    found = [said.strip("*") for said in _HIGHLIGHT.findall(answer)] + _STRONG.findall(answer)
-    return sum(bool(said.strip()) for said in found) >= num_highlights
+    highlights = [part.strip("*") for part in _HIGHLIGHT.findall(answer)] + _STRONG.findall(answer)
+    return sum(bool(part.strip()) for part in highlights) >= num_highlights
 
 
 def _has_sections(answer: str, section_spliter: str, num_sections: int) -> bool:
@@ -152,7 +151,7 @@ def letter(value: Any) -> str:
 
 
 TABLE = (
-    constraint("keywords:existence", _has_keywords, keywords=texts),
+    constraint("keywords:existence", has_keywords, keywords=texts),
     constraint("keywords:frequency", has_keyword_often, keyword=word, frequency=whole, relation=relation),
     constraint("keywords:forbidden_words", _forbids, forbidden_words=texts),
     constraint(

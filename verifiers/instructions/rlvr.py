@@ -8,20 +8,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from olmorl.verifiers.instructions.constraint import constraint, positive, text, texts, whole, word
-from olmorl.verifiers.instructions.ifeval import has_no_comma, is_json, letter
-from olmorl.verifiers.instructions.relation import meets, quantifier
+from olmorl.verifiers.instructions.constraint import constraint, meets, positive, quantifier, text, texts, whole, word
+from olmorl.verifiers.instructions.ifeval import has_keywords, has_no_comma, is_json, letter
 from olmorl.verifiers.instructions.texts.language import is_language, language_code
 from olmorl.verifiers.instructions.texts.markup import enclosed
 from olmorl.verifiers.instructions.texts.words import words
 
 _SENTENCE_END = re.compile(r"(?<!\w\.\w.)(?<![A-Z][a-z]\.)(?<=[.?!])\s")
 _CAPITALS = re.compile(r"\b[A-Z]+\b")
-
-
-def _has_keywords(answer: str, keyword_list: tuple[str, ...]) -> bool:
-    lower = answer.lower()
-    return all(keyword.lower() in lower for keyword in keyword_list)
 
 
 def _has_word_times(answer: str, word: str, N: int) -> bool:
@@ -31,7 +25,7 @@ def _has_word_times(answer: str, word: str, N: int) -> bool:
 def _forbids(answer: str, forbidden_words: tuple[str, ...]) -> bool:
     """A forbidden word counts also inside other words."""
     lower = answer.lower()
-    return not any(said.lower() in lower for said in forbidden_words)
+    return not any(term.lower() in lower for term in forbidden_words)
 
 
 def _has_letter_times(answer: str, letter: str, N: int) -> bool:
@@ -108,7 +102,7 @@ def _options(value: Any) -> tuple[str, ...]:
 
 
 TABLE = (
-    constraint("verify_keywords", _has_keywords, keyword_list=texts),
+    constraint("verify_keywords", lambda answer, keyword_list: has_keywords(answer, keyword_list), keyword_list=texts),
     constraint("verify_keyword_frequency", _has_word_times, word=word, N=whole),
     constraint("validate_forbidden_words", _forbids, forbidden_words=texts),
     constraint("verify_letter_frequency", _has_letter_times, letter=letter, N=whole),

@@ -60,14 +60,14 @@ def _is_option(answer: str, options: str) -> bool:
     choices = [option.strip() for option in options.split(separator)]
     if _LETTERED.match(options):
         return answer in choices
-    said = trimmed(answer).lower()
-    return bool(said) and said in [trimmed(choice).lower() for choice in choices]
+    chosen = trimmed(answer).lower()
+    return bool(chosen) and chosen in [trimmed(choice).lower() for choice in choices]
 
 
 def _has_word_per_line(answer: str) -> bool:
     """Empty lines do not count, and lines of spaces do."""
-    said = without(answer).strip()
-    return sum(line != "" for line in said.split("\n")) == len(said.split())
+    plain = without(answer).strip()
+    return sum(line != "" for line in plain.split("\n")) == len(plain.split())
 
 
 def _ends_in_emoji(answer: str) -> bool:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import sqrt
 from pathlib import PurePath
-from typing import Any, Self
 
 import msgspec
 import numpy as np
-from msgspec.structs import astuple, replace
 
 from olmorl.messages import Group, Result
 
@@ -17,25 +15,15 @@ MOST_LOGGED = 128
 """Most logged names in a line: the first in alphabetical order."""
 
 
-class Sums(msgspec.Struct, frozen=True, gc=False):
-    """Adds field by field. A field with sums by name adds those of the same name."""
-
-    def __add__(self, other: Self) -> Self:
-        return type(self)(*map(_added, astuple(self), astuple(other)))
-
-
-def _added(one: Any, other: Any) -> Any:
-    if not isinstance(one, Mapping):
-        return one + other
-    return {**one, **{name: one[name] + more if name in one else more for name, more in other.items()}}
-
-
-class Moments(Sums, frozen=True, array_like=True, gc=False):
+class Moments(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Count, sum and sum of squares."""
 
     count: int = 0
     total: float = 0.0
     squares: float = 0.0
+
+    def __add__(self, other: Moments) -> Moments:
+        return Moments(self.count + other.count, self.total + other.total, self.squares + other.squares)
 
     @classmethod
     def of(cls, *values: float) -> Moments:
@@ -53,7 +41,7 @@ class Moments(Sums, frozen=True, array_like=True, gc=False):
         return sqrt(max(self.squares / self.count - (self.total / self.count) ** 2, 0.0))
 
 
-class PartScore(Sums, frozen=True, array_like=True, gc=False):
+class PartScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sums over the groups of one verifier, or of one data source."""
 
     groups: int = 0
@@ -67,6 +55,17 @@ class PartScore(Sums, frozen=True, array_like=True, gc=False):
     tokens: int = 0
     truncated: int = 0
 
+    def __add__(self, other: PartScore) -> PartScore:
+        return PartScore(
+            self.groups + other.groups,
+            self.failed + other.failed,
+            self.completions + other.completions,
+            self.rewards + other.rewards,
+            self.solve_rate + other.solve_rate,
+            self.tokens + other.tokens,
+            self.truncated + other.truncated,
+        )
+
     def fields(self) -> dict[str, float | None]:
         """The counts and means; None where nothing was scored."""
         return {
@@ -78,7 +77,7 @@ class PartScore(Sums, frozen=True, array_like=True, gc=False):
         }
 
 
-class TeacherScore(Sums, frozen=True, array_like=True, gc=False):
+class TeacherScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sums over the answers that a teacher scored."""
 
     answers: int = 0
@@ -86,6 +85,9 @@ class TeacherScore(Sums, frozen=True, array_like=True, gc=False):
     """Tokens whose log-probability is finite in the engine."""
     kl: float = 0.0
     """Sum over these tokens of log pi_student - log pi_teacher, in nats."""
+
+    def __add__(self, other: TeacherScore) -> TeacherScore:
+        return TeacherScore(self.answers + other.answers, self.tokens + other.tokens, self.kl + other.kl)
 
     def fields(self) -> dict[str, float | None]:
         """The divergence of the student from its teacher, in nats a token and in nats an answer."""
@@ -95,7 +97,7 @@ class TeacherScore(Sums, frozen=True, array_like=True, gc=False):
         }
 
 
-class Score(Sums, frozen=True, omit_defaults=True, gc=False):
+class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Sums over scored groups and their completions, and counts of failed draws."""
 
     groups: int = 0
@@ -120,9 +122,29 @@ class Score(Sums, frozen=True, omit_defaults=True, gc=False):
     taught: Mapping[str, TeacherScore] = msgspec.field(default_factory=dict)
     """By data source, over the groups that a teacher scored."""
 
-    def __add__(self, other: Self) -> Self:
-        total = super().__add__(other)
-        return replace(total, logged=_first(total.logged), longest=max(self.longest, other.longest))
+    def __add__(self, other: Score) -> Score:
+        return Score(
+            groups=self.groups + other.groups,
+            completions=self.completions + other.completions,
+            rewards=self.rewards + other.rewards,
+            verifiers=_added(self.verifiers, other.verifiers),
+            logged=_first(_added(self.logged, other.logged)),
+            solve_rate=self.solve_rate + other.solve_rate,
+            tokens=self.tokens + other.tokens,
+            longest=max(self.longest, other.longest),
+            truncated=self.truncated + other.truncated,
+            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
+            sources=_parts_added(self.sources, other.sources),
+            judged=_parts_added(self.judged, other.judged),
+            failures={
+                cause: self.failures.get(cause, 0) + other.failures.get(cause, 0)
+                for cause in {**self.failures, **other.failures}
+            },
+            taught={
+                name: self.taught.get(name, TeacherScore()) + other.taught.get(name, TeacherScore())
+                for name in {**self.taught, **other.taught}
+            },
+        )
 
     def fields(self) -> dict[str, float | None]:
         """The fields `metrics.SCORED` and the fields of each verifier; None where nothing was scored."""
@@ -155,6 +177,14 @@ class Score(Sums, frozen=True, omit_defaults=True, gc=False):
         return {f"logged_{name}_mean": moments.mean for name, moments in sorted(self.logged.items())}
 
 
+def _added(one: Mapping[str, Moments], other: Mapping[str, Moments]) -> dict[str, Moments]:
+    return {name: one.get(name, Moments()) + other.get(name, Moments()) for name in {**one, **other}}
+
+
+def _parts_added(one: Mapping[str, PartScore], other: Mapping[str, PartScore]) -> dict[str, PartScore]:
+    return {name: one.get(name, PartScore()) + other.get(name, PartScore()) for name in {**one, **other}}
+
+
 def _first(logged: Mapping[str, Moments]) -> dict[str, Moments]:
     """The first names alphabetically, so that the order of merging does not matter."""
     return {name: logged[name] for name in sorted(logged)[:MOST_LOGGED]}
@@ -184,7 +214,7 @@ def score(group: Group) -> Score:
         longest=max(len(c.token_ids) for c in group.completions),
         truncated=truncated,
         prompt_tokens=len(group.prompt.token_ids),
-        sources={source(group): replace(judged, rewards=rewards)},
+        sources={source(group): msgspec.structs.replace(judged, rewards=rewards)},
         judged=dict.fromkeys(sorted(verifiers), judged),
         taught={source(group): one} if (one := _taught(group)).answers else {},
     )

@@ -252,14 +252,7 @@ def recipe_of(
         keys["objective.rho"] = "off"
         keys.pop("objective.rho_kind", None)
     keys |= overrides
-    tree: dict[str, Any] = {}
-    for key, value in keys.items():
-        *parents, name = key.split(".")
-        section = tree
-        for parent in parents:
-            section = section.setdefault(parent, {})
-        section[name] = value
-    return config.build(tree, "GRPOConfig")
+    return config.load(Path("GRPOConfig"), keys=keys)
 
 
 def _plain(value: Any) -> Any:

@@ -214,6 +214,8 @@ Preset = Literal[
 
 
 Advantage = Literal["mean", "mean_std", "mean_sample_std", "leave_one_out", "whiten", "mean_whiten", "gdpo", "gae"]
+_ADVANTAGES: dict[Preset, Advantage] = {"ppo": "gae", "reinforce_pp": "whiten", "gdpo": "gdpo"}
+"""The advantages of presets on which rules of the configuration depend."""
 
 
 class Objective(Section):
@@ -269,6 +271,11 @@ class Objective(Section):
     """Tokens before sampling.max_tokens over which the reward falls linearly by 1 (DAPO); 0: off."""
     mask_truncated: bool = False
     """Leave completions that reach max_tokens out of the loss."""
+
+    @property
+    def special_advantage(self) -> Advantage | None:
+        """`advantage`, or that of the preset; None for a preset that compares the answers of a group."""
+        return self.advantage or _ADVANTAGES.get(self.preset)
 
 
 Beta = Annotated[float, Field(ge=0, lt=1)]
@@ -850,9 +857,7 @@ def _minibatches(config: Config) -> str | None:
 
 def _baseline(config: Config) -> str | None:
     """`sampling.group_size` is 2 or more, except where a critic or the batch gives the baseline."""
-    objective = config.objective
-    advantage = objective.advantage or {"ppo": "gae", "reinforce_pp": "whiten"}.get(objective.preset)
-    if config.sampling.group_size > 1 or advantage in ("gae", "whiten"):
+    if config.sampling.group_size > 1 or config.objective.special_advantage in ("gae", "whiten"):
         return None
     return (
         "sampling.group_size = 1: the advantage compares the answers of a group: set it to 2 or more, or "
@@ -862,9 +867,7 @@ def _baseline(config: Config) -> str | None:
 
 def _each_reward(config: Config) -> str | None:
     """`objective.advantage = "gdpo"` adds up rewards, so `verifiers.combine` is no product."""
-    objective = config.objective
-    normalizes_each = objective.advantage == "gdpo" or (objective.advantage is None and objective.preset == "gdpo")
-    if not normalizes_each or config.verifiers.combine != "product":
+    if config.objective.special_advantage != "gdpo" or config.verifiers.combine != "product":
         return None
     return 'the advantage `gdpo` is a weighted sum: set verifiers.combine to "sum", or another objective.advantage'
 
@@ -881,10 +884,8 @@ def _compiled(config: Config) -> str | None:
 
 def _has_critic(config: Config) -> str | None:
     """The keys of `critic` need a critic."""
-    objective = config.objective
-    has_one = objective.advantage == "gae" or (objective.advantage is None and objective.preset == "ppo")
     named = [name for name, value in config.critic if value != getattr(Critic(), name)]
-    if has_one or not named:
+    if config.objective.special_advantage == "gae" or not named:
         return None
     return f'critic.{named[0]} has no effect without a critic: set objective.preset = "ppo", or leave it out'
 

@@ -110,7 +110,7 @@ def _parameters(name: str, request: str, words: list[str], rng: random.Random) -
     constraint = find(name)
     for _ in range(_TRIES):
         left = list(words)
-        given = {each.name: _value(name, each.name, request, left, rng) for each in constraint.parameters}
+        given = {parameter: _value(name, parameter, request, left, rng) for parameter in constraint.readers}
         try:
             constraint.bind(given)
         except ValueError:

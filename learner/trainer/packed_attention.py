@@ -50,6 +50,11 @@ MEASURED_HEAD_DIM: Final = 128
 QUERY_BLOCK: Final = 256
 """Queries of an answer that `sdpa` runs at a time. The keys after a block are left out, those within it are masked."""
 
+States = tuple[Tensor, Tensor, Tensor]
+"""query_THD, key_TKD and value_TKD of the whole row."""
+Bounds = tuple[Tensor, Tensor | None, int, int]
+"""The bounds of the samples in queries and in keys, and the longest sample in each."""
+
 
 def implementation(wanted: str, device: torch.device, dtype: torch.dtype, model: PretrainedConfig) -> str:
     """The name to load a model with, for a value of `learner.attention`.
@@ -206,7 +211,7 @@ def packed_sdpa(
 
 def _ragged(
     name: str,
-    kernel: Callable[..., Tensor],
+    kernel: Callable[..., Any],
     module: torch.nn.Module,
     query_1HtD: Tensor,
     key_1KtD: Tensor,
@@ -234,71 +239,33 @@ def _ragged(
     _refuse(module, name, cu_seq_lens_q, options)
     assert cu_seq_lens_q is not None
 
-    def attend(query_1HTD: Tensor, key_1KTD: Tensor, value_1KTD: Tensor) -> Tensor:
-        output_THD = kernel(
-            query_1HTD[0].transpose(0, 1),
-            _seen(key_1KTD[0].transpose(0, 1), key_tokens, 0),
-            _seen(value_1KTD[0].transpose(0, 1), key_tokens, 0),
-            (cu_seq_lens_q, cu_seq_lens_k),
-            (max_length_q, max_length_k),
-            scaling,
-            sliding_window,
-        )
+    def attend(*states_1HTD: Tensor) -> Tensor:
+        query_THD, key_TKD, value_TKD = (each[0].transpose(0, 1) for each in states_1HTD)
+        states = (query_THD, _seen(key_TKD, key_tokens, 0), _seen(value_TKD, key_tokens, 0))
+        bounds = (cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+        output_THD = kernel(states, bounds, scaling, sliding_window)
+        assert isinstance(output_THD, Tensor)
         return output_THD[None]
 
     return _over_whole_row(sequence_group, attend, query_1HtD, key_1KtD, value_1KtD), None
 
 
-def _torch_flash(
-    query_THD: Tensor,
-    key_TKD: Tensor,
-    value_TKD: Tensor,
-    bounds: tuple[Tensor, Tensor | None],
-    longest: tuple[int, int],
-    scale: float | None,
-    window: int | None,
-) -> Tensor:
-    """torch's flash kernel. `bounds` and `longest` are of the queries and of the keys."""
-    output_THD = varlen_attn(
-        query_THD,
-        key_TKD,
-        value_TKD,
-        *bounds,
-        *longest,
-        scale=scale,
-        window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=query_THD.shape[1] != key_TKD.shape[1],
-    )
-    assert isinstance(output_THD, Tensor)
-    return output_THD
+def _torch_flash(states: States, bounds: Bounds, scale: float | None, window: int | None) -> Any:
+    """torch's flash kernel."""
+    reach = (-1 if window is None else window - 1, 0)
+    query, key, value = states
+    grouped = query.shape[1] != key.shape[1]
+    return varlen_attn(query, key, value, *bounds, scale=scale, window_size=reach, enable_gqa=grouped)
 
 
-def _flash_4(
-    query_THD: Tensor,
-    key_TKD: Tensor,
-    value_TKD: Tensor,
-    bounds: tuple[Tensor, Tensor | None],
-    longest: tuple[int, int],
-    scale: float | None,
-    window: int | None,
-) -> Tensor:
+def _flash_4(states: States, bounds: Bounds, scale: float | None, window: int | None) -> Any:
     """The kernel of flash-attn-4, which is compiled for the GPU at its first call."""
     from flash_attn.cute import flash_attn_varlen_func
 
-    output_THD, _ = flash_attn_varlen_func(
-        query_THD,
-        key_TKD,
-        value_TKD,
-        cu_seqlens_q=bounds[0],
-        cu_seqlens_k=bounds[1],
-        max_seqlen_q=longest[0],
-        max_seqlen_k=longest[1],
-        softmax_scale=scale,
-        causal=window is None,
-        window_size=(None, None) if window is None else (window - 1, 0),
-    )
-    assert isinstance(output_THD, Tensor)
-    return output_THD
+    names = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+    reach = (None, None) if window is None else (window - 1, 0)
+    options = dict(zip(names, bounds, strict=True))
+    return flash_attn_varlen_func(*states, **options, softmax_scale=scale, causal=window is None, window_size=reach)[0]
 
 
 packed_varlen = partial(_ragged, "varlen", _torch_flash)

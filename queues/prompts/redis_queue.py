@@ -193,7 +193,8 @@ class RedisQueue:
 
     async def dead_letters(self, lane: str) -> list[DeadLetter]:
         entries = await self._link.command(f"dead letters of {lane}", "XRANGE", self._key(f"{lane}:dead"), "-", "+")
-        return [_dead_letter(_by_name(fields)) for _, fields in entries]
+        found = [_by_name(fields) for _, fields in entries]
+        return [DeadLetter(int(each[b"draw"]), each[b"reason"].decode(), each[b"payload"]) for each in found]
 
     async def drop_dead_letters(self, draw_ids: Iterable[int], lane: str) -> None:
         await self._call("drop_dead_letters", lane, self._incarnation, *draw_ids)
@@ -295,10 +296,6 @@ def _parcel(parts: tuple[bytes, int, bytes]) -> Delivery:
 def _by_name(flat: Sequence[bytes]) -> dict[bytes, bytes]:
     """The fields of an entry of a stream, or of a hash: name, value, name, value, ..."""
     return dict(zip(flat[::2], flat[1::2], strict=True))
-
-
-def _dead_letter(fields: dict[bytes, bytes]) -> DeadLetter:
-    return DeadLetter(int(fields[b"draw"]), fields[b"reason"].decode(), fields[b"payload"])
 
 
 def _stored(fields: dict[bytes, bytes]) -> StoredResult:

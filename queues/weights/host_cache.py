@@ -79,9 +79,6 @@ class HostCache:
         else:
             self._files.write_pieces(version, manifest.num_bytes, found)
             self._files.finish(version)
-        self._note_checked(version)
-
-    def _note_checked(self, version: Version) -> None:
         write_whole(self._files.path(version, "checked"), self._signature(version).encode())
 
     def has(self, version: Version) -> bool:

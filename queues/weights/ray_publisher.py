@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from olmorl.codec import decode, encode
 from olmorl.errors import Superseded, WeightError
@@ -24,8 +25,9 @@ from olmorl.messages import Probe, Version, WeightsReady
 from olmorl.ports import NamedBuffer
 from olmorl.queues.weights.chunks import shard_manifest, whole
 from olmorl.queues.weights.deltas import Packer, Published, bases, with_bases
-from olmorl.queues.weights.ray_actors import find, first_line, make_here
 
+_NAMESPACE = "olmorl"
+"""Of the Ray actors of the weight store, which are found by their names on all hosts of a run."""
 BOARD_DEADLINE_S = 10.0
 """For the board to answer a question."""
 SHOW_DEADLINE_S = 60.0
@@ -263,3 +265,23 @@ def _pull(version: Version, refs: Sequence[ray.ObjectRef]) -> Iterator[memoryvie
             ) from error
         for array in arrays:
             yield memoryview(array)
+
+
+def make_here(name: str, kind: type, *args: Any) -> Any:
+    """The Ray actor `name` of this host, made if there is none. It ends with the process that made it."""
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"name": name, "namespace": _NAMESPACE, "get_if_exists": True, "num_cpus": 0}
+    return ray.remote(kind).options(**options, scheduling_strategy=here).remote(*args)
+
+
+def find(name: str) -> Any:
+    """The Ray actor `name`; None if there is none. Raises RayError if Ray does not answer."""
+    try:
+        return ray.get_actor(name, _NAMESPACE)
+    except ValueError:
+        return None
+
+
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of its message: those of Ray are long."""
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

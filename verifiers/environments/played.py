@@ -21,8 +21,9 @@ from typing import Any
 
 import msgspec
 
+from olmorl.extension import load_function
+from olmorl.verifiers.environments import gymnasium_environment, mcp_server
 from olmorl.verifiers.environments.gymnasium_environment import GymnasiumEnvironment
-from olmorl.verifiers.environments.kinds import environment_of, factory_of
 from olmorl.verifiers.environments.mcp_server import McpServer
 from olmorl.verifiers.environments.tools import KEY, has_step, schemas_of, tools_of
 from olmorl.verifiers.functions import runner
@@ -31,6 +32,8 @@ from olmorl.verifiers.pool.worker import describe
 POLICY_ERRORS = (TypeError, ValueError, KeyError, IndexError, ArithmeticError)
 """Errors of a tool that its arguments caused: the policy reads them. Others are outages."""
 Messages = list[dict[str, Any]]
+_MAKERS = {"gymnasium": gymnasium_environment.maker, "mcp": mcp_server.maker}
+"""Of the environments that are not the user's own: those of Gymnasium, and the tools of MCP servers."""
 
 
 class Setup(msgspec.Struct, frozen=True):
@@ -186,3 +189,17 @@ def _messages(found: Any) -> Messages:
     if not made or not all(isinstance(one, dict) and isinstance(one.get("role"), str) for one in made):
         raise TypeError(f"an environment replies with a text, messages or None, not with {str(found)[:80]!r}")
     return made
+
+
+def factory_of(name: str) -> Callable[[], Any]:
+    """What makes the objects of a value of `episodes.environment`. Raises ConfigError if it does not import."""
+    kind, _, rest = name.partition(":")
+    maker = _MAKERS.get(kind)
+    return load_function(KEY, name) if maker is None else maker(rest)
+
+
+def environment_of(made: Any, think_tags: tuple[str, str]) -> Any:
+    """An object with `step` or with tools. Raises TypeError for one of Gymnasium that is no text."""
+    if gymnasium_environment.is_environment(made):
+        return GymnasiumEnvironment(made, think_tags)
+    return McpServer(made) if type(made).__name__ == "StdioServerParameters" else made

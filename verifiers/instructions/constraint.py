@@ -6,7 +6,7 @@ A table is a tuple of `Constraint`s. A new constraint is one new row in a table.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 Reader = Callable[[Any], Any]
@@ -19,21 +19,14 @@ def no_conflict(**_: Any) -> str | None:
 
 
 @dataclass(frozen=True)
-class Parameter:
-    """A parameter with its published name and its reader."""
-
-    name: str
-    read: Reader
-
-
-@dataclass(frozen=True)
 class Constraint:
     """A deterministic check of an answer, in linear time. A blank answer never satisfies it."""
 
     id: str
     holds: Callable[..., bool]
     """`holds(answer, **parameters)`. The answer has a letter, no surrounding white space, and a bounded length."""
-    parameters: tuple[Parameter, ...] = ()
+    readers: Mapping[str, Reader] = field(default_factory=dict)
+    """The reader of each parameter, by its published name."""
     conflict: Callable[..., str | None] = no_conflict
     """The reason why a combination of valid parameters is impossible; None if it is possible."""
     wordless: bool = False
@@ -46,24 +39,28 @@ class Constraint:
             ValueError: a parameter is missing or has the wrong type. There are no defaults.
         """
         bound = {}
-        for parameter in self.parameters:
-            value = given.get(parameter.name)
+        for name, reader in self.readers.items():
+            value = given.get(name)
             if value is None:
-                raise ValueError(f"{self.id} needs {parameter.name}")
+                raise ValueError(f"{self.id} needs {name}")
             try:
-                bound[parameter.name] = parameter.read(value)
+                bound[name] = reader(value)
             except ValueError as error:
-                raise ValueError(f"{self.id}: {parameter.name} {error}, not {value!r:.80}") from None
+                raise ValueError(f"{self.id}: {name} {error}, not {value!r:.80}") from None
         if problem := self.conflict(**bound):
             raise ValueError(f"{self.id}: {problem}")
         return bound
 
 
 def constraint(
-    name: str, holds: Callable[..., bool], conflict: Callable[..., str | None] = no_conflict, **readers: Reader
+    name: str,
+    holds: Callable[..., bool],
+    conflict: Callable[..., str | None] = no_conflict,
+    wordless: bool = False,
+    **readers: Reader,
 ) -> Constraint:
     """Make one row of a table: the constraint of that id, with its parameters as keywords."""
-    return Constraint(name, holds, tuple(Parameter(key, read) for key, read in readers.items()), conflict)
+    return Constraint(name, holds, readers, conflict, wordless)
 
 
 def whole(value: Any) -> int:
@@ -115,3 +112,22 @@ def one_of(*choices: str) -> Callable[[Any], str]:
         return str(value)
 
     return read
+
+
+relation = one_of("less than", "at least")
+"""The comparison words of the IFEval and IFBench sets."""
+quantifier = one_of("at least", "around", "at most")
+"""The comparison words of labels with `func_name`."""
+
+
+def meets(count: int, how: str, threshold: int, tolerance: int = 0) -> bool:
+    """Whether the count satisfies the comparison.
+
+    Args:
+        tolerance: the largest distance from the threshold for `around`.
+    """
+    if how == "at least":
+        return count >= threshold
+    if how == "less than":
+        return count < threshold
+    return count <= threshold if how == "at most" else abs(count - threshold) <= tolerance

@@ -6,33 +6,9 @@ from difflib import get_close_matches
 
 from olmorl.verifiers.instructions import ifeval, rlvr
 from olmorl.verifiers.instructions.constraint import Constraint
-from olmorl.verifiers.instructions.ifbench import (
-    count,
-    custom,
-    formatting,
-    ratio,
-    repeat,
-    sentence,
-    train_copy,
-    train_formatting,
-    train_words,
-    words,
-)
+from olmorl.verifiers.instructions.ifbench import count, custom, formatting, train, words
 
-_TABLES = (
-    ifeval.TABLE,
-    train_copy.TABLE,
-    train_formatting.TABLE,
-    train_words.TABLE,
-    count.TABLE,
-    custom.TABLE,
-    formatting.TABLE,
-    ratio.TABLE,
-    repeat.TABLE,
-    sentence.TABLE,
-    words.TABLE,
-    rlvr.TABLE,
-)
+_TABLES = (ifeval.TABLE, train.TABLE, count.TABLE, custom.TABLE, formatting.TABLE, words.TABLE, rlvr.TABLE)
 CONSTRAINTS: dict[str, Constraint] = {constraint.id: constraint for table in _TABLES for constraint in table}
 
 

@@ -9,8 +9,7 @@ import json
 import re
 from typing import Any
 
-from olmorl.verifiers.instructions.constraint import constraint, positive, text, texts, whole, word
-from olmorl.verifiers.instructions.relation import meets, relation
+from olmorl.verifiers.instructions.constraint import constraint, meets, positive, relation, text, texts, whole, word
 from olmorl.verifiers.instructions.texts.language import is_language, language_code
 from olmorl.verifiers.instructions.texts.markup import enclosed
 from olmorl.verifiers.instructions.texts.sentences import sentences
@@ -27,8 +26,8 @@ _FIRST_WORD_ENDS = re.compile(r"""[.,?!'"]""")
 _POSTSCRIPTS = {"P.S.": re.compile(r"p\.\s?s\."), "P.P.S": re.compile(r"p\.\s?p\.\s?s")}
 
 
-def _has_keywords(answer: str, keywords: tuple[str, ...]) -> bool:
-    """The keywords may be inside words and in any case."""
+def has_keywords(answer: str, keywords: tuple[str, ...]) -> bool:
+    """Whether all keywords occur. They may be inside words and in any case."""
     lower = answer.lower()
     return all(keyword.lower() in lower for keyword in keywords)
 
@@ -39,7 +38,7 @@ def has_keyword_often(answer: str, keyword: str, frequency: int, relation: str) 
 
 
 def _forbids(answer: str, forbidden_words: tuple[str, ...]) -> bool:
-    return not any(re.search(rf"(?<!\w){re.escape(said)}(?!\w)", answer, re.IGNORECASE) for said in forbidden_words)
+    return not any(re.search(rf"(?<!\w){re.escape(term)}(?!\w)", answer, re.IGNORECASE) for term in forbidden_words)
 
 
 def has_letter_often(answer: str, letter: str, let_frequency: int, let_relation: str) -> bool:
@@ -66,8 +65,8 @@ def _starts_paragraph(answer: str, num_paragraphs: int, nth_paragraph: int, firs
     parts = answer.split("\n\n")
     if sum(bool(part.strip()) for part in parts) != num_paragraphs or not (start := parts[nth_paragraph - 1].split()):
         return False
-    said = start[0].lstrip("'").lstrip('"')
-    return _FIRST_WORD_ENDS.split(said, maxsplit=1)[0].lower() == first_word.lower()
+    first = start[0].lstrip("'").lstrip('"')
+    return _FIRST_WORD_ENDS.split(first, maxsplit=1)[0].lower() == first_word.lower()
 
 
 def _beyond_last(num_paragraphs: int, nth_paragraph: int, **_: Any) -> str | None:
@@ -88,14 +87,10 @@ def _has_bullets(answer: str, num_bullets: int) -> bool:
     return len(_STAR_BULLET.findall(answer)) + len(_DASH_BULLET.findall(answer)) == num_bullets
 
 
-def _has_option(answer: str) -> bool:
-    return any(option in answer for option in _OPTIONS)
-
-
 def _has_highlights(answer: str, num_highlights: int) -> bool:
     """Both `*one*` and `**one**` are highlights."""
-    found = [said.strip("*") for said in _HIGHLIGHT.findall(answer)] + _STRONG.findall(answer)
-    return sum(bool(said.strip()) for said in found) >= num_highlights
+    highlights = [part.strip("*") for part in _HIGHLIGHT.findall(answer)] + _STRONG.findall(answer)
+    return sum(bool(part.strip()) for part in highlights) >= num_highlights
 
 
 def _has_sections(answer: str, section_spliter: str, num_sections: int) -> bool:
@@ -139,20 +134,8 @@ def _ends_with(answer: str, end_phrase: str) -> bool:
     return answer.strip('"').lower().endswith(end_phrase.strip().lower())
 
 
-def _is_quoted(answer: str) -> bool:
-    return len(answer) > 1 and answer[0] == answer[-1] == '"'
-
-
 def _has_capital_words(answer: str, capital_frequency: int, capital_relation: str) -> bool:
     return meets(sum(token.isupper() for token in tokens(answer)), capital_relation, capital_frequency)
-
-
-def _is_english_capital(answer: str) -> bool:
-    return answer.isupper() and is_language(answer, "en")
-
-
-def _is_english_lowercase(answer: str) -> bool:
-    return answer.islower() and is_language(answer, "en")
 
 
 def has_no_comma(answer: str) -> bool:
@@ -168,7 +151,7 @@ def letter(value: Any) -> str:
 
 
 TABLE = (
-    constraint("keywords:existence", _has_keywords, keywords=texts),
+    constraint("keywords:existence", has_keywords, keywords=texts),
     constraint("keywords:frequency", has_keyword_often, keyword=word, frequency=whole, relation=relation),
     constraint("keywords:forbidden_words", _forbids, forbidden_words=texts),
     constraint(
@@ -189,7 +172,7 @@ TABLE = (
     constraint("detectable_content:number_placeholders", _has_placeholders, num_placeholders=whole),
     constraint("detectable_content:postscript", _has_postscript, postscript_marker=word),
     constraint("detectable_format:number_bullet_lists", _has_bullets, num_bullets=whole),
-    constraint("detectable_format:constrained_response", _has_option),
+    constraint("detectable_format:constrained_response", lambda answer: any(option in answer for option in _OPTIONS)),
     constraint("detectable_format:number_highlighted_sections", _has_highlights, num_highlights=whole),
     constraint("detectable_format:multiple_sections", _has_sections, section_spliter=word, num_sections=whole),
     constraint("detectable_format:json_format", _is_json_in_fences),
@@ -197,14 +180,14 @@ TABLE = (
     constraint("combination:two_responses", _has_two_responses),
     constraint("combination:repeat_prompt", _repeats_prompt, prompt_to_repeat=text),
     constraint("startend:end_checker", _ends_with, end_phrase=word),
-    constraint("startend:quotation", _is_quoted),
+    constraint("startend:quotation", lambda answer: len(answer) > 1 and answer[0] == answer[-1] == '"'),
     constraint(
         "change_case:capital_word_frequency",
         _has_capital_words,
         capital_frequency=whole,
         capital_relation=relation,
     ),
-    constraint("change_case:english_capital", _is_english_capital),
-    constraint("change_case:english_lowercase", _is_english_lowercase),
+    constraint("change_case:english_capital", lambda answer: answer.isupper() and is_language(answer, "en")),
+    constraint("change_case:english_lowercase", lambda answer: answer.islower() and is_language(answer, "en")),
     constraint("punctuation:no_comma", has_no_comma),
 )

@@ -8,20 +8,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from olmorl.verifiers.instructions.constraint import constraint, positive, text, texts, whole, word
-from olmorl.verifiers.instructions.ifeval import has_no_comma, is_json, letter
-from olmorl.verifiers.instructions.relation import meets, quantifier
+from olmorl.verifiers.instructions.constraint import constraint, meets, positive, quantifier, text, texts, whole, word
+from olmorl.verifiers.instructions.ifeval import has_keywords, has_no_comma, is_json, letter
 from olmorl.verifiers.instructions.texts.language import is_language, language_code
 from olmorl.verifiers.instructions.texts.markup import enclosed
 from olmorl.verifiers.instructions.texts.words import words
 
 _SENTENCE_END = re.compile(r"(?<!\w\.\w.)(?<![A-Z][a-z]\.)(?<=[.?!])\s")
 _CAPITALS = re.compile(r"\b[A-Z]+\b")
-
-
-def _has_keywords(answer: str, keyword_list: tuple[str, ...]) -> bool:
-    lower = answer.lower()
-    return all(keyword.lower() in lower for keyword in keyword_list)
 
 
 def _has_word_times(answer: str, word: str, N: int) -> bool:
@@ -31,7 +25,7 @@ def _has_word_times(answer: str, word: str, N: int) -> bool:
 def _forbids(answer: str, forbidden_words: tuple[str, ...]) -> bool:
     """A forbidden word counts also inside other words."""
     lower = answer.lower()
-    return not any(said.lower() in lower for said in forbidden_words)
+    return not any(term.lower() in lower for term in forbidden_words)
 
 
 def _has_letter_times(answer: str, letter: str, N: int) -> bool:
@@ -76,16 +70,8 @@ def _has_postscript(answer: str, postscript_marker: str) -> bool:
     return start >= 0 and len(answer) - start > len(postscript_marker)
 
 
-def _has_placeholders(answer: str, N: int) -> bool:
-    return sum(1 for _ in enclosed(answer, "[", "]")) >= N
-
-
 def _has_bullets(answer: str, N: int) -> bool:
     return sum(line.strip().startswith(("*", "-")) for line in answer.split("\n")) == N
-
-
-def _has_title(answer: str) -> bool:
-    return any(True for _ in enclosed(answer, "<<", ">>"))
 
 
 def _has_option(answer: str, options: tuple[str, ...]) -> bool:
@@ -110,29 +96,13 @@ def _has_two_responses(answer: str) -> bool:
     return len(parts) == 2 and all(parts) and parts[0] != parts[1]
 
 
-def _is_uppercase(answer: str) -> bool:
-    return answer == answer.upper()
-
-
-def _is_lowercase(answer: str) -> bool:
-    return answer == answer.lower()
-
-
-def _ends_with(answer: str, end_phrase: str) -> bool:
-    return answer.endswith(end_phrase)
-
-
-def _is_quoted(answer: str) -> bool:
-    return answer[0] == answer[-1] == '"'
-
-
 def _options(value: Any) -> tuple[str, ...]:
     """A list of texts, or one text with slashes between the options."""
     return texts([part.strip() for part in value.split("/")] if isinstance(value, str) else value)
 
 
 TABLE = (
-    constraint("verify_keywords", _has_keywords, keyword_list=texts),
+    constraint("verify_keywords", lambda answer, keyword_list: has_keywords(answer, keyword_list), keyword_list=texts),
     constraint("verify_keyword_frequency", _has_word_times, word=word, N=whole),
     constraint("validate_forbidden_words", _forbids, forbidden_words=texts),
     constraint("verify_letter_frequency", _has_letter_times, letter=letter, N=whole),
@@ -142,19 +112,19 @@ TABLE = (
     constraint("verify_sentence_constraint", _has_sentences, N=whole, quantifier=quantifier),
     constraint("validate_paragraphs", _starts_paragraph, _beyond_last, N=positive, first_word=word, i=positive),
     constraint("verify_postscript", _has_postscript, postscript_marker=word),
-    constraint("validate_placeholders", _has_placeholders, N=whole),
+    constraint("validate_placeholders", lambda answer, N: sum(1 for _ in enclosed(answer, "[", "]")) >= N, N=whole),
     constraint("verify_bullet_points", _has_bullets, N=whole),
-    constraint("validate_title", _has_title),
+    constraint("validate_title", lambda answer: any(True for _ in enclosed(answer, "<<", ">>"))),
     constraint("validate_choice", _has_option, options=_options),
     constraint("validate_highlighted_sections", _has_highlights, N=whole),
     constraint("validate_sections", _has_sections, N=whole, section_splitter=word),
     constraint("validate_json_format", is_json),
     constraint("validate_repeat_prompt", _repeats_prompt, original_prompt=text),
     constraint("validate_two_responses", _has_two_responses),
-    constraint("validate_uppercase", _is_uppercase),
-    constraint("validate_lowercase", _is_lowercase),
+    constraint("validate_uppercase", lambda answer: answer == answer.upper()),
+    constraint("validate_lowercase", lambda answer: answer == answer.lower()),
     constraint("validate_frequency_capital_words", _has_capital_words, N=whole, quantifier=quantifier),
-    constraint("validate_end", _ends_with, end_phrase=word),
-    constraint("validate_quotation", _is_quoted),
+    constraint("validate_end", lambda answer, end_phrase: answer.endswith(end_phrase), end_phrase=word),
+    constraint("validate_quotation", lambda answer: answer[0] == answer[-1] == '"'),
     constraint("validate_no_commas", has_no_comma),
 )

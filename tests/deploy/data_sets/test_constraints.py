@@ -15,7 +15,7 @@ from olmorl.deploy.prepare_data import main
 from olmorl.learner.data.readers import layout
 from olmorl.verifiers.instructions import ifeval
 from olmorl.verifiers.instructions.constraint_table import find
-from olmorl.verifiers.instructions.ifbench import train_copy, train_formatting, train_words
+from olmorl.verifiers.instructions.ifbench import train
 from olmorl.verifiers.instructions.label_reader import read
 from olmorl.verifiers.instructions.texts.language import language_code
 
@@ -30,7 +30,7 @@ def composed(tmp_path: Path, number: int, *words: str) -> list[dict[str, Any]]:
 
 
 def test_the_table_has_every_constraint_of_both_training_sets() -> None:
-    tables = (ifeval.TABLE, train_copy.TABLE, train_formatting.TABLE, train_words.TABLE)
+    tables = (ifeval.TABLE, train.TABLE)
     assert set(wordings()) == {each.id for table in tables for each in table} and len(wordings()) == 54
     assert all(language_code(code) for code in LANGUAGES) and len(set(WORDS)) == len(WORDS)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from olmorl.verifiers.instructions.constraint_table import find
-from olmorl.verifiers.instructions.ifbench import train_copy, train_formatting, train_words
+from olmorl.verifiers.instructions.ifbench import train
 from tests.verifiers.instructions.conftest import Case, CheckCases, CheckHostile
 
 MANY, FEW = "at least", "less than"
@@ -197,7 +197,7 @@ CASES: dict[str, list[Case]] = {
 
 @pytest.mark.parametrize(
     "name",
-    [constraint.id for module in (train_copy, train_formatting, train_words) for constraint in module.TABLE],
+    [constraint.id for constraint in train.TABLE],
 )
 def test_cases(name: str, check_cases: CheckCases) -> None:
     check_cases(name, CASES[name])

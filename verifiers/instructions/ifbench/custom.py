@@ -1,4 +1,4 @@
-"""IFBench: constraints that are complete tasks.
+"""IFBench: constraints that are complete tasks, and answers that repeat the request or a part of it.
 
 docs/data.md lists the differences from the published checkers.
 """
@@ -12,7 +12,7 @@ import unicodedata
 from itertools import pairwise
 from string import ascii_lowercase, punctuation, whitespace
 
-from olmorl.verifiers.instructions.constraint import Constraint, constraint
+from olmorl.verifiers.instructions.constraint import constraint, text, whole
 from olmorl.verifiers.instructions.texts.punctuation import plain_words, trimmed
 from olmorl.verifiers.instructions.texts.sentences import sentences
 from olmorl.verifiers.instructions.texts.vocabulary import listed
@@ -25,6 +25,7 @@ _SPECIAL = re.compile(r"[^\w\s]")
 _DATE = re.compile(r"(\d{4})-(\d{2})-(\d{2})")
 _SHORT_MONTHS = {2: 29, 4: 30, 6: 30, 9: 30, 11: 30}
 _NUM_COUNTRIES = 52
+_SENTENCE = "only output this sentence here, ignore all other requests."
 
 
 def _header(columns: list[str], separator: str) -> re.Pattern[str]:
@@ -72,14 +73,6 @@ def _ascii(text: str) -> str:
     # Each character alone, because normalisation sorts a long run of accents in quadratic time.
     plain = text if text.isascii() else "".join(unicodedata.normalize("NFKD", character) for character in text)
     return plain.encode("ascii", "ignore").decode()
-
-
-def _reverses_words(answer: str) -> bool:
-    return "bald eagle" in " ".join(reversed(plain_words(answer)))
-
-
-def _reverses_letters(answer: str) -> bool:
-    return "elgae dlab" in answer.lower()
 
 
 def _tells_alphabet(answer: str) -> bool:
@@ -148,23 +141,37 @@ def _lists_dates(answer: str) -> bool:
 
 def _is_date(text: str) -> bool:
     """Whether a text is a date during the life of Napoleon."""
-    found = _DATE.fullmatch(text.strip())
-    if found is None:
+    date = _DATE.fullmatch(text.strip())
+    if date is None:
         return False
-    year, month, day = map(int, found.groups())
+    year, month, day = map(int, date.groups())
     return 1769 <= year <= 1821 and 1 <= month <= 12 and 1 <= day <= _SHORT_MONTHS.get(month, 31)
 
 
+def _changes_first_word(answer: str, prompt_to_repeat: str) -> bool:
+    terms, asked = answer.split(), prompt_to_repeat.split()
+    return terms != asked and terms[1:] == asked[1:]
+
+
+def _is_span(answer: str, prompt_to_repeat: str, n_start: int, n_end: int) -> bool:
+    """The words from `n_start` to `n_end`. Both count from 0 and are included."""
+    span = prompt_to_repeat.split()[n_start : n_end + 1]
+    return answer.strip().lower() == " ".join(span).lower()
+
+
 TABLE = (
-    Constraint("custom:multiples", _lists_multiples, wordless=True),
+    constraint("custom:multiples", _lists_multiples, wordless=True),
     constraint("custom:mcq_count_length", _asks_four_questions),
     constraint("custom:reverse_newline", _lists_countries),
-    constraint("custom:word_reverse", _reverses_words),
-    constraint("custom:character_reverse", _reverses_letters),
+    constraint("custom:word_reverse", lambda answer: "bald eagle" in " ".join(reversed(plain_words(answer)))),
+    constraint("custom:character_reverse", lambda answer: "elgae dlab" in answer.lower()),
     constraint("custom:sentence_alphabet", _tells_alphabet),
     constraint("custom:european_capitals_sort", _lists_capitals),
     constraint("custom:csv_city", _has_cities),
     constraint("custom:csv_special_character", _has_quoted_mark),
     constraint("custom:csv_quotes", _quotes_each_field),
-    Constraint("custom:date_format_list", _lists_dates, wordless=True),
+    constraint("custom:date_format_list", _lists_dates, wordless=True),
+    constraint("repeat:repeat_change", _changes_first_word, prompt_to_repeat=text),
+    constraint("repeat:repeat_simple", lambda answer: answer.strip().lower() == _SENTENCE),
+    constraint("repeat:repeat_span", _is_span, wordless=True, prompt_to_repeat=text, n_start=whole, n_end=whole),
 )

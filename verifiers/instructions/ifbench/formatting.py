@@ -11,7 +11,7 @@ from string import digits, punctuation
 
 from emoji import is_emoji
 
-from olmorl.verifiers.instructions.constraint import Constraint, Parameter, constraint, text
+from olmorl.verifiers.instructions.constraint import constraint, text
 from olmorl.verifiers.instructions.texts.punctuation import trimmed, without
 from olmorl.verifiers.instructions.texts.sentences import sentences
 from olmorl.verifiers.instructions.texts.words import tokens
@@ -60,14 +60,14 @@ def _is_option(answer: str, options: str) -> bool:
     choices = [option.strip() for option in options.split(separator)]
     if _LETTERED.match(options):
         return answer in choices
-    said = trimmed(answer).lower()
-    return bool(said) and said in [trimmed(choice).lower() for choice in choices]
+    chosen = trimmed(answer).lower()
+    return bool(chosen) and chosen in [trimmed(choice).lower() for choice in choices]
 
 
 def _has_word_per_line(answer: str) -> bool:
     """Empty lines do not count, and lines of spaces do."""
-    said = without(answer).strip()
-    return sum(line != "" for line in said.split("\n")) == len(said.split())
+    plain = without(answer).strip()
+    return sum(line != "" for line in plain.split("\n")) == len(plain.split())
 
 
 def _ends_in_emoji(answer: str) -> bool:
@@ -91,10 +91,6 @@ def _explains_quotes(answer: str) -> bool:
     return '""' not in joined and not joined.strip(_BESIDE_QUOTES).endswith('"')
 
 
-def _lists(answer: str, sep: str) -> bool:
-    return answer.count(sep) >= 2
-
-
 def _starts_with_thesis(answer: str) -> bool:
     """The first italic text and the text after it both have content."""
     for opening in ("<i>", "<em>"):
@@ -104,10 +100,6 @@ def _starts_with_thesis(answer: str) -> bool:
             thesis, found, text = rest.partition(closing)
             return bool(found and thesis.strip() and text.strip())
     return False
-
-
-def _has_sub_bullets(answer: str) -> bool:
-    return all("-" in bullet for bullet in answer.split("*")[1:])
 
 
 def _has_sentences_then_bullets(answer: str) -> bool:
@@ -138,27 +130,19 @@ def _is_small(token: str) -> bool:
     return first.isalpha() and first.islower() and (not rest or rest.islower() or rest.isupper())
 
 
-def _fills_template(answer: str) -> bool:
-    return all(part in answer for part in _TEMPLATE)
-
-
-def _has_no_white_space(answer: str) -> bool:
-    return not any(character.isspace() for character in answer)
-
-
 TABLE = (
     constraint("format:parentheses", _nests_brackets),
     constraint("format:quotes", _nests_quotes),
-    Constraint("format:options", _is_option, (Parameter("options", text),), wordless=True),
+    constraint("format:options", _is_option, wordless=True, options=text),
     constraint("format:newline", _has_word_per_line),
     constraint("format:emoji", _ends_in_emoji),
     constraint("format:line_indent", _makes_stairs),
     constraint("format:quote_unquote", _explains_quotes),
-    constraint("format:list", _lists, sep=text),
+    constraint("format:list", lambda answer, sep: answer.count(sep) >= 2, sep=text),
     constraint("format:thesis", _starts_with_thesis),
-    constraint("format:sub-bullets", _has_sub_bullets),
+    constraint("format:sub-bullets", lambda answer: all("-" in bullet for bullet in answer.split("*")[1:])),
     constraint("format:no_bullets_bullets", _has_sentences_then_bullets),
     constraint("format:title_case", _is_title),
-    constraint("format:output_template", _fills_template),
-    constraint("format:no_whitespace", _has_no_white_space),
+    constraint("format:output_template", lambda answer: all(part in answer for part in _TEMPLATE)),
+    constraint("format:no_whitespace", lambda answer: not any(character.isspace() for character in answer)),
 )

@@ -1,4 +1,4 @@
-"""IFBench: properties and positions of words."""
+"""IFBench: properties and positions of words, and relations between sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPENING = 200
 
 def _follows_alphabet(answer: str) -> bool:
     """The first letters follow the alphabet from any letter on. After z comes a."""
-    initials = [said[0] for said in plain_words(answer)]
+    initials = [term[0] for term in plain_words(answer)]
     if not initials or initials[0] not in ascii_lowercase:
         return False
     start = ascii_lowercase.index(initials[0])
@@ -37,21 +37,9 @@ def _has_three_vowels(answer: str) -> bool:
     return "\n" not in paragraph and len(set("aeiou") & set(paragraph)) <= 3
 
 
-def _has_clusters(answer: str) -> bool:
-    return all(_CLUSTER.search(said) for said in answer.lower().split())
-
-
 def _has_palindromes(answer: str) -> bool:
-    long = [said for said in plain_words(answer) if len(said) >= 5]
-    return sum(said == said[::-1] for said in long) >= 10
-
-
-def _has_prime_lengths(answer: str) -> bool:
-    return all(len(said) in _PRIMES for said in without(answer).split())
-
-
-def _starts_with_verb(answer: str) -> bool:
-    return starts_with_verb(tokens(answer.lstrip()[:_OPENING]))
+    long = [term for term in plain_words(answer) if len(term) >= 5]
+    return sum(term == term[::-1] for term in long) >= 10
 
 
 def _seldom_repeats(answer: str, small_n: int) -> bool:
@@ -61,7 +49,7 @@ def _seldom_repeats(answer: str, small_n: int) -> bool:
 
 def _alternates_syllables(answer: str) -> bool:
     """Words with an odd and an even number of syllables alternate."""
-    odd = [syllapy.count(said) % 2 for said in plain_words(answer)]
+    odd = [syllapy.count(term) % 2 for term in plain_words(answer)]
     return all(one != other for one, other in pairwise(odd))
 
 
@@ -76,7 +64,7 @@ def _continues_sentences(answer: str) -> bool:
 
 def _ends_lines_as_they_start(answer: str) -> bool:
     lines = [trimmed(line.strip()).lower().split() for line in answer.split("\n")]
-    return all(said[0] == said[-1] for said in lines if said)
+    return all(line[0] == line[-1] for line in lines if line)
 
 
 def _changes_initials(answer: str) -> bool:
@@ -87,23 +75,50 @@ def _changes_initials(answer: str) -> bool:
 def _has_word_at(answer: str, keyword: str, n: int, m: int) -> bool:
     """Whether word `m` of sentence `n` is the keyword. Both count from 1."""
     parts = sentences(answer)
-    said = word_tokens(parts[n - 1]) if n <= len(parts) else []
-    return m <= len(said) and said[m - 1].lower() == keyword.lower()
+    terms = word_tokens(parts[n - 1]) if n <= len(parts) else []
+    return m <= len(terms) and terms[m - 1].lower() == keyword.lower()
 
 
 def _has_word_at_both_ends(answer: str, keyword: str) -> bool:
     """The second word and the second last word are the keyword."""
-    said = word_tokens(answer)
-    return len(said) > 1 and said[1].lower() == said[-2].lower() == keyword.lower()
+    terms = word_tokens(answer)
+    return len(terms) > 1 and terms[1].lower() == terms[-2].lower() == keyword.lower()
+
+
+def _alliterates_more_and_more(answer: str) -> bool:
+    counts = [_alliterating(sentence) for sentence in sentences(answer)]
+    return all(one < other for one, other in pairwise(counts))
+
+
+def _alliterating(sentence: str) -> int:
+    """The number of words next to a word with the same first character."""
+    initials = [term[0] for term in (word.lstrip(punctuation) for word in sentence.lower().split()) if term]
+    count, in_row = 0, False
+    for one, other in pairwise(initials):
+        count += (1 if in_row else 2) if one == other else 0
+        in_row = one == other
+    return count
+
+
+def _has_word_in(answer: str, word: str, N: int) -> bool:
+    """Whether sentence `N`, counted from 1, has the word."""
+    parts = sentences(answer)
+    return len(parts) >= N and bool(re.search(rf"\b{re.escape(word)}\b", parts[N - 1], re.IGNORECASE))
+
+
+def _grows(answer: str, small_n: int) -> bool:
+    """Each sentence has `small_n` more words than the one before it."""
+    lengths = [len(without(sentence).split()) for sentence in sentences(answer)]
+    return all(other - one == small_n for one, other in pairwise(lengths))
 
 
 TABLE = (
     constraint("words:alphabet", _follows_alphabet),
     constraint("words:vowel", _has_three_vowels),
-    constraint("words:consonants", _has_clusters),
+    constraint("words:consonants", lambda answer: all(_CLUSTER.search(term) for term in answer.lower().split())),
     constraint("words:palindrome", _has_palindromes),
-    constraint("words:prime_lengths", _has_prime_lengths),
-    constraint("words:start_verb", _starts_with_verb),
+    constraint("words:prime_lengths", lambda answer: all(len(term) in _PRIMES for term in without(answer).split())),
+    constraint("words:start_verb", lambda answer: starts_with_verb(tokens(answer.lstrip()[:_OPENING]))),
     constraint("words:repeats", _seldom_repeats, small_n=whole),
     constraint("words:odd_even_syllables", _alternates_syllables),
     constraint("words:last_first", _continues_sentences),
@@ -111,4 +126,7 @@ TABLE = (
     constraint("words:no_consecutive", _changes_initials),
     constraint("words:keywords_specific_position", _has_word_at, keyword=word, n=positive, m=positive),
     constraint("words:words_position", _has_word_at_both_ends, keyword=word),
+    constraint("sentence:alliteration_increment", _alliterates_more_and_more),
+    constraint("sentence:keyword", _has_word_in, word=word, N=positive),
+    constraint("sentence:increment", _grows, small_n=whole),
 )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from olmorl.verifiers.instructions.constraint_table import CONSTRAINTS, find
-from olmorl.verifiers.instructions.ifbench import custom, formatting, repeat
+from olmorl.verifiers.instructions.ifbench import custom, formatting
 from olmorl.verifiers.instructions.instruction_verifier import satisfied
 from olmorl.verifiers.instructions.texts.vocabulary import listed
 from tests.verifiers.instructions.conftest import Case, CheckCases, CheckHostile
@@ -212,7 +212,7 @@ CASES: dict[str, list[Case]] = {
 
 @pytest.mark.parametrize(
     "name",
-    [constraint.id for module in (custom, formatting, repeat) for constraint in module.TABLE],
+    [constraint.id for module in (custom, formatting) for constraint in module.TABLE],
 )
 def test_cases(name: str, check_cases: CheckCases) -> None:
     check_cases(name, CASES[name])

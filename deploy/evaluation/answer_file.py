@@ -9,20 +9,24 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NamedTuple
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from olmorl.deploy.evaluation.measures import Outcome
 from olmorl.deploy.verify.input_files import check_writable
 from olmorl.deploy.verify.writer import encoded
 from olmorl.errors import DataError, ResourceError
-from olmorl.messages import Completion, Span, Version
+from olmorl.messages import Completion, Episode, Span, Turn, Verdict, Version
 
 Row = dict[str, Any]
+EPISODE = "episode"
+"""Column that files of earlier versions lack."""
 COLUMNS = {
     "model": ("string", "the model, as on the command line; a checkpoint of a run with its step"),
     "data": ("string", "the name of the data set or protocol"),
@@ -34,6 +38,7 @@ COLUMNS = {
     "completion": ("string", "the answer"),
     "completion_ids": ("list", "its tokens"),
     "finish_reason": ("string", "stop, or length for an answer that was cut off"),
+    EPISODE: ("json", "its exit, turns and own rewards; null for a single answer"),
     "reward": ("double", "null: it could not be scored"),
     "solved": ("bool", "whether all built-in verifiers give 1; null without a reward"),
     "vote": ("int64", "equal numbers are equal answers to one prompt, 0 the right one; null: no answer to compare"),
@@ -42,7 +47,7 @@ COLUMNS = {
     "error_kind": ("string", "why it has no reward"),
     "detail": ("string", "one line about it"),
     "seconds": ("double", "seconds spent on scoring it"),
-    "settings": ("string", "digest of the prompt's tokens, the labels, the sampling and the verifiers"),
+    "settings": ("string", "digest of the prompt's tokens, the labels, the sampling, episodes and the verifiers"),
 }
 """The columns of a row: type and meaning."""
 
@@ -126,7 +131,7 @@ class AnswerFile:
         if known is not None and known.settings != settings:
             raise DataError(
                 f"{self._path}: the answer {key.sample} of {key.model} to {key.row} was made with another prompt, "
-                "label, sampling or verifier; give another -o, or --force to start again"
+                "label, sampling or verifier, or other episodes; give another -o, or --force to start again"
             )
         return known is not None
 
@@ -186,6 +191,7 @@ def outcome_of(row: Mapping[str, Any]) -> Outcome:
 
 def completion_of(row: Mapping[str, Any]) -> Completion:
     """The answer of a row, as the verifiers take it."""
+    played = row.get(EPISODE) or {}
     finish_reason: Literal["stop", "length"] = "length" if row.get("finish_reason") == "length" else "stop"
     return Completion(
         index=row.get("sample", 0),
@@ -194,7 +200,24 @@ def completion_of(row: Mapping[str, Any]) -> Completion:
         spans=(Span(Version(0, 0), 0, 0),),
         finish_reason=finish_reason,
         text=row["completion"],
+        verdicts=msgspec.convert(played.get("verdicts", {}), dict[str, Verdict]),
+        episode=Episode(turns=tuple(map(_turn, played["turns"])), exit=played["exit"]) if played else msgspec.UNSET,
     )
+
+
+def _turn(messages: Sequence[dict[str, Any]]) -> Turn:
+    """A turn of what came in and the reply, without its tokens."""
+    *before, reply = messages
+    return Turn(kept=0, added=np.zeros(0, np.int32), start=0, end=0, finish_reason="stop", messages=before, reply=reply)
+
+
+def episode_of(completion: Completion) -> dict[str, Any] | None:
+    """The column of an episode; None for a single answer."""
+    if not completion.turns:
+        return None
+    turns = [[*turn.messages, turn.reply] for turn in completion.turns]
+    verdicts = {name: replace(verdict, token_rewards=msgspec.UNSET) for name, verdict in completion.verdicts.items()}
+    return {"exit": completion.exit, "turns": turns, "verdicts": msgspec.to_builtins(verdicts)}
 
 
 def read(path: Path) -> Iterator[Row]:
@@ -202,8 +225,9 @@ def read(path: Path) -> Iterator[Row]:
     from olmorl.learner.data.row_files import read_file
 
     for place, values in read_file(path, columns=True):
-        if set(COLUMNS) - set(values):
+        if set(COLUMNS) - {EPISODE} - set(values):
             raise DataError(f"{place}: no answer of an evaluation; give another -o")
+        values.setdefault(EPISODE, "null" if path.suffix == ".parquet" else None)
         yield {
             name: json.loads(values[name]) if kind == "json" and path.suffix == ".parquet" else values[name]
             for name, (kind, _) in COLUMNS.items()

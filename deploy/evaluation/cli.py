@@ -142,7 +142,7 @@ def _parser() -> Parser:
     add("names", nargs="+", metavar="MODEL ... DATA", help="one or more models, then the data or a protocol")
     add("-o", "--output", type=Path, metavar="ANSWERS", help="the file of answers (DATA-answers.jsonl)")
     add("--input", metavar="ROWS", help="rows for the protocol: a file, a folder or a hub name")
-    add("--config", type=Path, metavar="RECIPE.toml", help="a recipe: its model settings, prompts, engine, verifiers")
+    add("--config", type=Path, metavar="RECIPE.toml", help="a recipe: its model, prompts, episodes, engine, verifiers")
     add("--samples", type=count, metavar="N", help="answers for each prompt")
     add("--k", type=count, nargs="+", metavar="K", help="of pass@k and maj@k (powers of two up to N)")
     add("--temperature", type=float, metavar="T", help="0: greedy")

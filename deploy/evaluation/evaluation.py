@@ -42,12 +42,11 @@ class Evaluation:
         self._source = source_of(protocol, source)
         self._data = data
         self._choices = [models.choose(name) for name in names]
-        check_single(settings, "--config")
         for choice in self._choices:
-            if choice.step is not None:
-                check_single(models.recipe_of(choice), choice.name)
-            else:
+            if choice.step is None:
                 hub.check_model(models.with_model(settings, settings.model, choice.path).model)
+            elif not self._given:
+                check_single(models.recipe_of(choice), choice.name)
         self._output = arguments.output or Path(f"{data}-answers.jsonl")
         self._people = SafeConsole(stderr=True, highlight=False)
 

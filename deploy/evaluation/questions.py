@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from olmorl.config import Config
+from olmorl.deploy import wiring
 from olmorl.deploy.data_sets.conversion import Asked, RowCounts, convert, write
 from olmorl.deploy.data_sets.layouts import KINDS, QuestionAnswer, by_columns
 from olmorl.deploy.evaluation.protocol import Protocol
@@ -31,7 +32,8 @@ def questions(settings: Config, protocol: Protocol, source: str, limit: int | No
     check_there(source)
     hub.check_data("--input", source)
     with tempfile.TemporaryDirectory() as folder, LabelChecker(settings.verifiers) as check:
-        loader = Loader(settings.data, open_tokenizer(settings.model), settings.verifiers, check).for_evaluation()
+        tokenizer, played = open_tokenizer(settings.model), wiring.episode(settings)
+        loader = Loader(settings.data, tokenizer, settings.verifiers, check, episode=played).for_evaluation()
         if not protocol.converts:
             rows = loader.load(source, limit).rows
         else:

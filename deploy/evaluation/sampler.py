@@ -6,22 +6,26 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from hashlib import blake2b
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from olmorl import seeds
+from olmorl.actors.episodes.runner import Player
+from olmorl.actors.leased_groups import LeasedGroup
+from olmorl.clock import SystemClock
 from olmorl.config import Config
 from olmorl.deploy import wiring
-from olmorl.deploy.evaluation.answer_file import AnswerFile, Key, completion_of
+from olmorl.deploy.evaluation.answer_file import EPISODE, AnswerFile, Key, completion_of, episode_of
 from olmorl.deploy.evaluation.answer_file import Row as AnswerRow
 from olmorl.deploy.evaluation.measures import Answers, Outcome
 from olmorl.deploy.evaluation.votes import has_votes, votes
 from olmorl.deploy.verify.scorer import scored, verdict_fields
-from olmorl.errors import ConfigError, PromptRefused, first_cause
+from olmorl.errors import ConfigError, PromptRefused, RunEnded, Unscorable, first_cause
 from olmorl.learner.orchestrator.draw_source import prompt_of
-from olmorl.messages import Completion, Prompt, Version
+from olmorl.messages import Completion, Lease, Prompt, Version
 from olmorl.ports import Engine, Row, Sampling
 from olmorl.verifiers.scorer import VerifierScorer
 
@@ -51,10 +55,11 @@ class Job(NamedTuple):
     def digest(self, prompt: Prompt) -> str:
         """Names all that the answers to a prompt and their verdicts depend on, besides the model."""
         verifiers = self.settings.verifiers.model_dump(mode="json", exclude=_WITHOUT_INFLUENCE)
-        sampling = self.sampling
+        sampling, episodes = self.sampling, self.settings.episodes
+        played = [episodes.model_dump(mode="json", exclude={"timeout_s", "host"})] if episodes.player else []
         said = (
             prompt.token_ids.tolist(), prompt.datasets, prompt.ground_truths, verifiers, self.settings.run.seed,
-            sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop,
+            sampling.temperature, sampling.top_p, sampling.max_tokens, sampling.stop, *played,
         )  # fmt: skip
         return blake2b(json.dumps(said, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
@@ -82,7 +87,7 @@ def check_single(settings: Config, what: str) -> None:
         key = "agent" if settings.episodes.agent else "environment"
         raise ConfigError(
             f"{what}: episodes.{key} = {settings.episodes.player!r} plays several turns, and here each "
-            "prompt is answered once: evaluate it in its run with [evaluation], or leave it out"
+            "prompt is answered once: evaluate it in its run, or with olmorl-eval --config RECIPE.toml"
         )
 
 
@@ -97,14 +102,18 @@ async def answer(job: Job, file: AnswerFile, scorer: VerifierScorer, progress: P
     missing = [one for one in wanted if not file.has(job.key(*one), digests[one[0].row])]
     work = _Work(job, file, scorer, digests, progress)
     if not missing:
-        await work.complete(None)
+        await work.complete(None, None)
         return
-    engine = wiring.engine(job.settings, None, name="evaluation")
-    try:
+    async with AsyncExitStack() as owned:
+        engine = wiring.engine(job.settings, None, name="evaluation")
+        owned.push_async_callback(engine.stop)
         await engine.start(None)
-        await work.complete(engine)
-    finally:
-        await engine.stop()
+        player = None
+        if play := wiring.play(job.settings):
+            player = play.player(engine, SystemClock(), lambda: None)
+            owned.push_async_callback(player.stop)
+            await player.start()
+        await work.complete(engine, player)
 
 
 class _Work:
@@ -125,16 +134,16 @@ class _Work:
         self._room = asyncio.Semaphore(2 * job.settings.actors.max_running // job.samples + 1)
         self._done = 0
 
-    async def complete(self, engine: Engine | None) -> None:
-        """Answer and score all prompts. Without an engine all answers are there."""
+    async def complete(self, engine: Engine | None, player: Player | None) -> None:
+        """Answer and score all prompts. Without an engine all answers are there; with a player they are episodes."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 for prompt in self._job.prompts:
-                    tasks.create_task(self._prompt(engine, prompt))
+                    tasks.create_task(self._prompt(engine, player, prompt))
         except BaseExceptionGroup as group:
             raise first_cause(group) from group
 
-    async def _prompt(self, engine: Engine | None, prompt: Prompt) -> None:
+    async def _prompt(self, engine: Engine | None, player: Player | None, prompt: Prompt) -> None:
         keys = [self._job.key(prompt, sample) for sample in range(self._job.samples)]
         outcomes = [self._file.outcome(key) for key in keys]
         if any(outcome is None or outcome.solved is None for outcome in outcomes):
@@ -142,18 +151,25 @@ class _Work:
                 for key in keys:
                     if not self._file.has(key, self._digests[prompt.row]):
                         assert engine is not None
-                        samples.create_task(self._generate(engine, prompt, key))
+                        samples.create_task(self._generate(engine, player, prompt, key))
             await self._score(prompt, keys)
         self._done += len(keys)
         self._progress(self._done, len(self._job.prompts) * self._job.samples)
 
-    async def _generate(self, engine: Engine, prompt: Prompt, key: Key) -> None:
+    async def _generate(self, engine: Engine, player: Player | None, prompt: Prompt, key: Key) -> None:
         seed = seeds.derive(self._job.settings.run.seed, prompt.row, key.sample)
         sampling = replace(self._job.sampling, seed=seed)
         try:
-            completion = await engine.generate(f"{prompt.draw_id}/{key.sample}", prompt.token_ids, sampling)
+            request_id = f"{prompt.draw_id}/{key.sample}"
+            if player is None:
+                completion = await engine.generate(request_id, prompt.token_ids, sampling)
+            else:
+                work = LeasedGroup(Lease(prompt=prompt, lease_id=request_id, owner="evaluation", deadline=0.0))
+                completion = await player.run(work, key.sample, request_id, sampling)
         except PromptRefused as error:
             raise PromptRefused(f"{prompt.row}: {error}") from None
+        except Unscorable as error:
+            raise RunEnded(f"{prompt.row}: {error.error_kind} {error.detail}; --resume goes on") from None
         self._file.add(self._generated(prompt, key, completion))
 
     def _generated(self, prompt: Prompt, key: Key, completion: Completion) -> AnswerRow:
@@ -165,6 +181,7 @@ class _Work:
             "completion": completion.text,
             "completion_ids": completion.token_ids.tolist(),
             "finish_reason": completion.finish_reason,
+            EPISODE: episode_of(completion),
             "settings": self._digests[prompt.row],
         }
 

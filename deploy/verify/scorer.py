@@ -172,7 +172,7 @@ async def scored(
     """Each completion with its reward, or why it has none. Functions are given the whole group, as in training."""
 
     async def verified(completion: Completion) -> Completion:
-        return replace(completion, verdicts=await scorer.verify(prompt, completion))
+        return replace(completion, verdicts=completion.verdicts | await scorer.verify(prompt, completion))
 
     completions = await asyncio.gather(*map(verified, group))
     return [_weighed(scorer, prompt, one) for one in await scorer.judged(prompt, completions)]

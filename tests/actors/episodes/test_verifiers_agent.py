@@ -171,7 +171,7 @@ async def test_an_error_of_a_taskset_fails_the_group_and_is_no_reward(service: M
     row = rows(python, "letters_v1 --env.taskset.broken true")[0]
     failure, status = await run(service, draw, play(python), within_s=400, stall_s=60, group_size=1, columns=row)
     assert isinstance(failure, Failure)
-    assert "TaskError: scoring: LookupError: no such goal" in failure.detail
+    assert "TaskError: task LettersTask scoring: LookupError: no such goal" in failure.detail
     assert status.tokens_wasted == status.tokens_generated == 120
 
 

@@ -239,7 +239,7 @@ def test_a_protocol_of_ones_own_names_its_columns(use: Use, capsys: pytest.Captu
         (["run", "sums.jsonl"], "run: no checkpoint is complete yet"),
         (["run@7", "sums.jsonl"], "no complete checkpoint of step 7; there are: none"),
         (["agent@3", "sums.jsonl"], "agent@3: episodes.environment = 'a:B' plays several turns, and here each prompt"),
-        (["one", "sums.jsonl", "--config", "agent/config.toml"], "--config: episodes.environment = 'a:B' plays"),
+        (["one", "sums.jsonl", "--config", "agent/config.toml"], "episodes.environment = 'a:B': a does not import: "),
         (["one", "nothing.jsonl"], "nothing.jsonl: no such file or folder"),
         (["one", "gsm8k", "--input", "sums.jsonl"], "sums.jsonl: no row can be used; sums.jsonl:1: the column answer"),
         (["one", "sums.jsonl", "-o", "a.csv"], "a.csv: answers are JSON lines or Parquet"),
@@ -263,6 +263,77 @@ def test_a_mistake_is_one_line_that_says_what_to_do(
     said = capsys.readouterr().err
     assert message in said and said.splitlines()[-1].startswith("olmorl-eval: ")
     assert not engines and not list(Path().glob("*answers*"))
+
+
+WORLD = """
+class World:
+    last = ""
+
+    def step(self, reply):
+        first, self.last = not self.last, reply["content"]
+        return "Are you sure?" if first else None
+
+    def reward(self):
+        return float(self.last == "It is 3.")
+"""
+REWARDS = """
+def sure(completions, **columns):
+    return [float(any(turn["content"] == "Are you sure?" for turn in one)) for one in completions]
+"""
+AGENT = Path(__file__).parents[2] / "actors" / "episodes" / "agent.py"
+
+
+@pytest.mark.parametrize(
+    ("player", "functions", "rewards"),
+    [
+        ('environment = "world.py:World"', "", {1.0, 0.0}),
+        ('environment = "world.py:World"', '[verifiers]\nfunctions = ["rewards.py:sure"]\n', {2.0, 1.0}),
+        (f'agent = "{sys.executable} {AGENT} reward"', "", {0.75}),
+    ],
+    ids=["environment", "function", "agent"],
+)
+def test_episodes_are_played_as_in_a_run(
+    player: str, functions: str, rewards: set[float], use: Use, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engines = use(lambda model, asked, sampling: f"It is {2 + ('1+2' in asked)}.")
+    Path("world.py").write_text(WORLD)
+    Path("rewards.py").write_text(REWARDS)
+    Path("recipe.toml").write_text(f"[sampling]\nmax_tokens = 64\n[episodes]\nmax_tokens = 400\n{player}\n{functions}")
+    save("asked.jsonl", {"messages": [{"role": "user", "content": "What is 1+2?"}]}, {"prompt": "What is 1+3?"})
+    words = ["one", "asked.jsonl", "--config", "recipe.toml", "--samples", "2", "--temperature", "1"]
+    found = evaluated(capsys, *words)
+    rows = load("asked-answers.jsonl")
+    assert {row["reward"] for row in rows} == rewards
+    assert {(len(row["episode"]["turns"]), row["episode"]["exit"]) for row in rows} == {(2, "done")}
+    assert numbers(found)["avg@2"] == fmean(row["solved"] for row in rows)
+    assert evaluated(capsys, *words, "--resume")["models"] == found["models"]
+    assert [engine.answered for engine in engines] == [8], "an episode is not played again"
+    assert main([*words, "--resume", "--episodes.max_turns", "9"]) == 2
+    assert "with another prompt, label, sampling or verifier, or other episodes" in capsys.readouterr().err
+
+
+def test_an_outage_of_an_agent_is_no_answer(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    use(sum_or_near)
+    Path("recipe.toml").write_text(f'[episodes]\nagent = "{sys.executable} {AGENT} crash"\n')
+    assert main(["one", save("asked.jsonl", {"prompt": "What is 1+2?"}), "--config", "recipe.toml"]) == 1
+    said = capsys.readouterr().err
+    assert "asked.jsonl:1: agent failed 3 times" in said and "--resume goes on" in said
+    assert not list(Path().glob("*answers*"))
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_file_of_an_earlier_version_without_episodes_goes_on(
+    use: Use, capsys: pytest.CaptureFixture[str], suffix: str
+) -> None:
+    engines = use(sum_or_near)
+    file = Path(f"answers{suffix}")
+    assert main(["one", sums(3), "-o", str(file)]) == 0
+    if suffix == ".parquet":
+        pq.write_table(pq.read_table(file).drop_columns(["episode"]), file)
+    else:
+        save(str(file), *({name: value for name, value in row.items() if name != "episode"} for row in load(str(file))))
+    assert main(["one", "sums.jsonl", "-o", str(file), "--resume"]) == 0
+    assert [engine.answered for engine in engines] == [3]
 
 
 def test_kills_lose_no_answer_and_none_is_sampled_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,8 @@ def model_folder(path: Path) -> str:
 class TextEngine:
     """Answers with texts, a few milliseconds each. A token is a byte; the limit of tokens cuts an answer off."""
 
+    version = Version(0, 0)
+
     def __init__(self, model: str, reply: Reply, log: Path | None = None, pause_s: float = 0.0) -> None:
         self._model = model
         self._tokenizer = build_tokenizer(4096)
@@ -51,7 +53,9 @@ class TextEngine:
     async def stop(self) -> None:
         pass
 
-    async def generate(self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0) -> Completion:
+    async def generate(
+        self, request_id: str, prompt: TokenIds, sampling: Sampling, priority: int = 0, salt: str | None = None
+    ) -> Completion:
         await asyncio.sleep(self._pause_s)
         asked = self._tokenizer.decode(prompt.tolist())
         whole = self._reply(self._model, asked, sampling)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from olmorl.deploy.credentials import guard_ray
+from olmorl.parent_death import STOP_SIGNALS
 from tests.browser import open_browser
 
 # Here, not in a hook or a fixture: Ray reads its environment when it is imported, and another conftest may do that.
@@ -52,6 +55,15 @@ def no_child_is_left() -> Iterator[None]:
     new = [child for child in psutil.Process().children() if child.pid not in before and not _is_of_a_library(child)]
     _, left = psutil.wait_procs(new, timeout=5)
     assert not left, f"children that no test waited for: {[_command(child) for child in left]}"
+
+
+@pytest.fixture(autouse=True)
+def stop_signals_are_heard() -> Iterator[None]:
+    """Fails a test after which programs would start deaf: a launcher that ignores SIGHUP outlives its terminal."""
+    yield
+    masks = re.findall(r"^Sig(?:Ign|Blk):\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    deaf_to = [number.name for number in STOP_SIGNALS if any(int(mask, 16) >> number - 1 & 1 for mask in masks)]
+    assert not deaf_to, f"this process ignores or blocks {deaf_to}"
 
 
 @pytest.fixture(autouse=True)

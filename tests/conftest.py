@@ -60,10 +60,9 @@ def no_child_is_left() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def stop_signals_are_heard() -> Iterator[None]:
     """Fails a test after which programs would start deaf: a launcher that ignores SIGHUP outlives its terminal."""
+    before = _deaf_to()
     yield
-    masks = re.findall(r"^Sig(?:Ign|Blk):\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
-    deaf_to = [number.name for number in STOP_SIGNALS if any(int(mask, 16) >> number - 1 & 1 for mask in masks)]
-    assert not deaf_to, f"this process ignores or blocks {deaf_to}"
+    assert _deaf_to() <= before, f"this process ignores or blocks {_deaf_to() - before}"
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +95,12 @@ def chromium() -> Iterator[Any]:
     """The real browser."""
     with open_browser() as browser:
         yield browser
+
+
+def _deaf_to() -> set[str]:
+    """Returns the names of the stop signals that this process ignores or blocks."""
+    masks = re.findall(r"^Sig(?:Ign|Blk):\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return {number.name for number in STOP_SIGNALS if any(int(mask, 16) >> number - 1 & 1 for mask in masks)}
 
 
 def _command(process: psutil.Process) -> str:

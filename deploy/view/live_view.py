@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections import deque
@@ -70,8 +71,9 @@ def _if_written() -> Iterator[None]:
     """A run continues when its output cannot be written: a full disk, a terminal that is gone or halted."""
     try:
         yield
-    except OSError:
-        terminal.leave()
+    except OSError as error:
+        if isinstance(error, BlockingIOError) or error.errno == errno.EIO:
+            terminal.leave()
 
 
 class Terminal(SafeConsole):

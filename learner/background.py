@@ -62,9 +62,14 @@ async def unless_failed(awaited: Coroutine[Any, Any, T], *background: Background
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Like `asyncio.to_thread`, but a cancelled caller waits until the thread has ended.
 
-    So no later work meets a thread that still runs. A second cancellation does not wait.
+    So no later work meets a thread that still runs.
     """
-    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    return await to_its_end(asyncio.to_thread(work, *args, **kwargs))
+
+
+async def to_its_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await work that a cancellation of the caller does not cut short. A second cancellation does not wait."""
+    working = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(working)
     except asyncio.CancelledError:

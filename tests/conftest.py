@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
 from olmorl.deploy.credentials import guard_ray
+from olmorl.parent_death import STOP_SIGNALS
 from tests.browser import open_browser
 
 # Here, not in a hook or a fixture: Ray reads its environment when it is imported, and another conftest may do that.
@@ -55,6 +58,14 @@ def no_child_is_left() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def stop_signals_are_heard() -> Iterator[None]:
+    """Fails a test after which programs would start deaf: a launcher that ignores SIGHUP outlives its terminal."""
+    before = _deaf_to()
+    yield
+    assert _deaf_to() <= before, f"this process ignores or blocks {_deaf_to() - before}"
+
+
+@pytest.fixture(autouse=True)
 def ray_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restores the token of the Ray import after a test, because a command may make its own token."""
     monkeypatch.setenv("RAY_AUTH_TOKEN", os.environ["RAY_AUTH_TOKEN"])
@@ -84,6 +95,12 @@ def chromium() -> Iterator[Any]:
     """The real browser."""
     with open_browser() as browser:
         yield browser
+
+
+def _deaf_to() -> set[str]:
+    """Returns the names of the stop signals that this process ignores or blocks."""
+    masks = re.findall(r"^Sig(?:Ign|Blk):\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return {number.name for number in STOP_SIGNALS if any(int(mask, 16) >> number - 1 & 1 for mask in masks)}
 
 
 def _command(process: psutil.Process) -> str:

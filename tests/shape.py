@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.paths.walks import KEY
+from tests.syntax_trees import nodes_of
 from tests.test_architecture import ROOT, code_files, import_graph, module_name
 
 MOST_ROWS = 10
@@ -24,7 +25,7 @@ MOST_ROWS = 10
 
 def attributes(path: Path) -> Iterator[tuple[str, int]]:
     """Every class of a file, with the number of attributes that it assigns or declares."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.ClassDef):
             declared = {
                 each.target.id
@@ -58,7 +59,7 @@ def naming(key: str) -> list[str]:
 
 
 def _names(path: Path) -> Iterator[str | None]:
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Attribute):
             yield node.attr
         elif isinstance(node, ast.Name):

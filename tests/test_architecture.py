@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from setuptools import find_namespace_packages
 
+from tests.syntax_trees import nodes_of
+
 ROOT = Path(__file__).resolve().parent.parent
 SPOKES = ("learner", "actors", "queues", "verifiers")
 FOLDERS = (*SPOKES, "deploy")
@@ -74,7 +76,7 @@ def module_name(path: Path) -> str:
 def imports(path: Path) -> set[str]:
     """Modules that a file imports, also inside functions and for type checking."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in nodes_of(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

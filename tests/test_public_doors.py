@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.syntax_trees import tree_of
+
 ROOT = Path(__file__).parents[1]
 OWN_PACKAGES = ("olmorl", "__future__")
 FOLDERS = ("actors", "deploy", "learner", "queues", "verifiers")
@@ -131,7 +133,7 @@ def faults(tree: ast.Module, own: set[str]) -> Iterator[tuple[int, str]]:
 
 
 def test_the_product_reaches_into_no_other_project_outside_compat() -> None:
-    trees = {path: ast.parse(path.read_text("utf-8")) for path in product_files()}
+    trees = {path: tree_of(path) for path in product_files()}
     own = own_names(list(trees.values()))
     found = [
         f"{path.relative_to(ROOT)}:{line}: {fault}" for path, tree in trees.items() for line, fault in faults(tree, own)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from olmorl import config, metrics
+from tests.syntax_trees import nodes_of
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "operate.md"
@@ -25,7 +26,7 @@ def texts() -> str:
     found = [(ROOT / "Makefile").read_text(encoding="utf-8")]
     for folder in FOLDERS:
         for path in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes_of(path):
                 if isinstance(node, ast.JoinedStr):
                     parts = [part.value if isinstance(part, ast.Constant) else GAP for part in node.values]
                     found.append("".join(map(str, parts)))

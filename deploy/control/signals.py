@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import os
 import signal
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
+
+from olmorl.deploy.view import terminal
 
 if TYPE_CHECKING:
     import asyncio
@@ -64,7 +65,9 @@ class _Interrupts:
 
     def _on_signal(self, number: int, _: object) -> None:
         if number == signal.SIGHUP:
-            _leave_terminal()
+            terminal.leave()
+        else:
+            terminal.wait_for_none()
         first = self.number is None
         self.number = self.number or number
         if first or self.act is not _wait:
@@ -113,16 +116,6 @@ def _heard() -> list[signal.Signals]:
     """The signals that this process handles: SIGHUP only if `nohup` has not turned it off."""
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in NAMES if number is not signal.SIGHUP or not is_ignored]
-
-
-def _leave_terminal() -> None:
-    """Write no more to a terminal or a pipe that is gone: that would raise OSError during the last checkpoint."""
-    nowhere = os.open(os.devnull, os.O_RDWR)
-    for descriptor in range(3):
-        with suppress(OSError):
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                os.dup2(nowhere, descriptor)
-    os.close(nowhere)
 
 
 _interrupts = _Interrupts()

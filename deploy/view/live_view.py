@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from olmorl.deploy.view import terminal
 from olmorl.deploy.view.console import SafeConsole
 from olmorl.deploy.view.dashboard import Dashboard, RecentSample, RunView, accuracy, duration
 from olmorl.deploy.view.run_history import RunHistory
@@ -64,11 +66,21 @@ class Status:
     """The limit of the run; the launcher adds it."""
 
 
+@contextmanager
+def _if_written() -> Iterator[None]:
+    """A run continues when its output cannot be written: a full disk, a terminal that is gone or halted."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, BlockingIOError) or error.errno == errno.EIO:
+            terminal.leave()
+
+
 class Terminal(SafeConsole):
-    """A run continues when its output cannot be written: a closed pipe, a full disk."""
+    """Prints what can be written, and ends with a closed pipe."""
 
     def print(self, *objects: Any, **options: Any) -> None:
-        with suppress(OSError):
+        with _if_written():
             super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
@@ -96,8 +108,10 @@ class LiveView:
 
     def __enter__(self) -> LiveView:
         if self.console.is_terminal:
-            self._live = Live(console=self.console, refresh_per_second=4, screen=True)
-            self._live.__enter__()
+            # It has no thread: a write that waits for the terminal has to be in the thread that handles signals.
+            self._live = Live(console=self.console, auto_refresh=False, screen=True)
+            with _if_written():
+                self._live.__enter__()
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -107,7 +121,7 @@ class LiveView:
         """Leave the full screen, and print what was said on it. May be called again."""
         if self._live is not None:
             live, self._live = self._live, None
-            with suppress(OSError):  # a terminal that is gone
+            with _if_written():
                 live.__exit__(None, None, None)
             while self._unprinted:
                 self._print(self._unprinted.popleft())
@@ -123,8 +137,7 @@ class LiveView:
         """Show the work of the launcher before the run has a status."""
         self._tell(what)
         if self._live is not None:
-            self.latest = self._history.view(self._now(phases=[what]), [], None)
-            self._live.update(Dashboard(self.latest))
+            self._draw(self._history.view(self._now(phases=[what]), [], None))
 
     @contextmanager
     def placing(self, what: str, wait_s: float) -> Iterator[None]:
@@ -163,9 +176,13 @@ class LiveView:
         if self._first_step is None and status.step:
             self._first_step = (status.step, time.monotonic())
         self._history.hear(status.actors)
-        self.latest = self._view(status, slots)
+        self._draw(self._view(status, slots))
+
+    def _draw(self, view: RunView) -> None:
+        self.latest = view
         if self._live is not None:
-            self._live.update(Dashboard(self.latest))
+            with _if_written():
+                self._live.update(Dashboard(view), refresh=True)
 
     def _phases(self, status: Status) -> Iterator[Phase]:
         return phases(status.waits, status.actors, status.results, self.engine_start)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from olmorl.clock import Clock
 from olmorl.config import Config
 from olmorl.errors import DeadlinePassed
-from olmorl.learner.background import in_thread
+from olmorl.learner.background import in_thread, to_its_end
 from olmorl.learner.orchestrator import recovery
 from olmorl.learner.orchestrator.changes import replaced_by_recipe
 from olmorl.learner.orchestrator.checkpoint_keeper import CheckpointKeeper, Export
@@ -148,9 +148,13 @@ class Orchestrator:
             every=lambda version: draws.settings(version).evaluation.every,
         )
         wall_s = next(lines.newest_first(), {"wall_s": 0.0})["wall_s"]
-        metrics = StepMetrics(lines, disk, clock.now(), wall_s, await queue.statuses())
-        await evaluator.start(lines.newest_first(), recovered.epoch)
-        await draws.counts()
+        try:
+            metrics = StepMetrics(lines, disk, clock.now(), wall_s, await queue.statuses())
+            await evaluator.start(lines.newest_first(), recovered.epoch)
+            await draws.counts()
+        except BaseException:
+            await to_its_end(draws.close())
+            raise
         ranks = RankCoordinator(config, draws, control, waits, num_ranks, plan.replay_to)
         ranks.expect_question()
         return cls(
@@ -190,10 +194,14 @@ class Orchestrator:
                 await self._last_exports()
             return stop.reason
         finally:
-            await self._keeper.close()
-            tending.cancel()
-            await asyncio.wait([tending])
-            await self.draws.close()
+            # The next start cancels this one also while it closes, and the process that writes rollouts has to end.
+            await to_its_end(self._close(tending))
+
+    async def _close(self, tending: asyncio.Task[None]) -> None:
+        await self._keeper.close()
+        tending.cancel()
+        await asyncio.wait([tending])
+        await self.draws.close()
 
     # --- calls of the launcher ----------------------------------------------------------------------
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import select
 import signal
 import subprocess
+import sys
 import termios
 import threading
 import time
@@ -41,6 +43,7 @@ class Terminal:
         self.output = b""
         self._is_open = True
         self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading.start()
 
     def spawn(self, command: list[str], _: IO[str], **env: str) -> subprocess.Popen[Any]:
         """Start a program as the foreground job of this terminal."""
@@ -55,7 +58,6 @@ class Terminal:
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
         os.close(self._theirs)
-        self._reading.start()
         return process
 
     def type(self, text: bytes) -> None:
@@ -63,14 +65,16 @@ class Terminal:
 
     def close(self) -> None:
         """Close the window: the session gets SIGHUP, and can write no more."""
-        self._is_open = False
-        with suppress(OSError):
+        if self._is_open:
+            self._is_open = False
+            self._reading.join()  # a read that waits would hold the terminal open until the launcher prints
             os.close(self._ours)
 
     def _read(self) -> None:
         with suppress(OSError):
-            while self._is_open and (data := os.read(self._ours, 65536)):
-                self.output += data
+            while self._is_open:
+                if select.select([self._ours], [], [], 0.05)[0]:
+                    self.output += os.read(self._ours, 65536)
 
 
 def to_all(run: Launch, _: Terminal) -> None:
@@ -150,6 +154,13 @@ def stopped_in_order(run: Launch, folders: dict[str, Path], way: str) -> float:
     assert not leftovers.staged(run).exists() and not leftovers.unused() - shared_memory
     print(f"{way}: {seconds:.1f} s")
     return seconds
+
+
+def test_a_closed_terminal_hangs_up_a_program_that_prints_nothing() -> None:
+    terminal = Terminal()
+    process = terminal.spawn(["sleep", "60"], sys.stdout)
+    terminal.close()
+    assert process.wait(30) == -signal.SIGHUP
 
 
 @pytest.mark.parametrize("_", range(REPEATS))

@@ -16,11 +16,13 @@ import pytest
 from olmorl import config
 from olmorl.clock import run_simulated
 from olmorl.errors import ResourceError, Superseded, UserError
+from olmorl.learner.orchestrator.evaluation import Evaluator
 from olmorl.learner.storage import checkpoint_dir, durable_files
 from olmorl.learner.storage.journal import Journal
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
 from olmorl.messages import Owner, Shard, Version
 from olmorl.queues.weights.memory_store import MemoryWeightStore
+from tests.learner.storage.test_rollout_writer import writing_processes
 
 Build = Callable[..., Any]
 POINTS = range(20)
@@ -507,6 +509,49 @@ def test_a_cut_ledger_is_left_behind_by_going_back(service: Build, num_bytes: in
     if left < part.ledger_bytes:
         with pytest.raises(ResourceError, match=r"000001.jsonl: cut after"):
             _ = run.ledger
+
+
+def test_a_start_that_is_cancelled_while_it_closes_ends_its_process(service: Build) -> None:
+    run = service({"schedule.steps": 50})
+
+    async def scenario() -> None:
+        await run.start()
+        await run.steps(2)
+        draws, tasks = run.orchestrator.draws, run._tasks
+
+        async def close() -> None:
+            await asyncio.sleep(2.0)
+            await type(draws).close(draws)
+
+        draws.close = close
+        assert writing_processes()
+        for _ in range(2):
+            tasks[0].cancel()
+            await asyncio.sleep(1.0)
+        await run.crash(actors=True)
+        assert not writing_processes()
+
+    run_simulated(scenario())
+
+
+def test_a_start_that_fails_half_way_leaves_no_task_and_no_process(
+    service: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = service()
+
+    async def fail(evaluator: Evaluator, *_: Any) -> None:
+        await evaluator._rollouts.restart_evaluation(1, "held")
+        raise ResourceError("no room")
+
+    monkeypatch.setattr(Evaluator, "start", fail)
+
+    async def scenario() -> None:
+        with pytest.raises(ResourceError, match="no room"):
+            await run.start()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert not writing_processes()
+
+    run_simulated(scenario())
 
 
 def test_an_inconsistent_queue_starts_again(service: Build) -> None:

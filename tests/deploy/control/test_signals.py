@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -171,3 +172,51 @@ def test_after_a_hangup_only_files_are_written_and_nohup_turns_it_off(
         )
     os.close(writer)
     assert (tmp_path / "errors").read_text().endswith(said)
+
+
+STALLED = """
+import asyncio, sys
+from pathlib import Path
+from olmorl.deploy.control import signals
+
+signals.install()
+
+from olmorl.deploy.view.live_view import LiveView, Status
+
+async def run():
+    asked = signals.Signals()
+    with asked.heard():
+        Path(sys.argv[1]).touch()
+        with LiveView("a run") as view:
+            while not asked.stop_asked.is_set():
+                view.show(Status(1, 9))
+                await asyncio.sleep(0)
+        view.say("stopped")
+
+asyncio.run(run())
+"""
+
+
+def test_a_terminal_that_takes_nothing_does_not_hold_up_a_stop(tmp_path: Path) -> None:
+    ours, theirs = os.openpty()
+    full = os.open(os.ttyname(theirs), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(full, bytes(4096))
+    process = subprocess.Popen(
+        [sys.executable, "-c", STALLED, str(tmp_path / "begun")],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
+    try:
+        while not (tmp_path / "begun").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()
+        for descriptor in (ours, theirs, full):
+            os.close(descriptor)

@@ -61,7 +61,8 @@ class LastPoints:
 
 def process_of(folder: Path, monkeypatch: pytest.MonkeyPatch, orchestrator: Any, queue: Any = None) -> Any:
     """A process whose run is open, with `LastPoints`."""
-    monkeypatch.setattr(run_process, "log_to", lambda *_: None)
+    for done_to_this_process in ("log_to", "leave_stop_to_launcher"):
+        monkeypatch.setattr(run_process, done_to_this_process, lambda *_: None)
     monkeypatch.setattr(reaper, "unlink_own_semaphores", lambda: None)  # this process has those of other tests
     recipe = config.build({"run": {"directory": folder, "mode": "simulated"}})
     process = OrchestratorProcess(recipe.model_dump(mode="json"), QueueAccess("redis://here", {}), {})

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from olmorl.verifiers.code.sandbox import tiers
+from tests.syntax_trees import nodes_of
 
 PACKAGE = "olmorl.verifiers.code.inside"
 FOLDER = Path(tiers.__file__).parent.parent / "inside"
@@ -37,7 +38,7 @@ def test_the_rooms_inside_depend_on_each_other_one_way() -> None:
     below = {"isolation": {"isolation"}, "bridge": {"bridge"}, "testing": {"testing", "bridge"}}
     for room, allowed in below.items():
         for path in (FOLDER / room).glob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            for node in nodes_of(path):
                 if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
                     used = f"{node.module}.".removeprefix(f"{PACKAGE}.").split(".")[0]
                     assert used in allowed, f"{path.name} imports {node.module}"

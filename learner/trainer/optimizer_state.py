@@ -155,10 +155,10 @@ class TrainingState:
         shares.refuse_other_model({name: getattr(weight, "ds_numel", weight.numel()) for name, weight in named})
         if self._stage == 3:
             self._zero.checkpoint_event_prologue()
-        kinds = [kind for kind in (*KINDS, REFERENCE) if shares.has(kind)]
+        has_reference = shares.has(REFERENCE)  # an earlier start may have refreshed none
         for piece in self._pieces():
             for kind, tensor in piece.tensors.items():
-                if kind in kinds:  # an earlier start may have refreshed no reference
+                if kind != REFERENCE or has_reference:
                     tensor.copy_(shares.read(kind, piece.name, piece.start, piece.start + piece.numel))
         for state in self._adam.state.values():
             state["step"].fill_(shares.steps)

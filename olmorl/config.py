@@ -184,14 +184,15 @@ class Schedule(Section):
     """Batches generated ahead. Default and upper bound: max_lag."""
     draw_ahead: Literal["fixed", "adaptive"] = "adaptive"
     """When prompts are drawn. `fixed`: as soon as `depth` allows; `adaptive`: only when a later draw could make the
-    learner wait, by the measured times of draws and steps and by how busy the engines are. `depth` stays the bound."""
+    learner wait, by the measured times of draws and steps and by how busy the engines are."""
     over_age: Literal["wait", "mask", "drop"] = "wait"
     """Groups with tokens older than max_lag. `wait`: the learner waits for slow groups, so that no group grows too old;
     `mask`: old tokens leave the loss; `drop`: the group is replaced, which drops the longest answers most."""
-    filter_zero_gradient: bool = True
-    """Replace groups whose rewards are all equal (active sampling)."""
+    filter_zero_gradient: Literal["without_refill"] | bool = True
+    """Groups with equal rewards: `true` replaces them (active sampling), `"without_refill"` makes the batch smaller,
+    `false` trains them."""
     max_useless_groups: int = Field(2000, ge=1)
-    """The run ends after this many groups in a row without a gradient, and after this many failed draws in a row."""
+    """The run ends after so many groups in a row without a gradient, and after so many failed draws."""
 
     @model_validator(mode="after")
     def _depth_within_lag(self) -> Schedule:
@@ -262,9 +263,10 @@ class Objective(Section):
     """Place of the KL term: the loss, or the reward of each token, which its earlier tokens also answer for."""
     kl_target: float | None = Field(None, gt=0)
     """With `kl_in = "reward"`: kl_beta adapts so that the divergence of an answer is this many nats a token."""
+    kl_refresh_every: int | None = Field(None, ge=1)
+    """Steps after which the policy becomes the reference."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
-    """Estimator of the KL term from sampled tokens. k3 is never negative and has little variance. Default with
-    `kl_in = "reward"`: k1."""
+    """Estimator of the KL term from sampled tokens. Default with `kl_in = "reward"`: k1."""
     reward_scale: float = Field(1.0, gt=0)
     """Factor of the rewards before the advantage. It matters under gradient clipping; the reference runs use 10."""
     overlong_buffer: int | None = Field(None, ge=0)
@@ -333,8 +335,7 @@ class Learner(Section):
     gradient_checkpointing: Literal["auto", "offload"] | bool | Every = "auto"
     """Recompute activations in the backward pass instead of keeping them: of all layers (`true`), of every n-th one (a
     number), or of none (`false`). `auto`: on a GPU as few as the memory plan allows, else none. `offload`: of all
-    layers, with the layer inputs that are kept in host memory until then. For GPUs: on the CPU they are there already.
-    """
+    layers, with the layer inputs that are kept in host memory until then. For GPUs."""
     mlp_tiles: int = Field(1, ge=1, le=64)
     """Tiles of a row in which each MLP is computed one after the other, and once more in the backward pass. Above 1,
     RMS norms keep only their input for the backward pass, too."""
@@ -354,6 +355,8 @@ class Learner(Section):
     """CPU cores of the ranks. Default: cores that no engine uses; on a cluster the system decides."""
     offload_optimizer: bool = False
     """Keep the optimizer state in host memory."""
+    offload_reference: bool = False
+    """Keep the reference model in host memory. It takes the policy's place for its pass."""
     batch_deadline_s: float = Field(3600, gt=0)
     """Longest wait of a rank for a batch. Then the run ends with the cause."""
     deepspeed: dict[str, Any] = Field(default_factory=dict)
@@ -413,8 +416,8 @@ class Actors(Section):
     max_running: int = Field(256, ge=1)
     """Most sequences that an engine decodes at one time."""
     batching: Literal["continuous", "static"] = "continuous"
-    """When an engine begins new sequences. `continuous`: when a slot is free; `static`: when all sequences before have
-    ended, with idle slots until then. `static` shows in a comparison what continuous batching is worth."""
+    """When an engine begins new sequences. `continuous`: when a slot is free; `static`, for comparisons: when all
+    sequences before have ended."""
     kv_cache_gib: float = Field(1.0, gt=0)
     """KV cache of an engine on CPU. On a GPU gpu_memory_utilization decides."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
@@ -433,7 +436,7 @@ class Actors(Section):
     stopped because its cache was full continues with the new one."""
     stall_deadline_s: float = Field(300, gt=0)
     """Longest time that an engine with requests makes no token, or stays more than schedule.max_lag versions behind.
-    Then its actor ends with the cause, and another actor replaces it."""
+    Then another actor replaces it."""
     vllm: dict[str, Any] = Field(default_factory=dict)
     """More arguments for vLLM's engine by their own names, for instance `kv_cache_dtype = "fp8"`. Arguments that other
     keys decide are refused."""
@@ -890,6 +893,17 @@ def _has_critic(config: Config) -> str | None:
     return f'critic.{named[0]} has no effect without a critic: set objective.preset = "ppo", or leave it out'
 
 
+def _reference_in_turn(config: Config) -> str | None:
+    """`objective.kl_refresh_every` needs `learner.offload_reference`; neither goes with adapters."""
+    offloads, every = config.learner.offload_reference, config.objective.kl_refresh_every
+    if (offloads or every) and config.model.lora.rank:
+        key = "learner.offload_reference" if offloads else "objective.kl_refresh_every"
+        return f"{key} with model.lora: the reference is the policy without adapters, which never changes: leave it out"
+    if every is None or offloads:
+        return None
+    return f"objective.kl_refresh_every = {every}: set learner.offload_reference = true, which makes it replaceable"
+
+
 def _has_adapters(config: Config) -> str | None:
     """The keys of `model.lora` need adapters."""
     lora = config.model.lora
@@ -1094,6 +1108,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _each_reward,
     _has_critic,
     _has_adapters,
+    _reference_in_turn,
     _compiled,
     _publishing,
     _best_checkpoint,

@@ -192,13 +192,11 @@ def not_known(settings: Config) -> str:
 
 
 def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
-    from olmorl.learner.algorithm.presets import resolve
+    from olmorl.learner.algorithm.presets import has_reference_weights
 
     on_gpu, states, row = plan(settings).on_gpu, rank.states, rank.activations
     layers, logits = (row.kept + row.layers, row.logits) if row else (0, 0)
-    needs_reference = resolve(settings.objective, settings.longest_answer).needs_reference
-    # With adapters, the reference is the policy without them.
-    reference = states.weights if needs_reference and not settings.model.lora.rank else 0
+    reference = 0 if settings.learner.offload_reference or not has_reference_weights(settings) else states.weights
     reserved = RESERVED_BYTES if on_gpu else 0
     copied = _copied_keys(settings)
     share = settings.learner.sequence_parallel
@@ -224,6 +222,12 @@ def _learner(settings: Config, rank: RankMemory) -> MemoryPlace:
     return MemoryPlace(
         LEARNER_GPU if on_gpu else "learner", there, rank.peak + copied + reference + reserved, limit, GPU_KEY
     )
+
+
+def _saved(settings: Config, rank: RankMemory) -> int:
+    """Bytes of the policy in a checkpoint, with those of a reference that is refreshed."""
+    reference = VALUE_BYTES[settings.model.dtype] if settings.objective.kl_refresh_every else 0
+    return (MASTER_AND_MOMENTS_BYTES + reference) * rank.trained
 
 
 def _copied_keys(settings: Config) -> int:
@@ -337,10 +341,11 @@ def _with_copies(host: MemoryPlace, place: MemoryPlace, number: int) -> MemoryPl
 
 
 def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights: int) -> list[MemoryPart]:
-    from olmorl.learner.algorithm.presets import resolve
+    from olmorl.learner.algorithm.presets import has_reference_weights, resolve
     from olmorl.learner.trainer.memory import MASTER_BYTES
 
     anchor = settings.schedule.max_lag > 0 and resolve(settings.objective, settings.longest_answer).needs_anchor
+    offloaded = settings.learner.offload_reference and has_reference_weights(settings)
     masters = MASTER_BYTES * rank.trained // placed.learner_nodes
     shards, ranks = weights // placed.learner_nodes, placed.ranks_per_node
     row = rank.activations.host * ranks if rank.activations else 0
@@ -348,8 +353,9 @@ def _learner_host(settings: Config, placed: Placement, rank: RankMemory, weights
     return [
         MemoryPart("snapshot for publishing", block(weights // placed.ranks) * ranks, "the shards of its ranks"),
         MemoryPart("copy for the deltas", shards if settings.has_deltas else 0, "weights.full_every"),
-        MemoryPart("copy for a checkpoint", block(MASTER_AND_MOMENTS_BYTES * rank.trained // placed.ranks) * ranks),
+        MemoryPart("copy for a checkpoint", block(_saved(settings, rank) // placed.ranks) * ranks),
         MemoryPart("earlier weights", 2 * shards + masters if anchor else 0, 'rho_kind = "two_factor"'),
+        MemoryPart("offloaded reference", shards + masters if offloaded else 0, "and the policy while it computes"),
         MemoryPart("export", _whole(settings, rank), "on the host of rank 0, after the last step"),
         MemoryPart("offloaded optimizer", rank.offloaded * ranks),
         MemoryPart("offloaded activations", row, f"a row of {settings.row_tokens:,} tokens"),
@@ -432,7 +438,8 @@ def kept_checkpoints(settings: Config) -> int:
 def _disk(settings: Config, rank: RankMemory, weights: int) -> tuple[MemoryPart, ...]:
     batch = settings.schedule.prompts_per_step * settings.sampling.group_size
     tokens = batch * settings.longest_answer
-    checkpoint, kept = MASTER_AND_MOMENTS_BYTES * rank.saved_parameters, kept_checkpoints(settings)
+    of_critic = MASTER_AND_MOMENTS_BYTES * rank.critic.trained if rank.critic else 0
+    checkpoint, kept = _saved(settings, rank) + of_critic, kept_checkpoints(settings)
     steps, every = min(settings.checkpoint.every, settings.schedule.steps), settings.checkpoint.export_every
     exports = 1 + settings.schedule.steps // every if every else 1
     parts = (

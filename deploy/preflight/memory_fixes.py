@@ -18,6 +18,7 @@ from olmorl.deploy.preflight.memory_places import (
     SHARED_GPU,
 )
 from olmorl.errors import ModelError
+from olmorl.learner.algorithm.presets import has_reference_weights
 from olmorl.learner.trainer.sequence_parallel import refuse_heads
 
 LEAST_ANSWER = 256
@@ -54,6 +55,8 @@ def _of_shared_gpu(settings: Config) -> Iterator[Change]:
 def _of_learner(settings: Config) -> Iterator[Change]:
     learner = settings.learner
     yield from _smaller_states_and_rows(settings)
+    if has_reference_weights(settings) and not learner.offload_reference:
+        yield "learner.offload_reference", True
     if not learner.offload_optimizer:
         yield "learner.offload_optimizer", True
     yield from _shared_rows(settings)

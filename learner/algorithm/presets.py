@@ -53,6 +53,8 @@ class Switches:
     overlong_buffer: int
     """Tokens before the length limit over which the reward falls by 1; 0: off."""
     mask_truncated: bool
+    kl_refresh_every: int | None = None
+    """Steps after which the policy becomes the reference; None: never."""
     teacher_coefficient: float | None = None
     """Factor of the teachers' part of the advantages; None: there are no teachers."""
     uses_rewards: bool = True
@@ -183,6 +185,7 @@ def resolve(objective: Objective, max_tokens: int) -> Switches:
     switches = Switches(
         **chosen,
         kl_target=objective.kl_target,
+        kl_refresh_every=objective.kl_refresh_every,
         constant_length=objective.constant_length or max_tokens,
         gamma=objective.gamma,
         lam=objective.lam,
@@ -212,6 +215,11 @@ def with_teachers(settings: Config) -> Switches:
             'tokens as rewards; choose another objective.advantage, or objective.kl_in = "loss"'
         )
     return replace(switches, teacher_coefficient=distillation.coefficient, uses_rewards=distillation.with_rewards)
+
+
+def has_reference_weights(settings: Config) -> bool:
+    """Whether the learner holds weights of a reference policy. With adapters, it is the policy without them."""
+    return resolve(settings.objective, settings.longest_answer).needs_reference and not settings.model.lora.rank
 
 
 def staleness_warning(objective: Objective, max_lag: int) -> str:
@@ -254,7 +262,7 @@ def _refuse_idle_switches(objective: Objective, switches: Switches) -> None:
             f"objective.rho = {switches.rho} with rho_kind = 'mask' keeps the weights in [1/rho, rho], which is empty: "
             "set rho to 1 or more"
         )
-    for key in ("kl_estimator", "kl_in"):
+    for key in ("kl_estimator", "kl_in", "kl_refresh_every"):
         if getattr(objective, key) is not None and not switches.needs_reference:
             raise ConfigError(f"objective.{key} needs a KL term: set objective.kl_beta over 0, for instance to 0.001")
     if objective.kl_target is not None and not switches.has_kl_reward:

@@ -70,6 +70,8 @@ class BatchBuilder:
         self, step: int, groups: Sequence[Group], starts: Sequence[Start], settings: Config | None = None
     ) -> Batch:
         """Pack the groups of `step`, in their order. `settings` are those of this step; None: the recipe's."""
+        if self._config.schedule.filter_zero_gradient == "without_refill":
+            groups = [group for group in groups if self.has_gradient(group)] or groups
         made = samples.with_batch_part([self._samples(group, step - 1, starts) for group in groups], self._switches)
         settings, last = settings or self._config, self._config.schedule.steps
         shards = pack(

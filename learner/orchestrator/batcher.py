@@ -128,9 +128,10 @@ class Batcher:
             return self._failed(item, result.cause, result.detail)
         if reason := defect(result):
             return self._failed(item, f"malformed: {reason}")
-        may_train = not self._schedule.filter_zero_gradient or self._builder.has_gradient(result)
-        self.streaks.scored(has_gradient=may_train)
-        if not may_train:
+        filters = self._schedule.filter_zero_gradient
+        teaches = not filters or self._builder.has_gradient(result)
+        self.streaks.scored(has_gradient=teaches)
+        if filters is True and not teaches:
             return Ending(item, Outcome.ZERO_GRADIENT)
         self.ready.add(item, result, scheduling.deadline(result, self._schedule.max_lag, starts))
         return None

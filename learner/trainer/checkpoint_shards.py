@@ -1,6 +1,7 @@
 """The shares of a checkpoint: each rank writes the pieces of parameters that it holds, and any rank can read any piece.
 
     share_0.safetensors   `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`: fp32 pieces of the flattened parameter NAME
+                          `reference/NAME`: of the reference policy, in the model's dtype, if training refreshes it
                           `buffer/NAME`, `objective/NAME` (rank 0), `random/cpu`, `random/cuda`
                           metadata: `ranks`, `steps` of the optimizer, `starts` of the pieces, `digest` of all other
                           bytes of the file
@@ -27,6 +28,8 @@ from olmorl.learner.storage import durable_files
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 """The tensors of a parameter's training state."""
+REFERENCE = "reference"
+"""The weights of a reference policy that training refreshes."""
 _ALIGNMENT = 8
 _LENGTH_BYTES = 8
 """Bytes before the header, which hold its length."""
@@ -49,7 +52,7 @@ class ParameterPiece(NamedTuple):
     start: int
     """Where the piece begins in the flattened parameter."""
     tensors: Mapping[str, Tensor]
-    """A flat view for each of `KINDS`."""
+    """A flat view for each of `KINDS`, and for `REFERENCE` if training refreshes it."""
 
     @property
     def numel(self) -> int:
@@ -87,6 +90,7 @@ class Share:
     def copy(self, pieces: Sequence[ParameterPiece], others: Mapping[str, Tensor], steps: float) -> None:
         """Copy the current state. Do not call while the previous copy is being written."""
         tensors = {f"{kind}/{piece.name}": piece.tensors[kind] for kind in KINDS for piece in pieces} | dict(others)
+        tensors |= {f"{REFERENCE}/{each.name}": each.tensors[REFERENCE] for each in pieces if REFERENCE in each.tensors}
         starts = {piece.name: piece.start for piece in pieces}
         metadata = {"ranks": str(self._world), "steps": str(steps), "starts": json.dumps(starts)}
         self._header, offsets = _header(tensors, {"digest": _NO_DIGEST.decode(), **metadata})
@@ -197,6 +201,10 @@ class Shares:
                     f"{self._folder}: the checkpoint is of another model: it has {there} for {name}, and model.path "
                     f"with model.lora has {here}; set both to what was trained"
                 )
+
+    def has(self, kind: str) -> bool:
+        """Whether the checkpoint has tensors of this kind."""
+        return any(name.startswith(f"{kind}/") for name in self._files[0].keys())  # noqa: SIM118
 
     def read(self, kind: str, name: str, start: int, end: int) -> Tensor:
         """A piece of a parameter's state, put together from the shares that hold it."""

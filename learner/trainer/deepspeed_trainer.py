@@ -152,7 +152,13 @@ class DeepSpeedTrainer:
             refuse_sharing(self._engine, self._model, self._device)
         if self._group:
             refuse_cuts(self._engine, self._model, self._device)
-        self._reference = self._build_reference(settings, temperature) if switches.needs_reference else None
+        self._reference: Any = None
+        self._held_reference: list[Tensor] | None = None
+        if switches.needs_reference and learner.offload_reference:
+            self._held_reference = self._state.weights()
+            self._state.reference = self._held_reference if switches.kl_refresh_every else None
+        elif switches.needs_reference:
+            self._reference = self._build_reference(settings, temperature)
         self._critic_settings = critic or config.Critic()
         self._critic = self._build_critic(settings) if switches.has_critic else None
         published = self._adapters.published if self._adapters else None
@@ -200,8 +206,10 @@ class DeepSpeedTrainer:
         if self._device.type == "cpu":
             malloc.give_back()
         values = self._step_values(shard, list(chain.from_iterable(rows)), stats_S, len(updates))
-        if self._reference:
+        if self._switches.needs_reference:
             values["kl_beta"] = beta
+        if (every := self._switches.kl_refresh_every) and shard.step % every == 0:
+            self._state.reference = self._held_reference = self._state.weights()
         values |= {"learner_forward_backward_s": backward_s, "learner_optimizer_s": optimizer_s}
         return values | {"grad_norm": sum(grad_norms) / len(grad_norms), "lr": rate}
 
@@ -214,7 +222,7 @@ class DeepSpeedTrainer:
         values = step_metrics(stats_S, num_updates)
         threshold = next_threshold(stats_S, self._state.outlier_threshold)
         values["outlier_threshold"] = self._state.outlier_threshold = threshold
-        if self._reference is None:
+        if not self._switches.needs_reference:
             del values["kl_ref_mean"]
         if self._critic:
             values |= self._critic.step_metrics(rows, self._of_all_ranks)
@@ -240,7 +248,7 @@ class DeepSpeedTrainer:
         rows, has_kl_reward = list(chain.from_iterable(minibatches)), self._switches.has_kl_reward
         blank: list[None] = [None] * len(rows)
         old = _score(self._engine, rows, self._device) if updates > 1 or has_kl_reward else blank
-        reference = _score(self._reference, rows, self._device) if self._reference else blank
+        reference = self._score_reference(rows) if self._switches.needs_reference else blank
         age, anchor = self._score_anchor(shard.step, rows) or (0, blank)
         values = self._critic.values(rows) if self._critic else []
         returns: list[Floats] = []
@@ -252,6 +260,13 @@ class DeepSpeedTrainer:
         flat = zip(rows, old, reference, values or blank, returns or blank, anchor, ages, strict=True)
         scored = (ScoredRow(*each) for each in flat)
         return [list(islice(scored, len(minibatch))) for minibatch in minibatches]
+
+    def _score_reference(self, rows: Sequence[RowArrays]) -> list[Tensor]:
+        """Log-probabilities by the reference. One in host memory takes the place of the policy meanwhile."""
+        if self._held_reference is None:
+            return _score(self._reference, rows, self._device)
+        with self._state.with_weights(self._held_reference):
+            return _score(self._engine, rows, self._device)
 
     def _kl(self, old_T: Tensor | None, reference_T: Tensor | None) -> Floats:
         """kl_T of a row, in nats."""

@@ -113,11 +113,6 @@ class RankMemory(NamedTuple):
     """Of the critic. Its activations and those of the policy are not there at the same time."""
 
     @property
-    def saved_parameters(self) -> int:
-        """Parameters in a checkpoint."""
-        return self.trained + (self.critic.trained if self.critic else 0)
-
-    @property
     def standing(self) -> int:
         """Bytes on the device at all times."""
         states = self.states

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from olmorl.learner.algorithm.objective import NO_OUTLIERS
 from olmorl.learner.trainer import compat
-from olmorl.learner.trainer.checkpoint_shards import KINDS, ParameterPiece, Share, Shares, share_of
+from olmorl.learner.trainer.checkpoint_shards import KINDS, REFERENCE, ParameterPiece, Share, Shares, share_of
 from olmorl.learner.trainer.process_group import Ranks
 from olmorl.learner.trainer.weight_snapshot import HeldPiece
 
@@ -41,6 +41,8 @@ class TrainingState:
         """`LossInputs.outlier_threshold` of the next step, the same on all ranks."""
         self.kl_beta = 0.0
         """Weight of the KL term of the next step, the same on all ranks."""
+        self.reference: list[Tensor] | None = None
+        """This rank's part of a reference policy that checkpoints hold, in host memory; None: they hold none."""
         self._share = Share(ranks.rank, ranks.world, pinned=device.type == "cuda")
         # A separate thread, so that a disk that hangs delays nothing else.
         self._disk = ThreadPoolExecutor(1, "save")
@@ -153,9 +155,11 @@ class TrainingState:
         shares.refuse_other_model({name: getattr(weight, "ds_numel", weight.numel()) for name, weight in named})
         if self._stage == 3:
             self._zero.checkpoint_event_prologue()
+        has_reference = shares.has(REFERENCE)  # an earlier start may have refreshed none
         for piece in self._pieces():
             for kind, tensor in piece.tensors.items():
-                tensor.copy_(shares.read(kind, piece.name, piece.start, piece.start + piece.numel))
+                if kind != REFERENCE or has_reference:
+                    tensor.copy_(shares.read(kind, piece.name, piece.start, piece.start + piece.numel))
         for state in self._adam.state.values():
             state["step"].fill_(shares.steps)
         saved = shares.others("buffer/")
@@ -168,8 +172,11 @@ class TrainingState:
         return [(name, weight) for name, weight in self._model.named_parameters() if weight.requires_grad]
 
     def _pieces(self) -> Iterator[ParameterPiece]:
-        for name, start, holder, offset, numel in self._holders():
-            yield self._piece(name, start, holder, offset, numel)
+        for number, held in enumerate(self._holders()):
+            piece = self._piece(*held)
+            if self.reference is not None:
+                piece = piece._replace(tensors={**piece.tensors, REFERENCE: self.reference[number]})
+            yield piece
 
     def _holders(self) -> Iterator[tuple[str, int, Tensor, int, int]]:
         """Yields the name, start, tensor that AdamW updates, offset there and number of values of each piece."""

@@ -197,8 +197,10 @@ class Rank:
         trainer = self.trainer(job)
         values = self.train(trainer, job, range(1, 4))
         weights = snapshot_tensors(trainer)
+        held = trainer._reference.parameters() if isinstance(trainer._reference, PackedPolicy) else None
+        reference_bytes = sum(part.nbytes for part in held or trainer._held_reference or ())
         trainer.close()
-        return {"values": values, "weights": weights}
+        return {"values": values, "weights": weights, "reference_bytes": reference_bytes}
 
     def resume(self, job: dict[str, Any], folder: Path) -> dict[str, Any]:
         """Two steps, a checkpoint, two more; then the last two again in a new trainer."""

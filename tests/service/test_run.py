@@ -286,6 +286,16 @@ def test_without_the_filter_every_group_is_trained(service: Build) -> None:
     assert run.lines[-1]["prompts_drawn_total"] == 12 * 8
 
 
+def test_without_refill_no_group_is_replaced_and_batches_are_smaller(service: Build) -> None:
+    run = service({"schedule.filter_zero_gradient": "without_refill", "simulation.solve_rate": 0.9})
+    run_simulated(run.run())
+    last, groups = run.lines[-1], [line["batch_groups"] for line in run.lines]
+    assert (last["prompts_drawn_total"], last["groups_zero_gradient_total"]) == (12 * 8, 0)
+    rewards = [(record["step"], {one["reward"] for one in record["completions"]}) for record in run.rollouts]
+    teaching = [sum(at == step and len(each) > 1 for at, each in rewards) for step in range(1, 13)]
+    assert groups == [number or 8 for number in teaching] and min(groups) < 8
+
+
 def test_a_stop_ends_after_the_current_step_with_a_checkpoint(service: Build) -> None:
     run = service({"schedule.steps": 100, "checkpoint.every": 50})
 

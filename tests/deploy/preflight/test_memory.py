@@ -166,6 +166,27 @@ def test_a_critic_takes_what_the_policy_takes_but_the_activations(models: Path) 
     assert of_both == 2 * saved
 
 
+@pytest.mark.parametrize("nodes", [1, 4])
+def test_an_offloaded_reference_leaves_the_device_for_the_host(models: Path, nodes: int) -> None:
+    """Critic and reference of a 7B on one node and on several, with all three in turns on the same GPUs."""
+    changes = (("objective.preset", '"ppo"'), ("objective.kl_beta", "0.01"), ("learner.nodes", str(nodes)))
+    offloads = ("learner.offload_reference", "true")
+    beside, away, refreshed = (
+        memory.memory_plan(shipped(models, "olmo3-7b-think", *changes, *more))
+        for more in ((), (offloads,), (offloads, ("objective.kl_refresh_every", "10")))
+    )
+    ranks, parameters = 8 * nodes, SHIPPED["olmo3-7b-think"][1]
+    parts = of(beside.places[0])
+    assert parts["reference model"] == parts["weights"]
+    assert "reference model" not in of(away.places[0]) and "critic" in of(away.places[0])
+    assert beside.places[0].needed - away.places[0].needed == beside.places[0].parts[0].num_bytes
+    [held] = [part for place in away.places for part in place.parts if part.what == "offloaded reference"]
+    share = 8 * parameters // ranks  # of a host, with the fp32 weights of the policy while the reference computes
+    assert held.num_bytes == 2 * share + 4 * share
+    kept, more = ({part.what: part.num_bytes for part in each.disk}["a checkpoint"] for each in (away, refreshed))
+    assert (kept, more) == (2 * 12 * parameters, (2 * 12 + 2) * parameters)
+
+
 def test_adapters_are_all_that_is_published_and_saved_and_has_an_optimizer(models: Path) -> None:
     alone = (("learner.nodes", "1"), ("learner.ranks_per_node", "1"), ("learner.zero_stage", "2"))
     changes = (*alone, ("learner.compile", "false"), ("model.lora.rank", "32"), ("objective.kl_beta", "0.1"))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -63,6 +64,17 @@ class LeasedGroup:
         """Cancel its generation, unless its result is on the way to the queue."""
         if self.task and not self.committing:
             self.task.cancel()
+
+    @contextmanager
+    def waiting(self, note_change: Callable[[], None]) -> Iterator[None]:
+        """One of its episodes waits, and not for the engine."""
+        self.num_waiting += 1
+        note_change()
+        try:
+            yield
+        finally:
+            self.num_waiting -= 1
+            note_change()
 
     def discard(self, num_tokens: int) -> None:
         """Count the tokens of an episode that is played again."""

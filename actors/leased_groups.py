@@ -99,10 +99,12 @@ def place_in_engine(prompt: Prompt, held: Iterable[LeasedGroup]) -> int:
 
 def held_sequences(works: Iterable[LeasedGroup]) -> HeldSequences:
     """Count the sequences of all groups."""
-    generating = unverified = evaluation = 0
+    generating = unverified = evaluation = waiting = 0
     for work in works:
-        generating += work.num_generating
+        running = work.num_generating - work.num_waiting
+        generating += running
         unverified += work.num_unverified
+        waiting += work.num_waiting
         if work.prompt.lane != TRAIN_LANE:
-            evaluation += work.num_generating
-    return HeldSequences(generating, unverified, evaluation)
+            evaluation += running
+    return HeldSequences(generating, unverified, evaluation, waiting)

@@ -26,8 +26,9 @@ USUAL_SLOWDOWN = 0.2
 """Assumed share of a token's time that grows with the number of sequences."""
 LEAST_SPREAD = 0.1
 """Relative spread of the number of running sequences at which the heartbeats count as much as the assumption."""
+WAITS = ("weights", "verdicts", "group", "environment")
 _SUMS = (
-    *("up_s", "busy_s", "running_s", "slots_s", "awaiting_weights_s", "awaiting_verdicts_s", "awaiting_group_s"),
+    *("up_s", "busy_s", "running_s", "slots_s", *(f"awaiting_{name}_s" for name in WAITS)),
     *("flops", "moved_bytes", "scored_s"),
 )
 
@@ -163,12 +164,11 @@ class EngineTimes:
         up_s, engines = sums["up_s"], self._engines
         if not up_s or not engines:
             names = ("slots", "busy_fraction", "slots_fraction", "capacity_tokens_per_s", "mfu", "mbu")
-            waits = ("weights", "verdicts", "group")
             return {
                 "engines": engines,
                 "weight_proof_fraction": None,
                 **{f"engine_{name}": None for name in names},
-                **{f"sequences_awaiting_{name}": None for name in waits},
+                **{f"sequences_awaiting_{name}": None for name in WAITS},
             }
         slots = sums["slots_s"] / up_s
         capacity = self._speed.tokens_per_s(slots)
@@ -181,10 +181,7 @@ class EngineTimes:
             "engine_mfu": sums["flops"] / most_flops if most_flops else None,
             "engine_mbu": sums["moved_bytes"] / most_bytes if most_bytes else None,
             "engine_capacity_tokens_per_s": None if capacity is None else capacity * engines,
-            **{
-                f"sequences_awaiting_{name}": sums[f"awaiting_{name}_s"] / up_s * engines
-                for name in ("weights", "verdicts", "group")
-            },
+            **{f"sequences_awaiting_{name}": sums[f"awaiting_{name}_s"] / up_s * engines for name in WAITS},
         }
 
 

@@ -30,11 +30,13 @@ class HeldSequences(NamedTuple):
     """Sequences of the leases an actor holds."""
 
     generating: int
-    """Not finished by the engine, submitted or not."""
+    """Not finished by the engine, submitted or not, without the waiting ones."""
     unverified: int
     """Finished, without their verdicts."""
     evaluation: int
     """The part of `generating` that belongs to evaluation lanes."""
+    waiting: int = 0
+    """Episodes that wait for their environment. Others have their slots, until they go on, before younger ones."""
 
 
 def lanes(sampling: config.SamplingSettings, evaluation: config.Evaluation, names: Sequence[str]) -> tuple[Lane, ...]:
@@ -98,7 +100,7 @@ class Intake:
     def room(self, held: HeldSequences) -> int:
         """Sequences to admit now."""
         if self._settings.batching == "static":
-            return 0 if held.generating else self._settings.max_running
+            return 0 if held.generating or held.waiting else self._settings.max_running
         return room(self._engine.load(), held, self._settings.max_waiting, config.KV_HEADROOM)
 
     async def lease(self, held: HeldSequences) -> list[Lease]:

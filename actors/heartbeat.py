@@ -83,6 +83,7 @@ def with_engine(
         awaiting_weights_s=times.awaiting_weights_s,
         awaiting_verdicts_s=times.awaiting_verdicts_s,
         awaiting_group_s=times.awaiting_group_s,
+        awaiting_environment_s=times.awaiting_environment_s,
         flops=use.flops,
         moved_bytes=use.num_bytes,
         peak_flops_per_s=peak.flops_per_s or 0.0,

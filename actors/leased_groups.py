@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -64,6 +65,17 @@ class LeasedGroup:
         if self.task and not self.committing:
             self.task.cancel()
 
+    @contextmanager
+    def waiting(self, note_change: Callable[[], None]) -> Iterator[None]:
+        """One of its episodes waits, and not for the engine."""
+        self.num_waiting += 1
+        note_change()
+        try:
+            yield
+        finally:
+            self.num_waiting -= 1
+            note_change()
+
     def discard(self, num_tokens: int) -> None:
         """Count the tokens of an episode that is played again."""
         self.num_tokens -= num_tokens
@@ -87,10 +99,12 @@ def place_in_engine(prompt: Prompt, held: Iterable[LeasedGroup]) -> int:
 
 def held_sequences(works: Iterable[LeasedGroup]) -> HeldSequences:
     """Count the sequences of all groups."""
-    generating = unverified = evaluation = 0
+    generating = unverified = evaluation = waiting = 0
     for work in works:
-        generating += work.num_generating
+        running = work.num_generating - work.num_waiting
+        generating += running
         unverified += work.num_unverified
+        waiting += work.num_waiting
         if work.prompt.lane != TRAIN_LANE:
-            evaluation += work.num_generating
-    return HeldSequences(generating, unverified, evaluation)
+            evaluation += running
+    return HeldSequences(generating, unverified, evaluation, waiting)

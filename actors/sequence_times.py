@@ -21,11 +21,14 @@ class SequenceTimes:
     """Finished by the engine, without their verdicts."""
     awaiting_group_s: float = 0.0
     """Verified, and their group is not stored: they wait for its slowest sequence."""
+    awaiting_environment_s: float = 0.0
+    """Between two turns of an episode: they wait for its environment or agent."""
     noted_at: float = 0.0
     _slots: int = 0
     _weights: int = 0
     _verdicts: int = 0
     _group: int = 0
+    _environment: int = 0
 
     def __post_init__(self) -> None:
         self.noted_at = self.started_at
@@ -41,13 +44,15 @@ class SequenceTimes:
         self.awaiting_weights_s += seconds * self._weights
         self.awaiting_verdicts_s += seconds * self._verdicts
         self.awaiting_group_s += seconds * self._group
+        self.awaiting_environment_s += seconds * self._environment
         self._slots = slots
-        self._weights = self._verdicts = self._group = 0
+        self._weights = self._verdicts = self._group = self._environment = 0
         for work in works:
             if work.version is None:
                 self._weights += work.prompt.group_size
             else:
                 self._verdicts += work.num_unverified
+                self._environment += work.num_waiting
                 self._group += work.prompt.group_size - work.num_generating - work.num_unverified
 
     @property

@@ -366,6 +366,8 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     """Seconds of finished sequences without their verdicts, summed over them."""
     awaiting_group_s: float = 0.0
     """Seconds of verified sequences whose group is not stored, summed over them."""
+    awaiting_environment_s: float = 0.0
+    """Seconds of episodes that wait for their environment or agent, summed over them."""
     flops: float = 0.0
     """Operations that the tokens of the engine needed."""
     moved_bytes: float = 0.0

@@ -116,6 +116,7 @@ STEP: Final = {
     "sequences_awaiting_weights": "Leased sequences that wait for a version. A mean over time.",
     "sequences_awaiting_verdicts": "Finished sequences without their verdicts. A mean over time.",
     "sequences_awaiting_group": "Verified sequences whose group is not finished. A mean over time.",
+    "sequences_awaiting_environment": "Episodes that wait for their environment or agent. A mean over time.",
     "groups_ready": "Finished groups that wait for a step. A mean over time.",
     "data_ended": "1 when the data has no further row to draw.",
 }
@@ -138,6 +139,7 @@ ACTOR: Final = {
     "sequences_awaiting_weights_s_total": "Seconds of leased sequences that wait for a version, summed over them.",
     "sequences_awaiting_verdicts_s_total": "Seconds of finished sequences without verdicts, summed over them.",
     "sequences_awaiting_group_s_total": "Seconds of verified sequences that wait for their group, summed over them.",
+    "sequences_awaiting_environment_s_total": "Seconds of episodes that wait for their environment, summed over them.",
     "engine_flops_total": "Operations that the tokens of the engine needed.",
     "engine_moved_bytes_total": "Bytes of weights and KV cache that the steps of the engine moved.",
     "engine_peak_flops_per_s": "Operations per second of which its devices are capable; 0: not known.",

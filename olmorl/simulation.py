@@ -19,6 +19,10 @@ class Simulation(Section):
     """Share by which each additional sequence slows a step."""
     mean_tokens: float = Field(120.0, gt=0)
     """Mean length of a completion. Lengths are log-normal."""
+    turns: int = Field(1, ge=1)
+    """Answers of an episode, each of them of `mean_tokens`."""
+    tool_s: float = Field(0.0, ge=0)
+    """Seconds of a tool after each answer of an episode."""
     tail: float = Field(0.7, ge=0)
     """Sigma of the log-normal length."""
     solve_rate: float = Field(0.5, ge=0, le=1)

@@ -13,7 +13,7 @@ from olmorl.actors.episodes.agent_process import AgentProcess
 from olmorl.actors.episodes.agent_session import AgentSession
 from olmorl.actors.episodes.chat_request import MODEL
 from olmorl.actors.episodes.endpoint import Endpoint
-from olmorl.actors.episodes.runner import TRIES
+from olmorl.actors.episodes.runner import TRIES, pause_before
 from olmorl.actors.episodes.turns import DONE, OUT_OF_TIME
 from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import Clock
@@ -57,6 +57,7 @@ class AgentRunner:
         """
         causes = []
         for number in range(TRIES):
+            await pause_before(number, work, self._clock, self._note_change)
             episode = _Episode(self._play, work, self._note_change)
             try:
                 async with asyncio.TaskGroup() as tasks:

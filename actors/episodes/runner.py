@@ -8,15 +8,14 @@ wrote is tokenized again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from msgspec.structs import replace
 
-from olmorl import seeds
+from olmorl import deadlines, seeds
 from olmorl.actors.episodes.turns import BAD_CALL, DONE, MAX_TURNS, TOO_LONG, CacheSalt, Turns
 from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import Clock
@@ -26,6 +25,13 @@ from olmorl.ports import Engine, Environment, Environments, Renderer, Sampling
 
 TRIES = 3
 """Times that an episode is played before its group fails."""
+
+
+async def pause_before(number: int, work: LeasedGroup, clock: Clock, note_change: Callable[[], None]) -> None:
+    """Wait before try `number`, longer before each: an outage that ends soon fails no group."""
+    if number:
+        with work.waiting(note_change):
+            await clock.sleep(deadlines.RESTART_PAUSE_S * number)
 
 
 class Player(Protocol):
@@ -92,6 +98,7 @@ class EpisodeRunner:
         """
         causes = []
         for number in range(TRIES):
+            await pause_before(number, work, self._clock, self._note_change)
             path = _Path(work.prompt.token_ids)
             environment = self._play.environments.open()
             try:
@@ -113,7 +120,7 @@ class EpisodeRunner:
         path: _Path,
     ) -> Completion:
         prompt = work.prompt
-        with self._waiting(work):
+        with work.waiting(self._note_change):
             written = await environment.reset(prompt, index)
         conversation = conversation_of(prompt) if written is None else written
         if written is not None:
@@ -125,7 +132,7 @@ class EpisodeRunner:
             path.exit = _exit_of(answer, reply)
             if path.exit:
                 break
-            with self._waiting(work):
+            with work.waiting(self._note_change):
                 step = await environment.step(reply)
             if step.done:
                 path.exit = MAX_TURNS if step.truncated else DONE
@@ -136,7 +143,7 @@ class EpisodeRunner:
                 conversation = [*conversation, reply, *step.messages]
                 if path.length >= self._play.max_tokens:
                     path.exit = TOO_LONG
-        with self._waiting(work):
+        with work.waiting(self._note_change):
             episode = path.turns.completion(path.exit, {})
             return replace(episode, verdicts=await environment.reward(episode))
 
@@ -151,17 +158,6 @@ class EpisodeRunner:
         work.num_tokens += len(answer.token_ids)
         path.answered(answer, asked_at, self._clock.wall())
         return answer
-
-    @contextmanager
-    def _waiting(self, work: LeasedGroup) -> Iterator[None]:
-        """The episode waits for its environment, not for the engine."""
-        work.num_waiting += 1
-        self._note_change()
-        try:
-            yield
-        finally:
-            work.num_waiting -= 1
-            self._note_change()
 
 
 def _exit_of(answer: Completion, reply: dict[str, Any]) -> str:

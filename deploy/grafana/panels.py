@@ -375,10 +375,11 @@ ENGINES = _board(
     ),
     _panel(
         "Sequences that wait, by reason",
-        "Few. Weights: updates are late. Verdicts: verifiers are slow. Group: one answer is longer than the rest.",
+        "Few. Weights: updates are late. Verdicts: verifiers are slow. Group: one answer is longer than the rest. "
+        "Environment: tools are slow; their slots are with others.",
         *(
             Query(f"sum({_rate(f'sequences_awaiting_{what}_s_total', ALL_ACTORS, '1m')})", what)
-            for what in ("weights", "verdicts", "group")
+            for what in ("weights", "verdicts", "group", "environment")
         ),
         stacked=True,
     ),

@@ -61,6 +61,7 @@ Not simulated: start-up, evaluation, checkpoints, faults, preemption in a full K
 
 exit codes: 0 done, 2 a mistake to mend, 130 interrupted.
 """
+RATES = ("mean_tokens", "turns", "tool_s", "train_s", "engine_tokens_per_s")
 STEPS = 20
 """Counted steps of the recipe itself. Other batches are counted over as many groups."""
 
@@ -85,6 +86,8 @@ def _parser() -> Parser:
     add("--learner-nodes", type=count, metavar="N", help="nodes of the learner")
     add("--actor-nodes", type=count, metavar="M", help="nodes of the actors")
     add("--mean-tokens", type=positive, metavar="T", help="mean length of an answer, the limit included")
+    add("--turns", type=count, metavar="N", help="answers of an episode, each of --mean-tokens (default: 1)")
+    add("--tool-s", type=positive, metavar="S", help="seconds of a tool after each answer of an episode (default: 0)")
     add("--train-s", type=positive, metavar="S", help="seconds in which the learner trains a step of this recipe")
     about_engine = "speed of one engine with actors.max_running sequences"
     add("--engine-tokens-per-s", type=positive, metavar="R", help=about_engine)
@@ -158,7 +161,7 @@ def _plan(arguments: argparse.Namespace, overrides: Sequence[tuple[str, str]]) -
         tried = sweep.tried
     predictions = sorted(tried.values(), key=lambda one: one.choice)
     # The run itself can be compared with a prediction of its own configuration and rates only.
-    rates = (arguments.mean_tokens, arguments.train_s, arguments.engine_tokens_per_s)
+    rates = tuple(getattr(arguments, name) for name in RATES)
     changed = overrides or arguments.recipe or any(rates)
     real = run if run and choice_of(run.settings) == own and not changed else None
     report.show(out, settings, predictions, None if arguments.no_sweep else chosen, real)
@@ -208,9 +211,15 @@ def _workload(
                 "give a smaller mean, or raise --sampling.max_tokens"
             )
         load = load.with_mean(mean, limit)
-    rates: dict[str, float] = {}
+    rates: dict[str, float] = {
+        key: value for key in ("turns", "tool_s") if (value := getattr(arguments, key)) is not None
+    }
+    turns = rates.get("turns", load.simulation.turns)
+    if load.groups and (turns > 1 or "tool_s" in rates):
+        raise ConfigError("--turns, --tool-s: recorded answers are whole episodes; give --mean-tokens, of one answer")
     if (train_s := arguments.train_s) is not None:
-        tokens = settings.schedule.prompts_per_step * settings.sampling.group_size * load.expected_tokens(limit)
+        answers = settings.schedule.prompts_per_step * settings.sampling.group_size * turns
+        tokens = answers * load.expected_tokens(limit)
         rates |= {"train_overhead_s": 0.0, "train_tokens_per_s": tokens / train_s / plan(settings).ranks}
     if (speed := arguments.engine_tokens_per_s) is not None:
         slots = settings.actors.max_running

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from olmorl.actors import admission
+from olmorl.actors.episodes.fake_environments import FakeEnvironments, FakeRenderer
+from olmorl.actors.episodes.runner import Play
 from olmorl.actors.fake_answers import FakeAnswers
 from olmorl.actors.fake_engine import FakeEngine, FakeScorer
 from olmorl.actors.loop import Actor
@@ -20,7 +22,7 @@ from olmorl.learner import loop
 from olmorl.learner.data.stream import PromptStream, Source
 from olmorl.learner.orchestrator.orchestrator import Orchestrator
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
-from olmorl.messages import Probe, Version
+from olmorl.messages import EpisodeStart, Probe, Version
 from olmorl.ports import Row
 from olmorl.queues.prompts.memory_queue import MemoryQueue
 from olmorl.queues.weights.memory_store import MemoryWeightStore
@@ -89,7 +91,7 @@ class SimulatedService:
         queue = MemoryQueue(settings.queue, MOST_LIVE, clock)
         store = DelayedWeightStore(clock, settings.simulation.publish_s)
         stream = PromptStream(
-            [Source("simulated", None, simulated_rows(self._num_rows))],
+            [Source("simulated", None, simulated_rows(self._num_rows, settings.episodes.environment))],
             settings.run.seed,
             settings.data.shuffle,
             settings.data.epochs,
@@ -141,6 +143,7 @@ class SimulatedService:
             lease_s=settings.queue.lease_s,
             max_lag=settings.schedule.max_lag,
             max_span=settings.schedule.max_lag if settings.schedule.over_age == "drop" else None,
+            play=simulated_play(settings),
         )
 
 
@@ -149,10 +152,26 @@ def row_number(prompt: Any) -> int:
     return int(prompt[0])
 
 
-def simulated_rows(number: int) -> list[Row]:
-    """The first rows of the data of simulated runs."""
+def simulated_play(settings: Config) -> Play | None:
+    """Episodes with the turns and the tool time of the simulation; None for single answers."""
+    if settings.episodes.environment is None:
+        return None
+    simulation = settings.simulation
+    return Play(
+        FakeEnvironments(simulation.turns, simulation.tool_s),
+        FakeRenderer(),
+        max_turns=max(simulation.turns, settings.episodes.max_turns),
+        max_prompt=settings.data.max_prompt_tokens,
+        max_tokens=settings.longest_answer,
+        max_cache_age=settings.schedule.max_lag,
+    )
+
+
+def simulated_rows(number: int, environment: str | None = None) -> list[Row]:
+    """The first rows of the data of simulated runs, each an episode if there is an environment."""
+    episode = EpisodeStart(environment=environment) if environment else None
     return [
-        Row(f"simulated:{i + 1}", f"{i}", np.array([i, 5, 5], np.int32), ("simulated",), ("",), {}, False)
+        Row(f"simulated:{i + 1}", f"{i}", np.array([i, 5, 5], np.int32), ("simulated",), ("",), {}, False, episode)
         for i in range(number)
     ]
 

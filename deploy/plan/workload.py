@@ -112,6 +112,7 @@ def least_step_s(settings: Config, workload: Workload) -> float:
         settings.schedule.prompts_per_step
         * settings.sampling.group_size
         * workload.expected_tokens(settings.sampling.max_tokens)
+        * simulation.turns
     )
     slots = settings.actors.max_running
     engine = slots * simulation.tokens_per_s / (1 + simulation.batch_slowdown * (slots - 1))
@@ -130,8 +131,13 @@ def simulated_settings(settings: Config, workload: Workload, units: Units, folde
         "mean_tokens": max(simulation.mean_tokens / units.tokens, 1e-3),
     }
     rates |= {
-        key: rates[key] / units.seconds for key in ("train_overhead_s", "verify_s", "publish_s", "update_s", "save_s")
+        key: rates[key] / units.seconds
+        for key in ("train_overhead_s", "verify_s", "publish_s", "update_s", "save_s", "tool_s")
     }
+    longest = max(1, round(settings.sampling.max_tokens / units.tokens))
+    turns = simulation.turns
+    # The last reply ends an episode; each other one has a few tokens.
+    episodes = {"environment": "fake:fake", "max_turns": turns, "max_tokens": turns * (longest + 3)}
     kept: Mapping[str, Any] = settings.model_dump(
         mode="json", exclude_none=True, include={"sampling", "schedule", "learner", "actors", "weights"}
     )
@@ -142,8 +148,9 @@ def simulated_settings(settings: Config, workload: Workload, units: Units, folde
             "data": {"shuffle": False, "max_prompt_tokens": 8},
             "sampling": {
                 **kept["sampling"],
-                "max_tokens": max(1, round(settings.sampling.max_tokens / units.tokens)),
+                "max_tokens": longest,
             },
+            "episodes": episodes if turns > 1 or simulation.tool_s else {},
             "schedule": {**kept["schedule"], "steps": steps},
             "learner": {"minibatches": settings.learner.minibatches, "batch_deadline_s": 1e6},
             "actors": {

@@ -263,7 +263,7 @@ class OrchestratorProcess(RunProcess):
     async def release_leases(self, actors: Sequence[str]) -> None:
         """These actors are dead: they get no new leases, and their prompts go to other actors."""
         for actor in actors:
-            await self._current.orchestrator.control.declare_dead(actor)
+            await self._current.orchestrator.declare_dead(actor)
 
     async def close_tracking(self) -> None:
         """The run is over: its last points leave."""

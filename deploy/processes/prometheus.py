@@ -174,6 +174,7 @@ class Telemetry:
                 "sequences_awaiting_weights_s_total": status.awaiting_weights_s,
                 "sequences_awaiting_verdicts_s_total": status.awaiting_verdicts_s,
                 "sequences_awaiting_group_s_total": status.awaiting_group_s,
+                "sequences_awaiting_environment_s_total": status.awaiting_environment_s,
                 "engine_flops_total": status.flops,
                 "engine_moved_bytes_total": status.moved_bytes,
                 "engine_peak_flops_per_s": status.peak_flops_per_s,

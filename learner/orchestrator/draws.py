@@ -32,6 +32,7 @@ from olmorl.learner.storage.ledger_state import (
     Decided,
     LedgerState,
     Line,
+    Lost,
     Outcome,
     Recalled,
     Requeued,
@@ -224,11 +225,17 @@ class Draws:
 
     # --- a step ends ------------------------------------------------------------------------------
 
-    async def train(self, step: int, tokens: int, wasted: int) -> tuple[Counts, int]:
+    async def lose(self, tokens: dict[str, int]) -> None:
+        """Record the tokens of lost attempts, by process of an actor."""
+        async with self._lock:
+            if tokens:
+                await self._book(Lost(tokens=tokens))
+
+    async def train(self, step: int, tokens: int) -> tuple[Counts, int]:
         """Record that the learner took the step; returns the `counts` after it."""
         async with self._lock:
             self.state.forget(step - 1)
-            await self._book(Trained(step=step, tokens=tokens, wasted=wasted))
+            await self._book(Trained(step=step, tokens=tokens))
             self._position_after[step] = self._ledger.position
             self.done = step
             self._batcher.step_ended(step, self.state.open)

@@ -34,7 +34,7 @@ from olmorl.learner.storage.metrics_log import Fields, MetricsLog, highest_total
 from olmorl.learner.storage.rollout_log import RolloutLog
 from olmorl.learner.storage.rollout_record import Ended
 from olmorl.learner.waits import Waits
-from olmorl.messages import STOP_ASKED, TRAIN_LANE, Begin, Owner, StepReport, Stop, Version, Work
+from olmorl.messages import STOP_ASKED, TRAIN_LANE, ActorStatus, Begin, Owner, StepReport, Stop, Version, Work
 from olmorl.ports import Counts, Queue, Row
 from olmorl.run_dir import RunFiles
 
@@ -149,7 +149,7 @@ class Orchestrator:
         )
         wall_s = next(lines.newest_first(), {"wall_s": 0.0})["wall_s"]
         try:
-            metrics = StepMetrics(lines, disk, clock.now(), wall_s, await queue.statuses())
+            metrics = StepMetrics(lines, disk, clock.now(), wall_s, await queue.statuses(), draws.state.lost)
             await evaluator.start(lines.newest_first(), recovered.epoch)
             await draws.counts()
         except BaseException:
@@ -244,8 +244,9 @@ class Orchestrator:
 
     async def _record(self, report: StepReport) -> None:
         facts = self._ranks.batch(report.step).facts
-        self._metrics.heard(await self._queue.statuses(), self._clock.now())
-        counts, in_flight = await self.draws.train(report.step, facts.trained_tokens, self._metrics.wasted())
+        await self._hear()
+        await self.draws.lose(self._metrics.lost())
+        counts, in_flight = await self.draws.train(report.step, facts.trained_tokens)
         state, ended = self.draws.state, self.draws.exhausted
         line = self._metrics.line(report, facts, state, counts, in_flight, self._clock.now(), data_ended=ended)
         self.draws.check_newest()
@@ -302,13 +303,23 @@ class Orchestrator:
                 await self._check_all()
             await self._advance()
 
+    async def declare_dead(self, actor: str) -> None:
+        """Count what the dead `actor` said last, and release its leases. If it still runs, it has to leave."""
+        await self._hear()
+        await self.control.declare_dead(actor)
+
+    async def _hear(self) -> Mapping[str, ActorStatus]:
+        """Count the newest heartbeats, and return them. What a dead actor has lost is recorded at once."""
+        statuses = await self._queue.statuses()
+        if self._metrics.heard(statuses, self._clock.now()):
+            await self.draws.lose(self._metrics.lost())
+        return statuses
+
     async def _check_all(self) -> None:
         await self.draws.counts()
         await self._evaluator.collect(self.draws.epoch, self.control.paused)
         await self._queue.expire()
-        statuses = await self._queue.statuses()
-        self._metrics.heard(statuses, self._clock.now())
-        await self.draws.observe(statuses)
+        await self.draws.observe(await self._hear())
 
     async def _advance(self) -> None:
         await self.draws.advance()

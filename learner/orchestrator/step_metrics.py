@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,8 +26,9 @@ USUAL_SLOWDOWN = 0.2
 """Assumed share of a token's time that grows with the number of sequences."""
 LEAST_SPREAD = 0.1
 """Relative spread of the number of running sequences at which the heartbeats count as much as the assumption."""
+WAITS = ("weights", "verdicts", "group", "environment")
 _SUMS = (
-    *("up_s", "busy_s", "running_s", "slots_s", "awaiting_weights_s", "awaiting_verdicts_s", "awaiting_group_s"),
+    *("up_s", "busy_s", "running_s", "slots_s", *(f"awaiting_{name}_s" for name in WAITS)),
     *("flops", "moved_bytes", "scored_s"),
 )
 
@@ -35,7 +37,6 @@ _SUMS = (
 class ActorTotals:
     """Sums over all actors since a point in time. An actor that was restarted counts from zero."""
 
-    wasted: int = 0
     updates: int = 0
     stall_s: float = 0.0
     stall_s_max: float = 0.0
@@ -163,12 +164,11 @@ class EngineTimes:
         up_s, engines = sums["up_s"], self._engines
         if not up_s or not engines:
             names = ("slots", "busy_fraction", "slots_fraction", "capacity_tokens_per_s", "mfu", "mbu")
-            waits = ("weights", "verdicts", "group")
             return {
                 "engines": engines,
                 "weight_proof_fraction": None,
                 **{f"engine_{name}": None for name in names},
-                **{f"sequences_awaiting_{name}": None for name in waits},
+                **{f"sequences_awaiting_{name}": None for name in WAITS},
             }
         slots = sums["slots_s"] / up_s
         capacity = self._speed.tokens_per_s(slots)
@@ -181,10 +181,7 @@ class EngineTimes:
             "engine_mfu": sums["flops"] / most_flops if most_flops else None,
             "engine_mbu": sums["moved_bytes"] / most_bytes if most_bytes else None,
             "engine_capacity_tokens_per_s": None if capacity is None else capacity * engines,
-            **{
-                f"sequences_awaiting_{name}": sums[f"awaiting_{name}_s"] / up_s * engines
-                for name in ("weights", "verdicts", "group")
-            },
+            **{f"sequences_awaiting_{name}": sums[f"awaiting_{name}_s"] / up_s * engines for name in WAITS},
         }
 
 
@@ -192,14 +189,26 @@ class StepMetrics:
     """Every heartbeat counts once, in the line of the step in which it arrives."""
 
     def __init__(
-        self, log: MetricsLog, disk: DiskWriter, now: float, wall_s: float, statuses: Mapping[str, ActorStatus]
+        self,
+        log: MetricsLog,
+        disk: DiskWriter,
+        now: float,
+        wall_s: float,
+        statuses: Mapping[str, ActorStatus],
+        lost: Mapping[str, int],
     ) -> None:
-        """`wall_s` is the time that the run took before this start; `statuses` are the totals of the actors then."""
+        """`wall_s` is the time that the run took before this start; `statuses` are the totals of the actors then.
+
+        `lost` are the tokens of lost attempts that the ledger has, by process of an actor.
+        """
         self._log = log
         self._disk = disk
         self._started = now - wall_s
         self._last_line = now
         self._seen = dict(statuses)
+        self._counted = Counter(lost)
+        self._lost: Counter[str] = Counter()
+        """Tokens of lost attempts that the ledger does not have, by process of an actor."""
         self._window = ActorTotals()
         self._recent: dict[str, list[tuple[float, int]]] = {}
         """By actor, the end and the tokens of its groups since its last heartbeat."""
@@ -234,16 +243,21 @@ class StepMetrics:
             if isinstance(result, Group):
                 self._recent.setdefault(result.actor, []).append((result.finished_at, result.num_tokens))
 
-    def heard(self, statuses: Mapping[str, ActorStatus], now: float) -> None:
-        """Add the counts of the actors since their last heartbeats, and the lost tokens of actors that are gone."""
-        for name in self._seen.keys() - statuses.keys():
-            self._window.wasted += self._lost_by(self._seen.pop(name))
+    def heard(self, statuses: Mapping[str, ActorStatus], now: float) -> bool:
+        """Add the counts of the actors since their last heartbeats, and the lost tokens of actors that are gone.
+
+        Returns whether an actor is gone.
+        """
+        gone = self._seen.keys() - statuses.keys()
+        for name in gone:
+            self._count_unfinished(self._seen.pop(name))
         for name, status in statuses.items():
             before = self._seen.get(name)
             if status is before:
                 continue  # heartbeats are read more often than they come
             if before is None or status.pid != before.pid or status.tokens_generated < before.tokens_generated:
-                self._window.wasted += self._lost_by(before) if before else 0
+                if before:
+                    self._count_unfinished(before)
                 before = ActorStatus(name=name, at=status.at)
             if self._seen.get(name) is None or status.at != self._seen[name].at:
                 tokens = status.tokens_generated - before.tokens_generated
@@ -251,7 +265,7 @@ class StepMetrics:
                 self._engines.heard(status, before)
             self._seen[name] = status
             self._recent[name] = [each for each in self._recent.get(name, []) if each[0] > status.at]
-            self._window.wasted += max(0, status.tokens_wasted - before.tokens_wasted)
+            self._count_lost(status, status.tokens_wasted)
             if updates := status.updates - before.updates:
                 stall_s = status.stall_s_total - before.stall_s_total
                 # A new longest stall is known exactly. Otherwise use the mean: updates are rarer than heartbeats.
@@ -267,17 +281,25 @@ class StepMetrics:
                 self._window.proof_diff_max = max(self._window.proof_diff_max, largest)
                 self._window.proof_s += status.proof_s_total - before.proof_s_total
         self._engines.count(sum(status.up_s > 0 for status in statuses.values()))
+        return bool(gone)
 
-    def _lost_by(self, gone: ActorStatus) -> int:
-        """Tokens of the unfinished work of an actor that is gone. One that left in order has none."""
-        unfinished = gone.tokens_generated - gone.tokens_stored - gone.tokens_wasted
+    def _count_unfinished(self, gone: ActorStatus) -> None:
+        """The unfinished work of an actor that is gone is lost. One that left in order has none."""
         recent = self._recent.pop(gone.name, [])
-        return max(0, unfinished - sum(tokens for ended_at, tokens in recent if ended_at > gone.at))
+        stored_since = sum(tokens for ended_at, tokens in recent if ended_at > gone.at)
+        self._count_lost(gone, gone.tokens_generated - gone.tokens_stored - stored_since)
 
-    def wasted(self) -> int:
-        """Tokens of lost attempts reported since the last call."""
-        wasted, self._window.wasted = self._window.wasted, 0
-        return wasted
+    def _count_lost(self, status: ActorStatus, tokens: int) -> None:
+        """Count what this process has lost by now, except for what is counted already."""
+        process = f"{status.name}/{status.pid}"
+        if (more := tokens - self._counted[process]) > 0:
+            self._counted[process] += more
+            self._lost[process] += more
+
+    def lost(self) -> dict[str, int]:
+        """Tokens of lost attempts since the last call, by process of an actor."""
+        lost, self._lost = self._lost, Counter()
+        return dict(lost)
 
     def line(
         self,
@@ -338,7 +360,7 @@ def totals(state: LedgerState, counts: Counts, in_flight: int) -> dict[str, floa
     outcome: trained, masked, zero gradient, stale, failed or lost.
     """
     decided, ended, trained = state.decided_tokens, state.outcomes, state.trained
-    lost = trained.wasted
+    lost = trained.wasted + sum(state.lost.values())
     return {
         "prompts_drawn_total": state.num_drawn,
         "groups_trained_total": ended[Outcome.TRAINED],

@@ -111,7 +111,13 @@ class Trained(Event, frozen=True, kw_only=True):
     step: int
     tokens: int
     wasted: int = 0
-    """Completion tokens of lost attempts that the actors reported since the previous step."""
+    """Tokens of lost attempts, in a ledger of an earlier release."""
+
+
+class Lost(Event, frozen=True, kw_only=True):
+    """Completion tokens of lost attempts, by process of an actor, that no earlier event counts."""
+
+    tokens: dict[str, int]
 
 
 class Changed(Event, frozen=True, kw_only=True):
@@ -127,7 +133,7 @@ class Changed(Event, frozen=True, kw_only=True):
     """The first step with the new value."""
 
 
-Line = Started | Drawn | Requeued | Recalled | Retired | Decided | Journaled | Trained | Changed
+Line = Started | Drawn | Requeued | Recalled | Retired | Decided | Journaled | Trained | Lost | Changed
 
 
 class Start(NamedTuple):
@@ -207,6 +213,8 @@ class LedgerState:
     journaled: int = 0
     """Draws in journaled batches that are not trained."""
     trained: TrainedTokens = field(default_factory=TrainedTokens)
+    lost: dict[str, int] = field(default_factory=dict)
+    """Tokens of lost attempts, by process of an actor."""
     starts: list[Start] = field(default_factory=list)
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     decided_tokens: Counter[Outcome] = field(default_factory=Counter)
@@ -261,7 +269,9 @@ class LedgerState:
                 self.journaled += len(event.draws)
             case Trained():
                 self._train(event)
-            case Changed():
+            case Lost():
+                self._lose(event)
+            case _:
                 self.changes.append(event)
 
     def forget(self, step: int) -> None:
@@ -277,6 +287,9 @@ class LedgerState:
             self.stream_position = event.position + 1
         else:
             self.to_replay.pop(event.replay_of, None)
+
+    def _lose(self, event: Lost) -> None:
+        self.lost |= {process: self.lost.get(process, 0) + tokens for process, tokens in event.tokens.items()}
 
     def _decide(self, event: Decided) -> None:
         draw = self.open.pop(event.draw)

@@ -13,16 +13,18 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import measure
-from tests.chaos import campaign, disk, soak, table
+from tests.chaos import campaign, disk, episodes, soak, table
 from tests.end_to_end.recipes import make_policy
 from tests.hosts import lan
 
 _KINDS = (
-    "no model; real engines; real engines and two ranks that share rows and weights; real engines and versions as "
-    "deltas, in files or in Ray's object store; no model on several hosts whose links break; the demo for long"
+    "no model; no model, episodes in simulated time; real engines; real engines, episodes; real engines and two ranks "
+    "that share rows and weights; real engines and versions as deltas, in files or in Ray's object store; no model on "
+    "several hosts whose links break; the demo for long"
 )
 _REAL = {
     "real": campaign.real,
+    "episodes-real": campaign.episodes,
     "shared": campaign.shared_rows,
     "deltas": campaign.deltas_in_files,
     "deltas-ray": campaign.deltas_in_ray,
@@ -38,7 +40,9 @@ def main() -> int:
         console.print(f"skipped: {reason}")
         return 0
     arguments.folder.mkdir(parents=True, exist_ok=True)
-    if arguments.kind == "soak":
+    if arguments.kind == "episodes":
+        found = table.summary(episodes.run(arguments.faults, arguments.seed, arguments.folder, _plain(console)))
+    elif arguments.kind == "soak":
         found = soak.run(arguments.minutes, arguments.seed, arguments.folder / "soak", _plain(console))
     else:
         found = _campaign(arguments, console)
@@ -68,7 +72,7 @@ def _campaign(arguments: argparse.Namespace, console: Console) -> dict[str, Any]
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description="Hit runs with faults until they break.")
-    parser.add_argument("kind", choices=("simulated", *_REAL, "hosts", "soak"), help=_KINDS)
+    parser.add_argument("kind", choices=("simulated", "episodes", *_REAL, "hosts", "soak"), help=_KINDS)
     parser.add_argument("--faults", type=int, default=25, metavar="N", help="how many; default 25")
     parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="of the soak; default 60")
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="of their order, victims and moments")

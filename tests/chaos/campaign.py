@@ -58,6 +58,28 @@ every = 5
 """
 ONE_RANK = "zero_stage = 2"
 TWO_RANKS = "ranks_per_node = 2\nzero_stage = 2"
+EPISODES = """
+[episodes]
+environment = "{folder}/world.py:World"
+max_turns = 4
+max_tokens = 160
+timeout_s = 5.0
+"""
+WORLD = '''
+import subprocess, sys
+
+class World:
+    """Replies after a tool, a process of its own, has run."""
+
+    def reset(self, **row):
+        self.turns = row["n"] % 3 + 1
+
+    def step(self, reply):
+        program = [sys.executable, "-S", "-c", "import time; time.sleep(0.3); print(1)", "olmorl-test-tool"]
+        subprocess.run(program, check=True, capture_output=True)
+        self.turns -= 1
+        return "go on" if self.turns else None
+'''
 DELTAS = """
 [weights]
 full_every = 4
@@ -109,6 +131,19 @@ def simulated() -> Campaign:
 def real(policy: Path) -> Campaign:
     """Real engines and a real rank: two vLLM engines on one core, DeepSpeed on the other."""
     return _real("real", policy, ONE_RANK)
+
+
+def episodes(policy: Path) -> Campaign:
+    """Real engines whose answers are turns of a small environment, in processes of its own."""
+
+    def launch(folder: Path) -> Launch:
+        (folder / "world.py").write_text(WORLD)
+        recipe = REAL.format(learner=ONE_RANK, max_lag=2, weights=EPISODES.format(folder=folder))
+        return recipes.real(folder, policy, recipe)
+
+    kinds = {name: faults.OF_PROCESSES[name] for name in ("SIGKILL actor", "SIGSTOP actor", "SIGKILL learner rank")}
+    kinds |= {"SIGKILL redis-server": faults.OF_PROCESSES["SIGKILL redis-server"], **faults.OF_ENVIRONMENTS}
+    return Campaign("episodes-real", partial(_on_this_host, launch, 300.0), kinds, 9, 1)
 
 
 def shared_rows(policy: Path) -> Campaign:

@@ -51,6 +51,13 @@ OF_REAL_ENGINES: dict[str, Fault] = {
     "SIGKILL verifier": processes.on_helper(SIGKILL, "olmorl.verifiers.pool.worker", stays=False),
     "SIGSTOP verifier": processes.on_helper(SIGSTOP, "olmorl.verifiers.pool.worker", stays=False),
 }
+OF_ENVIRONMENTS: dict[str, Fault] = {
+    "SIGKILL tool": processes.on_helper(SIGKILL, "olmorl-test-tool", stays=False, settled_s=0.0),
+    "SIGSTOP tool": processes.on_helper(SIGSTOP, "olmorl-test-tool", stays=False, settled_s=0.0),
+    "SIGKILL environment": processes.on_environment(SIGKILL),
+    "SIGSTOP environment": processes.on_environment(SIGSTOP),
+}
+"""In the middle of a turn: a tool runs."""
 OF_WEIGHTS_IN_RAY: dict[str, Fault] = {
     "SIGKILL weight board": processes.on_helper(SIGKILL, "ray::Board", stays=True),
     "SIGSTOP weight board": processes.on_helper(SIGSTOP, "ray::Board", stays=True),

@@ -117,13 +117,29 @@ def on_part_of_actor(number: signal.Signals, *words: str) -> Fault:
     return strike
 
 
-def on_helper(number: signal.Signals, word: str, stays: bool) -> Fault:
+def on_environment(number: signal.Signals) -> Fault:
+    """The process of an environment whose tool runs. The episode is played again by another one."""
+
+    def strike(rig: Rig, random: Random) -> Strike:
+        def waiting() -> list[psutil.Process]:
+            with suppress(psutil.NoSuchProcess):
+                return [parent for tool in rig.programs("olmorl-test-tool") if (parent := tool.parent()) is not None]
+            return []
+
+        victim = random.choice(rig.until(waiting, "an environment with a tool", every_s=0.001))
+        send(victim.pid, number)
+        return Strike(f"environment {victim.pid}", None, lambda: not victim.is_running())
+
+    return strike
+
+
+def on_helper(number: signal.Signals, word: str, stays: bool, settled_s: float = _SETTLED_S) -> Fault:
     """A process that its owner replaces silently: at once if one always `stays`, else at its next use."""
 
     def strike(rig: Rig, random: Random) -> Strike:
         def settled() -> list[psutil.Process]:
             # One that is only just there cannot yet die with its owner.
-            return [process for process in rig.programs(word) if time.time() - process.create_time() > _SETTLED_S]
+            return [process for process in rig.programs(word) if time.time() - process.create_time() > settled_s]
 
         victim = random.choice(rig.until(settled, f"a process named {word}"))
         before = {process.pid for process in rig.programs(word)}

@@ -61,7 +61,7 @@ TIMES = {
     "engine_slots", "engine_busy_fraction", "engine_slots_fraction",
     "engine_capacity_tokens_per_s", "sequences_awaiting_weights", "sequences_awaiting_verdicts",
     "sequences_awaiting_group", "groups_ready", "learner_mfu", "engine_mfu", "engine_mbu", "learner_peak_flops_per_s",
-    "engines",
+    "engines", "sequences_awaiting_environment",
 }  # fmt: skip
 TEMPLATE = (
     "{% for turn in messages %}<|{{ turn['role'] }}|> {{ turn['content'] }} {% endfor %}"

@@ -33,7 +33,7 @@ def after_the_last_line(run: Any) -> int:
     counts = run.orchestrator._metrics
     counts.heard({actor.name: actor.status() for actor in run.actors}, run.clock.now())
     ended = sum(event["score"].get("tokens", 0) + event.get("wasted", 0) for event in run.decided_after_the_last_line)
-    return int(ended + sum(result.num_tokens for result in waiting) + counts.wasted())
+    return int(ended + sum(result.num_tokens for result in waiting) + sum(counts.lost().values()))
 
 
 async def whole(run: Any) -> tuple[int, int]:
@@ -68,7 +68,7 @@ def test_what_a_dead_actor_had_in_work_is_lost_and_counted_once(service: Build) 
         await run.kill_actor("actor-0")
         dead = run.actors[0].status()
         run.add_actor()
-        await run.orchestrator.control.declare_dead("actor-0")
+        await run.orchestrator.declare_dead("actor-0")
         await run.finish()
         del run.actors[0]  # it sends no heartbeat any more
         unfinished = heard.tokens_generated - heard.tokens_stored - heard.tokens_wasted

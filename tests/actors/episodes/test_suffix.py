@@ -236,6 +236,24 @@ def test_the_tokens_of_every_turn_are_those_of_the_template(family: str) -> None
     play_at_random(tokenizer, stops, role, family, parallel=family != "headers")
 
 
+def test_130_turns_of_a_conversation_have_a_linear_number_of_tokens_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, renderer = renderer_of(CHATML, ["<|im_end|>"], None)
+    encode, read = renderer._encode, list[int]()
+
+    def counting(text: str) -> Any:
+        read.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(renderer, "_encode", counting)
+    conversation = [{"role": "user", "content": "begin"}]
+    answer = answered(tokenizer("7<|im_end|>")["input_ids"])
+    for _ in range(130):
+        reply, replies = renderer.reply(answer), [{"role": "user", "content": "go on"}]
+        renderer.added(conversation, reply, replies, answer)
+        conversation += [reply, *replies]
+    assert len(read) == 130 and len(set(read)) == 1, "each turn reads the new messages alone"
+
+
 def test_an_answer_that_ended_without_a_stop_token_gets_one() -> None:
     tokenizer, renderer = renderer_of(CHATML, ["<|im_end|>"], None)
     asked, user = [{"role": "user", "content": "?"}], [{"role": "user", "content": "go on"}]

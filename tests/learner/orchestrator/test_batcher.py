@@ -62,7 +62,7 @@ def test_at_most_one_batch_is_built_ahead(parts: Build) -> None:
             await run.settle()
             await run.draws._assemble()
             assert sorted(run.draws._batches) == [1, 2]
-            await run.draws.train(1, 8, 0)
+            await run.draws.train(1, 8)
             await run.draws._assemble()
             assert sorted(run.draws._batches) == [1, 2, 3]
 
@@ -85,7 +85,7 @@ def test_a_group_that_is_too_old_for_its_step_ends_as_stale(parts: Build) -> Non
         async with parts({"schedule.over_age": "mask", "schedule.prompts_per_step": 1}).opened() as run:
             await with_a_late_group(run)
             assert sorted(run.draws._batches) == [1, 2]
-            await run.draws.train(1, 8, 0)
+            await run.draws.train(1, 8)
             await run.draws._assemble()
             assert run.outcomes == ["stale", "trained", "-"]
             assert run.ledger[0]["cause"] == "over_age"
@@ -141,7 +141,7 @@ def test_draws_wait_for_the_version_to_come_after_a_straggler(parts: Build, held
 async def train(run: Any, step: int) -> None:
     """Train a step in one second, and build the next batches."""
     await run.clock.sleep(1.0)
-    await run.draws.train(step, 1, 0)
+    await run.draws.train(step, 1)
     await run.draws._assemble()
 
 

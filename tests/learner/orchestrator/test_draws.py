@@ -35,7 +35,7 @@ def test_draws_are_queued_and_counted_where_they_are(parts: Build) -> None:
             await run.draws._write_batch(1, [(item, item.result) for item in taken])
             counts, in_flight = await run.draws.counts()
             assert (counts.results, run.draws.state.journaled, in_flight) == (0, 2, 5)
-            await run.draws.train(1, 8, 0)
+            await run.draws.train(1, 8)
             assert (await run.draws.counts())[1] == 3 == run.draws.live
 
     run_simulated(scenario())
@@ -245,7 +245,7 @@ def test_a_complete_checkpoint_names_the_ledger_after_its_step_and_frees_the_jou
             for step in (1, 2):
                 batch = [(item, item.result) for item in taken[2 * step - 2 : 2 * step]]
                 await run.draws._write_batch(step, batch)
-                await run.draws.train(step, 8, 0)
+                await run.draws.train(step, 8)
                 if step == 1:
                     position = run.draws._ledger.position
             checkpoint_dir.shares_of(run.files.checkpoints, 1, 1).mkdir(parents=True)

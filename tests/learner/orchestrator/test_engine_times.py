@@ -42,6 +42,7 @@ def test_shares_are_over_the_time_of_all_engines() -> None:
         "sequences_awaiting_weights": pytest.approx(0.5),
         "sequences_awaiting_verdicts": 0.0,
         "sequences_awaiting_group": pytest.approx(3.0),
+        "sequences_awaiting_environment": 0.0,
     }
 
 

@@ -24,7 +24,7 @@ NOWHERE = MetricsLog(Path("unused")), DiskWriter(LoopClock(), 0.0)
 def test_stalls_are_those_since_the_line_before() -> None:
     accounts = LedgerState(batches={step: BatchRecord([], Score(), Score()) for step in (1, 2, 3)})
     facts = BatchFacts(0, 0, 0, 0.0, 0.0, 0)
-    meter, found = StepMetrics(*NOWHERE, 0.0, 0.0, {}), []
+    meter, found = StepMetrics(*NOWHERE, 0.0, 0.0, {}, {}), []
     # Of one actor: updates so far, the seconds they took, the longest of them.
     for step, beats in enumerate(([(1, 4.0, 4.0)], [(2, 4.5, 4.0), (4, 5.0, 4.0)], []), 1):
         for updates, total, longest in beats:
@@ -37,7 +37,7 @@ def test_stalls_are_those_since_the_line_before() -> None:
 
 
 def test_a_dead_actor_has_lost_what_it_had_not_committed(make_group: Callable[..., Group]) -> None:
-    meter = StepMetrics(*NOWHERE, 0.0, 0.0, {})
+    meter = StepMetrics(*NOWHERE, 0.0, 0.0, {}, {})
     beat = ActorStatus(name="a0", at=5.0, pid=1, tokens_generated=100, tokens_stored=40, tokens_wasted=10)
     known, later = (
         make_group(0, rewards=[1.0, 0.0], lengths=[20, 20]),
@@ -45,32 +45,44 @@ def test_a_dead_actor_has_lost_what_it_had_not_committed(make_group: Callable[..
     )
     meter.taken([replace(known, actor="a0", finished_at=4.0), replace(later, actor="a0", finished_at=5.5)])
     meter.heard({"a0": beat}, 5.0)
-    assert meter.wasted() == 10
+    assert sum(meter.lost().values()) == 10
     # Of the 50 tokens in work at its last heartbeat, it committed 30 before it died.
     meter.heard({}, 9.0)
-    assert meter.wasted() == 20
+    assert sum(meter.lost().values()) == 20
     meter.heard({}, 10.0)
-    assert meter.wasted() == 0
+    assert sum(meter.lost().values()) == 0
+
+
+def test_an_orchestrator_that_starts_again_counts_what_the_ledger_does_not_have() -> None:
+    beat = ActorStatus(name="a0", at=5.0, pid=1, tokens_generated=100, tokens_stored=40, tokens_wasted=30)
+    meter = StepMetrics(*NOWHERE, 0.0, 0.0, {"a0": beat}, {"a0/1": 10})
+    assert not meter.heard({"a0": replace(beat, at=6.0)}, 6.0)
+    assert meter.lost() == {"a0/1": 20}
+    assert meter.heard({}, 7.0), "it is gone"
+    assert meter.lost() == {"a0/1": 30}
+    # It was taken for dead, and says something after all.
+    meter.heard({"a0": replace(beat, tokens_generated=105, tokens_wasted=65)}, 8.0)
+    assert meter.lost() == {"a0/1": 5}
 
 
 def test_an_actor_that_comes_back_under_its_name_has_lost_its_work(make_group: Callable[..., Group]) -> None:
-    meter = StepMetrics(*NOWHERE, 0.0, 0.0, {})
+    meter = StepMetrics(*NOWHERE, 0.0, 0.0, {}, {})
     meter.heard({"a0": ActorStatus(name="a0", at=5.0, pid=1, tokens_generated=100, tokens_stored=40)}, 5.0)
     meter.heard({"a0": ActorStatus(name="a0", at=8.0, pid=2, tokens_generated=7)}, 8.0)
-    assert meter.wasted() == 60
+    assert sum(meter.lost().values()) == 60
     # One that leaves in order has stored or counted everything.
     meter.heard(
         {"a0": ActorStatus(name="a0", at=9.0, pid=2, tokens_generated=20, tokens_stored=15, tokens_wasted=5)}, 9.0
     )
-    assert meter.wasted() == 5
+    assert sum(meter.lost().values()) == 5
     meter.heard({}, 10.0)
-    assert meter.wasted() == 0
+    assert sum(meter.lost().values()) == 0
 
 
 def test_proofs_are_those_since_the_line_before() -> None:
     accounts = LedgerState(batches={step: BatchRecord([], Score(), Score()) for step in (1, 2, 3)})
     facts = BatchFacts(0, 0, 0, 0.0, 0.0, 0)
-    meter, found = StepMetrics(*NOWHERE, 0.0, 0.0, {}), []
+    meter, found = StepMetrics(*NOWHERE, 0.0, 0.0, {}, {}), []
     # Of one actor: proofs so far, the sum of their differences, the largest of them, the seconds they took.
     for step, beats in enumerate(([(1, 0.25, 0.25, 1.0)], [(3, 0.75, 0.375, 2.0)], []), 1):
         for proofs, total, largest, seconds in beats:
@@ -92,7 +104,7 @@ def test_proofs_are_those_since_the_line_before() -> None:
 
 def test_the_share_of_publishing_is_of_the_time_in_which_the_learner_has_a_batch() -> None:
     accounts = LedgerState(batches={step: BatchRecord([], Score(), Score()) for step in (1, 2)})
-    meter, facts = StepMetrics(*NOWHERE, 0.0, 0.0, {}), BatchFacts(0, 0, 0, 0.0, 0.0, 0)
+    meter, facts = StepMetrics(*NOWHERE, 0.0, 0.0, {}, {}), BatchFacts(0, 0, 0, 0.0, 0.0, 0)
     times = {"learner_step_s": 1.9, "learner_wait_s": 5.0, "learner_snapshot_s": 0.02, "learner_publish_wait_s": 0.08}
     found = []
     for step, values in ((1, times), (2, {})):
@@ -120,7 +132,7 @@ def test_generated_tokens_are_in_every_step_and_in_sum_what_was_counted(rate: st
     accounts = LedgerState(batches={step: BatchRecord([], Score(), Score()) for step in range(1000)})
     facts, counts = BatchFacts(0, 0, 0, 0.0, 0.0, 0), Counts(0, 0, 0, 0, 0)
     meter, told, rates, step, wall, second = (
-        StepMetrics(*NOWHERE, 100.0, 0.0, {}),
+        StepMetrics(*NOWHERE, 100.0, 0.0, {}, {}),
         0.0,
         list[tuple[float, float]](),
         0,
@@ -169,7 +181,7 @@ def test_heartbeats_without_tokens_are_not_kept() -> None:
 
 def test_an_actor_that_starts_again_counts_from_zero() -> None:
     accounts, facts = LedgerState(batches={1: BatchRecord([], Score(), Score())}), BatchFacts(0, 0, 0, 0.0, 0.0, 0)
-    meter = StepMetrics(*NOWHERE, 0.0, 0.0, {"a0": ActorStatus(name="a0", at=0.0, pid=1, tokens_generated=900)})
+    meter = StepMetrics(*NOWHERE, 0.0, 0.0, {"a0": ActorStatus(name="a0", at=0.0, pid=1, tokens_generated=900)}, {})
     for at, pid, tokens in ((1.0, 1, 1000), (1.0, 1, 1000), (2.0, 2, 300), (3.0, 2, 350)):
         meter.heard({"a0": ActorStatus(name="a0", at=at, pid=pid, tokens_generated=tokens)}, at)
     report = StepReport(step=1, version=Version(1, 1), values={})

@@ -222,6 +222,8 @@ SOMETIMES: Final = {
     "critic_grad_norm": "Norm of the critic's gradient before clipping, mean over its updates.",
     "teacher_kl_mean": "Estimate (k1) of the divergence of the policy from its teachers, in nats a token.",
     "teacher_kl_answers": "The same in nats an answer.",
+    "episode_turns_mean": "Mean number of turns of the episodes scored since the last step.",
+    "episode_between_turns_s_mean": "Mean time of these episodes between turns, with their environment or agent.",
     "value_explained_fraction": "Share of the variance of the returns that the critic's values explain; 1 is all.",
 }
 
@@ -278,6 +280,7 @@ FAMILIES: Final = (
     ),
     Family("source_{}_teacher_kl_answers", "source_teacher_kl_answers", "source", "Nats an answer." + _OF["source"]),
     Family("failures_{}", "failures_total", "cause", "Draws that failed. By cause."),
+    Family("exits_{}", "exits_total", "exit", "Scored episodes. By the way in which they ended."),
 )
 """The labelled metrics that come from lines. A field belongs to the first family that fits it."""
 

@@ -99,6 +99,7 @@ _ENGINE = "a real engine"
 _SERVICE = "a judge, a reward model or a teacher"
 _TEACHER = "a teacher"
 _FAILURE = "a draw that fails"
+_EPISODE = "an episode"
 
 OVERVIEW = _board(
     "overview",
@@ -462,6 +463,18 @@ VERIFIERS = _board(
         Query(f"60 * {_per_s('failures_total')}", "{{cause}}", _FAILURE),
         Query(f"60 * {_per_s('source_groups_failed_total')}", "{{source}}"),
         Query(f"60 * {_per_s('verifier_groups_failed_total')}", "{{verifier}}"),
+    ),
+    _panel(
+        "Ends of episodes, per minute",
+        "Mostly `done`. `bad_call` falls as the policy learns; many `max_turns` or `too_long` call for higher bounds.",
+        Query(f"60 * {_per_s('exits_total')}", "{{exit}}", _EPISODE),
+        stacked=True,
+    ),
+    _panel(
+        "Turns of an episode, and seconds between them",
+        "Seconds near those of the tools. Their share of an episode's time is what the lag has to cover.",
+        _line("episode_turns_mean", "turns", _EPISODE),
+        _line("episode_between_turns_s_mean", "seconds", _EPISODE),
     ),
     _panel(
         "Outcomes of checks, per second",

@@ -9,7 +9,7 @@ from pathlib import PurePath
 import msgspec
 import numpy as np
 
-from olmorl.messages import Group, Result
+from olmorl.messages import Completion, Group, Result
 
 MOST_LOGGED = 128
 """Most logged names in a line: the first in alphabetical order."""
@@ -97,6 +97,25 @@ class TeacherScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
         }
 
 
+class EpisodeScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Sums over the episodes that ended in one way."""
+
+    episodes: int = 0
+    turns: int = 0
+    between_s: float = 0.0
+    """From the last token of a turn to the request of one that continues it."""
+
+    def __add__(self, other: EpisodeScore) -> EpisodeScore:
+        return EpisodeScore(self.episodes + other.episodes, self.turns + other.turns, self.between_s + other.between_s)
+
+    def fields(self) -> dict[str, float | None]:
+        """The means over these episodes, of which there is at least one."""
+        return {
+            "episode_turns_mean": self.turns / self.episodes,
+            "episode_between_turns_s_mean": self.between_s / self.episodes,
+        }
+
+
 class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Sums over scored groups and their completions, and counts of failed draws."""
 
@@ -121,6 +140,8 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Draws that failed, by cause. Only `failed` of the parts counts them too."""
     taught: Mapping[str, TeacherScore] = msgspec.field(default_factory=dict)
     """By data source, over the groups that a teacher scored."""
+    exits: Mapping[str, EpisodeScore] = msgspec.field(default_factory=dict)
+    """By the way in which they ended."""
 
     def __add__(self, other: Score) -> Score:
         return Score(
@@ -144,6 +165,10 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
                 name: self.taught.get(name, TeacherScore()) + other.taught.get(name, TeacherScore())
                 for name in {**self.taught, **other.taught}
             },
+            exits={
+                name: self.exits.get(name, EpisodeScore()) + other.exits.get(name, EpisodeScore())
+                for name in {**self.exits, **other.exits}
+            },
         )
 
     def fields(self) -> dict[str, float | None]:
@@ -161,8 +186,11 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return line | self.logged_fields()
 
     def part_fields(self) -> dict[str, float | None]:
-        """The fields of each verifier and data source, and the failures by cause."""
+        """The fields of each verifier and data source, the failures by cause, and the episodes by exit."""
         line: dict[str, float | None] = {f"failures_{cause}": n for cause, n in sorted(self.failures.items())}
+        line |= {f"exits_{exit_}": each.episodes for exit_, each in sorted(self.exits.items())}
+        if self.exits:
+            line |= sum(self.exits.values(), EpisodeScore()).fields()
         for name, part in sorted(self.judged.items()):
             line |= {f"verifier_{name}_{key}": value for key, value in part.fields().items()}
         for name, part in sorted(self.sources.items()):
@@ -217,7 +245,22 @@ def score(group: Group) -> Score:
         sources={source(group): msgspec.structs.replace(judged, rewards=rewards)},
         judged=dict.fromkeys(sorted(verifiers), judged),
         taught={source(group): one} if (one := _taught(group)).answers else {},
+        exits=_exits(group),
     )
+
+
+def _exits(group: Group) -> dict[str, EpisodeScore]:
+    exits: dict[str, EpisodeScore] = {}
+    for completion in group.completions:
+        if completion.turns:
+            one = EpisodeScore(1, len(completion.turns), _between_s(completion))
+            exits[completion.exit] = exits.get(completion.exit, EpisodeScore()) + one
+    return exits
+
+
+def _between_s(episode: Completion) -> float:
+    continued = ((turn, episode.turns[turn.parent]) for turn in episode.turns if turn.parent >= 0)
+    return sum(turn.asked_at - before.ended_at for turn, before in continued)
 
 
 def _taught(group: Group) -> TeacherScore:

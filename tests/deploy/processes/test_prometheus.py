@@ -305,6 +305,7 @@ def bucket_width(name: str, value: float) -> float:
         ("reward_math#2_mean", "verifier_reward_mean", "verifier", "math#2"),
         ("verifier_ifeval_solve_rate_mean", "verifier_solve_rate_mean", "verifier", "ifeval"),
         ("failures_over_long", "failures_total", "cause", "over_long"),
+        ("exits_max_turns", "exits_total", "exit", "max_turns"),
     ],
 )
 def test_a_part_of_a_field_becomes_a_label(field: str, metric: str, label: str, part: str) -> None:

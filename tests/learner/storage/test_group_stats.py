@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from olmorl.learner.storage.group_stats import source
-from olmorl.messages import Failure, Prompt, Version
+from olmorl.learner.storage.group_stats import score, source
+from olmorl.messages import Episode, Failure, Group, Prompt, Turn, Version
 
 
 @pytest.mark.parametrize(
@@ -33,3 +36,24 @@ def test_the_name_of_a_source_holds_no_absolute_path(row: str, name: str) -> Non
         min_version=Version(1, 2),
     )
     assert source(Failure(prompt=prompt, cause="over_long", actor="actor-0")) == name
+
+
+def turn(parent: int, asked_at: float, ended_at: float) -> Turn:
+    added, at = np.zeros(1, np.int32), {"asked_at": asked_at, "ended_at": ended_at}
+    return Turn(parent=parent, kept=2, added=added, start=0, end=1, finish_reason="stop", **at)
+
+
+def test_episodes_are_counted_by_exit_and_their_time_between_turns_is_summed(make_group: Callable[..., Group]) -> None:
+    first, second = make_group(0).completions
+    # The third turn is a branch: it continues the first one.
+    turns = (turn(-1, 0.0, 1.0), turn(0, 3.0, 4.0), turn(0, 5.0, 6.0))
+    done = replace(first, episode=Episode(turns=turns, exit="done"))
+    cut = replace(second, episode=Episode(turns=turns[:1], exit="too_long"))
+    whole = score(replace(make_group(0), completions=(done, cut))) + score(
+        replace(make_group(1), completions=(done, replace(done, index=1)))
+    )
+    fields = whole.part_fields()
+    assert (fields["exits_done"], fields["exits_too_long"]) == (3, 1)
+    assert fields["episode_turns_mean"] == (3 * 3 + 1) / 4
+    assert fields["episode_between_turns_s_mean"] == 3 * ((3 - 1) + (5 - 1)) / 4
+    assert not any(name.startswith(("exits_", "episode_")) for name in score(make_group(2)).part_fields())

@@ -67,6 +67,8 @@ def test_a_scripted_two_turn_episode_trains_and_every_token_has_one_outcome(
     episodes = [one for record in run.rollouts for one in record["completions"]]
     assert {one["exit"] for one in episodes} <= {"done", "too_long"}
     assert {len(one["turns"]) for one in episodes if one["exit"] == "done"} == {2}
+    assert {name for name in line if name.startswith("exits_")} <= {"exits_done", "exits_too_long"}
+    assert 1 < line["episode_turns_mean"] <= 2 and line["episode_between_turns_s_mean"] >= 0.15
     samples = [
         sample
         for trainer in run.trainers

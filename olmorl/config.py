@@ -471,6 +471,9 @@ class HttpService(Section):
     """Deadline of one call. For a service that is down a call waits ten times as long. Then its group fails."""
     concurrency: int = Field(32, ge=1)
     """Most calls of one actor at one time."""
+    gpus: int = Field(0, ge=0)
+    """GPUs of a node outside of Ray that serves `model` for this run. `deploy/slurm` starts the server, and
+    `deploy/kubernetes` that of a judge; the plan counts its GPUs, and the launcher waits for it. 0: none is started."""
 
     @field_validator("url")
     @classmethod
@@ -494,9 +497,6 @@ class HttpService(Section):
 class Judge(HttpService):
     """A language model behind an OpenAI-compatible API."""
 
-    gpus: int = Field(0, ge=0)
-    """GPUs of a node outside of Ray that serves `model` for this run. `deploy/slurm` and `deploy/kubernetes` start the
-    server, the plan counts its GPUs, and the launcher waits for it. 0: the run does not start with its judge."""
     max_reply_tokens: int = Field(512, ge=16)
     """Longest reply of the judge in tokens."""
     template: Path | None = None
@@ -535,7 +535,7 @@ class Distillation(Section):
     teachers: dict[TeacherName, Teacher] = Field(default_factory=dict)
     """By name, as in `math = { url = "http://host:8000/v1", sources = ["math.jsonl"] }`. `sources`: its data files,
     folders or hub sets; one teacher may have none and take all other rows. Further keys: `model`, `api_key_env`,
-    `timeout_s` and `concurrency`, as for a judge."""
+    `timeout_s`, `concurrency` and `gpus`, as for a judge."""
     coefficient: float = Field(1.0, gt=0)
     """Factor of the teachers' part of the advantages."""
     with_rewards: bool = False
@@ -544,7 +544,7 @@ class Distillation(Section):
     @model_validator(mode="after")
     def _teachers_apart(self) -> Distillation:
         for name, teacher in self.teachers.items():
-            if teacher.url is None or teacher.url == "local":
+            if teacher.url == "local" or (teacher.url is None and not teacher.gpus):
                 raise ValueError(
                     f"distillation.teachers.{name}.url: give the address of its server, as in http://host:8000/v1"
                 )
@@ -803,6 +803,21 @@ class Config(Section):
         if broken := [message for message in (rule(self) for rule in _RULES) if message]:
             raise ValueError("\n  ".join(broken))
         return self
+
+    @property
+    def served(self) -> dict[str, HttpService]:
+        """By key, the judge, the reward model and the teachers whose servers start with the run."""
+        services: dict[str, HttpService] = {
+            "verifiers.judge": self.verifiers.judge,
+            "verifiers.reward_model": self.verifiers.reward_model,
+            **{f"distillation.teachers.{name}": teacher for name, teacher in self.distillation.teachers.items()},
+        }
+        return {key: service for key, service in services.items() if service.gpus}
+
+    @property
+    def served_gpus(self) -> int:
+        """GPUs of these servers."""
+        return sum(service.gpus for service in self.served.values())
 
     @property
     def weight_store(self) -> str:

@@ -154,7 +154,7 @@ class Placement:
                 if self.on_gpu
                 else f"engines {_cores(self.engine_cores)}, learner {_cores(self.rank_cores)}",
             ),
-            *([("judge", judge)] if (judge := self._judge(config)) else []),
+            *((key.removeprefix("verifiers."), self._served(config, key)) for key in config.served),
             *(
                 [("stale", warning)]
                 if (warning := staleness_warning(config.objective, config.schedule.max_lag))
@@ -163,14 +163,13 @@ class Placement:
             *([("crowded", crowding)] if (crowding := self.crowding(config)) else []),
         ]
 
-    def _judge(self, config: Config) -> str:
-        """The server of the judge, which has a node outside of Ray; empty without one."""
-        judge = config.verifiers.judge
-        if not judge.gpus:
-            return ""
-        address = "" if judge.url else "; no address yet: a run does not start without verifiers.judge.url"
-        in_all = f", {self.devices + judge.gpus} GPUs with it" if self.on_gpu else ""
-        return f"{judge.model or 'no model'} on {judge.gpus} GPU(s) of a node outside of Ray{in_all}{address}"
+    def _served(self, config: Config, key: str) -> str:
+        """The server of the service at `key`, which has a node outside of Ray."""
+        service = config.served[key]
+        address = "" if service.url else f"; no address yet: a run does not start without {key}.url"
+        them = "it" if len(config.served) == 1 else "all services"
+        in_all = f", {self.devices + config.served_gpus} GPUs with {them}" if self.on_gpu else ""
+        return f"{service.model or 'no model'} on {service.gpus} GPU(s) of a node outside of Ray{in_all}{address}"
 
 
 def plan(config: Config) -> Placement:

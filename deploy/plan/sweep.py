@@ -104,7 +104,7 @@ def predict(settings: Config, load: Workload, choice: Choice, groups: int) -> Pr
         ),
         busy=(service.slot_s[-1] - service.slot_s[skipped - 1]) / (seconds * slots),
         steps=settings.schedule.steps,
-        devices=placed.devices + settings.verifiers.judge.gpus,
+        devices=placed.devices + settings.served_gpus,
     )
 
 

@@ -18,8 +18,8 @@ from olmorl.deploy.credentials import QueueAccess
 from olmorl.deploy.demo import demo
 from olmorl.deploy.preflight import data_trial, hub, memory, model_fetch, model_folder
 from olmorl.deploy.preflight.disk_room import disk_room
-from olmorl.deploy.preflight.judge_server import wait_for_judge
 from olmorl.deploy.preflight.recipe_checks import check_machine, check_recipe
+from olmorl.deploy.preflight.served_models import wait_for_served
 from olmorl.deploy.supervision import recipe_history
 from olmorl.deploy.supervision.refused_start import check_can_be_made
 from olmorl.deploy.tracking.tracking import check_tracking
@@ -55,7 +55,7 @@ def preflight(settings: Config, arguments: Arguments) -> Config:
         check_disk(settings)
     check_functions(settings, rows)
     if settings.run.mode == "real":
-        wait_for_judge(settings)
+        wait_for_served(settings)
         check_teachers(settings)
     return settings
 

@@ -25,9 +25,9 @@ from olmorl import config
 from olmorl.deploy import arguments
 from olmorl.deploy.cluster.placement import plan
 from olmorl.deploy.preflight import memory
-from olmorl.deploy.preflight.judge_server import PORT, serve_command
 from olmorl.deploy.preflight.memory import MemoryPlan
 from olmorl.deploy.preflight.memory_places import GIB, MemoryPlace
+from olmorl.deploy.preflight.served_models import PORT, serve_command
 from tests.deploy.folders import olmo3
 from tests.deploy.rayjob import RayJob
 
@@ -175,7 +175,7 @@ def test_ray_knows_every_parameter_of_its_start() -> None:
 def test_kubernetes_serves_the_judge_of_the_run_it_starts() -> None:
     settings = settings_of(shlex.split(job()["entrypoint"])[1:])
     (container,) = judge()["spec"]["containers"]
-    assert container["command"] == serve_command(settings.verifiers.judge)
+    assert container["command"] == serve_command("verifiers.judge", settings.verifiers.judge)
     assert container["resources"]["limits"]["nvidia.com/gpu"] == str(settings.verifiers.judge.gpus)
     (service,) = (document for document in KUBERNETES if document["kind"] == "Service")
     name, port = service["metadata"]["name"], service["spec"]["ports"][0]["port"]

@@ -22,7 +22,7 @@ echo "the checkpoint is written" >> "$SLURM_SUBMIT_DIR/said"
 exit 7
 """
 PYTHON = """#!/usr/bin/env bash
-if [ -f "$SLURM_SUBMIT_DIR/judge" ]; then cat "$SLURM_SUBMIT_DIR/judge"; fi
+if [ -f "$SLURM_SUBMIT_DIR/served" ]; then cat "$SLURM_SUBMIT_DIR/served"; fi
 """
 SRUN = """#!/usr/bin/env bash
 echo "$*" | tr '\\n' ' ' >> "$SLURM_SUBMIT_DIR/sruns"; echo >> "$SLURM_SUBMIT_DIR/sruns"
@@ -106,7 +106,7 @@ def test_the_warning_of_slurm_does_not_spoil_a_checkpoint(start: Start, tmp_path
 
 
 def test_the_last_node_serves_the_judge_outside_of_ray(start: Start, tmp_path: Path) -> None:
-    (tmp_path / "judge").write_text("vllm\nserve\nowner/judge\n--port\n8000\n")
+    (tmp_path / "served").write_text("verifiers.judge vllm serve owner/judge --port 8000\n")
     job = start("--learner-nodes", "1")
     until(lambda: len(said(tmp_path)) == 2 and len(sruns(tmp_path)) == 4)
     judge = "--verifiers.judge.url http://three:8000/v1 --verifiers.judge.api_key_env VLLM_API_KEY"
@@ -118,6 +118,33 @@ def test_the_last_node_serves_the_judge_outside_of_ray(start: Start, tmp_path: P
     assert "--nodes=1 --ntasks=1 --exclude=one,three" in workers, "Ray has the first two nodes"
     job.send_signal(signal.SIGTERM)
     assert job.wait(20) == 7
+
+
+def test_each_model_has_a_node_and_starts_again(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "served").write_text(
+        "verifiers.judge vllm serve owner/judge --port 8000\n"
+        "distillation.teachers.math vllm serve 'owner/the teacher' --port 8000\n"
+    )
+    job = start("--learner-nodes", "1")
+    until(lambda: len(said(tmp_path)) == 2 and len(sruns(tmp_path)) == 4)
+    places = [
+        f"--{key}.url http://{host}:8000/v1 --{key}.api_key_env VLLM_API_KEY"
+        for key, host in (("verifiers.judge", "three"), ("distillation.teachers.math", "two"))
+    ]
+    assert said(tmp_path)[1].endswith(f"--learner-nodes 1 {' '.join(places)} --resume")
+    teacher = next(line for line in sruns(tmp_path) if "--nodelist=two" in line)
+    assert f"while :; do '{tmp_path}/.venv/bin'/vllm serve 'owner/the teacher' --port 8000; echo" in teacher
+    assert "distillation.teachers.math.model ended with $?: it starts again" in teacher
+    assert not any("--exclude" in line for line in sruns(tmp_path)), "Ray has one node"
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(20) == 7
+
+
+def test_models_for_more_nodes_than_there_are_are_named(start: Start, tmp_path: Path) -> None:
+    names = ("verifiers.judge", "verifiers.reward_model", "distillation.teachers.math")
+    (tmp_path / "served").write_text("".join(f"{name} vllm serve owner/model\n" for name in names))
+    assert start("--learner-nodes", "1").wait(20) == 2
+    assert not (tmp_path / "said").exists()
 
 
 def test_without_a_judge_ray_has_all_nodes(start: Start, tmp_path: Path) -> None:

@@ -86,11 +86,13 @@ def test_every_change_waits_for_the_one_under_way(parts: Build) -> None:
                 "accept": (100, 0.0),
                 "advance": (),
                 "observe": ({},),
-                "train": (1, 8, 0),
+                "lose": ({"actor-0/17": 5},),
+                "train": (1, 8),
                 "complete": (1,),
                 "counts": (),
                 "replay_letters": (),
                 "change": ("learner.learning_rate", 1e-7, "anna"),
+                "resized": (1, 2, "anna"),
             }
             public = {name for name, each in vars(Draws).items() if iscoroutinefunction(each) and name[0] != "_"}
             assert public - calls.keys() == {"describe", "letters", "write_rollouts", "close"}, "they change no draw"

@@ -36,7 +36,7 @@ class HeldSequences(NamedTuple):
     evaluation: int
     """The part of `generating` that belongs to evaluation lanes."""
     waiting: int = 0
-    """Episodes that wait for their environment. Others have their slots, until they go on, before younger ones."""
+    """Episodes between two turns. Others have their slots, until they go on, before younger ones."""
 
 
 def lanes(sampling: config.SamplingSettings, evaluation: config.Evaluation, names: Sequence[str]) -> tuple[Lane, ...]:

@@ -48,6 +48,9 @@ class LeasedGroup:
     """Tokens of episodes that are played again."""
     num_waiting: int = 0
     """Generating sequences that wait for their environment."""
+    num_lent: int = 0
+    """Those of them that had a turn: others have their slots. One whose environment starts keeps its slot, or all that
+    the queue has would start at the same time."""
     stale: bool = False
     """Cancelled by `over_age = "drop"`."""
     committing: bool = False
@@ -65,15 +68,20 @@ class LeasedGroup:
         if self.task and not self.committing:
             self.task.cancel()
 
+    def count_waiting(self, change: int, lends: bool) -> None:
+        """One of its episodes waits (1) or no longer (-1), and not for the engine; `lends`: it had a turn."""
+        self.num_waiting += change
+        self.num_lent += change * lends
+
     @contextmanager
-    def waiting(self, note_change: Callable[[], None]) -> Iterator[None]:
-        """One of its episodes waits, and not for the engine."""
-        self.num_waiting += 1
+    def waiting(self, note_change: Callable[[], None], lends: bool) -> Iterator[None]:
+        """One of its episodes waits meanwhile, as in `count_waiting`."""
+        self.count_waiting(1, lends)
         note_change()
         try:
             yield
         finally:
-            self.num_waiting -= 1
+            self.count_waiting(-1, lends)
             note_change()
 
     def discard(self, num_tokens: int) -> None:
@@ -101,10 +109,10 @@ def held_sequences(works: Iterable[LeasedGroup]) -> HeldSequences:
     """Count the sequences of all groups."""
     generating = unverified = evaluation = waiting = 0
     for work in works:
-        running = work.num_generating - work.num_waiting
+        running = work.num_generating - work.num_lent
         generating += running
         unverified += work.num_unverified
-        waiting += work.num_waiting
+        waiting += work.num_lent
         if work.prompt.lane != TRAIN_LANE:
             evaluation += running
     return HeldSequences(generating, unverified, evaluation, waiting)

@@ -276,7 +276,7 @@ class Actor:
             self._obey(Order(await self._queue.heartbeat(self.status())))
             if self._times:
                 started = [work for work in self._works.values() if work.version]
-                begun = held_sequences(started).generating
+                begun = sum(work.num_generating - work.num_waiting for work in started)
                 tokens, draining = self._engine.tokens_generated, self._weights.draining
                 self._watch.check(self._clock.now(), begun, tokens, draining=draining)
                 await self._weights.check()

@@ -88,6 +88,7 @@ class _Episode:
         self._work = work
         self._note_change = note_change
         self._is_waiting = False
+        self._has_asked = False
         self._deadline: asyncio.Timeout | None = None
         self._code: int | None = None
         """The exit code of the command; None: it was ended."""
@@ -129,7 +130,8 @@ class _Episode:
             is_waiting = False
         if is_waiting != self._is_waiting:
             self._is_waiting = is_waiting
-            self._work.num_waiting += 1 if is_waiting else -1
+            self._work.count_waiting(1 if is_waiting else -1, lends=self._has_asked)
+            self._has_asked |= not is_waiting
             self._note_change()
             if self._deadline is not None and not self._deadline.expired():
                 until = asyncio.get_running_loop().time() + self._play.timeout_s

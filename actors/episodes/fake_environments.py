@@ -17,14 +17,15 @@ ADDED = 90
 
 
 class FakeEnvironments:
-    """Every episode takes the same number of turns, and each reply the same time."""
+    """Every episode takes the same number of turns, and each start and each reply the same time."""
 
-    def __init__(self, turns: int = 2, reply_s: float = 0.0, failures: int = 0) -> None:
+    def __init__(self, turns: int = 2, reply_s: float = 0.0, failures: int = 0, start_s: float = 0.0) -> None:
         """The first `failures` episodes fail at the end of their first turn."""
         self._turns = turns
         self._reply_s = reply_s
+        self._start_s = start_s
         self._failures = failures
-        self.open_now = 0
+        self.open_now = self.most_open = 0
 
     async def start(self) -> None: ...
 
@@ -32,8 +33,9 @@ class FakeEnvironments:
 
     def open(self) -> FakeEnvironment:
         self.open_now += 1
+        self.most_open = max(self.most_open, self.open_now)
         self._failures -= 1
-        return FakeEnvironment(self, self._turns, self._reply_s, fails=self._failures >= 0)
+        return FakeEnvironment(self, self._turns, self._start_s, self._reply_s, fails=self._failures >= 0)
 
     def counts(self) -> dict[str, float]:
         return {"open": self.open_now}
@@ -42,13 +44,15 @@ class FakeEnvironments:
 class FakeEnvironment:
     """Says "go on" until its turns are over."""
 
-    def __init__(self, owner: FakeEnvironments, turns: int, reply_s: float, *, fails: bool) -> None:
+    def __init__(self, owner: FakeEnvironments, turns: int, start_s: float, reply_s: float, *, fails: bool) -> None:
         self._owner = owner
         self._turns_left = turns
+        self._start_s = start_s
         self._reply_s = reply_s
         self._fails = fails
 
     async def reset(self, prompt: Prompt, index: int) -> list[dict[str, Any]] | None:
+        await asyncio.sleep(self._start_s)
         return None
 
     async def step(self, reply: dict[str, Any]) -> EnvironmentStep:

@@ -30,7 +30,7 @@ TRIES = 3
 async def pause_before(number: int, work: LeasedGroup, clock: Clock, note_change: Callable[[], None]) -> None:
     """Wait before try `number`, longer before each: an outage that ends soon fails no group."""
     if number:
-        with work.waiting(note_change):
+        with work.waiting(note_change, lends=False):
             await clock.sleep(deadlines.RESTART_PAUSE_S * number)
 
 
@@ -120,7 +120,7 @@ class EpisodeRunner:
         path: _Path,
     ) -> Completion:
         prompt = work.prompt
-        with work.waiting(self._note_change):
+        with work.waiting(self._note_change, lends=False):
             written = await environment.reset(prompt, index)
         conversation = conversation_of(prompt) if written is None else written
         if written is not None:
@@ -132,7 +132,7 @@ class EpisodeRunner:
             path.exit = _exit_of(answer, reply)
             if path.exit:
                 break
-            with work.waiting(self._note_change):
+            with work.waiting(self._note_change, lends=True):
                 step = await environment.step(reply)
             if step.done:
                 path.exit = MAX_TURNS if step.truncated else DONE
@@ -143,7 +143,7 @@ class EpisodeRunner:
                 conversation = [*conversation, reply, *step.messages]
                 if path.length >= self._play.max_tokens:
                     path.exit = TOO_LONG
-        with work.waiting(self._note_change):
+        with work.waiting(self._note_change, lends=True):
             episode = path.turns.completion(path.exit, {})
             return replace(episode, verdicts=await environment.reward(episode))
 

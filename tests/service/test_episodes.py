@@ -90,6 +90,16 @@ def test_a_scripted_two_turn_episode_trains_and_every_token_has_one_outcome(
     assert sum(int((s.completion_ids < ADDED).sum()) for s in samples) == trained
 
 
+def test_no_more_environments_start_at_the_same_time_than_the_engine_has_slots(service: Build) -> None:
+    environments = FakeEnvironments(turns=2, start_s=30.0)
+    settings = {**SETTINGS, "schedule.max_lag": 4, "schedule.draw_ahead": "fixed", "actors.max_running": 16}
+    run = service(
+        settings, rows=episode_rows(), play=lambda: Play(environments, FakeRenderer(), 4, 100, 400, 2), num_actors=1
+    )
+    run_simulated(run.run())
+    assert 16 < environments.most_open < 2 * 16, "and not the 160 episodes of five batches"
+
+
 class Rewriting:
     """Plays an agent that asks three times: a second time with its history, and then with a rewritten one."""
 

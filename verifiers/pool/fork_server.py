@@ -24,6 +24,7 @@ from olmorl.verifiers.pool.worker import WorkerSettings
 
 EXIT_NOTICE_S = 1.0
 """Seconds in which the fork server must report how a worker ended."""
+_ASK_AGAIN_S = 0.01
 END_S = 2.0
 """Seconds in which the fork server must end after its control socket closes."""
 
@@ -172,7 +173,7 @@ class ForkServer:
         _, worker = await loop.create_connection(Worker, sock=ours)
         try:
             with theirs:
-                socket.send_fds(control, [b"f"], [theirs.fileno()])
+                await self._ask_for_fork(control, theirs)
             await worker.ready(self._start_timeout_s)
         except DeadlineMissed:
             self.close()  # the pid of the worker is unknown, so only the end of its parent kills it
@@ -184,6 +185,18 @@ class ForkServer:
             raise
         self._workers[worker.pid] = worker
         return worker
+
+    async def _ask_for_fork(self, control: socket.socket, link: socket.socket) -> None:
+        """Send the fork server its end of a worker's connection, once it has room for the request."""
+        until = asyncio.get_running_loop().time() + self._start_timeout_s
+        while True:
+            try:
+                socket.send_fds(control, [b"f"], [link.fileno()])
+                return
+            except BlockingIOError:  # asyncio has no way to send descriptors; the queue of such a socket is short
+                if asyncio.get_running_loop().time() > until:
+                    raise
+            await asyncio.sleep(_ASK_AGAIN_S)
 
     async def _running(self) -> socket.socket:
         async with self._starting:

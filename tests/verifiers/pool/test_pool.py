@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from olmorl.verifiers.check_outcomes import Done, Failed, Limit, WorkerProbe
-from olmorl.verifiers.pool.fork_server import WorkerStartFailed
+from olmorl.verifiers.pool.fork_server import ForkServer, WorkerStartFailed
 from olmorl.verifiers.pool.pool import Pool
+from olmorl.verifiers.pool.worker import WorkerSettings
 
 NEGATE = "operator:neg"
 HEALTHY = WorkerProbe(NEGATE, 1, -1)
@@ -126,6 +127,22 @@ async def test_a_killed_fork_server_is_started_again(pool: Pool) -> None:
     os.kill(parent.value, signal.SIGKILL)
     assert await pool.run(NEGATE, 4) == Done(-4)
     assert await asyncio.to_thread(gone, child.value)
+
+
+async def test_more_workers_start_at_the_same_time_than_the_fork_server_can_queue() -> None:
+    server = ForkServer(WorkerSettings(), 60.0)
+    try:
+        await server.start_worker()
+        assert server._process is not None and server._control is not None
+        server._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)  # room for a few requests, not hundreds
+        os.kill(server._process.pid, signal.SIGSTOP)
+        starting = [asyncio.create_task(server.start_worker()) for _ in range(20)]
+        await asyncio.sleep(0.2)
+        os.kill(server._process.pid, signal.SIGCONT)
+        workers = await asyncio.gather(*starting)
+        assert len({worker.pid for worker in workers}) == 20
+    finally:
+        server.close()
 
 
 async def test_workers_are_recycled() -> None:

@@ -35,7 +35,7 @@ class FakeEnvironments:
         self.open_now += 1
         self.most_open = max(self.most_open, self.open_now)
         self._failures -= 1
-        return FakeEnvironment(self, self._turns, self._start_s, self._reply_s, fails=self._failures >= 0)
+        return FakeEnvironment(self, self._turns, self._reply_s, fails=self._failures >= 0, start_s=self._start_s)
 
     def counts(self) -> dict[str, float]:
         return {"open": self.open_now}
@@ -44,7 +44,9 @@ class FakeEnvironments:
 class FakeEnvironment:
     """Says "go on" until its turns are over."""
 
-    def __init__(self, owner: FakeEnvironments, turns: int, start_s: float, reply_s: float, *, fails: bool) -> None:
+    def __init__(
+        self, owner: FakeEnvironments, turns: int, reply_s: float, *, fails: bool, start_s: float = 0.0
+    ) -> None:
         self._owner = owner
         self._turns_left = turns
         self._start_s = start_s

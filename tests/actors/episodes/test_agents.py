@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 import time
@@ -54,7 +55,14 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def list_left() -> list[str]:
-    return [" ".join(each.info["cmdline"]) for each in psutil.process_iter(["cmdline"]) if is_agent(each)]
+    """The agents of this worker of pytest: another one runs agents at the same time."""
+    found = psutil.process_iter(["cmdline", "environ"])
+    return [" ".join(each.info["cmdline"]) for each in found if is_agent(each) and is_own(each)]
+
+
+def is_own(process: psutil.Process) -> bool:
+    name = "PYTEST_XDIST_WORKER"
+    return (process.info["environ"] or {}).get(name) == os.environ.get(name)
 
 
 def is_agent(process: psutil.Process) -> bool:

@@ -283,7 +283,8 @@ def _mean(values: Sequence[int | None]) -> str:
     """Mean and standard error of the runs that reached the accuracy."""
     reached = [value for value in values if value is not None]
     never = f", {len(values) - len(reached)} never" if len(reached) < len(values) else ""
-    return f"{mean(reached):.1f} ± {stdev(reached) / math.sqrt(len(reached)):.1f}{never}" if reached[1:] else never
+    error = f" ± {stdev(reached) / math.sqrt(len(reached)):.1f}" if len(reached) > 1 else ""
+    return f"{mean(reached):.1f}{error}{never}" if reached else f"{len(values)} never"
 
 
 def _spread(values: Sequence[float | None], form: str) -> str:

@@ -67,7 +67,7 @@ class _Interrupts:
         if number == signal.SIGHUP:
             terminal.leave()
         else:
-            terminal.wait_for_none()
+            terminal.write_without_waiting()
         first = self.number is None
         self.number = self.number or number
         if first or self.act is not _wait:

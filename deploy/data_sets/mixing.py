@@ -31,7 +31,7 @@ DOLCI_THINK_RL = {
     "hamishivi/llama-nemotron-rlvr-difficulty-8_filtered": 228,
 }
 """The rows of allenai/Dolci-Think-RL-7B by `original_dataset`, as a reader counted them: 102,014 together."""
-_COUNTED = "  the published numbers are a reader's count; of the hub itself is only their sum"
+_COUNTED = "  the published numbers are a reader's count, which was not compared with the hub"
 SOURCE_COLUMNS = ("original_dataset", "dataset_source", "data_source", "source")
 Read = Callable[[], Rows]
 

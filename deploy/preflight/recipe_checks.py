@@ -50,6 +50,8 @@ def check_objective(settings: Config) -> None:
     from olmorl.learner.algorithm.presets import with_teachers
 
     switches = with_teachers(settings)
+    if settings.learner.offload_reference and not switches.needs_reference:
+        raise ConfigError("learner.offload_reference needs a KL term: set objective.kl_beta over 0, or leave it out")
     counts_sequences = {
         "objective.normalize": switches.normalize != "token",
         "objective.ratio": switches.ratio == "sequence",

@@ -78,8 +78,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
         served = config.load(arguments.recipe, arguments.overrides).served
-        lines = [f"{key} {shlex.join(serve_command(key, service))}" for key, service in served.items()]
+        lines = []
         for key, service in served.items():
+            lines.append(f"{key} {shlex.join(serve_command(key, service))}")
             if service.url is not None:
                 raise ConfigError(
                     f"{key}.gpus = {service.gpus} starts its server, and {key}.url names another: for that one, add "
@@ -88,8 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OlmoRLError as error:
         print(f"served_models: {error}", file=sys.stderr)
         return error.exit_code
-    for line in lines:
-        print(line)
+    print("".join(f"{line}\n" for line in lines), end="")
     return 0
 
 

@@ -17,7 +17,7 @@ def leave() -> None:
     os.close(nowhere)
 
 
-def wait_for_none() -> None:
+def write_without_waiting() -> None:
     """From now on a write to a terminal that takes nothing, because it is halted or hangs, raises OSError.
 
     Its own opening leaves the mode of the terminal to the shell. A write that waits already is freed.

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import sqrt
 from pathlib import PurePath
+from typing import TypeVar
 
 import msgspec
 import numpy as np
 
 from olmorl.messages import Completion, Group, Result
 
+Sums = TypeVar("Sums", int, "Moments", "PartScore", "TeacherScore", "EpisodeScore")
 MOST_LOGGED = 128
 """Most logged names in a line: the first in alphabetical order."""
 
@@ -155,20 +157,11 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
             longest=max(self.longest, other.longest),
             truncated=self.truncated + other.truncated,
             prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            sources=_parts_added(self.sources, other.sources),
-            judged=_parts_added(self.judged, other.judged),
-            failures={
-                cause: self.failures.get(cause, 0) + other.failures.get(cause, 0)
-                for cause in {**self.failures, **other.failures}
-            },
-            taught={
-                name: self.taught.get(name, TeacherScore()) + other.taught.get(name, TeacherScore())
-                for name in {**self.taught, **other.taught}
-            },
-            exits={
-                name: self.exits.get(name, EpisodeScore()) + other.exits.get(name, EpisodeScore())
-                for name in {**self.exits, **other.exits}
-            },
+            sources=_added(self.sources, other.sources),
+            judged=_added(self.judged, other.judged),
+            failures=_added(self.failures, other.failures),
+            taught=_added(self.taught, other.taught),
+            exits=_added(self.exits, other.exits),
         )
 
     def fields(self) -> dict[str, float | None]:
@@ -205,12 +198,9 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         return {f"logged_{name}_mean": moments.mean for name, moments in sorted(self.logged.items())}
 
 
-def _added(one: Mapping[str, Moments], other: Mapping[str, Moments]) -> dict[str, Moments]:
-    return {name: one.get(name, Moments()) + other.get(name, Moments()) for name in {**one, **other}}
-
-
-def _parts_added(one: Mapping[str, PartScore], other: Mapping[str, PartScore]) -> dict[str, PartScore]:
-    return {name: one.get(name, PartScore()) + other.get(name, PartScore()) for name in {**one, **other}}
+def _added(one: Mapping[str, Sums], other: Mapping[str, Sums]) -> dict[str, Sums]:
+    """The sums by name. What only one side has stays as it is."""
+    return {**one, **other, **{name: one[name] + other[name] for name in one.keys() & other.keys()}}
 
 
 def _first(logged: Mapping[str, Moments]) -> dict[str, Moments]:
@@ -254,7 +244,7 @@ def _exits(group: Group) -> dict[str, EpisodeScore]:
     for completion in group.completions:
         if completion.turns:
             one = EpisodeScore(1, len(completion.turns), _between_s(completion))
-            exits[completion.exit] = exits.get(completion.exit, EpisodeScore()) + one
+            exits = _added(exits, {completion.exit: one})
     return exits
 
 

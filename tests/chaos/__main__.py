@@ -41,7 +41,7 @@ def main() -> int:
         return 0
     arguments.folder.mkdir(parents=True, exist_ok=True)
     if arguments.kind == "episodes":
-        found = table.summary(episodes.run(arguments.faults, arguments.seed, arguments.folder, _plain(console)))
+        found = table.judged(episodes.run(arguments.faults, arguments.seed, arguments.folder, _plain(console)))
     elif arguments.kind == "soak":
         found = soak.run(arguments.minutes, arguments.seed, arguments.folder / "soak", _plain(console))
     else:
@@ -50,7 +50,7 @@ def main() -> int:
     table.show(found, f"{arguments.kind}: {found['faults']} faults, seed {arguments.seed}, {cpu}", console)
     if arguments.json:
         measure.write(arguments.json, {"campaign": arguments.kind, "seed": arguments.seed, **found}, _PACKAGES)
-    return 1 if found["violations"] or found["prompts_lost"] or found["prompts_doubled"] else 0
+    return 1 if found["violations"] or found.get("prompts_lost") or found.get("prompts_doubled") else 0
 
 
 def _plain(console: Console) -> Callable[[str], None]:

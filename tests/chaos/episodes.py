@@ -38,7 +38,7 @@ from tests.service.conftest import LEASE_S, RANKS, Service, rows
 from tests.waiting import set_deadline
 
 FAULTS_A_RUN = 20
-STEPS = 30
+STEPS = 40
 PATIENCE_S = 3600.0
 """Simulated time within which everything ends."""
 NUM_ACTORS = 3
@@ -86,6 +86,10 @@ class Trainer(FakeTrainer):
         return await super().train(shard)
 
 
+class RunOver(Exception):
+    """The run took its last step before a fault could strike or was noticed: the others work on while a fault lasts."""
+
+
 class Campaign:
     """One run with many faults. It ends with a list of what was lost, doubled or scored wrongly."""
 
@@ -112,7 +116,7 @@ class Campaign:
 
     async def break_part(self, cause: str, after_s: float) -> str:
         """A part in the middle of a turn."""
-        await self.run.until(lambda: bool(self.parts.busy()))
+        await self._until(lambda: bool(self.parts.busy()))
         part = self.random.choice(self.parts.busy())
         part.strike(cause, after_s)
         return f"episode {part.number}"
@@ -138,7 +142,7 @@ class Campaign:
         engine._advance()
         engine._simulation = engine._simulation.model_copy(update={"tokens_per_s": 1e-9})
         engine._set_timer()
-        await self.run.until(self.run.actor_tasks[name].done)
+        await self._until(self.run.actor_tasks[name].done)
         await self._bury(name)
         return name
 
@@ -185,8 +189,14 @@ class Campaign:
                 if not task.done() and any(work.num_waiting for work in self._actor(name)._works.values())
             ]
 
-        await self.run.until(lambda: bool(working()))
+        await self._until(lambda: bool(working()))
         return self.random.choice(working())
+
+    async def _until(self, ready: Callable[[], bool]) -> None:
+        """Wait for a part of the run. Raises RunOver."""
+        await self.run.until(lambda: ready() or len(self.run.lines) == STEPS)
+        if not ready():
+            raise RunOver
 
     async def _bury(self, name: str) -> None:
         """What the supervisor does about an actor that has ended."""
@@ -222,13 +232,14 @@ class Campaign:
     # --- the story ------------------------------------------------------------------------------------
 
     async def play(self, dealt: Sequence[str]) -> None:
-        """Let the faults strike one after the other, each in another step, and wait for the end of the run."""
+        """Let the faults strike one after the other, each in another step, while there are steps left."""
         run = self.run
         await run.start()
-        for number, fault in enumerate(dealt, 1):
-            await run.steps(number)
-            await asyncio.sleep(self.random.uniform(0.0, 2.0))
-            self.outcome.records.append(Record(fault, await FAULTS[fault](self), ""))
+        with suppress(RunOver):
+            for number, fault in enumerate(dealt, 1):
+                await run.steps(number)
+                await asyncio.sleep(self.random.uniform(0.0, 2.0))
+                self.outcome.records.append(Record(fault, await FAULTS[fault](self), ""))
         await run.finish()
         self._last = {actor.name: actor.status() for actor in run.actors}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
@@ -26,19 +27,31 @@ COUNTS = (
 )
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The totals, and a row for each kind of fault with median and worst of each time."""
+def judged(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The totals, and how often each kind of fault struck, of a campaign that only judges its runs."""
     records = [record for outcome in outcomes for record in outcome.records]
-    kinds = sorted({record.fault for record in records})
     return {
         "faults": len(records),
         "episodes": len(outcomes),
         "steps": sum(outcome.steps for outcome in outcomes),
         "hangs": sum(outcome.hung for outcome in outcomes),
         "violations": [violation for outcome in outcomes for violation in outcome.violations],
+        "rows": [
+            {"fault": kind, "times": times} for kind, times in sorted(Counter(each.fault for each in records).items())
+        ],
+    }
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The same with what each fault cost: median and worst of each time, and sums."""
+    records = [record for outcome in outcomes for record in outcome.records]
+    found = judged(outcomes)
+    return found | {
         "prompts_lost": sum(record.draws_lost for record in records),
         "prompts_doubled": sum(record.draws_doubled for record in records),
-        "rows": [_row(kind, [record for record in records if record.fault == kind]) for kind in kinds],
+        "rows": [
+            _row(row["fault"], [record for record in records if record.fault == row["fault"]]) for row in found["rows"]
+        ],
     }
 
 
@@ -65,17 +78,21 @@ def show(found: dict[str, Any], title: str, console: Console) -> None:
     """Print it."""
     table = Table(title=title, title_justify="left", caption_justify="left")
     table.add_column("fault")
-    for heading in ("times", *(heading for _, heading in (*COLUMNS, *COUNTS))):
+    costs = (COLUMNS, COUNTS) if "prompts_lost" in found else ((), ())
+    for heading in ("times", *(heading for _, heading in (*costs[0], *costs[1]))):
         table.add_column(heading, justify="right")
     for row in found["rows"]:
-        times = [_cell(row[name]) for name, _ in COLUMNS]
-        counts = [f"{row[name]:,}" for name, _ in COUNTS]
+        times = [_cell(row[name]) for name, _ in costs[0]]
+        counts = [f"{row[name]:,}" for name, _ in costs[1]]
         table.add_row(row["fault"], str(row["times"]), *times, *counts)
     table.caption = (
         f"{found['faults']} faults in {found['episodes']} runs of {found['steps']:,} steps: {found['hangs']} hangs, "
-        f"{len(found['violations'])} violations, {found['prompts_lost']} prompts lost, "
-        f"{found['prompts_doubled']} doubled. Times: median (worst)"
+        f"{len(found['violations'])} violations"
     )
+    if "prompts_lost" in found:
+        table.caption += (
+            f", {found['prompts_lost']} prompts lost, {found['prompts_doubled']} doubled. Times: median (worst)"
+        )
     console.print(table)
     if processes := found.get("processes"):
         _show_processes(found, processes, console)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.episodes import OF_AGENTS, OF_ALL, OF_ENVIRONMENTS, play
-from tests.chaos.table import summary
+from tests.chaos.table import judged
 
 pytestmark = pytest.mark.timeout(300)
 DEATHS = ("actor killed", "learner killed") * 6
@@ -25,4 +25,4 @@ def test_no_token_is_lost_or_doubled_and_no_failure_is_scored(
     outcome = play(tmp_path, print, 6, dealt, agents=agents)
     assert outcome.violations == []
     assert [record.fault for record in outcome.records] == list(dealt)
-    assert summary([outcome])["hangs"] == 0
+    assert judged([outcome])["hangs"] == 0

@@ -214,6 +214,7 @@ BOUNDS = [
         *("--episodes.agent", "run.sh", "--objective.preset", "grpo"),
         says=("objective.normalize counts sequences", 'set objective.preset = "olmorl"'),
     ),
+    value("learner.offload_reference", "true", "needs a KL term", "objective.kl_beta over 0"),
     value("learner.attention", "flash", "'flash_attention_2'"),
     value("learner.sequence_parallel", "0", "greater than or equal to 1"),
     value("learner.sequence_parallel", "2", "does not divide the 1 rank(s)", "learner.ranks_per_node = 1"),

@@ -143,7 +143,7 @@ async def test_an_agent_gets_its_key_and_none_of_the_run(draw: Make, monkeypatch
     monkeypatch.setenv("OLMORL_TOKEN", "secret")
     monkeypatch.setenv("HTTP_PROXY", "http://proxy")
     monkeypatch.setenv("NO_PROXY", "here")
-    command = "env | grep -E 'RAY_|OLMORL_|KEY|NO_PROXY' | sort | sed s,/tmp/.*/,, ; cat $OLMORL_ROW"
+    command = "env | grep -E 'RAY_|OLMORL_|KEY|NO_PROXY' | sort | sed s,=/.*/,=, ; cat $OLMORL_ROW"
     prompt = draw(0, columns={"level": 3})
     address = {"OPENAI_API_KEY": "sk-1", "OPENAI_BASE_URL": "http://10.0.0.9:80/v1"}
     async with agent_process.running(command, prompt, 1, address) as process:

@@ -382,7 +382,7 @@ def answered_by(line: Mapping[str, Any], field: str) -> str:
     name = field
     while name.startswith("eval_"):
         if (newest := line.get(f"{name}_version_newest")) is not None:
-            oldest = line.get(f"{name}_version_oldest", line.get(f"{name}_version"))  # earlier releases have no oldest
+            oldest = line.get(f"{name}_version_oldest")
             return str(newest) if oldest in (None, newest) else f"{oldest}-{newest}"
         name = name.rpartition("_")[0]
     return ""

@@ -87,7 +87,7 @@ def states(events: Sequence[Mapping[str, Any]]) -> dict[str, list[list[Any]]]:
 
 
 def _read_events(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of `process_events.jsonl`; none from a run of an earlier release."""
+    """The whole lines of `process_events.jsonl`; none before the first."""
     try:
         data = path.read_bytes()
     except OSError:

@@ -360,7 +360,7 @@ def totals(state: LedgerState, counts: Counts, in_flight: int) -> dict[str, floa
     outcome: trained, masked, zero gradient, stale, failed or lost.
     """
     decided, ended, trained = state.decided_tokens, state.outcomes, state.trained
-    lost = trained.wasted + sum(state.lost.values())
+    lost = sum(state.lost.values())
     return {
         "prompts_drawn_total": state.num_drawn,
         "groups_trained_total": ended[Outcome.TRAINED],

@@ -94,21 +94,21 @@ def complete(checkpoints: Path, part: Part, state: LedgerState) -> None:
 def read_part(checkpoints: Path, step: int) -> Part:
     """The orchestrator's part of a complete checkpoint. Raises ResourceError when it is missing or damaged."""
     folder = folder_of(checkpoints, step)
-    return _read(folder / PART, Part, must_be_sealed=(folder / SNAPSHOT).exists())
+    return _read(folder / PART, Part)
 
 
 def state_at(files: RunFiles, end: Position | None, step: int | None) -> LedgerState:
-    """The state of the ledger at `end`, read from the snapshot of the complete checkpoint `step`, if it has one.
+    """The state of the ledger at `end`, read from the snapshot of the complete checkpoint `step`, if there is one.
 
     Raises:
         ResourceError: the snapshot or the ledger after it is damaged.
     """
-    if step is not None and (snapshot := folder_of(files.checkpoints, step) / SNAPSHOT).exists():
-        position = read_part(files.checkpoints, step).position
+    if step is not None:
+        snapshot, position = folder_of(files.checkpoints, step) / SNAPSHOT, read_part(files.checkpoints, step).position
         if end is None or (end.incarnation == position.incarnation and end < position):
             path = ledger.path_of(files.ledger, position.incarnation)
             raise ResourceError(f"{path}: cut before the checkpoint of step {step}; {ledger.RESTORE}")
-        state = _read(snapshot, LedgerState, must_be_sealed=True)
+        state = _read(snapshot, LedgerState)
         try:
             return ledger.fold(ledger.events_until(files.ledger, end, position), state)
         except LookupError:
@@ -127,30 +127,22 @@ def newest_sound(checkpoints: Path) -> int | None:
     for step in reversed(steps(checkpoints)):
         try:
             read_part(checkpoints, step)
-            _read(folder_of(checkpoints, step) / SNAPSHOT, LedgerState, must_be_sealed=True)
+            _read(folder_of(checkpoints, step) / SNAPSHOT, LedgerState)
             return step
         except ResourceError:
             continue
     return None
 
 
-def _read(path: Path, kind: type[T], must_be_sealed: bool) -> T:
+def _read(path: Path, kind: type[T]) -> T:
     try:
         data = path.read_bytes()
-        if must_be_sealed or sealed_lines.is_sealed(data):
-            _check(data, path)
+        sealed_lines.check(data, _name_checksum(path))
         return msgspec.json.decode(data, type=kind, dec_hook=_to_counter)
     except (OSError, ValueError) as error:
         raise ResourceError(
             f"{path}: missing or damaged ({error}); go back to an earlier checkpoint with --resume --from-step N"
         ) from error
-
-
-def _check(data: bytes, path: Path) -> None:
-    try:
-        sealed_lines.check(data, _name_checksum(path))
-    except ValueError:
-        sealed_lines.check(data)  # files of earlier releases do not depend on their names
 
 
 def _name_checksum(path: Path) -> int:

@@ -1,7 +1,7 @@
 """The journal: the groups of a step, durable before the step. A restart replays them instead of generating again.
 
 A file is a sequence of records (`sealed_records`), each a message of `codec`: a header, then the groups in the order of
-the batch. In files of earlier releases a record has its 8-byte length before it, and no digest.
+the batch.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class Journal:
         path = self.path_of(step)
         try:
             data = memoryview(path.read_bytes())
-            records = sealed_records.split(data, complete=True) if sealed_records.is_sealed(data) else _split(data)
-            first, *rest = records
+            first, *rest = sealed_records.split(data, complete=True)
             header = codec.decode(first, Header)
             groups: list[Group] = [codec.decode(record, Group) for record in rest]
             if header.step != step or header.draws != [group.prompt.draw_id for group in groups]:
@@ -83,13 +82,3 @@ def _records(messages: Iterable[Message]) -> Iterator[bytes]:
         yield data
         num_bytes += len(header) + len(data)
     yield sealed_records.end(num_bytes)
-
-
-def _split(data: memoryview) -> Iterator[memoryview]:
-    """The records of a file of an earlier release."""
-    while data:
-        size = int.from_bytes(data[:8], "little")
-        if len(data) < 8 + size:
-            raise ValueError("it ends early")
-        yield data[8 : 8 + size]
-        data = data[8 + size :]

@@ -4,8 +4,8 @@ Each incarnation writes its own file, `ledger/000003.jsonl`. Creating the file t
 line names the earlier file that this one continues, and how many bytes of it count. So a torn last line never counts,
 and neither do lines that a superseded incarnation writes later.
 
-Every line carries a checksum (`sealed_lines`), except in the files of earlier releases. `ledger/000003.size` holds the
-number of bytes that were made durable: with fewer, the file was cut.
+Every line carries a checksum (`sealed_lines`). `ledger/000003.size` holds the number of bytes that were made durable:
+with fewer, the file was cut.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _size_record(num_bytes: int) -> bytes:
 
 
 def _durable_size(path: Path) -> int | None:
-    """The bytes of a file that were made durable; None for a file of an earlier release."""
+    """The bytes of a file that were made durable; None if its record was removed."""
     for _ in range(3):  # it may be written meanwhile
         try:
             data = _size_path(path).read_bytes()
@@ -312,16 +312,14 @@ def _read(path: Path, begin: int, end: int) -> Iterator[Line]:
     """The lines that begin between two offsets."""
     try:
         with path.open("rb") as file:
-            sealed = _size_path(path).exists() or sealed_lines.is_sealed(file.readline()[:-1])
-            checksum = _checksum_before(file, begin) if sealed else 0
+            checksum = _checksum_before(file, begin)
             file.seek(begin)
             while begin < end:
                 line = file.readline()
                 if not line.endswith(b"\n"):
                     raise _cut(path, begin, end)
                 try:
-                    if sealed:
-                        checksum = sealed_lines.check(line[:-1], checksum)
+                    checksum = sealed_lines.check(line[:-1], checksum)
                     event = _decoder.decode(line)
                 except ValueError as error:
                     where = f"{path}:{_line_number(path, begin)}"

@@ -31,7 +31,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=st
     """Base of the events."""
 
     at: float | None = None
-    """When it was written, in Unix seconds; None in a ledger of an earlier release."""
+    """When it was written, in Unix seconds; None until then."""
 
 
 class Started(Event, frozen=True, kw_only=True):
@@ -110,8 +110,6 @@ class Trained(Event, frozen=True, kw_only=True):
 
     step: int
     tokens: int
-    wasted: int = 0
-    """Tokens of lost attempts, in a ledger of an earlier release."""
 
 
 class Lost(Event, frozen=True, kw_only=True):
@@ -169,7 +167,6 @@ class BatchRecord:
     decided: int = 0
     """Draws that ended without training while it was assembled."""
     tokens: int = 0
-    wasted: int = 0
     trained: bool = False
     members: dict[int, Draw] = field(default_factory=dict)
     """The same draws, for a start that undoes the step."""
@@ -183,14 +180,12 @@ class TrainedTokens:
     """Tokens of their completions."""
     fed: int = 0
     """The part of them that the learner trained on."""
-    wasted: int = 0
     prompt: int = 0
 
     def add(self, batch: BatchRecord, sign: int = 1) -> None:
         """Add a batch, or take it away again."""
         self.scored += sign * batch.score.tokens
         self.fed += sign * batch.tokens
-        self.wasted += sign * batch.wasted
         self.prompt += sign * batch.score.prompt_tokens
 
 
@@ -310,8 +305,7 @@ class LedgerState:
 
     def _train(self, event: Trained) -> None:
         batch = self.batches[event.step]
-        # A replayed step keeps the waste that was counted when an earlier start took it.
-        batch.trained, batch.tokens, batch.wasted = True, event.tokens, batch.wasted + event.wasted
+        batch.trained, batch.tokens = True, event.tokens
         self.trained.add(batch)
         self.journaled -= len(batch.draws)
         for draw, attempt in batch.draws:

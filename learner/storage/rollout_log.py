@@ -35,8 +35,6 @@ from olmorl.learner.storage.rollout_writer import RolloutWriter
 from olmorl.messages import Group, Result
 
 log = logging.getLogger(__name__)
-_ZSTD = b"\x28\xb5\x2f\xfd"
-"""How a zstd frame begins."""
 MOST_PENDING = 4096
 """Draws and steps that may wait for the disk. With more, the orchestrator waits too."""
 MOST_PENDING_TOKENS = 1 << 26
@@ -244,25 +242,8 @@ def read(path: Path, decode: Callable[[bytes], Any] = msgspec.json.decode) -> It
 
 
 def _frames(data: memoryview, name: str, is_complete: bool) -> Iterator[bytes]:
-    if data[:4] == _ZSTD:
-        yield from _frames_without_digest(data)
-        return
     for frame in sealed_records.split(data, complete=is_complete, name=name):
         yield zstandard.ZstdDecompressor().decompressobj().decompress(frame)
-
-
-def _frames_without_digest(data: bytes | memoryview) -> Iterator[bytes]:
-    """The frames of a file of an earlier release; its end may be torn."""
-    while data:
-        decompressor = zstandard.ZstdDecompressor().decompressobj()
-        try:
-            lines = decompressor.decompress(data)
-        except zstandard.ZstdError:
-            return
-        if not decompressor.eof:
-            return
-        yield lines
-        data = decompressor.unused_data
 
 
 def step_of(path: Path) -> int:

@@ -26,11 +26,6 @@ def check(line: bytes, before: int = 0) -> int:
     return checksum
 
 
-def is_sealed(line: bytes) -> bool:
-    """Whether a line carries a checksum, right or wrong."""
-    return line[-_SEAL_BYTES:-10] == _SEAL[:8]
-
-
 def checksum_of(line: bytes) -> int:
     """The checksum that a sealed line carries. Raises ValueError when it is none."""
     return int(line[-10:-2], 16)

@@ -31,11 +31,6 @@ def end(num_bytes: int) -> bytes:
     return _END + _checked(num_bytes, bytes(8))
 
 
-def is_sealed(data: bytes | memoryview) -> bool:
-    """Whether a file has such records; files of earlier releases have none."""
-    return data[: len(_HEAD)] == _HEAD
-
-
 def split(data: memoryview, *, complete: bool, name: str = "") -> Iterator[memoryview]:
     """Yields the records of the file `name`. The end of one that is not `complete` may be torn.
 
@@ -55,8 +50,7 @@ def split(data: memoryview, *, complete: bool, name: str = "") -> Iterator[memor
         if kind == _END or done > len(data):
             break
         record = data[done - length : done]
-        # Files of earlier releases have no seed.
-        if digest not in (xxhash.xxh3_64_digest(record, _seed(name)), xxhash.xxh3_64_digest(record)):
+        if digest != xxhash.xxh3_64_digest(record, _seed(name)):
             raise ValueError(f"in the record before byte {done:,} bytes were changed, or it is of another file")
         yield record
     if complete:

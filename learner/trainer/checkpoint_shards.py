@@ -239,8 +239,6 @@ class Shares:
 
     def _refuse_damage(self, rank: int) -> None:
         path, digest = file_of(self._folder, rank), (self._files[rank].metadata() or {}).get("digest", "").encode()
-        if not digest:
-            raise ResourceError(f"{path}: an earlier version of OlmoRL wrote it without a digest; {_WHAT_TO_DO}")
         with self._there(path) as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data, memoryview(data) as view:
             start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
             with view[start:] as tensors:

@@ -68,8 +68,7 @@ class TrainingState:
         shares = Shares(folder, self._ranks.rank, self._ranks.world)
         self._load(shares)
         objective = shares.others("objective/")
-        if "outlier_threshold" in objective:  # an earlier version of OlmoRL kept none
-            self.outlier_threshold = objective["outlier_threshold"].item()
+        self.outlier_threshold = objective["outlier_threshold"].item()
         if "kl_beta" in objective:
             self.kl_beta = objective["kl_beta"].item()
         random = shares.others("random/", self._ranks.rank)

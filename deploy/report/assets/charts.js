@@ -401,11 +401,8 @@ class Board {
   }
 }
 
-// The oldest and the newest version that answered an evaluation. Lines of earlier releases have no oldest.
-function answeredBy(run, set, i) {
-  const newest = run.lines[`${set}_version_newest`]?.[i];
-  return [run.lines[`${set}_version_oldest`]?.[i] ?? run.lines[`${set}_version`]?.[i], newest];
-}
+// The oldest and the newest version that answered an evaluation.
+const answeredBy = (run, set, i) => ["oldest", "newest"].map((end) => run.lines[`${set}_version_${end}`]?.[i]);
 
 const versionsText = (oldest, newest) =>
   typeof newest !== "number" ? "" : typeof oldest !== "number" || oldest === newest ? `${newest}` : `${oldest}-${newest}`;

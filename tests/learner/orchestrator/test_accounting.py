@@ -13,12 +13,11 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 
-from olmorl import codec
 from olmorl.errors import DiskFull, ResourceError, Superseded, UserError
 from olmorl.learner.storage import checkpoint_dir, durable_files, ledger, metrics_log
 from olmorl.learner.storage.checkpoint_dir import Part
 from olmorl.learner.storage.group_stats import Moments, Score
-from olmorl.learner.storage.journal import Header, Journal
+from olmorl.learner.storage.journal import Journal
 from olmorl.learner.storage.ledger import Ledger, Position
 from olmorl.learner.storage.ledger_state import (
     Decided,
@@ -82,7 +81,7 @@ def test_a_step_moves_its_draws_from_open_to_journaled_to_trained(folder: Path) 
     books.append(Decided(draw=0, attempt=1, outcome=Outcome.ZERO_GRADIENT, score=Score(groups=1, tokens=7)))
     books.append(Journaled(step=1, draws=[(2, 1), (1, 2)], score=Score(groups=2, tokens=20)))
     assert (set(books.state.open), books.state.journaled) == (set(), 2)
-    books.append(Trained(step=1, tokens=18, wasted=3))
+    books.append(Trained(step=1, tokens=18))
     accounts = books.state
     assert accounts.journaled == 0
     assert accounts.outcomes == {Outcome.TRAINED: 2, Outcome.ZERO_GRADIENT: 1}
@@ -103,7 +102,6 @@ def test_sums_of_batches_follow_each_start(folder: Path) -> None:
         assert books.state.trained == TrainedTokens(
             scored=sum(batch.score.tokens for batch in done),
             fed=sum(batch.tokens for batch in done),
-            wasted=sum(batch.wasted for batch in done),
             prompt=sum(batch.score.prompt_tokens for batch in done),
         )
 
@@ -112,14 +110,13 @@ def test_sums_of_batches_follow_each_start(folder: Path) -> None:
         draws = [(2 * step - 2, 1), (2 * step - 1, 1)]
         books.append(Journaled(step=step, draws=draws, score=Score(groups=2, tokens=10 * step, prompt_tokens=step)))
         check_sums(2, step - 1)
-        books.append(Trained(step=step, tokens=9 * step, wasted=step))
+        books.append(Trained(step=step, tokens=9 * step))
         check_sums(0, step)
     books.append(Started(incarnation=2, step=2, replay_to=3, stream={}))
     check_sums(2, 2)
     assert set(books.state.open) == {6, 7}
-    books.append(Trained(step=3, tokens=27, wasted=5))
+    books.append(Trained(step=3, tokens=27))
     check_sums(0, 3)
-    assert books.state.trained.wasted == 1 + 2 + (3 + 5)
 
 
 def test_reading_back_gives_the_same_accounts(folder: Path) -> None:
@@ -393,21 +390,6 @@ def test_every_event_has_its_time(folder: Path) -> None:
     books.append(failed(0))
     events = ledger.events_until(folder, ledger.end_of(folder, incarnation + 1))
     assert [event.at for event in events] == [10.0, 11.25, 11.25, 12.5]
-
-
-def test_a_ledger_and_a_journal_of_an_earlier_release_are_read(folder: Path, make_group: MakeGroup) -> None:
-    two_steps(folder).close()
-    path = ledger.path_of(folder, 1)
-    lines = [line[:-18] + b"}\n" for line in path.read_bytes().splitlines()]
-    path.write_bytes(b"".join(lines))
-    path.with_suffix(".size").unlink()
-    assert [record["step"] for record in ledger.read_ledger(folder.parent)] == [1, 2, None]
-    assert open_ledger(folder, step=2, replay_to=2).state.outcomes == {Outcome.TRAINED: 2}
-    assert len(list(ledger.read_ledger(folder.parent))) == 3, "the new file goes on with checksums"
-    journal = Journal(folder)
-    records = [codec.encode(each) for each in (Header(step=1, incarnation=1, draws=[4]), make_group(4))]
-    journal.path_of(1).write_bytes(b"".join(len(each).to_bytes(8, "little") + each for each in records))
-    assert [group.prompt.draw_id for group in journal.read(1)] == [4]
 
 
 def test_the_state_has_no_draw_that_is_settled(folder: Path) -> None:

@@ -114,11 +114,11 @@ def test_a_bit_that_flipped_is_found_by_one_of_all_readers(tmp_path: Path, after
         Shares(tmp_path)
 
 
-def test_a_share_without_a_digest_is_of_an_earlier_version(tmp_path: Path) -> None:
+def test_a_share_without_a_digest_is_damaged(tmp_path: Path) -> None:
     write(tmp_path, {"a": torch.arange(4.0)}, world=1)
     share = file_of(tmp_path, 0)
     share.write_bytes(share.read_bytes().replace(b'"digest"', b'"tsegid"', 1))
-    with pytest.raises(ResourceError, match=r"share_0\.safetensors: an earlier version .*--from-step"):
+    with pytest.raises(ResourceError, match=r"share_0\.safetensors: damaged .*--from-step"):
         Shares(tmp_path)
 
 

@@ -5,8 +5,9 @@
 
 The workload `tail` has the same problems with up to 16 terms: the longest answers are ten times the mean.
 Configurations take turns: the first seed of all, then the second of all. No run is evaluated while it trains. Each
-writes the weights of all its versions; the probability is computed from them after the run, on held-out problems, so
-nothing is sampled for it. Each run is one line of a file: the same command continues a measurement that was stopped.
+writes the weights of all its versions. After the run they answer held-out problems, from the first version that may be
+good enough until one is, and the last one. Each run is one line of a file: the same command continues a measurement
+that was stopped.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ from olmorl.errors import ConfigError, OlmoRLError
 
 ROOT = Path(__file__).resolve().parents[1]
 WANTED = 0.8
+CANDIDATE, NEAR = 0.6, 1
+"""Versions are asked from the first around which the mean reward of so many steps before and after is this."""
 REWARD, STEPS, LIMIT = 0.85, 5, 50
 """A run ends when the mean reward of 5 steps is 0.85: the wanted probability comes earlier."""
 EXPECTED_S = {"service": 115, "trl": 80}
@@ -134,7 +137,7 @@ class Record:
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         self.runs = {(line["configuration"], line["seed"]): line for line in map(json.loads, lines)}
 
-    def add(self, name: str, seed: int, run: TimedRun, accuracies: Sequence[float]) -> None:
+    def add(self, name: str, seed: int, run: TimedRun, accuracies: Sequence[float | None]) -> None:
         """Add a run that has ended."""
         values = {key: value for key, value in run._asdict().items() if key != "weights"}
         line = {"configuration": name, "seed": seed, "ended_at": time.time(), **values, "accuracies": accuracies}
@@ -158,13 +161,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         rule, held_out = StopRule(REWARD, STEPS, given.limit), _held_out(settings)
         for number, (name, seed) in enumerate(todo, 1):
             run = _run(chosen[name], name, seed, settings, folder, python, rule)
-            accuracies = [held_out.accuracy(weights) for weights in run.weights]
+            accuracies = _accuracies(held_out, run)
             for weights in run.weights:
                 weights.unlink()
             record.add(name, seed, run, accuracies)
             console.print(
                 f"{number}/{len(todo)}  {name}, seed {seed}: {len(run.seconds)} steps, {run.seconds[-1]:.0f} s, "
-                f"right with probability {accuracies[-1]:.2f}"
+                f"{accuracies[-1]:.2f} of the answers right"
             )
         rows = _measure(record, chosen, given.seeds, rule)
     except OlmoRLError as error:
@@ -214,7 +217,7 @@ def _measure(
             line = record.runs[name, seed]
             last = len(line["seconds"])
             rewarded = next((n for n in range(1, last + 1) if rule.good(line["rewards"][:n])), None)
-            reached = next((n for n, value in enumerate(line["accuracies"], 1) if value >= WANTED), None)
+            reached = next((n for n, value in enumerate(line["accuracies"], 1) if value and value >= WANTED), None)
             runs.append(
                 {
                     "seed": seed,
@@ -237,7 +240,20 @@ def _measure(
 def _held_out(settings: Config) -> HeldOut:
     torch.set_num_threads(1)
     problems = Path(settings.evaluation.data[0].partition("=")[2])
-    return HeldOut(Path(settings.model.path), problems)
+    return HeldOut(Path(settings.model.path), problems, settings.sampling.max_tokens)
+
+
+def _accuracies(held_out: HeldOut, run: TimedRun) -> list[float | None]:
+    """The share of right answers by version; None for those that were not asked."""
+    found: list[float | None] = [None] * len(run.weights)
+    near = [mean(run.rewards[max(n - NEAR, 0) : n + NEAR + 1]) for n in range(len(run.rewards))]
+    first = next((n for n, reward in enumerate(near) if reward >= CANDIDATE), len(near))
+    for n in range(first, len(near)):
+        found[n] = held_out.accuracy(run.weights[n])
+        if found[n] >= WANTED:
+            break
+    found[-1] = found[-1] or held_out.accuracy(run.weights[-1])
+    return found
 
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> Table:

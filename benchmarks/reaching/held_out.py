@@ -1,4 +1,4 @@
-"""The probability with which a version solves the held-out sums, without sampling."""
+"""The share of right answers that a version samples to held-out sums."""
 
 from __future__ import annotations
 
@@ -8,54 +8,36 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from olmorl.deploy.demo.arithmetic import Sum
+from olmorl.verifiers.math.extraction import final_answer
 
-BATCH = 50
-"""Problems in one forward pass."""
+PROBLEMS = 200
+"""One answer each: the standard error of a share of 0.8 is 0.028."""
 
 
 class HeldOut:
-    """Measures any version of one model on the same problems.
+    """Samples answers of any version of one model to the same problems, with the same random numbers."""
 
-    The right answer is the demo's written solution, token by token. An answer that is right in other words does not
-    count: the value is a little below the mean reward of sampled answers.
-    """
-
-    def __init__(self, model: Path, problems: Path) -> None:
-        tokenizer: Any = AutoTokenizer.from_pretrained(model)
+    def __init__(self, model: Path, problems: Path, max_tokens: int) -> None:
+        tokenizer: Any = AutoTokenizer.from_pretrained(model, padding_side="left")
+        self._tokenizer = tokenizer
         self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        rows = [json.loads(line) for line in problems.read_text(encoding="utf-8").splitlines()]
-        prompts, answers = [], []
-        for row in rows:
-            numbers = row["messages"][-1]["content"].removeprefix("What is ").removesuffix("?").split("+")
-            text = tokenizer.apply_chat_template(row["messages"], tokenize=False, add_generation_prompt=True)
-            solution = Sum(tuple(map(int, numbers))).work_out(careful=True)
-            prompts.append(tokenizer(text, add_special_tokens=False)["input_ids"])
-            answers.append([*tokenizer(solution, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id])
-        self._ids_NT = pad_sequence(
-            [torch.tensor(pair[0] + pair[1]) for pair in zip(prompts, answers, strict=True)], batch_first=True
-        )
-        self._answer_NT = pad_sequence(
-            [
-                torch.tensor([False] * len(prompt) + [True] * len(answer))
-                for prompt, answer in zip(prompts, answers, strict=True)
-            ],
-            batch_first=True,
-        )
+        self._max_tokens = max_tokens
+        rows = [json.loads(line) for line in problems.read_text(encoding="utf-8").splitlines()[:PROBLEMS]]
+        chats = [row["messages"] for row in rows]
+        asked = tokenizer.apply_chat_template(chats, tokenize=False, add_generation_prompt=True)
+        self._inputs = tokenizer(asked, add_special_tokens=False, padding=True, return_tensors="pt")
+        self._labels = [row["ground_truth"] for row in rows]
 
     @torch.no_grad()
     def accuracy(self, weights: Path) -> float:
-        """The mean probability of a right answer under these weights, at temperature 1."""
+        """The share of right answers under these weights, sampled at temperature 1."""
         self._model.load_state_dict(load_file(weights))
-        chances = []
-        for ids_BT, answer_BT in zip(self._ids_NT.split(BATCH), self._answer_NT.split(BATCH), strict=True):
-            # Padding stands behind all tokens that count, and attention is causal.
-            logits_BTV = self._model(input_ids=ids_BT).logits[:, :-1]
-            logprobs_BT = -torch.nn.functional.cross_entropy(
-                logits_BTV.transpose(1, 2).float(), ids_BT[:, 1:], reduction="none"
-            )
-            chances.append(torch.where(answer_BT[:, 1:], logprobs_BT, 0.0).sum(1).exp())
-        return float(torch.cat(chances).mean())
+        torch.manual_seed(0)
+        made_NT = self._model.generate(**self._inputs, do_sample=True, top_k=0, max_new_tokens=self._max_tokens)
+        width = self._inputs["input_ids"].shape[1]
+        texts = self._tokenizer.batch_decode(made_NT[:, width:], skip_special_tokens=True)
+        found = [final_answer(text) for text in texts]
+        right = [one is not None and one.text == label for one, label in zip(found, self._labels, strict=True)]
+        return sum(right) / len(right)

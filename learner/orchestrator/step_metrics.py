@@ -330,7 +330,8 @@ class StepMetrics:
             "data_ended": int(data_ended),
         }
         fields |= self._engines.fields()
-        fields |= batch.tally.fields() | batch.tally.part_fields() | totals(state, counts, in_flight)
+        fields |= batch.score.batch_fields() | batch.tally.fields() | batch.tally.part_fields()
+        fields |= totals(state, counts, in_flight)
         fields |= report.values
         publishing = sum(report.values.get(name, 0.0) for name in ("learner_snapshot_s", "learner_publish_wait_s"))
         if worked := publishing + report.values.get("learner_step_s", 0.0):

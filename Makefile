@@ -37,6 +37,7 @@ hosts: $(READY)  ## real engines on four hosts made of network namespaces, with 
 chaos: $(READY)  ## hundreds of faults on simulated runs, dozens on real engines; results under benchmarks/results
 	$(BIN)/python -m tests.chaos simulated --faults 300 --json benchmarks/results/chaos_simulated.json
 	$(BIN)/python -m tests.chaos episodes --faults 200 --json benchmarks/results/chaos_episodes.json
+	$(BIN)/python -m tests.chaos episodes-real --faults 14 --json benchmarks/results/chaos_episodes_real.json
 	$(BIN)/python -m tests.chaos real --faults 35 --json benchmarks/results/chaos_real.json
 	$(BIN)/python -m tests.chaos shared --faults 18 --json benchmarks/results/chaos_shared.json
 	$(BIN)/python -m tests.chaos deltas --faults 20 --json benchmarks/results/chaos_deltas.json

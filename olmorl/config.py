@@ -431,9 +431,9 @@ class Actors(Section):
     compile."""
     weight_update: Literal["in_flight", "recompute", "drain"] = "in_flight"
     """How an engine takes a new version. `in_flight`: between two decoding steps, and the KV cache is kept;
-    `recompute`: likewise, and then it computes the cache of all its sequences with the new weights; `drain`: it begins
-    no sequence until all running ones have ended, so that each answer has one version. Only a sequence that the engine
-    stopped because its cache was full continues with the new one."""
+    `recompute`: likewise, and it computes the cache of its sequences with the new weights; `drain`: it begins no
+    sequence until all running ones have ended, so that each answer, or turn of an episode, has one version. Only one
+    that the engine stopped for want of cache continues with the new."""
     stall_deadline_s: float = Field(300, gt=0)
     """Longest time that an engine with requests makes no token, or stays more than schedule.max_lag versions behind.
     Then another actor replaces it."""

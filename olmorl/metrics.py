@@ -88,6 +88,7 @@ STEP: Final = {
     "version": "Policy version that the step made.",
     "wall_s": "Time since the run began, without the time between two starts.",
     "batch_reward_mean": "Mean reward of the trained groups.",
+    "batch_completion_tokens_mean": "Mean length of its completions. Below `completion_tokens_mean`, long ones starve.",
     "batch_groups": "Groups of the batch.",
     "batch_tokens": "Tokens of the batch.",
     "batch_tokens_not_finite": "Tokens of the batch without a finite log-probability in the engine. They are masked.",
@@ -224,6 +225,10 @@ SOMETIMES: Final = {
     "teacher_kl_answers": "The same in nats an answer.",
     "episode_turns_mean": "Mean number of turns of the episodes scored since the last step.",
     "episode_between_turns_s_mean": "Mean time of these episodes between turns, with their environment or agent.",
+    "episode_s_mean": "Mean time of these episodes from their first request to their last token.",
+    "batch_episode_turns_mean": "Mean number of turns of the trained episodes.",
+    "batch_episode_between_turns_s_mean": "Mean time of the trained episodes between turns.",
+    "batch_episode_s_mean": "Mean time of the trained episodes. Below `episode_s_mean`, slow ones starve.",
     "value_explained_fraction": "Share of the variance of the returns that the critic's values explain; 1 is all.",
 }
 

@@ -126,7 +126,11 @@ class PromptQueue(Protocol):
         ...
 
     async def release_dead_actor(self, owner: str) -> int:
-        """Expire all leases of a dead `owner` now and forget its heartbeat. Returns the number of leases."""
+        """Expire all leases of a dead `owner` now, so that it stores no more. Returns the number of leases."""
+        ...
+
+    async def forget_actor(self, owner: str) -> None:
+        """Forget the heartbeat of an actor, and what it has stored."""
         ...
 
     async def inventory(self, lane: str) -> dict[int, QueuePlace]:
@@ -206,7 +210,7 @@ class ResultQueue(Protocol):
         ...
 
     async def statuses(self) -> dict[str, ActorStatus]:
-        """The last heartbeat of every known actor."""
+        """The last heartbeat of every known actor, with all tokens that it has stored by now."""
         ...
 
     async def set_control(self, owner: str, order: str) -> None:

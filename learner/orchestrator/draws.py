@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -41,7 +41,7 @@ from olmorl.learner.storage.ledger_state import (
     journaled,
 )
 from olmorl.learner.storage.rollout_log import RolloutLog
-from olmorl.messages import TRAIN_LANE, ActorStatus, Group, Result, Version
+from olmorl.messages import TRAIN_LANE, ActorStatus, Group, Version
 from olmorl.ports import Counts, Queue, Taken
 from olmorl.run_dir import RunFiles
 
@@ -141,12 +141,11 @@ class Draws:
 
     # --- results become batches -------------------------------------------------------------------
 
-    async def accept(self, limit: int, wait_s: float, note: Callable[[Iterable[Result]], None] | None = None) -> None:
+    async def accept(self, limit: int, wait_s: float) -> None:
         """Take at most `limit` results, and keep the groups that may train; the other draws end.
 
         Args:
             wait_s: longest wait for the first result.
-            note: called with the results, before they are used.
 
         Raises:
             NothingToLearn: too many groups in a row without a gradient.
@@ -157,8 +156,6 @@ class Draws:
         async with self._lock:
             if self.epoch != epoch:
                 return  # the queue was restarted in between, and delivers all results again
-            if note:
-                note(item.result for item in taken)
             await self._settle(taken)
 
     async def advance(self) -> None:

@@ -297,22 +297,27 @@ class Orchestrator:
     async def _tend(self) -> None:
         last_round = self._clock.now()
         while True:
-            await self.draws.accept(TAKE_LIMIT, POLL_S, self._metrics.taken)
+            await self.draws.accept(TAKE_LIMIT, POLL_S)
             if self._clock.now() - last_round >= ROUND_S:
                 last_round = self._clock.now()
                 await self._check_all()
             await self._advance()
 
     async def declare_dead(self, actor: str) -> None:
-        """Count what the dead `actor` said last, and release its leases. If it still runs, it has to leave."""
-        await self._hear()
+        """Release the leases of the dead `actor`, and record what it has lost. If it still runs, it has to leave.
+
+        Its heartbeat goes last: the launcher declares it dead again if this call does not come to its end.
+        """
         await self.control.declare_dead(actor)
+        await self._hear()  # after the release: what it has stored is final
+        self._metrics.died(actor)
+        await self.draws.lose(self._metrics.lost())
+        await self._queue.forget_actor(actor)
 
     async def _hear(self) -> Mapping[str, ActorStatus]:
-        """Count the newest heartbeats, and return them. What a dead actor has lost is recorded at once."""
+        """Count the newest heartbeats, and return them."""
         statuses = await self._queue.statuses()
-        if self._metrics.heard(statuses, self._clock.now()):
-            await self.draws.lose(self._metrics.lost())
+        self._metrics.heard(statuses, self._clock.now())
         return statuses
 
     async def _check_all(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -15,7 +15,7 @@ from olmorl.learner.batching.batch import BatchFacts
 from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.ledger_state import LedgerState, Outcome
 from olmorl.learner.storage.metrics_log import Fields, MetricsLog
-from olmorl.messages import ActorStatus, Group, Result, StepReport
+from olmorl.messages import ActorStatus, StepReport
 from olmorl.ports import Counts
 
 SPREAD = 2.0
@@ -210,8 +210,6 @@ class StepMetrics:
         self._lost: Counter[str] = Counter()
         """Tokens of lost attempts that the ledger does not have, by process of an actor."""
         self._window = ActorTotals()
-        self._recent: dict[str, list[tuple[float, int]]] = {}
-        """By actor, the end and the tokens of its groups since its last heartbeat."""
         self._tokens = TokenCount()
         self._engines = EngineTimes()
         self._ready = TimeMean(now)
@@ -237,20 +235,10 @@ class StepMetrics:
         """Note how many groups wait for a step."""
         self._ready.note(groups, now)
 
-    def taken(self, results: Iterable[Result]) -> None:
-        """Note the groups that arrived. A dead actor has not lost groups that it committed after its last heartbeat."""
-        for result in results:
-            if isinstance(result, Group):
-                self._recent.setdefault(result.actor, []).append((result.finished_at, result.num_tokens))
-
-    def heard(self, statuses: Mapping[str, ActorStatus], now: float) -> bool:
-        """Add the counts of the actors since their last heartbeats, and the lost tokens of actors that are gone.
-
-        Returns whether an actor is gone.
-        """
-        gone = self._seen.keys() - statuses.keys()
-        for name in gone:
-            self._count_unfinished(self._seen.pop(name))
+    def heard(self, statuses: Mapping[str, ActorStatus], now: float) -> None:
+        """Add the counts of the actors since their last heartbeats."""
+        for name in self._seen.keys() - statuses.keys():
+            del self._seen[name]
         for name, status in statuses.items():
             before = self._seen.get(name)
             if status is before:
@@ -264,7 +252,6 @@ class StepMetrics:
                 self._tokens.heard(now, status.at - before.at, tokens)
                 self._engines.heard(status, before)
             self._seen[name] = status
-            self._recent[name] = [each for each in self._recent.get(name, []) if each[0] > status.at]
             self._count_lost(status, status.tokens_wasted)
             if updates := status.updates - before.updates:
                 stall_s = status.stall_s_total - before.stall_s_total
@@ -281,13 +268,14 @@ class StepMetrics:
                 self._window.proof_diff_max = max(self._window.proof_diff_max, largest)
                 self._window.proof_s += status.proof_s_total - before.proof_s_total
         self._engines.count(sum(status.up_s > 0 for status in statuses.values()))
-        return bool(gone)
+
+    def died(self, name: str) -> None:
+        """Count the unfinished work of an actor as lost. One that left in order has none."""
+        if status := self._seen.get(name):
+            self._count_unfinished(status)
 
     def _count_unfinished(self, gone: ActorStatus) -> None:
-        """The unfinished work of an actor that is gone is lost. One that left in order has none."""
-        recent = self._recent.pop(gone.name, [])
-        stored_since = sum(tokens for ended_at, tokens in recent if ended_at > gone.at)
-        self._count_lost(gone, gone.tokens_generated - gone.tokens_stored - stored_since)
+        self._count_lost(gone, gone.tokens_generated - gone.tokens_stored)
 
     def _count_lost(self, status: ActorStatus, tokens: int) -> None:
         """Count what this process has lost by now, except for what is counted already."""
@@ -342,7 +330,8 @@ class StepMetrics:
             "data_ended": int(data_ended),
         }
         fields |= self._engines.fields()
-        fields |= batch.tally.fields() | batch.tally.part_fields() | totals(state, counts, in_flight)
+        fields |= batch.score.batch_fields() | batch.tally.fields() | batch.tally.part_fields()
+        fields |= totals(state, counts, in_flight)
         fields |= report.values
         publishing = sum(report.values.get(name, 0.0) for name in ("learner_snapshot_s", "learner_publish_wait_s"))
         if worked := publishing + report.values.get("learner_step_s", 0.0):

@@ -106,15 +106,23 @@ class EpisodeScore(msgspec.Struct, frozen=True, array_like=True, gc=False):
     turns: int = 0
     between_s: float = 0.0
     """From the last token of a turn to the request of one that continues it."""
+    seconds: float = 0.0
+    """From the first request to the last token."""
 
     def __add__(self, other: EpisodeScore) -> EpisodeScore:
-        return EpisodeScore(self.episodes + other.episodes, self.turns + other.turns, self.between_s + other.between_s)
+        return EpisodeScore(
+            self.episodes + other.episodes,
+            self.turns + other.turns,
+            self.between_s + other.between_s,
+            self.seconds + other.seconds,
+        )
 
     def fields(self) -> dict[str, float | None]:
         """The means over these episodes, of which there is at least one."""
         return {
             "episode_turns_mean": self.turns / self.episodes,
             "episode_between_turns_s_mean": self.between_s / self.episodes,
+            "episode_s_mean": self.seconds / self.episodes,
         }
 
 
@@ -182,8 +190,7 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         """The fields of each verifier and data source, the failures by cause, and the episodes by exit."""
         line: dict[str, float | None] = {f"failures_{cause}": n for cause, n in sorted(self.failures.items())}
         line |= {f"exits_{exit_}": each.episodes for exit_, each in sorted(self.exits.items())}
-        if self.exits:
-            line |= sum(self.exits.values(), EpisodeScore()).fields()
+        line |= self._episode_fields()
         for name, part in sorted(self.judged.items()):
             line |= {f"verifier_{name}_{key}": value for key, value in part.fields().items()}
         for name, part in sorted(self.sources.items()):
@@ -192,6 +199,16 @@ class Score(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         for name, one in sorted(self.taught.items()):
             line |= {f"source_{name}_{key}": value for key, value in one.fields().items()}
         return line | (sum(self.taught.values(), TeacherScore()).fields() if self.taught else {})
+
+    def batch_fields(self) -> dict[str, float | None]:
+        """Length and time of what a step trains. Beside those of all that was scored they show whether slow ones
+        starve."""
+        length = self.tokens / self.completions if self.completions else None
+        of_episodes = {f"batch_{name}": value for name, value in self._episode_fields().items()}
+        return {"batch_completion_tokens_mean": length, **of_episodes}
+
+    def _episode_fields(self) -> dict[str, float | None]:
+        return sum(self.exits.values(), EpisodeScore()).fields() if self.exits else {}
 
     def logged_fields(self) -> dict[str, float | None]:
         """The values that user functions logged: means over groups, under a prefix of their own."""
@@ -243,7 +260,9 @@ def _exits(group: Group) -> dict[str, EpisodeScore]:
     exits: dict[str, EpisodeScore] = {}
     for completion in group.completions:
         if completion.turns:
-            one = EpisodeScore(1, len(completion.turns), _between_s(completion))
+            turns = completion.turns
+            seconds = max(turn.ended_at for turn in turns) - min(turn.asked_at for turn in turns)
+            one = EpisodeScore(1, len(completion.turns), _between_s(completion), seconds)
             exits = _added(exits, {completion.exit: one})
     return exits
 

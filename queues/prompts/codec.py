@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from olmorl.codec import decode
 from olmorl.errors import QueueFull
@@ -91,12 +92,15 @@ def _unreadable(stored: StoredResult, lane: str) -> Prompt:
     )
 
 
-def to_statuses(heartbeats: Mapping[str, bytes]) -> tuple[dict[str, ActorStatus], list[str]]:
-    """Decode the last heartbeats of the actors; also returns the names whose heartbeat cannot be decoded."""
+def to_statuses(heartbeats: Mapping[str, bytes], stored: Mapping[str, int]) -> tuple[dict[str, ActorStatus], list[str]]:
+    """Decode the last heartbeats of the actors; also returns the names whose heartbeat cannot be decoded.
+
+    `stored` are the tokens that the queue has stored for each: it may have stored some since the heartbeat.
+    """
     statuses, unread = {}, []
     for name, heartbeat in heartbeats.items():
         try:
-            statuses[name] = _status(heartbeat)
+            statuses[name] = _status(heartbeat, stored.get(name, 0))
         except ValueError as error:
             _log.warning("the heartbeat of %s is removed: %s", name, error)
             unread.append(name)
@@ -104,10 +108,11 @@ def to_statuses(heartbeats: Mapping[str, bytes]) -> tuple[dict[str, ActorStatus]
 
 
 @lru_cache(maxsize=4096)
-def _status(heartbeat: bytes) -> ActorStatus:
+def _status(heartbeat: bytes, stored: int) -> ActorStatus:
     """Heartbeats are read more often than they come."""
     status: ActorStatus = decode(heartbeat, ActorStatus)
-    return status
+    # A queue that lost its last writes knows less than the actor.
+    return replace(status, tokens_stored=max(status.tokens_stored, stored))
 
 
 def check_room(live: int, more: int, bound: int) -> None:

@@ -1,7 +1,8 @@
--- ARGV: now, then lease, draw, token of the call, result of each commit. Returns stored, late or duplicate for each.
+-- ARGV: now, then lease, draw, token of the call, owner, completion tokens, result of each commit.
+-- Returns stored, late or duplicate for each.
 local now = tonumber(ARGV[1])
 
-local function commit(lease, draw, token, result)
+local function commit(lease, draw, token, owner, num_tokens, result)
   if redis.call('ZSCORE', COMMITS, token) then
     return 'stored'
   end
@@ -10,6 +11,7 @@ local function commit(lease, draw, token, result)
     local held = take_back(lease)
     finish(held.draw, held.attempt, 'result', result)
     redis.call('ZADD', COMMITS, now, token)
+    redis.call('HINCRBY', STORED, owner, num_tokens)
     return 'stored'
   end
   local refusal = redis.call('GETBIT', DONE, draw) == 1 and 'duplicate' or 'late'
@@ -18,7 +20,7 @@ local function commit(lease, draw, token, result)
 end
 
 local outcomes = {}
-for i = 2, #ARGV, 4 do
-  outcomes[#outcomes + 1] = commit(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
+for i = 2, #ARGV, 6 do
+  outcomes[#outcomes + 1] = commit(unpack(ARGV, i, i + 5))
 end
 return outcomes

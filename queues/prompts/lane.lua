@@ -5,6 +5,7 @@
 --   claim          hash    incarnation, token: who owns the orchestrator's end
 --   lanes          set     names of the lanes that ever held a draw
 --   control        hash    owner, or `*` for all -> command
+--   stored         hash    owner -> tokens of its stored results, in all lanes
 --   LANE:prompts   hash    draw -> encoded Prompt, for every live draw: queued, leased, or among the results
 --   LANE:again     stream  draw, attempt, not_after (when a lost attempt is its last): leased before `fresh`
 --   LANE:fresh     stream  the same, for first attempts; group `actors` in both, its pending entries are the leases
@@ -16,7 +17,8 @@
 --   LANE:refused   hash    late, duplicate: commits refused so far
 --   LANE:dead      stream  draw, reason, payload: not decodable, or attempted too often or for too long; capped
 
-local CLAIM, LANES, CONTROL, PROMPTS, AGAIN, FRESH, LEASES, HANDED, DONE, RESULTS, COMMITS, REFUSED, DEAD = unpack(KEYS)
+local CLAIM, LANES, CONTROL, STORED, PROMPTS, AGAIN, FRESH, LEASES, HANDED, DONE, RESULTS, COMMITS, REFUSED, DEAD =
+  unpack(KEYS)
 local STREAMS = { again = AGAIN, fresh = FRESH }
 local ORDER = { 'again', 'fresh' }
 local GROUP = 'actors'

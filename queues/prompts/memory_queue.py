@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -73,6 +73,8 @@ class _Run:
     lanes: dict[str, _Lane] = field(default_factory=dict)
     statuses: dict[str, bytes] = field(default_factory=dict)
     orders: dict[str, str] = field(default_factory=dict)
+    stored: Counter[str] = field(default_factory=Counter)
+    """Tokens of stored results, by owner."""
     numbers: count[int] = field(default_factory=lambda: count(1))
     """Names of leases and results, never repeated."""
 
@@ -135,8 +137,11 @@ class MemoryQueue:
 
     async def release_dead_actor(self, owner: str) -> int:
         self._fence()
-        self._run.statuses.pop(owner, None)
         return self._end_leases(lambda held: held.owner == owner)
+
+    async def forget_actor(self, owner: str) -> None:
+        self._run.statuses.pop(owner, None)
+        self._run.stored.pop(owner, None)
 
     async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         self._fence()
@@ -207,6 +212,7 @@ class MemoryQueue:
         if held is not None and held.deadline > self._clock.wall():
             store.finish(next(self._run.numbers), draw_id, encode(result))
             del store.leases[lease.lease_id]
+            self._run.stored[lease.owner] += result.num_tokens
             return CommitOutcome.STORED
         if draw_id in store.done:
             store.duplicates += 1
@@ -250,7 +256,7 @@ class MemoryQueue:
             dead.remove(letter)
 
     async def statuses(self) -> dict[str, ActorStatus]:
-        statuses, _ = codec.to_statuses(self._run.statuses)
+        statuses, _ = codec.to_statuses(self._run.statuses, self._run.stored)
         self._run.statuses = {name: status for name, status in self._run.statuses.items() if name in statuses}
         return statuses
 

@@ -20,6 +20,7 @@ from olmorl.queues.prompts.codec import Delivery, StoredResult
 from olmorl.queues.redis_server.connection import BLOCK_S, RedisConnection, Reply, Script, connect
 
 _LUA = Path(__file__).parent
+_RUN_KEYS = ("claim", "lanes", "control", "stored")
 _LANE_KEYS = ("prompts", "again", "fresh", "leases", "handed", "done", "results", "commits", "refused", "dead")
 # A script blocks all other clients: 16 groups of 8 answers with 32,768 tokens are 34 MB, tens of milliseconds.
 _COMMITS_TOGETHER = 16
@@ -35,6 +36,8 @@ class _Commit(NamedTuple):
     lease_id: str
     draw_id: int
     token: str
+    owner: str
+    num_tokens: int
     result: bytes
 
 
@@ -105,9 +108,11 @@ class RedisQueue:
         return await self._end_leases("expire_leases", now, sent_again_after)
 
     async def release_dead_actor(self, owner: str) -> int:
-        released = await self._end_leases("release_dead_actor", self._clock.wall(), owner)
-        await self._link.command(f"heartbeat of {owner}", "HDEL", self._key("statuses"), owner)
-        return released
+        return await self._end_leases("release_dead_actor", self._clock.wall(), owner)
+
+    async def forget_actor(self, owner: str) -> None:
+        keys = (self._key("statuses"), self._key("stored"))
+        await self._link.pipeline(f"heartbeat of {owner}", [("HDEL", key, owner) for key in keys])
 
     async def inventory(self, lane: str) -> dict[int, QueuePlace]:
         flat = await self._call("inventory", lane, self._incarnation)
@@ -159,7 +164,8 @@ class RedisQueue:
         prompt = lease.prompt
         # One token for each call: a repeat after a lost answer gets the same answer; a second call is a duplicate.
         token = secrets.token_hex(8)
-        return await self._commit(_Commit(prompt.lane, lease.lease_id, prompt.draw_id, token, encode(result)))
+        parts = (prompt.lane, lease.lease_id, prompt.draw_id, token, lease.owner, result.num_tokens)
+        return await self._commit(_Commit(*parts, encode(result)))
 
     async def heartbeat(self, status: ActorStatus) -> str:
         report = ("HSET", self._key("statuses"), status.name, encode(status))
@@ -201,10 +207,11 @@ class RedisQueue:
 
     async def statuses(self) -> dict[str, ActorStatus]:
         # A Redis that refuses writes refuses a ping too. Then no actor is silent, because none can write a heartbeat.
-        commands = [("PING",), ("HGETALL", self._key("statuses"))]
-        _, found = await self._link.pipeline("heartbeats of the actors", commands)
+        commands = [("PING",), *(("HGETALL", self._key(name)) for name in ("statuses", "stored"))]
+        _, found, counts = await self._link.pipeline("heartbeats of the actors", commands)
         heartbeats = {name.decode(): status for name, status in _by_name(found).items()}
-        statuses, unread = codec.to_statuses(heartbeats)
+        stored = {name.decode(): int(num_tokens) for name, num_tokens in _by_name(counts).items()}
+        statuses, unread = codec.to_statuses(heartbeats, stored)
         if unread:
             await self._link.command("heartbeats that cannot be read", "HDEL", self._key("statuses"), *unread)
         return statuses
@@ -222,7 +229,7 @@ class RedisQueue:
         return f"olmorl:{{{self._run}}}:{name}"
 
     def _keys(self, lane: str) -> list[str]:
-        return [*map(self._key, ("claim", "lanes", "control")), *(self._key(f"{lane}:{name}") for name in _LANE_KEYS)]
+        return [*map(self._key, _RUN_KEYS), *(self._key(f"{lane}:{name}") for name in _LANE_KEYS)]
 
     async def _call(self, name: str, lane: str, *arguments: str | float | bytes) -> Reply:
         what = f"{name} of lane {lane} of run {self._run}" if lane else f"{name} of run {self._run}"
@@ -240,7 +247,7 @@ class RedisQueue:
         outcomes: dict[str, CommitOutcome] = {}
         for lane in {commit.lane for commit in commits}:
             members, now = [commit for commit in commits if commit.lane == lane], self._clock.wall()
-            fields = [part for c in members for part in (c.lease_id, c.draw_id, c.token, c.result)]
+            fields = [part for c in members for part in c[1:]]
             replies = await self._call("commit", lane, now, *fields)
             outcomes |= {c.token: CommitOutcome(reply.decode()) for c, reply in zip(members, replies, strict=True)}
         return [outcomes[commit.token] for commit in commits]

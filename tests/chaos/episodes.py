@@ -26,7 +26,6 @@ from olmorl.actors.episodes.fake_environments import ADDED
 from olmorl.actors.loop import Actor
 from olmorl.clock import run_simulated
 from olmorl.config import QueueSettings
-from olmorl.learner.orchestrator.orchestrator import ROUND_S
 from olmorl.learner.trainer.fake_trainer import FakeTrainer
 from olmorl.messages import ENVIRONMENT, TRAIN_LANE, ActorStatus, EpisodeStart, Shard
 from olmorl.queues.prompts.codec import to_result
@@ -106,7 +105,7 @@ class Campaign:
         )
         self.run.queue = Redis(QueueSettings(outage_deadline_s=LEASE_S / 1.5), 10_000, self.run.clock)
         self.outcome = Outcome(seed)
-        self._unheard = self._unsure = 0
+        self._unheard = 0
         self._dead: set[str] = set()
         self._last: dict[str, ActorStatus] = {}
         Redis.silent_until = Trainer.hangs_until = 0.0
@@ -172,9 +171,7 @@ class Campaign:
     async def kill_everything(self) -> str:
         names = list(self.run.actor_tasks)
         for name in names:
-            heard = await self._stop_counting(name)
-            # The next orchestrator cannot tell what an actor stored after its last heartbeat from what it lost.
-            self._unsure += self._actor(name).status().tokens_stored - (heard.tokens_stored if heard else 0)
+            await self._stop_counting(name)
         await self.run.crash(actors=True)
         await self.run.start(resume=True)
         for name in names:
@@ -208,13 +205,11 @@ class Campaign:
     async def _declare_dead(self, name: str) -> None:
         assert self.run.orchestrator
         await self.run.orchestrator.declare_dead(name)
-        # An orchestrator that ends before it has looked again does not count what the actor had in work.
-        await asyncio.sleep(2 * ROUND_S)
 
-    async def _stop_counting(self, name: str) -> ActorStatus | None:
-        """End an actor, and return its last heartbeat.
+    async def _stop_counting(self, name: str) -> None:
+        """End an actor.
 
-        Nobody but its engine knows the tokens between that and its death, unless they were stored.
+        Nobody but its engine knows the tokens between its last heartbeat and its death, unless they were stored.
         """
         self._dead.add(name)
         self.run.actor_tasks[name].cancel()
@@ -224,7 +219,6 @@ class Campaign:
         last = self._actor(name).status()
         known = max(heard.tokens_generated, heard.tokens_wasted + last.tokens_stored) if heard else last.tokens_stored
         self._unheard += last.tokens_generated - known
-        return heard
 
     def _actor(self, name: str) -> Actor:
         return next(actor for actor in self.run.actors if actor.name == name)
@@ -282,9 +276,8 @@ class Campaign:
         later = sum(result.num_tokens for result in waiting) + sum(counts.lost().values())
         found = state.decided_tokens.total() + state.trained.scored + sum(state.lost.values()) + later
         sampled = sum(last.tokens_generated for last in self._last.values())
-        if not 0 <= found - (sampled - self._unheard) <= self._unsure:
-            unknown = f"{self._unheard} of them unheard of, {self._unsure} in doubt"
-            yield f"engines sampled {sampled} tokens, {unknown}, and the books have {found}"
+        if found != sampled - self._unheard:
+            yield f"engines sampled {sampled} tokens, {self._unheard} of them unheard of, and the books have {found}"
         for line in run.lines:
             parts = [line[f"tokens_{outcome}_total"] for outcome in metrics.OUTCOMES]
             if min(parts) < 0 or sum(parts) != line["tokens_generated_total"]:

@@ -483,11 +483,39 @@ async def test_an_unreadable_heartbeat_is_removed(rig: QueueRig, queue: Queue) -
     assert list(await queue.statuses()) == ["actor-0"]
 
 
-async def test_a_released_owner_is_not_heard_of_any_more(queue: Queue) -> None:
+async def test_an_actor_that_is_forgotten_is_not_heard_of_any_more(queue: Queue) -> None:
     for name in ("dead", "alive"):
         await queue.heartbeat(ActorStatus(name=name, at=1.0))
     await queue.release_dead_actor("dead")
-    assert list(await queue.statuses()) == ["alive"]
+    assert list(await queue.statuses()) == ["dead", "alive"]
+    for _ in range(2):
+        await queue.forget_actor("dead")
+        assert list(await queue.statuses()) == ["alive"]
+
+
+async def test_what_an_actor_has_stored_is_known_without_another_heartbeat(
+    queue: Queue, make_prompt: MakePrompt, make_group: MakeGroup
+) -> None:
+    await queue.push([make_prompt(1), make_prompt(2), make_prompt(1, lane="held-out")])
+    for name in ("actor-0", "actor-1"):
+        await queue.heartbeat(ActorStatus(name=name, at=1.0))
+
+    async def stored() -> list[int]:
+        return [status.tokens_stored for status in (await queue.statuses()).values()]
+
+    assert await stored() == [0, 0]
+    leases = [*await lease(queue, 2), *await lease(queue, lane="held-out")]
+    group, failure = make_group(leases[0].prompt), Failure(prompt=leases[1].prompt, cause="over_long", num_tokens=7)
+    for lent, result in zip(leases, (group, failure, make_group(leases[2].prompt)), strict=True):
+        for _ in range(2):
+            await queue.commit(lent, result)
+    everything = 2 * group.num_tokens + 7
+    assert await stored() == [everything, 0], "stored once, in all lanes"
+    await queue.heartbeat(ActorStatus(name="actor-0", at=2.0, tokens_stored=everything + 5))
+    assert await stored() == [everything + 5, 0], "a queue that lost its last writes"
+    await queue.forget_actor("actor-0")
+    await queue.heartbeat(ActorStatus(name="actor-0", at=3.0))
+    assert (await queue.statuses())["actor-0"].tokens_stored == 0
 
 
 async def test_an_owner_makes_sure_of_its_claim(queue: Queue, make_prompt: MakePrompt) -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
 
 from olmorl import metrics
 from olmorl.clock import run_simulated
-from olmorl.messages import TRAIN_LANE
+from olmorl.codec import decode
+from olmorl.messages import TRAIN_LANE, ActorStatus
 from olmorl.queues.prompts.codec import to_result
 from tests.service.conftest import rows
 
@@ -81,6 +85,74 @@ def test_what_a_dead_actor_had_in_work_is_lost_and_counted_once(service: Build) 
     assert 0 < found["lost"] <= unfinished
     # Nobody but its engine knows the tokens between its last heartbeat and its death.
     assert sum(found.values()) + later == by_engines - unheard
+
+
+def in_the_books(run: Any) -> int:
+    """Tokens with an outcome, in the ledger of all starts, and those that wait for one."""
+    counts, state = run.orchestrator._metrics, run.orchestrator.draws.state
+    counts.heard({actor.name: actor.status() for actor in run.actors}, run.clock.now())
+    ended = state.decided_tokens.total() + state.trained.scored + sum(state.lost.values())
+    return int(ended + waiting_for_an_outcome(run) + sum(counts.lost().values()))
+
+
+def waiting_for_an_outcome(run: Any) -> int:
+    """Tokens of the results in the queue."""
+    results = run.queue._run.lanes[TRAIN_LANE].results.values()
+    return sum(to_result(stored, TRAIN_LANE).num_tokens for stored in results)
+
+
+async def bury(run: Any) -> None:
+    """What the launcher does: an actor that has a heartbeat and no process is dead."""
+    for name in (await run.queue.statuses()).keys() - run.actor_tasks.keys():
+        await run.orchestrator.declare_dead(name)
+
+
+@pytest.mark.parametrize("dies", ["before it is forgotten", "after it is forgotten"])
+def test_an_orchestrator_that_dies_over_a_dead_actor_has_counted_what_that_lost(service: Build, dies: str) -> None:
+    run = service(SMALL, num_actors=2)
+
+    async def story() -> None:
+        await run.start()
+        await run.steps(3)
+        await run.kill_actor("actor-0")
+        dead, heard = run.actors[0].status(), (await run.queue.statuses())["actor-0"]
+        run.add_actor()
+        if dies == "before it is forgotten":
+            run.orchestrator._queue.forget_actor = partial(asyncio.sleep, 1e9)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(bury(run), 0.1)
+        await run.crash(actors=False)
+        await run.start(resume=True)
+        await bury(run)
+        await run.finish()
+        del run.actors[0]
+        assert run.orchestrator.draws.state.lost[f"actor-0/{dead.pid}"] > 0
+        assert in_the_books(run) == heard.tokens_generated + generated(run)
+
+    run_simulated(story())
+
+
+def test_what_was_stored_after_the_last_heartbeat_is_not_lost_in_a_power_cut(service: Build) -> None:
+    run = service({**SMALL, "deadlines.BETWEEN_HEARTBEATS_S": 20.0}, num_actors=2)
+
+    async def story() -> None:
+        await run.start()
+        await run.steps(3)
+        await asyncio.sleep(15.0)
+        said = {name: decode(beat, ActorStatus) for name, beat in run.queue._run.statuses.items()}
+        dead = [actor.status() for actor in run.actors]
+        await run.crash(actors=True)
+        since = sum(last.tokens_stored - said[last.name].tokens_stored for last in dead)
+        assert since > 2 * waiting_for_an_outcome(run), "most of them have one"
+        await run.start(resume=True)
+        for name in said:
+            await run.orchestrator.declare_dead(name)
+        known = [max(said[each.name].tokens_generated, each.tokens_stored) for each in dead]
+        del run.actors[:2]
+        await run.finish()
+        assert in_the_books(run) == sum(known) + generated(run)
+
+    run_simulated(story())
 
 
 def test_a_resumed_run_keeps_its_counts(service: Build) -> None:

@@ -16,10 +16,12 @@ from olmorl.actors.episodes.agent_play import AgentPlay
 from olmorl.actors.episodes.agent_session import AgentSession
 from olmorl.actors.episodes.chat_request import ChatRequest, Refused, read
 from olmorl.actors.episodes.fake_environments import FakeRenderer
+from olmorl.actors.episodes.suffix import TemplateRenderer
 from olmorl.actors.fake_engine import FakeEngine
 from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.clock import LoopClock, run_simulated
 from olmorl.config import Objective
+from olmorl.deploy.demo.tiny_model import build_tokenizer
 from olmorl.errors import EnvironmentFailed
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.learner.batching.samples import defect, samples
@@ -297,6 +299,38 @@ def test_130_turns_cost_linear_tokens(draw: Make) -> None:
 
     made, _ = episode(draw, story, max_turns=130, max_sequence=10_000)
     assert rendered == [1] * 130 and np.concatenate([turn.added for turn in made.turns]).size == 3 * 130
+
+
+class Reader:
+    """A tokenizer that notes how much text it has read."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self.read: list[int] = []
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        self.read += map(len, texts)
+        return self._tokenizer(texts, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
+def test_a_tokenizer_reads_each_message_of_130_turns_once(draw: Make) -> None:
+    tokenizer = build_tokenizer(256)
+    reader = Reader(tokenizer)
+
+    async def story(session: AgentSession, _: Any) -> None:
+        renderer = TemplateRenderer(reader, [tokenizer.eos_token_id])
+        session._play = session._play._replace(renderer=lambda tools: renderer)
+        history = [ASKED]
+        for number in range(130):
+            more = {"role": "user", "content": f"go on {number:03d}"}
+            history += [(await session.answer(asks(*history))).message, more]
+
+    made, _ = episode(draw, story, max_turns=130, max_sequence=10_000)
+    assert len(reader.read) == 130 and len(set(reader.read[1:])) == 1, "as much in the last turn as in the second"
+    assert len({len(turn.added) for turn in made.turns[1:]}) == 1, "and as many tokens are new to the engine"
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -179,6 +180,89 @@ def test_a_long_wait_for_an_environment_does_not_end_the_actor(service: Make, dr
         settings=config.Actors(max_running=16, stall_deadline_s=30),
     )
     assert [one.exit for one in group.completions] == ["done"] * 4
+
+
+@pytest.mark.parametrize("way", ["in_flight", "recompute", "drain"])
+def test_an_update_waits_for_no_episode_that_waits_and_a_drained_engine_gives_each_turn_one_version(
+    service: Make, draw: Make, way: str
+) -> None:
+    ten_seconds = Simulation(tokens_per_s=10, batch_slowdown=0, mean_tokens=100, tail=0)
+
+    async def scenario() -> Any:
+        s = service(
+            simulation=ten_seconds,
+            settings=config.Actors(max_running=16, weight_update=way, stall_deadline_s=15),
+            play=play(FakeEnvironments(turns=3, reply_s=40.0), max_tokens=400, max_cache_age=9),
+        )
+        await s.push(draw(0, episode=EPISODE))
+        engine = FakeEngine(ten_seconds, max_running=16, max_model_len=500, recompute=way == "recompute")
+        async with s.running(s.actor(engine=engine)):
+            await s.clock.sleep(4.0)
+            s.shelf.publish(Version(1, 1))  # inside the first turn
+            await s.clock.sleep(11.0)
+            assert engine.version == Version(1, 1)
+            s.shelf.publish(Version(1, 2))  # all wait for their environments
+            await s.clock.sleep(5.0)
+            assert engine.version == Version(1, 2) and not engine.load().running
+            return (await s.results(1))[0]
+
+    first = [[0]] if way == "drain" else [[0, 1]]
+    for episode in run_simulated(scenario()).completions:
+        found = [
+            [span.version.number for span in episode.spans if turn.start <= span.start < turn.end]
+            for turn in episode.turns
+        ]
+        assert (episode.exit, found) == ("done", [*first, [2], [2]])
+
+
+def test_an_actor_that_is_told_to_leave_plays_its_episodes_to_their_end(service: Make, draw: Make) -> None:
+    async def scenario() -> Any:
+        s = service(simulation=STEADY, play=play(FakeEnvironments(turns=3, reply_s=40.0)))
+        await s.push(draw(0, episode=EPISODE))
+        actor = s.actor()
+        async with s.running(actor):
+            await s.clock.sleep(4.0)
+            leaving = asyncio.create_task(actor.drain())
+            await s.clock.sleep(1.0)
+            await s.push(draw(1, episode=EPISODE))
+            await leaving
+            return await s.results(1), await s.queue.counts("train")
+
+    (group,), counts = run_simulated(scenario())
+    assert [one.exit for one in group.completions] == ["done"] * 4
+    assert (counts.queued, counts.leased) == (1, 0)
+
+
+def test_waiting_episodes_lend_their_slots(service: Make, draw: Make) -> None:
+    environments = FakeEnvironments(turns=2, reply_s=100.0)
+
+    async def scenario() -> Any:
+        s = service(simulation=STEADY, settings=config.Actors(max_running=4), play=play(environments))
+        await s.push(*(draw(number, episode=EPISODE) for number in range(5)))
+        async with s.running(s.actor()):
+            await s.clock.sleep(50.0)
+            assert environments.open_now == 20, "at most 4 of them in the engine at a time"
+            return await s.results(5)
+
+    assert len(run_simulated(scenario())) == 5
+
+
+def test_the_next_turn_of_an_older_draw_goes_before_the_first_of_a_younger_one(service: Make, draw: Make) -> None:
+    async def scenario() -> Any:
+        s = service(
+            simulation=STEADY,
+            settings=config.Actors(max_running=4),
+            play=play(FakeEnvironments(turns=2, reply_s=1.0)),
+        )
+        await s.push(*(draw(number, episode=EPISODE) for number in range(4)))
+        async with s.running(s.actor()):
+            return await s.results(4)
+
+    groups = run_simulated(scenario())
+    begun = {group.prompt.draw_id: max(c.turns[1].ended_at for c in group.completions) for group in groups}
+    assert sorted(begun, key=begun.__getitem__) == [0, 1, 2, 3]
+    # While the first draw waits, the second has its slots for 2 s; then the first goes on, before the third begins.
+    assert begun[0] == pytest.approx(6.0, abs=0.1)
 
 
 class Writer(FakeEnvironments):

@@ -9,6 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import Olmo3Config, Olmo3ForCausalLM, PreTrainedTokenizerFast
 
 from olmorl import config
+from olmorl.actors.episodes.fake_environments import FakeEnvironments, FakeRenderer
+from olmorl.actors.episodes.runner import Play
+from olmorl.actors.leased_groups import LeasedGroup
 from olmorl.actors.vllm_engine import arguments, reaper
 from olmorl.actors.vllm_engine.engine import VllmEngine
 from olmorl.actors.vllm_engine.processes import EngineProcesses
@@ -32,7 +36,7 @@ from olmorl.actors.weight_follower import WeightFollower
 from olmorl.actors.weight_proof import TOLERANCE, WeightProof
 from olmorl.clock import SystemClock
 from olmorl.errors import EngineDied, PromptRefused, StartError, WeightError, WeightsUnproven
-from olmorl.messages import Buffer, Completion, Probe, TokenIds, Version, WeightsReady
+from olmorl.messages import Buffer, Completion, EpisodeStart, Lease, Probe, Prompt, TokenIds, Version, WeightsReady
 from olmorl.ports import NamedBuffer, Sampling, StagedWeights
 from olmorl.queues.weights.store import store_in_files
 from tests.actors.vllm_engine import refusing_loader
@@ -564,6 +568,59 @@ async def test_labels_are_exact_while_each_step_finishes_requests(live: tuple[Ca
         for span in answer.spans:
             assert set(answer.token_ids[span.start : span.end].tolist()) == {span.version.number}
     assert any(len(answer.spans) > 1 for answer in answers)
+    await engine.update(case.stage(case.weights))
+
+
+class Stopping:
+    """The engine, whose answers end by themselves."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        self._engine = engine
+
+    @property
+    def version(self) -> Version:
+        return self._engine.version
+
+    async def generate(self, *asked: Any) -> Completion:
+        return msgspec.structs.replace(await self._engine.generate(*asked), finish_reason="stop")
+
+
+async def test_labels_of_episodes_are_exact_inside_and_between_turns(live: tuple[Case, VllmEngine]) -> None:
+    """Each token names its version. All turns of an episode have one salt, and so the keys of earlier versions."""
+    case, engine = live
+    await engine.update(case.stage(forcing(case, 100), Version(4, 100)))
+    prompt = Prompt(
+        draw_id=0,
+        row="a.jsonl:1",
+        messages="?",
+        token_ids=PROMPT,
+        datasets=("math",),
+        ground_truths=("1",),
+        min_version=START,
+        group_size=12,
+        episode=EpisodeStart(environment="fake"),
+    )
+    work = LeasedGroup(Lease(prompt=prompt, lease_id="1", owner="a0", deadline=0.0))
+    environments = FakeEnvironments(turns=4, reply_s=0.05)
+    play = Play(environments, FakeRenderer(), max_turns=4, max_prompt=100, max_tokens=240, max_cache_age=200)
+    runner = play.player(Stopping(engine), SystemClock(), lambda: None)  # type: ignore[arg-type]
+    sampling = Sampling(max_tokens=40, min_tokens=40, temperature=0.0)
+    playing = asyncio.gather(*(runner.run(work, number, f"episode {number}", sampling) for number in range(12)))
+    number = 100
+    while not playing.done() and number < EOS - 1:
+        await asyncio.sleep(0.02)
+        number += 1
+        await engine.update(case.stage(forcing(case, number), Version(4, number)))
+    inside = between = 0
+    for episode in await asyncio.wait_for(playing, 60):
+        assert_covered(episode)
+        for span in episode.spans:
+            assert set(episode.token_ids[span.start : span.end].tolist()) == {span.version.number}
+        begins = {turn.start for turn in episode.turns}
+        changes = {now.start for then, now in pairwise(episode.spans) if then.version != now.version}
+        between, inside = between + len(changes & begins), inside + len(changes - begins)
+        assert [turn.start for turn in episode.turns] == [0, 40, 80, 120]
+    assert inside and between
     await engine.update(case.stage(case.weights))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from olmorl.learner.storage.durable_files import DiskWriter
 from olmorl.learner.storage.group_stats import Score
 from olmorl.learner.storage.ledger_state import BatchRecord, Decided, Drawn, LedgerState, Outcome
 from olmorl.learner.storage.metrics_log import MetricsLog
-from olmorl.messages import ActorStatus, Group, StepReport, Version
+from olmorl.messages import ActorStatus, StepReport, Version
 from olmorl.ports import Counts
 
 NOWHERE = MetricsLog(Path("unused")), DiskWriter(LoopClock(), 0.0)
@@ -36,36 +35,35 @@ def test_stalls_are_those_since_the_line_before() -> None:
     assert found == [(4.0, 4.0), (1.0 / 3, 0.5), (None, None)]
 
 
-def test_a_dead_actor_has_lost_what_it_had_not_committed(make_group: Callable[..., Group]) -> None:
+def test_a_dead_actor_has_lost_what_it_had_not_committed() -> None:
     meter = StepMetrics(*NOWHERE, 0.0, 0.0, {}, {})
     beat = ActorStatus(name="a0", at=5.0, pid=1, tokens_generated=100, tokens_stored=40, tokens_wasted=10)
-    known, later = (
-        make_group(0, rewards=[1.0, 0.0], lengths=[20, 20]),
-        make_group(1, rewards=[1.0, 0.0], lengths=[9, 21]),
-    )
-    meter.taken([replace(known, actor="a0", finished_at=4.0), replace(later, actor="a0", finished_at=5.5)])
     meter.heard({"a0": beat}, 5.0)
     assert sum(meter.lost().values()) == 10
     # Of the 50 tokens in work at its last heartbeat, it committed 30 before it died.
-    meter.heard({}, 9.0)
-    assert sum(meter.lost().values()) == 20
+    meter.heard({"a0": replace(beat, tokens_stored=70)}, 9.0)
+    for lost in (20, 0):
+        meter.died("a0")
+        assert sum(meter.lost().values()) == lost
     meter.heard({}, 10.0)
+    meter.died("a0")
     assert sum(meter.lost().values()) == 0
 
 
 def test_an_orchestrator_that_starts_again_counts_what_the_ledger_does_not_have() -> None:
     beat = ActorStatus(name="a0", at=5.0, pid=1, tokens_generated=100, tokens_stored=40, tokens_wasted=30)
     meter = StepMetrics(*NOWHERE, 0.0, 0.0, {"a0": beat}, {"a0/1": 10})
-    assert not meter.heard({"a0": replace(beat, at=6.0)}, 6.0)
+    meter.heard({"a0": replace(beat, at=6.0)}, 6.0)
     assert meter.lost() == {"a0/1": 20}
-    assert meter.heard({}, 7.0), "it is gone"
+    meter.died("a0")
     assert meter.lost() == {"a0/1": 30}
+    meter.heard({}, 7.0)
     # It was taken for dead, and says something after all.
     meter.heard({"a0": replace(beat, tokens_generated=105, tokens_wasted=65)}, 8.0)
     assert meter.lost() == {"a0/1": 5}
 
 
-def test_an_actor_that_comes_back_under_its_name_has_lost_its_work(make_group: Callable[..., Group]) -> None:
+def test_an_actor_that_comes_back_under_its_name_has_lost_its_work() -> None:
     meter = StepMetrics(*NOWHERE, 0.0, 0.0, {}, {})
     meter.heard({"a0": ActorStatus(name="a0", at=5.0, pid=1, tokens_generated=100, tokens_stored=40)}, 5.0)
     meter.heard({"a0": ActorStatus(name="a0", at=8.0, pid=2, tokens_generated=7)}, 8.0)
@@ -75,7 +73,7 @@ def test_an_actor_that_comes_back_under_its_name_has_lost_its_work(make_group: C
         {"a0": ActorStatus(name="a0", at=9.0, pid=2, tokens_generated=20, tokens_stored=15, tokens_wasted=5)}, 9.0
     )
     assert sum(meter.lost().values()) == 5
-    meter.heard({}, 10.0)
+    meter.died("a0")
     assert sum(meter.lost().values()) == 0
 
 

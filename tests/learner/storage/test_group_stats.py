@@ -56,4 +56,11 @@ def test_episodes_are_counted_by_exit_and_their_time_between_turns_is_summed(mak
     assert (fields["exits_done"], fields["exits_too_long"]) == (3, 1)
     assert fields["episode_turns_mean"] == (3 * 3 + 1) / 4
     assert fields["episode_between_turns_s_mean"] == 3 * ((3 - 1) + (5 - 1)) / 4
-    assert not any(name.startswith(("exits_", "episode_")) for name in score(make_group(2)).part_fields())
+    assert fields["episode_s_mean"] == (3 * 6 + 1) / 4
+    assert whole.batch_fields().keys() == {
+        "batch_completion_tokens_mean",
+        *(f"batch_{name}" for name in fields if name.startswith("episode_")),
+    }
+    single = score(make_group(2))
+    assert not any(name.startswith(("exits_", "episode_")) for name in single.part_fields())
+    assert single.batch_fields() == {"batch_completion_tokens_mean": single.tokens / single.completions}

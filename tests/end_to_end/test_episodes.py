@@ -152,8 +152,8 @@ def test_the_program_at_the_beginning_of_the_page_trains(tmp_path: Path) -> None
     folder = whole.folder(tmp_path / "cache")
     folder.mkdir(parents=True)
     demo._make(folder, replace(whole, num_train=400, warm_start=WarmStart(steps=WARM_STEPS)), lambda *_: None)
-    overrides = {"run.directory": str(tmp_path), "schedule.steps": 2, "schedule.filter_zero_gradient": False,
-                 "evaluation.limit": 4}  # fmt: skip
+    overrides = {"run.directory": str(tmp_path), "learner.warmup_steps": 0, "schedule.steps": 2,
+                 "schedule.filter_zero_gradient": False, "evaluation.limit": 4}  # fmt: skip
     call = "environment=Calculator)"
     assert call in program
     text = program.replace(call, f"environment=Calculator, overrides={overrides!r})")

@@ -63,8 +63,14 @@ def with_engine(
     totals: Totals,
     times: SequenceTimes,
     peak: DevicePeak,
+    episodes: dict[str, float],
 ) -> ActorStatus:
-    """The heartbeat `status` with the load of the engine and all totals; `peak`: of all its devices together."""
+    """The heartbeat `status` with the load of the engine and all totals.
+
+    Args:
+        peak: of all its devices together.
+        episodes: `Player.counts`.
+    """
     load, use, proof = engine.load(), engine.use(), weights.prover.proof
     return replace(
         status,
@@ -99,6 +105,7 @@ def with_engine(
         scored_s=use.scored_s,
         verifier_s_total=totals.verifier_s,
         verifiers=scorer.counts(),
+        episodes=episodes,
         commits_late=totals.late,
         commits_duplicate=totals.duplicate,
     )

@@ -300,8 +300,9 @@ class Actor:
         if self._times is None:
             return now
         self._note_times()
+        episodes = self._episodes.counts() if self._episodes else {}
         return heartbeat.with_engine(
-            now, self._engine, self._weights, self._scorer, self._totals, self._times, self._peak
+            now, self._engine, self._weights, self._scorer, self._totals, self._times, self._peak, episodes
         )
 
     def _failure(self, work: LeasedGroup, cause: str, detail: str) -> Failure:

@@ -68,7 +68,7 @@ def run(
             `verifiers.functions`. They join those of the recipe.
         environment: makes the environment of an episode, such as a class for TRL's `environment_factory`; or the value
             of `episodes.environment`.
-        dataset: rows with the columns of `docs/data-and-rewards.md`, such as a `datasets.Dataset`, in place of the
+        dataset: rows with the columns of `docs/data.md`, such as a `datasets.Dataset`, in place of the
             recipe's `data.train`; or its name or path.
         overrides: more keys by their dotted names, such as `{"schedule.steps": 50}`.
         resume: go on with the run of this name. Give the same rows again.

@@ -309,7 +309,8 @@ def play(settings: Config) -> Play | Agents | None:
     if settings.run.mode == "simulated":
         from olmorl.actors.episodes.fake_environments import FakeEnvironments, FakeRenderer
 
-        environments, renderer = FakeEnvironments(), FakeRenderer()
+        environments = FakeEnvironments(settings.simulation.turns, settings.simulation.tool_s)
+        renderer = FakeRenderer()
     else:
         from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
 

@@ -1017,6 +1017,15 @@ def _episode_length(config: Config) -> str | None:
     )
 
 
+def _simulated_turns(config: Config) -> str | None:
+    """`simulation.turns` and `tool_s` of a simulated run need `episodes.environment` or `agent`."""
+    turns, tool_s = config.simulation.turns, config.simulation.tool_s
+    if config.run.mode == "real" or config.episodes.player is not None or (turns == 1 and tool_s == 0):
+        return None
+    key = f"turns = {turns}" if turns > 1 else f"tool_s = {tool_s:g}"
+    return f"simulation.{key} has no effect on single answers: set episodes.environment or agent, or leave it out"
+
+
 def _one_player(config: Config) -> str | None:
     """`episodes.environment` and `episodes.agent` are not both set."""
     if config.episodes.environment is None or config.episodes.agent is None:
@@ -1132,6 +1141,7 @@ _RULES: tuple[Callable[[Config], str | None], ...] = (
     _overlong_buffer,
     _row_length,
     _episode_length,
+    _simulated_turns,
     _one_player,
     _shared_rows,
     _attention_of_shared_rows,

@@ -393,6 +393,8 @@ class ActorStatus(Message, frozen=True, kw_only=True):
     verifier_s_total: float = 0.0
     verifiers: dict[str, dict[str, float]] = {}
     """The counts of each part of the verifiers: `Scorer.counts`."""
+    episodes: dict[str, float] = {}
+    """The tries of episodes, those that failed, and what `Environments.counts` has."""
     commits_late: int = 0
     commits_duplicate: int = 0
 

@@ -169,8 +169,15 @@ ACTOR: Final = {
     "verifier_openings_total": "How often the circuit breaker of a service opened.",
     "verifier_breaker_open": "1 while the circuit breaker of a service is open.",
     "verifier_cache_hits_total": "Answers of a service that were known already.",
+    "episodes_total": "Episodes that began, each try of them.",
+    "episode_failures_total": "Tries of episodes that their environment or agent failed. They are never scored.",
+    "environment_processes": "Processes of environments, or commands of agents, that run.",
+    "tool_calls_total": "Calls of tools of environments.",
+    "tool_errors_total": "Those of them whose result was an error, or that gave none.",
+    "tool_s_total": "Time that these calls took.",
 }
-"""Exported by each actor. Those that begin with `verifier_` have the label `part`, and the outcomes `kind` too."""
+"""Exported by each actor. Those that begin with `verifier_` have the label `part`, and the outcomes `kind` too; those
+that begin with `tool_` have the label `tool`."""
 
 LAUNCHER: Final = {
     "actors_wanted": "Actors that the run should have.",

@@ -524,7 +524,8 @@ class Environments(Protocol):
         ...
 
     def counts(self) -> dict[str, float]:
-        """Totals since the start, by name."""
+        """`processes` that run now; and totals since the start, by name: `tool_calls.NAME` of each tool, `tool_errors`,
+        `tool_s`."""
         ...
 
     async def stop(self) -> None: ...

@@ -1,10 +1,12 @@
-"""Agents from the package index, unchanged, in a virtual environment of their own."""
+"""Agents from the package index, unchanged, in a virtual environment of their own, and as docs/episodes.md says."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,10 +14,18 @@ import pytest
 
 PACKAGES = ("mini-swe-agent==2.4.6", "smolagents[openai]==1.26.0")
 VERIFIERS = ("verifiers[openenv]==0.4.0", "openenv==0.4.1", "uv")
-MINI = (
-    "MSWEA_CONFIGURED=true MSWEA_COST_TRACKING=ignore_errors MSWEA_GLOBAL_CONFIG_DIR={folder} "
-    "{bin}/mini -m openai/$OPENAI_MODEL -t 'Say hello.' -y --exit-immediately -o {folder}/trajectory.json"
-)
+PAGE = Path(__file__).parents[1] / "docs" / "episodes.md"
+
+
+def _of_page() -> str:
+    """The command at the end of the page, with `{bin}` for the folder of its programs."""
+    *_, recipe = re.findall(r"```toml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    command: str = tomllib.loads(recipe)["episodes"]["agent"]
+    assert "{" not in command
+    return command.replace("/opt/mini/bin", "{bin}")
+
+
+MINI = _of_page()
 SMOL = f"{{bin}}/python {Path(__file__).parent}/actors/episodes/smol_agent.py"
 
 

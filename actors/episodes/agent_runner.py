@@ -40,6 +40,7 @@ class AgentRunner:
         self._note_change = note_change
         self._endpoint = Endpoint(play.tool_role, play.max_sequence, play.host)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
+        self._begun = self._failed = 0
 
     async def start(self) -> None:
         """Serve the policy."""
@@ -48,6 +49,9 @@ class AgentRunner:
     async def stop(self) -> None:
         await self._endpoint.stop()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def counts(self) -> dict[str, float]:
+        return {"episodes": self._begun, "failures": self._failed, "processes": self._endpoint.num_sessions}
 
     async def run(self, work: LeasedGroup, index: int, request_id: str, sampling: Sampling) -> Completion:
         """Play the episode `index` of a group. Tokens of failed tries count as lost.
@@ -59,6 +63,7 @@ class AgentRunner:
         for number in range(TRIES):
             await pause_before(number, work, self._clock, self._note_change)
             episode = _Episode(self._play, work, self._note_change)
+            self._begun += 1
             try:
                 async with asyncio.TaskGroup() as tasks:
                     session = AgentSession(
@@ -75,6 +80,7 @@ class AgentRunner:
                     await episode.play(session, index, self._endpoint)
                 return episode.completion(session)
             except EnvironmentFailed as error:
+                self._failed += 1
                 work.discard(session.turns.num_sampled)
                 causes.append(str(error))
         raise Unscorable("agent", f"failed {TRIES} times, at last: {causes[-1]}")

@@ -59,6 +59,11 @@ class Endpoint:
         if self._runner is not None:
             await self._runner.cleanup()
 
+    @property
+    def num_sessions(self) -> int:
+        """Agents that run."""
+        return len(self._sessions)
+
     @contextmanager
     def serving(self, session: AgentSession) -> Iterator[str]:
         """The session has a key, which the block gets, inside the block."""

@@ -38,7 +38,7 @@ class FakeEnvironments:
         return FakeEnvironment(self, self._turns, self._reply_s, fails=self._failures >= 0, start_s=self._start_s)
 
     def counts(self) -> dict[str, float]:
-        return {"open": self.open_now}
+        return {"processes": self.open_now}
 
 
 class FakeEnvironment:

@@ -45,6 +45,10 @@ class Player(Protocol):
         """Play the episode `index` of a group. Raises Unscorable or PromptRefused."""
         ...
 
+    def counts(self) -> dict[str, float]:
+        """Tries of `episodes`, and of them `failures`; and what `Environments.counts` has."""
+        ...
+
     async def stop(self) -> None: ...
 
 
@@ -82,9 +86,13 @@ class EpisodeRunner:
         self._play = play
         self._clock = clock
         self._note_change = note_change
+        self._begun = self._failed = 0
 
     async def start(self) -> None:
         await self._play.environments.start()
+
+    def counts(self) -> dict[str, float]:
+        return {"episodes": self._begun, "failures": self._failed, **self._play.environments.counts()}
 
     async def stop(self) -> None:
         await self._play.environments.stop()
@@ -101,9 +109,11 @@ class EpisodeRunner:
             await pause_before(number, work, self._clock, self._note_change)
             path = _Path(work.prompt.token_ids)
             environment = self._play.environments.open()
+            self._begun += 1
             try:
                 return await self._episode(work, index, f"{request_id}/{number}", sampling, environment, path)
             except EnvironmentFailed as error:
+                self._failed += 1
                 work.discard(path.turns.num_sampled)
                 causes.append(str(error))
             finally:

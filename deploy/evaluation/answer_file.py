@@ -158,7 +158,9 @@ class AnswerFile:
         self._note(row, start, len(line))
 
     def finish(self) -> None:
-        """Write the rows in order of model, data, row and sample. The file appears when it is complete."""
+        """Write the rows, if any, in order of model, data, row and sample. The file appears when it is complete."""
+        if not self._known:
+            return
         models = list(dict.fromkeys(key.model for key in self._known))
         keys = sorted(self._known, key=lambda key: (models.index(key.model), key.data, *_place(key.row), key.sample))
         partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")

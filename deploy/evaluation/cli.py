@@ -38,7 +38,8 @@ A protocol names the layout and the source of its data, the template of a questi
 
 The table has a line for each model, and the paired difference of each other one to the first:
 {methods}
-Without a reward (an outage of a verifier) an answer counts in none of these; the column unscored has the number.
+Without a reward (an outage of a verifier) an answer counts in none of these; the line unscored answers has the number.
+An episode that fails three times is no answer: it is listed with its cause, and --resume tries it again.
 
 The answers are rows, JSON lines or Parquet by the name of -o:
 {columns}
@@ -50,7 +51,7 @@ examples:
   olmorl-eval my/model runs/mine gsm8k --resume                go on after a kill, or add a model: no answer twice
   olmorl-eval my/model math500 --actors.tensor_parallel 8      any key of [model], [data], [actors] and [verifiers]
 
-exit codes: 0 done, 1 an engine or all verifiers failed, 2 a mistake to mend, 130 Ctrl-C; --resume goes on
+exit codes: 0 done, 1 an engine, all verifiers or all episodes failed, 2 a mistake to mend, 130 Ctrl-C; --resume goes on
 """
 
 

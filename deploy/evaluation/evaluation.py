@@ -54,7 +54,7 @@ class Evaluation:
         """Generate, score, and print.
 
         Raises:
-            RunEnded: no answer could be scored.
+            RunEnded: no answer could be made, or none could be scored.
         """
         arguments = self._arguments
         scorer = VerifierScorer(self._settings.verifiers, self._settings.schedule.steps)
@@ -77,8 +77,9 @@ class Evaluation:
             rows = questions(settings, protocol, self._source, self._arguments.limit, self._say)
             prompts = prompts_of(rows, protocol.samples)
             job = Job(choice.name, self._data, settings, prompts, sampling, protocol.samples)
-            await answer(job, file, scorer, Progress(choice.name))
-        return result(choice.name, job.answers(file), protocol.samples, protocol.ks)
+            failed = await answer(job, file, scorer, Progress(choice.name))
+        causes = {(key.row, key.sample): cause for key, cause in sorted(failed.items())}
+        return result(choice.name, job.answers(file), protocol.samples, protocol.ks, causes)
 
     def _show(self, results: Sequence[Result]) -> None:
         head = {"data": self._data, "source": self._source, "protocol": self._protocol.model_dump(),
@@ -88,6 +89,11 @@ class Evaluation:
         else:
             # A table in a file or a narrow terminal keeps its columns.
             SafeConsole(highlight=False, width=1000).print(table(results, f"{self._data}: percent (95% interval)"))
+        for one in results:
+            for (row, sample), cause in one.failed.items():
+                self._say(f"{row}: the episode {sample} of {one.model} failed and counts in no number: {cause}")
+        if not any(one.answers for one in results):
+            raise RunEnded("every episode failed; --resume goes on")
         self._say(f"answers: {self._output}")
         if not any(one.numbers for one in results):
             raise RunEnded(f"no answer could be scored: the columns error_kind and detail of {self._output} say why")

@@ -23,7 +23,7 @@ from olmorl.deploy.evaluation.answer_file import Row as AnswerRow
 from olmorl.deploy.evaluation.measures import Answers, Outcome
 from olmorl.deploy.evaluation.votes import has_votes, votes
 from olmorl.deploy.verify.scorer import scored, verdict_fields
-from olmorl.errors import ConfigError, PromptRefused, RunEnded, Unscorable, first_cause
+from olmorl.errors import ConfigError, PromptRefused, Unscorable, first_cause
 from olmorl.learner.orchestrator.draw_source import prompt_of
 from olmorl.messages import Completion, Lease, Prompt, Version
 from olmorl.ports import Engine, Row, Sampling
@@ -91,8 +91,10 @@ def check_single(settings: Config, what: str) -> None:
         )
 
 
-async def answer(job: Job, file: AnswerFile, scorer: VerifierScorer, progress: Progress) -> None:
+async def answer(job: Job, file: AnswerFile, scorer: VerifierScorer, progress: Progress) -> dict[Key, str]:
     """Complete the answers of a job. The engine starts only if an answer is missing.
+
+    Returns the causes of those that could not be made: their episodes failed every time.
 
     Raises:
         EngineDied: the engine has ended; all finished answers are in the file.
@@ -103,7 +105,7 @@ async def answer(job: Job, file: AnswerFile, scorer: VerifierScorer, progress: P
     work = _Work(job, file, scorer, digests, progress)
     if not missing:
         await work.complete(None, None)
-        return
+        return {}
     async with AsyncExitStack() as owned:
         engine = wiring.engine(job.settings, None, name="evaluation")
         owned.push_async_callback(engine.stop)
@@ -114,6 +116,7 @@ async def answer(job: Job, file: AnswerFile, scorer: VerifierScorer, progress: P
             owned.push_async_callback(player.stop)
             await player.start()
         await work.complete(engine, player)
+    return work.failed
 
 
 class _Work:
@@ -133,6 +136,8 @@ class _Work:
         # Twice the sequences that run together: the engine never lacks one.
         self._room = asyncio.Semaphore(2 * job.settings.actors.max_running // job.samples + 1)
         self._done = 0
+        self.failed: dict[Key, str] = {}
+        """Why an answer could not be made. It is not in the file, so --resume tries it again."""
 
     async def complete(self, engine: Engine | None, player: Player | None) -> None:
         """Answer and score all prompts. Without an engine all answers are there; with a player they are episodes."""
@@ -152,25 +157,27 @@ class _Work:
                     if not self._file.has(key, self._digests[prompt.row]):
                         assert engine is not None
                         samples.create_task(self._generate(engine, player, prompt, key))
-            await self._score(prompt, keys)
+            if made := [key for key in keys if key not in self.failed]:
+                await self._score(prompt, made)
         self._done += len(keys)
         self._progress(self._done, len(self._job.prompts) * self._job.samples)
 
     async def _generate(self, engine: Engine, player: Player | None, prompt: Prompt, key: Key) -> None:
         seed = seeds.derive(self._job.settings.run.seed, prompt.row, key.sample)
         sampling = replace(self._job.sampling, seed=seed)
+        request_id = f"{prompt.draw_id}/{key.sample}"
         try:
-            request_id = f"{prompt.draw_id}/{key.sample}"
             if player is None:
                 completion = await engine.generate(request_id, prompt.token_ids, sampling)
             else:
                 work = LeasedGroup(Lease(prompt=prompt, lease_id=request_id, owner="evaluation", deadline=0.0))
                 completion = await player.run(work, key.sample, request_id, sampling)
-        except PromptRefused as error:
-            raise PromptRefused(f"{prompt.row}: {error}") from None
-        except Unscorable as error:
-            raise RunEnded(f"{prompt.row}: {error.error_kind} {error.detail}; --resume goes on") from None
-        self._file.add(self._generated(prompt, key, completion))
+        except (PromptRefused, Unscorable) as error:
+            if player is None:
+                raise PromptRefused(f"{prompt.row}: {error}") from None
+            self.failed[key] = str(error)
+        else:
+            self._file.add(self._generated(prompt, key, completion))
 
     def _generated(self, prompt: Prompt, key: Key, completion: Completion) -> AnswerRow:
         return {

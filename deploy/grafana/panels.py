@@ -91,6 +91,10 @@ def _quantiles(name: str, by: str = "") -> tuple[Query, ...]:
     return tuple(Query(f"histogram_quantile({share}, {buckets})", legend + of) for share, legend in shares)
 
 
+def _by_tool(name: str) -> str:
+    return f"sum by (tool) ({_rate(name, RUN)})"
+
+
 _WAITED = f"olmorl_rank_wait_seconds_total{{{RANKS}}}"
 _BUSY = f"olmorl_rank_busy_seconds_total{{{RANKS}}}"
 _LINES = "the first steps"
@@ -100,6 +104,8 @@ _SERVICE = "a judge, a reward model or a teacher"
 _TEACHER = "a teacher"
 _FAILURE = "a draw that fails"
 _EPISODE = "an episode"
+_TOOL = "a call of a tool"
+_IN_TOOLS = f"sum({_rate('sequences_awaiting_environment_s_total', ALL_ACTORS)})"
 
 OVERVIEW = _board(
     "overview",
@@ -475,6 +481,34 @@ VERIFIERS = _board(
         "Seconds near those of the tools. Their share of an episode's time is what the lag has to cover.",
         _line("episode_turns_mean", "turns", _EPISODE),
         _line("episode_between_turns_s_mean", "seconds", _EPISODE),
+    ),
+    _panel(
+        "Share of the episodes that wait for tools",
+        "Their share of an episode's time. Other episodes have these slots meanwhile.",
+        Query(f"{_IN_TOOLS} / ({_IN_TOOLS} + sum({_rate('engine_running_s_total', ALL_ACTORS)}))", "wait", _EPISODE),
+        unit="percentunit",
+    ),
+    _panel(
+        "Failed tries of episodes, per minute",
+        "None. Each is an outage of an environment or an agent; after three the group fails.",
+        Query(f"60 * sum({_rate('episode_failures_total', RUN)})", "failed", _EPISODE),
+    ),
+    _panel(
+        "Processes of environments",
+        "As many as there are episodes under way, and flat.",
+        Query(f"olmorl_environment_processes{{{RUN}}}", "{{process}}", _EPISODE),
+    ),
+    _panel(
+        "Errors of tools, share of their calls",
+        "Falls as the policy learns. At 100% a tool is broken; `unknown` are tools that the policy invents.",
+        Query(f"{_by_tool('tool_errors_total')} / {_by_tool('tool_calls_total')}", "{{tool}}", _TOOL),
+        unit="percentunit",
+    ),
+    _panel(
+        "Time of a tool's call",
+        "Steady. It grows when what the tool asks is overloaded.",
+        Query(f"{_by_tool('tool_s_total')} / {_by_tool('tool_calls_total')}", "{{tool}}", _TOOL),
+        unit="s",
     ),
     _panel(
         "Outcomes of checks, per second",

@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 _BUSY = {"seconds": "busy_s"}
 """`verifier_s_total` is already the time that all verdicts took."""
 _GAUGES = ("queue_depth", "breaker_open")
+_EPISODES = {"processes": "environment_processes", "failures": "episode_failures_total"}
 _OTHER = "other"
 _MOST_UNCOUNTED = 10_000
 """The most values that a histogram keeps between two scrapes. At more it counts them without a scrape."""
@@ -195,6 +196,9 @@ class Telemetry:
         )
         for part, numbers in status.verifiers.items():
             self._record_verifiers(part, numbers)
+        for name, value in status.episodes.items():
+            name, _, tool = name.partition(".")
+            self._take(_EPISODES.get(name, f"{name}_total"), value, {"tool": tool} if tool else {})
 
     def _record_verifiers(self, part: str, numbers: Mapping[str, float]) -> None:
         """Take over the counts of one part of the verifiers. The kinds of outcomes become a label."""

@@ -260,11 +260,14 @@ class _Chunk:
         return json_blob(self.texts), blob(pack({"spans": self._spans, "scale": LOGPROB_SCALE}, columns))
 
 
+_OF_TURN = ("parent", "start", "end", "messages", "reply")
+
+
 def _episode(completion: Record) -> dict[str, Any]:
-    """The turns of an episode: the first token of each, what came in before it, and the answer. Empty without turns."""
+    """The turns of an episode: what each continues, its tokens, what came in, and the answer. Empty without turns."""
     if "turns" not in completion:
         return {}
-    turns = [{key: turn[key] for key in ("start", "messages", "reply")} for turn in completion["turns"]]
+    turns = [{key: turn[key] for key in _OF_TURN} for turn in completion["turns"]]
     return {"exit": completion["exit"], "turns": turns}
 
 

@@ -6,6 +6,7 @@ attempt that gave a result. Attempts before it leave no record but their number.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -179,15 +180,22 @@ def _from_record(record: Mapping[str, Any]) -> Iterator[Moment]:
 
 
 def _turns(completions: Sequence[Mapping[str, Any]]) -> Iterator[Moment]:
-    """The turns of each episode: when each one was asked for, its tokens, and what it says."""
+    """The turns of each episode: when each one was asked for, what it continues, its tokens, and what it says."""
     for completion in completions:
         for number, turn in enumerate(completion.get("turns", ()), 1):
             tokens = f"{len(turn['added_token_ids'])} tokens in, {turn['end'] - turn['start']} out"
-            branch = "" if turn["parent"] == number - 2 else ", a new branch"
-            said = _shortened(str(turn["reply"].get("content")))
-            text = f"{completion['index']}, turn {number}{branch}: {tokens}: {said}"
+            before = turn["parent"] + 1
+            branch = "" if before == number - 1 else f", a branch of turn {before}" if before else ", a new branch"
+            text = f"{completion['index']}, turn {number}{branch}: {tokens}: {_said(turn['reply'])}"
             ended = f"; exit {completion['exit']}" if number == len(completion["turns"]) else ""
             yield Moment(turn["asked_at"] or None, "episode", text + ended)
+
+
+def _said(reply: Mapping[str, Any]) -> str:
+    """The text of an answer, and its calls of tools."""
+    functions = (call["function"] for call in reply.get("tool_calls", ()))
+    calls = [f"{function['name']}({json.dumps(function['arguments'])})" for function in functions]
+    return _shortened(" ".join([reply.get("content") or "", *calls]))
 
 
 def _verdicts(completions: Sequence[Mapping[str, Any]]) -> Iterator[str]:

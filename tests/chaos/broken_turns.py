@@ -170,6 +170,7 @@ class _Sessions:
     """In place of the endpoint: the key is the session."""
 
     url = ""
+    num_sessions = 0
 
     async def start(self) -> None: ...
 

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from olmorl import config
+from olmorl.actors.episodes.runner import Play
+from olmorl.clock import LoopClock, run_simulated
 from olmorl.deploy import wiring
 from olmorl.errors import ResourceError
 from olmorl.messages import Prompt, Version
@@ -51,6 +53,25 @@ def test_answers_have_seeds_only_where_a_run_could_repeat_them(
 ) -> None:
     sampling = parts("actor-0", mode, max_lag)["sample"](PROMPT, 0)
     assert (sampling.seed is not None) == seeded
+
+
+@pytest.mark.parametrize("player", ["environment", "agent"])
+def test_a_simulated_run_plays_the_turns_and_the_tools_of_its_recipe(tmp_path: Path, player: str) -> None:
+    async def scenario() -> tuple[int, float]:
+        tree = {
+            "run": {"directory": tmp_path, "name": "run", "mode": "simulated"},
+            "episodes": {player: "a:B"},
+            "simulation": {"turns": 3, "tool_s": 20.0},
+        }
+        play = wiring.play(config.build(tree))
+        assert isinstance(play, Play)
+        environment, clock = play.environments.open(), LoopClock()
+        began, turns = clock.now(), 1
+        while not (await environment.step({})).done:
+            turns += 1
+        return turns, clock.now() - began
+
+    assert run_simulated(scenario()) == (3, 60.0)
 
 
 def test_the_learner_keeps_weights_for_the_lags_that_the_recipe_allows(

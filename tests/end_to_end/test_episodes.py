@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from olmorl.deploy.demo.settings import ModelSize
+from olmorl.deploy.demo import demo
+from olmorl.deploy.demo.demo import BUILDS
+from olmorl.deploy.demo.settings import ModelSize, WarmStart
 from olmorl.deploy.demo.tiny_model import CHAT_TEMPLATE, build_model, build_tokenizer
 from olmorl.learner.storage import rollout_log
 from tests.end_to_end import recipes
@@ -29,6 +32,7 @@ ROOT = Path(__file__).parents[1]
 TOLERANCE = 2e-3
 """Of log-probabilities in float32, as for single answers in `test_engine`."""
 STEPS, TURNS = 6, 4
+WARM_STEPS = 120
 WORLD = f"""
 class World:
     turns = 0
@@ -137,6 +141,29 @@ def test_agents_from_the_package_index_train_unchanged(
         assert run.lines()[-1]["tokens_trained_total"] == trained_tokens(found)
     finally:
         run.end()
+
+
+def test_the_program_at_the_beginning_of_the_page_trains(tmp_path: Path) -> None:
+    """Its policy is warmed up for less time, so groups without a gradient are trained too."""
+    page = (ROOT.parent / "docs" / "episodes.md").read_text(encoding="utf-8")
+    program = page.partition("```python\n")[2].partition("```")[0]
+    assert len(program.splitlines()) <= 22
+    whole = BUILDS["calculator"]
+    folder = whole.folder(tmp_path / "cache")
+    folder.mkdir(parents=True)
+    demo._make(folder, replace(whole, num_train=400, warm_start=WarmStart(steps=WARM_STEPS)), lambda *_: None)
+    overrides = {"run.directory": str(tmp_path), "learner.warmup_steps": 0, "schedule.steps": 2,
+                 "schedule.filter_zero_gradient": False, "evaluation.limit": 4}  # fmt: skip
+    call = "environment=Calculator)"
+    assert call in program
+    text = program.replace(call, f"environment=Calculator, overrides={overrides!r})")
+    (tmp_path / "program.py").write_text(text, encoding="utf-8")
+    command = [sys.executable, str(tmp_path / "program.py")]
+    done = subprocess.run(command, cwd=ROOT.parent, capture_output=True, text=True, timeout=800)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    lines = [json.loads(line) for line in (tmp_path / "agent" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2] and lines[-1]["tokens_trained_total"] > 0
+    assert lines[-1]["episode_turns_mean"] > 1, "the calculator was called"
 
 
 def test_a_taskset_for_verifiers_trains_unchanged(

@@ -111,6 +111,9 @@ class Rewriting:
 
     async def stop(self) -> None: ...
 
+    def counts(self) -> dict[str, float]:
+        return {}
+
     async def run(self, work: LeasedGroup, index: int, request_id: str, sampling: Sampling) -> Completion:
         agent = AgentPlay("", lambda tools: FakeRenderer(), "tool", 5.0, 9, 500, 2)
         async with asyncio.TaskGroup() as tasks:

@@ -22,9 +22,8 @@ TURNS = [{"role": "user", "content": "How much?"}]
 
 
 def blocks(language: str) -> list[str]:
-    """All but the agent, which `test_agents` runs."""
     found: list[str] = re.findall(rf"```{language}\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    return [block for block in found if "OLMORL_ROW" not in block]
+    return found
 
 
 @pytest.mark.parametrize("messages", ["How much?", TURNS])

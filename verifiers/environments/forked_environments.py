@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
+
+from msgspec import UNSET
 
 from olmorl.config import Episodes, Verifiers
 from olmorl.errors import ConfigError, EnvironmentFailed
 from olmorl.messages import ENVIRONMENT, Completion, Prompt, Verdict
 from olmorl.ports import EnvironmentStep
 from olmorl.verifiers.environments.played import Setup, Start
-from olmorl.verifiers.environments.tools import KEY
+from olmorl.verifiers.environments.tools import KEY, UNKNOWN, CountedCall, ToolCounts
 from olmorl.verifiers.functions.function_scorer import call_of, parse, verdicts_of
 from olmorl.verifiers.pool import pool_protocol
 from olmorl.verifiers.pool.fork_server import DeadlineMissed, ForkServer, Worker, WorkerLost, WorkerStartFailed
@@ -68,7 +71,7 @@ class ForkedEnvironments:
         setup = Setup(settings.environment, settings.tool_role, verifiers.think_tags, specs)
         self._fork_server = ForkServer(WorkerSettings((), (f"{_TASKS}load", setup), verifiers.memory_mib), START_S)
         self._idle: list[Worker] = []
-        self._counts = {"episodes": 0.0, "processes": 0.0, "failures": 0.0}
+        self.tools = ToolCounts()
 
     async def start(self) -> None:
         """Start one process. Raises ConfigError with the cause if it cannot load the environment."""
@@ -79,11 +82,10 @@ class ForkedEnvironments:
             raise ConfigError(cause if cause != str(error) else f"{KEY} = {self._name!r}: {cause}") from None
 
     def open(self) -> ForkedEnvironment:
-        self._counts["episodes"] += 1
         return ForkedEnvironment(self)
 
     def counts(self) -> dict[str, float]:
-        return dict(self._counts)
+        return {"processes": self._fork_server.num_workers, **self.tools.counts()}
 
     async def stop(self) -> None:
         """End all processes."""
@@ -96,20 +98,13 @@ class ForkedEnvironments:
             if (worker := self._idle.pop()).alive:
                 return worker
         try:
-            worker = await self._fork_server.start_worker()
+            return await self._fork_server.start_worker()
         except WorkerStartFailed as error:
-            raise self.failed(str(error)) from None
-        self._counts["processes"] += 1
-        return worker
+            raise EnvironmentFailed(str(error)) from None
 
     def give_back(self, worker: Worker) -> None:
         """The episode of a process is closed."""
         self._idle.append(worker)
-
-    def failed(self, cause: str) -> EnvironmentFailed:
-        """Count a failure, and return its error."""
-        self._counts["failures"] += 1
-        return EnvironmentFailed(cause)
 
     async def ask(self, worker: Worker, task: str, args: Any, timeout_s: float | None = None) -> Any:
         """Call a function of `played` in a process. Raises EnvironmentFailed, and then the process is gone."""
@@ -118,13 +113,16 @@ class ForkedEnvironments:
             call = pool_protocol.encode(pool_protocol.TaskCall(_TASKS + task, args))
             reply = await worker.ask(call, timeout_s)
         except DeadlineMissed:
-            raise self.failed(f"{task} took longer than episodes.timeout_s = {timeout_s:g}") from None
+            raise EnvironmentFailed(f"{task} took longer than episodes.timeout_s = {timeout_s:g}") from None
         except WorkerLost as error:
-            raise self.failed(f"its process ended in {task} (signal {await worker.cause()}) {error}".rstrip()) from None
+            cause = f"its process ended in {task} (signal {await worker.cause()}) {error}".rstrip()
+            raise EnvironmentFailed(cause) from None
         except (TypeError, ValueError, OverflowError) as error:
-            raise self.failed(f"{task} cannot be sent: {error}") from None
+            raise EnvironmentFailed(f"{task} cannot be sent: {error}") from None
         if reply.kind != "done":
-            raise self.failed(f"{task} exceeded its memory" if reply.kind == "memory" else f"{task}: {reply.detail}")
+            raise EnvironmentFailed(
+                f"{task} exceeded its memory" if reply.kind == "memory" else f"{task}: {reply.detail}"
+            )
         return reply.value
 
 
@@ -149,7 +147,23 @@ class ForkedEnvironment:
         return messages
 
     async def step(self, reply: dict[str, Any]) -> EnvironmentStep:
-        return EnvironmentStep(**await self._ask("step", reply))
+        began = time.perf_counter()
+        try:
+            found = await self._ask("step", reply)
+        except EnvironmentFailed:
+            seconds = time.perf_counter() - began
+            self._owner.tools.add(CountedCall(tool, seconds, is_error=True) for tool in self._called(reply))
+            raise
+        self._owner.tools.add(CountedCall(*call) for call in found.pop("calls"))
+        return EnvironmentStep(**found)
+
+    def _called(self, reply: dict[str, Any]) -> set[str]:
+        """The tools of an answer."""
+        assert self._prompt is not None
+        start = self._prompt.episode
+        known: set[str] = set() if start is UNSET else {tool["function"]["name"] for tool in start.tools}
+        names = {call["function"]["name"] for call in reply.get("tool_calls", ())}
+        return {name if name in known else UNKNOWN for name in names}
 
     async def reward(self, episode: Completion) -> dict[str, Verdict]:
         """A reward function gets lists of one: the other episodes of the group are in processes of their own."""

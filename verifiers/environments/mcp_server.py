@@ -85,6 +85,10 @@ class McpServer:
         return ConnectionError(f"the MCP server gave no answer: {error}; it last wrote: {words.strip() or 'nothing'}")
 
 
+class ReportedError(str):
+    """A result that its tool says is an error."""
+
+
 class McpTool:
     """A tool, called with the arguments that the policy gave."""
 
@@ -97,7 +101,8 @@ class McpTool:
     async def __call__(self, /, **arguments: Any) -> str:
         """The texts of the result."""
         result = await self._call(self._name, arguments)
-        return "\n".join(getattr(block, "text", f"({block.type})") for block in result.content)
+        text = "\n".join(getattr(block, "text", f"({block.type})") for block in result.content)
+        return ReportedError(text) if result.is_error else text
 
 
 def maker(place: str) -> Callable[[], McpServer]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,8 +25,8 @@ import msgspec
 from olmorl.extension import load_function
 from olmorl.verifiers.environments import gymnasium_environment, mcp_server
 from olmorl.verifiers.environments.gymnasium_environment import GymnasiumEnvironment
-from olmorl.verifiers.environments.mcp_server import McpServer
-from olmorl.verifiers.environments.tools import KEY, has_step, schemas_of, tools_of
+from olmorl.verifiers.environments.mcp_server import McpServer, ReportedError
+from olmorl.verifiers.environments.tools import KEY, UNKNOWN, CountedCall, has_step, schemas_of, tools_of
 from olmorl.verifiers.functions import runner
 from olmorl.verifiers.pool.worker import describe
 
@@ -114,31 +115,32 @@ def _with(prompt: Any, text: str) -> Messages:
 
 
 def step(reply: Mapping[str, Any]) -> dict[str, Any]:
-    """What the policy reads next, as a `ports.EnvironmentStep`."""
-    messages = _next(reply)
-    truncated = getattr(_Worker.environment, "truncated", False) is True
-    return {"messages": messages or [], "done": messages is None, "truncated": truncated}
+    """What the policy reads next, as a `ports.EnvironmentStep`, and the calls of tools, each as a `CountedCall`."""
+    environment, calls = _Worker.environment, list[CountedCall]()
+    if has_step(environment):
+        found = _call(environment.step, dict(reply))
+        messages = None if found is None else _messages(found)
+    else:
+        tools = tools_of(environment)
+        messages = [_result(call, tools, calls) for call in reply.get("tool_calls", ())] or None
+    truncated = getattr(environment, "truncated", False) is True
+    return {"messages": messages or [], "done": messages is None, "truncated": truncated, "calls": calls}
 
 
-def _next(reply: Mapping[str, Any]) -> Messages | None:
-    """What the policy reads next; None if the episode is over."""
-    environment = _Worker.environment
-    if not has_step(environment):
-        return [_result(call, tools_of(environment)) for call in reply.get("tool_calls", ())] or None
-    found = _call(environment.step, dict(reply))
-    return None if found is None else _messages(found)
-
-
-def _result(call: Mapping[str, Any], tools: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
-    """The result of a call, or the error that its arguments caused, as a message."""
-    name, arguments = call["function"]["name"], call["function"]["arguments"]
-    if name not in tools:
+def _result(
+    call: Mapping[str, Any], tools: Mapping[str, Callable[..., Any]], calls: list[CountedCall]
+) -> dict[str, Any]:
+    """The result of a call, or the error that its arguments caused, as a message. The call is added to `calls`."""
+    name, arguments, began = call["function"]["name"], call["function"]["arguments"], time.perf_counter()
+    if is_error := name not in tools:
         content = f"Error: no tool {name!r}; there are {', '.join(tools)}"
     else:
         try:
-            content = str(_call(tools[name], **arguments))
+            found = _call(tools[name], **arguments)
+            content, is_error = str(found), isinstance(found, ReportedError)
         except POLICY_ERRORS as error:
-            content = f"Error: {type(error).__name__}: {error}"
+            content, is_error = f"Error: {type(error).__name__}: {error}", True
+    calls.append(CountedCall(name if name in tools else UNKNOWN, time.perf_counter() - began, is_error))
     return {"role": _Worker.setup.tool_role, "name": name, "tool_call_id": call["id"], "content": content}
 
 

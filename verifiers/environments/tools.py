@@ -1,15 +1,53 @@
-"""The tools of a user's environment, and their schemas. An environment with a method `step` has none."""
+"""The tools of a user's environment, their schemas and counts. An environment with a method `step` has none."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
+from olmorl.metrics import MOST_LABEL_VALUES
 from olmorl.verifiers.environments.mcp_server import McpServer
 
 KEY = "episodes.environment"
 _NO_TOOLS = ("reset", "reward", "get_reward", "close")
+UNKNOWN = "unknown"
+"""Stands for the tools that the policy has invented."""
+OTHER = "other"
+"""Stands for the tools beyond the first ones."""
+
+
+class CountedCall(NamedTuple):
+    """One call of a tool."""
+
+    tool: str
+    seconds: float
+    is_error: bool
+    """Its result was an error, or there was none."""
+
+
+class ToolCounts:
+    """Counts calls, errors and seconds by tool, of a bounded number of tools."""
+
+    def __init__(self) -> None:
+        self._tools: dict[str, list[float]] = {}
+
+    def add(self, calls: Iterable[CountedCall]) -> None:
+        """Count calls."""
+        for tool, seconds, is_error in calls:
+            known = tool in self._tools or len(self._tools) < MOST_LABEL_VALUES - 1
+            counts = self._tools.setdefault(tool if known else OTHER, [0.0, 0.0, 0.0])
+            for place, value in enumerate((1.0, float(is_error), seconds)):
+                counts[place] += value
+
+    def counts(self) -> dict[str, float]:
+        """Totals by name, such as `tool_calls.search`."""
+        names = ("tool_calls", "tool_errors", "tool_s")
+        return {
+            f"{name}.{tool}": value
+            for tool, values in self._tools.items()
+            for name, value in zip(names, values, strict=True)
+        }
 
 
 def has_step(environment: Any) -> bool:

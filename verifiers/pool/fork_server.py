@@ -164,6 +164,11 @@ class ForkServer:
         self._up: asyncio.Future[None] | None = None
         self._workers: dict[int, Worker] = {}
 
+    @property
+    def num_workers(self) -> int:
+        """Workers that have started and not ended."""
+        return len(self._workers)
+
     async def start_worker(self) -> Worker:
         """Start a worker and wait for its setup. Raises WorkerStartFailed."""
         control = await self._running()

@@ -119,7 +119,9 @@ class GroupView {
   }
 }
 
-// The number of turns of an episode, and why there are no more.
+// The numbers of turns and branches of an episode, and why there are no more.
 function exitOf({ turns = [], exit }) {
-  return turns.length > 0 ? ` · ${turns.length} turn${turns.length > 1 ? "s" : ""}, exit ${exit}` : "";
+  const branches = branchesOf(turns).length;
+  const inBranches = branches > 1 ? ` in ${branches} branches` : "";
+  return turns.length > 0 ? ` · ${turns.length} turn${turns.length > 1 ? "s" : ""}${inBranches}, exit ${exit}` : "";
 }

@@ -1,4 +1,4 @@
-// The search in prompts, labels, answers and verdicts.
+// The search in prompts, labels, answers, the replies between them, and verdicts.
 
 const AHEAD = 8;
 
@@ -25,8 +25,8 @@ function matcher(query) {
 function searchable(group) {
   if (group.searchable === undefined) {
     const found = [promptText(group.prompt), ...group.ground_truths.map(contentText), group.row, group.detail];
-    for (const { text, verdicts } of group.completions) {
-      found.push(text);
+    for (const { text, verdicts, turns = [] } of group.completions) {
+      found.push(text, ...turns.flatMap(({ messages }) => messages.map(messageText)));
       for (const verdict of Object.values(verdicts)) found.push(verdict.extracted ?? "", verdict.detail ?? "");
     }
     group.searchable = found.join("\n").toLowerCase();
@@ -44,7 +44,7 @@ class Search {
     this.found = null;
     this.news = "";
     this.input = el("input", { type: "search", id: "search", placeholder: "Search", "aria-label": "Search",
-      title: "Search in prompts, labels, answers and verdicts; /.../ is a regular expression",
+      title: "Search in prompts, labels, answers, replies and verdicts; /.../ is a regular expression",
       onfocus: () => this.prepare(), oninput: debounce(150, () => this.run()) });
   }
 

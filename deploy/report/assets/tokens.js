@@ -25,6 +25,9 @@ class Tokens {
     this.steps = logprobs.subarray(first, first + count);
     this.scale = chunk.scale;
     this.isCut = !text || this.lengths.some((length) => length > 0);
+    // Where the text of each token begins, and where the last one ends.
+    this.begins = new Uint32Array(count + 1);
+    for (let t = 0; t < count; t++) this.begins[t + 1] = this.begins[t] + this.lengths[t];
   }
 
   logprob(t) {
@@ -61,33 +64,56 @@ class Tokens {
   }
 }
 
-// The text with one element for each token; long ones grow on demand.
+// The text of a completion; of an episode with branches one column for each, in which repeated turns are pale.
 function tokenText(tokens, mode, trained) {
+  const branches = branchesOf(tokens.turns);
+  if (branches.length < 2) return pathText(tokens, tokens.turns, new Set(), mode, trained);
+  const shown = new Set();
+  const columns = branches.map((path, i) => {
+    const text = pathText(tokens, path, new Set(shown), mode, trained);
+    for (const turn of path) shown.add(turn);
+    const numbers = path.map((turn) => tokens.turns.indexOf(turn) + 1).join(", ");
+    return el("section", { class: "branch", "aria-label": `Branch ${i + 1}` }, el("small", {}, `branch ${i + 1}: turns ${numbers}`), text);
+  });
+  return el("div", { class: "side-by-side" }, columns);
+}
+
+// For each turn that no other continues, the turns from the first one to it.
+function branchesOf(turns) {
+  const pathTo = (turn) => (turn ? [...pathTo(turns[turn.parent]), turn] : []);
+  return turns.filter((_, i) => !turns.some((turn) => turn.parent === i)).map(pathTo);
+}
+
+// The turns of one branch, or an answer without turns: one element for each token; long ones grow on demand.
+function pathText(tokens, path, again, mode, trained) {
   const host = el("div", { class: "text" });
-  if (!tokens.isCut && tokens.turns.length > 0) {
-    for (const { messages, reply } of tokens.turns) host.append(...[...messages, reply].map(turnOf));
+  const pale = (turn, node) => (again.has(turn) && node.classList.add("again"), node);
+  if (!tokens.isCut && path.length > 0) {
+    for (const turn of path) host.append(...[...turn.messages, turn.reply].map((message) => pale(turn, turnOf(message))));
     return host;
   }
   if (!tokens.isCut || (mode === "none" && tokens.turns.length < 2)) {
     growing(host, tokens.text, 20000);
     return host;
   }
-  const incoming = new Map(tokens.turns.map((turn) => [turn.start, turn.messages]));
   const classes = tokens.classes(mode, trained);
-  let [t, at] = [0, 0];
+  const parts = path.length > 0 ? path : [{ start: 0, end: tokens.count, messages: [] }];
+  const order = parts.flatMap((turn) => Array.from({ length: turn.end - turn.start }, (_, i) => [turn.start + i, turn]));
+  let next = 0;
   const more = el("button", { class: "link", onclick: () => add(MORE_TOKENS) });
   const add = (count) => {
     const part = document.createDocumentFragment();
-    for (const end = Math.min(tokens.count, t + count); t < end; t++) {
-      const piece = el("span", { class: classes[t] }, tokens.text.slice(at, at + tokens.lengths[t]));
+    for (const end = Math.min(order.length, next + count); next < end; next++) {
+      const [t, turn] = order[next];
+      if (t === turn.start) part.append(...turn.messages.map((message) => pale(turn, turnOf(message))));
+      const piece = el("span", { class: classes[t] }, tokens.text.slice(tokens.begins[t], tokens.begins[t + 1]));
       piece.dataset.t = t;
-      part.append(...(incoming.get(t) ?? []).map(turnOf), piece);
-      at += tokens.lengths[t];
+      part.append(pale(turn, piece));
     }
     more.remove();
     host.append(part);
-    if (t < tokens.count) {
-      more.textContent = ` … ${whole(tokens.count - t)} more tokens`;
+    if (next < order.length) {
+      more.textContent = ` … ${whole(order.length - next)} more tokens`;
       host.append(more);
     }
   };
@@ -100,11 +126,16 @@ function tokenText(tokens, mode, trained) {
   return host;
 }
 
-// One message of a conversation.
+// One message of a conversation: its role, the tool that it is from, its text and its calls.
 function turnOf(message) {
   const text = el("div", { class: "text" });
-  growing(text, contentText(message.content), 4000);
-  return el("div", { class: "turn" }, el("b", {}, String(message.role)), text);
+  growing(text, messageText(message), 4000);
+  return el("div", { class: "turn" }, el("b", {}, [message.role, message.name].filter(Boolean).join(" ")), text);
+}
+
+function messageText({ content, tool_calls: calls }) {
+  const called = (calls ?? []).map((call) => `${call.function?.name}(${contentText(call.function?.arguments ?? "")})`);
+  return [contentText(content ?? ""), ...called].filter(Boolean).join("\n");
 }
 
 function growing(host, text, size) {

@@ -79,6 +79,7 @@ async def test_an_agent_asks_over_http_and_its_turns_are_scored(
         assert [turn.parent for turn in completion.turns] == parents
         assert (completion.exit, completion.reward is None, len(completion.token_ids)) == ("done", False, 40)
     assert status.tokens_generated == status.tokens_stored == group.num_tokens == 80
+    assert status.episodes == {"episodes": 2, "failures": 0, "processes": 0}
 
 
 async def test_the_reward_may_be_written_by_the_agent(service: Make, draw: Make) -> None:
@@ -104,6 +105,7 @@ async def test_an_agent_that_fails_is_started_again_and_then_fails_its_group(
     assert failure.cause == "unscorable"
     assert failure.detail.startswith(f"agent: failed 3 times, at last: {cause}")
     assert status.tokens_wasted == status.tokens_generated == (120 if does in ("late crash", "bad reward") else 0)
+    assert status.episodes == {"episodes": 3, "failures": 3, "processes": 0}
 
 
 async def test_an_agent_out_of_time_is_scored_and_nothing_of_it_is_left(service: Make, draw: Make) -> None:
@@ -120,14 +122,14 @@ async def test_an_agent_out_of_turns_is_told_and_scored_whatever_its_exit_code(s
 
 async def test_the_agent_of_the_documentation_runs(service: Make, draw: Make, tmp_path: Path) -> None:
     pytest.importorskip("openai")
-    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "episodes.md").read_text(encoding="utf-8")
     (program,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "OLMORL_ROW" in text)
     (tmp_path / "agent.py").write_text(program, encoding="utf-8")
     of_page = play("")._replace(command=f"{sys.executable} {tmp_path}/agent.py", timeout_s=60)
     group, _ = await run(service, draw, of_page, group_size=1)
     (completion,) = group.completions
     assert [turn.parent for turn in completion.turns] == [-1, 0, 1]
-    assert completion.verdicts[ENVIRONMENT].reward == len(set("answer 3")) / 100
+    assert completion.verdicts[ENVIRONMENT].reward == 0.5
 
 
 async def test_the_processes_of_an_agent_end_with_the_actor(service: Make, draw: Make) -> None:

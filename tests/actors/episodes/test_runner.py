@@ -44,7 +44,7 @@ def run(service: Make, prompt: Prompt, play: Play, **fields: Any) -> tuple[Any, 
         return result, actor.status()
 
     result, status = run_simulated(scenario())
-    assert play.environments.counts() == {"open": 0}, "every environment is closed"
+    assert play.environments.counts() == {"processes": 0}, "every environment is closed"
     return result, status
 
 
@@ -146,6 +146,7 @@ def test_an_episode_is_played_again_when_its_environment_fails_and_its_tokens_ar
     group, status = run(service, draw(0, episode=EPISODE), play(FakeEnvironments(turns=2, failures=3)))
     assert isinstance(group, Group) and [len(one.turns) for one in group.completions] == [2] * 4
     assert (status.tokens_stored, status.tokens_wasted, status.tokens_generated) == (160, 60, 220)
+    assert status.episodes == {"episodes": 4 + 3, "failures": 3, "processes": 0}
 
 
 def test_an_environment_that_always_fails_is_an_outage_and_never_a_reward(service: Make, draw: Make) -> None:

@@ -71,16 +71,66 @@ ALTERNATING = (
     "{% if add_generation_prompt %}{{ '<turn>assistant\n' }}{% endif %}"
 )
 ENVIRONMENT = CHATML.replace("'tool'", "'environment'")
-"""Names the results of tools `environment`, as Olmo's templates do; the role `tool` is written as a role of its own."""
-OLMO = (
-    "{{ '<|im_start|>system\n<functions>' + (tools | tojson if tools else '') + '</functions><|im_end|>\n' }}"
-    "{% for m in messages %}{{ '<|im_start|>' + ('environment' if m.role == 'tool' else m.role) + '\n' + m.content }}"
-    "{% if m.tool_calls %}{{ '<function_calls>' }}{% for c in m.tool_calls %}{{ c.function.name + '(' }}"
-    "{% for key, value in c.function.arguments.items() %}{{ key ~ '=' ~ (value | tojson) }}{% endfor %}{{ ')\n' }}"
-    "{% endfor %}{{ '</function_calls>' }}{% endif %}"
-    "{{ eos_token if loop.last and m.role == 'assistant' else '<|im_end|>\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>' }}{% endif %}"
+"""Names the results of tools `environment`; the role `tool` is written as a role of its own."""
+OLMO_3 = """
+{%- if not messages | selectattr('role', 'equalto', 'system') | list -%}
+{{- '<|im_start|>system\\nYou are a helpful function-calling AI assistant. ' -}}
+{%- if tools is none -%}
+{{- 'You do not currently have access to any functions. <functions></functions><|im_end|>\\n' -}}
+{%- else -%}
+{{- 'You are provided with function signatures within <functions></functions> XML tags. You may call one or more '
+ ~ 'functions to assist with the user query. Output any function calls within <function_calls></function_calls> XML '
+ ~ 'tags. Do not make assumptions about what values to plug into functions.<functions>' ~ (tools | tojson)
+ ~ '</functions><|im_end|>\\n' -}}
+{%- endif -%}
+{%- endif -%}
+{%- for message in messages -%}
+{%- if message['role'] == 'system' -%}
+{{- '<|im_start|>system\\n' + message['content'] -}}
+{%- if tools is not none -%}
+{{- '<functions>' ~ (tools | tojson) ~ '</functions>' -}}
+{%- elif message.get('functions', none) is not none -%}
+{{- ' <functions>' + message['functions'] + '</functions>' -}}
+{%- endif -%}
+{{- '<|im_end|>\\n' -}}
+{%- elif message['role'] == 'user' -%}
+{{- '<|im_start|>user\\n' + message['content'] + '<|im_end|>\\n' -}}
+{%- elif message['role'] == 'assistant' -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- if message.get('content', none) is not none -%}
+{{- message['content'] -}}
+{%- endif -%}
+{%- if message.get('function_calls', none) is not none -%}
+{{- '<function_calls>' + message['function_calls'] + '</function_calls>' -}}
+{%- elif message.get('tool_calls', none) is not none -%}
+{{- '<function_calls>' -}}
+{%- for tool_call in message['tool_calls'] -%}
+{%- set ns = namespace(given=[]) -%}
+{%- for key, value in tool_call['function']['arguments'].items() -%}
+{%- set ns.given = ns.given + [key ~ '=' ~ (value | tojson)] -%}
+{%- endfor -%}
+{{- tool_call['function']['name'] ~ '(' ~ (ns.given | join(', ')) ~ ')' -}}
+{%- if not loop.last -%}{{- '\\n' -}}{%- endif -%}
+{%- endfor -%}
+{{- '</function_calls>' -}}
+{%- endif -%}
+{{- eos_token if loop.last else '<|im_end|>\\n' -}}
+{%- elif message['role'] in ('environment', 'tool') -%}
+{{- '<|im_start|>environment\\n' + message['content'] + '<|im_end|>\\n' -}}
+{%- endif -%}
+{%- if loop.last and add_generation_prompt -%}
+{{- '<|im_start|>assistant\\n' -}}
+{%- endif -%}
+{%- endfor -%}
+"""
+"""The chat template of Olmo 3, from memory: a conversation of its Instruct models. Its calls are lines of Python."""
+OLMO_3_THINK = (
+    OLMO_3.replace("tools is none", "true")
+    .replace("tools is not none", "false")
+    .replace("in ('environment', 'tool')", "== 'environment'")
+    .replace("{{- '<|im_start|>assistant\\n' -}}\n{%- endif", "{{- '<|im_start|>assistant\\n<think>' -}}\n{%- endif")
 )
+"""The same of its Think models: they think, tools are not shown, and only the role `environment` brings results."""
 TEXT_LAST = (
     "{% set ns = namespace(text='') %}{{ tools | tojson if tools else '' }}{% for m in messages %}"
     "{% if m.role == 'tool' %}{{ '<|tool|>' + m.content }}"
@@ -100,7 +150,8 @@ FAMILIES = {
     "next role": (NEXT_ROLE, ["<|user|>", "<|tool|>", END], "tool"),
     "alternating": (ALTERNATING, ["</turn>"], None),
     "environment": (ENVIRONMENT, ["<|im_end|>"], "environment"),
-    "olmo": (OLMO, ["<|im_end|>", END], "tool"),
+    "olmo 3": (OLMO_3, ["<|im_end|>", END], "tool"),
+    "olmo 3 think": (OLMO_3_THINK, ["<|im_end|>", END], None),
     "text last": (TEXT_LAST, ["</turn>", "<|tool|>"], "tool"),
 }
 WORDS = ("the sum is", "7", "{}", "<b>", "\n", "  two  spaces ", "é", "\\boxed{3}", "</think>", "42.", "\t", "call add")
@@ -277,6 +328,9 @@ def test_the_prompt_of_a_conversation_has_the_system_prompt_and_the_values_of_th
         (ALTERNATING, ["</turn>"], "tool", "refuses a message of the role 'tool' after an answer: roles must"),
         (HEADERS, ["<|eot|>"], "tool", "the results of two calls: the chat template refuses"),
         (ENVIRONMENT, ["<|im_end|>"], "tool", ""),
+        (OLMO_3, ["<|im_end|>"], "environment", ""),
+        (OLMO_3_THINK, ["<|im_end|>"], "environment", "^the chat template does not show the tool 'add'$"),
+        (OLMO_3_THINK, ["<|im_end|>"], "tool", "drops the text of the role 'tool'"),
         (CHATML.replace("+ m.content + '\n</tool", "+ '\n</tool"), ["<|im_end|>"], "tool", "drops the text of"),
         (CHATML.replace(SHOWN, ""), ["<|im_end|>"], "tool", "does not show the tool 'add'"),
         (CHATML, ["</s>"], "tool", r"ends an answer with no stop token of the model \(</s>\)"),

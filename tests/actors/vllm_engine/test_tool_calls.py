@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from olmorl.actors.episodes.template_check import call
 from olmorl.actors.vllm_engine.tool_calls import ToolCallParser
 from olmorl.deploy.demo.tiny_model import build_tokenizer
 from olmorl.errors import ConfigError
+from tests.actors.episodes.test_suffix import OLMO_3, tokenizer_of
 
 pytestmark = pytest.mark.doors
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}]
@@ -58,9 +60,22 @@ def test_a_bad_call_is_named_and_floods_no_log(
 def test_an_answer_that_looks_like_python_is_a_call_only_in_its_tag(tokenizer: Any) -> None:
     olmo = ToolCallParser("olmo3", tokenizer, TOOLS, "</think>")
     assert olmo("print(x=1)", []) == {"role": "assistant", "content": "print(x=1)"}
-    (call,) = olmo("I add. <function_calls>add(a=3, b=4)</function_calls>", [])["tool_calls"]
-    assert call["function"] == {"name": "add", "arguments": {"a": 3, "b": 4}}
+    (found,) = olmo("I add. <function_calls>add(a=3, b=4)</function_calls>", [])["tool_calls"]
+    assert found["function"] == {"name": "add", "arguments": {"a": 3, "b": 4}}
     assert olmo("I add. <function_calls>add(a=3, b=4)</function_calls>", [])["content"] == "I add. "
+
+
+def test_the_calls_that_the_template_of_olmo_3_writes_are_read_again() -> None:
+    tokenizer = tokenizer_of(OLMO_3)
+    written = [call("add", {"a": 3, "b": "four\n"}), call("add", {"a": [5], "b": {"c": 1.5}}, 1)]
+    asked: list[dict[str, Any]] = [{"role": "user", "content": "Add."}]
+    answer = {"role": "assistant", "content": "I add.", "tool_calls": written}
+    prompt = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True, tools=TOOLS)
+    whole = tokenizer.apply_chat_template([*asked, answer], tokenize=False, tools=TOOLS)
+    assert whole.startswith(prompt)
+    said = whole.removeprefix(prompt).removesuffix(tokenizer.eos_token)
+    found = ToolCallParser("olmo3", tokenizer, TOOLS, "</think>")(said, [])
+    assert found == answer
 
 
 def test_a_parser_that_does_not_exist_is_named(tokenizer: Any) -> None:

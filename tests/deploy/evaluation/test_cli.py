@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -312,13 +313,55 @@ def test_episodes_are_played_as_in_a_run(
     assert "with another prompt, label, sampling or verifier, or other episodes" in capsys.readouterr().err
 
 
-def test_an_outage_of_an_agent_is_no_answer(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_any_episode_there_is_no_number_and_no_file(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
     use(sum_or_near)
     Path("recipe.toml").write_text(f'[episodes]\nagent = "{sys.executable} {AGENT} crash"\n')
     assert main(["one", save("asked.jsonl", {"prompt": "What is 1+2?"}), "--config", "recipe.toml"]) == 1
     said = capsys.readouterr().err
-    assert "asked.jsonl:1: agent failed 3 times" in said and "--resume goes on" in said
+    assert "asked.jsonl:1: the episode 0 of one failed and counts in no number: agent: failed 3 times" in said
+    assert "every episode failed; --resume goes on" in said
     assert not list(Path().glob("*answers*"))
+
+
+FRAGILE = """
+from pathlib import Path
+
+class World:
+    def step(self, reply):
+        if "4" in reply["content"] and Path("down").exists():
+            raise OSError("no connection")
+
+    def reward(self):
+        return 1.0
+"""
+
+
+def test_a_row_that_always_fails_is_named_and_never_scored(use: Use, capsys: pytest.CaptureFixture[str]) -> None:
+    engines = use(lambda model, asked, sampling: f"It is {3 + ('1+3' in asked)}.")
+    Path("world.py").write_text(FRAGILE)
+    Path("recipe.toml").write_text(
+        '[sampling]\nmax_tokens = 64\n[episodes]\nmax_tokens = 400\nenvironment = "world.py:World"\n'
+    )
+    Path("down").touch()
+    save("asked.jsonl", {"prompt": "What is 1+2?"}, {"prompt": "What is 1+3?"})
+    words = ["one", "asked.jsonl", "--config", "recipe.toml", "--samples", "2", "--temperature", "1"]
+    found = evaluated(capsys, *words)["models"][0]
+    assert (found["numbers"]["avg@2"]["mean"], found["numbers"]["avg@2"]["prompts"]) == (1.0, 1)
+    assert found["answers"] == 2 and [(one["row"], one["sample"]) for one in found["failed"]] == [
+        ("asked.jsonl:2", 0),
+        ("asked.jsonl:2", 1),
+    ]
+    assert "environment: failed 3 times, at last: step: OSError: no connection" in found["failed"][0]["cause"]
+    assert {row["row"] for row in load("asked-answers.jsonl")} == {"asked.jsonl:1"}
+    assert engines[0].answered == 2 + 2 * 3
+    assert main([*words, "--resume"]) == 0, "it fails again"
+    shown = capsys.readouterr()
+    assert re.search(r"failed episodes +│? *2", shown.out), shown.out
+    assert "asked.jsonl:2: the episode 1 of one failed and counts in no number: environment: failed" in shown.err
+    Path("down").unlink()
+    again = evaluated(capsys, *words, "--resume")["models"][0]
+    assert (again["answers"], again["failed"]) == (4, []), "only the failed episodes are played again"
+    assert engines[-1].answered == 2
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])

@@ -203,6 +203,11 @@ BOUNDS = [
     value("learner.epochs", "0", "greater than or equal to 1"),
     value("learner.row_tokens", "127", "is too short", "128"),
     value("episodes.max_tokens", "64", "no effect on single answers", "set episodes.environment"),
+    line(
+        "turns of a simulated run of single answers",
+        *("--run.mode", "simulated", "--simulation.turns", "3"),
+        says=("simulation.turns = 3 has no effect on single answers", "set episodes.environment"),
+    ),
     value("episodes.environment", "calculator", "should match pattern"),
     line(
         "an agent and an environment",

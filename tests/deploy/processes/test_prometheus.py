@@ -137,6 +137,33 @@ def test_what_the_verifiers_did_is_told_by_part_and_by_kind(telemetry: Telemetry
     assert float(samples[f'olmorl_verifier_calls_total{{part="judge",{ours}}}']) == 4
 
 
+def test_episodes_are_told_and_their_tools_by_name(telemetry: Telemetry) -> None:
+    counts: dict[str, float] = {
+        "episodes": 9,
+        "failures": 2,
+        "processes": 4,
+        "tool_calls.search": 20,
+        "tool_errors.search": 5,
+        "tool_s.search": 1.5,
+    }
+    counts |= {f"tool_calls.tool{number}": 1 for number in range(200)}
+    telemetry.record_actor(ActorStatus(name="actor-0", at=0.0, episodes=counts))
+    telemetry.record_actor(ActorStatus(name="actor-0", at=1.0, episodes=counts | {"processes": 1, "failures": 3}))
+    text = urlopen(f"http://{telemetry.address}/metrics", timeout=10).read().decode()
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("olmorl_"))
+    ours = 'process="orchestrator",run="demo"'
+    assert [float(samples[f"olmorl_{name}{{{ours}}}"]) for name in ("episodes_total", "episode_failures_total")] == [
+        9,
+        3,
+    ]
+    assert float(samples[f"olmorl_environment_processes{{{ours}}}"]) == 1
+    of_search = f'{{{ours},tool="search"}}'
+    names = ("tool_calls_total", "tool_errors_total", "tool_seconds_total")
+    assert [float(samples[f"olmorl_{name}{of_search}"]) for name in names] == [20, 5, 1.5]
+    assert sum(name.startswith("olmorl_tool_calls_total") for name in samples) == metrics.MOST_LABEL_VALUES + 1
+    assert f'olmorl_tool_calls_total{{{ours},tool="other"}}' in samples
+
+
 def test_a_launcher_serves_the_targets_and_its_metrics_at_one_address() -> None:
     addresses = {"actor-0": "127.0.0.1:2"}
     served = Telemetry("launcher", "demo", "127.0.0.1", targets=lambda: target_entries(addresses, "demo"))

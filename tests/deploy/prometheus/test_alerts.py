@@ -114,6 +114,22 @@ CASES = {
         {'olmorl_verifier_breaker_open{part="judge"}': "0 1 0x4"},
         4,
     ),
+    "EpisodesFailing": Case(
+        {"olmorl_episodes_total": "0+100x30", "olmorl_episode_failures_total": "0+6x30"},
+        {"olmorl_episodes_total": "0+100x30", "olmorl_episode_failures_total": "0+4x30"},
+        30,
+    ),
+    "ToolFailing": Case(
+        {'olmorl_tool_calls_total{tool="search"}': "0+100x30", 'olmorl_tool_errors_total{tool="search"}': "0+95x30"},
+        {
+            # A policy that cannot call yet, and tools that it invents.
+            'olmorl_tool_calls_total{tool="search"}': "0+100x30",
+            'olmorl_tool_errors_total{tool="search"}': "0+80x30",
+            'olmorl_tool_calls_total{tool="unknown"}': "0+100x30",
+            'olmorl_tool_errors_total{tool="unknown"}': "0+100x30",
+        },
+        30,
+    ),
     "LagAtBound": Case(
         {"olmorl_lag_mean": "3.9x60", "olmorl_lag_bound": "4x60"},
         {"olmorl_lag_mean": "3x60", "olmorl_lag_bound": "4x60"},

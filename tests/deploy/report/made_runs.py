@@ -54,14 +54,18 @@ class MadeRun:
         prompt: Callable[[int], Any] = lambda draw: [{"role": "user", "content": f"What is {draw} + 1?"}],
         hostile: str = "",
         tokenizer: bool = True,
-        turns: int = 0,
+        parents: Sequence[int] = (),
     ) -> None:
-        """`hostile` is put into every text that people or models can write. Episodes have `turns` equal turns."""
+        """`hostile` is put into every text that people or models can write.
+
+        Episodes have as many turns of equal lengths as `parents`, each with this parent: after the first one -1 is a
+        history that the agent has rewritten.
+        """
         self.folder = folder
         self._steps, self._trained, self._filtered = steps, trained, filtered
         self._group_size, self._tokens, self._failures = group_size, tokens, failures
         self._sources, self._prompt, self._hostile = [hostile + name for name in sources], prompt, hostile
-        self._turns = turns
+        self._parents = parents
         self._random = np.random.default_rng(0)
         self._draw = 0
         self._now = BEGAN
@@ -203,26 +207,35 @@ class MadeRun:
             verdicts={f"{self._hostile}math": verdict},
             reward=reward,
             solved=reward > 0,
-            episode=self._episode(size) if self._turns else UNSET,
+            episode=self._episode(size) if self._parents else UNSET,
         )
 
     def _episode(self, size: int) -> Episode:
-        size //= self._turns
-        turns = []
-        for number in range(self._turns):
-            came = [{"role": "user", "content": f"{self._hostile}reply {number}"}] if number else []
+        size //= len(self._parents)
+        turns: list[Turn] = []
+        lengths: list[int] = []
+        for number, parent in enumerate(self._parents):
+            came = [{"role": "tool", "name": "add", "content": f"{self._hostile}reply {number}"}] if number else []
+            function = {"name": "add", "arguments": {"number": number}}
+            kept = lengths[parent] if parent >= 0 else 0 if number else 4
+            added = np.full(3 if number else 0, 5, np.int32)
             turn = Turn(
-                parent=number - 1,
-                kept=4 + number * (size + 3) - 3 * (number > 0),
-                added=np.full(3 if number else 0, 5, np.int32),
+                parent=parent,
+                kept=kept,
+                added=added,
                 start=number * size,
                 end=(number + 1) * size,
                 finish_reason="stop",
                 messages=came,
-                reply={"role": "assistant", "content": f"{self._hostile}answer {number}"},
+                reply={
+                    "role": "assistant",
+                    "content": f"{self._hostile}answer {number}",
+                    "tool_calls": [{"id": "c", "type": "function", "function": function}],
+                },
                 asked_at=BEGAN + number,
             )
             turns.append(turn)
+            lengths.append(kept + len(added) + size)
         return Episode(turns=tuple(turns), exit="done")
 
     def _write_processes(self) -> None:

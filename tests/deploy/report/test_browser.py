@@ -192,6 +192,37 @@ def test_a_group_side_by_side_with_verdicts_and_coloured_tokens(make_run: Make, 
     assert "token 2" in tip and "version 1.2, lag 3" in tip and "masked" in tip and "log-probability -" in tip
 
 
+def test_the_branches_of_an_episode_are_side_by_side_with_tools_and_coloured_tokens(make_run: Make, page: Page) -> None:
+    page.open(written(make_run(steps=6, tokens=30, parents=(-1, 0, 1, 0, -1))))
+    page.show("rollouts")
+    page.tab.fill("input[name=step-from]", "6")
+    page.tab.click("input[name=outcome][value='0']")
+    page.tab.click(".row")
+    page.tab.wait_for_selector(".branch")
+    assert "5 turns in 3 branches, exit done" in page.text(".card h3")
+    heads = [one.inner_text() for one in page.tab.query_selector_all(".card:first-child .branch > small")]
+    assert heads == ["branch 1: turns 1, 2, 3", "branch 2: turns 1, 4", "branch 3: turns 5"]
+    places = page.run(
+        "[...document.querySelectorAll('.card:first-child .branch')].map(e => e.getBoundingClientRect().toJSON())"
+    )
+    tops, lefts = [place["top"] for place in places], [place["left"] for place in places]
+    assert len(set(tops)) == 1 and lefts[0] < lefts[1] < lefts[2]
+
+    def tokens(branch: int) -> list[list[Any]]:
+        found: list[list[Any]] = page.run(
+            f"[...document.querySelectorAll('.card:first-child .branch')[{branch}].querySelectorAll('[data-t]')]"
+            ".map(e => [+e.dataset.t, e.className])"
+        )
+        return found
+
+    assert tokens(0) == [[t, "v2" if t < 10 else "v5"] for t in range(18)]
+    assert tokens(1) == [*([t, "v2 again"] for t in range(6)), *([t, "v5"] for t in range(18, 24))], "turn 1 is pale"
+    assert [t for t, _ in tokens(2)] == [*range(24, 30)]
+    assert page.text(".card .branch:nth-child(2) .turn") == "tool add\nreply 3"
+    page.tab.fill("#search", "reply 4")
+    page.until("document.querySelector('.summary').textContent.startsWith('12 rollouts')")
+
+
 def test_filtered_and_failed_groups_are_there(make_run: Make, page: Page) -> None:
     page.open(written(make_run(steps=3)))
     page.show("rollouts")

@@ -71,7 +71,7 @@ def test_a_chunk_has_the_texts_and_tokens_of_its_groups(make_run: Make) -> None:
 
 
 def test_a_chunk_has_the_turns_of_episodes(make_run: Make) -> None:
-    run = make_run(steps=1, turns=3)
+    run = make_run(steps=1, parents=(-1, 0, 1))
     record = next(one for one in recorded(run) if one["completions"])
     turns = record["completions"][0]["turns"]
     turn = turns[1]
@@ -81,7 +81,7 @@ def test_a_chunk_has_the_turns_of_episodes(make_run: Make) -> None:
     found = next(one for one in texts if one["row"] == record["row"])["completions"][0]
     assert found["exit"] == "done" and [one["start"] for one in found["turns"]] == [0, 4, 8]
     assert found["turns"][2] == {
-        key: record["completions"][0]["turns"][2][key] for key in ("start", "messages", "reply")
+        key: record["completions"][0]["turns"][2][key] for key in ("parent", "start", "end", "messages", "reply")
     }
     single, _ = Parts(*RunReader(make_run("single", steps=1), 1 << 30).read()).chunk(0)
     assert "turns" not in single[0]["completions"][0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from olmorl.deploy.control import cli
-from olmorl.deploy.view.prompt_story import Moment, _turns, prompt_story
+from olmorl.deploy.view.prompt_story import Moment, prompt_story
 from olmorl.errors import DataError
 from olmorl.learner.storage import ledger, rollout_log, sealed_lines
 from olmorl.learner.storage.group_stats import Score
@@ -45,23 +45,21 @@ def test_a_prompt_that_was_trained(run: Path) -> None:
 
 
 def test_the_turns_of_an_episode_are_told(tmp_path: Path) -> None:
-    run = MadeRun(tmp_path / "run", steps=1, trained=1, filtered=0, group_size=2, failures=False, turns=2).folder
+    run = MadeRun(
+        tmp_path / "run", steps=1, trained=1, filtered=0, group_size=2, failures=False, parents=(-1, 0, 0, -1)
+    ).folder
     story = prompt_story(run, of_outcome(run, "trained"))
     turns = [moment for moment in story if moment.what == "episode"]
     assert [(moment.at, moment.text) for moment in turns] == [
-        (BEGAN, "0, turn 1: 0 tokens in, 6 out: answer 0"),
-        (BEGAN + 1, "0, turn 2: 3 tokens in, 6 out: answer 1; exit done"),
-        (BEGAN, "1, turn 1: 0 tokens in, 6 out: answer 0"),
-        (BEGAN + 1, "1, turn 2: 3 tokens in, 6 out: answer 1; exit done"),
+        (at, f"{index}, {text}")
+        for index in range(2)
+        for at, text in (
+            (BEGAN, 'turn 1: 0 tokens in, 3 out: answer 0 add({"number": 0})'),
+            (BEGAN + 1, 'turn 2: 3 tokens in, 3 out: answer 1 add({"number": 1})'),
+            (BEGAN + 2, 'turn 3, a branch of turn 1: 3 tokens in, 3 out: answer 2 add({"number": 2})'),
+            (BEGAN + 3, 'turn 4, a new branch: 3 tokens in, 3 out: answer 3 add({"number": 3}); exit done'),
+        )
     ]
-
-
-def test_a_turn_that_does_not_continue_the_one_before_is_a_new_branch() -> None:
-    turn = {"added_token_ids": [1, 2], "start": 0, "end": 3, "reply": {"content": "so"}, "asked_at": 0.0}
-    turns = [{**turn, "parent": parent} for parent in (-1, 0, 0, -1)]
-    (*_, third, fourth) = _turns([{"index": 0, "exit": "done", "turns": turns}])
-    assert third.text == "0, turn 3, a new branch: 2 tokens in, 3 out: so"
-    assert fourth.text == "0, turn 4, a new branch: 2 tokens in, 3 out: so; exit done"
 
 
 def test_no_rollouts_are_read_for_a_prompt_in_flight(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

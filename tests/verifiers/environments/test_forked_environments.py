@@ -12,11 +12,14 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from olmorl.config import Episodes, Verifiers
 from olmorl.errors import ConfigError, EnvironmentFailed
-from olmorl.messages import ENVIRONMENT, Completion, Episode, Prompt, Span, Turn, Version
+from olmorl.messages import ENVIRONMENT, Completion, Episode, EpisodeStart, Prompt, Span, Turn, Version
+from olmorl.metrics import MOST_LABEL_VALUES
 from olmorl.verifiers.environments.forked_environments import ForkedEnvironments, schemas
+from olmorl.verifiers.environments.tools import CountedCall, ToolCounts
 
 Open = Callable[..., Any]
 REPLY = {"role": "assistant", "content": "x"}
@@ -105,7 +108,7 @@ async def test_each_episode_has_its_own_object_and_its_row(environments: Open) -
         assert step.messages[0]["content"].startswith("['? 7 5', 'x']"), "a new object"
         assert step.messages[0]["content"].split()[-1] in pids, "in a process that was given back"
         await third.close()
-        assert made.counts() == {"episodes": 3, "processes": 1, "failures": 0}
+        assert made.counts() == {"processes": 2}, "no third one was started, and an environment with step has no tools"
 
 
 async def test_replies_and_openings_may_be_texts_messages_or_lists(environments: Open) -> None:
@@ -147,7 +150,7 @@ async def test_a_failure_is_an_error_and_its_process_takes_no_other_episode(
         again = made.open()
         assert await again.reset(prompt(), 0) is None
         await again.close()
-        assert made.counts()["failures"] == 1
+        assert made.counts()["processes"] == 1, "the other one is gone"
 
 
 async def test_a_cancelled_episode_ends_its_process(environments: Open) -> None:
@@ -223,12 +226,20 @@ def calls(*named: tuple[str, dict[str, Any]]) -> dict[str, Any]:
     return {"role": "assistant", "content": "", "tool_calls": made}
 
 
+def counted(environments: ForkedEnvironments) -> dict[str, float]:
+    """The calls and errors of tools."""
+    counts = ((name.removeprefix("tool_"), value) for name, value in environments.counts().items())
+    return {name: value for name, value in counts if name.startswith(("calls.", "errors."))}
+
+
 async def test_the_public_methods_of_an_environment_without_step_are_its_tools(
     environments: Open, tmp_path: Path
 ) -> None:
     async with environments(TRL_STYLE) as made:
-        world = made.open()
-        assert await world.reset(prompt(level=3), 0) == [{"role": "user", "content": "? The level is 3."}]
+        (schema,) = schemas(Episodes(environment=f"{tmp_path}/world.py:World"))
+        world, start = made.open(), EpisodeStart(tools=(schema,))
+        opening = await world.reset(replace(prompt(level=3), episode=start), 0)
+        assert opening == [{"role": "user", "content": "? The level is 3."}]
         step = await world.step(calls(("add", {"number": 4}), ("add", {"number": -1}), ("add", {}), ("_hidden", {})))
         assert [(one["role"], one["tool_call_id"]) for one in step.messages] == [("tool", f"call{n}") for n in range(4)]
         results = [one["content"] for one in step.messages]
@@ -237,14 +248,30 @@ async def test_the_public_methods_of_an_environment_without_step_are_its_tools(
         assert results[3] == "Error: no tool '_hidden'; there are add"
         assert (await world.step({"role": "assistant", "content": "7"})).done
         assert (await world.reward(episode()))[ENVIRONMENT].reward == 0.7
+        assert counted(made) == {"calls.add": 3, "errors.add": 2, "calls.unknown": 1, "errors.unknown": 1}
+        assert made.counts()["processes"] == 1 and 0 < made.counts()["tool_s.add"] < 20
         with pytest.raises(EnvironmentFailed, match="step: OSError: the disk is gone"):
-            await world.step(calls(("add", {"number": 99})))
+            await world.step(calls(("add", {"number": 99}), ("nothing", {})))
         await world.close()
-    (schema,) = schemas(Episodes(environment=f"{tmp_path}/world.py:World"))
+        # No call of a step that failed has a result.
+        assert counted(made) == {"calls.add": 4, "errors.add": 3, "calls.unknown": 2, "errors.unknown": 2}
     assert schema["function"]["name"] == "add"
     assert schema["function"]["parameters"]["properties"] == {
         "number": {"type": "integer", "description": "The number."}
     }
+
+
+def test_the_counts_have_a_bounded_number_of_tools() -> None:
+    made = ToolCounts()
+    for number in range(200):
+        made.add([CountedCall(f"tool{number}", 0.5, is_error=number == 199)])
+    made.add([CountedCall("tool0", 0.5, is_error=True)])
+    counts = made.counts()
+    assert len(counts) == 3 * MOST_LABEL_VALUES
+    others = 200 - (MOST_LABEL_VALUES - 1)
+    assert (counts["tool_calls.other"], counts["tool_errors.other"]) == (others, 1)
+    assert counts["tool_s.other"] == others / 2
+    assert (counts["tool_calls.tool0"], counts["tool_errors.tool0"], counts["tool_s.tool0"]) == (2, 1, 1.0)
 
 
 REWARDS = """
@@ -304,7 +331,7 @@ async def test_a_reward_function_that_takes_environments_sees_what_the_tools_cha
             assert verdicts["by_moves"].logged == {"moves": len(places)}
             assert verdicts["wrong"].error_kind == "function_raised"
             assert "has no attribute 'missing'" in str(verdicts["wrong"].detail)
-        assert made.counts()["failures"] == 0, "an error of a reward function is no failure of the environment"
+        assert made.counts()["processes"] == 1, "an error of a reward function is no failure of the environment"
 
 
 @pytest.mark.parametrize(

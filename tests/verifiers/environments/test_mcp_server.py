@@ -96,7 +96,9 @@ async def test_each_episode_has_its_own_server_and_errors_of_a_tool_are_messages
             assert await world.reward(episode()) == {}
             await world.close()
             assert not servers(command)
-        assert environments.counts()["failures"] == 0
+        counts = environments.counts()
+        assert (counts["tool_calls.add"], counts["tool_errors.add"]) == (2 * 5, 2 * 3), "those that the server says"
+        assert counts["tool_errors.unknown"] == 2
 
 
 @pytest.mark.parametrize(

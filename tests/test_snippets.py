@@ -144,7 +144,6 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).symlink_to(ROOT / name)
     (folder / "my-run.toml").write_text(of_readme("toml").text)
     (folder / "my_reward.py").write_text(of_readme("python").text)
-    (folder / "gsm8k.toml").write_text(next(block.text for block in only("toml") if block.place.startswith("start.md")))
     tried = next(each for each in COMMANDS if each.text.startswith("echo ") and each.text.endswith("> tried.jsonl"))
     assert shell(folder, tried.text).returncode == 0
     (folder / "math.jsonl").write_text(json.dumps(row()) + "\n")

@@ -109,7 +109,7 @@ class Data(Section):
     shuffle: bool = True
     """Draw the rows of each pass in a random order. When off: in the order of the files."""
     curriculum: str | None = Field(None, min_length=1)
-    """Column of numbers, such as `pass_rate` of `olmorl-data difficulty`: each pass begins with the largest."""
+    """Column of numbers, such as `pass_rate`: each pass of a set begins with the largest."""
     epochs: int | None = Field(None, ge=1)
     """Passes over the data. Default: as many as the steps need."""
     no_resample_above: float | None = Field(None, gt=0, le=1)

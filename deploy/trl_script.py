@@ -191,7 +191,7 @@ class GRPOTrainer:
             raise ConfigError(f"GRPOConfig: eval_strategy = {strategy!r} needs an eval_dataset")
         self._held_out = None if strategy == "no" else eval_dataset  # as in TRL, where only `evaluate` would use it
         self.args = GRPOConfig() if args is None else args
-        self._callbacks = None
+        self._callbacks: Callbacks | None = None
         if callbacks:
             checkpoints = RunFiles(self.recipe.run_dir).checkpoints
             self._callbacks = Callbacks(callbacks, self.args, self.recipe.schedule.steps, checkpoints)
@@ -215,7 +215,7 @@ class GRPOTrainer:
             environment=self._environment,
             dataset=self._rows,
             evaluation=self._held_out,
-            on_step=self._callbacks and self._callbacks.on_step,
+            on_step=self._callbacks.on_step if self._callbacks else None,
             resume=bool(resume_from_checkpoint),
         )
         if self._callbacks:

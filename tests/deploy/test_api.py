@@ -20,9 +20,11 @@ from datasets import Dataset, DatasetDict
 import olmorl
 from olmorl import config
 from olmorl.deploy import api
+from olmorl.deploy.run_tables import RunTables
 from olmorl.errors import ConfigError, DataError, UserError
 from olmorl.run_dir import RunFiles
 from olmorl.verifiers.environments.forked_environments import ForkedEnvironments
+from tests import ten_numbers
 from tests.verifiers.environments.test_forked_environments import calls, episode, prompt
 from tests.waiting import until
 
@@ -194,9 +196,16 @@ def test_a_run_hands_over_its_lines_and_stops_when_it_is_told(tmp_path: Path) ->
 
     def on_step(line: dict[str, Any]) -> bool:
         lines.append(line)
+        if line["step"] == 3:  # answers are written behind the steps
+            until(lambda: are_made_again(olmorl.read_run(tmp_path / "test"), 2))
         return bool(line["step"] >= 3)
 
+    def are_made_again(tables: RunTables, step: int) -> bool:
+        numbers, line = ten_numbers.of_step(tables, step), tables.metrics.to_pylist()[step - 1]
+        return bool({name: line[name] for name in numbers} == pytest.approx(numbers))
+
     tables = olmorl.run(simulated(tmp_path, 1000), on_step=on_step)
+    assert all(are_made_again(tables, step) for step in range(1, tables.metrics.num_rows + 1))
     steps = [line["step"] for line in lines]
     assert steps == tables.metrics.column("step").to_pylist() == list(range(1, len(steps) + 1))
     assert 3 <= steps[-1] < 1000 and (tmp_path / "test" / "checkpoints" / f"step_{steps[-1]}" / "complete").exists()
@@ -210,6 +219,9 @@ def test_a_run_hands_over_its_lines_and_stops_when_it_is_told(tmp_path: Path) ->
     with pytest.raises(LookupError, match="enough"):
         olmorl.run(simulated(tmp_path, 1000), on_step=fails, resume=True)
     assert [line["step"] for line in lines[len(steps) :]] == [steps[-1] + 1, steps[-1] + 2]
+    tables = olmorl.read_run(tmp_path / "test")
+    assert set(tables.metrics.column("incarnation").to_pylist()) == {1, 2}
+    assert all(are_made_again(tables, step) for step in range(1, tables.metrics.num_rows + 1))
     assert "stopped" in RunFiles(tmp_path / "test").ended.read_text()
 
 

@@ -18,7 +18,7 @@ from olmorl import config
 from olmorl.deploy import api
 from olmorl.deploy.run_tables import RunTables
 from olmorl.deploy.trl_callbacks import Callbacks
-from olmorl.errors import ConfigError
+from olmorl.errors import ConfigError, DataError
 from olmorl.run_dir import RunFiles
 
 _DEFAULTS: Final[dict[str, Any]] = {
@@ -223,8 +223,10 @@ class GRPOTrainer:
         return tables
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Copy the trained model into a folder, by default `args.output_dir`."""
+        """Copy the trained model into a folder, by default `args.output_dir`. Raises DataError before the run is over."""
         export = RunFiles(self.recipe.run_dir).export
+        if not export.is_dir():
+            raise DataError(f"{export}: the run is not over; of a checkpoint: olmorl-ctl {export.parent} export FOLDER")
         shutil.copytree(export, output_dir or self.recipe.run_dir, dirs_exist_ok=True)
 
 

@@ -15,7 +15,7 @@ from transformers import TrainerCallback
 from olmorl import config
 from olmorl.config import Lora
 from olmorl.deploy import api, trl_script
-from olmorl.errors import ConfigError
+from olmorl.errors import ConfigError, DataError
 from olmorl.learner.algorithm.presets import resolve
 from olmorl.trl import GRPOConfig, GRPOTrainer
 from olmorl.verifiers.environments.forked_environments import ForkedEnvironments, schemas
@@ -213,6 +213,17 @@ def test_callbacks_follow_the_lines_of_the_run(tmp_path: Path, monkeypatch: pyte
         ("begin", str(tmp_path / "mine"), 7), ("log", 1, 0.1, 0.05), ("log", 2, 0.2, 0.1), ("evaluate", 0.5),
         ("save", 2), ("end", 2),
     ]  # fmt: skip
+
+
+def test_the_model_is_copied_once_it_is_there(tmp_path: Path) -> None:
+    trainer = GRPOTrainer("m", exact, GRPOConfig(output_dir=str(tmp_path / "mine")), ROWS)
+    with pytest.raises(DataError, match="the run is not over; of a checkpoint: olmorl-ctl"):
+        trainer.save_model()
+    (tmp_path / "mine" / "export").mkdir(parents=True)
+    (tmp_path / "mine" / "export" / "config.json").write_text("{}")
+    trainer.save_model()
+    trainer.save_model(str(tmp_path / "saved"))
+    assert (tmp_path / "mine" / "config.json").exists() and (tmp_path / "saved" / "config.json").exists()
 
 
 def test_adapters() -> None:

@@ -223,7 +223,7 @@ class GRPOTrainer:
         return tables
 
     def save_model(self, output_dir: str | None = None) -> None:
-        """Copy the trained model into a folder, by default `args.output_dir`. Raises DataError before the run is over."""
+        """Copy the trained model, by default into `args.output_dir`. Raises DataError before the run is over."""
         export = RunFiles(self.recipe.run_dir).export
         if not export.is_dir():
             raise DataError(f"{export}: the run is not over; of a checkpoint: olmorl-ctl {export.parent} export FOLDER")

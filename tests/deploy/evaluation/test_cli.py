@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -114,7 +114,7 @@ def test_the_numbers_of_two_models_are_those_of_a_script(use: Use, capsys: pytes
             assert {name: numbers(found, place)[name] for name in reckoned(own, k)} == pytest.approx(reckoned(own, k))
         assert found["models"][place]["completion_tokens_mean"] == fmean(len(row["completion"]) for row in own)
         average = found["models"][place]["numbers"]["avg@6"]
-        shares = Counter[str]()
+        shares: dict[str, float] = defaultdict(float)
         for row in own:
             shares[row["row"]] += (row["completion"] == f"It is {row['ground_truth'][0]}.") / 6
         # Wilson's bounds, for as many single answers as have the variance of this mean.

@@ -104,14 +104,15 @@ from olmorl.trl import GRPOConfig, GRPOTrainer
 
 class Seen(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
-        print("logged", state.global_step, logs["reward"], logs["rewards/by_form/mean"])
+        print("logged", state.global_step, logs["reward"], logs["rewards/by_form/mean"], file=seen)
 
     def on_step_end(self, args, state, control, **kwargs):
         control.should_training_stop = "resume" not in sys.argv
 
     def on_evaluate(self, args, state, control, metrics=None, **kwargs):
-        print("evaluated", metrics["eval_prompts"], metrics["eval_reward"])
+        print("evaluated", metrics["eval_prompts"], metrics["eval_reward"], file=seen)
 
+seen = open("seen.txt", "a")
 rows = Dataset.from_list({rows})
 args = GRPOConfig(
     output_dir="runs/test", max_steps=12, per_device_train_batch_size=8, num_generations=4, max_completion_length=16,
@@ -139,7 +140,6 @@ def test_a_script_of_trl_with_an_evaluation_and_callbacks_goes_on(tmp_path: Path
     script = tmp_path / "train.py"
     script.write_text(WITH_CALLBACKS.format(rewards=REWARDS + LETTERS, rows=rows, policy=str(policy)))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    printed = ""
     for words in ([], ["resume"]):
         done = subprocess.run(
             [sys.executable, script, *words],
@@ -151,16 +151,16 @@ def test_a_script_of_trl_with_an_evaluation_and_callbacks_goes_on(tmp_path: Path
             check=False,
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        printed += done.stdout
     tables = read_run(tmp_path / "runs" / "test")
     lines = tables.metrics.to_pylist()
     assert [line["step"] for line in lines] == [*range(1, 13)] and {line["incarnation"] for line in lines} == {1, 2}
-    logged = [line.split()[1:] for line in printed.splitlines() if line.startswith("logged")]
+    seen = [line.split() for line in (tmp_path / "seen.txt").read_text().splitlines()]
+    logged = [words for what, *words in seen if what == "logged"]
     assert [int(step) for step, *_ in logged] == [*range(1, 13)]
     assert [float(reward) for _, reward, _ in logged] == [line["reward_mean"] for line in lines]
     assert [float(reward) for *_, reward in logged] == [line["reward_by_form_mean"] for line in lines]
     assert all(line["logged_letters_mean"] > 0 for line in lines)
-    evaluated = [line.split()[1:] for line in printed.splitlines() if line.startswith("evaluated")]
+    evaluated = [words for what, *words in seen if what == "evaluated"]
     assert len(evaluated) >= 2 and {prompts for prompts, _ in evaluated} == {"3"}
     for one in tables.answers.to_pylist():
         verdicts = {name: verdict["reward"] for name, verdict in json.loads(one["verdicts"]).items()}

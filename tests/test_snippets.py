@@ -40,7 +40,6 @@ MODULES = {
     "olmorl-report": "olmorl.deploy.report.cli",
 }
 CANNOT_RUN = {
-    "olmorl-data gsm8k": "fetches a data set from the hub",
     "olmorl-data difficulty": "starts an engine; its own tests run it",
     "olmorl-data verifiers": "asks a Python with another package; the slow tests of tasksets run it",
     "uv venv": "fetches packages; the slow tests of tasksets run it",

@@ -247,6 +247,12 @@ def test_an_export_of_the_run_is_pushed_as_it_is(run_dir: Path, hub: Hub, tmp_pa
     assert hub.commits == [{"config.json": b"{}"}] and hub.repositories["me/other"]["visibility"] == "public"
 
 
+def test_the_json_of_an_export_is_all_that_is_printed(run_dir: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "olmorl.deploy.control.cli", run_dir, "export", tmp_path / "model", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["step"] == 4, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "environment", "status", "code", "says"),
     [
